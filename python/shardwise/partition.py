@@ -156,7 +156,8 @@ class Partition:
         >>> TensorLayout(("x",), DeviceMesh((2,), ("x",))).partition((8,)).devices_indices_map()
         {'cpu:0': (slice(0, 4, None),), 'cpu:1': (slice(4, 8, None),)}
         """
-        return self._core.devices_indices_map(self._mesh._all_labels())
+        mesh = self._mesh
+        return self._core.devices_indices_map(mesh._labels or mesh._default_labels or mesh._all_labels())
 
     def shard_id(self, device: Any) -> int:
         """Give the row-major number of the shard that `device` holds.

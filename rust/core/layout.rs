@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::{
     error::{Error, Result},
     mesh::Mesh,
+    radix,
 };
 
 /// What a mesh axis does in a layout.
@@ -39,7 +40,11 @@ pub struct Layout {
     mesh: Arc<Mesh>,
     specs: Vec<Vec<usize>>,
     roles: Vec<AxisRole>,
+    /// For each dim, the sizes of the axes that cut it: with what follows, all that a partition needs of a layout.
+    axis_sizes: Vec<Vec<i64>>,
     num_shards: Vec<i64>,
+    shard_strides: Vec<i64>,
+    total_shards: i64,
 }
 
 impl Layout {
@@ -68,7 +73,11 @@ impl Layout {
             let axis = claim(&mesh, &roles, name.as_ref(), Place::Unreduced)?;
             roles[axis] = AxisRole::Unreduced;
         }
-        Ok(Self { mesh, specs: positions, roles, num_shards })
+        let axis_sizes = positions.iter().map(|spec| spec.iter().map(|&axis| mesh.sizes()[axis]).collect()).collect();
+        let shard_strides = radix::strides(&num_shards);
+        // At most the number of devices.
+        let total_shards = num_shards.iter().product();
+        Ok(Self { mesh, specs: positions, roles, axis_sizes, num_shards, shard_strides, total_shards })
     }
 
     /// The mesh.
@@ -99,6 +108,23 @@ impl Layout {
     #[must_use]
     pub fn num_shards(&self) -> &[i64] {
         &self.num_shards
+    }
+
+    /// The row-major strides of the shard id.
+    #[must_use]
+    pub fn shard_strides(&self) -> &[i64] {
+        &self.shard_strides
+    }
+
+    /// The number of different shards.
+    #[must_use]
+    pub fn total_shards(&self) -> i64 {
+        self.total_shards
+    }
+
+    /// For each dim, the sizes of the mesh axes that cut it, major first.
+    pub(crate) fn axis_sizes(&self) -> &[Vec<i64>] {
+        &self.axis_sizes
     }
 
     /// The positions of the mesh axes that replicate.

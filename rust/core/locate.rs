@@ -3,16 +3,17 @@
 //! The functions for one use plain division and follow the definitions; the bulk kernels replace each division by a
 //! [`Divider`], which the tests compare with them. Each piece of the input is validated while it is on its way through the cache, just before it is used.
 
+mod forward;
+mod inverse;
+
 use crate::{
     error::{Error, Result},
     parallel::{self, PIECE},
     partition::Partition,
-    radix::{Divider, ceil_div, product},
-    uneven::{Cut, CutKind},
+    radix::product,
 };
-
-/// Up to how many shards along a dim the inverse keeps a table of their bounds; beyond, it computes each.
-const TABLE_LIMIT: i64 = 1 << 16;
+use forward::{Forward, any_outside};
+use inverse::{InverseDim, global_offsets};
 
 impl Partition {
     /// The shard that holds the element at the global offset, and the element's offset in that shard.
@@ -72,19 +73,11 @@ impl Partition {
     ) -> Result<()> {
         same_length(("offsets", offsets.len()), ("shard_ids", shard_ids.len()))?;
         same_length(("offsets", offsets.len()), ("local_offsets", local_offsets.len()))?;
-        let dims: Vec<FastDim> =
-            self.cuts().iter().zip(self.shard_strides()).map(|(cut, &stride)| FastDim::new(cut, stride)).collect();
+        let forward = Forward::new(self);
         let pieces = offsets.chunks(PIECE).zip(shard_ids.chunks_mut(PIECE)).zip(local_offsets.chunks_mut(PIECE));
         let done = parallel::for_each(offsets.len(), pieces, poll, |((offsets, shard_ids), local_offsets)| {
             all_below("offsets", offsets, self.size())?;
-            // The ranks that tensors have, unrolled for dims that are cut uniformly; the rest takes one general loop.
-            match uniform(&dims).as_slice() {
-                [a] => locate_uniform([*a], offsets, shard_ids, local_offsets),
-                [a, b] => locate_uniform([*a, *b], offsets, shard_ids, local_offsets),
-                [a, b, c] => locate_uniform([*a, *b, *c], offsets, shard_ids, local_offsets),
-                [a, b, c, d] => locate_uniform([*a, *b, *c, *d], offsets, shard_ids, local_offsets),
-                _ => locate_general(&dims, offsets, shard_ids, local_offsets),
-            }
+            forward.locate(offsets, shard_ids, local_offsets);
             Ok(())
         });
         done.map_err(|error| first_outside(error, "offsets", offsets, self.size()))
@@ -139,11 +132,8 @@ fn same_length((left, left_len): (&'static str, usize), (right, right_len): (&'s
     if left_len == right_len { Ok(()) } else { Err(Error::Length { left, left_len, right, right_len }) }
 }
 
-/// Whether all `values` are in `0..limit`. As unsigned numbers the negative ones are the largest, so one maximum finds
-/// either fault.
 fn all_below(what: &'static str, values: &[i64], limit: i64) -> Result<()> {
-    let most = values.iter().fold(0, |most, &value| most.max(value as u64));
-    if most < limit as u64 || values.is_empty() { Ok(()) } else { Err(outside(what)) }
+    if any_outside(values, limit) { Err(outside(what)) } else { Ok(()) }
 }
 
 /// The same error about the first of `values` outside `0..limit`.
@@ -153,248 +143,6 @@ fn first_outside(error: Error, what: &'static str, values: &[i64], limit: i64) -
         (Error::OutOfRange { .. }, Some(i)) => Error::OutOfRange { what, position: Some(i), value: values[i], limit },
         (error, _) => error,
     }
-}
-
-/// One dim of the forward kernel.
-struct FastDim {
-    elements: Divider,
-    owner: FastOwner,
-    shard_stride: i64,
-}
-
-/// A dim that is cut uniformly: all that the unrolled kernel needs of it.
-#[derive(Clone, Copy)]
-struct UniformDim {
-    elements: Divider,
-    n: i64,
-    step: i64,
-    owner: Divider,
-    shard_stride: i64,
-}
-
-/// A [`Cut`] that finds the owner of a position without hardware division.
-enum FastOwner {
-    Uniform {
-        n: i64,
-        step: i64,
-        by: Divider,
-    },
-    Balanced {
-        base: i64,
-        extra: i64,
-        large: i64,
-        by_large: Divider,
-        by_base: Divider,
-    },
-    /// One axis of `"chunk"`: pieces of `step`, all cut further as `full` but for the last, `tail`.
-    Nested {
-        n: i64,
-        step: i64,
-        by: Divider,
-        below: i64,
-        full: Box<FastOwner>,
-        tail: Box<FastOwner>,
-    },
-    /// `"chunk"` over so many axes that the tree of pieces would be larger than it is worth.
-    Deep(Cut),
-}
-
-/// From how many axes in one spec `"chunk"` is computed by plain division: the tree doubles with each.
-const DEEP: usize = 8;
-
-impl FastOwner {
-    fn new(cut: &Cut) -> Self {
-        match cut.kind() {
-            CutKind::Uniform { step } => Self::uniform(cut.elements(), *step),
-            &CutKind::Balanced { base, extra } => Self::Balanced {
-                base,
-                extra,
-                large: extra * (base + 1),
-                by_large: Divider::new(base + 1),
-                by_base: Divider::new(base),
-            },
-            CutKind::Nested { axes } if axes.len() < DEEP => Self::nested(cut.elements(), axes),
-            CutKind::Nested { .. } => Self::Deep(cut.clone()),
-        }
-    }
-
-    fn uniform(n: i64, step: i64) -> Self {
-        Self::Uniform { n, step, by: Divider::new(step) }
-    }
-
-    fn nested(n: i64, axes: &[i64]) -> Self {
-        let step = ceil_div(n, axes[0]);
-        if axes.len() == 1 {
-            return Self::uniform(n, step);
-        }
-        let last = if step == 0 { 0 } else { (n - 1) % step + 1 };
-        Self::Nested {
-            n,
-            step,
-            by: Divider::new(step),
-            below: axes[1..].iter().product(),
-            full: Box::new(Self::nested(step, &axes[1..])),
-            tail: Box::new(Self::nested(last, &axes[1..])),
-        }
-    }
-
-    /// The owner of `position`, the position in its shard, and the shard's length.
-    #[inline(always)]
-    fn find(&self, position: i64) -> (i64, i64, i64) {
-        match self {
-            Self::Uniform { n, step, by } => uniform_owner(position, *n, *step, *by),
-            Self::Balanced { base, extra, large, by_large, by_base } => {
-                if position < *large {
-                    let (owner, within) = by_large.div_rem(position);
-                    (owner, within, base + 1)
-                } else {
-                    let (owner, within) = by_base.div_rem(position - large);
-                    (extra + owner, within, *base)
-                }
-            }
-            Self::Nested { .. } => self.find_nested(position),
-            Self::Deep(cut) => {
-                let owner = cut.owner(position);
-                let (start, stop) = cut.bounds(owner);
-                (owner, position - start, stop - start)
-            }
-        }
-    }
-
-    fn find_nested(&self, position: i64) -> (i64, i64, i64) {
-        let (mut node, mut owner, mut rest) = (self, 0, position);
-        while let Self::Nested { n, step, by, below, full, tail } = node {
-            let (digit, within) = by.div_rem(rest);
-            // The piece is whole unless it reaches the end of what the previous axis left.
-            node = if n - (rest - within) >= *step { full } else { tail };
-            owner += digit * below;
-            rest = within;
-        }
-        let (index, within, len) = node.find_leaf(rest);
-        (owner + index, within, len)
-    }
-
-    /// What is at the end of a descent is uniform.
-    fn find_leaf(&self, position: i64) -> (i64, i64, i64) {
-        match self {
-            Self::Uniform { n, step, by } => uniform_owner(position, *n, *step, *by),
-            other => other.find(position),
-        }
-    }
-}
-
-#[inline(always)]
-fn uniform_owner(position: i64, n: i64, step: i64, by: Divider) -> (i64, i64, i64) {
-    let (owner, within) = by.div_rem(position);
-    // start = position - within; in range because position is.
-    (owner, within, step.min(n.wrapping_sub(position.wrapping_sub(within))))
-}
-
-impl FastDim {
-    fn new(cut: &Cut, shard_stride: i64) -> Self {
-        Self { elements: Divider::new(cut.elements()), owner: FastOwner::new(cut), shard_stride }
-    }
-}
-
-/// The dims, if they are at most four and all cut uniformly; else none.
-fn uniform(dims: &[FastDim]) -> Vec<UniformDim> {
-    let one = |dim: &FastDim| match dim.owner {
-        FastOwner::Uniform { n, step, by } => {
-            Some(UniformDim { elements: dim.elements, n, step, owner: by, shard_stride: dim.shard_stride })
-        }
-        _ => None,
-    };
-    dims.iter().map(one).collect::<Option<Vec<_>>>().unwrap_or_default()
-}
-
-/// Every value stays within the tensor's size, which is known to fit, so the arithmetic need not be checked again.
-#[inline(always)]
-fn locate_uniform<const R: usize>(dims: [UniformDim; R], offsets: &[i64], shard_ids: &mut [i64], locals: &mut [i64]) {
-    for ((&offset, shard_id), local_offset) in offsets.iter().zip(shard_ids).zip(locals) {
-        let (mut rest, mut shard, mut local, mut stride) = (offset, 0_i64, 0_i64, 1_i64);
-        for (d, dim) in dims.iter().enumerate().rev() {
-            // What is left for the major dim is its position.
-            let position = if d == 0 {
-                rest
-            } else {
-                let (quotient, position) = dim.elements.div_rem(rest);
-                rest = quotient;
-                position
-            };
-            let (index, within, len) = uniform_owner(position, dim.n, dim.step, dim.owner);
-            shard = shard.wrapping_add(index.wrapping_mul(dim.shard_stride));
-            local = local.wrapping_add(within.wrapping_mul(stride));
-            stride = stride.wrapping_mul(len);
-        }
-        (*shard_id, *local_offset) = (shard, local);
-    }
-}
-
-fn locate_general(dims: &[FastDim], offsets: &[i64], shard_ids: &mut [i64], locals: &mut [i64]) {
-    for ((&offset, shard_id), local_offset) in offsets.iter().zip(shard_ids).zip(locals) {
-        let (mut rest, mut shard, mut local, mut stride) = (offset, 0_i64, 0_i64, 1_i64);
-        for dim in dims.iter().rev() {
-            let (quotient, position) = dim.elements.div_rem(rest);
-            let (index, within, len) = dim.owner.find(position);
-            rest = quotient;
-            shard = shard.wrapping_add(index.wrapping_mul(dim.shard_stride));
-            local = local.wrapping_add(within.wrapping_mul(stride));
-            stride = stride.wrapping_mul(len);
-        }
-        (*shard_id, *local_offset) = (shard, local);
-    }
-}
-
-/// One dim of the inverse kernel.
-struct InverseDim<'a> {
-    shards: Divider,
-    stride: i64,
-    cut: &'a Cut,
-    /// Start, length and the divider by it, for each shard along the dim; empty if there are too many.
-    table: Vec<(i64, i64, Divider)>,
-}
-
-impl<'a> InverseDim<'a> {
-    fn new(cut: &'a Cut, stride: i64) -> Self {
-        let entry = |index| {
-            let (start, stop) = cut.bounds(index);
-            (start, stop - start, Divider::new(stop - start))
-        };
-        let entries = if cut.shards() <= TABLE_LIMIT { cut.shards() } else { 0 };
-        Self { shards: Divider::new(cut.shards()), stride, cut, table: (0..entries).map(entry).collect() }
-    }
-
-    /// Shard index → start, then the local offset cut by the shard's length into quotient and position.
-    #[inline(always)]
-    fn split(&self, index: i64, rest: i64) -> (i64, i64, i64, i64) {
-        if let Some(&(start, len, by)) = self.table.get(index as usize) {
-            let (quotient, position) = by.div_rem(rest);
-            return (start, len, quotient, position);
-        }
-        let (start, stop) = self.cut.bounds(index);
-        let len = stop - start;
-        (start, len, rest / len.max(1), rest % len.max(1))
-    }
-}
-
-/// Whether every local offset lies inside its shard; those that do not get an unspecified value.
-fn global_offsets(dims: &[InverseDim], shard_ids: &[i64], locals: &[i64], offsets: &mut [i64]) -> bool {
-    let mut all_inside = true;
-    for ((&shard_id, &local), offset) in shard_ids.iter().zip(locals).zip(offsets) {
-        let (mut shard, mut rest, mut global, mut least) = (shard_id, local.wrapping_abs(), 0_i64, i64::MAX);
-        for dim in dims.iter().rev() {
-            let (major, index) = dim.shards.div_rem(shard);
-            let (start, len, quotient, position) = dim.split(index, rest);
-            global = global.wrapping_add(start.wrapping_add(position).wrapping_mul(dim.stride));
-            shard = major;
-            rest = quotient;
-            least = least.min(len);
-        }
-        // Something left over, an empty shard, or a negative offset: outside.
-        all_inside &= rest == 0 && least > 0 && local >= 0;
-        *offset = global;
-    }
-    all_inside
 }
 
 #[cfg(test)]

@@ -19,9 +19,13 @@ use crate::error::{Error, Result};
 /// How many elements make it worth starting a second thread.
 pub const PARALLEL_FROM: usize = 1 << 17;
 
-/// The number of elements that a worker takes at a time: a few hundred microseconds of work, so that both cores end
-/// together and an interrupt is seen soon.
+/// The number of elements that a worker does at a time: what fits in its cache, and a few hundred microseconds of work,
+/// so that an interrupt is seen soon.
 pub const PIECE: usize = 1 << 16;
+
+/// Up to how many neighbouring pieces a worker takes at a time. The memory of a new array is made page by page when it is
+/// first written to, and a page can be of 2 MiB: two workers that write to the same one wait for each other.
+const BATCH: usize = 16;
 
 /// Runs `work` on every piece, on as many threads as there are cores if `elements` is large enough.
 ///
@@ -29,14 +33,22 @@ pub const PIECE: usize = 1 << 16;
 /// all of them at their next piece. With several failures, whichever came first is returned.
 ///
 /// # Errors
-/// What `poll` or `work` returns; [`Error::WorkerPanicked`] if `work` panicked.
-pub fn for_each<T, P, W>(elements: usize, pieces: P, poll: &mut dyn FnMut() -> Result<()>, work: W) -> Result<()>
+/// What `poll` or `work` returns; [`Error::WorkerPanicked`] if `work` panicked while several threads were at it.
+pub fn for_each<T, P, W>(elements: usize, mut pieces: P, poll: &mut dyn FnMut() -> Result<()>, work: W) -> Result<()>
 where
     T: Send,
     P: Iterator<Item = T> + Send,
     W: Fn(T) -> Result<()> + Sync,
 {
     let threads = if elements < PARALLEL_FROM { 1 } else { thread::available_parallelism().map_or(1, |n| n.get()) };
+    if threads == 1 {
+        return pieces.try_for_each(|piece| {
+            poll()?;
+            work(piece)
+        });
+    }
+    // No more at a time than lets all workers end together.
+    let batch = (pieces.size_hint().0 / (4 * threads)).clamp(1, BATCH);
     let pieces = Mutex::new(pieces);
     let stop = AtomicBool::new(false);
     let failure = Mutex::new(None);
@@ -44,44 +56,34 @@ where
         stop.store(true, Ordering::Relaxed);
         lock(&failure).get_or_insert(error);
     };
-    let step = || -> bool {
-        if stop.load(Ordering::Relaxed) {
-            return false;
-        }
-        let Some(piece) = lock(&pieces).next() else { return false };
-        match catch_unwind(AssertUnwindSafe(|| work(piece))) {
-            Ok(Ok(())) => true,
-            Ok(Err(error)) => {
-                fail(error);
-                false
-            }
-            Err(payload) => {
-                fail(Error::WorkerPanicked(panic_message(payload.as_ref())));
-                false
-            }
-        }
-    };
-    let mut caller = || {
+    let worker = |poll: &mut dyn FnMut() -> Result<()>| {
         loop {
-            if let Err(error) = poll() {
-                fail(error);
+            let batch: Vec<T> = lock(&pieces).by_ref().take(batch).collect();
+            if batch.is_empty() {
+                return;
             }
-            if !step() {
-                break;
+            for piece in batch {
+                if let Err(error) = poll() {
+                    fail(error);
+                }
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                match catch_unwind(AssertUnwindSafe(|| work(piece))) {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => fail(error),
+                    Err(payload) => fail(Error::WorkerPanicked(panic_message(payload.as_ref()))),
+                }
             }
         }
     };
-    if threads == 1 {
-        caller();
-    } else {
-        thread::scope(|scope| {
-            for _ in 1..threads {
-                // A thread that cannot be started is one helper less; the caller does the work all the same.
-                let _ = thread::Builder::new().spawn_scoped(scope, || while step() {});
-            }
-            caller();
-        });
-    }
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            // A thread that cannot be started is one helper less; the caller does the work all the same.
+            let _ = thread::Builder::new().spawn_scoped(scope, || worker(&mut never));
+        }
+        worker(poll);
+    });
     failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
 }
 

@@ -23,8 +23,6 @@ pub struct Partition {
     cuts: Vec<Cut>,
     size: i64,
     strides: Vec<i64>,
-    shard_strides: Vec<i64>,
-    total_shards: i64,
 }
 
 impl Partition {
@@ -41,26 +39,10 @@ impl Partition {
             return Err(Error::NegativeDim { dim, size });
         }
         let size = radix::product("shape", shape)?;
-        let sizes = layout.mesh().sizes();
-        let mut axes = Vec::new();
-        let cuts = (shape.iter().zip(layout.specs()).enumerate())
-            .map(|(dim, (&n, spec))| {
-                axes.clear();
-                axes.extend(spec.iter().map(|&axis| sizes[axis]));
-                Cut::new(dim, n, &axes, uneven)
-            })
+        let cuts = (shape.iter().zip(layout.axis_sizes()).enumerate())
+            .map(|(dim, (&n, axes))| Cut::new(dim, n, axes, uneven))
             .collect::<Result<_>>()?;
-        Ok(Self {
-            shape: shape.to_vec(),
-            uneven,
-            cuts,
-            size,
-            strides: radix::strides(shape),
-            shard_strides: radix::strides(layout.num_shards()),
-            // At most the number of devices.
-            total_shards: layout.num_shards().iter().product(),
-            layout,
-        })
+        Ok(Self { shape: shape.to_vec(), uneven, cuts, size, strides: radix::strides(shape), layout })
     }
 
     /// The layout.
@@ -108,19 +90,19 @@ impl Partition {
     /// The row-major strides of the shard id.
     #[must_use]
     pub fn shard_strides(&self) -> &[i64] {
-        &self.shard_strides
+        self.layout.shard_strides()
     }
 
     /// The number of different shards.
     #[must_use]
     pub fn total_shards(&self) -> i64 {
-        self.total_shards
+        self.layout.total_shards()
     }
 
     /// The number of devices that hold each shard.
     #[must_use]
     pub fn replicas(&self) -> i64 {
-        self.mesh().size() / self.total_shards
+        self.mesh().size() / self.total_shards()
     }
 
     /// The box of the tensor that the device holds.
@@ -258,12 +240,12 @@ impl Partition {
 
     /// `shard_id` if there is such a shard.
     pub(crate) fn check_shard(&self, shard_id: i64) -> Result<i64> {
-        if shard_id < 0 || shard_id >= self.total_shards {
+        if shard_id < 0 || shard_id >= self.total_shards() {
             return Err(Error::OutOfRange {
                 what: "shard_id",
                 position: None,
                 value: shard_id,
-                limit: self.total_shards,
+                limit: self.total_shards(),
             });
         }
         Ok(shard_id)
@@ -297,7 +279,7 @@ impl Partition {
 
     fn shard_id_function(&self) -> Linear {
         Linear::new(self.mesh(), |axis| match self.layout.roles()[axis] {
-            AxisRole::Cuts { dim, weight } => weight * self.shard_strides[dim],
+            AxisRole::Cuts { dim, weight } => weight * self.shard_strides()[dim],
             AxisRole::Replicates | AxisRole::Unreduced => 0,
         })
     }

@@ -90,6 +90,70 @@ impl Divider {
     }
 }
 
+/// A [`Divider`] of numbers up to 2^31, by a divisor up to 2^31, with products of 64 bits: the processor has vector
+/// instructions for these. The proof is the same with 31 in the place of 63: `m = ceil(2^(31+L) / d)` fits in 32 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NarrowDivider {
+    divisor: u32,
+    multiplier: u32,
+    shift: u32,
+}
+
+impl NarrowDivider {
+    /// The numbers that are divided are below this, and the divisors at most this.
+    pub const LIMIT: i64 = 1 << 31;
+
+    /// A divider by `divisor`, which must be from 1 to [`NarrowDivider::LIMIT`]; 0 is taken as 1.
+    #[must_use]
+    pub fn new(divisor: i64) -> Self {
+        let divisor = divisor.max(1).unsigned_abs();
+        let shift = 31 + u64::BITS - (divisor - 1).leading_zeros();
+        let multiplier = (1_u64 << shift).div_ceil(divisor);
+        Self { divisor: divisor as u32, multiplier: multiplier as u32, shift }
+    }
+}
+
+/// What the kernels need of a divider; the narrow and the wide one differ in the width of the numbers.
+pub trait Divide: Copy {
+    /// `(x / divisor, x % divisor)`.
+    fn div_rem(self, x: i64) -> (i64, i64);
+
+    /// `a * b`, which is in the range of the dividend.
+    fn times(a: i64, b: i64) -> i64;
+}
+
+impl Divide for Divider {
+    #[inline(always)]
+    fn div_rem(self, x: i64) -> (i64, i64) {
+        self.div_rem(x)
+    }
+
+    #[inline(always)]
+    fn times(a: i64, b: i64) -> i64 {
+        a.wrapping_mul(b)
+    }
+}
+
+/// The low 32 bits, in a form of which the compiler sees that the others are zero.
+#[inline(always)]
+fn low(x: i64) -> u64 {
+    u64::from(x as u32)
+}
+
+impl Divide for NarrowDivider {
+    #[inline(always)]
+    fn div_rem(self, x: i64) -> (i64, i64) {
+        let quotient = (low(x) * u64::from(self.multiplier)) >> self.shift;
+        let whole = low(quotient as i64) * u64::from(self.divisor);
+        (quotient as i64, low(x.wrapping_sub(whole as i64)) as i64)
+    }
+
+    #[inline(always)]
+    fn times(a: i64, b: i64) -> i64 {
+        (low(a) * low(b)) as i64
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,11 +181,35 @@ mod tests {
         }
     }
 
+    #[test]
+    fn narrow_divider_is_exact_at_its_edges() {
+        let mut edges = vec![1, 2, 3, 5, 7, 10, NarrowDivider::LIMIT, NarrowDivider::LIMIT / 2 + 1];
+        edges.extend((1..31).flat_map(|bit| [(1_i64 << bit) - 1, 1 << bit, (1 << bit) + 1]));
+        edges.retain(|&d| d >= 1);
+        for &d in &edges {
+            let divider = NarrowDivider::new(d);
+            let largest = NarrowDivider::LIMIT - 1;
+            let multiples = edges.iter().flat_map(|&n| [n, n - 1, (largest / n) * n, (largest / n) * n - 1]);
+            for x in multiples
+                .chain([0, (largest / d) * d, (largest / d) * d - 1, largest])
+                .filter(|x| (0..=largest).contains(x))
+            {
+                assert_eq!(divider.div_rem(x), (x / d, x % d), "{x} / {d}");
+            }
+        }
+    }
+
     proptest! {
         #[test]
         fn divider_is_exact(d in 1..=i64::MAX, x in 0..=i64::MAX, small in 1..=5000_i64) {
             prop_assert_eq!(Divider::new(d).div_rem(x), (x / d, x % d));
             prop_assert_eq!(Divider::new(small).div_rem(x), (x / small, x % small));
+        }
+
+        #[test]
+        fn narrow_divider_is_exact(d in 1..=NarrowDivider::LIMIT, x in 0..NarrowDivider::LIMIT, small in 1..=5000_i64) {
+            prop_assert_eq!(NarrowDivider::new(d).div_rem(x), (x / d, x % d));
+            prop_assert_eq!(NarrowDivider::new(small).div_rem(x), (x / small, x % small));
         }
 
         #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use numpy::{PyArrayMethods, PyUntypedArray};
 use pyo3::{
     prelude::*,
-    types::{PyDict, PyList, PySlice, PyString, PyTuple},
+    types::{PyDict, PyList, PyString, PyTuple},
 };
 use shardwise_core::{partition::Partition as CorePartition, runs::Runs};
 
@@ -62,7 +62,7 @@ impl Partition {
     fn r#box<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyTuple>> {
         guard(|| {
             let bounds = self.core.box_of(device).map_err(to_py)?;
-            let slices = bounds.into_iter().map(|bounds| slice(py, bounds)).collect::<PyResult<Vec<_>>>()?;
+            let slices = bounds.into_iter().map(|bounds| views::slice(py, bounds)).collect::<PyResult<Vec<_>>>()?;
             PyTuple::new(py, slices)
         })
     }
@@ -221,21 +221,28 @@ impl Partition {
     /// The tuple of slices of every shard, in the order of the shard ids.
     fn shard_boxes<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let cuts = self.core.cuts();
-        let slices = cuts
-            .iter()
-            .map(|cut| (0..cut.shards()).map(|i| slice(py, cut.bounds(i))).collect::<PyResult<Vec<_>>>())
-            .collect::<PyResult<Vec<_>>>()?;
-        let mut index = vec![0; cuts.len()];
+        // The slices of all dims in a row, each dim's from its own start on.
+        let mut slices = Vec::new();
+        let mut starts = Vec::with_capacity(cuts.len());
+        for cut in cuts {
+            starts.push(slices.len());
+            for i in 0..cut.shards() {
+                slices.push(views::slice(py, cut.bounds(i))?);
+            }
+        }
+        let mut index = starts.clone();
         let shards = arrays::length("shards", self.core.total_shards())?;
         let mut boxes = Vec::with_capacity(shards);
         for _ in 0..shards {
-            boxes.push(PyTuple::new(py, slices.iter().zip(&index).map(|(along, &i): (&Vec<_>, &usize)| &along[i]))?);
-            for (digit, along) in index.iter_mut().zip(&slices).rev() {
-                *digit += 1;
-                if *digit < along.len() {
+            boxes.push(PyTuple::new(py, index.iter().map(|&i| &slices[i]))?);
+            // One further along the last dim that has not come to its end, whose slices end where the next dim's start.
+            let mut end = slices.len();
+            for (i, &start) in index.iter_mut().zip(&starts).rev() {
+                *i += 1;
+                if *i < end {
                     break;
                 }
-                *digit = 0;
+                (*i, end) = (start, start);
             }
         }
         Ok(boxes)
@@ -248,9 +255,4 @@ impl Partition {
 
 fn borrowed(error: impl std::fmt::Display) -> PyErr {
     InternalError::new_err(error.to_string())
-}
-
-/// `slice(start, stop)`, with no step, as JAX and people write it.
-fn slice<'py>(py: Python<'py>, bounds: (i64, i64)) -> PyResult<Bound<'py, PyAny>> {
-    py.get_type::<PySlice>().call1(bounds)
 }

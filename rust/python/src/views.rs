@@ -23,7 +23,7 @@ use pyo3::{
     exceptions::PyTypeError,
     ffi,
     prelude::*,
-    types::{PyEllipsis, PyList, PySlice, PyTuple},
+    types::{PyEllipsis, PyList, PyTuple},
 };
 
 use shardwise_core::reshard::copy::Region;
@@ -57,6 +57,15 @@ pub(crate) fn views<'py>(
     PyList::new(py, views)
 }
 
+/// `slice(start, stop)`, with no step, as JAX and people write it. Calling the type costs three times as much, and PyO3's
+/// own constructor always gives a step.
+pub(crate) fn slice<'py>(py: Python<'py>, (start, stop): (i64, i64)) -> PyResult<Bound<'py, PyAny>> {
+    let (start, stop) = (start.into_pyobject(py)?, stop.into_pyobject(py)?);
+    // SAFETY: the interpreter is attached; both pointers are objects that live until the call has taken its own
+    // references, a null step means none, and the result is a new reference, or null with an exception set.
+    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PySlice_New(start.as_ptr(), stop.as_ptr(), std::ptr::null_mut())) }
+}
+
 /// Whether numpy lets `array` be written.
 pub(crate) fn writeable(array: &Bound<'_, PyUntypedArray>) -> bool {
     // SAFETY: `array` is a live ndarray, so its fields are initialised; they are only read.
@@ -74,8 +83,7 @@ pub(crate) fn region(array: &Bound<'_, PyUntypedArray>) -> Region {
 
 /// `array[start:stop, …, ...]`. Without the ellipsis, a 0-d array would give a scalar.
 fn index<'py>(py: Python<'py>, array: &Bound<'py, PyUntypedArray>, row: &[i64]) -> PyResult<Bound<'py, PyAny>> {
-    let slices = py.get_type::<PySlice>();
-    let mut key = row.chunks_exact(2).map(|b| slices.call1((b[0], b[1]))).collect::<PyResult<Vec<_>>>()?;
+    let mut key = row.chunks_exact(2).map(|b| slice(py, (b[0], b[1]))).collect::<PyResult<Vec<_>>>()?;
     key.push(PyEllipsis::get(py).to_owned().into_any());
     array.as_any().get_item(PyTuple::new(py, key)?)
 }

@@ -1,0 +1,287 @@
+//! Global offset → shard id and local offset, for many.
+//!
+//! Nearly every tensor has fewer than 2^31 elements and at most four dims, cut uniformly. Then all numbers fit in 32 bits,
+//! their products in 64, and the kernel is compiled to instructions that do four or eight elements at once. Larger
+//! tensors take the same kernel with 128-bit products; other ranks and rules take a general one.
+
+use multiversion::multiversion;
+
+use crate::{
+    partition::Partition,
+    radix::{Divide, Divider, NarrowDivider, ceil_div},
+    uneven::{Cut, CutKind},
+};
+
+/// The kernel for one partition.
+pub(super) enum Forward {
+    Narrow(Uniform<NarrowDivider>),
+    Wide(Uniform<Divider>),
+    General(Vec<FastDim>),
+}
+
+/// Up to four dims that are cut uniformly, unrolled.
+pub(super) enum Uniform<D> {
+    One([UniformDim<D>; 1]),
+    Two([UniformDim<D>; 2]),
+    Three([UniformDim<D>; 3]),
+    Four([UniformDim<D>; 4]),
+}
+
+/// A dim that is cut uniformly.
+#[derive(Clone, Copy)]
+pub(super) struct UniformDim<D> {
+    elements: D,
+    owner: D,
+    step: i64,
+    /// The last shard that is not empty, and its length.
+    last: i64,
+    tail: i64,
+    shard_stride: i64,
+}
+
+/// A dim that is cut in any way.
+pub(super) struct FastDim {
+    elements: Divider,
+    owner: FastOwner,
+    shard_stride: i64,
+}
+
+impl Forward {
+    pub(super) fn new(partition: &Partition) -> Self {
+        // Where one dim has no elements the others may be of any size.
+        let sizes = partition.shape().iter().copied().chain([partition.size(), partition.total_shards()]);
+        let narrow = sizes.max() <= Some(NarrowDivider::LIMIT);
+        let dims = || partition.cuts().iter().zip(partition.shard_strides().iter().copied());
+        let uniform = if narrow {
+            Uniform::new(dims(), NarrowDivider::new).map(Self::Narrow)
+        } else {
+            Uniform::new(dims(), Divider::new).map(Self::Wide)
+        };
+        uniform.unwrap_or_else(|| Self::General(dims().map(|(cut, stride)| FastDim::new(cut, stride)).collect()))
+    }
+
+    /// Fills `shard_ids` and `locals` for offsets that are known to lie in the tensor.
+    pub(super) fn locate(&self, offsets: &[i64], shard_ids: &mut [i64], locals: &mut [i64]) {
+        match self {
+            Self::Narrow(dims) => narrow(dims, offsets, shard_ids, locals),
+            Self::Wide(dims) => dims.locate(offsets, shard_ids, locals),
+            Self::General(dims) => general(dims, offsets, shard_ids, locals),
+        }
+    }
+}
+
+/// Whether one of `values` is not in `0..limit`.
+#[multiversion(targets("x86_64+avx512f+avx512vl+avx512dq+avx2+bmi2", "x86_64+avx2+bmi2"))]
+pub(super) fn any_outside(values: &[i64], limit: i64) -> bool {
+    // Each of the two is negative if the value is outside, and `|` keeps the sign.
+    values.iter().fold(0, |signs, &value| signs | value | (limit - 1).wrapping_sub(value)) < 0
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512vl+avx512dq+avx2+bmi2", "x86_64+avx2+bmi2"))]
+fn narrow(dims: &Uniform<NarrowDivider>, offsets: &[i64], shard_ids: &mut [i64], locals: &mut [i64]) {
+    dims.locate(offsets, shard_ids, locals);
+}
+
+impl<D: Divide> Uniform<D> {
+    /// The dims, if they are at most four and all cut uniformly.
+    fn new<'a>(dims: impl Iterator<Item = (&'a Cut, i64)>, divider: impl Fn(i64) -> D) -> Option<Self> {
+        let dims = dims.map(|(cut, stride)| UniformDim::new(cut, stride, &divider)).collect::<Option<Vec<_>>>()?;
+        match *dims.as_slice() {
+            [a] => Some(Self::One([a])),
+            [a, b] => Some(Self::Two([a, b])),
+            [a, b, c] => Some(Self::Three([a, b, c])),
+            [a, b, c, d] => Some(Self::Four([a, b, c, d])),
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
+    fn locate(&self, offsets: &[i64], shard_ids: &mut [i64], locals: &mut [i64]) {
+        match self {
+            Self::One(dims) => unrolled(*dims, offsets, shard_ids, locals),
+            Self::Two(dims) => unrolled(*dims, offsets, shard_ids, locals),
+            Self::Three(dims) => unrolled(*dims, offsets, shard_ids, locals),
+            Self::Four(dims) => unrolled(*dims, offsets, shard_ids, locals),
+        }
+    }
+}
+
+impl<D: Divide> UniformDim<D> {
+    fn new(cut: &Cut, shard_stride: i64, divider: impl Fn(i64) -> D) -> Option<Self> {
+        let &CutKind::Uniform { step } = cut.kind() else { return None };
+        let n = cut.elements();
+        let last = if n == 0 { 0 } else { (n - 1) / step };
+        let (elements, owner) = (divider(n), divider(step));
+        Some(Self { elements, owner, step, last, tail: n - last * step, shard_stride })
+    }
+}
+
+/// Every value stays within the tensor's size, which is known to fit, so the arithmetic need not be checked again.
+#[inline(always)]
+fn unrolled<D: Divide, const R: usize>(
+    dims: [UniformDim<D>; R],
+    offsets: &[i64],
+    shard_ids: &mut [i64],
+    locals: &mut [i64],
+) {
+    for ((&offset, shard_id), local_offset) in offsets.iter().zip(shard_ids).zip(locals) {
+        let (mut rest, mut shard, mut local, mut stride) = (offset, 0_i64, 0_i64, 1_i64);
+        for (d, dim) in dims.iter().enumerate().rev() {
+            // What is left for the major dim is its position.
+            let position = if d == 0 {
+                rest
+            } else {
+                let (quotient, position) = dim.elements.div_rem(rest);
+                rest = quotient;
+                position
+            };
+            let (index, within) = dim.owner.div_rem(position);
+            let len = if index == dim.last { dim.tail } else { dim.step };
+            shard = shard.wrapping_add(D::times(index, dim.shard_stride));
+            local = local.wrapping_add(D::times(within, stride));
+            stride = D::times(stride, len);
+        }
+        (*shard_id, *local_offset) = (shard, local);
+    }
+}
+
+/// A [`Cut`] that finds the owner of a position without hardware division.
+enum FastOwner {
+    Uniform {
+        n: i64,
+        step: i64,
+        by: Divider,
+    },
+    Balanced {
+        base: i64,
+        extra: i64,
+        large: i64,
+        by_large: Divider,
+        by_base: Divider,
+    },
+    /// One axis of `"chunk"`: pieces of `step`, all cut further as `full` but for the last, `tail`.
+    Nested {
+        n: i64,
+        step: i64,
+        by: Divider,
+        below: i64,
+        full: Box<FastOwner>,
+        tail: Box<FastOwner>,
+    },
+    /// `"chunk"` over so many axes that the tree of pieces would be larger than it is worth.
+    Deep(Cut),
+}
+
+/// From how many axes in one spec `"chunk"` is computed by plain division: the tree doubles with each.
+const DEEP: usize = 8;
+
+impl FastOwner {
+    fn new(cut: &Cut) -> Self {
+        match cut.kind() {
+            CutKind::Uniform { step } => Self::uniform(cut.elements(), *step),
+            &CutKind::Balanced { base, extra } => Self::Balanced {
+                base,
+                extra,
+                large: extra * (base + 1),
+                by_large: Divider::new(base + 1),
+                by_base: Divider::new(base),
+            },
+            CutKind::Nested { axes } if axes.len() < DEEP => Self::nested(cut.elements(), axes),
+            CutKind::Nested { .. } => Self::Deep(cut.clone()),
+        }
+    }
+
+    fn uniform(n: i64, step: i64) -> Self {
+        Self::Uniform { n, step, by: Divider::new(step) }
+    }
+
+    fn nested(n: i64, axes: &[i64]) -> Self {
+        let step = ceil_div(n, axes[0]);
+        if axes.len() == 1 {
+            return Self::uniform(n, step);
+        }
+        let last = if step == 0 { 0 } else { (n - 1) % step + 1 };
+        Self::Nested {
+            n,
+            step,
+            by: Divider::new(step),
+            below: axes[1..].iter().product(),
+            full: Box::new(Self::nested(step, &axes[1..])),
+            tail: Box::new(Self::nested(last, &axes[1..])),
+        }
+    }
+
+    /// The owner of `position`, the position in its shard, and the shard's length.
+    #[inline(always)]
+    fn find(&self, position: i64) -> (i64, i64, i64) {
+        match self {
+            Self::Uniform { n, step, by } => uniform_owner(position, *n, *step, *by),
+            Self::Balanced { base, extra, large, by_large, by_base } => {
+                if position < *large {
+                    let (owner, within) = by_large.div_rem(position);
+                    (owner, within, base + 1)
+                } else {
+                    let (owner, within) = by_base.div_rem(position - large);
+                    (extra + owner, within, *base)
+                }
+            }
+            Self::Nested { .. } => self.find_nested(position),
+            Self::Deep(cut) => {
+                let owner = cut.owner(position);
+                let (start, stop) = cut.bounds(owner);
+                (owner, position - start, stop - start)
+            }
+        }
+    }
+
+    fn find_nested(&self, position: i64) -> (i64, i64, i64) {
+        let (mut node, mut owner, mut rest) = (self, 0, position);
+        while let Self::Nested { n, step, by, below, full, tail } = node {
+            let (digit, within) = by.div_rem(rest);
+            // The piece is whole unless it reaches the end of what the previous axis left.
+            node = if n - (rest - within) >= *step { full } else { tail };
+            owner += digit * below;
+            rest = within;
+        }
+        let (index, within, len) = node.find_leaf(rest);
+        (owner + index, within, len)
+    }
+
+    /// What is at the end of a descent is uniform.
+    fn find_leaf(&self, position: i64) -> (i64, i64, i64) {
+        match self {
+            Self::Uniform { n, step, by } => uniform_owner(position, *n, *step, *by),
+            other => other.find(position),
+        }
+    }
+}
+
+/// The owner, the position in its shard, and the shard's length.
+#[inline(always)]
+fn uniform_owner(position: i64, n: i64, step: i64, by: Divider) -> (i64, i64, i64) {
+    let (owner, within) = by.div_rem(position);
+    // start = position - within; in range because position is.
+    (owner, within, step.min(n.wrapping_sub(position.wrapping_sub(within))))
+}
+
+impl FastDim {
+    fn new(cut: &Cut, shard_stride: i64) -> Self {
+        Self { elements: Divider::new(cut.elements()), owner: FastOwner::new(cut), shard_stride }
+    }
+}
+
+/// As [`unrolled`], for dims of any number and kind.
+fn general(dims: &[FastDim], offsets: &[i64], shard_ids: &mut [i64], locals: &mut [i64]) {
+    for ((&offset, shard_id), local_offset) in offsets.iter().zip(shard_ids).zip(locals) {
+        let (mut rest, mut shard, mut local, mut stride) = (offset, 0_i64, 0_i64, 1_i64);
+        for dim in dims.iter().rev() {
+            let (quotient, position) = dim.elements.div_rem(rest);
+            let (index, within, len) = dim.owner.find(position);
+            rest = quotient;
+            shard = shard.wrapping_add(index.wrapping_mul(dim.shard_stride));
+            local = local.wrapping_add(within.wrapping_mul(stride));
+            stride = stride.wrapping_mul(len);
+        }
+        (*shard_id, *local_offset) = (shard, local);
+    }
+}
