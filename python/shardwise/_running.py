@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["check_addable", "run_plan"]
 
 Array = npt.NDArray[Any]
+
+#: Up to how many bytes are allocated together; what is allocated together is freed together.
+_BLOCK_BYTES = 1 << 25
+#: The bytes of a cache line.
+_ALIGNED = 64
 
 
 def run_plan(
@@ -100,11 +106,39 @@ def _views(plan: ReshardPlan, sources: list[Array]) -> dict[int, Array]:
 
 
 def _allocated(devices: list[int], bounds: npt.NDArray[np.int64], dtype: np.dtype[Any]) -> dict[int, Array]:
+    """New arrays; small ones are cut from common blocks, for which the operating system has large pages.
+
+    A page is made when it is first written to, and for many small arrays that takes longer than the copy itself.
+    """
     shapes = (bounds[devices, :, 1] - bounds[devices, :, 0]).tolist()
+    step = _ALIGNED // math.gcd(_ALIGNED, max(dtype.itemsize, 1))
+    # How many elements each takes up, so that all begin at a multiple of the alignment.
+    sizes = [-(-math.prod(shape) // step) * step for shape in shapes]
+    arrays = {}
     try:
-        return {device: np.empty(shape, dtype) for device, shape in zip(devices, shapes, strict=True)}
+        for first, last in _blocks(sizes, _BLOCK_BYTES // max(dtype.itemsize, 1)):
+            if last - first == 1:
+                arrays[devices[first]] = np.empty(shapes[first], dtype)
+                continue
+            block, at = np.empty(sum(sizes[first:last]), dtype), 0
+            for i in range(first, last):
+                arrays[devices[i]] = block[at : at + math.prod(shapes[i])].reshape(shapes[i])
+                at += sizes[i]
     except ValueError as error:  # numpy's word for a size that no address space holds
         raise SizeOverflowError(f"a shard of dtype {dtype} is over the address space: {error}") from None
+    return arrays
+
+
+def _blocks(sizes: list[int], limit: int) -> Iterator[tuple[int, int]]:
+    """Neighbours, as first and one past the last, of at most `limit` in all; or one that is larger."""
+    first, filled = 0, 0
+    for i, size in enumerate(sizes):
+        if i > first and filled + size > limit:
+            yield first, i
+            first, filled = i, 0
+        filled += size
+    if sizes:
+        yield first, len(sizes)
 
 
 def _add(plan: ReshardPlan, sources: list[Array], results: dict[int, Array]) -> None:

@@ -37,6 +37,14 @@ const LONGEST_ROW: i64 = 1 << 16;
 const ROWS_PER_BLOCK: i64 = 16;
 /// The bytes of a block that make it large enough, whatever its number of rows.
 const BYTES_PER_BLOCK: i64 = 1 << 14;
+/// From how many bytes between rows on the processor does not see by itself which comes next.
+const PREFETCHED_FROM: usize = 1 << 12;
+/// Up to how many bytes the rows are so short that it cannot catch up while one is copied.
+const LONGEST_PREFETCHED: i64 = 512;
+/// How many copies ahead the rows are fetched; measured: 1 is too late, and 8 push out what is still to be used.
+const PREFETCH_AHEAD: usize = 2;
+/// The bytes that come into the cache at once.
+const CACHE_LINE: usize = 64;
 
 /// A strided array of items in memory.
 #[derive(Debug, Clone)]
@@ -81,13 +89,22 @@ impl Region {
         &self.dims
     }
 
-    /// The address of the item at `start`, which must be within the extents.
-    fn at(&self, start: &[i64]) -> *mut u8 {
-        let offset = self.dims.iter().zip(start).fold(0_isize, |sum, (&(_, stride), &at)| {
+    /// The address of the item at `start`, if the box of `extent` there lies within the region.
+    #[inline]
+    fn item(&self, start: &[i64], extent: &[i64]) -> Option<*mut u8> {
+        if self.dims.len() != start.len() || self.dims.len() != extent.len() {
+            return None;
+        }
+        let mut offset = 0_isize;
+        for ((&(size, stride), &start), &n) in self.dims.iter().zip(start).zip(extent) {
+            // As unsigned numbers the negative ones are over every size.
+            if start as u64 > size as u64 || n as u64 > (size - start) as u64 {
+                return None;
+            }
             // Wrapping: strides of opposite signs may leave the array and come back; the sum is an item's offset.
-            sum.wrapping_add((at as isize).wrapping_mul(stride))
-        });
-        self.data.wrapping_offset(offset)
+            offset = offset.wrapping_add((start as isize).wrapping_mul(stride));
+        }
+        Some(self.data.wrapping_offset(offset))
     }
 }
 
@@ -102,6 +119,10 @@ struct Form {
     rows: i64,
     /// Rows per block.
     block: i64,
+    /// Whether the rows lie further apart in the source than in the destination.
+    wide_source: bool,
+    /// Whether rows that are copied soon are worth being fetched into the cache: they are short, and far apart.
+    prefetched: bool,
 }
 
 impl Form {
@@ -131,7 +152,9 @@ impl Form {
     fn of_rows(dims: Vec<(i64, isize, isize)>, row: i64) -> Self {
         let rows = dims.iter().map(|dim| dim.0).product();
         let block = (BYTES_PER_BLOCK / row.max(1)).clamp(1, ROWS_PER_BLOCK.max(256 / row.max(1)));
-        Self { dims, row, rows, block }
+        let wide_source = dims.last().is_some_and(|&(_, from, to)| from.unsigned_abs() > to.unsigned_abs());
+        let apart = dims.last().is_some_and(|&(_, from, _)| from.unsigned_abs() >= PREFETCHED_FROM);
+        Self { dims, row, rows, block, wide_source, prefetched: apart && row <= LONGEST_PREFETCHED }
     }
 
     /// The form with its rows cut into pieces of [`LONGEST_ROW`], and what is left of each row, with its offset.
@@ -145,6 +168,35 @@ impl Form {
 
     fn blocks(&self) -> i64 {
         crate::radix::ceil_div(self.rows, self.block)
+    }
+
+    /// First row, and number of rows, of a block; none past the last block.
+    fn rows_of(&self, block: i64) -> (i64, i64) {
+        let first = block * self.block;
+        (first, (self.rows - first).min(self.block))
+    }
+
+    /// Shows `visit` the `count` rows from `first` on, in runs that are evenly spaced along the last dim: the offsets of
+    /// the run's first row in source and destination, and the number of its rows.
+    #[inline(always)]
+    fn each_run(&self, first: i64, count: i64, mut visit: impl FnMut(isize, isize, i64)) {
+        let Some((&(inner, inner_from, inner_to), outer)) = self.dims.split_last() else {
+            return visit(0, 0, 1);
+        };
+        let (mut row, end) = (first, first + count);
+        while row < end {
+            let (mut rest, at) = (row / inner, row % inner);
+            let (mut from, mut to) = (at as isize * inner_from, at as isize * inner_to);
+            for &(extent, stride_from, stride_to) in outer.iter().rev() {
+                let digit = (rest % extent) as isize;
+                rest /= extent;
+                from += digit * stride_from;
+                to += digit * stride_to;
+            }
+            let length = (inner - at).min(end - row);
+            visit(from, to, length);
+            row += length;
+        }
     }
 }
 
@@ -171,15 +223,35 @@ pub(super) struct Copies<'a> {
     /// The extents and strides that gave the newest form: neighbouring boxes mostly have the same.
     newest: Vec<(i64, isize, isize)>,
     jobs: Vec<Job>,
+    /// The jobs' positions, group by group.
+    order: Vec<u32>,
+    /// How many of the jobs have a wide source.
+    wide_sources: usize,
     bytes: i64,
 }
 
 /// Copies that share their wide array, and are done in turns.
-pub(super) type Group = Range<usize>;
+#[derive(Debug, Clone, Default)]
+pub(super) struct Group {
+    /// Which ones, as a range of the order.
+    jobs: Range<usize>,
+    /// The blocks of the copy that has the most.
+    pub(super) turns: i64,
+    pub(super) bytes: i64,
+}
 
 impl<'a> Copies<'a> {
-    pub(super) fn new(regions: Disjoint<'a>) -> Self {
-        Self { regions, forms: Vec::new(), newest: Vec::new(), jobs: Vec::new(), bytes: 0 }
+    /// Room for `boxes` boxes.
+    ///
+    /// # Errors
+    /// [`Error::Overflow`] if the memory has no room for them.
+    pub(super) fn new(regions: Disjoint<'a>, boxes: usize) -> Result<Self> {
+        let mut jobs = Vec::new();
+        // They are numbered with 32 bits when they are sorted.
+        if u32::try_from(boxes).is_err() || jobs.try_reserve_exact(boxes).is_err() {
+            return Err(Error::Overflow { what: format!("a list of {boxes} copies") });
+        }
+        Ok(Self { regions, forms: Vec::new(), newest: Vec::new(), jobs, order: Vec::new(), wide_sources: 0, bytes: 0 })
     }
 
     /// Adds the box of `extent` at `from` in source `source`, to go to `to` in destination `destination`. The boxes
@@ -193,12 +265,12 @@ impl<'a> Copies<'a> {
         extent: &[i64],
     ) -> Result<()> {
         let (a, b) = (&self.regions.sources()[source], &self.regions.destinations()[destination]);
-        check_within(a, from, extent, source)?;
-        check_within(b, to, extent, destination)?;
         if a.itemsize != b.itemsize {
             let (left, right) = ("an item of the source", "an item of the destination");
             return Err(Error::Length { left, left_len: a.itemsize, right, right_len: b.itemsize });
         }
+        let first = a.item(from, extent).ok_or_else(|| outside(source))?;
+        let target = b.item(to, extent).ok_or_else(|| outside(destination))?;
         if extent.contains(&0) || a.itemsize == 0 {
             return Ok(());
         }
@@ -209,9 +281,10 @@ impl<'a> Copies<'a> {
         }
         let form = &self.forms[self.forms.len() - 1];
         self.bytes = self.bytes.saturating_add(form.rows.saturating_mul(form.row));
+        self.wide_sources += usize::from(form.wide_source);
         let number = self.forms.len() as u32 - 1;
         let arrays = (source as u32, destination as u32);
-        self.jobs.push(Job { from: a.at(from), to: b.at(to), form: number, arrays });
+        self.jobs.push(Job { from: first, to: target, form: number, arrays });
         Ok(())
     }
 
@@ -223,22 +296,29 @@ impl<'a> Copies<'a> {
     /// Cuts long rows and puts side by side what shares its wide array; gives the groups.
     pub(super) fn arrange(&mut self) -> Vec<Group> {
         self.shorten();
-        let wide_sources = self.jobs.iter().filter(|job| {
-            let strides = self.forms[job.form as usize].dims.last().map(|&(_, from, to)| (from, to));
-            strides.is_some_and(|(from, to)| from.unsigned_abs() > to.unsigned_abs())
-        });
-        let by_source = 2 * wide_sources.count() > self.jobs.len();
-        let key = |job: &Job| if by_source { job.arrays.0 } else { job.arrays.1 };
-        if !self.jobs.is_sorted_by_key(key) {
-            self.jobs = counting_sort(&self.jobs, key);
+        let by_source = 2 * self.wide_sources > self.jobs.len();
+        let key = |job: &Job| (if by_source { job.arrays.0 } else { job.arrays.1 }) as usize;
+        let mut groups = vec![Group::default(); self.jobs.iter().map(|job| key(job) + 1).max().unwrap_or(0)];
+        for job in &self.jobs {
+            let (group, form) = (&mut groups[key(job)], &self.forms[job.form as usize]);
+            group.jobs.end += 1;
+            group.turns = group.turns.max(form.blocks());
+            group.bytes += form.rows * form.row;
         }
-        let mut groups: Vec<Group> = Vec::new();
+        let mut start = 0;
+        for group in &mut groups {
+            let count = group.jobs.end;
+            // Its end moves on below, with each job that is put into its place.
+            group.jobs = start..start;
+            start += count;
+        }
+        self.order = vec![0; self.jobs.len()];
         for (i, job) in self.jobs.iter().enumerate() {
-            match groups.last_mut() {
-                Some(group) if key(&self.jobs[group.start]) == key(job) => group.end = i + 1,
-                _ => groups.push(i..i + 1),
-            }
+            let end = &mut groups[key(job)].jobs.end;
+            self.order[*end] = i as u32;
+            *end += 1;
         }
+        groups.retain(|group| !group.jobs.is_empty());
         groups
     }
 
@@ -269,20 +349,27 @@ impl<'a> Copies<'a> {
         }
     }
 
-    /// The number of turns that a group takes, and its bytes.
-    pub(super) fn extent(&self, group: &Group) -> (i64, i64) {
-        let forms = self.jobs[group.clone()].iter().map(|job| &self.forms[job.form as usize]);
-        forms.fold((0, 0), |(turns, bytes), form| (turns.max(form.blocks()), bytes + form.rows * form.row))
-    }
-
     /// Copies the blocks of the given turns of a group's copies, and gives their bytes.
     pub(super) fn copy(&self, group: &Group, turns: Range<i64>) -> i64 {
         let mut bytes = 0;
+        // Side by side, for they are used once in each turn.
+        let jobs: Vec<Job> = self.order[group.jobs.clone()].iter().map(|&i| self.jobs[i as usize]).collect();
         for turn in turns {
-            for job in &self.jobs[group.clone()] {
+            for (i, job) in jobs.iter().enumerate() {
                 let form = &self.forms[job.form as usize];
-                let first = turn * form.block;
-                let count = (form.rows - first).min(form.block);
+                if form.prefetched
+                    && let Some(next) = jobs.get(i + PREFETCH_AHEAD)
+                    && next.form == job.form
+                {
+                    let (first, count) = form.rows_of(turn);
+                    form.each_run(first, count, |from, _, length| {
+                        let (inner, row) = (form.dims[form.dims.len() - 1].1, form.row as usize);
+                        for at in 0..length as isize {
+                            prefetch(next.from.wrapping_offset(from + at * inner), row);
+                        }
+                    });
+                }
+                let (first, count) = form.rows_of(turn);
                 if count > 0 {
                     // SAFETY: rows `first..first + count` are rows of the box that `push` checked (point 1); no other
                     // thread has them, for each turn of each group is handed out once, and nothing else overlaps them
@@ -296,33 +383,9 @@ impl<'a> Copies<'a> {
     }
 }
 
-/// That a box lies within a region; a plan's boxes always do in the arrays it is run on.
-fn check_within(region: &Region, start: &[i64], extent: &[i64], position: usize) -> Result<()> {
-    let within = region.dims.len() == start.len()
-        && start.len() == extent.len()
-        && (region.dims.iter().zip(start).zip(extent))
-            .all(|((&(size, _), &start), &n)| start >= 0 && n >= 0 && start <= size && n <= size - start);
-    if within {
-        return Ok(());
-    }
-    Err(Error::OutOfRange { what: "box of array", position: Some(position), value: -1, limit: 0 })
-}
-
-fn counting_sort(jobs: &[Job], key: impl Fn(&Job) -> u32) -> Vec<Job> {
-    let mut places = vec![0; jobs.iter().map(|job| key(job) as usize + 2).max().unwrap_or(0)];
-    for job in jobs {
-        places[key(job) as usize + 1] += 1;
-    }
-    for i in 1..places.len() {
-        places[i] += places[i - 1];
-    }
-    let mut sorted = jobs.to_vec();
-    for job in jobs {
-        let place = &mut places[key(job) as usize];
-        sorted[*place] = *job;
-        *place += 1;
-    }
-    sorted
+/// A plan's boxes always lie in the arrays that it is run on.
+fn outside(position: usize) -> Error {
+    Error::OutOfRange { what: "box of array", position: Some(position), value: -1, limit: 0 }
 }
 
 /// Copies `count` rows of a box from row `first` on.
@@ -331,41 +394,40 @@ fn counting_sort(jobs: &[Job], key: impl Fn(&Job) -> u32) -> Vec<Job> {
 /// `from` and `to` must be the first items of boxes of this form, valid for reads and writes; the boxes must not overlap
 /// each other nor be written by anyone else meanwhile.
 unsafe fn copy_rows(form: &Form, from: *const u8, to: *mut u8, first: i64, count: i64) {
-    let Some((&(inner, inner_from, inner_to), outer)) = form.dims.split_last() else {
-        // SAFETY: the box is one row.
-        unsafe { ptr::copy_nonoverlapping(from, to, form.row as usize) };
-        return;
-    };
-    let (mut row, end) = (first, first + count);
-    while row < end {
-        let (mut rest, at) = (row / inner, row % inner);
-        let (mut a, mut b) = (at as isize * inner_from, at as isize * inner_to);
-        for &(extent, stride_from, stride_to) in outer.iter().rev() {
-            let digit = (rest % extent) as isize;
-            rest /= extent;
-            a += digit * stride_from;
-            b += digit * stride_to;
-        }
-        let length = (inner - at).min(end - row);
-        // SAFETY: `a` and `b` are the offsets of row `row`, and the `length` rows from it on are `inner` strides apart.
+    let (stride_from, stride_to) = form.dims.last().map_or((0, 0), |&(_, from, to)| (from, to));
+    form.each_run(first, count, |a, b, length| {
+        let (from, to) = (from.wrapping_offset(a), to.wrapping_offset(b));
+        // SAFETY: `a` and `b` are the offsets of a row of the boxes, and the `length` rows from it on are the last dim's
+        // strides apart.
         unsafe {
-            let (from, to) = (from.wrapping_offset(a), to.wrapping_offset(b));
             match form.row {
-                1 => copy_items::<1>(from, to, inner_from, inner_to, length),
-                2 => copy_items::<2>(from, to, inner_from, inner_to, length),
-                4 => copy_items::<4>(from, to, inner_from, inner_to, length),
-                8 => copy_items::<8>(from, to, inner_from, inner_to, length),
-                16 => copy_items::<16>(from, to, inner_from, inner_to, length),
+                1 => copy_items::<1>(from, to, stride_from, stride_to, length),
+                2 => copy_items::<2>(from, to, stride_from, stride_to, length),
+                4 => copy_items::<4>(from, to, stride_from, stride_to, length),
+                8 => copy_items::<8>(from, to, stride_from, stride_to, length),
+                16 => copy_items::<16>(from, to, stride_from, stride_to, length),
                 bytes => {
                     for i in 0..length as isize {
-                        let (from, to) = (from.wrapping_offset(i * inner_from), to.wrapping_offset(i * inner_to));
+                        let (from, to) = (from.wrapping_offset(i * stride_from), to.wrapping_offset(i * stride_to));
                         ptr::copy_nonoverlapping(from, to, bytes as usize);
                     }
                 }
             }
         }
-        row += length;
+    });
+}
+
+/// Asks for the lines of `bytes` bytes; a hint, which does nothing to memory and may be given for any address.
+#[inline(always)]
+fn prefetch(from: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..bytes + CACHE_LINE - 1).step_by(CACHE_LINE) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch does not access memory; SSE is part of x86-64.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast()) };
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (from, bytes);
 }
 
 /// Copies `count` items of `N` bytes, for which the length known in advance saves the call.

@@ -197,6 +197,17 @@ impl Plan {
         Ok(rows)
     }
 
+    /// Shows `visit` each transfer, as a row of [`Self::transfers_into`], in the same order.
+    ///
+    /// # Errors
+    /// What `visit` returns.
+    pub fn visit_transfers(&self, visit: impl FnMut(&[i64]) -> Result<()>) -> Result<()> {
+        match &self.source {
+            Source::Shards(shards) => shards.transfers(&mut parallel::never, visit),
+            Source::Boxes(boxes) => boxes.rows().chunks_exact(self.row()).try_for_each(visit),
+        }
+    }
+
     /// The boxes that stay as [`Self::kept_into`] gives them, in memory of their own.
     ///
     /// # Errors
@@ -214,7 +225,14 @@ impl Plan {
     pub fn transfers_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         check_length(out, self.transfers * self.row())?;
         match &self.source {
-            Source::Shards(shards) => shards.transfers_into(out, poll),
+            Source::Shards(shards) => {
+                let mut rows = out.chunks_exact_mut(self.row());
+                shards.transfers(poll, |transfer| {
+                    // There is a row for each: they were counted.
+                    rows.next().into_iter().for_each(|row| row.copy_from_slice(transfer));
+                    Ok(())
+                })
+            }
             Source::Boxes(boxes) => {
                 out.copy_from_slice(boxes.rows());
                 Ok(())
@@ -293,10 +311,14 @@ impl Shards {
         }
     }
 
-    fn transfers_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    /// Shows `visit` each transfer, as a row of [`Plan::transfers_into`].
+    fn transfers(
+        &self,
+        poll: &mut dyn FnMut() -> Result<()>,
+        mut visit: impl FnMut(&[i64]) -> Result<()>,
+    ) -> Result<()> {
         let rank = self.rank();
         let mut balance = Balance::new(&self.partition, self.addends.len());
-        let mut rows = out.chunks_exact_mut(2 + 2 * rank);
         let mut own = vec![0; rank];
         let mut grid = Grid { sides: Vec::with_capacity(rank), cell: vec![0; rank], row: vec![0; 2 + 2 * rank] };
         for device in 0..self.same.len() {
@@ -319,9 +341,9 @@ impl Shards {
                     if is_own && addend as i64 == own_addend {
                         continue;
                     }
-                    let Some(row) = rows.next() else { return Ok(()) };
-                    row.copy_from_slice(&grid.row);
-                    row[0] += step + balance.replica(owner, addend, &grid);
+                    grid.row[0] = owner + step + balance.replica(owner, addend, &grid);
+                    visit(&grid.row)?;
+                    grid.row[0] = owner;
                 }
                 if !grid.advance() {
                     break;
