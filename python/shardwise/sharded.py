@@ -182,13 +182,14 @@ class ShardedArray:
             return whole
         if self.layout.unreduced:
             raise LayoutError(f"numpy() needs reduced values, but the layout is unreduced over {self.layout.unreduced}")
+        if not self._dtype.hasobject:
+            from .collectives import gather
+
+            return gather(self)
+        # References cannot be copied as bytes.
         array = np.empty(self.shape, self._dtype)
-        seen = set()
-        shard_ids = self._partition.shard_ids().tolist()
-        for shard_id, data, target in zip(shard_ids, self._data(), self._partition.views(array), strict=True):
-            if shard_id not in seen:
-                seen.add(shard_id)
-                target[...] = data
+        for data, target in zip(self._data(), self._partition.views(array), strict=True):
+            target[...] = data
         return array
 
     def reshard(self, layout: TensorLayout, uneven: UnevenRule = "even") -> ShardedArray:
