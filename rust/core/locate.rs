@@ -15,6 +15,9 @@ use crate::{
 use forward::{Forward, any_outside};
 use inverse::{InverseDim, global_offsets};
 
+/// The number of elements that are looked at twice, once for their range, while they are in the innermost cache.
+const BLOCK: usize = 1 << 11;
+
 impl Partition {
     /// The shard that holds the element at the global offset, and the element's offset in that shard.
     ///
@@ -76,8 +79,11 @@ impl Partition {
         let forward = Forward::new(self);
         let pieces = offsets.chunks(PIECE).zip(shard_ids.chunks_mut(PIECE)).zip(local_offsets.chunks_mut(PIECE));
         let done = parallel::for_each(offsets.len(), pieces, poll, |((offsets, shard_ids), local_offsets)| {
-            all_below("offsets", offsets, self.size())?;
-            forward.locate(offsets, shard_ids, local_offsets);
+            let blocks = offsets.chunks(BLOCK).zip(shard_ids.chunks_mut(BLOCK)).zip(local_offsets.chunks_mut(BLOCK));
+            for ((offsets, shard_ids), local_offsets) in blocks {
+                all_below("offsets", offsets, self.size())?;
+                forward.locate(offsets, shard_ids, local_offsets);
+            }
             Ok(())
         });
         done.map_err(|error| first_outside(error, "offsets", offsets, self.size()))
