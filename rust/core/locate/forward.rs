@@ -1,11 +1,11 @@
 //! Global offset → shard id and local offset, for many.
 //!
-//! Nearly every tensor has fewer than 2^31 elements and at most four dims, cut uniformly. Then all numbers fit in 32 bits,
-//! their products in 64, and the kernel is compiled to instructions that do four or eight elements at once. Larger
-//! tensors take the same kernel with 128-bit products; other ranks and rules take a general one.
+//! Narrow tensors of up to four dims that are cut uniformly have a kernel of their own, and wide ones the same with
+//! 128-bit products; other ranks and rules take a general one.
 
 use multiversion::multiversion;
 
+use super::kernel::{Unrolled, is_narrow, last_and_tail};
 use crate::{
     partition::Partition,
     radix::{Divide, Divider, NarrowDivider, ceil_div},
@@ -14,17 +14,9 @@ use crate::{
 
 /// The kernel for one partition.
 pub(super) enum Forward {
-    Narrow(Uniform<NarrowDivider>),
-    Wide(Uniform<Divider>),
+    Narrow(Unrolled<UniformDim<NarrowDivider>>),
+    Wide(Unrolled<UniformDim<Divider>>),
     General(Vec<FastDim>),
-}
-
-/// Up to four dims that are cut uniformly, unrolled.
-pub(super) enum Uniform<D> {
-    One([UniformDim<D>; 1]),
-    Two([UniformDim<D>; 2]),
-    Three([UniformDim<D>; 3]),
-    Four([UniformDim<D>; 4]),
 }
 
 /// A dim that is cut uniformly.
@@ -48,14 +40,12 @@ pub(super) struct FastDim {
 
 impl Forward {
     pub(super) fn new(partition: &Partition) -> Self {
-        // Where one dim has no elements the others may be of any size.
-        let sizes = partition.shape().iter().copied().chain([partition.size(), partition.total_shards()]);
-        let narrow = sizes.max() <= Some(NarrowDivider::LIMIT);
         let dims = || partition.cuts().iter().zip(partition.shard_strides().iter().copied());
-        let uniform = if narrow {
-            Uniform::new(dims(), NarrowDivider::new).map(Self::Narrow)
+        let uniform = if is_narrow(partition) {
+            Unrolled::new(dims().map(|(cut, stride)| UniformDim::new(cut, stride, NarrowDivider::new)))
+                .map(Self::Narrow)
         } else {
-            Uniform::new(dims(), Divider::new).map(Self::Wide)
+            Unrolled::new(dims().map(|(cut, stride)| UniformDim::new(cut, stride, Divider::new))).map(Self::Wide)
         };
         uniform.unwrap_or_else(|| Self::General(dims().map(|(cut, stride)| FastDim::new(cut, stride)).collect()))
     }
@@ -64,55 +54,34 @@ impl Forward {
     pub(super) fn locate(&self, offsets: &[i64], shard_ids: &mut [i64], locals: &mut [i64]) {
         match self {
             Self::Narrow(dims) => narrow(dims, offsets, shard_ids, locals),
-            Self::Wide(dims) => dims.locate(offsets, shard_ids, locals),
+            Self::Wide(dims) => uniform(dims, offsets, shard_ids, locals),
             Self::General(dims) => general(dims, offsets, shard_ids, locals),
         }
     }
 }
 
-/// Whether one of `values` is not in `0..limit`.
+/// [`uniform`] for the processor at hand.
 #[multiversion(targets("x86_64+avx512f+avx512vl+avx512dq+avx2+bmi2", "x86_64+avx2+bmi2"))]
-pub(super) fn any_outside(values: &[i64], limit: i64) -> bool {
-    // Each of the two is negative if the value is outside, and `|` keeps the sign.
-    values.iter().fold(0, |signs, &value| signs | value | (limit - 1).wrapping_sub(value)) < 0
+fn narrow(dims: &Unrolled<UniformDim<NarrowDivider>>, offsets: &[i64], shard_ids: &mut [i64], locals: &mut [i64]) {
+    uniform(dims, offsets, shard_ids, locals);
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512vl+avx512dq+avx2+bmi2", "x86_64+avx2+bmi2"))]
-fn narrow(dims: &Uniform<NarrowDivider>, offsets: &[i64], shard_ids: &mut [i64], locals: &mut [i64]) {
-    dims.locate(offsets, shard_ids, locals);
-}
-
-impl<D: Divide> Uniform<D> {
-    /// The dims, if they are at most four and all cut uniformly.
-    fn new<'a>(dims: impl Iterator<Item = (&'a Cut, i64)>, divider: impl Fn(i64) -> D) -> Option<Self> {
-        let dims = dims.map(|(cut, stride)| UniformDim::new(cut, stride, &divider)).collect::<Option<Vec<_>>>()?;
-        match *dims.as_slice() {
-            [a] => Some(Self::One([a])),
-            [a, b] => Some(Self::Two([a, b])),
-            [a, b, c] => Some(Self::Three([a, b, c])),
-            [a, b, c, d] => Some(Self::Four([a, b, c, d])),
-            _ => None,
-        }
-    }
-
-    #[inline(always)]
-    fn locate(&self, offsets: &[i64], shard_ids: &mut [i64], locals: &mut [i64]) {
-        match self {
-            Self::One(dims) => unrolled(*dims, offsets, shard_ids, locals),
-            Self::Two(dims) => unrolled(*dims, offsets, shard_ids, locals),
-            Self::Three(dims) => unrolled(*dims, offsets, shard_ids, locals),
-            Self::Four(dims) => unrolled(*dims, offsets, shard_ids, locals),
-        }
+#[inline(always)]
+fn uniform<D: Divide>(dims: &Unrolled<UniformDim<D>>, offsets: &[i64], shard_ids: &mut [i64], locals: &mut [i64]) {
+    match dims {
+        Unrolled::One(dims) => unrolled(*dims, offsets, shard_ids, locals),
+        Unrolled::Two(dims) => unrolled(*dims, offsets, shard_ids, locals),
+        Unrolled::Three(dims) => unrolled(*dims, offsets, shard_ids, locals),
+        Unrolled::Four(dims) => unrolled(*dims, offsets, shard_ids, locals),
     }
 }
 
 impl<D: Divide> UniformDim<D> {
     fn new(cut: &Cut, shard_stride: i64, divider: impl Fn(i64) -> D) -> Option<Self> {
         let &CutKind::Uniform { step } = cut.kind() else { return None };
-        let n = cut.elements();
-        let last = if n == 0 { 0 } else { (n - 1) / step };
+        let (n, (last, tail)) = (cut.elements(), last_and_tail(cut.elements(), step));
         let (elements, owner) = (divider(n), divider(step));
-        Some(Self { elements, owner, step, last, tail: n - last * step, shard_stride })
+        Some(Self { elements, owner, step, last, tail, shard_stride })
     }
 }
 

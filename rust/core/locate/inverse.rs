@@ -1,11 +1,108 @@
-//! Shard id and local offset → global offset, for many.
+//! Shard id and local offset → global offset, for many; the kernels are of the same kinds as those of the way forward.
 
-use crate::{radix::Divider, uneven::Cut};
+use multiversion::multiversion;
 
-/// Up to how many shards along a dim the inverse keeps a table of their bounds; beyond, it computes each.
+use super::kernel::{Unrolled, any_outside, is_narrow, last_and_tail};
+use crate::{
+    partition::Partition,
+    radix::{Divide, Divider, NarrowDivider},
+    uneven::{Cut, CutKind},
+};
+
+/// Up to how many shards along a dim the general kernel keeps a table of their bounds; beyond, it computes each.
 const TABLE_LIMIT: i64 = 1 << 16;
 
-/// One dim of the inverse kernel.
+/// The kernel for one partition.
+pub(super) enum Inverse<'a> {
+    Narrow(Box<Unrolled<UniformDim>>),
+    General(Vec<InverseDim<'a>>),
+}
+
+/// A dim that is cut uniformly.
+#[derive(Clone, Copy)]
+pub(super) struct UniformDim {
+    shards: NarrowDivider,
+    step: i64,
+    by_step: NarrowDivider,
+    /// The last shard that is not empty, and its length.
+    last: i64,
+    tail: i64,
+    by_tail: NarrowDivider,
+    stride: i64,
+}
+
+impl<'a> Inverse<'a> {
+    pub(super) fn new(partition: &'a Partition) -> Self {
+        let dims = || partition.cuts().iter().zip(partition.strides().iter().copied());
+        let uniform = dims().map(|(cut, stride)| UniformDim::new(cut, stride));
+        match is_narrow(partition).then(|| Unrolled::new(uniform)).flatten() {
+            Some(uniform) => Self::Narrow(Box::new(uniform)),
+            None => Self::General(dims().map(|(cut, stride)| InverseDim::new(cut, stride)).collect()),
+        }
+    }
+
+    /// Fills `offsets` for shard ids that are known to exist, in a tensor of `size` elements. Whether every local offset
+    /// lies inside its shard; those that do not get an unspecified value.
+    pub(super) fn global(&self, size: i64, shard_ids: &[i64], locals: &[i64], offsets: &mut [i64]) -> bool {
+        match self {
+            Self::Narrow(dims) => !any_outside(locals, size) && narrow(dims, shard_ids, locals, offsets),
+            Self::General(dims) => general(dims, shard_ids, locals, offsets),
+        }
+    }
+}
+
+impl UniformDim {
+    fn new(cut: &Cut, stride: i64) -> Option<Self> {
+        let &CutKind::Uniform { step } = cut.kind() else { return None };
+        let (last, tail) = last_and_tail(cut.elements(), step);
+        let (shards, by_step, by_tail) = (cut.shards(), step, tail);
+        let [shards, by_step, by_tail] = [shards, by_step, by_tail].map(NarrowDivider::new);
+        Some(Self { shards, step, by_step, last, tail, by_tail, stride })
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512vl+avx512dq+avx2+bmi2", "x86_64+avx2+bmi2"))]
+fn narrow(dims: &Unrolled<UniformDim>, shard_ids: &[i64], locals: &[i64], offsets: &mut [i64]) -> bool {
+    match dims {
+        Unrolled::One(dims) => unrolled(*dims, shard_ids, locals, offsets),
+        Unrolled::Two(dims) => unrolled(*dims, shard_ids, locals, offsets),
+        Unrolled::Three(dims) => unrolled(*dims, shard_ids, locals, offsets),
+        Unrolled::Four(dims) => unrolled(*dims, shard_ids, locals, offsets),
+    }
+}
+
+/// Values stay within the tensor's size, which is known to fit, but for those that are found to be wrong.
+#[inline(always)]
+fn unrolled<const R: usize>(dims: [UniformDim; R], shard_ids: &[i64], locals: &[i64], offsets: &mut [i64]) -> bool {
+    // Negative as soon as one is wrong.
+    let mut signs = 0_i64;
+    for ((&shard_id, &local), offset) in shard_ids.iter().zip(locals).zip(offsets) {
+        let (mut shard, mut rest, mut global) = (shard_id, local, 0_i64);
+        for (d, dim) in dims.iter().enumerate().rev() {
+            let (major, index) = if d == 0 { (0, shard) } else { dim.shards.div_rem(shard) };
+            shard = major;
+            let at_end = index == dim.last;
+            let position = if d == 0 {
+                let len = if at_end { dim.tail } else { dim.step };
+                signs |= (len - 1).wrapping_sub(rest);
+                rest
+            } else {
+                let (whole, in_whole) = dim.by_step.div_rem(rest);
+                let (part, in_part) = dim.by_tail.div_rem(rest);
+                rest = if at_end { part } else { whole };
+                if at_end { in_part } else { in_whole }
+            };
+            // Beyond the last, the shards are empty.
+            signs |= dim.last.wrapping_sub(index);
+            let start = NarrowDivider::times(index, dim.step);
+            global = global.wrapping_add(NarrowDivider::times(start.wrapping_add(position), dim.stride));
+        }
+        *offset = global;
+    }
+    signs >= 0
+}
+
+/// A dim that is cut in any way.
 pub(super) struct InverseDim<'a> {
     shards: Divider,
     stride: i64,
@@ -15,7 +112,7 @@ pub(super) struct InverseDim<'a> {
 }
 
 impl<'a> InverseDim<'a> {
-    pub(super) fn new(cut: &'a Cut, stride: i64) -> Self {
+    fn new(cut: &'a Cut, stride: i64) -> Self {
         let entry = |index| {
             let (start, stop) = cut.bounds(index);
             (start, stop - start, Divider::new(stop - start))
@@ -37,8 +134,8 @@ impl<'a> InverseDim<'a> {
     }
 }
 
-/// Whether every local offset lies inside its shard; those that do not get an unspecified value.
-pub(super) fn global_offsets(dims: &[InverseDim], shard_ids: &[i64], locals: &[i64], offsets: &mut [i64]) -> bool {
+/// As [`unrolled`], for dims of any number and kind.
+fn general(dims: &[InverseDim], shard_ids: &[i64], locals: &[i64], offsets: &mut [i64]) -> bool {
     let mut all_inside = true;
     for ((&shard_id, &local), offset) in shard_ids.iter().zip(locals).zip(offsets) {
         let (mut shard, mut rest, mut global, mut least) = (shard_id, local.wrapping_abs(), 0_i64, i64::MAX);

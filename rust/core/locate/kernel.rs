@@ -1,0 +1,50 @@
+//! What the two kernels share.
+//!
+//! Nearly every tensor is *narrow*, with fewer than 2^31 elements, and has at most four dims, cut uniformly. Then all
+//! numbers fit in 32 bits, their products in 64, and a loop over dims whose number is known is compiled to instructions
+//! that do four or eight elements at once. Which of them the processor has is found out when the program runs.
+
+use multiversion::multiversion;
+
+use crate::{partition::Partition, radix::NarrowDivider};
+
+/// One to four dims, so that the loop over them is unrolled.
+pub(super) enum Unrolled<T> {
+    One([T; 1]),
+    Two([T; 2]),
+    Three([T; 3]),
+    Four([T; 4]),
+}
+
+impl<T: Copy> Unrolled<T> {
+    /// The dims; none if there are too many or too few, or one of them is none.
+    pub(super) fn new(dims: impl Iterator<Item = Option<T>>) -> Option<Self> {
+        match *dims.collect::<Option<Vec<_>>>()?.as_slice() {
+            [a] => Some(Self::One([a])),
+            [a, b] => Some(Self::Two([a, b])),
+            [a, b, c] => Some(Self::Three([a, b, c])),
+            [a, b, c, d] => Some(Self::Four([a, b, c, d])),
+            _ => None,
+        }
+    }
+}
+
+/// Whether every size, offset and shard id fits in 31 bits.
+pub(super) fn is_narrow(partition: &Partition) -> bool {
+    // Where one dim has no elements the others may be of any size.
+    let sizes = partition.shape().iter().copied().chain([partition.size(), partition.total_shards()]);
+    sizes.max() <= Some(NarrowDivider::LIMIT)
+}
+
+/// The last shard that is not empty, and its length, of `n` elements cut into shards of `step`.
+pub(super) fn last_and_tail(n: i64, step: i64) -> (i64, i64) {
+    let last = if n == 0 { 0 } else { (n - 1) / step };
+    (last, n - last * step)
+}
+
+/// Whether one of `values` is not in `0..limit`.
+#[multiversion(targets("x86_64+avx512f+avx512vl+avx512dq+avx2+bmi2", "x86_64+avx2+bmi2"))]
+pub(super) fn any_outside(values: &[i64], limit: i64) -> bool {
+    // Each of the two is negative if the value is outside, and `|` keeps the sign.
+    values.iter().fold(0, |signs, &value| signs | value | (limit - 1).wrapping_sub(value)) < 0
+}
