@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import Point, Row, ratio_text
-from page import Result, digest
+from page import Results, digest, shown
 
 __all__ = ["draw", "stale"]
 
@@ -26,7 +26,7 @@ LIBRARIES = {
 }
 #: The blocks of the ratios, by what the peer's name begins with; the last is for all others.
 PEERS = ("JAX", "TensorFlow", "PyTorch", "Keras", "dask", "numpy")
-BARE = "the bare work (at best 1×)"
+BARE = "the bare work"
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "shardwise",  # the names of parts do not change from one drawing to the next
@@ -49,7 +49,7 @@ DEVICES = {8: "8", 512: "512", 2**15: "32,768", 2**20: "2²⁰"}
 SECONDS = {1e-6: "1 µs", 1e-3: "1 ms", 1.0: "1 s"}
 
 
-def draw(results: dict[str, Result], folder: Path) -> list[Path]:
+def draw(results: Results, folder: Path) -> list[Path]:
     """Draw what there are results for; without matplotlib say so."""
     try:
         import matplotlib
@@ -59,56 +59,43 @@ def draw(results: dict[str, Result], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with matplotlib.rc_context(dict[Any, Any](STYLE)):
-        for name, figure in _figures(results).items():
-            path = folder / name
-            about = {"Date": None, "Creator": None, "Description": f"figures {digest(results)}"}
-            figure.savefig(path, transparent=True, metadata=about)
-            # Without the blanks that it leaves at the ends of lines.
-            path.write_text("\n".join(map(str.rstrip, path.read_text("utf-8").splitlines())) + "\n", "utf-8")
-            written.append(path)
+        for name, items in shown(results).items():
+            if items:
+                figure = _ratios(items) if name == "ratios" else _curves(items)
+                path = folder / f"{name}.svg"
+                about = {"Date": None, "Creator": None, "Description": f"figures {digest(results)}"}
+                figure.savefig(path, transparent=True, metadata=about)
+                # Without the blanks that it leaves at the ends of lines.
+                path.write_text("\n".join(map(str.rstrip, path.read_text("utf-8").splitlines())) + "\n", "utf-8")
+                written.append(path)
     return written
 
 
-def stale(results: dict[str, Result], folder: Path) -> list[Path]:
+def stale(results: Results, folder: Path) -> list[Path]:
     """The charts that were drawn from other results, or not at all."""
-    if not results:
-        return []
-    paths = [folder / "ratios.svg", folder / "curves.svg"]
+    paths = [folder / f"{name}.svg" for name, items in shown(results).items() if items]
     return [path for path in paths if not path.exists() or f"figures {digest(results)}" not in path.read_text("utf-8")]
 
 
-def _figures(results: dict[str, Result]) -> dict[str, Any]:
-    rows = [row for result in results.values() for row in result.rows]
-    points = [point for result in results.values() for point in result.points]
-    return {"ratios.svg": _ratios(rows), "curves.svg": _curves(points)}
-
-
-def _target(row: Row) -> float | None:
-    """The ratio that a goal asks for, where it asks for one."""
-    if row.goal is None or row.ratio is None or row.goal.kind not in ("ratio", "times"):
-        return None
-    return row.goal.limit if row.goal.kind == "ratio" else 1 / row.goal.limit
-
-
-def _ratios(rows: list[Row]) -> Any:
+def _ratios(rows: list[Any]) -> Any:
     """A bar from 1× to the ratio for each row whose goal is a ratio, and a mark where the goal is; a block per peer."""
     from matplotlib.figure import Figure
 
-    judged = [(row, row.ratio, target) for row in rows if row.ratio and (target := _target(row))]
-    blocks: dict[str, list[tuple[Row, float, float]]] = {name: [] for name in (*PEERS, BARE)}
-    for case in judged:
-        blocks[next((name for name in PEERS if case[0].peer.startswith(name)), BARE)].append(case)
-    blocks = {name: sorted(cases, key=lambda case: -case[1]) for name, cases in blocks.items() if cases}
-    lines = len(judged) + 1.6 * len(blocks)
+    blocks: dict[str, list[Row]] = {name: [] for name in (*PEERS, BARE)}
+    for row in sorted(rows, key=lambda row: -row.ratio):
+        blocks[next((name for name in PEERS if row.peer.startswith(name)), BARE)].append(row)
+    blocks = {name: block for name, block in blocks.items() if block}
+    lines = len(rows) + 1.6 * len(blocks)
     figure = Figure(figsize=(9.2, 0.7 + 0.215 * lines), layout="constrained")
     axes = figure.subplots()
     axes.set_xscale("log")
     axes.axvline(1, color=INK, linewidth=0.8)
     ticks: dict[float, str] = {}
     y = 0.0
-    for name, cases in blocks.items():
+    for name, block in blocks.items():
         ticks[y] = name
-        for row, ratio, target in cases:
+        for row in block:
+            ratio, target = row.ratio or 1.0, row.target or 1.0
             y -= 1
             ticks[y] = _plain(row.work)
             colour = OURS if row.verdict == "met" else MISSED
@@ -121,21 +108,21 @@ def _ratios(rows: list[Row]) -> Any:
         y -= 1.6
     axes.set_yticks(list(ticks), list(ticks.values()))
     for label in axes.get_yticklabels():
-        label.set_weight("bold" if label.get_text() in blocks else "normal")
+        label.set_fontweight("bold" if label.get_text() in blocks else "normal")
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(y + 0.8, 0.8)
     axes.spines["left"].set_visible(False)
-    greatest = max([ratio for _, ratio, _ in judged], default=10)
+    least, greatest = (pick(row.ratio for row in rows) for pick in (min, max))
     powers = [10.0**power for power in range(7) if 10**power <= greatest * 2]
     axes.set_xticks(powers, [f"{power:,.0f}×" for power in powers])
     axes.set_xticks([], minor=True)
-    axes.set_xlim(min([0.8, *(ratio for _, ratio, _ in judged)]) * 0.9, greatest * 8)
+    axes.set_xlim(min(least, 0.8) * 0.9, max(greatest, 10) * 8)
     title = "How many times as fast as the peer. The mark is the goal; orange where it is missed."
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, color=INK)
     return figure
 
 
-def _curves(points: list[Point]) -> Any:
+def _curves(points: list[Any]) -> Any:
     """A panel for each operation, all with the same axes, and the libraries' names at the ends of the lines."""
     from matplotlib.figure import Figure
 
@@ -143,8 +130,7 @@ def _curves(points: list[Point]) -> Any:
     rows = max(1, -(-len(names) // 3))
     figure = Figure(figsize=(9.2, 2.75 * rows), layout="constrained")
     panels = figure.subplots(rows, 3, sharex=True, sharey=True, squeeze=False).flat
-    low = min((point.seconds for point in points), default=1e-6) / 2
-    high = max((point.seconds for point in points), default=1) * 2
+    low, high = min(point.seconds for point in points) / 2, max(point.seconds for point in points) * 2
     for panel, name in zip(panels, names, strict=False):
         panel.set(xscale="log", yscale="log", xlim=(5, 2**20 * 150), ylim=(low, high))
         panel.set_title(_plain(name))

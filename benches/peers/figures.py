@@ -106,6 +106,13 @@ class Row:
         return None if self.theirs is None else self.theirs / self.ours
 
     @property
+    def target(self) -> float | None:
+        """The ratio that the goal asks for, where it asks for one and there is one."""
+        if self.goal is None or self.ratio is None or self.goal.kind not in ("ratio", "times"):
+            return None
+        return self.goal.limit if self.goal.kind == "ratio" else 1 / self.goal.limit
+
+    @property
     def share(self) -> float | None:
         """The floor's part of our time: 1 says that nothing faster is possible."""
         return None if self.floor_takes is None else self.floor_takes / self.ours

@@ -11,7 +11,7 @@ from typing import Any
 
 from figures import Point, Row, quantity, ratio_text
 
-__all__ = ["HERE", "PARTS", "Part", "Result", "digest", "read_results", "render"]
+__all__ = ["CHARTS", "HERE", "PARTS", "Part", "Result", "Results", "digest", "read_results", "render", "shown"]
 
 HERE = Path(__file__).resolve().parent
 
@@ -47,6 +47,12 @@ PARTS = (
 )
 
 
+CHARTS = {
+    "ratios": "How many times as fast as the peer, and what the project asks of itself",
+    "growth": "The time of each operation against the number of devices",
+}
+
+
 @dataclass(frozen=True)
 class Result:
     """What a part measured, and where."""
@@ -79,6 +85,12 @@ def read_results(folder: Path) -> Results:
     return {name: Result.from_text(text) for name, text in texts.items()}
 
 
+def shown(results: Results) -> dict[str, list[Row] | list[Point]]:
+    """What each chart shows; one that shows nothing is not drawn."""
+    rows = [row for result in results.values() for row in result.rows if row.target is not None]
+    return {"ratios": rows, "growth": [point for result in results.values() for point in result.points]}
+
+
 def digest(results: Results) -> str:
     """A name for the figures of some results, which the charts carry."""
     rows = [row.to_json() for result in results.values() for row in result.rows]
@@ -90,6 +102,7 @@ def render(template: str, results: Results) -> str:
     """Fill the template; what no part and no table is named after is an error."""
     tables = {part.name: _section(part, results.get(part.name)) for part in PARTS}
     tables |= {"summary": _summary(results), "machine": _machine(results)}
+    tables |= {name: f"![{CHARTS[name]}](pictures/{name}.svg)" if shown(results)[name] else "" for name in CHARTS}
     used: set[str] = set()
 
     def fill(match: re.Match[str]) -> str:
@@ -98,7 +111,8 @@ def render(template: str, results: Results) -> str:
 
     page = re.sub(r"\{\{ (\w+) \}\}", fill, template)
     assert used == set(tables), f"the template does not show {sorted(set(tables) - used)}"
-    return page
+    # What is empty leaves no gap.
+    return re.sub(r"\n{3,}", "\n\n", page)
 
 
 def _section(part: Part, result: Result | None) -> str:
@@ -168,12 +182,12 @@ def _markdown(columns: dict[str, list[str]]) -> str:
 
 def _summary(results: Results) -> str:
     """How many goals are met, and which are not."""
+    if not results:
+        return "Nothing is measured yet."
     rows = [row for result in results.values() for row in result.rows if row.goal]
     missed = [row for row in rows if row.verdict == "missed"]
-    text = f"Of {len(rows)} goals measured, {len(rows) - len(missed)} are met"
-    if not missed:
-        return text + "."
-    return f"{text}; missed are:\n\n" + "\n".join(f"- {_missed(row)}" for row in missed)
+    text = f"Goals measured: {len(rows)}; met: {len(rows) - len(missed)}."
+    return f"{text} Missed:\n\n" + "\n".join(f"- {_missed(row)}" for row in missed) if missed else text
 
 
 def _missed(row: Row) -> str:
@@ -189,6 +203,8 @@ def _missed(row: Row) -> str:
 
 def _machine(results: Results) -> str:
     """Each machine with the parts that ran on it, and what was installed."""
+    if not results:
+        return ""
     machines: dict[str, list[str]] = {}
     for name, result in results.items():
         installed = ", ".join(f"{package} {version}" for package, version in result.run["versions"].items())
