@@ -16,7 +16,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "maturin", "build", "--release", "--quiet", "--out", folder]
+        command = [
+            sys.executable,
+            "-m",
+            "maturin",
+            "build",
+            "--release",
+            "--quiet",
+            "--interpreter",
+            sys.executable,
+            "--out",
+            folder,
+        ]
         subprocess.run(command, cwd=ROOT, check=True)
         (wheel,) = Path(folder).iterdir()
         yield Row("the release wheel", "", wheel.stat().st_size, goal=at_most_bytes(2 * 2**20), unit="B")
