@@ -186,7 +186,8 @@ def _summary(results: Results) -> str:
         return "Nothing is measured yet."
     rows = [row for result in results.values() for row in result.rows if row.goal]
     missed = [row for row in rows if row.verdict == "missed"]
-    text = f"Goals measured: {len(rows)}; met: {len(rows) - len(missed)}."
+    met = sum(row.verdict == "met" for row in rows)
+    text = f"Goals measured: {met + len(missed)}; met: {met}."
     return f"{text} Missed:\n\n" + "\n".join(f"- {_missed(row)}" for row in missed) if missed else text
 
 
