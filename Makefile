@@ -42,9 +42,13 @@ test-rust:
 test-python: build
 	$(BIN)/python -m pytest
 
+# Not by the name of the package, which would be built once more for it.
+install_extras = $(BIN)/python -m pip install --quiet $$($(BIN)/python -c "import sys, tomllib; \
+  extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
+  print(*(name for extra in sys.argv[1:] for name in extras[extra]))" $(1))
+
 test-oracle: build ## install the frameworks and compare with them
-	$(BIN)/python -m pip install --quiet $$($(BIN)/python -c "import tomllib; \
-	  print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['oracle'])")
+	$(call install_extras,oracle)
 	$(BIN)/python -m pytest tests/oracle tests/interop -rs
 
 check: build ## everything that continuous integration checks
@@ -61,9 +65,11 @@ format: build ## format the Rust and Python code
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-bench: build ## time the kernels, and the same work in other libraries
-	cargo bench
-	for file in benches/peers/bench_*.py; do $(BIN)/python $$file || exit 1; done
+# PyTorch may be missing, as in the extra `oracle`; where it is installed, it is compared with.
+bench: build ## time the kernels, and the same work in other libraries: writes docs/benchmarks.md
+	$(call install_extras,oracle bench)
+	cargo bench --bench kernels --bench reshard
+	$(BIN)/python benches/peers/run.py --allow-missing torch
 
 clean: ## remove what was built
 	rm -rf target $(VENV) dist

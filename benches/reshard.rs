@@ -2,7 +2,7 @@
 
 #![allow(missing_docs)]
 
-use std::{hint::black_box, sync::Arc};
+use std::{hint::black_box, sync::Arc, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use shardwise_core::{
@@ -74,5 +74,9 @@ fn sequences(c: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, plans, sequences);
+criterion_group! {
+    name = benches;
+    config = Criterion::default().sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(600));
+    targets = plans, sequences
+}
 criterion_main!(benches);

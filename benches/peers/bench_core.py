@@ -1,74 +1,56 @@
-"""Coordinates, boxes, views and locate beside numpy and, where it is installed, JAX.
-
-Run: `python benches/peers/bench_core.py`
-"""
+"""Coordinates, shard ids, views, `locate` and gathering beside numpy; and what importing costs."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
-# Before JAX is imported: it makes its devices once. They are host devices; nothing is computed on them.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4096"
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 import numpy as np
-from timing import Row, compare, print_table
+from figures import Row, at_most, at_most_more, at_most_times, faster
+from part import QUICK, main
+from timing import compare
 
 import shardwise as sw
 
+OFFSETS = 10**6 if QUICK else 10**7
 
-def coordinates() -> list[Row]:
+
+def fill(numbers: int) -> tuple[str, Callable[[], Any]]:
+    """The floor of what makes an int64 array: making it and writing it once."""
+
+    def work() -> None:
+        np.empty(numbers, np.int64).fill(1)
+
+    return "fill", work
+
+
+def for_all_devices() -> Iterator[Row]:
     mesh = sw.DeviceMesh((64, 64), ("x", "y"))
+    partition = sw.TensorLayout(("y", None), mesh).partition((8192, 8192))
 
-    def by_numpy() -> Any:
+    def coordinates() -> Any:
         return np.stack(np.unravel_index(np.arange(4096), (64, 64)), 1)
 
-    assert np.array_equal(mesh.coordinates(), by_numpy())
-    return [compare("coordinates of 4,096 devices", mesh.coordinates, "numpy unravel_index", by_numpy, goal="≥ 6×")]
+    def shard_ids() -> Any:
+        return np.unravel_index(np.arange(4096), (64, 64))[1]
+
+    def holding() -> Any:
+        return np.flatnonzero(shard_ids() == 17)
+
+    assert np.array_equal(mesh.coordinates(), coordinates())
+    assert np.array_equal(partition.shard_ids(), shard_ids())
+    assert partition.devices_holding(17) == [f"cpu:{i}" for i in holding()]
+    unravel = "numpy unravel_index"
+    name = "coordinates of 4,096 devices"
+    yield compare(name, mesh.coordinates, unravel, coordinates, goal=faster(6), floor=fill(2 * 4096))
+    yield compare("shard ids of 4,096 devices", partition.shard_ids, unravel, shard_ids, floor=fill(4096))
+    yield compare("the 64 devices that hold a shard", lambda: partition.devices_holding(17), unravel, holding)
 
 
-def boxes_beside_jax() -> list[Row]:
-    try:
-        import jax
-    except ImportError:
-        return []
-    rows = []
-    # A shape that JAX has not seen: it caches by shape.
-    sizes = itertools.count(1)
-    for grid, goal in (((64, 64), "≥ 3×"), ((16, 32), "≥ 6×"), ((2, 4), "≥ 8×")):
-        devices = grid[0] * grid[1]
-        jax_mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]).reshape(grid), ("x", "y"))
-        sharding = jax.sharding.NamedSharding(jax_mesh, jax.sharding.PartitionSpec("x", "y"))
-        layout = sw.TensorLayout(("x", "y"), sw.DeviceMesh(grid, ("x", "y")))
-
-        def new_shape(grid: tuple[int, int] = grid) -> tuple[int, int]:
-            return (grid[0] * next(sizes), grid[1] * 3)
-
-        def by_jax(sharding: Any = sharding, new_shape: Any = new_shape) -> Any:
-            return sharding.devices_indices_map(new_shape())
-
-        def as_dict(layout: Any = layout, new_shape: Any = new_shape) -> Any:
-            return layout.partition(new_shape()).devices_indices_map()
-
-        def as_array(layout: Any = layout, new_shape: Any = new_shape) -> Any:
-            return layout.partition(new_shape()).boxes()
-
-        assert list(layout.devices_indices_map((640, 640)).values()) == list(
-            sharding.devices_indices_map((640, 640)).values()
-        )
-        if devices == 4096:
-            name = "boxes of 4,096 devices, one array"
-            rows.append(compare(name, as_array, "JAX devices_indices_map", by_jax, goal="≥ 120×"))
-        name = f"boxes of {devices:,} devices, a dict of slices"
-        rows.append(compare(name, as_dict, "JAX devices_indices_map", by_jax, goal=goal))
-    return rows
-
-
-def one_device_of_a_million() -> list[Row]:
+def one_device_of_a_million() -> Row:
     layout = sw.TensorLayout(("x", "y"), sw.DeviceMesh((1024, 1024), ("x", "y")))
 
     def ours() -> Any:
@@ -79,10 +61,10 @@ def one_device_of_a_million() -> list[Row]:
         return slice(i * 1024, (i + 1) * 1024), slice(j * 1024, (j + 1) * 1024)
 
     assert ours() == by_numpy()
-    return [compare("partition on 2²⁰ devices, and one box", ours, "numpy, by hand", by_numpy, goal="≤ 5 µs")]
+    return compare("partition on 2²⁰ devices, and one box", ours, "numpy, by hand", by_numpy, goal=at_most(5e-6))
 
 
-def views() -> list[Row]:
+def views() -> Row:
     partition = sw.TensorLayout(("x", "y"), sw.DeviceMesh((16, 32), ("x", "y"))).partition((1024, 1024))
     array = np.zeros((1024, 1024))
 
@@ -91,33 +73,32 @@ def views() -> list[Row]:
 
     for view, by_hand in zip(partition.views(array), loop(), strict=True):
         assert (view.shape, view.ctypes.data) == (by_hand.shape, by_hand.ctypes.data)
-    goal = "≤ 0.35 µs a view (179 µs)"
-    return [compare("512 zero-copy views", lambda: partition.views(array), "Python loop", loop, goal=goal)]
+    return compare(
+        "512 zero-copy views (0.35 µs each are asked)",
+        lambda: partition.views(array),
+        "numpy, a loop of `a[slice, slice]`",
+        loop,
+        goal=at_most(512 * 0.35e-6),
+    )
 
 
-def locate() -> list[Row]:
+def locate() -> Iterator[Row]:
     mesh = sw.DeviceMesh((9, 7), ("x", "y"))
     partition = sw.TensorLayout(("x", "y"), mesh).partition((50257, 7001), uneven="ceil")
-    offsets = np.random.default_rng(1).integers(0, partition.size, 10**7)
+    offsets = np.random.default_rng(1).integers(0, partition.size, OFFSETS)
     height, width = -(-50257 // 9), -(-7001 // 7)
-    ids, local = np.empty_like(offsets), np.empty_like(offsets)
-
-    def by_numpy() -> Any:
-        row, column = np.divmod(offsets, 7001)
-        shard_row, row = np.divmod(row, height)
-        shard_column, column = np.divmod(column, width)
-        return shard_row * 7 + shard_column, row, column
-
-    def copy() -> Any:
-        return offsets.copy(), offsets.copy()
 
     def divmods() -> Any:
         row, column = np.divmod(offsets, 7001)
         return np.divmod(row, height), np.divmod(column, width)
 
-    assert np.array_equal(partition.locate(offsets)[0], by_numpy()[0])
-    assert np.array_equal(partition.global_offset(*partition.locate(offsets)), offsets)
-    ids[:], local[:] = partition.locate(offsets)
+    def copies() -> Any:
+        return offsets.copy(), offsets.copy()
+
+    (shard_row, _), (shard_column, _) = divmods()
+    ids, local = partition.locate(offsets)
+    assert np.array_equal(ids, shard_row * 7 + shard_column)
+    assert np.array_equal(partition.global_offset(ids, local), offsets)
 
     def ours() -> Any:
         return partition.locate(offsets)
@@ -125,42 +106,63 @@ def locate() -> list[Row]:
     def inverse() -> Any:
         return partition.global_offset(ids, local)
 
-    name = "locate 10⁷ offsets"
-    return [
-        compare(name, ours, "numpy, three divmod", divmods, goal="≥ 12×", turns=5),
-        compare(name, ours, "copying them twice", copy, goal="≥ 0.4×", turns=9),
-        compare("global_offset of 10⁷", inverse, "copying them twice", copy, turns=5),
-        compare(
-            "locate one",
-            lambda: partition.locate(123456789),
-            "divmod in Python",
-            lambda: (divmod(123456789, 7001), divmod(17636, height), divmod(7, width)),
-            goal="≤ 0.5 µs",
-        ),
-    ]
+    floor = ("copying them twice", copies)
+    name = "10⁶" if QUICK else "10⁷"
+    yield compare(f"locate {name} offsets", ours, "numpy, three `divmod`", divmods, goal=faster(12), floor=floor)
+    yield compare(f"locate {name} offsets", ours, *floor, goal=at_most_times(2.5))
+    yield compare(f"`global_offset` of {name}", inverse, *floor)
+    yield compare(
+        "locate one offset",
+        lambda: partition.locate(123456789),
+        "three `divmod` in Python",
+        lambda: (divmod(123456789, 7001), divmod(17636, height), divmod(7, width)),
+        goal=at_most(0.5e-6),
+        floor=("one `divmod`", lambda: divmod(123456789, 7001)),
+    )
 
 
-def import_time() -> list[Row]:
+def gather() -> Iterator[Row]:
+    """Shards with memory of their own, put together."""
+    side = 1 << (11 if QUICK else 14)
+    for grid in ((8, 1), (2, 4), (1, 512)):
+        partition = sw.TensorLayout(("x", "y"), sw.DeviceMesh(grid, ("x", "y"))).partition((side, side))
+        array = np.random.default_rng(0).random((side, side), np.float32)
+        shards = [view.copy() for view in partition.views(array)]
+        sharded = sw.ShardedArray(partition, shards)
+        boxes = list(partition.devices_indices_map().values())
+
+        def loop(shards: Any = shards, boxes: Any = boxes) -> Any:
+            whole = np.empty((side, side), np.float32)
+            for shard, box in zip(shards, boxes, strict=True):
+                whole[box] = shard
+            return whole
+
+        assert np.array_equal(sharded.numpy(), array)
+        assert np.array_equal(loop(), array)
+        name = f"gather {array.nbytes / 2**30:g} GiB from {grid[0]} × {grid[1]} shards"
+        floor = ("copying it", array.copy)
+        yield compare(name, sharded.numpy, "numpy, a loop", loop, floor=floor, turns=5)
+
+
+def importing() -> Row:
     # Compiled modules are kept, as in any installation.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
     def run(module: str) -> Any:
         return subprocess.run([sys.executable, "-c", f"import {module}"], check=True, env=environment)
 
-    goal = "≤ 15 ms more"
-    return [compare("import shardwise", lambda: run("shardwise"), "import numpy", lambda: run("numpy"), goal=goal)]
+    names = "`import shardwise`", lambda: run("shardwise"), "`import numpy`", lambda: run("numpy")
+    return compare(*names, goal=at_most_more(0.015))
 
 
-def rows() -> list[Row]:
-    return [
-        *coordinates(),
-        *one_device_of_a_million(),
-        *views(),
-        *locate(),
-        *import_time(),
-        *boxes_beside_jax(),
-    ]
+def rows() -> Iterator[Row]:
+    yield from for_all_devices()
+    yield one_device_of_a_million()
+    yield views()
+    yield from locate()
+    yield importing()
+    yield from gather()
 
 
 if __name__ == "__main__":
-    print_table("Arithmetic", rows())
+    main(rows)

@@ -1,7 +1,4 @@
-"""What `layout_map_scope` saves in memory, and what it costs when a Keras model is built.
-
-Run: `python benches/peers/bench_scope.py`; each measurement has a process of its own.
-"""
+"""What `layout_map_scope` saves in memory, and what it costs when a Keras model is built; a process for each."""
 
 from __future__ import annotations
 
@@ -11,18 +8,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import Row, at_most_bytes, at_most_times
+from part import QUICK, main
 
 from shardwise import DeviceMesh, LayoutMap, Variable, initialize_variables, layout_map_scope
 
 MIB = 2**20
-LAYERS = 200
-TURNS = 7
+LAYERS = 20 if QUICK else 200
+TURNS = 3 if QUICK else 7
 
 
 def resident() -> int:
@@ -66,8 +65,9 @@ def memory() -> None:
             variable = Variable(shape, "float32", ones, name="kernel")
         return initialize_variables(variable)
 
-    print(f"one of 8 shards of 1 GiB: peak {peak_of(one_shard) / MIB:.0f} MiB above the start (reach: 160)")
-    print(f"the same outside of any scope: {peak_of(lambda: Variable(shape, 'float32', ones)) / MIB:.0f} MiB")
+    cut, whole = peak_of(one_shard), peak_of(lambda: Variable(shape, "float32", ones))
+    name = "a variable of 1 GiB cut eight ways, one device's shard made: its peak above the start"
+    print(Row(name, "outside of any scope", cut, whole, goal=at_most_bytes(160 * 2**20), unit="B").to_json())
 
 
 def build(scope: AbstractContextManager[Any]) -> float:
@@ -91,6 +91,7 @@ def overhead() -> None:
     mesh = DeviceMesh((2, 4), ("data", "model"))
     layout_map = LayoutMap(mesh)
     layout_map["kernel"], layout_map["bias"] = (None, "model"), ("model",)
+    names = {"without": "building them without", "model parallel": "Keras's `ModelParallel`"}
     contestants: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "without": nullcontext,
         "with": lambda: layout_map_scope(layout_map),
@@ -101,30 +102,40 @@ def overhead() -> None:
         whole_paths = LayoutMap(mesh)
         whole_paths[".*kernel"], whole_paths[".*bias"] = (None, "model"), ("model",)
         distribution = keras.distribution.ModelParallel(layout_map=to_keras(whole_paths), batch_dim_name="data")
-        contestants["Keras's ModelParallel"] = distribution.scope
+        contestants["model parallel"] = distribution.scope
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(TURNS + 1):
         for name, scope in contestants.items():
             times[name].append(build(scope()))
-    medians = {name: statistics.median(found[1:]) for name, found in times.items()}
-    for name, median in medians.items():
-        ratio = median / medians["without"]
-        print(f"{keras.backend.backend()}, {LAYERS} layers, {name}: {median * 1e3:.0f} ms, ratio {ratio:.2f}")
+    placed = ", values placed on 8 devices" if len(contestants) > 2 else ""
+    work = f"building {LAYERS} Keras layers under the scope, {keras.backend.backend()}{placed}"
+    scoped = times["with"][1:]
+    for name in [name for name in contestants if name != "with"]:
+        other = times[name][1:]
+        ratios = [theirs / ours for ours, theirs in zip(scoped, other, strict=True)]
+        goal = at_most_times(1.1) if name == "without" else None
+        medians = statistics.median(scoped), statistics.median(other)
+        print(Row(work, names[name], *medians, min(ratios), max(ratios), goal=goal).to_json())
 
 
-def main() -> None:
-    """Run every measurement in a process of its own."""
-    if len(sys.argv) > 1:
-        {"memory": memory, "overhead": overhead}[sys.argv[1]]()
-        return
-    here = [sys.executable, str(Path(__file__))]
-    subprocess.run([*here, "memory"], check=True)
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    for backend, flags in (("numpy", {}), ("tensorflow", {}), ("jax", {}), ("jax", devices)):
-        print(f"{backend}{', values placed on 8 host devices' if flags else ''}:", flush=True)
-        environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", **flags}
-        subprocess.run([*here, "overhead"], env=environment, check=True)
+def measured(what: str, **environment: str) -> Iterator[Row]:
+    """What a process of its own prints: JSON, a row a line, among whatever else a framework has to say."""
+    command = [sys.executable, __file__, what, *(["--quick"] if QUICK else [])]
+    variables = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment}
+    output = subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout
+    yield from (Row.from_json(line) for line in output.splitlines() if line.startswith("{"))
+
+
+def rows() -> Iterator[Row]:
+    yield from measured("memory")
+    for backend in ("numpy", "tensorflow", "jax"):
+        yield from measured("overhead", KERAS_BACKEND=backend)
+    yield from measured("overhead", KERAS_BACKEND="jax", XLA_FLAGS="--xla_force_host_platform_device_count=8")
 
 
 if __name__ == "__main__":
-    main()
+    alone = {"memory": memory, "overhead": overhead}.get(sys.argv[1] if len(sys.argv) > 1 else "")
+    if alone:
+        alone()
+    else:
+        main(rows)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Shard", "ShardedArray", "distribute_tensor"]
 
+#: From so many bytes on, putting shards together is worth a plan; below, making one takes longer than the copies.
+_PLANNED = 2**22
+
 
 @dataclass(frozen=True, eq=False)
 class Shard:
@@ -182,14 +185,15 @@ class ShardedArray:
             return whole
         if self.layout.unreduced:
             raise LayoutError(f"numpy() needs reduced values, but the layout is unreduced over {self.layout.unreduced}")
-        if not self._dtype.hasobject:
-            from .collectives import gather
+        if self._partition.size * self._dtype.itemsize >= _PLANNED and not self._dtype.hasobject:
+            from .collectives import gather  # which rests on this module
 
             return gather(self)
-        # References cannot be copied as bytes.
         array = np.empty(self.shape, self._dtype)
-        for data, target in zip(self._data(), self._partition.views(array), strict=True):
-            target[...] = data
+        shards, targets = self._data(), self._partition.views(array)
+        # The canonical owners' shards, each element once.
+        for owner in np.flatnonzero(self._partition.replica_ids() == 0).tolist():
+            targets[owner][...] = shards[owner]
         return array
 
     def reshard(self, layout: TensorLayout, uneven: UnevenRule = "even") -> ShardedArray:

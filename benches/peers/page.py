@@ -1,0 +1,215 @@
+"""The page of the benchmarks: the template's words, and the figures of the results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from figures import Point, Row, quantity, ratio_text
+
+__all__ = ["CHARTS", "HERE", "PARTS", "Part", "Result", "Results", "digest", "read_results", "render", "shown"]
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Part:
+    """A `bench_*.py`: what it is called, what it cannot run without, and under which names that is installed."""
+
+    name: str
+    #: Modules to import.
+    peers: tuple[str, ...] = ()
+
+    @property
+    def script(self) -> Path:
+        """The file to run."""
+        return HERE / f"bench_{self.name}.py"
+
+
+PARTS = (
+    Part("floors"),
+    Part("core"),
+    Part("jax_boxes", ("jax",)),
+    Part("curves", ("jax", "tensorflow", "dask")),
+    Part("layout_map", ("keras",)),
+    Part("dtensor", ("tensorflow",)),
+    Part("plans", ("dask",)),
+    Part("reshard"),
+    Part("jax_reshard", ("jax",)),
+    Part("torch", ("torch",)),
+    Part("checkpoint", ("safetensors",)),
+    Part("scope", ("keras", "jax", "tensorflow")),
+    Part("package", ("maturin",)),
+)
+
+
+CHARTS = {
+    "ratios": "How many times as fast as the peer, and what the project asks of itself",
+    "growth": "The time of each operation against the number of devices",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a part measured, and where."""
+
+    #: `machine`, `versions`, `commit`, `date`, `load` at start and end, `seconds`.
+    run: dict[str, Any]
+    rows: tuple[Row, ...]
+    points: tuple[Point, ...]
+
+    @classmethod
+    def from_text(cls, text: str) -> Result:
+        """Read JSON lines: the run, and its rows or points.
+
+        >>> Result.from_text('{"commit": "abc"}').run
+        {'commit': 'abc'}
+        """
+        run, *lines = text.splitlines()
+        points = tuple(Point.from_json(line) for line in lines if '"curve"' in line)
+        rows = tuple(Row.from_json(line) for line in lines if '"curve"' not in line)
+        return cls(json.loads(run), rows, points)
+
+
+Results = dict[str, Result]
+
+
+def read_results(folder: Path) -> Results:
+    """The results that there are, by part."""
+    files = {part.name: folder / f"{part.name}.json" for part in PARTS}
+    texts = {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.exists()}
+    return {name: Result.from_text(text) for name, text in texts.items()}
+
+
+def shown(results: Results) -> dict[str, list[Row] | list[Point]]:
+    """What each chart shows; one that shows nothing is not drawn."""
+    rows = [row for result in results.values() for row in result.rows if row.target is not None]
+    return {"ratios": rows, "growth": [point for result in results.values() for point in result.points]}
+
+
+def digest(results: Results) -> str:
+    """A name for the figures of some results, which the charts carry."""
+    rows = [row.to_json() for result in results.values() for row in result.rows]
+    lines = rows + [point.to_json() for result in results.values() for point in result.points]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def render(template: str, results: Results) -> str:
+    """Fill the template; what no part and no table is named after is an error."""
+    tables = {part.name: _section(part, results.get(part.name)) for part in PARTS}
+    tables |= {"summary": _summary(results), "machine": _machine(results)}
+    tables |= {name: f"![{CHARTS[name]}](pictures/{name}.svg)" if shown(results)[name] else "" for name in CHARTS}
+    used: set[str] = set()
+
+    def fill(match: re.Match[str]) -> str:
+        used.add(match[1])
+        return tables[match[1]]
+
+    page = re.sub(r"\{\{ (\w+) \}\}", fill, template)
+    assert used == set(tables), f"the template does not show {sorted(set(tables) - used)}"
+    # What is empty leaves no gap.
+    return re.sub(r"\n{3,}", "\n\n", page)
+
+
+def _section(part: Part, result: Result | None) -> str:
+    command = f"`python benches/peers/run.py --only {part.name}`"
+    if result is None:
+        needs = f", which needs {', '.join(part.peers)}" if part.peers else ""
+        return f"Not measured yet: {command}{needs}."
+    run = result.run
+    load = " to ".join(f"{value:.1f}" for value in run["load"] if value is not None)
+    line = f"{command}, {run['date']}, commit {run['commit']}, {run['seconds']:.0f} s" + (
+        f", load {load}" if load else ""
+    )
+    table = _curves(result.points) if result.points else _table(result.rows)
+    return f"{table}\n\n<sub>{line}</sub>"
+
+
+def _table(rows: tuple[Row, ...]) -> str:
+    """Columns that no row fills are left out."""
+    columns = {
+        "work": [row.work for row in rows],
+        "shardwise": [quantity(row.ours, row.unit) for row in rows],
+        "compared with": [row.peer for row in rows],
+        "takes": ["" if row.theirs is None else quantity(row.theirs, row.unit) for row in rows],
+        "ratio": [_ratio(row) for row in rows],
+        "share of the floor": ["" if row.share is None else f"{row.share:.0%} of {row.floor}" for row in rows],
+        "goal": [_goal(row) for row in rows],
+    }
+    if not any(columns["compared with"]) and not any(columns["goal"]):
+        columns = {"work": columns["work"], "time": columns["shardwise"]}
+    return _markdown({name: cells for name, cells in columns.items() if any(cells)})
+
+
+def _ratio(row: Row) -> str:
+    if row.ratio is None:
+        return ""
+    text = f"**{ratio_text(row.ratio)}**"
+    if row.least is not None and row.greatest is not None:
+        text += f" ({ratio_text(row.least)} to {ratio_text(row.greatest)})"
+    return text
+
+
+def _goal(row: Row) -> str:
+    return f"{row.goal}, {row.verdict if row.verdict == 'met' else f'**{row.verdict}**'}" if row.goal else ""
+
+
+def _curves(points: tuple[Point, ...]) -> str:
+    """A line for each curve and library, a column for each size of the mesh."""
+    sizes = sorted({point.devices for point in points})
+    lines: dict[tuple[str, str], dict[int, float]] = {}
+    for point in points:
+        lines.setdefault((point.curve, point.library), {})[point.devices] = point.seconds
+    columns = {
+        "work": [curve for curve, _ in lines],
+        "library": [library for _, library in lines],
+        **{
+            f"{size:,}": [quantity(found[size], "s") if size in found else "" for found in lines.values()]
+            for size in sizes
+        },
+    }
+    return _markdown(columns)
+
+
+def _markdown(columns: dict[str, list[str]]) -> str:
+    lines = [list(columns), ["---"] * len(columns), *map(list, zip(*columns.values(), strict=True))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _summary(results: Results) -> str:
+    """How many goals are met, and which are not."""
+    if not results:
+        return "Nothing is measured yet."
+    rows = [row for result in results.values() for row in result.rows if row.goal]
+    missed = [row for row in rows if row.verdict == "missed"]
+    met = sum(row.verdict == "met" for row in rows)
+    text = f"Goals measured: {met + len(missed)}; met: {met}."
+    return f"{text} Missed:\n\n" + "\n".join(f"- {_missed(row)}" for row in missed) if missed else text
+
+
+def _missed(row: Row) -> str:
+    got = quantity(row.ours, row.unit)
+    if row.ratio is not None and row.goal is not None and row.goal.kind == "ratio":
+        got = ratio_text(row.ratio)
+    elif row.ratio is not None and row.goal is not None and row.goal.kind == "times":
+        got = f"{ratio_text(1 / row.ratio)} its time"
+    elif row.theirs is not None and row.goal is not None and row.goal.kind == "more":
+        got = f"{quantity(row.ours - row.theirs, row.unit)} more"
+    return f"{row.work}{f', beside {row.peer}' if row.peer else ''}: {got} ({row.goal} asked)"
+
+
+def _machine(results: Results) -> str:
+    """Each machine with the parts that ran on it, and what was installed."""
+    if not results:
+        return ""
+    machines: dict[str, list[str]] = {}
+    for name, result in results.items():
+        installed = ", ".join(f"{package} {version}" for package, version in result.run["versions"].items())
+        machines.setdefault(f"{result.run['machine']}; {installed}", []).append(name)
+    if len(machines) == 1:
+        return f"The machine: {next(iter(machines))}."
+    return "\n".join(f"- {', '.join(parts)}: {machine}." for machine, parts in machines.items())

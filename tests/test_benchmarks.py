@@ -1,0 +1,105 @@
+"""The page of the benchmarks is what the committed results render to, and its figures are judged as they should be."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PEERS = ROOT / "benches" / "peers"
+
+
+RUN = {
+    "machine": "a processor",
+    "versions": {"numpy": "2"},
+    "commit": "abc",
+    "date": "2026-01-01",
+    "load": [0.5, 1.0],
+    "seconds": 3.0,
+}
+ROW = {
+    "work": "coordinates",
+    "peer": "numpy",
+    "ours": 1e-5,
+    "theirs": 5e-5,
+    "least": 4.0,
+    "greatest": 6.0,
+    "floor": "fill",
+    "floor_takes": 4e-6,
+    "goal": {"kind": "ratio", "limit": 6.0},
+    "unit": "s",
+    "ratio": 5.0,
+    "verdict": "missed",
+}
+POINT = {"curve": "coordinates", "library": "shardwise", "devices": 8, "seconds": 1e-6}
+
+
+def run(root: Path, option: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(root / "benches" / "peers" / "run.py"), option]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_page_and_the_charts_are_what_the_results_render_to() -> None:
+    result = run(ROOT, "--check")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with a row and a point that were measured, and the page of them."""
+    root = tmp_path_factory.mktemp("repository")
+    shutil.copytree(PEERS, root / "benches" / "peers", ignore=shutil.ignore_patterns("results", "__pycache__"))
+    results = root / "benches" / "peers" / "results"
+    results.mkdir()
+    for part, line in (("core", ROW), ("curves", POINT)):
+        (results / f"{part}.json").write_text(f"{json.dumps(RUN)}\n{json.dumps(line)}\n", encoding="utf-8")
+    written = run(root, "--write-only")
+    assert written.returncode == 0, written.stderr
+    return root
+
+
+def test_a_row_and_a_point(measured: Path) -> None:
+    page = (measured / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert "| coordinates | 10 µs | numpy | 50 µs | **5.0×** (4.0× to 6.0×) | 40% of fill | ≥ 6×, **missed** |" in page
+    assert "| coordinates | shardwise | 1 µs |" in page
+    assert "Goals measured: 1; met: 0. Missed:\n\n- coordinates, beside numpy: 5.0× (≥ 6× asked)" in page
+    assert "2026-01-01, commit abc, 3 s, load 0.5 to 1.0" in page
+
+
+@pytest.mark.parametrize("page", ["docs/benchmarks.md", "docs/pictures/ratios.svg", "docs/pictures/growth.svg"])
+def test_another_figure_is_noticed(page: str, measured: Path, tmp_path: Path) -> None:
+    if page.endswith(".svg"):
+        pytest.importorskip("matplotlib")
+    shutil.copytree(measured, tmp_path, dirs_exist_ok=True)
+    text = (tmp_path / page).read_text(encoding="utf-8")
+    pattern = r"(?<=\*\*)\d" if page.endswith(".md") else r"(?<=figures )\w"
+    changed = re.sub(pattern, lambda match: "1" if match[0] == "0" else "0", text, count=1)
+    assert changed != text
+    (tmp_path / page).write_text(changed, encoding="utf-8")
+    result = run(tmp_path, "--check")
+    assert result.returncode == 1
+    assert Path(page).name in result.stdout
+
+
+def test_the_template_has_no_figures() -> None:
+    """A time, a ratio or a share in it would be one that no run has measured."""
+    template = (PEERS / "template.md").read_text(encoding="utf-8")
+    template = template.replace("at 100 % nothing", "")
+    assert not re.findall(r"\d\s?(?:[nµm]?s\b|×|%|[KMG]i?B)", template)
+
+
+@pytest.mark.parametrize("module", ["figures", "page"])
+def test_the_examples_of_the_module(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that are judged by hand arithmetic."""
+    monkeypatch.syspath_prepend(str(PEERS))
+    outcome = doctest.testmod(importlib.import_module(module))
+    assert outcome.attempted
+    assert not outcome.failed
