@@ -247,6 +247,11 @@ class DeviceMesh:
             return ", ".join(repr(self.device(i)) for i in range(self.size))
         return f"{self.device(0)!r}, {self.device(1)!r}, … {self.device(self.size - 1)!r}"
 
+    def _labels_at(self, indices: list[int]) -> list[Any]:
+        """The labels of device indices that the mesh is known to have."""
+        labels = self._labels or self._default_labels
+        return [f"{_PREFIX}{i}" for i in indices] if labels is None else [labels[i] for i in indices]
+
     def _all_labels(self) -> tuple[Any, ...]:
         """All labels, in device-index order."""
         if self._labels is not None:

@@ -211,7 +211,7 @@ class Partition:
         >>> TensorLayout(("y",), DeviceMesh((2, 3), ("x", "y"))).partition((9,)).devices_holding(1)
         ['cpu:1', 'cpu:4']
         """
-        return [self._mesh.device(i) for i in self._core.devices_holding(shard_id)]
+        return self._mesh._labels_at(self._core.devices_holding(shard_id))
 
     @overload
     def locate(self, offsets: int) -> tuple[int, int]: ...
