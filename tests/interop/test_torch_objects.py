@@ -50,6 +50,13 @@ def test_placements_that_no_layout_can_express() -> None:
             dialect.from_placements([mask(), placement_types.Shard(0)], DP_TP, 1)
 
 
+def test_placements_of_nonsense() -> None:
+    """PyTorch makes them; they are refused where they are read."""
+    for placement in (placement_types._StridedShard(0, split_factor=0), placement_types.Partial("nonsense")):
+        with pytest.raises(LayoutError, match=r"placements\[0\]"):
+            dialect.from_placements([placement, placement_types.Shard(0)], DP_TP, 1)
+
+
 def test_layouts_there_and_back() -> None:
     source = random.Random(0)
     for _ in range(100):

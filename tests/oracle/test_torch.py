@@ -200,6 +200,44 @@ def test_plans_are_those_of_the_checkpoint_planner(worker: Worker) -> None:
         check_plan(plan, saved_by, answer)
 
 
+def test_the_checkpoint_planner_takes_every_shard_for_a_box(worker: Worker) -> None:
+    """13 rows over z, then y, then x: rank 5 holds the rows 7 and 10, and PyTorch would load 7 and 8 into it."""
+    mesh = sw.DeviceMesh((2, 2, 2), ("x", "y", "z"))
+    placements = to_placements(sw.TensorLayout((("z", "y", "x"),), mesh))
+    assert placements == [StridedShard(0, 4), StridedShard(0, 2), Shard(0)]
+    placed = placement_entries(list(placements))
+    held = {"shape": [13], "mesh_shape": [2, 2, 2], "placements": placed, "elements": True}
+    answer, *_ = worker.ask([held])
+    assert answer["elements"][5] == [7, 10]
+    chunk = (answer["offsets"][5], answer["shapes"][5])
+    assert worker.ask([{"saved": [([0], [13])], "wanted": [chunk]}]) == [[(0, 0, [0], [7], [2])]]
+    shards = local_shards(placements, mesh, (13,))
+    assert shards.is_box.tolist() == [True] * 5 + [False] + [True] * 2
+
+
+def test_the_calculator_takes_a_dim_and_its_negative_for_two(worker: Worker) -> None:
+    positive, negative = (
+        {"shape": [2, 8], "mesh_shape": [2, 2], "placements": [("shard", dim), ("shard", 1)]} for dim in (1, -1)
+    )
+    right, wrong = worker.ask([positive, negative])
+    assert [offset[1] for offset in right["offsets"]] == [0, 2, 4, 6]
+    assert [offset[1] for offset in wrong["offsets"]] == [0, 2, 0, 2]
+    shards = local_shards([Shard(-1), Shard(1)], sw.DeviceMesh((2, 2), ("x", "y")), (2, 8))
+    assert shards.offsets.tolist() == right["offsets"]
+
+
+def test_the_checkpoint_planner_says_nothing_of_gaps_and_overlaps(worker: Worker) -> None:
+    gap = {"saved": [([0], [3]), ([5], [3])], "wanted": [([0], [8])]}
+    overlap = {"saved": [([0], [5]), ([3], [5])], "wanted": [([0], [8])]}
+    assert [sum(read[4][0] for read in answer) for answer in worker.ask([gap, overlap])] == [6, 10]
+    mesh = sw.DeviceMesh((1,), ("x",))
+    whole = sw.TensorLayout((None,), mesh).partition((8,))
+    for case in (gap, overlap):
+        boxes = [[[offsets[0], offsets[0] + sizes[0]]] for offsets, sizes in case["saved"]]
+        with pytest.raises(sw.LayoutError):
+            sw.plan_from_boxes(boxes, whole)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed in this Python")
 def test_a_cpu_tensor_is_distributed_without_a_copy() -> None:
     torch = importlib.import_module("torch")
