@@ -26,7 +26,7 @@ ALONE = {"_init_backend": False, "_rank": 0}
 
 
 def test_placements_there_and_back() -> None:
-    ours = [Shard(1), StridedShard(0, 2), Replicate(), Partial(), Partial("max")]
+    ours: list[dialect.Placement] = [Shard(1), StridedShard(0, 2), Replicate(), Partial(), Partial("max")]
     theirs = dialect.to_torch_placements(ours)
     assert theirs == [
         placement_types.Shard(1),

@@ -119,7 +119,8 @@ def check_held(case: dict[str, Any], answer: Any) -> int:
         offsets = np.arange(int(np.prod(shape))).reshape(shape)
         for rank, held in enumerate(answer["elements"]):
             start, size = shards.offsets[rank], shards.shapes[rank]
-            box = offsets[(*(slice(a, a + n) for a, n in zip(start, size, strict=True)), ...)]
+            cut: tuple[Any, ...] = (*(slice(a, a + n) for a, n in zip(start, size, strict=True)), ...)
+            box = offsets[cut]
             assert len(held) == np.prod(size), (case, rank)
             assert bool(shards.is_box[rank]) == (box.ravel().tolist() == held), (case, rank)
     return mesh.size

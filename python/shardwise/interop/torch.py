@@ -12,8 +12,8 @@ Dims that do not divide are cut by `torch.chunk`, once per mesh axis: the uneven
 meet dims that do not divide, PyTorch gives some ranks other elements than `"chunk"` over the axis tuple would, also
 such as are no box; `local_shards` says what it does.
 
-The rules are those of `torch/distributed/tensor/_utils.py` and `placement_types.py`: those of PyTorch 2.10, 2.13 and 2.15
-are the same.
+The rules are those of `torch/distributed/tensor/_utils.py` and `placement_types.py`; they are the same in PyTorch
+2.10, 2.13 and 2.15.
 """
 
 from __future__ import annotations
