@@ -37,7 +37,7 @@ PARAMETERS = ["global_shape", "mesh_shape", "my_coordinate", "placements"]
 
 def missing() -> str | None:
     """Say why PyTorch cannot be asked, or None. If a Python is named, it is expected to answer."""
-    if VARIABLE in os.environ or importlib.util.find_spec("torch") is not None:
+    if os.environ.get(VARIABLE) or importlib.util.find_spec("torch") is not None:
         return None
     return f"PyTorch is not installed (a build for the CPU is enough), and {VARIABLE} names no Python that has it"
 
