@@ -12,7 +12,8 @@ Dims that do not divide are cut by `torch.chunk`, once per mesh axis: the uneven
 meet dims that do not divide, PyTorch gives some ranks other elements than `"chunk"` over the axis tuple would, also
 such as are no box; `local_shards` says what it does.
 
-The rules are those of `torch/distributed/tensor/_utils.py` and `placement_types.py` of PyTorch 2.13.
+The rules are those of `torch/distributed/tensor/_utils.py` and `placement_types.py`; they are the same in PyTorch
+2.10, 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from ..mesh import DeviceMesh
 from ..sharded import ShardedArray
 from ._axes import checked_layout, checked_mesh, checked_rank, spec_names
 from ._strided import strided_pieces
+from ._tensors import array_of_tensor, tensor_of_array
 
 __all__ = [
     "LocalShards",
@@ -161,7 +163,8 @@ def read_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> l
     """Take placements, ours or PyTorch's, as ours, with dims from 0 to `rank - 1`.
 
     Raises:
-        LayoutError: if there is not one per axis of the mesh, or one is for a dim that is not there.
+        LayoutError: if there is not one per axis of the mesh, or one is for a dim that is not there, or of a kind of
+            PyTorch's that has no part here.
         TypeError: if an entry is no placement.
 
     >>> read_placements([Shard(-1)], DeviceMesh((4,), ("x",)), rank=2)
@@ -184,18 +187,28 @@ def _read(i: int, placement: Any, rank: int) -> Placement:
     if kind == "Partial":
         return Partial(placement.reduce_op)
     if kind not in ("Shard", "StridedShard", "_StridedShard"):
-        raise TypeError(
-            f"placements[{i}] must be a Shard, a Replicate, a Partial or a _StridedShard, got {placement!r}"
-        )
-    dim = placement.dim
+        message = f"placements[{i}] must be a Shard, a Replicate, a Partial or a _StridedShard, got {placement!r}"
+        # PyTorch has further kinds, such as MaskPartial, all of one base.
+        known = any(base.__name__ == "Placement" for base in type(placement).__mro__)
+        raise LayoutError(message) if known else TypeError(message)
+    dim = _integer(i, placement, "dim")
     if not -rank <= dim < rank:
         raise LayoutError(f"placements[{i}] is {placement!r}, but the tensor has {rank} dims")
     dim += rank * (dim < 0)
     if kind == "Shard":
         return Shard(dim)
-    if placement.split_factor < 1:
+    split_factor = _integer(i, placement, "split_factor")
+    if split_factor < 1:
         raise LayoutError(f"placements[{i}] is {placement!r}; a split_factor is at least 1")
-    return StridedShard(dim, placement.split_factor)
+    return StridedShard(dim, split_factor)
+
+
+def _integer(i: int, placement: Any, name: str) -> int:
+    # Other classes are called Shard too, such as that of a sharded array.
+    value = getattr(placement, name, None)
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"placements[{i}] must have an integer {name}, got {placement!r}")
+    return int(value)
 
 
 class LocalShards(NamedTuple):
@@ -205,7 +218,7 @@ class LocalShards(NamedTuple):
     shapes: npt.NDArray[np.int64]
     #: Where it begins in the global tensor; for an empty shard, along the dim that empties it, the dim's size.
     offsets: npt.NDArray[np.int64]
-    #: Whether it is a box of the global tensor: bool (ranks,). Strided shards need not be.
+    #: Whether it is a box of the global tensor: bool (ranks,). Strided shards need not be; one without elements is.
     is_box: npt.NDArray[np.bool_]
 
 
@@ -242,6 +255,7 @@ def local_shards(placements: Iterable[Any], mesh: DeviceMesh, shape: Sequence[in
     shards = LocalShards(boxes[:, :, 1] - boxes[:, :, 0], boxes[:, :, 0], np.ones(mesh.size, np.bool_))
     for dim in strided:
         _cut_strided(dim, int(sizes[dim]), read, mesh, shards)
+    shards.is_box[:] |= (shards.shapes == 0).any(axis=1)
     return shards
 
 
@@ -280,7 +294,8 @@ def mesh_to_torch(mesh: DeviceMesh, **options: Any) -> Any:
 
     Args:
         mesh: the mesh; labels such as `"cuda:5"`, of one type.
-        options: further keyword arguments of PyTorch's `DeviceMesh`, which needs a process group.
+        options: further keyword arguments of PyTorch's `DeviceMesh`, which needs a process group, but not with
+            `_init_backend=False, _rank=0`.
 
     Raises:
         MeshError: if a label is not a type and a rank, or the types differ.
@@ -322,18 +337,19 @@ def to_torch_placements(placements: Iterable[Placement]) -> list[Any]:
 def to_local_tensors(sharded: ShardedArray) -> list[Any]:
     """Give every rank's local tensor as a `torch.Tensor`, in device-index order.
 
-    The tensors share the memory of the shards: nothing is copied. With `to_placements(sharded.layout)` they are what
-    `DTensor.from_local` takes.
+    The tensors share the memory of the shards: nothing is copied. PyTorch has no read-only tensors: of a read-only
+    shard it gives one that must not be written to, and warns. With `to_torch_placements(to_placements(sharded.layout))`
+    the tensors are what `DTensor.from_local` takes; it takes every rank's to be as large as its own unless it is given
+    the global shape and stride.
 
     Raises:
         LayoutError: if PyTorch would give a rank other elements than the partition does.
         TypeError: if PyTorch has no such dtype; raised by PyTorch.
-        ValueError: if a shard has negative strides, which PyTorch does not have; raised by PyTorch.
+        ValueError: if a shard has strides that PyTorch does not have, negative ones or such as are no multiple of the
+            item size, or is of the other byte order; raised by PyTorch.
     """
-    import torch
-
     _check_torch_agrees(sharded)
-    return [torch.from_numpy(shard.data) for shard in sharded.shards]
+    return [tensor_of_array(shard.data) for shard in sharded.shards]
 
 
 def from_local_tensors(tensors: Sequence[Any], layout: TensorLayout, shape: Sequence[int]) -> ShardedArray:
@@ -346,9 +362,10 @@ def from_local_tensors(tensors: Sequence[Any], layout: TensorLayout, shape: Sequ
 
     Raises:
         LayoutError: if the tensors do not fit the layout, or PyTorch gives a rank elements that are no shard of it.
+        ImportError: if the tensors are bfloat16 or float8, and ml_dtypes is not installed.
     """
     partition = layout.partition(shape, uneven="chunk")
-    sharded = ShardedArray(partition, [tensor.detach().numpy() for tensor in tensors])
+    sharded = ShardedArray(partition, [array_of_tensor(tensor) for tensor in tensors])
     _check_torch_agrees(sharded)
     return sharded
 
