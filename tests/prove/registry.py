@@ -1,0 +1,7 @@
+"""All subjects, in the order in which `make prove` goes through them."""
+
+from __future__ import annotations
+
+from . import against_jax, against_numpy
+
+SUBJECTS = [*against_numpy.SUBJECTS, *against_jax.SUBJECTS]
