@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from . import against_jax, against_numpy
+from . import against_jax, against_numpy, against_tensorflow, against_torch
 
-SUBJECTS = [*against_numpy.SUBJECTS, *against_jax.SUBJECTS]
+SUBJECTS = [
+    *against_numpy.SUBJECTS,
+    *against_jax.SUBJECTS,
+    *against_torch.SUBJECTS,
+    *against_tensorflow.SUBJECTS,
+]
