@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from . import against_jax, against_numpy, against_tensorflow, against_torch, laws, reshards
+from . import against_dask, against_jax, against_numpy, against_tensorflow, against_torch, laws, layout_maps, reshards
 
 SUBJECTS = [
     *against_numpy.SUBJECTS,
     *laws.SUBJECTS,
     *reshards.SUBJECTS,
+    *layout_maps.SUBJECTS,
+    *against_dask.SUBJECTS,
     *against_jax.SUBJECTS,
     *against_torch.SUBJECTS,
     *against_tensorflow.SUBJECTS,

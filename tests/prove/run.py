@@ -13,6 +13,7 @@ from .subject import Outcome
 
 #: How many mismatches of a subject are printed; all are saved.
 MOST_PRINTED = 5
+LEFT_OUT = "left out"
 
 
 def goal_of(goal: int, scale: float) -> int:
@@ -34,7 +35,7 @@ def prove(registry: str, ledger: Ledger, jobs: int, resume: bool, only: str = ""
     done = ledger.start(resume)
     rows = [Row(subject, goal_of(subject.goal, ledger.scale)) for subject in subjects_of(registry)]
     for row in rows:
-        row.missing = row.subject.missing() if only in row.subject.name else "left out"
+        row.missing = row.subject.missing() if only in row.subject.name else LEFT_OUT
     for (name, _), outcome in done.items():
         for row in rows:
             if row.subject.name == name:
@@ -66,7 +67,7 @@ def prove(registry: str, ledger: Ledger, jobs: int, resume: bool, only: str = ""
 
 def conclude(rows: Sequence[Row], seed: int, seconds: float) -> int:
     mismatches = sum(row.mismatches for row in rows)
-    print(f"\n{table(rows)}\n")
+    print(f"\n{table([row for row in rows if row.missing != LEFT_OUT])}\n")
     cases = sum(row.cases for row in rows)
     print(f"{cases:,} cases, {mismatches} mismatches, seed {seed}, {seconds / 60:.1f} minutes of this call")
     return 1 if mismatches else 0
