@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt

@@ -1,7 +1,7 @@
 """What the installed TensorFlow makes of meshes and layouts; runs in a process of its own, because TensorFlow crashes.
 
-The protocol is that of `worker`. An answer is a dict of results, in which an exception is `("raised", its type's name)`.
-When the process dies in a batch, the batch has no answer: that is how the test learns of a crash.
+The protocol is that of `worker`. An answer is a dict of results, in which an exception is `("raised", its type's
+name)`. When the process dies in a batch, the batch has no answer: that is how the test learns of a crash.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from tests.oracle.worker import serve
+
+#: TensorFlow's modules, once `version` has imported them.
+tf: Any = None
+layout_pb2: Any = None
 
 PATIENCE = 3
 """Seconds after which an expression that has not ended counts as one that never will."""
@@ -128,12 +134,12 @@ def answer(case: Any) -> Any:
 def version() -> str:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    global layout_pb2, np, tf
-    import numpy as np
     import tensorflow
     from tensorflow.dtensor.proto import layout_pb2
-    from tensorflow.dtensor.python import layout as tf
+    from tensorflow.dtensor.python import layout
 
+    # For the functions above; imported late, since a test run looks into every module of the tests.
+    globals().update(tf=layout, layout_pb2=layout_pb2)
     return str(tensorflow.__version__)
 
 

@@ -10,11 +10,6 @@ A worker's module ends with
         serve(lambda: framework.__version__, answer)
 
 and is started with `python -m tests.oracle.its_name` in the project's folder.
-
-PyTorch's is `tests.oracle.torch_oracle`, started with the Python that SHARDWISE_TORCH_PYTHON names. A case of its is a dict:
-"shape" and "mesh_shape", lists of int; "placements", one entry per mesh dim: ("replicate",), ("shard", dim) or ("strided",
-dim, split_factor). The answer is a dict of "shapes" and "offsets", each with one list of int per rank, in row-major order
-of the mesh, as DTensor's calculator gives them when asked rank by rank; or ("raised", the exception's type, its text).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What `keras.distribution` makes of meshes, layouts and maps, and how its look-ups end; the protocol is `worker`'s.
 
-A case is a dict: "mesh" is (shape, axis names, devices), "rules" a list of (key, axes), "paths" a list of paths. Keras's
-objects are described as plain values; shardwise's, which were made of them, by their `repr`.
+A case is a dict: "mesh" is (shape, axis names, devices), "rules" a list of (key, axes), "paths" a list of paths.
+Keras's objects are described as plain values; shardwise's, which were made of them, by their `repr`.
 """
 
 from __future__ import annotations

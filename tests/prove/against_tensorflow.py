@@ -50,5 +50,7 @@ def check(cases: list[DTensorCase]) -> Iterator[BaseException | None]:
 
 
 SUBJECTS = [
-    Subject("TensorFlow", "text, bytes, methods", 100_000, 500, sampled(draw, check), TENSORFLOW.missing, TENSORFLOW.stop)
+    Subject(
+        "TensorFlow", "text, bytes, methods", 100_000, 500, sampled(draw, check), TENSORFLOW.missing, TENSORFLOW.stop
+    )
 ]

@@ -55,7 +55,7 @@ class TorchCase:
 
     def simpler(self) -> Iterator[TorchCase]:
         for dim, n in enumerate(self.shape):
-            for smaller in {0, n // 2, n - 1} - {n, -1}:
+            for smaller in {0, n // 2, max(n - 1, 0)} - {n}:
                 yield replace(self, shape=(*self.shape[:dim], smaller, *self.shape[dim + 1 :]))
         for i, placement in enumerate(self.placements):
             if placement != ("replicate",):

@@ -106,4 +106,8 @@ def check_owner(partition: sw.Partition, box: list[tuple[int, int]], shard_id: i
     same("global_offset", partition.global_offset(*found).tolist(), offsets)
 
 
-SUBJECTS = [Subject("Python's integers", "layouts of any size", 200_000, 2_000, sampled(random_large_case, one_by_one(check_large)))]
+SUBJECTS = [
+    Subject(
+        "Python's integers", "layouts of any size", 200_000, 2_000, sampled(random_large_case, one_by_one(check_large))
+    )
+]

@@ -18,7 +18,20 @@ from .subject import Subject, one_by_one, same, sampled
 KERAS = Framework("keras", "tests.oracle.worker_keras")
 
 WORDS = ("dense", "dense_1", "conv2d", "kernel", "bias", "h.0", "h.10", "é", "K", "ſ", "a b", "x\n", "")
-PIECES = (*WORDS, ".*", "/", r"\d+", "[a-z]+", "(kernel|bias)", "h.\\d", "^", "$", "(?:dense)?", r"\.", "(?i:KERNEL)")
+PIECES: tuple[str, ...] = (
+    *WORDS,
+    ".*",
+    "/",
+    r"\d+",
+    "[a-z]+",
+    "(kernel|bias)",
+    "h.\\d",
+    "^",
+    "$",
+    "(?:dense)?",
+    r"\.",
+    "(?i:KERNEL)",
+)
 PIECES += ("k{1,2}", r"\b", r"(?<!\d)", "(e)", "x$", r"\w*", r"\s", "[^/]*")
 
 

@@ -65,10 +65,10 @@ class LayoutCase:
             yield replace(
                 self, specs=self.specs[before] + self.specs[after], shape=self.shape[before] + self.shape[after]
             )
-            for smaller in {0, n // 2, n - 1} - {n, -1}:
+            for smaller in {0, n // 2, max(n - 1, 0)} - {n}:
                 yield replace(self, shape=(*self.shape[before], smaller, *self.shape[after]))
-            for axis in self.specs[dim]:
-                spec = tuple(name for name in self.specs[dim] if name != axis)
+            for cutting in self.specs[dim]:
+                spec = tuple(name for name in self.specs[dim] if name != cutting)
                 yield replace(self, specs=(*self.specs[before], spec, *self.specs[after]))
         for axis, size in enumerate(self.mesh_shape):
             if self.devices is None and size > 1:

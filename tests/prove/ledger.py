@@ -15,8 +15,10 @@ from .subject import Outcome
 
 FOLDER = ROOT / "target" / "prove"
 #: What the answers depend on: another version of any of these has proven nothing yet.
-SOURCES = ("python/shardwise/**/*.py", "python/shardwise/*.so", "python/shardwise/*.pyd", "tests/oracle/*.py")
-SOURCES += ("tests/prove/*.py", "rust/core/**/*.rs", "tests/*.rs")
+SOURCES = (
+    *("python/shardwise/**/*.py", "python/shardwise/*.so", "python/shardwise/*.pyd", "rust/core/**/*.rs"),
+    *("tests/oracle/*.py", "tests/prove/*.py", "tests/**/*.rs"),
+)
 
 
 def code_version(root: Path = ROOT) -> str:
@@ -34,12 +36,12 @@ class Ledger:
     def __init__(self, seed: int, scale: float, version: str, folder: Path = FOLDER) -> None:
         self.seed, self.scale, self.version = seed, scale, version
         self.folder = folder
-        self.path = folder / f"{version}-{scale:g}-{seed}.jsonl"
+        self.path = folder / f"{version}-{scale}-{seed}.jsonl"
 
     @classmethod
     def unfinished(cls, scale: float, version: str, folder: Path = FOLDER) -> Ledger | None:
         """Find the newest run of this scale and version that has not come to its end."""
-        paths = sorted(folder.glob(f"{version}-{scale:g}-*.jsonl"), key=lambda path: path.stat().st_mtime)
+        paths = sorted(folder.glob(f"{version}-{scale}-*.jsonl"), key=lambda path: path.stat().st_mtime)
         for path in reversed(paths):
             ledger = cls(int(path.stem.rpartition("-")[2]), scale, version, folder)
             if not any("finished" in line for line in ledger._lines()):
@@ -55,7 +57,7 @@ class Ledger:
         done = {}
         for line in self._lines():
             if "subject" in line:
-                done[line.pop("subject"), line.pop("batch")] = Outcome(**line)
+                done[line["subject"], line["batch"]] = Outcome(line["cases"], line["seconds"], line["mismatches"])
         return done
 
     def add(self, subject: str, batch: int, outcome: Outcome) -> None:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from . import against_dask, against_jax, against_numpy, against_tensorflow, against_torch, laws, layout_maps, reshards
+from . import (
+    against_dask,
+    against_jax,
+    against_numpy,
+    against_tensorflow,
+    against_torch,
+    exhaustive,
+    laws,
+    layout_maps,
+    reshards,
+)
 
 SUBJECTS = [
     *against_numpy.SUBJECTS,
     *laws.SUBJECTS,
     *reshards.SUBJECTS,
     *layout_maps.SUBJECTS,
+    *exhaustive.SUBJECTS,
     *against_dask.SUBJECTS,
     *against_jax.SUBJECTS,
     *against_torch.SUBJECTS,

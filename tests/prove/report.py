@@ -44,7 +44,9 @@ def table(rows: Sequence[Row]) -> str:
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
 
     def line_of(cells: Sequence[str]) -> str:
-        padded = [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, widths, strict=True))]
+        padded = [
+            cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
+        ]
         return "  ".join(padded).rstrip()
 
     return "\n".join([line_of(HEAD), "  ".join("-" * w for w in widths), *map(line_of, lines[1:])])

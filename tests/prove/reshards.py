@@ -41,7 +41,7 @@ class ReshardCase:
     def simpler(self) -> Iterator[ReshardCase]:
         shape = self.src.shape
         for dim, n in enumerate(shape):
-            for smaller in {0, n // 2, n - 1} - {n, -1}:
+            for smaller in {0, n // 2, max(n - 1, 0)} - {n}:
                 less = (*shape[:dim], smaller, *shape[dim + 1 :])
                 yield ReshardCase(replace(self.src, shape=less), replace(self.dst, shape=less))
         for simpler in self.src.simpler():
@@ -195,13 +195,14 @@ def apply(step: CollectiveStep, case: ReshardCase, _: sw.TensorLayout, shards: l
         moved = dict(zip(axes, turn, strict=True))
         return coordinates.index(tuple(moved.get(axis, at) for axis, at in enumerate(own)))
 
-    after = []
+    after: list[Array] = []
     turns = list(itertools.product(*(range(case.src.mesh_shape[axis]) for axis in axes)))
     for own in coordinates:
         group = [shards[member(own, turn)] for turn in turns]
         place = turns.index(tuple(own[axis] for axis in axes))
 
         def part(shard: Array, place: int = place, parts: int = len(turns)) -> Array:
+            assert step.to_dim is not None
             return np.split(shard, parts, axis=step.to_dim)[place]
 
         if step.kind == "slice":
@@ -211,9 +212,9 @@ def apply(step: CollectiveStep, case: ReshardCase, _: sw.TensorLayout, shards: l
         elif step.kind == "all-to-all":
             after.append(np.concatenate([part(shard) for shard in group], axis=step.from_dim))
         elif step.kind == "reduce-scatter":
-            after.append(sum(part(shard) for shard in group))
+            after.append(np.add.reduce([part(shard) for shard in group]))
         else:
-            after.append(sum(group))
+            after.append(np.add.reduce(group))
     return after
 
 
