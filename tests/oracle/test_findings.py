@@ -215,13 +215,22 @@ FINDINGS = [
         LayoutError,
     ),
     Finding(
-        "keras-rule-of-the-guide",
+        "keras-earlier-rule",
         "keras",
         (*KERAS, "rules = LayoutMap(None)", "rules['conv2d.*kernel'] = (None,)"),
         "rules['my_model/conv2d_123/kernel']",
         None,
-        lambda: rule_of_the_guide()["my_model/conv2d_123/kernel"],
+        lambda: earlier_rule()["my_model/conv2d_123/kernel"],
         sw.TensorLayout((None,)),
+    ),
+    Finding(
+        "keras-list",
+        "keras",
+        (*KERAS, "rules = LayoutMap(None)"),
+        "rules.__setitem__('kernel', [None, 'x'])",
+        raised("ValueError"),
+        lambda: list_as_value()["kernel"],
+        sw.TensorLayout((None, "x")),
     ),
     Finding(
         "keras-in",
@@ -274,9 +283,15 @@ FINDINGS = [
 ]
 
 
-def rule_of_the_guide() -> sw.LayoutMap:
+def earlier_rule() -> sw.LayoutMap:
     layout_map = sw.LayoutMap()
     layout_map["conv2d.*kernel"] = (None,)
+    return layout_map
+
+
+def list_as_value() -> sw.LayoutMap:
+    layout_map = sw.LayoutMap()
+    layout_map["kernel"] = [None, "x"]
     return layout_map
 
 
@@ -294,7 +309,9 @@ def test_findings(frameworks: Worker, finding: Finding) -> None:
             finding.ours()
     else:
         assert finding.ours() == finding.right
-    check_theirs(frameworks, finding.package, finding.setup, finding.expression, lambda answer: answer == finding.theirs)
+    check_theirs(
+        frameworks, finding.package, finding.setup, finding.expression, lambda answer: answer == finding.theirs
+    )
 
 
 def check_theirs(
