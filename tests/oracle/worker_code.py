@@ -29,7 +29,7 @@ def version() -> str:
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["KERAS_BACKEND"] = "numpy"
     warnings.simplefilter("ignore")
-    return np.__version__
+    return str(np.__version__)
 
 
 if __name__ == "__main__":

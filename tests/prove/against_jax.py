@@ -26,7 +26,7 @@ def random_case(rng: random.Random) -> LayoutCase:
     """A mesh of some of the devices in any order; the rule is "even", the only one that JAX has."""
     case = random_layout_case(rng, most_devices=rng.choice((4, 8, 8, 8, 16, 16, 24, HOST)))
     shards = [math.prod(case.sizes[name] for name in spec) for spec in case.specs]
-    shape = tuple(n * rng.randint(0, 4) + (rng.random() < 0.02) for n in shards)
+    shape = tuple(n * (0 if rng.random() < 0.05 else rng.randint(1, 4)) + (rng.random() < 0.02) for n in shards)
     devices = rng.sample(range(HOST), math.prod(case.mesh_shape))
     return replace(case, devices=tuple(devices), unreduced=(), shape=shape, rule="even")
 

@@ -167,5 +167,5 @@ def compare(case: MapCase, answer: dict[str, Any]) -> None:
 
 SUBJECTS = [
     Subject("Python's re", "layout map look-ups", 200_000, 2_000, sampled(random_map, one_by_one(check_by_re))),
-    Subject("Keras", "maps, look-ups", 100_000, 1_000, sampled(keras_map, check_by_keras), KERAS.missing, KERAS.stop),
+    Subject("Keras", "maps, look-ups", 50_000, 1_000, sampled(keras_map, check_by_keras), KERAS.missing, KERAS.stop),
 ]

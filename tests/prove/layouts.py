@@ -117,7 +117,7 @@ def random_shape(
         shards = math.prod(sizes[name] for name in spec)
         if rule == "even":
             # A few do not divide, and must be refused.
-            n = shards * rng.randint(0, 3) + (rng.random() < 0.02)
+            n = shards * (0 if rng.random() < 0.04 else rng.randint(1, 4)) + (rng.random() < 0.02)
         else:
             n = 0 if rng.random() < 0.04 else rng.randint(1, rng.choice((3, 2 * shards, 3 * shards + 2)))
         shape.append(min(n, max(room, shards)))

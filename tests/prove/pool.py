@@ -113,10 +113,12 @@ class Pool:
             f"subject.run(seeded({self._seed}, subject.name, {work.batch}), {work.count}, {work.batch})\n"
         )
 
-    def close(self) -> None:
+    def close(self, kill: bool = False) -> None:
+        """End the processes, once they have done what they are at, or now."""
         for connection, process in self._processes.items():
             connection.close()
-            process.join(timeout=30)
-            if process.is_alive():
+            if kill:
                 process.kill()
+        for process in self._processes.values():
+            process.join()
         self._processes.clear()

@@ -56,6 +56,7 @@ def prove(registry: str, ledger: Ledger, jobs: int, resume: bool, only: str = ""
                 row.add(outcome)
                 shown.show(row)
     except KeyboardInterrupt:
+        pool.close(kill=True)
         print("\nstopped; the same command goes on from here")
         return 130
     finally:
