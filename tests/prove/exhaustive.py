@@ -62,6 +62,6 @@ def subject(test: str, operation: str, cases: int) -> Subject:
 
 
 SUBJECTS = [
-    subject("exhaustive", "all small partitions", 9_250_000),
-    subject("exhaustive_reshard", "all small reshards", 8_226_000),
+    subject("exhaustive", "all small partitions", 10_429_664),
+    subject("exhaustive_reshard", "all small reshards", 8_228_223),
 ]
