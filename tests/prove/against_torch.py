@@ -74,7 +74,7 @@ def draw(rng: random.Random) -> TorchCase:
         later = cutting.get(dim, 1)
         if dim < 0:
             placements.append(("replicate",))
-        elif later > 1 and rng.random() < 0.3:
+        elif later > 1 and rng.random() < 0.6:
             placements.append(("strided", dim, later))
         else:
             placements.append(("shard", dim))
