@@ -6,7 +6,12 @@ BIN := $(VENV)/bin
 # A checkpoint to plan in `make demo`; without one, a small model's is written and used.
 CKPT ?=
 
-.PHONY: help demo test test-rust test-python test-oracle check format bench build clean
+# Of `make prove`: the seed, by default a new one, or that of the run that was interrupted; a part of the cases, of 1.0.
+SEED ?=
+SCALE ?= 1.0
+JOBS ?= 2
+
+.PHONY: help demo test test-rust test-python test-oracle prove frameworks check format bench build clean
 .DEFAULT_GOAL := help
 
 help: ## say what the targets are
@@ -47,9 +52,14 @@ install_extras = $(BIN)/python -m pip install --quiet $$($(BIN)/python -c "impor
   extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
   print(*(name for extra in sys.argv[1:] for name in extras[extra]))" $(1))
 
-test-oracle: build ## install the frameworks and compare with them
+frameworks: build
 	$(call install_extras,oracle)
+
+test-oracle: frameworks ## install the frameworks and compare with them
 	$(BIN)/python -m pytest tests/oracle tests/interop -rs
+
+prove: frameworks ## compare millions of cases with oracles; Ctrl-C stops, the same command goes on; SEED=… repeats
+	$(BIN)/python -m tests.prove --resume --jobs $(JOBS) --scale $(SCALE) $(if $(SEED),--seed $(SEED))
 
 check: build ## everything that continuous integration checks
 	cargo fmt --all --check
@@ -66,8 +76,8 @@ format: build ## format the Rust and Python code
 	$(BIN)/ruff check --fix
 
 # PyTorch may be missing, as in the extra `oracle`; where it is installed, it is compared with.
-bench: build ## time the kernels, and the same work in other libraries: writes docs/benchmarks.md
-	$(call install_extras,oracle bench)
+bench: frameworks ## time the kernels, and the same work in other libraries: writes docs/benchmarks.md
+	$(call install_extras,bench)
 	cargo bench --bench kernels --bench reshard
 	$(BIN)/python benches/peers/run.py --allow-missing torch
 

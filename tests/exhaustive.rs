@@ -3,7 +3,7 @@
 //! Meshes of 1 to 3 axes of sizes 1 to 4; every layout of every rank up to 3 (each axis cuts some dim, at every place
 //! of its spec, or replicates); every shape with dims of 0 to 6; all four rules. That is some ten million partitions.
 //! The ordinary test goes through all of rank 0 to 2 and through every 97th of rank 3; the ignored one, which takes
-//! minutes, through all: `cargo test --release --test exhaustive -- --ignored --nocapture`.
+//! minutes, through all: `cargo test --test exhaustive -- --ignored --nocapture`, or `make prove`, in parts.
 //!
 //! Each offset, shard and device is checked against lists made here by hand, without the crate's arithmetic:
 //!
@@ -24,47 +24,14 @@ use shardwise_core::{
     runs::Runs,
     uneven::Uneven,
 };
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
-};
+use small_scope::{NAMES, Part, layouts, lists, sum_of};
+use std::{collections::HashMap, sync::Arc};
 
-const NAMES: [&str; 3] = ["a", "b", "c"];
+mod small_scope;
+
 const LARGEST_AXIS: i64 = 4;
 const LARGEST_DIM: i64 = 6;
 const MOST_DIMS: usize = 3;
-
-/// Every list of `len` numbers of `from..=to`.
-fn lists(len: usize, from: i64, to: i64) -> Vec<Vec<i64>> {
-    (0..len).fold(vec![vec![]], |lists, _| {
-        let longer = |list: &Vec<i64>| {
-            let list = list.clone();
-            (from..=to).map(move |n| [list.clone(), vec![n]].concat())
-        };
-        lists.iter().flat_map(longer).collect()
-    })
-}
-
-/// Every way to give each of `axes` a place in one of `rank` specs, or none.
-fn layouts(axes: usize, rank: usize) -> Vec<Vec<Vec<usize>>> {
-    (0..axes).fold(vec![vec![vec![]; rank]], |layouts, axis| {
-        let mut more = layouts.clone();
-        for layout in layouts {
-            for dim in 0..rank {
-                for place in 0..=layout[dim].len() {
-                    let mut with = layout.clone();
-                    with[dim].insert(place, axis);
-                    more.push(with);
-                }
-            }
-        }
-        more
-    })
-}
 
 /// Start and stop of each piece, in order, as the definition of the rule says; `None` if it refuses.
 fn pieces(n: i64, sizes: &[i64], rule: Uneven) -> Option<Pieces> {
@@ -245,8 +212,8 @@ fn check(partition: &Partition, expected: &[&Vec<(i64, i64)>], owners: &[(i64, i
     }
 }
 
-/// Every partition of one mesh, but of the highest rank only every `step`th; gives their number.
-fn check_all_of(sizes: &[i64], expected: &Expected, step: usize) -> usize {
+/// Every partition of one mesh that `selected` takes, by its rank and its turn; gives their number.
+fn check_all_of(sizes: &[i64], expected: &Expected, selected: impl Fn(usize, usize) -> bool) -> usize {
     let mesh = Arc::new(Mesh::new(&NAMES[..sizes.len()], sizes).unwrap());
     let coordinates = check_mesh(&mesh);
     let mut buffers = Buffers::default();
@@ -263,7 +230,7 @@ fn check_all_of(sizes: &[i64], expected: &Expected, step: usize) -> usize {
             for shape in &shapes {
                 for rule in Uneven::ALL {
                     turn += 1;
-                    if rank == MOST_DIMS && turn % step != 0 {
+                    if !selected(rank, turn) {
                         continue;
                     }
                     let pieces: Option<Vec<_>> =
@@ -281,32 +248,24 @@ fn check_all_of(sizes: &[i64], expected: &Expected, step: usize) -> usize {
     count
 }
 
-/// Every mesh on all cores; gives the number of partitions.
-fn check_all(step: usize) -> usize {
+/// Every mesh; gives the number of partitions.
+fn check_all(part: Part, selected: impl Fn(usize, usize) -> bool + Sync) -> usize {
     let meshes: Vec<Vec<i64>> = (1..=NAMES.len()).flat_map(|len| lists(len, 1, LARGEST_AXIS)).collect();
     let expected = Expected::new();
-    let (next, count) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, |n| n.get()) {
-            scope.spawn(|| {
-                // From the largest mesh down, so that the threads end together.
-                while let Some(sizes) = meshes.iter().nth_back(next.fetch_add(1, Ordering::Relaxed)) {
-                    count.fetch_add(check_all_of(sizes, &expected, step), Ordering::Relaxed);
-                }
-            });
-        }
-    });
-    println!("{} meshes, {} partitions", meshes.len(), count.load(Ordering::Relaxed));
-    count.into_inner()
+    let count = sum_of(&meshes, part, |sizes| check_all_of(sizes, &expected, &selected));
+    println!("{} meshes, {count} cases", meshes.len());
+    count
 }
 
 #[test]
 fn small_partitions_keep_the_laws() {
-    assert!(check_all(97) > 750_000);
+    let all = Part { which: 0, of: 1 };
+    assert!(check_all(all, |rank, turn| rank < MOST_DIMS || turn % 97 == 0) > 750_000);
 }
 
 #[test]
 #[ignore = "takes minutes"]
 fn all_small_partitions_keep_the_laws() {
-    assert!(check_all(1) > 9_000_000);
+    let part = Part::from_environment();
+    assert!(check_all(part, |_, turn| part.has(turn)) > 9_000_000 / part.of);
 }

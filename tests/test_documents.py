@@ -31,3 +31,26 @@ def test_the_code_of_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pyte
         else:
             exec(compile("\n" * line + code, str(page), "exec"), names)
     assert not complaints, "".join(complaints)
+
+
+FINDINGS = sorted((ROOT / "docs").glob("findings*.md"))
+NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+#: The last cell of a row: names of tests, or of cases of `test_findings`.
+TEST_CELL = re.compile(r"\| (`[^|]*`) \|$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", FINDINGS, ids=lambda page: page.name)
+def test_the_tests_that_findings_name_exist(page: Path) -> None:
+    named = NAMED_TEST.findall(page.read_text(encoding="utf-8"))
+    assert named
+    for file, name in named:
+        assert f"\ndef {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file} has no {name}"
+
+
+def test_the_cases_that_findings_name_are_all_that_there_are() -> None:
+    page = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    source = (ROOT / "tests" / "oracle" / "test_findings.py").read_text(encoding="utf-8")
+    cells = [name for cell in TEST_CELL.findall(page) for name in re.findall(r"`([^`]+)`", cell)]
+    named = [name for name in cells if "::" not in name]
+    made = re.findall(r'^        "([a-z-]+-[a-z-]+)",$|^    (?:xla|saved)\("([a-z-]+)"', source, re.MULTILINE)
+    assert sorted(named) == sorted(long or short for long, short in made)

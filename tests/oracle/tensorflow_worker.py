@@ -1,8 +1,7 @@
 """What the installed TensorFlow makes of meshes and layouts; runs in a process of its own, because TensorFlow crashes.
 
-Reads pickled batches from standard input, each preceded by its length, and answers every one with a pickled list. An
-answer is a dict of results, in which an exception is `("raised", its type's name)`. When the process dies in a batch,
-the batch has no answer: that is how the test learns of a crash.
+The protocol is that of `worker`. An answer is a dict of results, in which an exception is `("raised", its type's
+name)`. When the process dies in a batch, the batch has no answer: that is how the test learns of a crash.
 """
 
 from __future__ import annotations
@@ -11,10 +10,16 @@ import os
 import pickle
 import select
 import signal
-import struct
-import sys
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any
+
+import numpy as np
+
+from tests.oracle.worker import serve
+
+#: TensorFlow's modules, once `version` has imported them.
+tf: Any = None
+layout_pb2: Any = None
 
 PATIENCE = 3
 """Seconds after which an expression that has not ended counts as one that never will."""
@@ -122,32 +127,21 @@ def answer_expression(expression: str) -> Any:
     return pickle.loads(data) if data else "dies"
 
 
-def read(stream: BinaryIO) -> Any:
-    header = stream.read(8)
-    return pickle.loads(stream.read(struct.unpack("<Q", header)[0])) if len(header) == 8 else None
+def answer(case: Any) -> Any:
+    return answer_case(case) if isinstance(case, dict) else answer_expression(case)
 
 
-def write(stream: BinaryIO, message: Any) -> None:
-    data = pickle.dumps(message)
-    stream.write(struct.pack("<Q", len(data)) + data)
-    stream.flush()
-
-
-def main() -> None:
-    # What TensorFlow prints must not get between the answers.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    write(answers, sys.modules["tensorflow"].__version__)
-    while (batch := read(sys.stdin.buffer)) is not None:
-        write(answers, [answer_case(case) if isinstance(case, dict) else answer_expression(case) for case in batch])
-
-
-# Only then, since a test run looks into every module of the tests for examples.
-if __name__ == "__main__":
+def version() -> str:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    import numpy as np
+    import tensorflow
     from tensorflow.dtensor.proto import layout_pb2
-    from tensorflow.dtensor.python import layout as tf
+    from tensorflow.dtensor.python import layout
 
-    main()
+    # For the functions above; imported late, since a test run looks into every module of the tests.
+    globals().update(tf=layout, layout_pb2=layout_pb2)
+    return str(tensorflow.__version__)
+
+
+if __name__ == "__main__":
+    serve(version, answer)

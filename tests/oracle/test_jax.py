@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import random
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 import shardwise as sw
+from tests.oracle.worker import Worker
 from tests.oracle.worker_jax import DEVICES
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
@@ -56,16 +54,9 @@ def answered() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """All cases with JAX's answers, from one process that has that many devices."""
     rng = random.Random(20)
     cases = [random_case(rng, number) for number in range(CASES)]
-    worker = subprocess.run(
-        [sys.executable, "-m", "tests.oracle.worker_jax"],
-        input=json.dumps(cases),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert worker.returncode == 0, worker.stderr
-    answers = json.loads(worker.stdout)
+    worker = Worker("tests.oracle.worker_jax")
+    answers = worker.ask(cases)
+    worker.stop()
     assert len(answers) == CASES
     return list(zip(cases, answers, strict=True))
 

@@ -1,21 +1,19 @@
-"""Answers questions about shardings with JAX: a JSON list of cases in, a JSON list of answers out.
-
-Runs in a process of its own, because the number of JAX's devices is fixed when it starts.
-"""
+"""Answers questions about shardings with JAX, in the protocol of `worker`; SHARDWISE_JAX_DEVICES is its host's size."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from typing import Any
 
-DEVICES = 16
+from tests.oracle.worker import serve
+
+DEVICES = int(os.environ.get("SHARDWISE_JAX_DEVICES", "16"))
 
 
 def answer(case: dict[str, Any]) -> Any:
     import jax
     import numpy as np
+    from jax._src.sharding_impls import device_replica_id_map  # what `Shard.replica_id` asks
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     devices = [jax.devices()[i] for i in case["devices"]]
@@ -31,7 +29,12 @@ def answer(case: dict[str, Any]) -> Any:
     boxes = [
         [list(index.indices(n)[:2]) for index, n in zip(indices[device], shape, strict=True)] for device in devices
     ]
-    result: dict[str, Any] = {"boxes": boxes, "shard_shape": list(shard_shape)}
+    replicas = device_replica_id_map(sharding, shape)
+    result: dict[str, Any] = {
+        "boxes": boxes,
+        "shard_shape": list(shard_shape),
+        "replica_ids": [replicas[device] for device in devices],
+    }
     if case["make"]:
         values = np.arange(int(np.prod(shape))).reshape(shape)
         shards = {shard.device: shard for shard in jax.device_put(values, sharding).addressable_shards}
@@ -40,7 +43,13 @@ def answer(case: dict[str, Any]) -> Any:
     return result
 
 
-if __name__ == "__main__":
+def version() -> str:
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
     os.environ["JAX_PLATFORMS"] = "cpu"
-    print(json.dumps([answer(case) for case in json.load(sys.stdin)]))
+    import jax
+
+    return str(jax.__version__)
+
+
+if __name__ == "__main__":
+    serve(version, answer)

@@ -1,0 +1,27 @@
+"""All subjects, in the order in which `make prove` goes through them."""
+
+from __future__ import annotations
+
+from . import (
+    against_dask,
+    against_jax,
+    against_numpy,
+    against_tensorflow,
+    against_torch,
+    exhaustive,
+    laws,
+    layout_maps,
+    reshards,
+)
+
+SUBJECTS = [
+    *against_numpy.SUBJECTS,
+    *laws.SUBJECTS,
+    *reshards.SUBJECTS,
+    *layout_maps.SUBJECTS,
+    *exhaustive.SUBJECTS,
+    *against_dask.SUBJECTS,
+    *against_jax.SUBJECTS,
+    *against_torch.SUBJECTS,
+    *against_tensorflow.SUBJECTS,
+]

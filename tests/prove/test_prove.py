@@ -1,0 +1,130 @@
+"""The prover itself: it finds what is planted, goes on where it was, and counts what it did."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.oracle.worker import ROOT
+from tests.prove import against_dask, against_numpy, laws, layout_maps, reshards
+from tests.prove.ledger import Ledger, code_version
+from tests.prove.pool import seeded
+from tests.prove.report import HEAD, Row, table
+from tests.prove.run import prove
+from tests.prove.subject import Case, Outcome, Subject
+
+PLANTED = "tests.prove.planted"
+
+
+def test_planted_faults_are_found_saved_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = prove("tests.prove.planted_faults", Ledger(1, 0.1, "v", tmp_path), jobs=2, resume=False)
+    text = capsys.readouterr().out
+    assert status == 1
+    # The smallest number that is wrong, not the one that was drawn.
+    assert "value = 17\n# whether it is below 17: ours False, expected True" in text
+    assert "the process died" in text
+    assert re.search(r"^nobody +right +100 +0 ", text, re.MULTILINE)
+    assert re.search(r"^nobody +wrong +4 +[1-4] ", text, re.MULTILINE)
+    assert re.search(r"^nobody +absent +not installed$", text, re.MULTILINE)
+    saved = [path.read_text() for path in tmp_path.glob("nobody__wrong-1-*.py")]
+    assert any("value = 17" in snippet for snippet in saved)
+
+
+def test_a_run_without_mismatches_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = Ledger(1, 0.1, "v", tmp_path)
+    assert Ledger.unfinished(0.1, "v", tmp_path) is None
+    assert prove(PLANTED, ledger, jobs=1, resume=True) == 0
+    assert "100 cases, 0 mismatches, seed 1" in capsys.readouterr().out
+    assert Ledger.unfinished(0.1, "v", tmp_path) is None
+    # Again, and there is nothing left to do.
+    assert prove(PLANTED, ledger, jobs=1, resume=True) == 0
+    assert "100 cases were done before" in capsys.readouterr().out
+
+
+def test_what_was_found_before_an_interruption_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = Ledger(1, 0.1, "v", tmp_path)
+    ledger.start(resume=False)
+    ledger.add("nobody: right", 0, Outcome(50, 1.0, ["wrong"]))
+    with ledger.path.open("a") as file:
+        file.write('{"subject": "nobody: ri')  # as a kill leaves it
+    found = Ledger.unfinished(0.1, "v", tmp_path)
+    assert found is not None
+    assert found.seed == 1
+    assert prove(PLANTED, found, jobs=1, resume=True) == 1
+    assert "100 cases, 1 mismatches" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_is_taken_up(signal_number: int) -> None:
+    """The run of another process, in the project's own folder, with a scale that nobody else has."""
+    scale = f"0.{random.SystemRandom().randrange(10**8, 10**9)}"
+    command = [sys.executable, "-m", "tests.prove", "--registry", PLANTED, "--scale", scale, "--jobs", "1", "--resume"]
+    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    ledger = None
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and (ledger is None or "subject" not in ledger.path.read_text()):
+            time.sleep(0.01)
+            ledger = Ledger.unfinished(float(scale), code_version())
+        assert ledger is not None
+        os.kill(first.pid, signal_number)
+        first.communicate(timeout=60)
+        done = ledger.path.read_text().count("subject")
+        assert done > 0
+        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert second.returncode == 0, second.stdout + second.stderr
+        assert f"seed {ledger.seed}" in second.stdout
+        before = re.search(r"([\d,]+) cases were done before", second.stdout)
+        assert before is not None
+        assert int(before.group(1).replace(",", "")) >= 50
+    finally:
+        first.kill()
+        if ledger is not None:
+            ledger.path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [*against_numpy.SUBJECTS, *laws.SUBJECTS, *reshards.SUBJECTS, layout_maps.SUBJECTS[0]],
+    ids=lambda subject: subject.operation,
+)
+def test_some_cases_of_each_subject_that_needs_no_framework(subject: Subject) -> None:
+    outcome = subject.run(seeded(1, subject.name, 0), 150, 0)
+    assert outcome.mismatches == []
+    assert outcome.cases == 150
+
+
+def test_the_same_seed_gives_the_same_cases() -> None:
+    one, again, other = (
+        [against_numpy.random_case(rng) for _ in range(20)]
+        for rng in (seeded(1, "a", 0), seeded(1, "a", 0), seeded(1, "a", 1))
+    )
+    assert one == again != other
+
+
+def test_snippets_are_code() -> None:
+    rng = random.Random(1)
+    cases: list[Case] = [against_numpy.random_case(rng), reshards.random_pair(rng), layout_maps.random_map(rng)]
+    for case in [*cases, against_dask.ChunkCase((3,), (1,), (2,))]:
+        compile(case.snippet(), "snippet", "exec")
+    names: dict[str, object] = {}
+    pair = reshards.random_pair(random.Random(3))
+    exec(pair.snippet(), names)
+    assert names["src"] == pair.src.partition()
+
+
+def test_the_table_lines_up() -> None:
+    subject = Subject("numpy", "layouts", 10, 10, lambda *_: Outcome())
+    row = Row(subject, 10, cases=1234567, mismatches=0, seconds=2.0)
+    head, line, first = table([row]).splitlines()
+    assert [cell for cell in re.split(r"  +", head) if cell] == list(HEAD)
+    assert len(head) == len(line)
+    assert first.split() == ["numpy", "layouts", "1,234,567", "0", "2.0", "s", "617,284"]
