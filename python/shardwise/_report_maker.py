@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from ._rule_search import RuleSearch
+from ._arrays import dtype_of
 from .errors import LayoutError
 from .layout import TensorLayout, UnevenRule
 from .mesh import DeviceMesh
@@ -160,8 +161,8 @@ def _named_dtype(name: str, dtype: Any) -> tuple[str | None, int | None]:
     itemsize = getattr(dtype, "itemsize", None)
     if not isinstance(itemsize, int):
         try:
-            dtype = np.dtype(dtype)
-        except (TypeError, ValueError):
+            dtype = dtype_of(dtype)
+        except TypeError:
             raise TypeError(f"the dtype of {name!r} must be a dtype, got {dtype!r}") from None
         itemsize = dtype.itemsize
     return str(dtype), itemsize

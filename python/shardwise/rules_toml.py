@@ -67,6 +67,8 @@ def read_rules(file: str | os.PathLike[str] | TextIO) -> Rules:
 
 def write_rules(file: str | os.PathLike[str] | TextIO, layout_map: LayoutMap) -> None:
     """Write a rules file; see `LayoutMap.to_toml` for what it raises."""
+    if not isinstance(file, (str, os.PathLike)) and not hasattr(file, "write"):
+        raise TypeError(f"file must be a path or a text file, got {type(file).__name__}")
     lines = [f"match = {_string(layout_map.match)}"]
     mesh = layout_map.device_mesh
     if mesh is not None:
