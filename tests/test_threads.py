@@ -41,7 +41,13 @@ def questions(tmp_path: Path) -> dict[str, Callable[[], object]]:
     (tmp_path / "shared.safetensors").write_bytes(encode(header, array.astype("<i8").tobytes()))
     checkpoint = sw.open_safetensors(tmp_path / "shared.safetensors")
     return {
-        "mesh": lambda: (hash(mesh), mesh.devices.tolist(), mesh.coordinates().tolist(), mesh.index_of("d7"), repr(mesh)),
+        "mesh": lambda: (
+            hash(mesh),
+            mesh.devices.tolist(),
+            mesh.coordinates().tolist(),
+            mesh.index_of("d7"),
+            repr(mesh),
+        ),
         "layout": lambda: (layout.num_shards, layout.partition((50, 7), "chunk") == partition, hash(layout)),
         "partition": lambda: (
             partition.boxes().tolist(),
@@ -66,8 +72,17 @@ def questions(tmp_path: Path) -> dict[str, Callable[[], object]]:
             dtensor_mesh.as_proto().SerializeToString(),
             hash(dtensor_mesh),
         ),
-        "dtensor layout": lambda: (dtensor_layout.to_string(), dtensor_layout.offset_to_shard(), dtensor_layout.serialized_string()),
-        "checkpoint": lambda: (checkpoint["a"].tolist(), checkpoint.read("a").tolist(), checkpoint.info("a"), list(checkpoint)),
+        "dtensor layout": lambda: (
+            dtensor_layout.to_string(),
+            dtensor_layout.offset_to_shard(),
+            dtensor_layout.serialized_string(),
+        ),
+        "checkpoint": lambda: (
+            checkpoint["a"].tolist(),
+            checkpoint.read("a").tolist(),
+            checkpoint.info("a"),
+            list(checkpoint),
+        ),
     }
 
 

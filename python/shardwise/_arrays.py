@@ -41,9 +41,10 @@ def int64_array(name: str, value: Any) -> npt.NDArray[np.int64]:
 def dtype_of(value: Any, name: str = "dtype") -> np.dtype[Any]:
     """`value` as a dtype; what numpy cannot read as one is a `TypeError`, whatever numpy calls it."""
     try:
-        return np.dtype(value)
+        dtype: np.dtype[Any] = np.dtype(value)
     except (TypeError, ValueError, SyntaxError, OverflowError) as error:
         raise TypeError(f"{name} must be a numpy dtype, got {value!r}: {error}") from None
+    return dtype
 
 
 def array_of(name: str, value: Any) -> npt.NDArray[Any]:

@@ -7,10 +7,8 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
-import numpy as np
-
-from ._rule_search import RuleSearch
 from ._arrays import dtype_of
+from ._rule_search import RuleSearch
 from .errors import LayoutError
 from .layout import TensorLayout, UnevenRule
 from .mesh import DeviceMesh

@@ -12,7 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.fuzz.arguments import FOLDER, SHARDWISE, argument, made
+from tests.fuzz.arguments import FOLDER, SHARDWISE, argument
 from tests.fuzz.limits import is_documented, limited
 from tests.fuzz.surface import Name, documentation, members, public_classes, public_names
 
@@ -97,7 +97,8 @@ def call_anything(call: Call) -> None:
             usual = (
                 (takes_files and isinstance(error, OSError))
                 or (isinstance(error, KeyError) and call.name.name in KEYED)
-                or (isinstance(error, ValueError) and call.name.name == "__array__")  # as numpy's protocol has it
+                # As numpy's protocol has it, and the standard library's mappings.
+                or (isinstance(error, ValueError) and call.name.name in ("__array__", "update"))
             )
             if not usual and not is_documented(error, *texts):
                 raise

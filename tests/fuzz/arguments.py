@@ -36,14 +36,20 @@ BOUND = [sw.TensorLayout(axes, mesh) for mesh in (MESH, HUGE) for axes in [(), (
 BOUND += [sw.TensorLayout(("a", "x"), OTHER), sw.TensorLayout((None, "y"), MESH, unreduced=["x"])]
 ROWS, COLUMNS = sw.TensorLayout(("x", None), MESH), sw.TensorLayout((None, "y"), MESH)
 PARTITIONS = [layout.partition([6] * layout.rank, "ceil") for layout in BOUND] + [
-    ROWS.partition((6, 6)), ROWS.partition((0, 5), "chunk"), ROWS.partition((1 << 31, 1 << 31)), ROWS.partition((5, 7), "balanced"),
-]  # fmt: skip
+    ROWS.partition((6, 6)),
+    ROWS.partition((0, 5), "chunk"),
+    ROWS.partition((1 << 31, 1 << 31)),
+    ROWS.partition((5, 7), "balanced"),
+]
 SHARDED = [
     sw.ShardedArray(p, p.views(np.arange(p.size).reshape(p.shape)))
     for p in (layout.partition([6] * layout.rank) for layout in BOUND if layout.device_mesh != HUGE)
 ]
 SHARDED.append(sw.distribute_tensor(np.arange(12.0).reshape(6, 2)[::-1], ROWS))
-LINE, SUMS = sw.TensorLayout(("x",), MESH).partition((6,)), sw.TensorLayout((None,), MESH, unreduced=["x"]).partition((6,))
+LINE, SUMS = (
+    sw.TensorLayout(("x",), MESH).partition((6,)),
+    sw.TensorLayout((None,), MESH, unreduced=["x"]).partition((6,)),
+)
 PLANS = [
     sw.plan_reshard(ROWS.partition((6, 6)), COLUMNS.partition((6, 6))),
     sw.plan_reshard(SUMS, LINE),
@@ -123,12 +129,12 @@ def _stream() -> Iterator[Any]:
 
 SCALARS: list[Any] = [
     None, True, False, 0, 1, -1, 2, 3, 6, 255, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, -(2**63), 10**30, 0.0, 1.5,
-    float("nan"), float("inf"), -1e308, 1j, "", "x", "y", "a", "z", "cpu:0", "cpu:5", "cpu:6", "d1", "unsharded", "match",
-    "any", "even", "ceil", "chunk", "balanced", "float32", "bfloat16", "int4", "O", "V0", "f4,f8", "kernel", "bias", ".*", "(",
-    "(a+)+$", "\0", "\ud800", "é", "轴" * 100, "x" * 5000, "CPU", "GPU:0", "good.safetensors", "missing/file", b"", b"\xff", b"x=2",
-    bytearray(b"x"), ..., NotImplemented, object(), int, str, np.float32, np.int64(1), np.uint64(2**64 - 1), np.float32(1),
-    np.bool_(True), np.str_("x"), np.datetime64("NaT"), slice(None), slice(0, 2), slice(2, 0, -1), range(3), range(10**12),
-    Text("x"), FOLDER, CHECKPOINT, frozenset(["x"]),
+    float("nan"), float("inf"), -1e308, 1j, "", "x", "y", "a", "z", "cpu:0", "cpu:5", "cpu:6", "d1", "unsharded",
+    "match", "any", "even", "ceil", "chunk", "balanced", "float32", "bfloat16", "int4", "O", "V0", "f4,f8", "kernel",
+    "bias", ".*", "(", "(a+)+$", "\0", "\ud800", "é", "轴" * 100, "x" * 5000, "CPU", "GPU:0", "good.safetensors",
+    "missing/file", b"", b"\xff", b"x=2", bytearray(b"x"), ..., NotImplemented, object(), int, str, np.float32,
+    np.int64(1), np.uint64(2**64 - 1), np.float32(1), np.bool_(True), np.str_("x"), np.datetime64("NaT"), slice(None),
+    slice(0, 2), slice(2, 0, -1), range(3), range(10**12), Text("x"), FOLDER, CHECKPOINT, frozenset(["x"]),
 ]  # fmt: skip
 
 ARRAYS: list[Callable[[], Any]] = [
@@ -160,6 +166,7 @@ ARRAYS: list[Callable[[], Any]] = [
     lambda: memoryview(b"abc"),
 ]
 
+
 def _same(values: list[Any]) -> list[Callable[[], Any]]:
     """Makers of values that no call can change."""
     return [lambda value=value: value for value in values]
@@ -167,31 +174,50 @@ def _same(values: list[Any]) -> list[Callable[[], Any]]:
 
 SHARDWISE: list[Callable[[], Any]] = [
     *_same([MESH, OTHER, HUGE, TILED, ONE_CLIENT, SINGLE, *BOUND, *PARTITIONS, *SHARDED, *PLANS, *DTENSOR_LAYOUTS]),
-    _unbound, lambda: sw.TensorLayout(()),
-    _layout_map, _dtensor_map, _checkpoint,
+    _unbound,
+    lambda: sw.TensorLayout(()),
+    _layout_map,
+    _dtensor_map,
+    _checkpoint,
     lambda: _checkpoint().info("a"),
-    lambda: _variable((6, 6)), lambda: _variable(()), lambda: sw.initialize_variables({"kernel": _variable((2, 3))})["kernel"],
+    lambda: _variable((6, 6)),
+    lambda: _variable(()),
+    lambda: sw.initialize_variables({"kernel": _variable((2, 3))})["kernel"],
     lambda: _layout_map().report({"kernel": ((4, 4), "float32"), "free": ((3,), None)}),
     lambda: _layout_map().report({"kernel": ((4, 4), "float32")}).tensors[0],
     lambda: PLANS[0][0],
-    lambda: sw.LinkModel(), lambda: sw.CollectiveStep("all-gather", ("x",), None, 0, 5, 0.5, sw.TensorLayout((None,), MESH)),
+    lambda: sw.LinkModel(),
+    lambda: sw.CollectiveStep("all-gather", ("x",), None, 0, 5, 0.5, sw.TensorLayout((None,), MESH)),
     lambda: SHARDED[0].shards[0],
     lambda: dt.copy_to_mesh(np.arange(36).reshape(6, 6), DTENSOR_LAYOUTS[0]),
-    lambda: dt.MeshDimension("x", 2), lambda: TILED.as_proto(), lambda: DTENSOR_LAYOUTS[0].as_proto(),
-    lambda: dt.MeshDimensionProto("x", 2), lambda: dt.ShardingSpec("x"),
+    lambda: dt.MeshDimension("x", 2),
+    lambda: TILED.as_proto(),
+    lambda: DTENSOR_LAYOUTS[0].as_proto(),
+    lambda: dt.MeshDimensionProto("x", 2),
+    lambda: dt.ShardingSpec("x"),
     lambda: dt.DeviceSpec.from_string("/job:a/task:1/device:GPU:0"),
-    lambda: hlo.parse_hlo("{devices=[2,3]<=[6]}"), lambda: hlo.Iota((2, 3), (1, 0)),
-    lambda: torch.Shard(0), lambda: torch.StridedShard(0, 2), lambda: torch.Replicate(), lambda: torch.Partial(),
-]  # fmt: skip
+    lambda: hlo.parse_hlo("{devices=[2,3]<=[6]}"),
+    lambda: hlo.Iota((2, 3), (1, 0)),
+    lambda: torch.Shard(0),
+    lambda: torch.StridedShard(0, 2),
+    lambda: torch.Replicate(),
+    lambda: torch.Partial(),
+]
 
 CALLABLES: list[Callable[[], Any]] = [
-    lambda: np.zeros, lambda: np.ones, lambda: _raise, lambda: print, lambda: int,
+    lambda: np.zeros,
+    lambda: np.ones,
+    lambda: _raise,
+    lambda: print,
+    lambda: int,
     lambda: lambda *args, **kwargs: None,
     lambda: lambda shape, dtype=None: np.full(shape, 3, dtype),
     lambda: lambda shape, dtype=None, index=None: np.zeros(shape, dtype),
-]  # fmt: skip
+]
 
-ODD: list[Callable[[], Any]] = [lambda v=v: Odd(lambda: v) for v in (None, -1, 2, 10**30, "x", 1.5, [], (), b"x", NotImplemented)] + [
+ODD: list[Callable[[], Any]] = [
+    lambda v=v: Odd(lambda: v) for v in (None, -1, 2, 10**30, "x", 1.5, [], (), b"x", NotImplemented)
+] + [
     lambda: Odd(_raise),
     lambda: Odd(lambda: np.arange(6)),
     _stream,
@@ -217,10 +243,16 @@ ANYTHING = st.one_of(
     made(SHARDWISE).map(lambda value: {"kernel": value}),
 )
 
-SIZES = st.one_of(st.integers(0, 7), st.sampled_from([6, 12, 2**31, 2**62, 2**63 - 1, 2**63, -1, np.int64(6), True, 6.0]))
+SIZES = st.one_of(
+    st.integers(0, 7), st.sampled_from([6, 12, 2**31, 2**62, 2**63 - 1, 2**63, -1, np.int64(6), True, 6.0])
+)
 AXES = st.sampled_from(["x", "y", None, (), ("x",), ("x", "y"), ("y", "x"), "z", "unsharded", "a", 0])
-SHAPES = st.lists(SIZES, max_size=4).flatmap(lambda sizes: st.sampled_from([sizes, tuple(sizes), np.array(sizes, object)]))
-FILES = st.sampled_from([CHECKPOINT, str(CHECKPOINT), FOLDER / "rules.toml", FOLDER, FOLDER / "missing" / "file", "/dev/null", "\0"])
+SHAPES = st.lists(SIZES, max_size=4).flatmap(
+    lambda sizes: st.sampled_from([sizes, tuple(sizes), np.array(sizes, object)])
+)
+FILES = st.sampled_from(
+    [CHECKPOINT, str(CHECKPOINT), FOLDER / "rules.toml", FOLDER, FOLDER / "missing" / "file", "/dev/null", "\0"]
+)
 
 #: By the name of a parameter, or a part of the name: the sort of thing that it takes.
 NEARLY_RIGHT: dict[str, st.SearchStrategy[Any]] = {
@@ -238,31 +270,50 @@ NEARLY_RIGHT: dict[str, st.SearchStrategy[Any]] = {
     "axis_names": st.lists(st.sampled_from(["x", "y", "z", ""]), max_size=4),
     "unreduced": st.lists(st.sampled_from(["x", "y"]), max_size=2),
     "uneven": st.sampled_from(["even", "ceil", "chunk", "balanced", "floor"]),
-    "device": st.sampled_from(["cpu:0", "cpu:5", "cpu:6", "cpu:+1", "cpu:٣", "cpu:" + "9" * 30, "d1", ("host", 1), 7, "GPU:0"]),
-    "dtype": st.sampled_from(["f4", np.float64, np.dtype("i1"), ml_dtypes.bfloat16, "O", "V0", "S0", None, [("a", "f4")]]),
+    "device": st.sampled_from(
+        ["cpu:0", "cpu:5", "cpu:6", "cpu:+1", "cpu:٣", "cpu:" + "9" * 30, "d1", ("host", 1), 7, "GPU:0"]
+    ),
+    "dtype": st.sampled_from(
+        ["f4", np.float64, np.dtype("i1"), ml_dtypes.bfloat16, "O", "V0", "S0", None, [("a", "f4")]]
+    ),
     "offsets": st.one_of(SIZES, st.lists(SIZES, max_size=3), made(ARRAYS)),
     "ids": st.one_of(SIZES, st.lists(SIZES, max_size=3), made(ARRAYS)),
     "index": st.one_of(SIZES, st.lists(SIZES, max_size=3)),
     "rank": SIZES,
     "tensor": st.one_of(made(ARRAYS), st.lists(made(ARRAYS), max_size=6)),
     "array": made(ARRAYS),
-    "boxes": st.one_of(made(ARRAYS), st.lists(st.lists(st.lists(SIZES, min_size=2, max_size=2), max_size=2), max_size=3)),
+    "boxes": st.one_of(
+        made(ARRAYS), st.lists(st.lists(st.lists(SIZES, min_size=2, max_size=2), max_size=2), max_size=3)
+    ),
     "file": FILES,
     "path": st.one_of(st.sampled_from(["kernel", "layer/kernel", "bias", ""]), FILES),
-    "text": st.sampled_from(["", "x=2", "{replicated}", "#sdy.sharding<@mesh, [{}]>", TILED.to_string(), "sharding_specs:x, mesh:"]),
-    "names": st.dictionaries(st.sampled_from(["kernel", "a.kernel", "bias", ""]), st.tuples(SHAPES, st.sampled_from(["f4", None, "?", 3]))),
-    "tree": st.dictionaries(st.sampled_from(["kernel", "bias", 0, ""]), st.one_of(made(ARRAYS), made(SHARDWISE)), max_size=3),
+    "text": st.sampled_from(
+        ["", "x=2", "{replicated}", "#sdy.sharding<@mesh, [{}]>", TILED.to_string(), "sharding_specs:x, mesh:"]
+    ),
+    "names": st.dictionaries(
+        st.sampled_from(["kernel", "a.kernel", "bias", ""]), st.tuples(SHAPES, st.sampled_from(["f4", None, "?", 3]))
+    ),
+    "tree": st.dictionaries(
+        st.sampled_from(["kernel", "bias", 0, ""]), st.one_of(made(ARRAYS), made(SHARDWISE)), max_size=3
+    ),
     "initializer": made(CALLABLES),
     "progress": made(CALLABLES),
     "key": st.sampled_from(["kernel", "bias", "(", "a|b", "\\d+", ""]),
     "box": st.lists(st.sampled_from([slice(0, 1), slice(1, 3), slice(None), slice(0, 99), 1]), max_size=3).map(tuple),
     "name": st.sampled_from(["a", "b/é", "x", "y", "all_gather", ""]),
-    "placements": st.lists(made([torch.Replicate, torch.Partial, lambda: torch.Shard(0), lambda: torch.StridedShard(1, 2)]), max_size=3),
-    "data": st.one_of(st.binary(max_size=8), st.sampled_from([TILED.as_proto().SerializeToString(), DTENSOR_LAYOUTS[0].serialized_string()])),
+    "placements": st.lists(
+        made([torch.Replicate, torch.Partial, lambda: torch.Shard(0), lambda: torch.StridedShard(1, 2)]), max_size=3
+    ),
+    "data": st.one_of(
+        st.binary(max_size=8),
+        st.sampled_from([TILED.as_proto().SerializeToString(), DTENSOR_LAYOUTS[0].serialized_string()]),
+    ),
     "budget": SIZES,
     "max_bytes_in_flight": SIZES,
-    "plan": st.dictionaries(st.sampled_from(["layers.*.q", "norm"]), st.sampled_from(["colwise", "rowwise", "local", "?", 1])),
-}  # fmt: skip
+    "plan": st.dictionaries(
+        st.sampled_from(["layers.*.q", "norm"]), st.sampled_from(["colwise", "rowwise", "local", "?", 1])
+    ),
+}
 
 
 def argument(name: str) -> st.SearchStrategy[Any]:

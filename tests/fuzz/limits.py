@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
 from shardwise import InternalError, ShardwiseError
 
@@ -26,12 +25,11 @@ class Mine(Exception):
 
 
 def limit_memory() -> None:
-    """Let absurd sizes fail instead of filling the machine; `limited` is for use after this."""
+    """Let absurd sizes fail instead of filling the machine."""
     if sys.platform == "linux":
         with open("/proc/self/statm") as file:  # noqa: PTH123
             used = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MORE_MEMORY, resource.RLIM_INFINITY))
-    signal.signal(signal.SIGVTALRM, _too_long)
 
 
 def _too_long(_signal: int, _frame: FrameType | None) -> None:
@@ -41,11 +39,13 @@ def _too_long(_signal: int, _frame: FrameType | None) -> None:
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
     """Raise `Hang` in the body after two seconds of the processor."""
+    before = signal.signal(signal.SIGVTALRM, _too_long)
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def is_documented(error: BaseException, *documentation: str | None) -> bool:

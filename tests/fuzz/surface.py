@@ -1,4 +1,4 @@
-"""Every public name of shardwise: the functions, and the constructor, methods, properties and operators of each class."""
+"""Every public name of shardwise: functions, and the constructor, methods, properties and operators of classes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ class Name:
             found = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError):
             return []
-        bound = not self.on_instances or isinstance(inspect.getattr_static(self.owner, self.name), (classmethod, staticmethod))
+        bound = not self.on_instances or isinstance(
+            inspect.getattr_static(self.owner, self.name), (classmethod, staticmethod)
+        )
         return found if bound else found[1:]
 
     def __str__(self) -> str:
@@ -84,7 +86,12 @@ def public_names() -> list[Name]:
     for module in modules():
         for name in module.__all__:
             value = getattr(module, name)
-            if callable(value) and typing.get_origin(value) is None and not is_enum(value) and value not in MADE_ELSEWHERE:
+            if (
+                callable(value)
+                and typing.get_origin(value) is None
+                and not is_enum(value)
+                and value not in MADE_ELSEWHERE
+            ):
                 found.setdefault(id(value), Name(module, name))
     return list(found.values())
 

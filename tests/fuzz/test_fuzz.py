@@ -51,9 +51,20 @@ def test_each_corpus_has_inputs_that_are_read() -> None:
 
 def test_the_walk_finds_what_the_packages_export() -> None:
     names = {str(name) for name in public_names()}
-    assert {"shardwise.DeviceMesh", "shardwise.plan_reshard", "shardwise.dtensor.Layout", "shardwise.interop.hlo.parse_hlo"} <= names
+    assert {
+        "shardwise.DeviceMesh",
+        "shardwise.plan_reshard",
+        "shardwise.dtensor.Layout",
+        "shardwise.interop.hlo.parse_hlo",
+    } <= names
     found = {str(member) for kind in public_classes() for member in members(kind)}
-    assert {"DeviceMesh.coordinates", "Partition.locate", "LayoutMap.__getitem__", "Layout.from_string", "LayoutMap.pop"} <= found
+    assert {
+        "DeviceMesh.coordinates",
+        "Partition.locate",
+        "LayoutMap.__getitem__",
+        "Layout.from_string",
+        "LayoutMap.pop",
+    } <= found
     assert len(names) > 60
     assert len(found) > 250
 
@@ -68,6 +79,8 @@ WRONG_TYPES: list[tuple[str, Callable[[], Any]]] = [
     ("links", lambda: sw.plan_reshard(ROWS.partition((6, 6)), ROWS.partition((6, 6))).price("f4", {})),  # type: ignore[arg-type]
     ("integer", lambda: sw.plan_reshard(ROWS.partition((6, 6)), ROWS.partition((6, 6)))["start"]),  # type: ignore[index]
     ("file", lambda: sw.LayoutMap().to_toml(5)),  # type: ignore[arg-type]
+    ("file", lambda: sw.LayoutMap.from_toml({})),  # type: ignore[arg-type]
+    ("device_mesh", lambda: dt.Mesh.from_device_mesh(2)),  # type: ignore[arg-type]
     ("dev", lambda: dt.DeviceSpec().make_merged_spec(3)),  # type: ignore[arg-type]
     ("layout", lambda: dt.Layout.from_tensor_layout({})),  # type: ignore[arg-type]
     ("device_type", lambda: dt.create_mesh({"x": 1}, device_type=7)),  # type: ignore[arg-type]
@@ -86,6 +99,12 @@ WRONG_TYPES: list[tuple[str, Callable[[], Any]]] = [
 def test_wrong_types_are_named(argument: str, call: Callable[[], Any]) -> None:
     with pytest.raises(TypeError, match=argument):
         call()
+
+
+def test_the_items_of_a_layout_map_have_a_repr() -> None:
+    layout_map = sw.LayoutMap()
+    layout_map["kernel"] = ("x",)
+    assert repr(layout_map.items()) == "ItemsView([('kernel', TensorLayout(('x',)))])"
 
 
 def test_a_plan_for_more_devices_than_there_are_addresses() -> None:
