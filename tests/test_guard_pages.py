@@ -111,10 +111,10 @@ def copy_every_row() -> int:
                 count += 1
     mesh = sw.DeviceMesh((4, 3), ("x", "y"))
     for dtype in ("u1", "u2", "f4", "f8", "c16", "V3", "V24", ">i8"):
-        for shape in ((7, 9, 11), (1, 40, 3), (13, 2, 2), (64, 3, 5), (0, 3, 4)):
-            array = some(shape, dtype)
+        for cube in ((7, 9, 11), (1, 40, 3), (13, 2, 2), (64, 3, 5), (0, 3, 4)):
+            array = some(cube, dtype)
             layouts = [("x", "y", None), (None, ("y", "x"), None), ("y", None, "x"), (None, None, ("x", "y"))]
-            parts = [sw.TensorLayout(axes, mesh).partition(shape, "balanced") for axes in layouts]
+            parts = [sw.TensorLayout(axes, mesh).partition(cube, "balanced") for axes in layouts]
             for a, b in itertools.permutations(parts, 2):
                 copy_between(a, b, array, count)
                 count += 1

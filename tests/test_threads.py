@@ -113,7 +113,8 @@ def long_calls() -> dict[str, tuple[Callable[[int], Any], Callable[[Any], object
 
     def pair(size: int) -> tuple[sw.Partition, sw.Partition]:
         mesh = sw.DeviceMesh((size,), ("x",))
-        return tuple(sw.TensorLayout(("x",), mesh).partition((7 * size + 1,), rule) for rule in ("ceil", "balanced"))  # type: ignore[return-value, arg-type]
+        line, shape = sw.TensorLayout(("x",), mesh), (7 * size + 1,)
+        return line.partition(shape, "ceil"), line.partition(shape, "balanced")
 
     def copies(size: int) -> tuple[sw.ReshardPlan, list[Any]]:
         mesh = sw.DeviceMesh((16,), ("x",))

@@ -65,7 +65,7 @@ def calls(draw: st.DrawFn) -> Call:
             not by_name and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         ):
             positional.append(value)
-        elif parameter.kind is not parameter.POSITIONAL_ONLY:
+        else:
             named[parameter.name] = value
     return Call(name, receiver, positional, named)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,10 @@ class Odd:
         return answer if isinstance(answer, int) else 1
 
 
+def _give(value: Any) -> Any:
+    return value
+
+
 def _raise() -> Any:
     raise Mine("from an odd object")
 
@@ -150,7 +155,7 @@ ARRAYS: list[Callable[[], Any]] = [
     lambda: np.array(["a", "bc"]),
     lambda: np.zeros(6, "V0"),
     lambda: np.zeros(6, "M8[s]"),
-    lambda: np.ma.masked_array(np.arange(6), [0, 1, 0, 1, 0, 1]),
+    lambda: np.ma.masked_array(np.arange(6), np.arange(6) % 2 == 1),
     lambda: np.zeros((6, 6), ml_dtypes.bfloat16),
     lambda: np.zeros((6, 6), ml_dtypes.float8_e4m3fn),
     lambda: np.broadcast_to(np.int8(0), (1 << 40,)),
@@ -169,7 +174,7 @@ ARRAYS: list[Callable[[], Any]] = [
 
 def _same(values: list[Any]) -> list[Callable[[], Any]]:
     """Makers of values that no call can change."""
-    return [lambda value=value: value for value in values]
+    return [partial(_give, value) for value in values]
 
 
 SHARDWISE: list[Callable[[], Any]] = [
@@ -215,9 +220,11 @@ CALLABLES: list[Callable[[], Any]] = [
     lambda: lambda shape, dtype=None, index=None: np.zeros(shape, dtype),
 ]
 
+#: What such an object answers with.
+ANSWERS: list[Any] = [None, -1, 2, 10**30, "x", 1.5, [], (), b"x", NotImplemented]
+
 ODD: list[Callable[[], Any]] = [
-    lambda v=v: Odd(lambda: v) for v in (None, -1, 2, 10**30, "x", 1.5, [], (), b"x", NotImplemented)
-] + [
+    *(partial(Odd, partial(_give, answer)) for answer in ANSWERS),
     lambda: Odd(_raise),
     lambda: Odd(lambda: np.arange(6)),
     _stream,
