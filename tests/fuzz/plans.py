@@ -62,7 +62,7 @@ def run_any_plan(case: tuple[npt.NDArray[Any], sw.Partition, sw.Partition, list[
         sources = [Placed(view, *places[i % len(places)]) for i, view in enumerate(a.views(array))]
         outputs = [Placed(np.zeros_like(view), *places[~i % len(places)]) for i, view in enumerate(b.views(array))]
         # Each of the partial sums is the whole value here, so as many of them are that many times as much.
-        total = array if plan.addends == 1 else (array * plan.addends).astype(array.dtype)
+        total = array if plan.addends == 1 else np.asarray(array * plan.addends).astype(array.dtype)
         for got in (
             plan.run([s.array for s in sources]),
             plan.run([s.array for s in sources], [o.array for o in outputs]),
