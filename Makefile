@@ -11,11 +11,14 @@ SEED ?=
 SCALE ?= 1.0
 JOBS ?= 2
 
-.PHONY: help demo test test-rust test-python test-oracle prove frameworks check format bench build clean
+.PHONY: help demo test test-rust test-python test-oracle prove frameworks check format bench fuzz valgrind coverage mutants build clean
 .DEFAULT_GOAL := help
 
 help: ## say what the targets are
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# For each fuzzer, in `make fuzz`.
+SECONDS ?= 60
 
 # Says what it does; what the command prints is of interest only if it fails.
 QUIETLY = @mkdir -p target; run() { echo "$$1 …"; shift; "$$@" > target/make.log 2>&1 \
@@ -80,6 +83,23 @@ bench: frameworks ## time the kernels, and the same work in other libraries: wri
 	$(call install_extras,bench)
 	cargo bench --bench kernels --bench reshard
 	$(BIN)/python benches/peers/run.py --allow-missing torch
+
+fuzz: build ## run every fuzzer for SECONDS each (60), from another seed each time
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+
+valgrind: build ## run views and copies under valgrind, which must be installed
+	PYTHONMALLOC=malloc valgrind --log-file=target/valgrind.log $(BIN)/python -m tests.test_guard_pages heap
+	@if grep -B5 -A20 '_core\.' target/valgrind.log; then exit 1; else echo "no report in which the compiled module has a part"; fi
+
+coverage: build ## lines and branches of the Python package that its tests reach
+	$(BIN)/python -m coverage run -m pytest -q
+	$(BIN)/python -m coverage report
+
+# Takes hours; FILE chooses one.
+FILE ?= rust/core/**/*.rs
+mutants: ## change the core's arithmetic line by line and see whether its unit tests notice
+	cargo install --quiet --locked cargo-mutants
+	PROPTEST_CASES=64 cargo mutants --package shardwise-core --file '$(FILE)' --output target -- --lib
 
 clean: ## remove what was built
 	rm -rf target $(VENV) dist

@@ -7,8 +7,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
-import numpy as np
-
+from ._arrays import dtype_of
 from ._rule_search import RuleSearch
 from .errors import LayoutError
 from .layout import TensorLayout, UnevenRule
@@ -160,8 +159,8 @@ def _named_dtype(name: str, dtype: Any) -> tuple[str | None, int | None]:
     itemsize = getattr(dtype, "itemsize", None)
     if not isinstance(itemsize, int):
         try:
-            dtype = np.dtype(dtype)
-        except (TypeError, ValueError):
+            dtype = dtype_of(dtype)
+        except TypeError:
             raise TypeError(f"the dtype of {name!r} must be a dtype, got {dtype!r}") from None
         itemsize = dtype.itemsize
     return str(dtype), itemsize

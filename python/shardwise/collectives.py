@@ -103,6 +103,8 @@ class CollectiveStep:
 
 def price(src: Partition, dst: Partition, itemsize: int, links: LinkModel) -> tuple[CollectiveStep, ...] | None:
     """Find the cheapest sequence; see `ReshardPlan.price`."""
+    if not isinstance(links, LinkModel):
+        raise TypeError(f"links must be a LinkModel, got {type(links).__name__}")
     mesh = src.device_mesh
     if mesh != dst.device_mesh:
         return None
@@ -205,7 +207,7 @@ def gather(sharded: ShardedArray) -> Array:
     """
     from .reshard import plan_reshard
 
-    whole = TensorLayout((None,) * sharded.ndim, DeviceMesh((1,), ("whole",), [object()]))
+    whole = TensorLayout((None,) * _checked(sharded).ndim, DeviceMesh((1,), ("whole",), [object()]))
     return plan_reshard(sharded.partition, whole.partition(sharded.shape)).run(sharded)[0]
 
 
@@ -226,7 +228,7 @@ def all_gather(sharded: ShardedArray, axes: str | Sequence[str] | None = None) -
     >>> all_gather(sharded, "y").shard("cpu:0")
     array([0, 1])
     """
-    layout = sharded.layout
+    layout = _checked(sharded).layout
     cutting = [name for spec in layout.axes for name in _spec_names(spec)]
     names = cutting if axes is None else [axes] if isinstance(axes, str) else list(axes)
     _check_among("axes", names, cutting, "cut a dim")
@@ -244,6 +246,7 @@ def all_reduce(sharded: ShardedArray) -> ShardedArray:
     >>> all_reduce(ShardedArray(sums, [np.array([1, 2, 3]), np.array([10, 20, 30])])).shard("cpu:0")
     array([11, 22, 33])
     """
+    _checked(sharded)
     return _become(sharded, TensorLayout(sharded.layout.axes, sharded.layout.device_mesh))
 
 
@@ -267,13 +270,21 @@ def reduce_scatter(sharded: ShardedArray, axis: str, dim: int) -> ShardedArray:
     >>> reduce_scatter(sharded, "x", dim=0).shard("cpu:1")
     array([33, 44])
     """
-    layout = sharded.layout
+    layout = _checked(sharded).layout
+    if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)):
+        raise TypeError(f"dim must be an integer, got {dim!r}")
     if layout.unreduced != (axis,):
         raise LayoutError(f"reduce_scatter needs an array unreduced over {axis!r} alone, not over {layout.unreduced}")
     if not 0 <= dim < sharded.ndim:
         raise IndexError(f"dim is {dim}, outside 0 to {sharded.ndim - 1}")
     specs = [[*_spec_names(spec), axis] if i == dim else _spec_names(spec) for i, spec in enumerate(layout.axes)]
     return _become(sharded, TensorLayout(specs, layout.device_mesh))
+
+
+def _checked(sharded: object) -> ShardedArray:
+    if not isinstance(sharded, ShardedArray):
+        raise TypeError(f"sharded must be a ShardedArray, got {type(sharded).__name__}")
+    return sharded
 
 
 def _become(sharded: ShardedArray, layout: TensorLayout) -> ShardedArray:

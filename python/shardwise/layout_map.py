@@ -377,6 +377,9 @@ class _Items(ItemsView[str, TensorLayout]):
     def __contains__(self, item: object) -> bool:
         return item in list(self)
 
+    def __repr__(self) -> str:
+        return f"ItemsView({list(self)!r})"
+
 
 @contextmanager
 def _naming_rule(key: str) -> Iterator[None]:

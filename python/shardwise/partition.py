@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from . import _core
+from ._arrays import dtype_of
 from .errors import SizeOverflowError
 
 if TYPE_CHECKING:
@@ -319,7 +320,7 @@ class Partition:
         >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((10,), "balanced").nbytes("float32").tolist()
         [12, 12, 8, 8]
         """
-        itemsize = np.dtype(dtype).itemsize
+        itemsize = dtype_of(dtype).itemsize
         if self.size * itemsize > 2**63 - 1:
             raise SizeOverflowError(
                 f"nbytes: {self.size} elements of {itemsize} bytes are over the limit of {2**63 - 1} bytes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ._arrays import int64_array
+from ._arrays import dtype_of, int64_array
 from ._core import ReshardPlan as CorePlan
 from ._running import run_plan
 from .collectives import CollectiveStep, LinkModel, apply_steps, price
@@ -45,7 +46,7 @@ class Transfer:
 
     def nbytes(self, dtype: npt.DTypeLike) -> int:
         """Give the bytes of the box for a dtype."""
-        return self.size * np.dtype(dtype).itemsize
+        return self.size * dtype_of(dtype).itemsize
 
 
 class ReshardPlan:
@@ -177,7 +178,7 @@ class ReshardPlan:
         return self._core.count
 
     def __getitem__(self, number: int) -> Transfer:
-        row = self.transfers[number]
+        row = self.transfers[operator.index(number)]
         source, device = int(row["src_device"]), int(row["dst_device"])
         start, stop = row["start"], row["stop"]
         from_start = self._src._core.box(source) if self._src is not None else None
@@ -229,7 +230,7 @@ class ReshardPlan:
         >>> plan_reshard(cut.partition((8,)), whole.partition((8,))).total_bytes("int16")
         48
         """
-        return _sum(_volumes(self.transfers)) * np.dtype(dtype).itemsize
+        return _sum(_volumes(self.transfers)) * dtype_of(dtype).itemsize
 
     def peak_extra_memory(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
         """Give the bytes that each destination device needs on top of what it holds: int64 (destination devices,).
@@ -273,7 +274,7 @@ class ReshardPlan:
         if isinstance(max_bytes_in_flight, bool) or not hasattr(max_bytes_in_flight, "__index__"):
             raise TypeError(f"max_bytes_in_flight must be an integer, got {max_bytes_in_flight!r}")
         budget = min(max_bytes_in_flight.__index__(), 2**63 - 1)
-        pieces, ends = self._core.rounds(max(budget, 0), np.dtype(dtype).itemsize)
+        pieces, ends = self._core.rounds(max(budget, 0), dtype_of(dtype).itemsize)
         return np.split(self._structured(pieces), ends[:-1]) if len(ends) else []
 
     @property
@@ -301,7 +302,7 @@ class ReshardPlan:
         """
         if self._src is None:
             return None
-        return price(self._src, self._dst, np.dtype(dtype).itemsize, LinkModel() if links is None else links)
+        return price(self._src, self._dst, dtype_of(dtype).itemsize, LinkModel() if links is None else links)
 
     def explain(self, dtype: npt.DTypeLike = np.float32, links: LinkModel | None = None) -> str:
         """Say in plain words what the plan does.
@@ -318,7 +319,7 @@ class ReshardPlan:
         """
         from ._explain import explain
 
-        return explain(self, np.dtype(dtype), links)
+        return explain(self, dtype_of(dtype), links)
 
     def run(
         self,
@@ -478,7 +479,10 @@ def _check_partition(name: str, value: Any) -> None:
 def _same_devices(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64]:
     """For each device of `dst`, the device index that its label has in `src`, or -1."""
     if (src._labels is None and dst._labels is None) or src._labels is dst._labels:
-        same = np.arange(dst.size, dtype=np.int64)
+        try:
+            same = np.arange(dst.size, dtype=np.int64)
+        except ValueError:  # numpy's word for a size that no address space holds
+            raise SizeOverflowError(f"a plan for a mesh of {dst.size} devices is over the address space") from None
         same[src.size :] = -1
         same.flags.writeable = False
         return same
@@ -507,7 +511,7 @@ def _sum(numbers: npt.NDArray[np.int64]) -> int:
 
 
 def _bytes_by(transfers: npt.NDArray[np.void], field: str, devices: int, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
-    volumes, itemsize = _volumes(transfers), np.dtype(dtype).itemsize
+    volumes, itemsize = _volumes(transfers), dtype_of(dtype).itemsize
     if _sum(volumes) * itemsize > 2**63 - 1:
         raise SizeOverflowError(f"{_sum(volumes)} elements of {itemsize} bytes are over the limit of {2**63 - 1} bytes")
     totals = np.zeros(devices, np.int64)

@@ -67,6 +67,7 @@ def read_rules(file: str | os.PathLike[str] | TextIO) -> Rules:
 
 def write_rules(file: str | os.PathLike[str] | TextIO, layout_map: LayoutMap) -> None:
     """Write a rules file; see `LayoutMap.to_toml` for what it raises."""
+    _check_file(file, "write")
     lines = [f"match = {_string(layout_map.match)}"]
     mesh = layout_map.device_mesh
     if mesh is not None:
@@ -99,7 +100,13 @@ def located(place: str) -> Iterator[None]:
         raise type(error)(f"{place}: {error}") from None
 
 
+def _check_file(file: object, method: str) -> None:
+    if not isinstance(file, (str, os.PathLike)) and not hasattr(file, method):
+        raise TypeError(f"file must be a path or a text file with {method}(), got {type(file).__name__}")
+
+
 def _text(file: str | os.PathLike[str] | TextIO, source: str) -> str:
+    _check_file(file, "read")
     if not isinstance(file, (str, os.PathLike)):
         return file.read()
     path = Path(file)

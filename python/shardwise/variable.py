@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ._arrays import dtype_of
 from .errors import LayoutError
 from .layout import TensorLayout
 from .object_tree import named_leaves
@@ -74,7 +75,7 @@ class Variable:
         self, shape: Sequence[int], dtype: npt.DTypeLike, initializer: Callable[..., Any], name: str | None = None
     ) -> None:
         self._shape = _checked_shape(shape)
-        self._dtype = np.dtype(dtype)
+        self._dtype = dtype_of(dtype)
         if self._dtype.hasobject:
             raise TypeError(f"dtype must be made of bytes, got {self._dtype}")
         if not callable(initializer):

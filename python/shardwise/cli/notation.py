@@ -77,7 +77,7 @@ def parse_dtype(text: str) -> int:
             return dtype.bits
     try:
         bits = 8 * np.dtype(text).itemsize
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, SyntaxError, OverflowError):
         bits = 0
     if not bits:
         raise ParseError(f"dtype {text!r}: unknown; float32, bfloat16 and F8_E4M3 would be some")

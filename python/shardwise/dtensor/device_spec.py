@@ -76,6 +76,8 @@ class DeviceSpec:
         >>> DeviceSpec(job="worker", device_type="CPU").make_merged_spec(DeviceSpec(device_type="GPU"))
         DeviceSpec(job='worker', device_type='GPU')
         """
+        if not isinstance(dev, DeviceSpec):
+            raise TypeError(f"dev must be a DeviceSpec, got {type(dev).__name__}")
         theirs = {name: getattr(dev, name) for name in _PARTS}
         return self.replace(**{name: part for name, part in theirs.items() if part is not None})
 

@@ -185,6 +185,8 @@ class Layout:
         >>> Layout.from_tensor_layout(layout).to_string()
         'sharding_specs:x,unsharded, mesh:|x=2|0,1|0,1|cpu:0,cpu:1'
         """
+        if not isinstance(layout, TensorLayout):
+            raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}")
         specs = []
         for dim, axes in enumerate(layout.axes):
             if isinstance(axes, tuple):

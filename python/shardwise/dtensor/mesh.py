@@ -147,6 +147,8 @@ class Mesh:
         >>> Mesh.from_device_mesh(DeviceMesh((2,), ["x"])).to_string()
         '|x=2|0,1|0,1|cpu:0,cpu:1'
         """
+        if not isinstance(device_mesh, DeviceMesh):
+            raise TypeError(f"device_mesh must be a DeviceMesh, got {type(device_mesh).__name__}")
         ids = np.arange(device_mesh.size)
         devices = device_mesh.devices.ravel().tolist()
         return cls(device_mesh.axis_names, ids.reshape(device_mesh.shape), ids.tolist(), devices, mesh_name)

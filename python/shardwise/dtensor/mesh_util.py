@@ -126,6 +126,8 @@ def _device_names(
     devices: Sequence[str | Device] | None, device_type: str | None, count: int | None, here: DeviceSpec
 ) -> list[str]:
     """Give the names of the devices with what they leave open filled in from `here`."""
+    if device_type is not None and not isinstance(device_type, str):
+        raise TypeError(f"device_type must be a string or None, got {device_type!r}")
     if devices is None:
         number = len(list_devices()) if count is None else count
         if number > _MAX_MADE_UP:
@@ -147,6 +149,8 @@ def _device_names(
 def _spec(device: str | Device) -> DeviceSpec:
     if isinstance(device, DeviceSpec):
         return device
+    if not isinstance(device, str) and not hasattr(device, "to_string"):
+        raise TypeError(f"devices must hold strings or DeviceSpecs, got {device!r}")
     return DeviceSpec.from_string(device if isinstance(device, str) else device.to_string())
 
 

@@ -172,7 +172,7 @@ def read_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> l
     """
     dims = checked_rank(rank)
     read = [_read(i, placement, dims) for i, placement in enumerate(placements)]
-    if len(read) != mesh.ndim:
+    if len(read) != checked_mesh(mesh).ndim:
         raise LayoutError(
             f"placements has {len(read)} entries, but the mesh has the {mesh.ndim} axes {mesh.axis_names}"
         )
@@ -280,6 +280,8 @@ def mesh_from_torch(mesh: Any) -> DeviceMesh:
     Raises:
         MeshError: if its dims have no names.
     """
+    if not hasattr(mesh, "mesh_dim_names"):
+        raise TypeError(f"mesh must be a DeviceMesh of PyTorch, got {type(mesh).__name__}")
     names = mesh.mesh_dim_names
     if not names:
         raise MeshError("mesh has no mesh_dim_names; the axes of a DeviceMesh have names")
@@ -364,8 +366,12 @@ def from_local_tensors(tensors: Sequence[Any], layout: TensorLayout, shape: Sequ
         LayoutError: if the tensors do not fit the layout, or PyTorch gives a rank elements that are no shard of it.
         ImportError: if the tensors are bfloat16 or float8, and ml_dtypes is not installed.
     """
-    partition = layout.partition(shape, uneven="chunk")
-    sharded = ShardedArray(partition, [array_of_tensor(tensor) for tensor in tensors])
+    partition = checked_layout(layout)[0].partition(shape, uneven="chunk")
+    local = list(tensors)
+    for i, tensor in enumerate(local):
+        if not hasattr(tensor, "detach"):
+            raise TypeError(f"tensors[{i}] must be a tensor of PyTorch, got {type(tensor).__name__}")
+    sharded = ShardedArray(partition, [array_of_tensor(tensor) for tensor in local])
     _check_torch_agrees(sharded)
     return sharded
 

@@ -1,0 +1,240 @@
+"""Every parser, on any bytes and on inputs that were right before they were spoilt.
+
+What is read must be a value: it can be written, and what was written is read as the same value again. `tests/corpus`
+keeps for each parser right inputs, from which the spoilt ones are made, and everything that was ever read wrongly: a
+line is a literal of Python's bytes.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+import shardwise as sw
+from shardwise import dtensor as dt
+from shardwise.cli import main as command_line
+from shardwise.cli import notation
+from shardwise.interop import hlo, shardy
+from tests.fuzz.arguments import FOLDER, MESH
+from tests.fuzz.limits import limited
+
+CORPUS = Path(__file__).parent.parent / "corpus"
+
+
+@dataclass(frozen=True)
+class Parser:
+    """What is done with an input, and bits that are worth putting into one."""
+
+    check: Callable[[bytes], None]
+    scraps: str
+
+
+def corpus(name: str) -> list[bytes]:
+    """The kept inputs of a parser."""
+    lines = (CORPUS / f"{name}.txt").read_text("ascii").splitlines()
+    return [ast.literal_eval(line) for line in lines if line and not line.startswith("#")]
+
+
+def text(data: bytes) -> str:
+    """The bytes as text, whatever they are: what is not UTF-8 becomes half of a surrogate pair."""
+    return data.decode(errors="surrogateescape")
+
+
+def mesh_text(data: bytes) -> None:
+    mesh = dt.Mesh.from_string(text(data))
+    assert mesh.to_string() == text(data) or "*" in text(data)
+    assert dt.Mesh.from_string(mesh.to_string()) == mesh
+    assert dt.Mesh.from_proto(mesh.as_proto()) == mesh
+
+
+def layout_text(data: bytes) -> None:
+    layout = dt.Layout.from_string(text(data))
+    assert layout.to_string() == text(data)
+    assert dt.Layout.from_str(layout.serialized_string()) == layout
+
+
+def mesh_message(data: bytes) -> None:
+    message = dt.MeshProto.FromString(data)
+    assert dt.MeshProto.FromString(message.SerializeToString()) == message
+    mesh = dt.Mesh.from_proto(message)
+    assert dt.Mesh.from_string(mesh.to_string()) == mesh
+
+
+def layout_message(data: bytes) -> None:
+    message = dt.LayoutProto.FromString(data)
+    assert dt.LayoutProto.FromString(message.SerializeToString()) == message
+    layout = dt.Layout.from_str(data)
+    assert dt.Layout.from_str(layout.serialized_string()) == layout
+
+
+def device(data: bytes) -> None:
+    spec = dt.DeviceSpec.from_string(text(data))
+    assert dt.DeviceSpec.from_string(spec.to_string()) == spec
+
+
+def hlo_sharding(data: bytes) -> None:
+    sharding = hlo.parse_hlo(text(data))
+    assert hlo.parse_hlo(str(sharding)) == sharding
+    layout = hlo.from_hlo(text(data), MESH, 2)
+    assert hlo.from_hlo(hlo.to_hlo(layout), MESH, 2).num_shards == layout.num_shards
+
+
+def shardy_sharding(data: bytes) -> None:
+    layout = shardy.from_shardy(text(data), MESH)
+    assert shardy.from_shardy(shardy.to_shardy(layout), layout.device_mesh) == layout
+
+
+def shardy_mesh(data: bytes) -> None:
+    mesh = shardy.mesh_from_shardy(text(data))
+    assert shardy.mesh_from_shardy(shardy.mesh_to_shardy(mesh)).shape == mesh.shape
+
+
+def rules(data: bytes) -> None:
+    layout_map = sw.LayoutMap.from_toml(io.StringIO(text(data)))
+    file = io.StringIO()
+    layout_map.to_toml(file)
+    again = sw.LayoutMap.from_toml(io.StringIO(file.getvalue()))
+    assert again == layout_map
+    assert list(again) == list(layout_map)
+
+
+def rule(data: bytes) -> None:
+    """A pattern, a line feed, and the path in which it is searched: as Python's `re` does it."""
+    pattern, _, path = text(data).partition("\n")
+    path = path[:16]  # Python's engine, which is asked here, backtracks for ever on a long one.
+    layout_map = sw.LayoutMap()
+    if pattern:
+        layout_map[pattern] = ()
+    found = bool(layout_map.matching_rules(path))
+    assert found == bool(pattern and (path == pattern or re.search(pattern, path)))
+
+
+def safetensors(data: bytes) -> None:
+    path = FOLDER / "fuzzed.safetensors"
+    path.write_bytes(data)
+    with sw.open_safetensors(path) as checkpoint:
+        for name in checkpoint:
+            entry = checkpoint.info(name)
+            with contextlib.suppress(TypeError):  # Packed elements.
+                array = checkpoint[name]
+                assert array.shape == entry.shape
+                assert array.tobytes() == checkpoint.read(name).tobytes()
+
+
+def safetensors_index(data: bytes) -> None:
+    folder = FOLDER / "sharded"
+    folder.mkdir(exist_ok=True)
+    header = json.dumps({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    (folder / "one.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\1")
+    (folder / "model.safetensors.index.json").write_bytes(data)
+    with sw.open_safetensors(folder) as checkpoint:
+        assert {name: checkpoint[name].tolist() for name in checkpoint} in ({"a": [1]}, {})
+
+
+def mesh_notation(data: bytes) -> None:
+    mesh = notation.parse_mesh(text(data))
+    assert notation.parse_mesh(notation.format_mesh(mesh)) == mesh
+
+
+def layout_notation(data: bytes) -> None:
+    layout = notation.parse_layout(text(data), 2)
+    assert notation.parse_layout(notation.format_layout(layout), 2) == layout
+
+
+def shape_notation(data: bytes) -> None:
+    shape = notation.parse_shape(text(data))
+    assert notation.parse_shape(str(shape)) == shape
+
+
+def dtype_notation(data: bytes) -> None:
+    assert notation.parse_dtype(text(data)) > 0
+
+
+def arguments(data: bytes) -> None:
+    """The whole command: arguments with NUL between them."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            status: Any = command_line(text(data).split("\0"))
+        except SystemExit as exit_:
+            status = exit_.code
+    assert status in (0, 1, 2, None), status
+
+
+PARSERS = {
+    "mesh_text": Parser(mesh_text, "| , = : / 0 1 9223372036854775807 CPU GPU:0 use_xla_spmd *TPU \0"),
+    "layout_text": Parser(
+        layout_text, "sharding_specs: parted: maximal:true, unsharded, match, any, x, mesh: scalar | ,"
+    ),
+    "mesh_message": Parser(mesh_message, "\x0a \x12 \x1a \x22 \x2a \x32 \x38\x01 \xff \x80 \x7b \x7c \x00 \x01"),
+    "layout_message": Parser(layout_message, "\x0a \x12 \x18\x01 \x0a\x03\x12\x01x \xff \x80 \x7b \x7c \x00"),
+    "device": Parser(device, "/ job: replica: task: device: CPU: GPU:0 : * 0 9999999999"),
+    "hlo_sharding": Parser(
+        hlo_sharding,
+        "{ } [ ] <= T ( ) , 1 2 devices= last_tile_dim_replicate last_tile_dims= manual replicated maximal",
+    ),
+    "shardy_sharding": Parser(
+        shardy_sharding, '# sdy.sharding < > @ [ ] { } "x" "y" :(1)2 ? p1 , replicated= unreduced= mesh<'
+    ),
+    "shardy_mesh": Parser(shardy_mesh, '# sdy.mesh < > @ [ ] "x"=2 "y"=3 , device_ids= 0 1 = \\'),
+    "rules": Parser(
+        rules,
+        "match = 'search' [mesh] [rules] [ ] { } shape axis_names devices axes "
+        "unreduced ' \" = , \n 1 -1 1.5 true . # \\",
+    ),
+    "rule": Parser(rule, "a b . * + ? ( ) [ ] { } | ^ $ \\d \\w \\b (?: (?i) (?P<n> (?= \\1 {2,3} \\Z \n é"),
+    "safetensors": Parser(
+        safetensors,
+        '{ } [ ] , : " "a" "dtype" "F32" "F4" "shape" "data_offsets" __metadata__ 0 1 24 -1 1e5 null \x00 \xff',
+    ),
+    "safetensors_index": Parser(
+        safetensors_index, '{ } [ ] , : " "a" "weight_map" "metadata" "one.safetensors" ../ / null 1 \x00 \xff'
+    ),
+    "mesh_notation": Parser(mesh_notation, "= , 0 1 2 99999999999999999999 x y - + \0 é"),
+    "layout_notation": Parser(layout_notation, ", + - * None x y ( ) é"),
+    "shape_notation": Parser(shape_notation, ", x ( ) 0 1 99999999999999999999 - ٣"),
+    "dtype_notation": Parser(
+        dtype_notation, "float int uint bfloat16 F8_ E4M3 8 16 32 f4 V0 , ( ) [ ] { } : O S > < ="
+    ),
+    "arguments": Parser(arguments, "\0 show plan translate --mesh --layout --dtype --help - x=2,y=3 8,6 x,y -- "),
+}
+
+
+def perform(name: str, data: bytes) -> None:
+    """Read an input; let out whatever is no refusal."""
+    with limited(), contextlib.suppress(sw.ShardwiseError):
+        try:
+            PARSERS[name].check(data)
+        except sw.InternalError as error:
+            raise AssertionError("a panic") from error
+
+
+@st.composite
+def inputs(draw: st.DrawFn, name: str) -> bytes:
+    """Any bytes, or a kept input in which up to four places were cut out, put in, doubled, or taken from another."""
+    kept = corpus(name)
+    if draw(st.integers(0, 9)) == 0:
+        return draw(st.binary(max_size=60))
+    data = draw(st.sampled_from(kept))
+    scraps = st.sampled_from([scrap.encode("latin-1" if scrap.isascii() or max(scrap) < "\u0100" else "utf-8")
+                              for scrap in PARSERS[name].scraps.split(" ")])  # fmt: skip
+    for _ in range(draw(st.integers(0, 4))):
+        start = draw(st.integers(0, len(data)))
+        stop = min(len(data), start + draw(st.integers(0, 6)))
+        other = draw(st.sampled_from(kept))
+        at = draw(st.integers(0, len(other)))
+        put = draw(
+            st.one_of(
+                scraps, scraps, st.binary(max_size=3), st.just(data[start:stop] * 2), st.just(other[at : at + 12])
+            )
+        )
+        data = data[:start] + put + data[stop:]
+    return data

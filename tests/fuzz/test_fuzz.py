@@ -1,0 +1,113 @@
+"""The fuzzers for a moment each, and everything that they ever found."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise import dtensor as dt
+from shardwise.interop import torch
+from tests.fuzz import parsers
+from tests.fuzz.__main__ import FUZZERS
+from tests.fuzz.arguments import HUGE, ROWS, SHARDED
+from tests.fuzz.surface import members, public_classes, public_names
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the limits of time and memory are Linux's")
+
+
+@linux
+def test_every_fuzzer_runs_and_finds_nothing() -> None:
+    """In a process of its own, which a fault would end. `make fuzz` runs them for as long as one likes."""
+    command = [sys.executable, "-m", "tests.fuzz", "--seconds", "0.2", "--seed", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"^(?:.*\r)?(\w+) .*nothing found$", done.stdout, re.MULTILINE) == list(FUZZERS)
+
+
+@pytest.mark.parametrize("name", parsers.PARSERS)
+def test_kept_inputs_are_read_or_refused(name: str) -> None:
+    for data in parsers.corpus(name):
+        parsers.perform(name, data)
+
+
+def test_each_corpus_has_inputs_that_are_read() -> None:
+    for name, parser in parsers.PARSERS.items():
+        refused = 0
+        for data in parsers.corpus(name):
+            try:
+                parser.check(data)
+            except sw.ShardwiseError:
+                refused += 1
+        assert refused <= len(parsers.corpus(name)) - 2, name
+    assert {path.stem for path in parsers.CORPUS.glob("*.txt")} == set(parsers.PARSERS)
+
+
+def test_the_walk_finds_what_the_packages_export() -> None:
+    names = {str(name) for name in public_names()}
+    assert {
+        "shardwise.DeviceMesh",
+        "shardwise.plan_reshard",
+        "shardwise.dtensor.Layout",
+        "shardwise.interop.hlo.parse_hlo",
+    } <= names
+    found = {str(member) for kind in public_classes() for member in members(kind)}
+    assert {
+        "DeviceMesh.coordinates",
+        "Partition.locate",
+        "LayoutMap.__getitem__",
+        "Layout.from_string",
+        "LayoutMap.pop",
+    } <= found
+    assert len(names) > 60
+    assert len(found) > 250
+
+
+#: Calls of wrong types that gave an `AttributeError`, a `SyntaxError`, a `ValueError` or the like from within.
+WRONG_TYPES: list[tuple[str, Callable[[], Any]]] = [
+    ("sharded", lambda: sw.gather([])),  # type: ignore[arg-type]
+    ("sharded", lambda: sw.all_gather(0)),  # type: ignore[arg-type]
+    ("sharded", lambda: sw.all_reduce(None)),  # type: ignore[arg-type]
+    ("sharded", lambda: sw.reduce_scatter("x", "x", 0)),  # type: ignore[arg-type]
+    ("dim", lambda: sw.reduce_scatter(SHARDED[1], "x", "0")),  # type: ignore[arg-type]
+    ("links", lambda: sw.plan_reshard(ROWS.partition((6, 6)), ROWS.partition((6, 6))).price("f4", {})),  # type: ignore[arg-type]
+    ("integer", lambda: sw.plan_reshard(ROWS.partition((6, 6)), ROWS.partition((6, 6)))["start"]),  # type: ignore[index]
+    ("file", lambda: sw.LayoutMap().to_toml(5)),  # type: ignore[arg-type]
+    ("file", lambda: sw.LayoutMap.from_toml({})),  # type: ignore[arg-type]
+    ("device_mesh", lambda: dt.Mesh.from_device_mesh(2)),  # type: ignore[arg-type]
+    ("dev", lambda: dt.DeviceSpec().make_merged_spec(3)),  # type: ignore[arg-type]
+    ("layout", lambda: dt.Layout.from_tensor_layout({})),  # type: ignore[arg-type]
+    ("device_type", lambda: dt.create_mesh({"x": 1}, device_type=7)),  # type: ignore[arg-type]
+    ("devices", lambda: dt.create_mesh({"x": 1}, devices=[np.int64(1)])),
+    ("mesh", lambda: torch.mesh_from_torch(8)),
+    ("mesh", lambda: torch.read_placements([], {"x": 2}, 0)),  # type: ignore[arg-type]
+    ("layout", lambda: torch.from_local_tensors([], {}, [])),  # type: ignore[arg-type]
+    ("tensors", lambda: torch.from_local_tensors([5], ROWS, [6, 6])),
+    ("dtype", lambda: ROWS.partition((6, 6)).nbytes(",f8")),
+    ("dtype", lambda: sw.Variable((2,), {"x": 1}, np.zeros)),  # type: ignore[arg-type]
+    ("dtype", lambda: sw.plan_reshard(ROWS.partition((6, 6)), ROWS.partition((6, 6))).total_bytes({"kernel": 3})),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("argument", "call"), WRONG_TYPES)
+def test_wrong_types_are_named(argument: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError, match=argument):
+        call()
+
+
+def test_the_items_of_a_layout_map_have_a_repr() -> None:
+    layout_map = sw.LayoutMap()
+    layout_map["kernel"] = ("x",)
+    assert repr(layout_map.items()) == "ItemsView([('kernel', TensorLayout(('x',)))])"
+
+
+def test_a_plan_for_more_devices_than_there_are_addresses() -> None:
+    partition = sw.TensorLayout(("x", None), HUGE).partition((6, 6), "ceil")
+    with pytest.raises(sw.SizeOverflowError, match=r"4611686018427387904 devices"):
+        sw.plan_reshard(partition, partition)
