@@ -19,9 +19,7 @@ __all__ = ["check_addable", "run_plan"]
 Array = npt.NDArray[Any]
 
 #: Up to how many bytes are allocated together; what is allocated together is freed together.
-_BLOCK_BYTES = 1 << 25
-#: The bytes of a cache line.
-_ALIGNED = 64
+_BLOCK_BYTES = 1 << 24
 
 
 def run_plan(
@@ -106,39 +104,46 @@ def _views(plan: ReshardPlan, sources: list[Array]) -> dict[int, Array]:
 
 
 def _allocated(devices: list[int], bounds: npt.NDArray[np.int64], dtype: np.dtype[Any]) -> dict[int, Array]:
-    """New arrays; small ones are cut from common blocks, for which the operating system has large pages.
+    """New arrays; many small ones are cut from common blocks, for which the operating system has large pages.
 
     A page is made when it is first written to, and for many small arrays that takes longer than the copy itself.
     """
     shapes = (bounds[devices, :, 1] - bounds[devices, :, 0]).tolist()
-    step = _ALIGNED // math.gcd(_ALIGNED, max(dtype.itemsize, 1))
-    # How many elements each takes up, so that all begin at a multiple of the alignment.
-    sizes = [-(-math.prod(shape) // step) * step for shape in shapes]
+    nbytes = [math.prod(shape) * dtype.itemsize for shape in shapes]
     arrays = {}
     try:
-        for first, last in _blocks(sizes, _BLOCK_BYTES // max(dtype.itemsize, 1)):
-            if last - first == 1:
-                arrays[devices[first]] = np.empty(shapes[first], dtype)
-                continue
-            block, at = np.empty(sum(sizes[first:last]), dtype), 0
-            for i in range(first, last):
-                arrays[devices[i]] = block[at : at + math.prod(shapes[i])].reshape(shapes[i])
-                at += sizes[i]
+        if dtype.itemsize and sum(nbytes) >= _BLOCK_BYTES:
+            for positions in _blocks(nbytes):
+                block, at = np.empty(sum(_aligned(nbytes[i]) for i in positions), np.uint8), 0
+                for i in positions:
+                    arrays[devices[i]] = block[at : at + nbytes[i]].view(dtype).reshape(shapes[i])
+                    at += _aligned(nbytes[i])
+        for device, shape in zip(devices, shapes, strict=True):
+            if device not in arrays:
+                arrays[device] = np.empty(shape, dtype)
     except ValueError as error:  # numpy's word for a size that no address space holds
         raise SizeOverflowError(f"a shard of dtype {dtype} is over the address space: {error}") from None
     return arrays
 
 
-def _blocks(sizes: list[int], limit: int) -> Iterator[tuple[int, int]]:
-    """Neighbours, as first and one past the last, of at most `limit` in all; or one that is larger."""
-    first, filled = 0, 0
-    for i, size in enumerate(sizes):
-        if i > first and filled + size > limit:
-            yield first, i
-            first, filled = i, 0
+def _blocks(nbytes: list[int]) -> Iterator[list[int]]:
+    """The positions of small arrays that share a block."""
+    positions: list[int] = []
+    filled = 0
+    for i, size in enumerate(map(_aligned, nbytes)):
+        if size > _BLOCK_BYTES // 4:  # numpy asks for large pages itself
+            continue
+        if filled + size > _BLOCK_BYTES:
+            yield positions
+            positions, filled = [], 0
+        positions.append(i)
         filled += size
-    if sizes:
-        yield first, len(sizes)
+    yield positions
+
+
+def _aligned(nbytes: int) -> int:
+    # No dtype wants more than numpy's memory has.
+    return -(-nbytes // 16) * 16
 
 
 def _add(plan: ReshardPlan, sources: list[Array], results: dict[int, Array]) -> None:

@@ -77,6 +77,8 @@ class ShardedArray:
         for i, (view, box) in enumerate(zip(views, extents, strict=True)):
             if not isinstance(view, np.ndarray):
                 raise TypeError(f"shards[{i}] must be a numpy array, got {type(view).__name__}")
+            if isinstance(view, np.ma.MaskedArray):
+                raise TypeError(f"shards[{i}] is a masked array, whose mask would be lost; give its filled() values")
             shape = tuple((box[:, 1] - box[:, 0]).tolist())
             if view.shape != shape or view.dtype != views[0].dtype:
                 raise LayoutError(

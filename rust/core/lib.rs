@@ -16,7 +16,7 @@
 //! | [`reshard`] | from one partition to another: transfers, rounds, collectives, copies |
 //!
 //! Sizes and offsets are `i64` and never negative; every product of sizes is checked. Nothing here knows of Python,
-//! does I/O or needs `unsafe`, but for the strided copies of [`reshard::copy`].
+//! does I/O or writes `unsafe`, but for the strided copies of [`reshard::copy`].
 //!
 //! ```
 //! use shardwise_core::{layout::Layout, mesh::Mesh, partition::Partition, uneven::Uneven};

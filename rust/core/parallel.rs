@@ -47,6 +47,8 @@ where
             work(piece)
         });
     }
+    // Here, because the other workers may leave no piece to the caller.
+    poll()?;
     // No more at a time than lets all workers end together.
     let batch = (pieces.size_hint().0 / (4 * threads)).clamp(1, BATCH);
     let pieces = Mutex::new(pieces);

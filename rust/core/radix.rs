@@ -90,7 +90,7 @@ impl Divider {
     }
 }
 
-/// A [`Divider`] of numbers up to 2^31, by a divisor up to 2^31, with products of 64 bits: the processor has vector
+/// A [`Divider`] of numbers below 2^31, by a divisor up to 2^31, with products of 64 bits: the processor has vector
 /// instructions for these. The proof is the same with 31 in the place of 63: `m = ceil(2^(31+L) / d)` fits in 32 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NarrowDivider {

@@ -1,8 +1,9 @@
 //! What the two kernels share.
 //!
-//! Nearly every tensor is *narrow*, with fewer than 2^31 elements, and has at most four dims, cut uniformly. Then all
-//! numbers fit in 32 bits, their products in 64, and a loop over dims whose number is known is compiled to instructions
-//! that do four or eight elements at once. Which of them the processor has is found out when the program runs.
+//! Nearly every tensor is *narrow*, with at most 2^31 elements, and has at most four dims, cut uniformly. Then all numbers
+//! fit in 32 bits, their products in 64, and a loop over dims whose number is known is compiled to instructions that do
+//! four elements at once (AVX2). Whether the processor has them is found out when the program runs; if not, the same
+//! loop is there for any processor.
 
 use multiversion::multiversion;
 
@@ -29,7 +30,7 @@ impl<T: Copy> Unrolled<T> {
     }
 }
 
-/// Whether every size, offset and shard id fits in 31 bits.
+/// Whether every offset and shard id fits in 31 bits, and every size in 32.
 pub(super) fn is_narrow(partition: &Partition) -> bool {
     // Where one dim has no elements the others may be of any size.
     let sizes = partition.shape().iter().copied().chain([partition.size(), partition.total_shards()]);
@@ -43,7 +44,7 @@ pub(super) fn last_and_tail(n: i64, step: i64) -> (i64, i64) {
 }
 
 /// Whether one of `values` is not in `0..limit`.
-#[multiversion(targets("x86_64+avx512f+avx512vl+avx512dq+avx2+bmi2", "x86_64+avx2+bmi2"))]
+#[multiversion(targets("x86_64+avx2+bmi2"))]
 pub(super) fn any_outside(values: &[i64], limit: i64) -> bool {
     // Each of the two is negative if the value is outside, and `|` keeps the sign.
     values.iter().fold(0, |signs, &value| signs | value | (limit - 1).wrapping_sub(value)) < 0

@@ -1,4 +1,4 @@
-//! Strided copies of raw bytes, blocked: the one module of the core with `unsafe`.
+//! Strided copies of raw bytes, blocked: the one module of the core with `unsafe` of its own.
 //!
 //! A box of one array is copied to a box of another, whatever their dtype and strides, as *rows*: runs of bytes that are
 //! contiguous in both. The order of the rows decides the speed. Cut 16,384 columns among 512 devices and a row is 128
@@ -24,7 +24,7 @@
 //! 3. *Threads.* The pointers are used by scoped threads that end before the call returns. That other code may write to
 //!    the arrays meanwhile is the caller's affair, as it is in numpy.
 
-use std::{ops::Range, ptr};
+use std::{cmp::Reverse, ops::Range, ptr};
 
 use crate::{
     error::{Error, Result},
@@ -43,8 +43,8 @@ const PREFETCHED_FROM: usize = 1 << 12;
 const LONGEST_PREFETCHED: i64 = 512;
 /// How many copies ahead the rows are fetched; measured: 1 is too late, and 8 push out what is still to be used.
 const PREFETCH_AHEAD: usize = 2;
-/// The bytes that come into the cache at once.
-const CACHE_LINE: usize = 64;
+/// The bytes of all copies of a group in one turn, from which on they are shared among workers.
+const LARGEST_TURN: i64 = 1 << 22;
 
 /// A strided array of items in memory.
 #[derive(Debug, Clone)]
@@ -97,8 +97,7 @@ impl Region {
         }
         let mut offset = 0_isize;
         for ((&(size, stride), &start), &n) in self.dims.iter().zip(start).zip(extent) {
-            // As unsigned numbers the negative ones are over every size.
-            if start as u64 > size as u64 || n as u64 > (size - start) as u64 {
+            if start < 0 || n < 0 || start > size || n > size - start {
                 return None;
             }
             // Wrapping: strides of opposite signs may leave the array and come back; the sum is an item's offset.
@@ -220,8 +219,8 @@ unsafe impl Sync for Job {}
 pub(super) struct Copies<'a> {
     regions: Disjoint<'a>,
     forms: Vec<Form>,
-    /// The extents and strides that gave the newest form: neighbouring boxes mostly have the same.
-    newest: Vec<(i64, isize, isize)>,
+    /// The item size, extents and strides that gave the newest form: neighbouring boxes mostly have the same.
+    newest: (usize, Vec<(i64, isize, isize)>),
     jobs: Vec<Job>,
     /// The jobs' positions, group by group.
     order: Vec<u32>,
@@ -235,9 +234,24 @@ pub(super) struct Copies<'a> {
 pub(super) struct Group {
     /// Which ones, as a range of the order.
     jobs: Range<usize>,
-    /// The blocks of the copy that has the most.
+    /// The blocks of the copy that has the most; those that have more come first.
     pub(super) turns: i64,
+    /// The blocks of the copy that has the fewest.
+    least_turns: i64,
     pub(super) bytes: i64,
+}
+
+impl Group {
+    /// The group in parts that are small enough for a worker in each turn; none if it is empty.
+    fn split(&self) -> impl Iterator<Item = Self> {
+        let parts = crate::radix::ceil_div(self.bytes / self.turns.max(1), LARGEST_TURN).max(1);
+        let step = self.jobs.len().div_ceil(parts as usize).max(1);
+        let bytes = self.bytes / parts;
+        self.jobs.clone().step_by(step).map(move |start| {
+            let jobs = start..(start + step).min(self.jobs.end);
+            Self { jobs, bytes, ..self.clone() }
+        })
+    }
 }
 
 impl<'a> Copies<'a> {
@@ -247,11 +261,19 @@ impl<'a> Copies<'a> {
     /// [`Error::Overflow`] if the memory has no room for them.
     pub(super) fn new(regions: Disjoint<'a>, boxes: usize) -> Result<Self> {
         let mut jobs = Vec::new();
-        // They are numbered with 32 bits when they are sorted.
-        if u32::try_from(boxes).is_err() || jobs.try_reserve_exact(boxes).is_err() {
+        // They are numbered with 32 bits, and each may become two when long rows are cut.
+        if boxes > (u32::MAX / 2) as usize || jobs.try_reserve_exact(boxes).is_err() {
             return Err(Error::Overflow { what: format!("a list of {boxes} copies") });
         }
-        Ok(Self { regions, forms: Vec::new(), newest: Vec::new(), jobs, order: Vec::new(), wide_sources: 0, bytes: 0 })
+        Ok(Self {
+            regions,
+            forms: Vec::new(),
+            newest: (0, Vec::new()),
+            jobs,
+            order: Vec::new(),
+            wide_sources: 0,
+            bytes: 0,
+        })
     }
 
     /// Adds the box of `extent` at `from` in source `source`, to go to `to` in destination `destination`. The boxes
@@ -275,9 +297,9 @@ impl<'a> Copies<'a> {
             return Ok(());
         }
         let dims = extent.iter().zip(&a.dims).zip(&b.dims).map(|((&n, a), b)| (n, a.1, b.1));
-        if self.forms.is_empty() || !self.newest.iter().copied().eq(dims.clone()) {
-            self.newest = dims.collect();
-            self.forms.push(Form::new(self.newest.clone(), a.itemsize as i64));
+        if self.newest.0 != a.itemsize || !self.newest.1.iter().copied().eq(dims.clone()) {
+            self.newest = (a.itemsize, dims.collect());
+            self.forms.push(Form::new(self.newest.1.clone(), a.itemsize as i64));
         }
         let form = &self.forms[self.forms.len() - 1];
         self.bytes = self.bytes.saturating_add(form.rows.saturating_mul(form.row));
@@ -301,8 +323,10 @@ impl<'a> Copies<'a> {
         let mut groups = vec![Group::default(); self.jobs.iter().map(|job| key(job) + 1).max().unwrap_or(0)];
         for job in &self.jobs {
             let (group, form) = (&mut groups[key(job)], &self.forms[job.form as usize]);
+            let blocks = form.blocks();
+            group.least_turns = if group.jobs.end == 0 { blocks } else { group.least_turns.min(blocks) };
+            group.turns = group.turns.max(blocks);
             group.jobs.end += 1;
-            group.turns = group.turns.max(form.blocks());
             group.bytes += form.rows * form.row;
         }
         let mut start = 0;
@@ -318,8 +342,11 @@ impl<'a> Copies<'a> {
             self.order[*end] = i as u32;
             *end += 1;
         }
-        groups.retain(|group| !group.jobs.is_empty());
-        groups
+        for group in groups.iter().filter(|group| group.least_turns < group.turns) {
+            let blocks = |&i: &u32| Reverse(self.forms[self.jobs[i as usize].form as usize].blocks());
+            self.order[group.jobs.clone()].sort_by_key(blocks);
+        }
+        groups.iter().flat_map(Group::split).collect()
     }
 
     /// Cuts the rows that are too long for one thread at a time.
@@ -353,15 +380,20 @@ impl<'a> Copies<'a> {
     pub(super) fn copy(&self, group: &Group, turns: Range<i64>) -> i64 {
         let mut bytes = 0;
         // Side by side, for they are used once in each turn.
-        let jobs: Vec<Job> = self.order[group.jobs.clone()].iter().map(|&i| self.jobs[i as usize]).collect();
+        let jobs: Vec<Job> = (self.order[group.jobs.clone()].iter().map(|&i| self.jobs[i as usize]))
+            .take_while(|job| self.forms[job.form as usize].blocks() > turns.start)
+            .collect();
         for turn in turns {
             for (i, job) in jobs.iter().enumerate() {
                 let form = &self.forms[job.form as usize];
+                let (first, count) = form.rows_of(turn);
+                if count <= 0 {
+                    break;
+                }
                 if form.prefetched
                     && let Some(next) = jobs.get(i + PREFETCH_AHEAD)
                     && next.form == job.form
                 {
-                    let (first, count) = form.rows_of(turn);
                     form.each_run(first, count, |from, _, length| {
                         let (inner, row) = (form.dims[form.dims.len() - 1].1, form.row as usize);
                         for at in 0..length as isize {
@@ -369,14 +401,10 @@ impl<'a> Copies<'a> {
                         }
                     });
                 }
-                let (first, count) = form.rows_of(turn);
-                if count > 0 {
-                    // SAFETY: rows `first..first + count` are rows of the box that `push` checked (point 1); no other
-                    // thread has them, for each turn of each group is handed out once, and nothing else overlaps them
-                    // (point 2).
-                    unsafe { copy_rows(form, job.from, job.to, first, count) };
-                    bytes += count * form.row;
-                }
+                // SAFETY: rows `first..first + count` are rows of the box that `push` checked (point 1); no other thread
+                // has them, for each turn of each group is handed out once, and nothing else overlaps them (point 2).
+                unsafe { copy_rows(form, job.from, job.to, first, count) };
+                bytes += count * form.row;
             }
         }
         bytes
@@ -421,10 +449,14 @@ unsafe fn copy_rows(form: &Form, from: *const u8, to: *mut u8, first: i64, count
 #[inline(always)]
 fn prefetch(from: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
-    for line in (0..bytes + CACHE_LINE - 1).step_by(CACHE_LINE) {
+    {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch does not access memory; SSE is part of x86-64.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast()) };
+        /// The bytes that come into the cache at once.
+        const LINE: usize = 64;
+        for line in (0..bytes + LINE - 1).step_by(LINE) {
+            // SAFETY: a prefetch does not access memory; SSE is part of x86-64.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast()) };
+        }
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (from, bytes);
