@@ -20,7 +20,9 @@ _ATOMS = (
 
 
 def named_leaves(
-    root: Any, leaf: type[Leaf] | tuple[type[Leaf], ...], children_of: Callable[[Any], Iterable[tuple[str, Any]]] | None = None
+    root: Any,
+    leaf: type[Leaf] | tuple[type[Leaf], ...],
+    children_of: Callable[[Any], Iterable[tuple[str, Any]]] | None = None,
 ) -> Iterator[tuple[tuple[str, ...], Leaf]]:
     """Each `leaf` in the tree once, with the first path that reaches it: depth first, in the order of definition.
 

@@ -14,7 +14,7 @@ import keras
 from shardwise.object_tree import children, named_leaves
 from shardwise.scope import LayoutScope, Placement
 
-from .variables import adopt, defer, lay_out_like, replicate_on_mesh_of, waits_for
+from .variables import AFTER_BUILD, adopt, defer, lay_out_like, replicate_on_mesh_of, waits_for
 
 __all__ = ["Building", "building"]
 
@@ -45,6 +45,7 @@ class Building:
         self._scope = scope
         self._layers: list[weakref.ref[Any]] = []
         self._waiting: list[Any] = []
+        self._after_build: list[Callable[[], None]] = []
         #: Of the variables that no longer wait.
         self._paths: list[str] = []
         self._is_settling = False
@@ -61,6 +62,13 @@ class Building:
         """Let a variable that has no value wait for its layout."""
         defer(variable, self)
         self._waiting.append(variable)
+
+    def after_build(self, work: Callable[[], None]) -> None:
+        """Do what a backend does with the values of a layer that has been built, as soon as it has values."""
+        if self._waiting:
+            self._after_build.append(work)
+        else:
+            work()
 
     def settle(self) -> None:
         """Give every variable its path and its layout, then make the values, in the order of creation.
@@ -83,6 +91,8 @@ class Building:
                 del self._waiting[0]
             for placement, variable in placed.values():
                 adopt(variable, placement)
+            while self._after_build:
+                self._after_build.pop(0)()
         finally:
             self._is_settling = False
         if self.is_closed:
@@ -186,7 +196,19 @@ def _install_on_layers(layer_class: Any) -> None:
         building.add_variable(variable)
         return variable
 
+    # PyTorch's modules take the values of a layer when it has been built, long before its path is known.
+    after_build = getattr(layer_class, AFTER_BUILD)
+
+    @wraps(after_build)
+    def weights_built(self: Any) -> None:
+        building = _building_of(self)
+        if building is None:
+            after_build(self)
+        else:
+            building.after_build(lambda: after_build(self))
+
     layer_class.__new__, layer_class.add_weight = staticmethod(new), weight_added
+    setattr(layer_class, AFTER_BUILD, weights_built)
 
 
 def _install_on_optimizers(optimizer_class: Any) -> None:
@@ -198,7 +220,7 @@ def _install_on_optimizers(optimizer_class: Any) -> None:
         lay_out_like(slot, reference_variable)
         return slot
 
-    def subclass_made(cls: Any, **kwargs: Any) -> None:
+    def subclass_made(cls: Any, /, **kwargs: Any) -> None:
         new_subclass(**kwargs)
         if "build" in vars(cls):
             cls.build = _replicating_the_rest(cls.build)

@@ -24,12 +24,16 @@ from .placing import initial_value, local_data, sharding_of
 if TYPE_CHECKING:
     from .scope import Building
 
-__all__ = ["PRIVATE_NAMES", "adopt", "defer", "lay_out_like", "replicate_on_mesh_of", "waits_for"]
+__all__ = ["AFTER_BUILD", "PRIVATE_NAMES", "adopt", "defer", "lay_out_like", "replicate_on_mesh_of", "waits_for"]
 
 #: What shardwise needs of `keras.Variable` beyond its public interface: the value, which is `None` while it waits; the
 #: sharding that assignments keep to; the initializer; and the method by which Keras, back from a `StatelessScope`,
 #: makes the value. Beside these it needs `in_stateless_scope`, which has no public name.
 PRIVATE_NAMES = ("_value", "_dtype", "_layout", "_initializer", "_deferred_initialize")
+
+
+#: The method by which a layer gives its backend the values, once it has been built.
+AFTER_BUILD = "_post_build"
 
 
 class _State:
