@@ -20,13 +20,15 @@ _ATOMS = (
 
 
 def named_leaves(
-    root: Any, leaf: type[Leaf], children_of: Callable[[Any], Iterable[tuple[str, Any]]] | None = None
+    root: Any,
+    leaf: type[Leaf] | tuple[type[Leaf], ...],
+    children_of: Callable[[Any], Iterable[tuple[str, Any]]] | None = None,
 ) -> Iterator[tuple[tuple[str, ...], Leaf]]:
     """Each `leaf` in the tree once, with the first path that reaches it: depth first, in the order of definition.
 
     Args:
         root: any object; trees as deep as memory allows, with cycles or without.
-        leaf: the type of the objects that are looked for; nothing below them is visited.
+        leaf: the type, or types, of the objects that are looked for; nothing below them is visited.
         children_of: what an object holds, with names; `children` if it is not given.
 
     >>> class Block:

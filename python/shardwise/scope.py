@@ -38,6 +38,12 @@ class Placement:
     #: The layout applied to the variable's shape.
     partition: Partition
 
+    @classmethod
+    def replicated(cls, path: str, shape: Sequence[int], mesh: DeviceMesh) -> Placement:
+        """The placement of a variable that nothing cuts."""
+        layout = TensorLayout((None,) * len(shape), mesh)
+        return cls(path, None, layout, layout.partition(shape))
+
 
 class LayoutScope:
     """What `layout_map_scope` yields: the layout map, and whose shards are wanted.
@@ -90,8 +96,7 @@ class LayoutScope:
         """
         layout = self._layout_map[path]
         if layout is None:
-            replicated = TensorLayout((None,) * len(shape), self._device_mesh)
-            return Placement(path, None, replicated, replicated.partition(shape))
+            return Placement.replicated(path, shape, self._device_mesh)
         self._matched = True
         (rule,) = self._layout_map.matching_rules(path)
         what = f"variable {path!r} of shape {tuple(shape)}: rule {rule!r} gives the layout {layout.axes}"

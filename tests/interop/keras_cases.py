@@ -319,6 +319,46 @@ def training() -> None:
                 assert variable.layout == TensorLayout((), MESH)
 
 
+@case
+def optimizers() -> None:
+    """Slots are laid out like their variables, all other variables of every optimizer are replicated."""
+    o = keras.optimizers
+
+    class Plain(keras.optimizers.Optimizer):  # type: ignore[misc]
+        """One without slots, and without a `build` of its own."""
+
+    # How many slots there are for each variable, by hand from what the papers keep.
+    expected = [
+        (o.SGD(momentum=0.9), 1),
+        (o.Adam(), 2),
+        (o.Adam(amsgrad=True), 3),
+        (o.Adam(use_ema=True), 3),
+        (o.AdamW(), 2),
+        (o.Adamax(), 2),
+        (o.Nadam(), 2),
+        (o.RMSprop(centered=True, momentum=0.9), 3),
+        (o.Adagrad(), 1),
+        (o.Adadelta(), 2),
+        (o.Ftrl(), 2),
+        (o.Lion(), 1),
+        (o.Lamb(), 2),
+        (o.Adafactor(), 1),
+        (o.LossScaleOptimizer(o.Adam()), 2),
+        (o.SGD(gradient_accumulation_steps=2), 1),
+        (Plain(0.1), 0),
+    ]
+    for optimizer, slots in expected:
+        with layout_map_scope(layout_map_of(kernel=(None, "model"), bias=("model",))):
+            # Adafactor's factors of the second kernel have the shapes of biases, and are no slots of them.
+            model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(20), keras.layers.Dense(12)])
+        optimizer.build(model.trainable_variables)
+        assert all(hasattr(variable, "layout") for variable in optimizer.variables), optimizer.name
+        cut = [variable for variable in optimizer.variables if not variable.layout.is_fully_replicated]
+        assert len(cut) == 4 * slots, (optimizer.name, [variable.path for variable in cut])
+        for variable in optimizer.variables:
+            check_shards(variable)
+
+
 class Return:
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -505,6 +545,26 @@ def large_values_start_sharded() -> None:
 
 
 @case
+def values_that_are_taken_when_a_layer_is_built() -> None:
+    """PyTorch's modules do so: that must neither come before the paths are known, nor keep what was there before."""
+    taken: dict[str, Any] = {}
+    keras.Layer._post_build = lambda self: taken.update((v.path, (v, v.value)) for v in self.variables)
+    with layout_map_scope(layout_map_of(net__a__kernel=(None, "model"))):
+        inputs = keras.Input((8,))
+        inner = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, name="a")], name="net")
+        outer = keras.Model(inputs, inner(inputs))
+        assert taken == {}
+    kernel = outer.layers[1].layers[0].kernel
+    assert kernel.object_path == "net.a.kernel"
+    assert taken[kernel.path][0] is kernel
+    assert all(value is variable.value for variable, value in taken.values())
+    del outer, inner
+    later = keras.layers.Dense(3, name="later")
+    later.build((None, 2))
+    assert later.kernel.path in taken
+
+
+@case
 def missing_devices() -> None:
     """A mesh of devices that do not exist: layouts and shards, and values like without the scope."""
     mesh = DeviceMesh((64,), ("x",))
@@ -527,6 +587,7 @@ def private_names() -> None:
         assert in_stateless_scope()
         waiting = keras.Variable(keras.initializers.Ones(), shape=(2,), name="w")
     assert not in_stateless_scope()
+    assert callable(getattr(keras.Layer, variables.AFTER_BUILD))
     for name in variables.PRIVATE_NAMES:
         assert hasattr(waiting, name), f"keras.Variable of Keras {keras.__version__} has no {name} any more"
     assert waiting._value is None, "a variable made in a StatelessScope has no value"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -15,12 +14,19 @@ from shardwise.errors import LayoutError
 from shardwise.layout import TensorLayout
 from shardwise.mesh import DeviceMesh
 
-__all__ = ["CheckedInitializer", "local_data", "sharding_of"]
+from .compiled import sharded_value
 
-#: Up to this size a value is computed whole and then placed: compiling its initializer would take longer than that.
+__all__ = ["initial_value", "local_data", "sharding_of"]
+
+#: Up to this size a value is computed whole and then placed: to compile its initializer takes a second, to place it a
+#: millisecond, and what it occupies for that long is no matter.
 _WHOLE_BYTES = 4 * 2**20
 
+#: Initializers that numpy does as well, shard by shard, at any size.
+_CONSTANTS = {keras.initializers.Zeros: 0, keras.initializers.Ones: 1}
 
+
+@lru_cache(maxsize=1024)
 def sharding_of(layout: TensorLayout) -> Any:
     """The `jax.sharding.NamedSharding` of a layout; `None` if the backend is not JAX or a device does not exist."""
     if keras.backend.backend() != "jax" or layout.device_mesh is None:
@@ -64,48 +70,49 @@ def local_data(value: Any) -> dict[int, npt.NDArray[Any]]:
     return {index[shard.device]: np.asarray(shard.data) for shard in value.addressable_shards}
 
 
-class CheckedInitializer:
-    """An initializer that names the variable when it fails, and that computes large values sharded from the start."""
+def initial_value(
+    initializer: Callable[..., Any], path: str, shape: tuple[int, ...], dtype: str, sharding: Any = None
+) -> Any:
+    """What an initializer gives for the variable at `path`, checked, and placed if there is a sharding.
 
-    def __init__(self, initializer: Callable[..., Any], path: str, sharding: Any) -> None:
-        self._initializer = initializer
-        self._path = path
-        self._sharding = sharding
+    Raises:
+        LayoutError: if the initializer raises, or gives another shape or dtype; Keras itself would take any.
+    """
+    try:
+        if sharding is None:
+            value = initializer(shape, dtype=dtype)
+            value = value if hasattr(value, "dtype") else keras.ops.convert_to_tensor(value)
+        else:
+            value = _placed_value(initializer, shape, dtype, sharding)
+    except Exception as error:
+        raise LayoutError(f"variable {path!r}: its initializer raised {type(error).__name__}: {error}") from error
+    given = tuple(value.shape), keras.backend.standardize_dtype(value.dtype)
+    if given != (shape, dtype):
+        raise LayoutError(
+            f"variable {path!r}: its initializer gave shape {given[0]} and dtype {given[1]}; it must give shape "
+            f"{shape} and dtype {dtype}"
+        )
+    return value
 
-    def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
-        """Give the value, checked: Keras itself would take any shape and dtype."""
-        try:
-            value = self._made(tuple(shape), dtype)
-        except Exception as error:
-            raise LayoutError(
-                f"variable {self._path!r}: its initializer raised {type(error).__name__}: {error}"
-            ) from error
-        given = tuple(value.shape), keras.backend.standardize_dtype(value.dtype)
-        if given != (tuple(shape), keras.backend.standardize_dtype(dtype)):
-            raise LayoutError(
-                f"variable {self._path!r}: its initializer gave shape {given[0]} and dtype {given[1]}; it must give "
-                f"shape {tuple(shape)} and dtype {dtype}"
-            )
-        return value
 
-    def _made(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        if self._sharding is None:
-            return keras.ops.convert_to_tensor(self._initializer(shape, dtype=dtype))
-        import jax
+def _placed_value(initializer: Callable[..., Any], shape: tuple[int, ...], dtype: str, sharding: Any) -> Any:
+    import jax
 
-        if math.prod(shape) * 4 <= _WHOLE_BYTES:
-            value = keras.ops.convert_to_tensor(self._initializer(shape, dtype=dtype))
-            # By way of numpy, of which JAX cuts views; an array of its own it cuts by a compiled program, at 3 times
-            # the cost. One of another shape is left to the check.
-            return jax.device_put(np.asarray(value), self._sharding) if value.shape == shape else value
-
-        def traced() -> Any:
-            # The state of a seed generator must not take what is only traced.
-            with keras.StatelessScope(initialize_variables=False):
-                return self._initializer(shape, dtype=dtype)
-
-        value = jax.jit(traced, out_shardings=self._sharding)()
-        seed = getattr(self._initializer, "seed", None)
-        if isinstance(seed, keras.random.SeedGenerator):
-            seed.next()
-        return value
+    numpy_dtype = jax.numpy.dtype(dtype)
+    constant = _CONSTANTS.get(type(initializer))
+    if constant is not None:
+        host = np.broadcast_to(np.array(constant, numpy_dtype), shape)
+    elif (
+        numpy_dtype.itemsize * int(np.prod(shape, dtype=object)) > _WHOLE_BYTES
+        # A QR decomposition needs the whole matrix; compiled for shards, every device would do all of it.
+        and not isinstance(initializer, keras.initializers.Orthogonal)
+    ):
+        return sharded_value(initializer, shape, dtype, sharding)
+    else:
+        value = initializer(shape, dtype=dtype)
+        value = value if hasattr(value, "dtype") else keras.ops.convert_to_tensor(value)
+        if value.shape != shape:
+            return value
+        # By way of numpy, of which views are cut: JAX cuts arrays of its own by a compiled program.
+        host = np.asarray(value)
+    return jax.make_array_from_callback(shape, sharding, host.__getitem__)

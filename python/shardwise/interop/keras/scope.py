@@ -12,9 +12,9 @@ from typing import Any
 import keras
 
 from shardwise.object_tree import children, named_leaves
-from shardwise.scope import LayoutScope
+from shardwise.scope import LayoutScope, Placement
 
-from .variables import adopt, defer, lay_out_like, waits_for
+from .variables import AFTER_BUILD, adopt, defer, lay_out_like, replicate_on_mesh_of, waits_for
 
 __all__ = ["Building", "building"]
 
@@ -31,8 +31,11 @@ _OWN_ATTRIBUTES = frozenset().union(
     *(_own_attributes(make(name="shardwise")) for make in (keras.Layer, keras.Model, keras.Sequential))
 )
 
+#: What holds data.
+_LEAVES = (keras.Variable, keras.random.SeedGenerator)
+
 #: The types of attributes on the way to a variable; besides them Keras tracks only sets, which have no order.
-_FOLLOWED = (keras.Layer, keras.Variable, keras.random.SeedGenerator, dict, list, tuple)
+_FOLLOWED = (keras.Layer, *_LEAVES, dict, list, tuple)
 
 
 class Building:
@@ -41,8 +44,8 @@ class Building:
     def __init__(self, scope: LayoutScope) -> None:
         self._scope = scope
         self._layers: list[weakref.ref[Any]] = []
-        self._ours: weakref.WeakSet[Any] = weakref.WeakSet()
         self._waiting: list[Any] = []
+        self._after_build: list[Callable[[], None]] = []
         #: Of the variables that no longer wait.
         self._paths: list[str] = []
         self._is_settling = False
@@ -51,22 +54,21 @@ class Building:
 
     def add_layer(self, layer: Any) -> None:
         """Let the variables that the layer will make wait."""
-        if layer in self._ours:
-            return
-        self._layers.append(weakref.ref(layer))
-        self._ours.add(layer)
-        add_weight: Callable[..., Any] = layer.add_weight
+        if _building_of(layer) is None:
+            self._layers.append(weakref.ref(layer))
+            vars(layer)["_shardwise"] = self  # not by assignment, which Keras tracks
 
-        @wraps(add_weight)
-        def deferring(*args: Any, **kwargs: Any) -> Any:
-            # In a StatelessScope Keras makes variables without values.
-            with keras.StatelessScope(initialize_variables=False):
-                variable = add_weight(*args, **kwargs)
-            defer(variable, self)
-            self._waiting.append(variable)
-            return variable
+    def add_variable(self, variable: Any) -> None:
+        """Let a variable that has no value wait for its layout."""
+        defer(variable, self)
+        self._waiting.append(variable)
 
-        layer.add_weight = deferring
+    def after_build(self, work: Callable[[], None]) -> None:
+        """Do what a backend does with the values of a layer that has been built, as soon as it has values."""
+        if self._waiting:
+            self._after_build.append(work)
+        else:
+            work()
 
     def settle(self) -> None:
         """Give every variable its path and its layout, then make the values, in the order of creation.
@@ -78,31 +80,42 @@ class Building:
             return
         self._is_settling = True
         try:
-            named = {id(variable): (path, variable) for path, variable in self._named_variables()}
+            placed = {id(variable): (placement, variable) for placement, variable in self._placements()}
             for variable in self._waiting:
-                named.setdefault(id(variable), (variable.path.replace("/", "."), variable))
-            placements = {key: self._scope.place(path, tuple(v.shape)) for key, (path, v) in named.items()}
-            self._paths += [placements[id(variable)].path for variable in self._waiting]
+                if id(variable) not in placed:
+                    placement = self._scope.place(variable.path.replace("/", "."), tuple(variable.shape))
+                    placed[id(variable)] = placement, variable
+            self._paths += [placed[id(variable)][0].path for variable in self._waiting]
             while self._waiting:
-                adopt(self._waiting[0], placements.pop(id(self._waiting[0])))
+                adopt(self._waiting[0], placed.pop(id(self._waiting[0]))[0])
                 del self._waiting[0]
-            for key, placement in placements.items():
-                adopt(named[key][1], placement)
+            for placement, variable in placed.values():
+                adopt(variable, placement)
+            while self._after_build:
+                self._after_build.pop(0)()
         finally:
             self._is_settling = False
         if self.is_closed:
             self._scope.warn_if_nothing_matches(self._paths)
 
-    def _named_variables(self) -> Iterator[tuple[str, Any]]:
-        """The variables that want a layout, each with the first path that leads to it."""
+    def _placements(self) -> Iterator[tuple[Placement, Any]]:
+        """The variables that want a layout, each with where the first path that leads to it puts it."""
         seen = set()
         for root in self._roots():
             # A layer by itself goes by its name, as it will in a functional model.
             prefix = () if isinstance(root, keras.Model) else (root.name,)
-            for path, variable in named_leaves(root, keras.Variable, self._held):
-                if id(variable) not in seen and waits_for(variable, self):
-                    seen.add(id(variable))
-                    yield ".".join((*prefix, *path)), variable
+            for names, leaf in named_leaves(root, _LEAVES, self._held):
+                # The state of a seed generator is replicated, whatever the rules say of the layer around it.
+                is_seed = isinstance(leaf, keras.random.SeedGenerator)
+                variable = leaf.state if is_seed else leaf
+                if id(variable) in seen or not waits_for(variable, self):
+                    continue
+                seen.add(id(variable))
+                path, shape = ".".join((*prefix, *names)), tuple(variable.shape)
+                if is_seed:
+                    yield Placement.replicated(f"{path}.state", shape, self._scope.device_mesh), variable
+                else:
+                    yield self._scope.place(path, shape), variable
 
     def _roots(self) -> list[Any]:
         """The layers that no other layer holds, in the order of creation."""
@@ -123,12 +136,15 @@ class Building:
             for name, child in tuple(vars(node).items()):
                 if name in _OWN_ATTRIBUTES or not isinstance(child, _FOLLOWED):
                     continue
-                if not isinstance(child, keras.Variable) or node in self._ours:
+                if not isinstance(child, keras.Variable) or _building_of(node) is self:
                     yield _public_name(node, name), child
-        elif isinstance(node, keras.random.SeedGenerator):
-            yield "state", node.state
         elif isinstance(node, (dict, list, tuple)):
             yield from children(node)
+
+
+def _building_of(layer: Any) -> Building | None:
+    building: Building | None = vars(layer).get("_shardwise")
+    return building
 
 
 def _public_name(node: Any, name: str) -> str:
@@ -153,8 +169,13 @@ def building(scope: LayoutScope) -> Iterator[None]:
 
 @cache
 def _install() -> None:
-    """Have Keras tell us of new layers and optimizer variables; without a scope, that costs one look-up a layer."""
-    new_layer = keras.Layer.__new__
+    """Have Keras tell us of new layers, weights and slots; without a scope, that costs a look-up each."""
+    _install_on_layers(keras.Layer)
+    _install_on_optimizers(keras.optimizers.Optimizer)
+
+
+def _install_on_layers(layer_class: Any) -> None:
+    new_layer, add_weight = layer_class.__new__, layer_class.add_weight
 
     @wraps(new_layer)
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -164,21 +185,63 @@ def _install() -> None:
             current.add_layer(layer)
         return layer
 
-    keras.Layer.__new__ = staticmethod(new)
+    @wraps(add_weight)
+    def weight_added(self: Any, *args: Any, **kwargs: Any) -> Any:
+        building = _building_of(self)
+        if building is None:
+            return add_weight(self, *args, **kwargs)
+        # In a StatelessScope Keras makes variables without values.
+        with keras.StatelessScope(initialize_variables=False):
+            variable = add_weight(self, *args, **kwargs)
+        building.add_variable(variable)
+        return variable
 
-    optimizer = keras.optimizers.Optimizer
-    build, add_slot = optimizer.build, optimizer.add_variable_from_reference
+    # PyTorch's modules take the values of a layer when it has been built, long before its path is known.
+    after_build = getattr(layer_class, AFTER_BUILD)
 
-    @wraps(build)
-    def built(self: Any, variables: Any) -> None:
-        build(self, variables)
-        for variable in self.variables:
-            lay_out_like(variable, variables)
+    @wraps(after_build)
+    def weights_built(self: Any) -> None:
+        building = _building_of(self)
+        if building is None:
+            after_build(self)
+        else:
+            building.after_build(lambda: after_build(self))
+
+    layer_class.__new__, layer_class.add_weight = staticmethod(new), weight_added
+    setattr(layer_class, AFTER_BUILD, weights_built)
+
+
+def _install_on_optimizers(optimizer_class: Any) -> None:
+    add_slot, new_subclass = optimizer_class.add_variable_from_reference, optimizer_class.__init_subclass__
 
     @wraps(add_slot)
     def slot_added(self: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
         slot = add_slot(self, reference_variable, *args, **kwargs)
-        lay_out_like(slot, [reference_variable])
+        lay_out_like(slot, reference_variable)
         return slot
 
-    optimizer.build, optimizer.add_variable_from_reference = built, slot_added
+    def subclass_made(cls: Any, /, **kwargs: Any) -> None:
+        new_subclass(**kwargs)
+        if "build" in vars(cls):
+            cls.build = _replicating_the_rest(cls.build)
+
+    optimizer_class.add_variable_from_reference = slot_added
+    optimizer_class.__init_subclass__ = classmethod(subclass_made)
+    optimizer_class.build = _replicating_the_rest(optimizer_class.build)
+    subclasses = optimizer_class.__subclasses__()
+    for cls in subclasses:
+        if "build" in vars(cls):
+            cls.build = _replicating_the_rest(cls.build)
+        subclasses += cls.__subclasses__()
+
+
+def _replicating_the_rest(build: Callable[..., None]) -> Callable[..., None]:
+    """An optimizer's `build` after which all its variables have layouts; each class makes its own in it."""
+
+    @wraps(build)
+    def built(self: Any, *args: Any, **kwargs: Any) -> None:
+        build(self, *args, **kwargs)
+        (references,) = (*args, *kwargs.values())
+        replicate_on_mesh_of(self.variables, references)
+
+    return built

@@ -19,17 +19,21 @@ from shardwise.layout import TensorLayout
 from shardwise.scope import Placement
 from shardwise.sharded import Shard
 
-from .placing import CheckedInitializer, local_data, sharding_of
+from .placing import initial_value, local_data, sharding_of
 
 if TYPE_CHECKING:
     from .scope import Building
 
-__all__ = ["PRIVATE_NAMES", "adopt", "defer", "lay_out_like", "waits_for"]
+__all__ = ["AFTER_BUILD", "PRIVATE_NAMES", "adopt", "defer", "lay_out_like", "replicate_on_mesh_of", "waits_for"]
 
 #: What shardwise needs of `keras.Variable` beyond its public interface: the value, which is `None` while it waits; the
 #: sharding that assignments keep to; the initializer; and the method by which Keras, back from a `StatelessScope`,
 #: makes the value. Beside these it needs `in_stateless_scope`, which has no public name.
-PRIVATE_NAMES = ("_value", "_layout", "_initializer", "_deferred_initialize")
+PRIVATE_NAMES = ("_value", "_dtype", "_layout", "_initializer", "_deferred_initialize")
+
+
+#: The method by which a layer gives its backend the values, once it has been built.
+AFTER_BUILD = "_post_build"
 
 
 class _State:
@@ -125,23 +129,37 @@ def adopt(variable: Any, placement: Placement) -> None:
             variable.assign(variable.value)
 
 
-def lay_out_like(variable: Any, references: Iterable[Any]) -> None:
-    """Give an optimizer's variable the layout of the first reference that has one, or replicate it if shapes differ."""
+def lay_out_like(variable: Any, reference: Any) -> None:
+    """Give an optimizer's slot the layout of the variable that it belongs to, if that has one."""
+    if _is_laid_out(reference) and not _is_laid_out(variable) and variable.shape == reference.shape:
+        adopt(variable, replace(_placement(reference), path=_dotted_path(variable)))
+
+
+def replicate_on_mesh_of(variables: Iterable[Any], references: Iterable[Any]) -> None:
+    """Replicate the variables that have no layout over the mesh of the first reference that has one."""
     laid_out = next((reference for reference in references if _is_laid_out(reference)), None)
-    if laid_out is None or _is_laid_out(variable):
+    if laid_out is None:
         return
-    path, placement = variable.path.replace("/", "."), _placement(laid_out)
-    shape = tuple(variable.shape)
-    if shape == placement.partition.shape:
-        adopt(variable, replace(placement, path=path))
-    else:
-        layout = TensorLayout((None,) * len(shape), placement.layout.device_mesh)
-        adopt(variable, Placement(path, None, layout, layout.partition(shape)))
+    mesh = _placement(laid_out).layout.device_mesh
+    assert mesh is not None
+    for variable in variables:
+        if not _is_laid_out(variable):
+            adopt(variable, Placement.replicated(_dotted_path(variable), tuple(variable.shape), mesh))
+
+
+def _dotted_path(variable: Any) -> str:
+    path: str = variable.path
+    return path.replace("/", ".")
 
 
 def _initialize(variable: Any, path: str, sharding: Any) -> None:
+    initializer = variable._shardwise.initializer
+    if sharding is not None:
+        variable._value = initial_value(initializer, path, tuple(variable.shape), variable._dtype, sharding)
+        variable._initializer = None
+        return
     placeholder = variable._initializer
-    variable._initializer = CheckedInitializer(variable._shardwise.initializer, path, sharding)
+    variable._initializer = lambda shape, dtype: initial_value(initializer, path, shape, dtype)
     try:
         super(type(variable), variable)._deferred_initialize()
     except BaseException:
