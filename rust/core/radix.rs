@@ -134,7 +134,8 @@ impl Divide for Divider {
     }
 }
 
-/// The low 32 bits, in a form of which the compiler sees that the others are zero.
+/// The low 32 bits, in a form of which the compiler sees that the others are zero. Products of two of them fit in 64 bits;
+/// below they are `wrapping`, because where the compiler puts a check it does not make vectors of the loop.
 #[inline(always)]
 fn low(x: i64) -> u64 {
     u64::from(x as u32)
@@ -143,14 +144,14 @@ fn low(x: i64) -> u64 {
 impl Divide for NarrowDivider {
     #[inline(always)]
     fn div_rem(self, x: i64) -> (i64, i64) {
-        let quotient = (low(x) * u64::from(self.multiplier)) >> self.shift;
-        let whole = low(quotient as i64) * u64::from(self.divisor);
+        let quotient = low(x).wrapping_mul(u64::from(self.multiplier)) >> (self.shift & 63);
+        let whole = low(quotient as i64).wrapping_mul(u64::from(self.divisor));
         (quotient as i64, low(x.wrapping_sub(whole as i64)) as i64)
     }
 
     #[inline(always)]
     fn times(a: i64, b: i64) -> i64 {
-        (low(a) * low(b)) as i64
+        low(a).wrapping_mul(low(b)) as i64
     }
 }
 

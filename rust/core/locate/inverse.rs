@@ -99,7 +99,7 @@ fn unrolled<const R: usize>(dims: [UniformDim; R], shard_ids: &[i64], locals: &[
             let at_end = index == dim.last;
             let position = if d == 0 {
                 let len = if at_end { dim.tail } else { dim.step };
-                signs |= (len - 1).wrapping_sub(rest);
+                signs |= len.wrapping_sub(1).wrapping_sub(rest);
                 rest
             } else {
                 let (whole, in_whole) = dim.by_step.div_rem(rest);
