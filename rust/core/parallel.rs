@@ -27,6 +27,15 @@ pub const PIECE: usize = 1 << 16;
 /// first written to, and a page can be of 2 MiB: two workers that write to the same one wait for each other.
 const BATCH: usize = 16;
 
+/// Into how many pieces for each thread work is cut at least, so that all threads end together.
+pub const PIECES_PER_THREAD: usize = 4;
+
+/// How many threads there are for large inputs: one for each core.
+#[must_use]
+pub fn threads() -> usize {
+    thread::available_parallelism().map_or(1, |n| n.get())
+}
+
 /// Runs `work` on every piece, on as many threads as there are cores if `elements` is large enough.
 ///
 /// The calling thread takes its share, and calls `poll` before each of its pieces; an error from `poll` or `work` stops
@@ -40,7 +49,7 @@ where
     P: Iterator<Item = T> + Send,
     W: Fn(T) -> Result<()> + Sync,
 {
-    let threads = if elements < PARALLEL_FROM { 1 } else { thread::available_parallelism().map_or(1, |n| n.get()) };
+    let threads = if elements < PARALLEL_FROM { 1 } else { threads() };
     if threads == 1 {
         return pieces.try_for_each(|piece| {
             poll()?;
@@ -50,7 +59,7 @@ where
     // Here, because the other workers may leave no piece to the caller.
     poll()?;
     // No more at a time than lets all workers end together.
-    let batch = (pieces.size_hint().0 / (4 * threads)).clamp(1, BATCH);
+    let batch = (pieces.size_hint().0 / (PIECES_PER_THREAD * threads)).clamp(1, BATCH);
     let pieces = Mutex::new(pieces);
     let stop = AtomicBool::new(false);
     let failure = Mutex::new(None);

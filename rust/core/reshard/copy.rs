@@ -71,6 +71,13 @@ impl Region {
         Self { data, itemsize, dims }
     }
 
+    /// The bytes of all items.
+    #[must_use]
+    pub fn bytes(&self) -> i64 {
+        let extents = self.dims.iter().map(|dim| dim.0);
+        extents.fold(self.itemsize as i64, i64::saturating_mul)
+    }
+
     /// The address of the first item.
     #[must_use]
     pub fn address(&self) -> usize {
@@ -226,7 +233,6 @@ pub(super) struct Copies<'a> {
     order: Vec<u32>,
     /// How many of the jobs have a wide source.
     wide_sources: usize,
-    bytes: i64,
 }
 
 /// Copies that share their wide array, and are done in turns.
@@ -265,15 +271,7 @@ impl<'a> Copies<'a> {
         if boxes > (u32::MAX / 2) as usize || jobs.try_reserve_exact(boxes).is_err() {
             return Err(Error::Overflow { what: format!("a list of {boxes} copies") });
         }
-        Ok(Self {
-            regions,
-            forms: Vec::new(),
-            newest: (0, Vec::new()),
-            jobs,
-            order: Vec::new(),
-            wide_sources: 0,
-            bytes: 0,
-        })
+        Ok(Self { regions, forms: Vec::new(), newest: (0, Vec::new()), jobs, order: Vec::new(), wide_sources: 0 })
     }
 
     /// Adds the box of `extent` at `from` in source `source`, to go to `to` in destination `destination`. The boxes
@@ -302,17 +300,11 @@ impl<'a> Copies<'a> {
             self.forms.push(Form::new(self.newest.1.clone(), a.itemsize as i64));
         }
         let form = &self.forms[self.forms.len() - 1];
-        self.bytes = self.bytes.saturating_add(form.rows.saturating_mul(form.row));
         self.wide_sources += usize::from(form.wide_source);
         let number = self.forms.len() as u32 - 1;
         let arrays = (source as u32, destination as u32);
         self.jobs.push(Job { from: first, to: target, form: number, arrays });
         Ok(())
-    }
-
-    /// The bytes to be copied.
-    pub(super) fn bytes(&self) -> i64 {
-        self.bytes
     }
 
     /// Cuts long rows and puts side by side what shares its wide array; gives the groups.

@@ -14,7 +14,7 @@
 //! **Partial sums.** If the source is unreduced over axes of `a` coordinates in all, each cell has `a` addends, and
 //! "once" means once per addend: one transfer for each, in the order of the coordinates, to be summed where they arrive.
 
-use std::{cmp::Reverse, collections::BinaryHeap, sync::Arc};
+use std::{cmp::Reverse, collections::BinaryHeap, ops::Range, sync::Arc};
 
 use crate::{
     error::{Error, Result},
@@ -197,13 +197,24 @@ impl Plan {
         Ok(rows)
     }
 
-    /// Shows `visit` each transfer, as a row of [`Self::transfers_into`], in the same order.
+    /// The destination devices, in at most `parts` ranges whose transfers may be visited each on its own; in one if who
+    /// sends to a device depends on what was sent to others.
+    #[must_use]
+    pub fn ranges(&self, parts: usize) -> Vec<Range<usize>> {
+        let devices = self.destination.mesh().size() as usize;
+        let apart = matches!(&self.source, Source::Shards(shards) if shards.partition.replicas() == 1);
+        let step = devices.div_ceil(if apart { parts.max(1) } else { 1 });
+        (0..devices).step_by(step).map(|start| start..(start + step).min(devices)).collect()
+    }
+
+    /// Shows `visit` each transfer to the devices of one of [`Self::ranges`], as a row of [`Self::transfers_into`], in the
+    /// same order.
     ///
     /// # Errors
     /// What `visit` returns.
-    pub fn visit_transfers(&self, visit: impl FnMut(&[i64]) -> Result<()>) -> Result<()> {
+    pub fn visit_transfers(&self, devices: Range<usize>, visit: impl FnMut(&[i64]) -> Result<()>) -> Result<()> {
         match &self.source {
-            Source::Shards(shards) => shards.transfers(&mut parallel::never, visit),
+            Source::Shards(shards) => shards.transfers(devices, &mut parallel::never, visit),
             Source::Boxes(boxes) => boxes.rows().chunks_exact(self.row()).try_for_each(visit),
         }
     }
@@ -227,7 +238,7 @@ impl Plan {
         match &self.source {
             Source::Shards(shards) => {
                 let mut rows = out.chunks_exact_mut(self.row());
-                shards.transfers(poll, |transfer| {
+                shards.transfers(0..shards.same.len(), poll, |transfer| {
                     // There is a row for each: they were counted.
                     rows.next().into_iter().for_each(|row| row.copy_from_slice(transfer));
                     Ok(())
@@ -311,9 +322,10 @@ impl Shards {
         }
     }
 
-    /// Shows `visit` each transfer, as a row of [`Plan::transfers_into`].
+    /// Shows `visit` each transfer to the devices, as a row of [`Plan::transfers_into`].
     fn transfers(
         &self,
+        devices: Range<usize>,
         poll: &mut dyn FnMut() -> Result<()>,
         mut visit: impl FnMut(&[i64]) -> Result<()>,
     ) -> Result<()> {
@@ -321,7 +333,7 @@ impl Shards {
         let mut balance = Balance::new(&self.partition, self.addends.len());
         let mut own = vec![0; rank];
         let mut grid = Grid { sides: Vec::with_capacity(rank), cell: vec![0; rank], row: vec![0; 2 + 2 * rank] };
-        for device in 0..self.same.len() {
+        for device in devices {
             if device % DEVICES_PER_POLL == 0 {
                 poll()?;
             }

@@ -1,12 +1,15 @@
 //! A plan, run on arrays in memory: every box copied, on all cores.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicI64, Ordering},
+};
 
 use crate::{
     error::{Error, Result},
     parallel,
     reshard::{
-        copy::{Copies, Group},
+        copy::{Copies, Group, Region},
         memory::Disjoint,
         plan::Plan,
     },
@@ -17,6 +20,11 @@ use crate::{
 const PIECE_BYTES: (i64, i64) = (1 << 18, 1 << 22);
 /// Into how many pieces the work is cut, if they are neither too small nor too large.
 const PIECES: i64 = 16;
+/// Up to how many bytes the mean transfer is so short that finding the boxes takes time beside copying them.
+const SHORT_TRANSFER: i64 = 1 << 14;
+/// How many short transfers, and to how many devices, a worker at least finds and copies by itself. With fewer devices it
+/// would see too little of each row of a wide source.
+const PART: (usize, usize) = (1 << 15, 64);
 
 /// Copies what each destination device receives and keeps into its array. `outputs[d]` is the destination among
 /// `regions` that is device `d`'s, or none if it needs no copy. Of partial sums only the first addend is copied; the
@@ -25,56 +33,108 @@ const PIECES: i64 = 16;
 /// `poll` is called now and then with the bytes that are done, of the bytes in all.
 ///
 /// # Errors
-/// What `poll` returns, in which case the destinations are partly written; [`Error::Length`] or [`Error::OutOfRange`],
-/// before anything is written, if the arrays are not the plan's.
+/// What `poll` returns; [`Error::Length`] or [`Error::OutOfRange`] if the arrays are not the plan's. The destinations may
+/// then be partly written.
 pub fn run(
     plan: &Plan,
     regions: Disjoint<'_>,
     outputs: &[Option<usize>],
     poll: &mut dyn FnMut(i64, i64) -> Result<()>,
 ) -> Result<()> {
-    let mut copies = collect(plan, regions, outputs)?;
-    let groups = copies.arrange();
-    let (copies, total) = (&copies, copies.bytes());
+    let devices = outputs.len();
+    if devices as i64 != plan.destination().mesh().size() {
+        let size = plan.destination().mesh().size() as usize;
+        return Err(Error::Length { left: "out", left_len: devices, right: "devices", right_len: size });
+    }
+    // Each byte of a destination is written once.
+    let total = regions.destinations().iter().map(Region::bytes).fold(0, i64::saturating_add);
+    let mut parts = Vec::new();
+    if total / (plan.transfers() as i64).max(1) < SHORT_TRANSFER {
+        parts = plan.ranges((plan.transfers() / PART.0).min(devices / PART.1));
+    }
+    if parts.len() < parallel::PIECES_PER_THREAD * parallel::threads() {
+        parts = plan.ranges(1);
+    }
+    run_parts(plan, regions, outputs, total, parts, poll)
+}
+
+/// [`run`], with the destination devices in parts: by one worker each, or if there is only one part, by all.
+fn run_parts(
+    plan: &Plan,
+    regions: Disjoint<'_>,
+    outputs: &[Option<usize>],
+    total: i64,
+    mut parts: Vec<Range<usize>>,
+    poll: &mut dyn FnMut(i64, i64) -> Result<()>,
+) -> Result<()> {
+    let boxes = Boxes::of(plan)?;
+    let collect = |devices| boxes.collect(plan, regions, outputs, devices);
     let done = AtomicI64::new(0);
     let mut poll_done = || poll(done.load(Ordering::Relaxed), total);
     let elements = usize::try_from(total / 8).unwrap_or(usize::MAX);
-    parallel::for_each(elements, Pieces::new(total, &groups), &mut poll_done, |(group, turns)| {
+    let copy = |copies: &Copies<'_>, group: &Group, turns| {
         done.fetch_add(copies.copy(group, turns), Ordering::Relaxed);
         Ok(())
-    })?;
+    };
+    if parts.len() == 1 {
+        let mut copies = collect(parts.remove(0))?;
+        let groups = copies.arrange();
+        let pieces = Pieces::new(total, &groups);
+        parallel::for_each(elements, pieces, &mut poll_done, |(group, turns)| copy(&copies, group, turns))?;
+    } else {
+        parallel::for_each(elements, parts.into_iter(), &mut poll_done, |devices| {
+            let mut copies = collect(devices)?;
+            copies.arrange().iter().try_for_each(|group| copy(&copies, group, 0..group.turns))
+        })?;
+    }
     poll_done()
 }
 
-/// All boxes of the plan.
-fn collect<'a>(plan: &Plan, regions: Disjoint<'a>, outputs: &[Option<usize>]) -> Result<Copies<'a>> {
-    let rank = plan.destination().shape().len();
-    let (from_boxes, to_boxes) = (plan.source_boxes()?, plan.destination_boxes()?);
-    let devices = plan.destination().mesh().size() as usize;
-    if outputs.len() != devices {
-        return Err(Error::Length { left: "out", left_len: outputs.len(), right: "devices", right_len: devices });
+/// Start and stop of the devices' boxes, (devices, dims, 2), and the rows of the plan that stay where they are.
+struct Boxes {
+    from: Vec<i64>,
+    to: Vec<i64>,
+    kept: Vec<i64>,
+}
+
+impl Boxes {
+    fn of(plan: &Plan) -> Result<Self> {
+        Ok(Self { from: plan.source_boxes()?, to: plan.destination_boxes()?, kept: plan.kept_rows()? })
     }
-    let kept = plan.kept_rows()?;
-    let mut copies = Copies::new(regions, plan.transfers() + kept.len() / plan.row())?;
-    let (mut from, mut to, mut extent) = (vec![0; rank], vec![0; rank], vec![0; rank]);
-    let mut collect = |row: &[i64]| {
-        let (source, device) = (row[0] as usize, row[1] as usize);
-        let Some(output) = outputs[device] else { return Ok(()) };
-        if plan.addend_of(row[0]) != 0 {
-            return Ok(());
-        }
-        let (have, want) = (&from_boxes[source * rank * 2..], &to_boxes[device * rank * 2..]);
-        for dim in 0..rank {
-            let (start, stop) = (row[2 + dim], row[2 + rank + dim]);
-            from[dim] = start - have[dim * 2];
-            to[dim] = start - want[dim * 2];
-            extent[dim] = stop - start;
-        }
-        copies.push(source, &from, output, &to, &extent)
-    };
-    kept.chunks_exact(plan.row()).try_for_each(&mut collect)?;
-    plan.visit_transfers(collect)?;
-    Ok(copies)
+
+    /// The plan's boxes for some of the destination devices.
+    fn collect<'a>(
+        &self,
+        plan: &Plan,
+        regions: Disjoint<'a>,
+        outputs: &[Option<usize>],
+        devices: Range<usize>,
+    ) -> Result<Copies<'a>> {
+        let rank = plan.destination().shape().len();
+        let kept = self.kept.chunks_exact(plan.row()).filter(|row| devices.contains(&(row[1] as usize)));
+        // About: a transfer more or less makes the list grow.
+        let share = plan.transfers().div_ceil(outputs.len().max(1)) * devices.len();
+        let mut copies = Copies::new(regions, share + kept.clone().count())?;
+        let (mut from, mut to, mut extent) = (vec![0; rank], vec![0; rank], vec![0; rank]);
+        let mut collect = |row: &[i64]| {
+            let (source, device) = (row[0] as usize, row[1] as usize);
+            let Some(output) = outputs[device] else { return Ok(()) };
+            if plan.addend_of(row[0]) != 0 {
+                return Ok(());
+            }
+            let (have, want) = (&self.from[source * rank * 2..], &self.to[device * rank * 2..]);
+            for dim in 0..rank {
+                let (start, stop) = (row[2 + dim], row[2 + rank + dim]);
+                from[dim] = start - have[dim * 2];
+                to[dim] = start - want[dim * 2];
+                extent[dim] = stop - start;
+            }
+            copies.push(source, &from, output, &to, &extent)
+        };
+        kept.into_iter().try_for_each(&mut collect)?;
+        plan.visit_transfers(devices.clone(), collect)?;
+        Ok(copies)
+    }
 }
 
 /// The turns of all groups, cut into pieces.
@@ -109,6 +169,94 @@ impl<'a> Iterator for Pieces<'a> {
             let group = self.groups.next()?;
             let per_turn = group.bytes / group.turns.max(1);
             self.current = Some((group, 0, group.turns, (self.bytes / per_turn.max(1)).max(1)));
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod tests {
+    use super::*;
+    use crate::{layout::Layout, mesh::Mesh, partition::Partition, uneven::Uneven};
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    /// The values of every device's box of a tensor of 0, 1, 2, …
+    fn shards(partition: &Partition) -> Vec<(Vec<u16>, Vec<i64>)> {
+        let columns = partition.shape()[1];
+        (0..partition.mesh().size())
+            .map(|device| {
+                let sides = partition.box_of(device).unwrap();
+                let (rows, within) = (sides[0].0..sides[0].1, sides[1].0..sides[1].1);
+                let values = rows.flat_map(|i| within.clone().map(move |j| (i * columns + j) as u16)).collect();
+                (values, sides.iter().map(|(start, stop)| stop - start).collect())
+            })
+            .collect()
+    }
+
+    fn region(values: *const u16, extents: &[i64]) -> Region {
+        let dims = vec![(extents[0], 2 * extents[1] as isize), (extents[1], 2)];
+        // SAFETY: the values live as long as the test; the pointers to those of destinations are of mutable ones.
+        unsafe { Region::new(values.cast_mut().cast(), 2, dims) }
+    }
+
+    proptest! {
+        #[test]
+        fn in_however_many_parts_every_device_gets_its_box(
+            shape in (0..9_i64, 0..9_i64),
+            specs in prop::collection::vec(prop::sample::subsequence(vec!["a", "b", "c"], 0..4), 2),
+            swapped: bool,
+            first_same in -1..4_i64,
+            parts in 1..7_usize,
+        ) {
+            let mesh = Arc::new(Mesh::new(&["a", "b", "c"], &[2, 3, 1]).unwrap());
+            let cut = |dim: usize, spec: &Vec<&'static str>| {
+                let mut axes = vec![vec![]; 2];
+                axes[dim].clone_from(spec);
+                let layout = Arc::new(Layout::new(mesh.clone(), &axes, &[]).unwrap());
+                Arc::new(Partition::new(layout, &[shape.0, shape.1], Uneven::Ceil).unwrap())
+            };
+            let (source, target) = (cut(usize::from(swapped), &specs[0]), cut(usize::from(!swapped), &specs[1]));
+            let same = (0..6).map(|device| if first_same < 0 { -1 } else { (device + first_same) % 6 }).collect();
+            let plan = Plan::new(source.clone(), target.clone(), same).unwrap();
+            let (have, want) = (shards(&source), shards(&target));
+            let mut got: Vec<Vec<u16>> = want.iter().map(|(values, _)| vec![u16::MAX; values.len()]).collect();
+            let from: Vec<Region> = have.iter().map(|(values, extents)| region(values.as_ptr(), extents)).collect();
+            let to: Vec<Region> =
+                got.iter_mut().zip(&want).map(|(values, (_, extents))| region(values.as_mut_ptr(), extents)).collect();
+            let regions = Disjoint::new(&from, &to).unwrap();
+            let total = to.iter().map(Region::bytes).sum();
+            let outputs: Vec<_> = (0..6).map(Some).collect();
+            let mut seen = (0, 0);
+            let mut poll = |done, total| {
+                seen = (done, total);
+                Ok(())
+            };
+            run_parts(&plan, regions, &outputs, total, plan.ranges(parts), &mut poll).unwrap();
+            prop_assert_eq!(seen, (total, total));
+            for (got, (want, _)) in got.iter().zip(&want) {
+                prop_assert_eq!(got, want);
+            }
+        }
+    }
+
+    #[test]
+    fn many_short_transfers_are_copied() {
+        // 512 rows of one device each to 512 columns: enough for the workers to find their own.
+        let mesh = Arc::new(Mesh::new(&["x"], &[512]).unwrap());
+        let cut = |specs: [&[&str]; 2]| {
+            let layout = Arc::new(Layout::new(mesh.clone(), &specs, &[]).unwrap());
+            Arc::new(Partition::new(layout, &[512, 512], Uneven::Even).unwrap())
+        };
+        let plan = Plan::new(cut([&["x"], &[]]), cut([&[], &["x"]]), vec![-1; 512]).unwrap();
+        let mut columns: Vec<Vec<u16>> = vec![vec![0; 512]; 512];
+        let rows: Vec<Vec<u16>> = (0..512).map(|i| (0..512).map(|j| i * 100 + j).collect()).collect();
+        let from: Vec<Region> = rows.iter().map(|row| region(row.as_ptr(), &[1, 512])).collect();
+        let to: Vec<Region> = columns.iter_mut().map(|column| region(column.as_mut_ptr(), &[512, 1])).collect();
+        let outputs: Vec<_> = (0..512).map(Some).collect();
+        run(&plan, Disjoint::new(&from, &to).unwrap(), &outputs, &mut |_, _| Ok(())).unwrap();
+        for (j, column) in columns.iter().enumerate() {
+            assert!(column.iter().enumerate().all(|(i, &value)| usize::from(value) == i * 100 + j));
         }
     }
 }
