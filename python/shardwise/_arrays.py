@@ -26,6 +26,10 @@ def int64_array(name: str, value: Any) -> npt.NDArray[np.int64]:
         raise TypeError(f"{name} must be an integer or an array of integers: {error}") from None
     if array.size == 0 and not isinstance(value, np.ndarray):
         array = array.astype(np.int64)  # numpy makes an empty list a float array
+    if array.dtype.kind == "f" and not isinstance(value, np.ndarray):
+        # numpy makes floats of integers that none of its integer dtypes holds together.
+        exact = np.asarray(value, dtype=object)
+        array = exact if all(type(item) is int for item in exact.flat) else array
     if array.dtype == object and all(type(item) is int for item in array.flat):
         wide = next((i for i, item in enumerate(array.flat) if not -_INT64_MAX - 1 <= item <= _INT64_MAX), None)
         if wide is not None:

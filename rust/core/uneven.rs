@@ -56,9 +56,9 @@ pub struct Cut {
 /// What is left of a rule once `n` and `k` are known.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum CutKind {
-    /// Every shard holds `step` elements, but for those at the end: `"even"`, `"ceil"`, and `"chunk"` over one axis.
+    /// Every shard holds `step` elements, but for those at the end: `"ceil"`, `"chunk"` over one axis, and whatever divides.
     Uniform { step: i64 },
-    /// The first `extra` shards hold `base + 1` elements, the others `base`.
+    /// The first `extra` shards, of which there is at least one, hold `base + 1` elements, the others `base`.
     Balanced { base: i64, extra: i64 },
     /// `"chunk"` over several axes of these sizes, major first.
     Nested { axes: Vec<i64> },
@@ -78,8 +78,8 @@ impl Cut {
             Uneven::Chunk if axes.iter().filter(|&&size| size > 1).count() > 1 => {
                 CutKind::Nested { axes: axes.iter().copied().filter(|&size| size > 1).collect() }
             }
-            Uneven::Even | Uneven::Ceil | Uneven::Chunk => CutKind::Uniform { step: ceil_div(n, k) },
-            Uneven::Balanced => CutKind::Balanced { base: n / k, extra: n % k },
+            Uneven::Balanced if n % k != 0 => CutKind::Balanced { base: n / k, extra: n % k },
+            Uneven::Even | Uneven::Ceil | Uneven::Chunk | Uneven::Balanced => CutKind::Uniform { step: ceil_div(n, k) },
         };
         Ok(Self { n, k, kind })
     }
@@ -201,6 +201,11 @@ mod tests {
             assert_eq!(cut.owner(0), 0);
             let last = cut.owner(n - 1);
             assert_eq!(cut.bounds(last).1, n);
+        }
+        for (n, k) in [(i64::MAX, 1), (i64::MAX - 1, 2), (i64::MAX, i64::MAX), (i64::MAX - 1, i64::MAX)] {
+            let cut = Cut::new(0, n, &[k], Uneven::Balanced).unwrap();
+            assert_eq!(cut.owner(n - 1), n.min(k) - 1, "{n} in {k}");
+            assert_eq!(cut.bounds(n.min(k) - 1), (n - n / n.min(k), n), "{n} in {k}");
         }
         let most = Cut::new(0, 3, &[i64::MAX], Uneven::Ceil).unwrap();
         assert_eq!((most.bounds(2), most.bounds(i64::MAX - 1)), ((2, 3), (3, 3)));
