@@ -103,6 +103,14 @@ class TestPlan:
         with pytest.raises(sw.LayoutError, match=r"dst is unreduced over \[\"y\"\]"):
             sw.plan_reshard(ROWS.partition(SHAPE), sums.partition(SHAPE))
 
+    def test_meshes_that_memory_cannot_hold(self) -> None:
+        one = sw.DeviceMesh((1,), ("x",))
+        whole = sw.TensorLayout((None,), one).partition((2**62,))
+        for mesh, axis in (sw.DeviceMesh((2**62,), ("x",)), "x"), (sw.DeviceMesh((4, 2**60), ("x", "y")), "x"):
+            cut = sw.TensorLayout((axis,), mesh).partition((2**62,))
+            with pytest.raises(sw.SizeOverflowError, match="than there is memory for"):
+                sw.plan_reshard(cut, whole)
+
     def test_rounds(self) -> None:
         plan = row_to_column()
         rounds = plan.rounds(16, "f4")  # a transfer is 2 x 2 float32
@@ -113,7 +121,7 @@ class TestPlan:
         assert len(plan.rounds(2**70, "f4")) == 1
         with pytest.raises(sw.LayoutError, match="max_bytes_in_flight is 3; it must hold at least one element of 4"):
             plan.rounds(3, "f4")
-        with pytest.raises(sw.LayoutError, match="max_bytes_in_flight"):
+        with pytest.raises(sw.LayoutError, match="max_bytes_in_flight is -1;"):
             plan.rounds(-1, "f4")
         with pytest.raises(TypeError, match="max_bytes_in_flight must be an integer"):
             plan.rounds(1.5, "f4")  # type: ignore[arg-type]
@@ -140,15 +148,31 @@ class TestBoxes:
             ([[[5, 4], [0, 8]]], r"boxes\[0\] is \[5, 4\) along dim 0"),
             ([[0, 8], [0, 8]], r"boxes is of shape \(2, 2\); it must be \(boxes, 2, 2\)"),
             (np.zeros((0, 2, 2), int), r"none holds \[0:8, 0:8\]"),
+            ([], r"none holds \[0:8, 0:8\]"),
+            ([[]], r"boxes is of shape \(1, 0\)"),
         ],
     )
     def test_refused(self, boxes: Any, message: str) -> None:
         with pytest.raises(sw.LayoutError, match=message):
             sw.plan_from_boxes(boxes, COLUMNS.partition(SHAPE))
 
+    def test_positions_over_the_limit(self) -> None:
+        with pytest.raises(sw.SizeOverflowError, match=r"boxes\[1\] is 9223372036854775808"):
+            sw.plan_from_boxes([[[0, 2**63], [0, 8]]], COLUMNS.partition(SHAPE))
+
+    def test_no_elements(self) -> None:
+        partition = sw.TensorLayout(("x",), MESH).partition((0,))
+        for plan in sw.plan_from_boxes([], partition), sw.plan_from_boxes([[[0, 0]]], partition):
+            assert len(plan) == 0
+            assert eval(repr(plan), vars(sw)) == plan
+        with pytest.raises(sw.LayoutError, match=r"boxes\[0\] is \[0, 1\) along dim 0, which is not within \[0, 0\)"):
+            sw.plan_from_boxes([[[0, 1]]], partition)
+
     def test_rank_0(self) -> None:
         scalar = sw.TensorLayout((), MESH).partition(())
-        assert len(sw.plan_from_boxes(np.zeros((1, 0, 2), int), scalar)) == 4
+        plan = sw.plan_from_boxes(np.zeros((1, 0, 2), int), scalar)
+        assert len(plan) == 4
+        assert eval(repr(plan), vars(sw)) == plan
         with pytest.raises(sw.LayoutError, match="boxes has 2 boxes"):
             sw.plan_from_boxes(np.zeros((2, 0, 2), int), scalar)
 
@@ -350,6 +374,9 @@ class TestSums:
         assert all((shard.data == ARRAY).all() for shard in sw.all_gather(sharded).shards)
         with pytest.raises(sw.LayoutError, match="axes names 'w', which does not cut a dim"):
             sw.all_gather(sharded, "w")
+        for wrong in (5, [5], ["y", None]):
+            with pytest.raises(TypeError, match="axes must be a sequence of axis names, got"):
+                sw.all_gather(sharded, wrong)  # type: ignore[arg-type]
 
 
 class TestShardedArray:
@@ -404,6 +431,19 @@ class TestCollectives:
             across.run_collectives(sharded)
         with pytest.raises(TypeError, match="src_shards must be a ShardedArray"):
             across.run_collectives([])  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("after", [COLUMNS, WHOLE])
+    def test_the_byte_order_is_kept(self, after: sw.TensorLayout) -> None:
+        array = ARRAY.astype(">f4")
+        plan = sw.plan_reshard(ROWS.partition(SHAPE), after.partition(SHAPE))
+        ran = plan.run_collectives(sw.ShardedArray(ROWS.partition(SHAPE), row_shards(array)))
+        assert ran.dtype == np.dtype(">f4")
+        assert (ran.numpy() == array).all()
+
+    def test_words(self) -> None:
+        text = row_to_column().explain(np.int8)
+        assert text.startswith("An int8 tensor of shape (8, 8), 64 bytes, goes")
+        assert "; 16 bytes stay where they are." in text
 
     def test_nothing_to_do(self) -> None:
         plan = sw.plan_reshard(ROWS.partition(SHAPE), ROWS.partition(SHAPE))

@@ -18,9 +18,11 @@ def explain(plan: ReshardPlan, dtype: np.dtype[Any], links: LinkModel | None) ->
     dst, src = plan.dst, plan.src
     size = bytes_text(dst.size * dtype.itemsize)
     origin = "boxes made by hand" if src is None else f"{_layout_text(src)}"
-    lines = [f"A {dtype} tensor of shape {dst.shape}, {size}, goes from {origin} to {_layout_text(dst)}."]
+    article = "An" if str(dtype).startswith(("i", "o")) else "A"
+    lines = [f"{article} {dtype} tensor of shape {dst.shape}, {size}, goes from {origin} to {_layout_text(dst)}."]
     kept = sum(plan.bytes_kept(dtype).tolist())
-    stays = f"; {bytes_text(kept)} {'stays where it is' if plan.addends == 1 else 'of addends stays where it is'}"
+    amount = f"{bytes_text(kept)}{' of addends' if plan.addends > 1 else ''}"
+    stays = f"; {amount} {'stay where they are' if 1 < kept < 1024 else 'stays where it is'}"
     if len(plan):
         noun, verb = ("box", "moves") if len(plan) == 1 else ("boxes", "move")
         moves = f"{len(plan)} {noun} {verb}, {bytes_text(plan.total_bytes(dtype))} in all"

@@ -14,7 +14,7 @@ from . import _core
 from ._explain import bytes_text
 from ._running import check_addable
 from .errors import LayoutError
-from .layout import TensorLayout, _spec_names
+from .layout import TensorLayout, _names, _spec_names
 from .mesh import DeviceMesh
 from .partition import Partition
 from .sharded import ShardedArray
@@ -154,9 +154,9 @@ def _apply(
         if step.kind == "slice":
             after.append(_part(own, step.to_dim, i, len(group)))
         elif step.kind == "all-gather":
-            after.append(np.concatenate(group, axis=step.from_dim))
+            after.append(_joined(group, step.from_dim))
         elif step.kind == "all-to-all":
-            after.append(np.concatenate([_part(s, step.to_dim, i, len(group)) for s in group], axis=step.from_dim))
+            after.append(_joined([_part(s, step.to_dim, i, len(group)) for s in group], step.from_dim))
         elif step.kind == "reduce-scatter":
             after.append(_sum([_part(s, step.to_dim, i, len(group)) for s in group]))
         else:
@@ -169,6 +169,13 @@ def _part(array: Array, dim: int | None, number: int, parts: int) -> Array:
     length = array.shape[dim] // parts
     part: Array = array[(slice(None),) * dim + (slice(number * length, (number + 1) * length),)]
     return part
+
+
+def _joined(parts: list[Array], dim: int | None) -> Array:
+    assert dim is not None
+    # Told the dtype, since numpy would turn the bytes of another byte order round.
+    whole: Array = np.concatenate(parts, axis=dim, dtype=parts[0].dtype)
+    return whole
 
 
 def _sum(addends: list[Array]) -> Array:
@@ -230,7 +237,7 @@ def all_gather(sharded: ShardedArray, axes: str | Sequence[str] | None = None) -
     """
     layout = _checked(sharded).layout
     cutting = [name for spec in layout.axes for name in _spec_names(spec)]
-    names = cutting if axes is None else [axes] if isinstance(axes, str) else list(axes)
+    names = cutting if axes is None else [axes] if isinstance(axes, str) else list(_names("axes", axes))
     _check_among("axes", names, cutting, "cut a dim")
     specs = [[name for name in _spec_names(spec) if name not in names] for spec in layout.axes]
     return _become(sharded, TensorLayout(specs, layout.device_mesh, unreduced=layout.unreduced))

@@ -273,8 +273,8 @@ class ReshardPlan:
         """
         if isinstance(max_bytes_in_flight, bool) or not hasattr(max_bytes_in_flight, "__index__"):
             raise TypeError(f"max_bytes_in_flight must be an integer, got {max_bytes_in_flight!r}")
-        budget = min(max_bytes_in_flight.__index__(), 2**63 - 1)
-        pieces, ends = self._core.rounds(max(budget, 0), dtype_of(dtype).itemsize)
+        budget = max(min(max_bytes_in_flight.__index__(), 2**63 - 1), -(2**63))
+        pieces, ends = self._core.rounds(budget, dtype_of(dtype).itemsize)
         return np.split(self._structured(pieces), ends[:-1]) if len(ends) else []
 
     @property
@@ -460,6 +460,8 @@ def plan_from_boxes(boxes: npt.ArrayLike, dst: Partition) -> ReshardPlan:
     _check_partition("dst", dst)
     array = int64_array("boxes", boxes).copy()
     rank = len(dst.shape)
+    if array.ndim in (1, 2) and array.size == len(array) * rank == 0:
+        array = array.reshape(len(array), rank, 2)  # lists that hold no number: no boxes, or those of a scalar
     if array.ndim != 3 or array.shape[1:] != (rank, 2):
         raise LayoutError(f"boxes is of shape {array.shape}; it must be (boxes, {rank}, 2)")
     if rank == 0 and len(array) != 1:

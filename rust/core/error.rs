@@ -135,6 +135,12 @@ pub enum Error {
         /// What was to be computed, with its values.
         what: String,
     },
+    /// More values than there is memory for.
+    #[error("{what} are more than there is memory for")]
+    TooMany {
+        /// The values, with their number.
+        what: String,
+    },
     /// A number outside its range; `position` is set when it is one of many.
     #[error(
         "{what}{} is {value}, outside {}",
@@ -261,7 +267,7 @@ pub enum ErrorKind {
     Layout,
     /// A text or a message that does not follow its format.
     Parse,
-    /// A size over 2^63 - 1.
+    /// A size over 2^63 - 1, or over what memory can hold.
     Overflow,
     /// A position outside its range.
     Index,
@@ -297,7 +303,7 @@ impl Error {
             | Self::Budget { .. }
             | Self::OverlapsItself { .. }
             | Self::OverlapsOther { .. } => ErrorKind::Layout,
-            Self::Overflow { .. } => ErrorKind::Overflow,
+            Self::Overflow { .. } | Self::TooMany { .. } => ErrorKind::Overflow,
             Self::DeviceIndex { .. } | Self::Coordinate { .. } | Self::OutOfRange { .. } => ErrorKind::Index,
             Self::Dtensor(error) => error.kind(),
             Self::Interrupted => ErrorKind::Interrupted,

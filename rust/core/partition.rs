@@ -158,7 +158,7 @@ impl Partition {
     /// The devices that hold `shard_id`, in increasing order: the canonical owner first.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if there is no such shard, [`Error::Overflow`] if the devices are too many to list.
+    /// [`Error::OutOfRange`] if there is no such shard, [`Error::TooMany`] if the devices are too many to list.
     pub fn devices_holding(&self, shard_id: i64) -> Result<Vec<i64>> {
         let index = radix::unravel(self.check_shard(shard_id)?, self.layout.num_shards());
         let mesh = self.mesh();
@@ -173,7 +173,7 @@ impl Partition {
                 let more = usize::try_from(size).ok().and_then(|size| size.checked_mul(devices.len()));
                 let mut all: Vec<i64> = Vec::new();
                 if more.is_none_or(|n| all.try_reserve_exact(n).is_err()) {
-                    return Err(Error::Overflow { what: format!("a list of the {} replicas", self.replicas()) });
+                    return Err(Error::TooMany { what: format!("the {} replicas", self.replicas()) });
                 }
                 all.extend(devices.iter().flat_map(|device| (0..size).map(move |c| device + c * stride)));
                 devices = all;

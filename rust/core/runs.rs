@@ -94,9 +94,9 @@ impl Runs {
     /// The runs as a list of (offset, length).
     ///
     /// # Errors
-    /// [`Error::Overflow`] if there are too many to list.
+    /// [`Error::TooMany`] if there are too many to list.
     pub fn to_vec(&self) -> Result<Vec<(i64, i64)>> {
-        let too_many = || Error::Overflow { what: format!("a list of {} runs", self.count) };
+        let too_many = || Error::TooMany { what: format!("{} runs", self.count) };
         let slots = usize::try_from(self.count).ok().and_then(|n| n.checked_mul(2)).ok_or_else(too_many)?;
         let mut flat = Vec::new();
         flat.try_reserve_exact(slots).map_err(|_| too_many())?;

@@ -22,7 +22,8 @@ impl Boxes {
     /// The boxes of `bounds`, (boxes, dims, 2) in C order, and what each sends to every device of `destination`.
     ///
     /// # Errors
-    /// [`Error::BoxBounds`], [`Error::BoxesOverlap`] or [`Error::BoxMissing`] if they do not tile its shape.
+    /// [`Error::BoxBounds`], [`Error::BoxesOverlap`] or [`Error::BoxMissing`] if they do not tile its shape,
+    /// [`Error::TooMany`] if the transfers are more than there is memory for.
     pub fn new(bounds: Vec<i64>, destination: &Partition) -> Result<Self> {
         check_coverage(&bounds, destination.shape())?;
         let rank = destination.shape().len();
@@ -31,7 +32,7 @@ impl Boxes {
         for index in 0..count {
             transfers(index as i64, &bounds[index * 2 * rank..(index + 1) * 2 * rank], destination, &mut rows)?;
         }
-        let rows = sorted(rows, 2 + 2 * rank);
+        let rows = sorted(&rows, 2 + 2 * rank)?;
         Ok(Self { bounds, rows })
     }
 
@@ -50,9 +51,14 @@ impl Boxes {
 
 /// Appends the transfers of one box.
 fn transfers(index: i64, bounds: &[i64], destination: &Partition, rows: &mut Vec<i64>) -> Result<()> {
-    let sides: Vec<Vec<intersect::Overlap>> = (destination.cuts().iter().zip(bounds.chunks_exact(2)))
-        .map(|(cut, side)| intersect::sources(cut, side[0], side[1]).collect())
-        .collect();
+    let mut sides: Vec<Vec<intersect::Overlap>> = Vec::with_capacity(destination.cuts().len());
+    for (cut, side) in destination.cuts().iter().zip(bounds.chunks_exact(2)) {
+        let mut overlaps = Vec::new();
+        let most = usize::try_from(cut.shards().min(side[1] - side[0])).map_err(|_| too_many())?;
+        overlaps.try_reserve_exact(most).map_err(|_| too_many())?;
+        overlaps.extend(intersect::sources(cut, side[0], side[1]));
+        sides.push(overlaps);
+    }
     let mut starts = vec![0; sides.len()];
     let mut stops = vec![0; sides.len()];
     let sizes: Vec<i64> = sides.iter().map(|side| side.len() as i64).collect();
@@ -63,7 +69,9 @@ fn transfers(index: i64, bounds: &[i64], destination: &Partition, rows: &mut Vec
             (starts[dim], stops[dim]) = (overlap.start, overlap.stop);
             shard += overlap.source * destination.shard_strides()[dim];
         }
-        for device in destination.devices_holding(shard)? {
+        let devices = destination.devices_holding(shard)?;
+        rows.try_reserve(devices.len().saturating_mul(2 + 2 * sides.len())).map_err(|_| too_many())?;
+        for device in devices {
             rows.extend([index, device]);
             rows.extend(&starts);
             rows.extend(&stops);
@@ -73,10 +81,19 @@ fn transfers(index: i64, bounds: &[i64], destination: &Partition, rows: &mut Vec
 }
 
 /// The rows in the order of their destination devices, and of their sources for each.
-fn sorted(rows: Vec<i64>, width: usize) -> Vec<i64> {
-    let mut order: Vec<&[i64]> = rows.chunks_exact(width).collect();
-    order.sort_by_key(|row| (row[1], row[0]));
-    order.concat()
+fn sorted(rows: &[i64], width: usize) -> Result<Vec<i64>> {
+    let (mut order, mut sorted): (Vec<&[i64]>, Vec<i64>) = Default::default();
+    order.try_reserve_exact(rows.len() / width).map_err(|_| too_many())?;
+    sorted.try_reserve_exact(rows.len()).map_err(|_| too_many())?;
+    order.extend(rows.chunks_exact(width));
+    // A device holds one shard, so it has one transfer at most from a box: no two keys are equal.
+    order.sort_unstable_by_key(|row| (row[1], row[0]));
+    order.iter().for_each(|row| sorted.extend_from_slice(row));
+    Ok(sorted)
+}
+
+fn too_many() -> Error {
+    Error::TooMany { what: "the transfers from these boxes".to_owned() }
 }
 
 /// Checks that the boxes of `bounds`, (boxes, dims, 2) in C order, tile a tensor of `shape`.
@@ -95,7 +112,7 @@ fn sorted(rows: Vec<i64>, width: usize) -> Vec<i64> {
 /// ```
 pub fn check_coverage(bounds: &[i64], shape: &[i64]) -> Result<()> {
     let rank = shape.len();
-    if rank == 0 || shape.contains(&0) {
+    if rank == 0 {
         return Ok(());
     }
     let boxes: Vec<&[i64]> = bounds.chunks_exact(2 * rank).collect();
@@ -105,6 +122,9 @@ pub fn check_coverage(bounds: &[i64], shape: &[i64]) -> Result<()> {
                 return Err(Error::BoxBounds { index, dim, start: side[0], stop: side[1], size: shape[dim] });
             }
         }
+    }
+    if shape.contains(&0) {
+        return Ok(());
     }
     let mut filled: Vec<usize> = (0..boxes.len()).filter(|&i| volume(boxes[i]) > 0).collect();
     check_overlaps(&boxes, &mut filled, rank)?;
@@ -227,6 +247,11 @@ mod tests {
 
     #[test]
     fn a_box_outside_the_shape_is_named() {
+        // Also where the tensor has no elements, of which no shard can hold one.
+        let named = |bounds: &[i64], shape: &[i64]| check_coverage(bounds, shape).unwrap_err().to_string();
+        assert_eq!(named(&[0, 1], &[0]), "boxes[0] is [0, 1) along dim 0, which is not within [0, 0)");
+        assert_eq!(named(&[0, 9, 0, 0], &[4, 0]), "boxes[0] is [0, 9) along dim 0, which is not within [0, 4)");
+        assert_eq!(check_coverage(&[0, 4, 0, 0], &[4, 0]), Ok(()));
         assert_eq!(
             check_coverage(&[0, 2, 2, 6], &[5]).unwrap_err().to_string(),
             "boxes[1] is [2, 6) along dim 0, which is not within [0, 5)"

@@ -3,7 +3,11 @@
 //! A box of a partition is a product of intervals, so two boxes meet where their intervals meet in every dim. The
 //! intersections are therefore found once per dim, in time that grows with their number, and multiplied out by the plan.
 
-use crate::{partition::Partition, uneven::Cut};
+use crate::{
+    error::{Error, Result},
+    partition::Partition,
+    uneven::Cut,
+};
 
 /// Where a source interval meets a destination interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +27,7 @@ pub struct Overlap {
 /// use std::sync::Arc;
 /// let mesh = Arc::new(Mesh::new(&["x", "y"], &[2, 3])?);
 /// let cut = |axis| Partition::new(Arc::new(Layout::new(mesh.clone(), &[&[axis]], &[])?), &[6], Uneven::Even);
-/// let found = Overlaps::new(&cut("x")?, &cut("y")?, 0); // halves to thirds
+/// let found = Overlaps::new(&cut("x")?, &cut("y")?, 0)?; // halves to thirds
 /// let middle: Vec<_> = found.of(1).iter().map(|p| (p.overlap.source, p.overlap.start, p.overlap.stop)).collect();
 /// assert_eq!(middle, [(0, 2, 3), (1, 3, 4)]);
 /// # Ok::<(), shardwise_core::error::Error>(())
@@ -46,12 +50,16 @@ pub struct Placed {
 
 impl Overlaps {
     /// The overlaps of two partitions of one shape along `dim`.
-    #[must_use]
-    pub fn new(source: &Partition, destination: &Partition, dim: usize) -> Self {
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] if there is no memory for them.
+    pub fn new(source: &Partition, destination: &Partition, dim: usize) -> Result<Self> {
         let (from, to) = (&source.cuts()[dim], &destination.cuts()[dim]);
-        let shards = usize::try_from(to.shards()).unwrap_or(0);
-        let mut begins = Vec::with_capacity(shards + 1);
-        let mut all = Vec::with_capacity(shards);
+        // Each begins where a shard of one side does, and a shard that is not empty has a first element of its own.
+        let most = from.shards().min(from.elements()).saturating_add(to.shards().min(to.elements()));
+        let (mut begins, mut all) = (Vec::new(), Vec::new());
+        reserve(&mut begins, to.shards().saturating_add(1), "shards", dim)?;
+        reserve(&mut all, most, "overlaps", dim)?;
         begins.push(0);
         for index in 0..to.shards() {
             let (start, stop) = to.bounds(index);
@@ -59,7 +67,7 @@ impl Overlaps {
             all.extend(sources(from, start, stop).map(placed));
             begins.push(all.len());
         }
-        Self { begins, all }
+        Ok(Self { begins, all })
     }
 
     /// The overlaps of the destination shard `index`; none if it is empty.
@@ -73,6 +81,11 @@ impl Overlaps {
     pub fn count(&self) -> usize {
         self.all.len()
     }
+}
+
+fn reserve<T>(list: &mut Vec<T>, count: i64, what: &str, dim: usize) -> Result<()> {
+    let too_many = || Error::TooMany { what: format!("{count} {what} along dim {dim}") };
+    list.try_reserve_exact(usize::try_from(count).map_err(|_| too_many())?).map_err(|_| too_many())
 }
 
 /// What the shard index along `dim` contributes to the device index, the axes that cut nothing being at 0.

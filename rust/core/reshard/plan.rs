@@ -85,8 +85,8 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::Shapes`] if the shapes differ, [`Error::UnreducedDestination`], [`Error::Length`] if `same` has not one
-    /// entry per device, [`Error::DeviceIndex`] for an entry that is no source device, [`Error::Overflow`] if the
-    /// transfers are too many to count.
+    /// entry per device, [`Error::DeviceIndex`] for an entry that is no source device, [`Error::Overflow`] or
+    /// [`Error::TooMany`] if the devices or the transfers are too many.
     pub fn new(source: Arc<Partition>, destination: Arc<Partition>, same: Vec<i64>) -> Result<Self> {
         check_destination(source.shape(), &destination)?;
         let devices = usize::try_from(destination.mesh().size()).unwrap_or(usize::MAX);
@@ -96,11 +96,12 @@ impl Plan {
         if let Some(&index) = same.iter().find(|&&s| s < -1 || s >= source.mesh().size()) {
             return Err(Error::DeviceIndex { index, size: source.mesh().size() });
         }
-        let overlaps = (0..source.shape().len()).map(|dim| Overlaps::new(&source, &destination, dim)).collect();
+        let dims = 0..source.shape().len();
+        let overlaps = dims.map(|dim| Overlaps::new(&source, &destination, dim)).collect::<Result<_>>()?;
         let any_same = same.iter().any(|&s| s >= 0);
         let shards = Shards {
-            source_index: if any_same { shard_indices(&source) } else { Vec::new() },
-            destination_index: shard_indices(&destination),
+            source_index: if any_same { shard_indices(&source)? } else { Vec::new() },
+            destination_index: shard_indices(&destination)?,
             addends: addends(&source)?,
             addend: addend_function(&source),
             partition: source,
@@ -190,7 +191,7 @@ impl Plan {
     /// The transfers as [`Self::transfers_into`] gives them, in memory of their own.
     ///
     /// # Errors
-    /// [`Error::Overflow`] if they are too many for the memory.
+    /// [`Error::TooMany`] if they are too many for the memory.
     pub fn transfer_rows(&self) -> Result<Vec<i64>> {
         let mut rows = zeros(self.transfers * self.row())?;
         self.transfers_into(&mut rows, &mut parallel::never)?;
@@ -222,7 +223,7 @@ impl Plan {
     /// The boxes that stay as [`Self::kept_into`] gives them, in memory of their own.
     ///
     /// # Errors
-    /// [`Error::Overflow`] if they are too many for the memory.
+    /// [`Error::TooMany`] if they are too many for the memory.
     pub fn kept_rows(&self) -> Result<Vec<i64>> {
         let mut rows = zeros(self.kept * self.row())?;
         self.kept_into(&mut rows)?;
@@ -332,7 +333,13 @@ impl Shards {
         let rank = self.rank();
         let mut balance = Balance::new(&self.partition, self.addends.len());
         let mut own = vec![0; rank];
-        let mut grid = Grid { sides: Vec::with_capacity(rank), cell: vec![0; rank], row: vec![0; 2 + 2 * rank] };
+        let mut grid = Grid {
+            sides: Vec::with_capacity(rank),
+            weights: self.partition.shard_strides(),
+            cell: vec![0; rank],
+            row: vec![0; 2 + 2 * rank],
+            shard: 0,
+        };
         for device in devices {
             if device % DEVICES_PER_POLL == 0 {
                 poll()?;
@@ -353,7 +360,7 @@ impl Shards {
                     if is_own && addend as i64 == own_addend {
                         continue;
                     }
-                    grid.row[0] = owner + step + balance.replica(owner, addend, &grid);
+                    grid.row[0] = owner + step + balance.replica(addend, &grid)?;
                     visit(&grid.row)?;
                     grid.row[0] = owner;
                 }
@@ -370,14 +377,18 @@ impl Shards {
 /// the row.
 struct Grid<'a> {
     sides: Vec<&'a [Placed]>,
+    /// What a shard index weighs in the source's shard id.
+    weights: &'a [i64],
     cell: Vec<usize>,
     /// The row of the cell's transfer, from the canonical owner.
     row: Vec<i64>,
+    /// The shard that the cell lies in.
+    shard: i64,
 }
 
 impl Grid<'_> {
     fn begin(&mut self, device: usize) {
-        (self.row[0], self.row[1]) = (0, device as i64);
+        (self.row[0], self.row[1], self.shard) = (0, device as i64, 0);
         for dim in 0..self.sides.len() {
             self.enter(dim, 0);
         }
@@ -388,6 +399,7 @@ impl Grid<'_> {
         let rank = self.sides.len();
         self.cell[dim] = position;
         self.row[0] += device;
+        self.shard += overlap.source * self.weights[dim];
         (self.row[2 + dim], self.row[2 + rank + dim]) = (overlap.start, overlap.stop);
     }
 
@@ -396,6 +408,7 @@ impl Grid<'_> {
         for dim in (0..self.sides.len()).rev() {
             let position = self.cell[dim];
             self.row[0] -= self.sides[dim][position].device;
+            self.shard -= self.sides[dim][position].overlap.source * self.weights[dim];
             if position + 1 < self.sides[dim].len() {
                 self.enter(dim, position + 1);
                 return true;
@@ -418,7 +431,7 @@ struct Balance {
     axes: Vec<(i64, i64)>,
     replicas: i64,
     addends: usize,
-    /// For each canonical owner and addend: what its replicas have sent, and the device index each adds. Replicas that
+    /// For each shard and addend: what its replicas have sent, and the device index each adds. Replicas that
     /// have sent nothing are not in it yet.
     sent: Vec<BinaryHeap<Reverse<(i64, i64, i64)>>>,
 }
@@ -434,12 +447,14 @@ impl Balance {
     }
 
     /// What is to be added to the device index of the canonical owner, for the transfer of the grid's cell.
-    fn replica(&mut self, owner: i64, addend: usize, grid: &Grid<'_>) -> i64 {
+    fn replica(&mut self, addend: usize, grid: &Grid<'_>) -> Result<i64> {
         if self.replicas == 1 {
-            return 0;
+            return Ok(0);
         }
-        let slot = owner as usize * self.addends + addend;
+        let slot = grid.shard as usize * self.addends + addend;
         if slot >= self.sent.len() {
+            let more = slot + 1 - self.sent.len();
+            self.sent.try_reserve(more).map_err(|_| Error::TooMany { what: format!("the loads of {slot} shards") })?;
             self.sent.resize_with(slot + 1, BinaryHeap::new);
         }
         let heap = &mut self.sent[slot];
@@ -450,7 +465,7 @@ impl Balance {
             heap.pop().map_or((0, 0, 0), |Reverse(least)| least)
         };
         self.sent[slot].push(Reverse((load.saturating_add(grid.volume()), number, step)));
-        step
+        Ok(step)
     }
 
     /// What replica `number` adds to the device index.
@@ -471,9 +486,16 @@ fn row(destination: &Partition) -> usize {
 
 fn zeros(len: usize) -> Result<Vec<i64>> {
     let mut rows = Vec::new();
-    rows.try_reserve_exact(len).map_err(|_| Error::Overflow { what: format!("a list of {len} numbers") })?;
+    rows.try_reserve_exact(len).map_err(|_| Error::TooMany { what: format!("{len} numbers") })?;
     rows.resize(len, 0);
     Ok(rows)
+}
+
+/// Room for so many numbers per device.
+fn per_device(partition: &Partition, numbers: usize) -> Result<Vec<i64>> {
+    let devices = partition.mesh().size();
+    let len = usize::try_from(devices).ok().and_then(|devices| devices.checked_mul(numbers));
+    zeros(len.ok_or_else(|| Error::TooMany { what: format!("{numbers} numbers for each of {devices} devices") })?)
 }
 
 fn check_length(out: &[i64], expected: usize) -> Result<()> {
@@ -497,19 +519,19 @@ fn check_destination(shape: &[i64], destination: &Partition) -> Result<()> {
 }
 
 fn boxes(partition: &Partition) -> Result<Vec<i64>> {
-    let mut out = vec![0; partition.mesh().size() as usize * partition.shape().len() * 2];
+    let mut out = per_device(partition, 2 * partition.shape().len())?;
     partition.boxes_into(&mut out, &mut parallel::never)?;
     Ok(out)
 }
 
 /// The shard index of every device: (devices, dims).
-fn shard_indices(partition: &Partition) -> Vec<i64> {
+fn shard_indices(partition: &Partition) -> Result<Vec<i64>> {
     let rank = partition.shape().len();
-    let mut out = vec![0; partition.mesh().size() as usize * rank];
+    let mut out = per_device(partition, rank)?;
     for dim in 0..rank {
         partition.shard_index_function(dim).fill(0, &mut out, dim, rank);
     }
-    out
+    Ok(out)
 }
 
 /// The unreduced coordinate of a device, as one number.
@@ -527,10 +549,13 @@ fn addends(source: &Partition) -> Result<Vec<i64>> {
     for (axis, role) in source.layout().roles().iter().enumerate() {
         if *role == AxisRole::Unreduced {
             let (size, stride) = (mesh.sizes()[axis], mesh.strides()[axis]);
-            if (all.len() as i64).checked_mul(size).is_none_or(|n| n > 1 << 32) {
-                return Err(Error::Overflow { what: "a list of the addends".to_owned() });
+            let mut more = Vec::new();
+            let count = usize::try_from(size).ok().and_then(|size| size.checked_mul(all.len()));
+            if count.is_none_or(|count| more.try_reserve_exact(count).is_err()) {
+                return Err(Error::TooMany { what: format!("{size} times {} addends", all.len()) });
             }
-            all = all.iter().flat_map(|&base| (0..size).map(move |c| base + c * stride)).collect();
+            more.extend(all.iter().flat_map(|&base| (0..size).map(move |c| base + c * stride)));
+            all = more;
         }
     }
     Ok(all)

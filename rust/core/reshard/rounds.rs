@@ -20,7 +20,7 @@ pub struct Rounds {
 /// and direction, for elements of `itemsize` bytes.
 ///
 /// # Errors
-/// [`Error::Budget`] if not even one element fits; [`Error::Overflow`] if the pieces are too many to list; what `poll`
+/// [`Error::Budget`] if not even one element fits; [`Error::TooMany`] if the pieces are too many to list; what `poll`
 /// returns.
 ///
 /// ```
@@ -124,7 +124,7 @@ fn volume(row: &[i64], rank: usize) -> i64 {
 /// The rows, with every box of more than `limit` elements cut into slabs: one step along the dims before some dim, as
 /// many as fit along that, and all of those after it.
 fn cut(rows: &[i64], rank: usize, limit: i64) -> Result<Vec<i64>> {
-    let too_many = || Error::Overflow { what: "the number of pieces that max_bytes_in_flight makes".to_owned() };
+    let too_many = || Error::TooMany { what: "the pieces that max_bytes_in_flight makes".to_owned() };
     let width = 2 + 2 * rank;
     let mut pieces = Vec::new();
     for row in rows.chunks_exact(width) {

@@ -229,3 +229,25 @@ proptest! {
         prop_assert_eq!(by_hand.transfer_rows().unwrap(), rows.concat());
     }
 }
+
+#[test]
+fn what_memory_cannot_hold_is_an_error_and_what_it_need_not_hold_costs_nothing() {
+    let partition = |sizes: &[i64], specs: &[&[&str]], shape: &[i64]| {
+        let mesh = Arc::new(Mesh::new(&["x", "y"][..sizes.len()], sizes).unwrap());
+        Arc::new(Partition::new(Arc::new(Layout::new(mesh, specs, &[]).unwrap()), shape, Uneven::Ceil).unwrap())
+    };
+    let too_many = |source, destination, same: &[i64]| {
+        let refused = Plan::new(source, destination, same.to_vec()).unwrap_err();
+        assert!(matches!(refused, Error::TooMany { .. }), "{refused}");
+    };
+    let huge = 1 << 62;
+    too_many(partition(&[huge], &[&["x"]], &[huge]), partition(&[1], &[&[]], &[huge]), &[-1]);
+    too_many(partition(&[huge], &[&["x"]], &[3]), partition(&[1], &[&[]], &[3]), &[0]);
+    let from_boxes = Plan::from_boxes(vec![0, huge], partition(&[huge], &[&["x"]], &[huge]));
+    assert!(matches!(from_boxes, Err(Error::TooMany { .. })));
+    // Four shards, the replicas of each by the thousand million: only the four are looked at.
+    let source = partition(&[4, 1 << 40], &[&["x"]], &[8]);
+    let plan = Plan::new(source, partition(&[1], &[&[]], &[8]), vec![-1]).unwrap();
+    let senders: Vec<i64> = plan.transfer_rows().unwrap().chunks(plan.row()).map(|row| row[0]).collect();
+    assert_eq!(senders, [0, 1 << 40, 2 << 40, 3 << 40]);
+}
