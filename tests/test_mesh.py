@@ -102,7 +102,7 @@ class TestDevices:
         with refused(MeshError, "devices[0]", "devices[1]"):
             sw.DeviceMesh((2,), ("x",), [1, True])
 
-    @pytest.mark.parametrize("devices", [5, 1.5, object()])
+    @pytest.mark.parametrize("devices", [5, 1.5, object(), b"ab", np.ma.array([1, 2], mask=[False, True])])
     def test_devices_of_a_wrong_type(self, devices: Any) -> None:
         with refused(TypeError, "devices", type(devices).__name__):
             sw.DeviceMesh((2,), ("x",), devices)
@@ -125,11 +125,13 @@ class TestDevices:
     def test_an_unhashable_device(self) -> None:
         with refused(TypeError, "device", "list"):
             sw.DeviceMesh((2,), ("x",), "ab").index_of([])  # type: ignore[arg-type]
+        with refused(TypeError, "device", "list"):
+            small().index_of([])  # type: ignore[arg-type]
 
     def test_labels_that_memory_cannot_hold(self) -> None:
         mesh = sw.DeviceMesh((1 << 60,), ("x",))
         began = time.monotonic()
-        with pytest.raises(MemoryError):
+        with pytest.raises(MemoryError, match=f"labels of {1 << 60} devices"):
             _ = mesh.devices
         assert time.monotonic() - began < 1
 

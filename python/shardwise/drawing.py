@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,6 +107,8 @@ def _partition(
     argument: str, what: Partition | TensorLayout, shape: Sequence[int] | None, uneven: UnevenRule
 ) -> Partition:
     if isinstance(what, Partition):
+        if shape is not None and not isinstance(shape, Iterable):
+            raise TypeError(f"shape must be a sequence of integers, got {shape!r}")
         if shape is not None and tuple(shape) != what.shape:
             raise LayoutError(f"shape is {tuple(shape)}, but {argument} is a partition of shape {what.shape}")
         return what

@@ -233,13 +233,12 @@ class DeviceMesh:
             position = self._core.default_index(device)
             if position is not None:
                 return position
-        else:
-            try:
-                return self._index[device]
-            except KeyError:
-                pass
-            except TypeError:
-                raise TypeError(f"device must be a label of the mesh, got {type(device).__name__}") from None
+        try:
+            return ({} if self._index is None else self._index)[device]
+        except KeyError:
+            pass
+        except TypeError:
+            raise TypeError(f"device must be a label of the mesh, got {type(device).__name__}") from None
         raise MeshError(f"device {device!r} is not in the mesh, whose devices are labelled {self._label_summary()}")
 
     def _label_summary(self) -> str:
@@ -258,7 +257,10 @@ class DeviceMesh:
             return self._labels
         if self._default_labels is None:
             # Where there is no room for so many, this says so at once; made one by one they would first take all.
-            [None] * self.size
+            try:
+                [None] * self.size
+            except MemoryError:
+                raise MemoryError(f"no room for the labels of {self.size} devices") from None
             labels = tuple([f"{_PREFIX}{i}" for i in range(self.size)])
             if self.size > _KEEP_LABELS:
                 return labels
@@ -288,6 +290,8 @@ class DeviceMesh:
 
 def _flat_labels(devices: Any) -> list[Any]:
     """The labels in row-major order; lists and arrays nest, tuples within them are labels."""
+    if isinstance(devices, (np.ma.MaskedArray, bytes, bytearray)):
+        raise TypeError(f"devices must be a sequence of labels or None, got {type(devices).__name__}")
     if isinstance(devices, np.ndarray):
         flat = devices.ravel()
         return list(flat) if flat.dtype == object else flat.tolist()

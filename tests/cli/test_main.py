@@ -116,6 +116,13 @@ def test_whoever_reads_may_stop_reading() -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs a shell that closes files")
+def test_without_a_standard_output_there_is_one_line() -> None:
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "shardwise", *SHOW]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, "shardwise: error: there is no standard output to write to\n")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_an_error() -> None:
     with Path("/dev/full").open("w") as full:

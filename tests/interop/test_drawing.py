@@ -151,6 +151,8 @@ def test_refusals(arguments: Sequence[object], options: dict[str, object], messa
 
 
 def test_wrong_types() -> None:
+    with pytest.raises(TypeError, match="shape must be a sequence of integers, got 5"):
+        sw.draw(sw.TensorLayout((None,), sw.DeviceMesh((1,), ("x",))).partition((4,)), 5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="after must be"):
         sw.draw(sw.TensorLayout(("data",), MESH), (4,), after="data")  # type: ignore[arg-type]
 

@@ -48,6 +48,14 @@ def test_a_single_device() -> None:
 
 def test_boxes_of_what_no_layout_expresses() -> None:
     assert parse_hlo("{devices=[4]0,1,3,2}").boxes((7,)).tolist() == [[[0, 2]], [[2, 4]], [[6, 7]], [[4, 6]]]
+    # ceil((2**63 - 1) / 4) is 2**61, of which the fourth multiple is over the limit.
+    assert parse_hlo("{devices=[4]<=[4]}").boxes((2**63 - 1,))[2:].tolist() == [
+        [[2 * 2**61, 3 * 2**61]],
+        [[3 * 2**61, 2**63 - 1]],
+    ]
+    assert parse_hlo("{devices=[2]<=[2]}").boxes((0,)).tolist() == [[[0, 0]], [[0, 0]]]
+    with pytest.raises(LayoutError, match=r"shape is \(-3,\)"):
+        parse_hlo("{devices=[2]<=[2]}").boxes((-3,))
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _drop_output() -> None:
     """Lead what is still to be written to the standard output nowhere."""
-    with contextlib.suppress(OSError, ValueError):  # It has no descriptor if it was replaced, as in tests.
+    with contextlib.suppress(
+        OSError, ValueError, AttributeError
+    ):  # It has no descriptor if it was replaced, or closed.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         os.close(null)

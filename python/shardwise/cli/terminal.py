@@ -30,7 +30,10 @@ class Screen:
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = sys.stdout if stream is None else stream
+        found = sys.stdout if stream is None else stream
+        if found is None:  # Python has none if the program was started without, as by `>&-`.
+            raise OSError("there is no standard output to write to")
+        self._stream = found
         self.size = shutil.get_terminal_size() if self._stream.isatty() else None
         self._console = _rich_console(self._stream)
 

@@ -132,9 +132,15 @@ class HloSharding:
         sizes = int64_array("shape", shape)
         if self.kind != "tiled" or len(sizes) != len(self.num_tiles):
             raise LayoutError(f"shape {tuple(sizes.tolist())}: the sharding {self} does not tile {len(sizes)} dims")
-        steps = -(-sizes // np.array(self.num_tiles, np.int64))
-        starts = self.tile_indices()[:, : len(sizes)] * steps
-        boxes: npt.NDArray[np.int64] = np.minimum(np.stack([starts, starts + steps], axis=-1), sizes[:, None])
+        if (sizes < 0).any():
+            raise LayoutError(f"shape is {tuple(sizes.tolist())}; a dim must be at least 0")
+        tiles = self.tile_indices()[:, : len(sizes)]
+        boxes = np.empty((*tiles.shape, 2), np.int64)
+        for dim, (size, count) in enumerate(zip(sizes.tolist(), self.num_tiles, strict=True)):
+            step = -(-size // count)
+            # Made of Python's integers: a bound before it is cut off at n may be over 2**63 - 1.
+            bounds = np.array([min(i * step, size) for i in range(count + 1)], np.int64)
+            boxes[:, dim, 0], boxes[:, dim, 1] = bounds[tiles[:, dim]], bounds[tiles[:, dim] + 1]
         return boxes
 
     def __str__(self) -> str:
