@@ -280,7 +280,7 @@ class TestLocate:
         with refused(IndexError, "offsets[2]", offset):
             grid().locate([0, 47, offset])
         with refused(IndexError, "offsets[2]", offset):
-            grid().locate(np.array([0, 47, offset], dtype=object if abs(offset) >= 2**63 else np.int64))
+            grid().locate(np.array([0, 47, offset], dtype=np.int64 if -(2**63) <= offset < 2**63 else object))
 
     def test_one_bad_offset_among_a_million(self) -> None:
         partition = cut(1 << 20, (2,), "even")

@@ -233,12 +233,13 @@ class DeviceMesh:
             position = self._core.default_index(device)
             if position is not None:
                 return position
-        try:
-            return ({} if self._index is None else self._index)[device]
-        except KeyError:
-            pass
-        except TypeError:
-            raise TypeError(f"device must be a label of the mesh, got {type(device).__name__}") from None
+        else:
+            try:
+                return self._index[device]
+            except KeyError:
+                pass
+            except TypeError:
+                raise TypeError(f"device must be a label of the mesh, got {type(device).__name__}") from None
         raise MeshError(f"device {device!r} is not in the mesh, whose devices are labelled {self._label_summary()}")
 
     def _label_summary(self) -> str:
