@@ -97,6 +97,17 @@ def test_without_ml_dtypes_only_the_array_is_refused(write: Write, monkeypatch: 
         checkpoint["x"]
 
 
+@pytest.mark.parametrize("shape", [[0, 2**62, 2**62], [1] * 70])
+def test_shapes_that_no_array_has(write: Write, shape: list[int]) -> None:
+    data = bytes(0 if 0 in shape else 4)
+    path = write({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, len(data)]}}, data)
+    checkpoint = open_safetensors(path)
+    assert checkpoint.info("a").shape == tuple(shape)
+    for get in (checkpoint.__getitem__, checkpoint.read):
+        with pytest.raises(TypeError, match=r"tensor 'a' of .*: numpy has no such array"):
+            get("a")
+
+
 def test_arrays_are_views_of_the_file_and_read_only(model: tuple[Path, dict[str, np.ndarray]]) -> None:
     checkpoint = open_safetensors(model[0])
     first, second = checkpoint["cube"], checkpoint["cube"]

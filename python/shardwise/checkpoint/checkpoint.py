@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -84,11 +85,14 @@ class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
         Raises:
             KeyError: there is no such tensor.
             ImportError: its dtype needs ml_dtypes, which is not installed.
-            TypeError: its elements are packed, several to a byte, which numpy cannot express.
+            TypeError: numpy cannot express it: its elements are packed, several to a byte, or it has more dims than an
+                array may have, or sizes that only a dim of 0 keeps from being too large.
             ParseError: the file changed since it was opened.
         """
         entry = self.entries[name]
-        array: np.ndarray[Any, Any] = np.ndarray(entry.shape, entry.numpy_dtype, self._file(entry).map(), entry.start)
+        dtype, buffer = entry.numpy_dtype, self._file(entry).map()
+        with _expressible(entry):
+            array: np.ndarray[Any, Any] = np.ndarray(entry.shape, dtype, buffer, entry.start)
         return array
 
     def read(
@@ -115,7 +119,9 @@ class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
         dtype = entry.numpy_dtype
         bounds = check_box(box, entry.shape)
         shape = tuple(stop - start for start, stop in bounds)
-        target = np.empty(shape, dtype) if out is None else check_out(out, shape, dtype)
+        with _expressible(entry):
+            whole = np.empty(shape, dtype) if out is None else out
+        target = check_out(whole, shape, dtype)
         file = self._file(entry)
         read_box(file, entry, bounds, target)
         file.check()
@@ -151,3 +157,12 @@ class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
 
     def __repr__(self) -> str:
         return f"<Checkpoint {str(self.path)!r}: {len(self)} tensors>"
+
+
+@contextmanager
+def _expressible(entry: Entry) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        sizes = f"{entry.shape}" if len(entry.shape) <= 8 else f"{len(entry.shape)} dims"
+        raise TypeError(f"tensor {entry.name!r} of {sizes}: numpy has no such array: {error}") from None
