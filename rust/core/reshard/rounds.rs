@@ -7,6 +7,9 @@
 
 use crate::error::{Error, Result};
 
+/// How many destinations are given a turn between two polls.
+const GROUPS_PER_POLL: usize = 1 << 12;
+
 /// Transfers in rounds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rounds {
@@ -57,8 +60,13 @@ pub fn rounds(
     let mut placed: Vec<(usize, usize)> = Vec::with_capacity(pieces.len() / width);
     let longest = groups.iter().map(|&(_, len)| len).max().unwrap_or(0);
     for turn in 0..longest {
-        poll()?;
-        for (number, &(start, len)) in groups.iter().enumerate().filter(|(_, (_, len))| turn < *len) {
+        for (number, &(start, len)) in groups.iter().enumerate() {
+            if number % GROUPS_PER_POLL == 0 {
+                poll()?;
+            }
+            if turn >= len {
+                continue;
+            }
             let i = start + (turn + number) % len;
             let row = piece(i);
             let elements = volume(row, rank);
@@ -164,6 +172,18 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::{HashMap, HashSet};
+
+    #[test]
+    fn many_destinations_are_polled_for_within_a_turn() {
+        // One box each, so that there is one turn; the second poll asks to stop.
+        let rows: Vec<i64> = (0..3 * GROUPS_PER_POLL as i64).flat_map(|d| [0, d, 0, 1]).collect();
+        let mut polls = 0;
+        let stopped = rounds(&rows, 1, i64::MAX, 1, &mut || {
+            polls += 1;
+            if polls < 2 { Ok(()) } else { Err(Error::Interrupted) }
+        });
+        assert_eq!((stopped, polls), (Err(Error::Interrupted), 2));
+    }
 
     #[test]
     fn a_full_exchange_takes_as_many_rounds_as_devices() {
