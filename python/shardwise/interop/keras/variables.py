@@ -87,6 +87,12 @@ def _laid_out_class(base: Any) -> type:
             if building is not None and building.is_closed:
                 building.settle()
 
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            """Copies and pickles are ordinary variables, as those of copied and pickled layers are."""
+            _settle(self)
+            state = {name: value for name, value in vars(self).items() if name != "_shardwise"} | {"_layout": None}
+            return base.__new__, (base,), state
+
     LaidOut.__name__, LaidOut.__qualname__, LaidOut.__module__ = base.__name__, base.__qualname__, base.__module__
     return LaidOut
 
