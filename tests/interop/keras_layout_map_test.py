@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from shardwise import DeviceMesh, LayoutMap, TensorLayout, layout_map_scope
+from shardwise import DeviceMesh, LayoutMap, TensorLayout, dtensor, layout_map_scope
 
 from .keras_support import case, check_shards, run, values
 
@@ -144,6 +144,22 @@ def dvariable_name() -> None:
     assert kernel.path.endswith("d1/kernel")
     assert bias.path.endswith("d1/bias")
     assert (kernel.object_path, bias.object_path) == ("d1.kernel", "d1.bias")
+
+
+@case
+def scope_of_the_dtensor_dialect() -> None:
+    """`LayoutMap(mesh=…)`, `Layout` and `layout_map.scope()`, as the original writes them."""
+    mesh = dtensor.Mesh.from_string("|X=2,Y=2|0,1,2,3|0,1,2,3|CPU:0,CPU:1,CPU:2,CPU:3")
+    layout_map = dtensor.LayoutMap(mesh=mesh)
+    layout_map["d1.kernel"] = dtensor.Layout.batch_sharded(mesh, "X", rank=2)
+    layout_map["d1.*"] = dtensor.Layout.replicated(mesh, rank=1)
+    layout_map["d2.bias"] = dtensor.Layout.batch_sharded(mesh, "X", rank=1)
+    with layout_map.scope():
+        model = functional()
+    _, d1, _, d2 = model.layers
+    whole = dtensor.Layout.replicated(mesh, rank=2).to_tensor_layout()
+    layouts = {path: layout_map[path].to_tensor_layout() for path in ("d1.kernel", "d1.bias", "d2.bias")}
+    check_layers(model, d1, d2, {**layouts, "d2.kernel": whole})
 
 
 @case

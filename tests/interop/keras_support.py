@@ -23,7 +23,7 @@ MESH = DeviceMesh((2, 4), ("data", "model"))
 
 layout_1 = TensorLayout((None, "model"), MESH)
 layout_2 = TensorLayout(("model",), MESH)
-layout_3 = TensorLayout(("data", "model"), MESH)
+layout_3 = TensorLayout(("model", "data"), MESH)
 layout_4 = TensorLayout(("data",), MESH)
 
 CASES: dict[str, Callable[[], None]] = {}

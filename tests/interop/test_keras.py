@@ -14,7 +14,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("keras_models", "keras_training", "keras_bad_input", "keras_layout_map_test", "keras_zoo")
+PROGRAMS = (
+    "keras_models",
+    "keras_training",
+    "keras_bad_input",
+    "keras_layout_map_test",
+    "keras_zoo",
+    "keras_private_names",
+)
 BACKENDS = ("jax", "tensorflow", "numpy", "torch")
 
 #: Keras's own distribution, and values on devices, are for JAX; numpy has no training.
