@@ -426,6 +426,23 @@ def wrapped_and_normalizing_layers() -> None:
 
 
 @case
+def variables_that_a_layer_makes_by_itself() -> None:
+    """Keras makes their values at once; they are placed when their path is known."""
+
+    class Own(L.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(name="own")
+            self.table = keras.Variable(np.eye(8), name="any")
+            self.rest = [keras.Variable(np.ones(8), name="x"), {"b": keras.Variable(np.zeros(8), name="y")}]
+
+        def call(self, inputs: Any) -> Any:
+            return keras.ops.matmul(inputs, self.table) * self.rest[0] + self.rest[1]["b"]
+
+    cut = {"own.table": ("data", "model"), "own.rest.1.b": ("model",)}
+    compare(lambda: model_of((8,), Own()), normal(16, 8), cut, ("own.rest.0",))
+
+
+@case
 def metrics_of_a_model() -> None:
     """They are no variables of the model, and stay as Keras makes them."""
 
