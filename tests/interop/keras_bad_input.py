@@ -144,6 +144,22 @@ def an_exception_in_the_scope_restores_the_one_before() -> None:
 
 
 @case
+def a_model_that_fails_does_not_spoil_the_next() -> None:
+    inputs = np.zeros((4, 10), "float32")
+    for initializer, axes in ((failing, (None, "model")), ("ones", ("model", None))):
+        with layout_map_scope(layout_map_of(d1__kernel=axes)):
+            model = TwoLayers(keras.layers.Dense(20, kernel_initializer=initializer), keras.layers.Dense(10))
+        for use in (model, lambda x, model=model: model.predict(x, verbose=0)):
+            with pytest.raises(LayoutError, match=r"variable 'd1\.kernel'"):
+                use(inputs)
+        with layout_map_scope(layout_map_of(d1__kernel=(None, "model"))):
+            good = TwoLayers(keras.layers.Dense(20), keras.layers.Dense(10))
+        for other in (good, TwoLayers(keras.layers.Dense(20), keras.layers.Dense(10))):
+            np.testing.assert_array_equal(other.predict(inputs, verbose=0), np.zeros((4, 10)))
+        assert good.d1.kernel.layout == layout_1
+
+
+@case
 def no_rule_that_matches_is_warned_of_once() -> None:
     """With the nearest paths, and the user's own line."""
     layout_map = layout_map_of(**{"d1/kernel": ("model",)})

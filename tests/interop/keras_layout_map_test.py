@@ -151,15 +151,14 @@ def scope_of_the_dtensor_dialect() -> None:
     """`LayoutMap(mesh=…)`, `Layout` and `layout_map.scope()`, as the original writes them."""
     mesh = dtensor.Mesh.from_string("|X=2,Y=2|0,1,2,3|0,1,2,3|CPU:0,CPU:1,CPU:2,CPU:3")
     layout_map = dtensor.LayoutMap(mesh=mesh)
-    layout_map["d1.kernel"] = dtensor.Layout.batch_sharded(mesh, "X", rank=2)
-    layout_map["d1.*"] = dtensor.Layout.replicated(mesh, rank=1)
-    layout_map["d2.bias"] = dtensor.Layout.batch_sharded(mesh, "X", rank=1)
+    rows_2d, rows_1d = (dtensor.Layout.batch_sharded(mesh, "X", rank) for rank in (2, 1))
+    whole_2d, whole_1d = (dtensor.Layout.replicated(mesh, rank) for rank in (2, 1))
+    layout_map["d1.kernel"], layout_map["d1.*"], layout_map["d2.bias"] = rows_2d, whole_1d, rows_1d
     with layout_map.scope():
         model = functional()
     _, d1, _, d2 = model.layers
-    whole = dtensor.Layout.replicated(mesh, rank=2).to_tensor_layout()
-    layouts = {path: layout_map[path].to_tensor_layout() for path in ("d1.kernel", "d1.bias", "d2.bias")}
-    check_layers(model, d1, d2, {**layouts, "d2.kernel": whole})
+    found = {"d1.kernel": rows_2d, "d1.bias": whole_1d, "d2.kernel": whole_2d, "d2.bias": rows_1d}
+    check_layers(model, d1, d2, {path: layout.to_tensor_layout() for path, layout in found.items()})
 
 
 @case

@@ -429,7 +429,7 @@ def wrapped_and_normalizing_layers() -> None:
 def variables_that_a_layer_makes_by_itself() -> None:
     """Keras makes their values at once; they are placed when their path is known."""
 
-    class Own(L.Layer):  # type: ignore[misc]
+    class Own(keras.layers.Layer):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__(name="own")
             self.table = keras.Variable(np.eye(8), name="any")
