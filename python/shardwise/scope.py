@@ -25,7 +25,7 @@ _CURRENT: ContextVar[LayoutScope | None] = ContextVar("shardwise.layout_map_scop
 _MOST_NAMED = 5
 
 #: The packages between a user's line and what it comes to.
-_INNER_MODULES = frozenset({"contextlib", "keras", "shardwise"})
+_INNER_MODULES = frozenset({"contextlib", "jax", "keras", "shardwise", "tensorflow", "torch"})
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _framework_part(scope: LayoutScope) -> AbstractContextManager[None]:
 
 
 def _level_of_caller() -> int:
-    """The `stacklevel` of a warning that points at the first line that is none of ours, nor of Keras."""
+    """The `stacklevel` of a warning that points at the first line that is none of ours, nor of a framework."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER_MODULES:
         level, frame = level + 1, frame.f_back
