@@ -108,8 +108,9 @@ def test_nothing_matches_warns_once_with_the_nearest_paths() -> None:
         r"no rule of the layout map matches, so all 2 variables are replicated: "
         r"'dense_1\.kernel' \(nearest to rule 'dense_1/kernel'\), 'w' \(nearest to rule 'w7'\)$"
     )
-    with pytest.warns(UserWarning, match=message):
+    with pytest.warns(UserWarning, match=message) as warned:
         sw.initialize_variables(tree)
+    assert [warning.filename for warning in warned] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sw.initialize_variables(later)

@@ -24,6 +24,9 @@ _CURRENT: ContextVar[LayoutScope | None] = ContextVar("shardwise.layout_map_scop
 
 _MOST_NAMED = 5
 
+#: The packages between a user's line and what it comes to.
+_INNER_MODULES = frozenset({"contextlib", "jax", "keras", "shardwise", "tensorflow", "torch"})
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -123,7 +126,7 @@ class LayoutScope:
         more = f", and {len(nearest) - _MOST_NAMED} rules more" if len(nearest) > _MOST_NAMED else ""
         warnings.warn(
             f"no rule of the layout map matches, so all {len(paths)} variables are replicated: {listed}{more}",
-            stacklevel=3,
+            stacklevel=_level_of_caller(),
         )
 
 
@@ -190,6 +193,14 @@ def _framework_part(scope: LayoutScope) -> AbstractContextManager[None]:
     from .interop.keras import building
 
     return building(scope)
+
+
+def _level_of_caller() -> int:
+    """The `stacklevel` of a warning that points at the first line that is none of ours, nor of a framework."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER_MODULES:
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _in_mesh_order(mesh: DeviceMesh, devices: Iterable[Any]) -> tuple[Any, ...]:

@@ -32,5 +32,5 @@ def test_the_keras_program_of_the_page_runs() -> None:
     slots = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     assert slots["adam.iteration"] == "()"
     assert sorted(slots.values()) == sorted(
-        ["()", "()"] + 2 * ["(None, 'model')", "('model',)", "('data', 'model')", "('data',)"]
+        ["()", "()"] + 2 * ["(None, 'model')", "('model',)", "('model', 'data')", "('data',)"]
     )

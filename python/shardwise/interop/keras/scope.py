@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,6 +49,8 @@ class Building:
         self._after_build: list[Callable[[], None]] = []
         #: Of the variables that no longer wait.
         self._paths: list[str] = []
+        #: Of two threads that want a value, one makes it and the other waits.
+        self._lock = threading.RLock()
         self._is_settling = False
         #: Whether the scope has ended. A model that is built after that has all its attributes.
         self.is_closed = False
@@ -76,27 +79,31 @@ class Building:
         Raises:
             LayoutError: if a layout does not fit its variable, before any value is made; or if an initializer fails.
         """
-        if self._is_settling:
-            return
-        self._is_settling = True
-        try:
-            placed = {id(variable): (placement, variable) for placement, variable in self._placements()}
-            for variable in self._waiting:
-                if id(variable) not in placed:
-                    placement = self._scope.place(variable.path.replace("/", "."), tuple(variable.shape))
-                    placed[id(variable)] = placement, variable
-            self._paths += [placed[id(variable)][0].path for variable in self._waiting]
-            while self._waiting:
-                adopt(self._waiting[0], placed.pop(id(self._waiting[0]))[0])
-                del self._waiting[0]
-            for placement, variable in placed.values():
-                adopt(variable, placement)
-            while self._after_build:
-                self._after_build.pop(0)()
-        finally:
-            self._is_settling = False
+        with self._lock:
+            if self._is_settling:
+                return
+            self._is_settling = True
+            try:
+                self._settle()
+            finally:
+                self._is_settling = False
         if self.is_closed:
             self._scope.warn_if_nothing_matches(self._paths)
+
+    def _settle(self) -> None:
+        placed = {id(variable): (placement, variable) for placement, variable in self._placements()}
+        for variable in self._waiting:
+            if id(variable) not in placed:
+                placement = self._scope.place(variable.path.replace("/", "."), tuple(variable.shape))
+                placed[id(variable)] = placement, variable
+        self._paths += [placed[id(variable)][0].path for variable in self._waiting]
+        while self._waiting:
+            adopt(self._waiting[0], placed.pop(id(self._waiting[0]))[0])
+            del self._waiting[0]
+        for placement, variable in placed.values():
+            adopt(variable, placement)
+        while self._after_build:
+            self._after_build.pop(0)()
 
     def _placements(self) -> Iterator[tuple[Placement, Any]]:
         """The variables that want a layout, each with where the first path that leads to it puts it."""

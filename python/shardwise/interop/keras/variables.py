@@ -6,6 +6,7 @@ All private names of Keras that shardwise uses are in this file; `PRIVATE_NAMES`
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -85,7 +86,16 @@ def _laid_out_class(base: Any) -> type:
         def _deferred_initialize(self) -> None:
             building = self._shardwise.building
             if building is not None and building.is_closed:
-                building.settle()
+                # Keras asks for all variables that wait, also those of a model that failed before. What is wrong with
+                # them is for whoever uses their values, not for whoever builds the next model.
+                with suppress(LayoutError):
+                    building.settle()
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            """Copies and pickles are ordinary variables, as those of copied and pickled layers are."""
+            _settle(self)
+            state = {name: value for name, value in vars(self).items() if name != "_shardwise"} | {"_layout": None}
+            return base.__new__, (base,), state
 
     LaidOut.__name__, LaidOut.__qualname__, LaidOut.__module__ = base.__name__, base.__qualname__, base.__module__
     return LaidOut
