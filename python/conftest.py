@@ -3,5 +3,6 @@
 from importlib.util import find_spec
 
 collect_ignore = ["shardwise/interop/keras"]  # tests/interop runs them
-if not find_spec("jax"):
-    collect_ignore.append("shardwise/interop/jax.py")
+for framework in ("jax", "tensorflow"):
+    if not find_spec(framework):
+        collect_ignore.append(f"shardwise/interop/{framework}.py")

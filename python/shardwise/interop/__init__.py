@@ -7,10 +7,11 @@
 | `shardwise.interop.hlo` | XLA's `HloSharding` text | nothing |
 | `shardwise.interop.shardy` | Shardy's text | nothing |
 | `shardwise.interop.megatron` | Megatron's rank offsets | nothing |
+| `shardwise.interop.tensorflow` | `Mesh` and `Layout` objects of DTensor | TensorFlow |
 | `shardwise.interop.keras` | `keras.distribution`; models under `layout_map_scope` | Keras 3 |
 
-TensorFlow's dialect is `shardwise.dtensor`; the words of Keras are those of `shardwise` itself. Each conversion is
-exact, or raises an error that says what cannot be expressed. `translate` shows a layout in all of them.
+TensorFlow's text and bytes are `shardwise.dtensor`'s; the words of Keras are those of `shardwise` itself. Each
+conversion is exact, or raises an error that says what cannot be expressed. `translate` shows a layout in all of them.
 """
 
 from .translation import DIALECTS, translate
