@@ -156,14 +156,14 @@ fn first_outside(error: Error, what: &'static str, values: &[i64], limit: i64) -
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::{layout::Layout, mesh::Mesh, parallel::never, uneven::Uneven};
     use proptest::prelude::*;
     use std::sync::Arc;
 
     /// Partitions of up to three dims, cut by up to four axes in any order, under any rule but `"even"`.
-    fn partitions() -> impl Strategy<Value = Partition> {
+    pub(crate) fn partitions() -> impl Strategy<Value = Partition> {
         let names = ["a", "b", "c", "d"];
         (
             prop::collection::vec(1..4_i64, 4),
