@@ -88,6 +88,7 @@ WRONG_TYPES: list[tuple[str, Callable[[], Any]]] = [
     ("mesh", lambda: torch.mesh_from_torch(8)),
     ("mesh", lambda: torch.read_placements([], {"x": 2}, 0)),  # type: ignore[arg-type]
     ("layout", lambda: torch.from_local_tensors([], {}, [])),  # type: ignore[arg-type]
+    ("sharded", lambda: torch.to_local_tensors(None)),  # type: ignore[arg-type]
     ("tensors", lambda: torch.from_local_tensors([5], ROWS, [6, 6])),
     ("dtype", lambda: ROWS.partition((6, 6)).nbytes(",f8")),
     ("dtype", lambda: sw.Variable((2,), {"x": 1}, np.zeros)),  # type: ignore[arg-type]
