@@ -265,4 +265,14 @@ pub(crate) mod tests {
         let bad = p.global_offset_into(&[0, 1], &[0, 1 << 19], &mut [0; 2], &mut never).unwrap_err();
         assert_eq!(bad, Error::OutOfRange { what: "local_offsets", position: Some(1), value: 1 << 19, limit: 1 << 19 });
     }
+
+    #[test]
+    fn arrays_of_other_lengths_are_refused() {
+        let mesh = Arc::new(Mesh::new(&["x"], &[2]).unwrap());
+        let layout = Arc::new(Layout::new(mesh, &[["x"]], &[]).unwrap());
+        let p = Partition::new(layout, &[4], Uneven::Even).unwrap();
+        assert!(matches!(p.locate_into(&[0], &mut [0; 2], &mut [0], &mut never), Err(Error::Length { .. })));
+        assert!(matches!(p.locate_into(&[0], &mut [0], &mut [0; 2], &mut never), Err(Error::Length { .. })));
+        assert!(matches!(p.global_offset_into(&[0], &[0; 2], &mut [0], &mut never), Err(Error::Length { .. })));
+    }
 }

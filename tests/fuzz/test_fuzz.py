@@ -84,6 +84,7 @@ WRONG_TYPES: list[tuple[str, Callable[[], Any]]] = [
     ("dev", lambda: dt.DeviceSpec().make_merged_spec(3)),  # type: ignore[arg-type]
     ("layout", lambda: dt.Layout.from_tensor_layout({})),  # type: ignore[arg-type]
     ("device_type", lambda: dt.create_mesh({"x": 1}, device_type=7)),  # type: ignore[arg-type]
+    ("task_id", lambda: dt.full_job_name(np.zeros((2, 3)))),  # type: ignore[arg-type]
     ("devices", lambda: dt.create_mesh({"x": 1}, devices=[np.int64(1)])),
     ("mesh", lambda: torch.mesh_from_torch(8)),
     ("mesh", lambda: torch.read_placements([], {"x": 2}, 0)),  # type: ignore[arg-type]
