@@ -156,14 +156,14 @@ fn first_outside(error: Error, what: &'static str, values: &[i64], limit: i64) -
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::{layout::Layout, mesh::Mesh, parallel::never, uneven::Uneven};
     use proptest::prelude::*;
     use std::sync::Arc;
 
     /// Partitions of up to three dims, cut by up to four axes in any order, under any rule but `"even"`.
-    fn partitions() -> impl Strategy<Value = Partition> {
+    pub(crate) fn partitions() -> impl Strategy<Value = Partition> {
         let names = ["a", "b", "c", "d"];
         (
             prop::collection::vec(1..4_i64, 4),
@@ -264,5 +264,15 @@ mod tests {
         assert_eq!(bad, Error::OutOfRange { what: "shard_ids", position: Some(2), value: 2, limit: 2 });
         let bad = p.global_offset_into(&[0, 1], &[0, 1 << 19], &mut [0; 2], &mut never).unwrap_err();
         assert_eq!(bad, Error::OutOfRange { what: "local_offsets", position: Some(1), value: 1 << 19, limit: 1 << 19 });
+    }
+
+    #[test]
+    fn arrays_of_other_lengths_are_refused() {
+        let mesh = Arc::new(Mesh::new(&["x"], &[2]).unwrap());
+        let layout = Arc::new(Layout::new(mesh, &[["x"]], &[]).unwrap());
+        let p = Partition::new(layout, &[4], Uneven::Even).unwrap();
+        assert!(matches!(p.locate_into(&[0], &mut [0; 2], &mut [0], &mut never), Err(Error::Length { .. })));
+        assert!(matches!(p.locate_into(&[0], &mut [0], &mut [0; 2], &mut never), Err(Error::Length { .. })));
+        assert!(matches!(p.global_offset_into(&[0], &[0; 2], &mut [0], &mut never), Err(Error::Length { .. })));
     }
 }

@@ -161,3 +161,17 @@ impl Mesh {
         Ok(index)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_index_comes_back_from_its_coordinate() {
+        let mesh = Mesh::new(&["x", "y", "z"], &[2, 3, 4]).unwrap();
+        assert_eq!(mesh.device_index(&[1, 2, 3]), Ok(23));
+        for device in 0..24 {
+            assert_eq!(mesh.device_index(&mesh.coordinate(device).unwrap()), Ok(device));
+        }
+    }
+}

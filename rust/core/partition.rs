@@ -300,3 +300,6 @@ impl Partition {
         Linear::new(self.mesh(), |axis| weights[axis])
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -105,3 +105,69 @@ impl Runs {
         Ok(flat.chunks_exact(2).map(|run| (run[0], run[1])).collect())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{layout::Layout, locate::tests::partitions, mesh::Mesh, parallel::never, uneven::Uneven};
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    proptest! {
+        #[test]
+        fn runs_are_the_longest_stretches_of_the_box(p in partitions()) {
+            for device in 0..p.mesh().size() {
+                let bounds = p.box_of(device).unwrap();
+                let inside = |&offset: &i64| {
+                    radix::unravel(offset, p.shape()).iter().zip(&bounds).all(|(at, &(from, to))| from <= *at && *at < to)
+                };
+                let mut by_hand: Vec<(i64, i64)> = Vec::new();
+                for offset in (0..p.size()).filter(inside) {
+                    match by_hand.last_mut() {
+                        Some((start, length)) if *start + *length == offset => *length += 1,
+                        _ => by_hand.push((offset, 1)),
+                    }
+                }
+                let runs = Runs::of(&p, device).unwrap();
+                prop_assert_eq!(runs.count(), by_hand.len() as i64);
+                prop_assert!(by_hand.iter().all(|&(_, length)| length == runs.length()));
+                prop_assert_eq!(runs.to_vec().unwrap(), by_hand);
+            }
+        }
+    }
+
+    /// The runs of `device`, on a mesh of 2 × 2 × 2 whose axes cut the dims in turn.
+    fn runs(shape: [i64; 3], device: i64) -> Runs {
+        let mesh = Arc::new(Mesh::new(&["a", "b", "c"], &[2, 2, 2]).unwrap());
+        let layout = Arc::new(Layout::new(mesh, &[["a"], ["b"], ["c"]], &[]).unwrap());
+        Runs::of(&Partition::new(layout, &shape, Uneven::Ceil).unwrap(), device).unwrap()
+    }
+
+    #[test]
+    fn the_odometer_carries() {
+        // Planes of 16, rows of 4: the last device begins at 2·16 + 2·4 + 2.
+        assert_eq!(runs([4, 4, 4], 7).to_vec().unwrap(), [(42, 2), (46, 2), (58, 2), (62, 2)]);
+        assert_eq!(runs([4, 6, 2], 0).to_vec().unwrap(), [(0, 1), (2, 1), (4, 1), (12, 1), (14, 1), (16, 1)]);
+        assert_eq!(runs([3, 1, 4], 2), Runs { length: 0, count: 0, first: 0, outer: vec![] });
+    }
+
+    #[test]
+    fn more_runs_than_a_piece_holds() {
+        // 300 × 400 rows of 2, of which the second element is held: each row is a run.
+        let runs = runs([600, 800, 2], 1);
+        let by_hand: Vec<(i64, i64)> =
+            (0..300).flat_map(|i| (0..400).map(move |j| (i * 1600 + j * 2 + 1, 1))).collect();
+        assert!(by_hand.len() > parallel::PIECE);
+        assert_eq!(runs.to_vec().unwrap(), by_hand);
+    }
+
+    #[test]
+    fn an_array_of_another_length_is_refused() {
+        let error = Error::Length { left: "out", left_len: 4, right: "the runs", right_len: 8 };
+        assert_eq!(runs([4, 4, 4], 0).fill_into(&mut [0; 4], &mut never), Err(error));
+        let mesh = Arc::new(Mesh::new(&["a"], &[2]).unwrap());
+        let layout = Arc::new(Layout::new(mesh, &[["a"]], &[]).unwrap());
+        let p = Partition::new(layout, &[4], Uneven::Even).unwrap();
+        assert_eq!(Runs::of(&p, 2), Err(Error::DeviceIndex { index: 2, size: 2 }));
+    }
+}

@@ -172,6 +172,15 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_is_read_by_its_name() {
+        assert_eq!(Uneven::ALL.map(Uneven::name), ["even", "ceil", "chunk", "balanced"]);
+        for rule in Uneven::ALL {
+            assert_eq!(rule.name().parse(), Ok(rule));
+        }
+        assert_eq!("Even".parse::<Uneven>(), Err(Error::UnknownRule { given: "Even".to_owned() }));
+    }
+
+    #[test]
     fn the_documented_examples() {
         assert_eq!(lengths(9, &[2, 2], Uneven::Ceil), [3, 3, 3, 0]);
         assert_eq!(lengths(9, &[2, 2], Uneven::Chunk), [3, 2, 2, 2]);

@@ -84,10 +84,12 @@ WRONG_TYPES: list[tuple[str, Callable[[], Any]]] = [
     ("dev", lambda: dt.DeviceSpec().make_merged_spec(3)),  # type: ignore[arg-type]
     ("layout", lambda: dt.Layout.from_tensor_layout({})),  # type: ignore[arg-type]
     ("device_type", lambda: dt.create_mesh({"x": 1}, device_type=7)),  # type: ignore[arg-type]
+    ("task_id", lambda: dt.full_job_name(np.zeros((2, 3)))),  # type: ignore[arg-type]
     ("devices", lambda: dt.create_mesh({"x": 1}, devices=[np.int64(1)])),
     ("mesh", lambda: torch.mesh_from_torch(8)),
     ("mesh", lambda: torch.read_placements([], {"x": 2}, 0)),  # type: ignore[arg-type]
     ("layout", lambda: torch.from_local_tensors([], {}, [])),  # type: ignore[arg-type]
+    ("sharded", lambda: torch.to_local_tensors(None)),  # type: ignore[arg-type]
     ("tensors", lambda: torch.from_local_tensors([5], ROWS, [6, 6])),
     ("dtype", lambda: ROWS.partition((6, 6)).nbytes(",f8")),
     ("dtype", lambda: sw.Variable((2,), {"x": 1}, np.zeros)),  # type: ignore[arg-type]

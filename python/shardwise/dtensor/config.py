@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
+
 from shardwise.errors import MeshError, ParseError
 
 __all__ = ["client_id", "full_job_name", "job_name", "jobs", "num_clients"]
@@ -100,6 +102,8 @@ def full_job_name(task_id: int | None = None) -> str:
     >>> full_job_name()
     'localhost/replica:0/task:0'
     """
+    if isinstance(task_id, bool) or not isinstance(task_id, (int, np.integer, type(None))):
+        raise TypeError(f"task_id must be an integer, got {task_id!r}")
     task = client_id() if task_id is None else task_id
     if not 0 <= task < num_clients():
         raise MeshError(f"task_id is {task}; it must be 0 to {num_clients() - 1}")

@@ -346,10 +346,12 @@ def to_local_tensors(sharded: ShardedArray) -> list[Any]:
 
     Raises:
         LayoutError: if PyTorch would give a rank other elements than the partition does.
-        TypeError: if PyTorch has no such dtype; raised by PyTorch.
+        TypeError: if `sharded` is no `ShardedArray`; if PyTorch has no such dtype, raised by PyTorch.
         ValueError: if a shard has strides that PyTorch does not have, negative ones or such as are no multiple of the
             item size, or is of the other byte order; raised by PyTorch.
     """
+    if not isinstance(sharded, ShardedArray):
+        raise TypeError(f"sharded must be a ShardedArray, got {type(sharded).__name__}")
     _check_torch_agrees(sharded)
     return [tensor_of_array(shard.data) for shard in sharded.shards]
 
