@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from shardwise import DeviceMesh, LayoutError, MeshError, TensorLayout
-from shardwise.dtensor import Layout, Mesh
 
 theirs = pytest.importorskip("tensorflow.experimental.dtensor")
 convert = pytest.importorskip("shardwise.interop.tensorflow")
@@ -43,11 +42,12 @@ def test_a_layout_of_theirs_cuts_as_theirs_does() -> None:
         assert [side.start for side in ours.box(device)] == (offset * sizes).tolist()
 
 
-def test_the_dtensor_dialect_goes_as_well() -> None:
-    mesh = Mesh.from_string("m|x=2|0,1|0,1|" + ",".join(CPUS[:2]))
-    assert convert.to_tensorflow(mesh).to_string() == mesh.to_string()
-    layout = Layout(["x", "unsharded"], mesh)
-    assert convert.to_tensorflow(layout).to_string() == layout.to_string()
+@pytest.mark.parametrize("names", [["cpu:0", "cpu:1"], ["/device:CPU:0", "/task:0/device:CPU:1"], None])
+def test_short_names_are_of_this_task(names: list[str] | None) -> None:
+    mesh = DeviceMesh((2,), ("x",), names)
+    assert convert.from_tensorflow(convert.to_tensorflow(mesh)) == DeviceMesh((2,), ("x",), CPUS[:2])
+    other = DeviceMesh((1,), ("x",), ["/job:worker/task:3/device:GPU:1"])
+    assert convert.to_tensorflow(other).local_devices() == ["/job:worker/replica:0/task:3/device:GPU:1"]
 
 
 def test_what_cannot_be_said_is_refused() -> None:
@@ -59,7 +59,7 @@ def test_what_cannot_be_said_is_refused() -> None:
         convert.to_tensorflow(TensorLayout(("x",)))
     with pytest.raises(MeshError):
         convert.to_tensorflow(DeviceMesh((2,), ("x",), ["left", "right"]))
-    with pytest.raises(TypeError, match="value must be a mesh or a layout of shardwise, got str"):
+    with pytest.raises(TypeError, match="value must be a DeviceMesh or a TensorLayout of shardwise, got str"):
         convert.to_tensorflow("x")
     with pytest.raises(TypeError, match="value must be a Mesh or a Layout of TensorFlow, got DeviceMesh"):
         convert.from_tensorflow(MESH)

@@ -1,8 +1,8 @@
 """TensorFlow's DTensor in both directions: its `Mesh` and `Layout` objects.
 
 What its text and bytes say needs no TensorFlow: that is `shardwise.dtensor`, which these two functions go through. A
-DTensor layout has one mesh axis a dim at most, and no unreduced axes. Devices keep their names; where TensorFlow's mesh
-has names for none of them, or only for those of this client, they are named by their type and id.
+DTensor layout has one mesh axis a dim at most, and no unreduced axes. TensorFlow wants whole device names: what a label
+leaves out is taken to be this process's, so `"cpu:0"` comes back as `"/job:localhost/replica:0/task:0/device:CPU:0"`.
 
 The rules are those of TensorFlow 2.21.
 """
@@ -13,34 +13,42 @@ from typing import Any
 
 from tensorflow.experimental import dtensor as theirs
 
-from ..dtensor import Layout, Mesh
+from ..dtensor import DeviceSpec, Layout, Mesh
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 
 __all__ = ["from_tensorflow", "to_tensorflow"]
 
 
-def to_tensorflow(value: DeviceMesh | TensorLayout | Mesh | Layout) -> Any:
+#: What a device name that says nothing of it means.
+_THIS_TASK = DeviceSpec(job="localhost", replica=0, task=0)
+
+
+def to_tensorflow(value: DeviceMesh | TensorLayout) -> Any:
     """Give the `tf.experimental.dtensor` object that says the same: a `Mesh` of a mesh, a `Layout` of a layout.
 
     Raises:
         LayoutError: if TensorFlow cannot express it: a dim cut by several axes, unreduced axes, or no mesh.
         MeshError: if a device label is no device name.
-        TypeError: if it is neither a mesh nor a layout of shardwise.
+        TypeError: if it is neither of the two.
 
     >>> mesh = DeviceMesh((2,), ("x",))
     >>> to_tensorflow(TensorLayout(("x", None), mesh)).sharding_specs
     ['x', 'unsharded']
     """
     if isinstance(value, DeviceMesh):
-        value = Mesh.from_device_mesh(value)
+        return theirs.Mesh.from_string(_mesh(value).to_string())
     if isinstance(value, TensorLayout):
-        value = Layout.from_tensor_layout(value)
-    if isinstance(value, Mesh):
-        return theirs.Mesh.from_string(value.to_string())
-    if isinstance(value, Layout):
-        return theirs.Layout.from_string(value.to_string())
-    raise TypeError(f"value must be a mesh or a layout of shardwise, got {type(value).__name__}")
+        mesh = None if value.device_mesh is None else _mesh(value.device_mesh)
+        return theirs.Layout.from_string(Layout.from_tensor_layout(value, mesh).to_string())
+    raise TypeError(f"value must be a DeviceMesh or a TensorLayout of shardwise, got {type(value).__name__}")
+
+
+def _mesh(mesh: DeviceMesh) -> Mesh:
+    """The mesh in TensorFlow's dialect, its devices with their whole names."""
+    short = Mesh.from_device_mesh(mesh).local_devices()
+    whole = [_THIS_TASK.make_merged_spec(DeviceSpec.from_string(name)).to_string() for name in short]
+    return Mesh.from_device_mesh(DeviceMesh(mesh.shape, mesh.axis_names, whole))
 
 
 def from_tensorflow(value: Any) -> DeviceMesh | TensorLayout:
