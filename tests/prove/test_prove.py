@@ -67,7 +67,15 @@ def test_an_interrupted_run_is_taken_up(signal_number: int) -> None:
     """The run of another process, in the project's own folder, with a scale that nobody else has."""
     scale = f"0.{random.SystemRandom().randrange(10**8, 10**9)}"
     command = [sys.executable, "-m", "tests.prove", "--registry", PLANTED, "--scale", scale, "--jobs", "1", "--resume"]
-    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    # A shell's background jobs, and all that they start, are deaf to SIGINT unless told otherwise.
+    first = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     ledger = None
     try:
         deadline = time.monotonic() + 60

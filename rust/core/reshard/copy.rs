@@ -264,12 +264,12 @@ impl<'a> Copies<'a> {
     /// Room for `boxes` boxes.
     ///
     /// # Errors
-    /// [`Error::Overflow`] if the memory has no room for them.
+    /// [`Error::TooMany`] if the memory has no room for them.
     pub(super) fn new(regions: Disjoint<'a>, boxes: usize) -> Result<Self> {
         let mut jobs = Vec::new();
         // They are numbered with 32 bits, and each may become two when long rows are cut.
         if boxes > (u32::MAX / 2) as usize || jobs.try_reserve_exact(boxes).is_err() {
-            return Err(Error::Overflow { what: format!("a list of {boxes} copies") });
+            return Err(Error::TooMany { what: format!("{boxes} copies") });
         }
         Ok(Self { regions, forms: Vec::new(), newest: (0, Vec::new()), jobs, order: Vec::new(), wide_sources: 0 })
     }
