@@ -53,14 +53,20 @@ def meshes(draw: st.DrawFn, max_axes: int = 4, max_size: int = 4) -> sw.DeviceMe
 
 
 @st.composite
-def layouts(draw: st.DrawFn, mesh: sw.DeviceMesh | None = None, max_rank: int = 4) -> sw.TensorLayout:
-    """Layouts in which each axis of the mesh cuts some dim, in any order, or replicates, or is unreduced."""
+def layouts(
+    draw: st.DrawFn,
+    mesh: sw.DeviceMesh | None = None,
+    max_rank: int = 4,
+    rank: int | None = None,
+    partial: bool = True,
+) -> sw.TensorLayout:
+    """Layouts where each axis of the mesh cuts some dim, in any order, replicates, or, if `partial`, is unreduced."""
     mesh = draw(meshes()) if mesh is None else mesh
-    rank = draw(st.integers(0, max_rank))
+    rank = draw(st.integers(0, max_rank)) if rank is None else rank
     axes: list[list[str]] = [[] for _ in range(rank)]
     unreduced = []
     for name in draw(st.permutations(mesh.axis_names)):
-        place = draw(st.integers(-2, rank - 1))
+        place = draw(st.integers(-2 if partial else -1, rank - 1))
         if place >= 0:
             axes[place].append(name)
         elif place == -2:

@@ -11,25 +11,17 @@ from hypothesis import strategies as st
 import shardwise as sw
 from tests.fuzz.limits import limited
 from tests.guarded import FORMS, Placed
+from tests.strategies import layouts
 
 AXES = ("x", "y", "z")
 
 
 @st.composite
-def layouts(draw: st.DrawFn, rank: int, unreduced: bool) -> sw.TensorLayout:
-    """Any layout of the rank over a mesh of up to 16 devices, whose labels are in any order."""
+def meshes(draw: st.DrawFn) -> sw.DeviceMesh:
+    """Meshes of up to 16 devices, whose labels are in any order."""
     sizes = draw(st.sampled_from([(1,), (2,), (3,), (8,), (16,), (2, 3), (3, 1), (4, 4), (2, 2, 3)]))
     count = int(np.prod(sizes))
-    mesh = sw.DeviceMesh(sizes, AXES[: len(sizes)], draw(st.none() | st.permutations([f"d{i}" for i in range(count)])))
-    specs: list[list[str]] = [[] for _ in range(rank)]
-    sums = []
-    for name in draw(st.permutations(mesh.axis_names)):
-        dim = draw(st.integers(-1 - unreduced, rank - 1))
-        if dim >= 0:
-            specs[dim].append(name)
-        elif dim == -2:
-            sums.append(name)
-    return sw.TensorLayout(specs, mesh, unreduced=sums)
+    return sw.DeviceMesh(sizes, AXES[: len(sizes)], draw(st.none() | st.permutations([f"d{i}" for i in range(count)])))
 
 
 @st.composite
@@ -48,8 +40,8 @@ def cases(draw: st.DrawFn) -> tuple[npt.NDArray[Any], sw.Partition, sw.Partition
     if unreduced:
         array = np.arange(size).astype(dtype).reshape(shape)
     rules: list[sw.UnevenRule] = ["ceil", "chunk", "balanced"]
-    a = draw(layouts(len(shape), unreduced)).partition(shape, draw(st.sampled_from(rules)))
-    b = draw(layouts(len(shape), False)).partition(shape, draw(st.sampled_from(rules)))
+    a = draw(layouts(draw(meshes()), rank=len(shape), partial=unreduced)).partition(shape, draw(st.sampled_from(rules)))
+    b = draw(layouts(draw(meshes()), rank=len(shape), partial=False)).partition(shape, draw(st.sampled_from(rules)))
     place = st.tuples(st.sampled_from(FORMS), st.booleans(), st.integers(1, 7))
     return array, a, b, draw(st.lists(place, min_size=1, max_size=4))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ import shardwise as sw
 
 from .frameworks import Framework
 from .layouts import NAMES, LayoutCase, random_layout_case
-from .subject import Mismatch, Subject, same, sampled
+from .subject import Mismatch, Subject, answered, same, sampled
 
 JAX = Framework("jax", "tests.oracle.worker_jax", {"SHARDWISE_JAX_DEVICES": "64"})
 HOST = 64
@@ -62,15 +61,10 @@ def compare(case: LayoutCase, answer: dict[str, Any]) -> None:
         same("views", [view.ravel().tolist() for view in partition.views(values)], answer["data"])
 
 
-def check(cases: list[LayoutCase]) -> Iterator[BaseException | None]:
-    questions = [question(case, number % MAKE_EVERY == 0) for number, case in enumerate(cases)]
-    for case, answer in zip(cases, JAX.ask(questions), strict=True):
-        try:
-            compare(case, answer)
-        except Exception as error:
-            yield error
-        else:
-            yield None
+def answers(cases: list[LayoutCase]) -> list[Any]:
+    return JAX.ask([question(case, number % MAKE_EVERY == 0) for number, case in enumerate(cases)])
 
 
-SUBJECTS = [Subject("JAX", "layouts", 200_000, 2_000, sampled(random_case, check), JAX.missing, JAX.stop)]
+SUBJECTS = [
+    Subject("JAX", "layouts", 200_000, 2_000, sampled(random_case, answered(answers, compare)), JAX.missing, JAX.stop)
+]

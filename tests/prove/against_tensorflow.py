@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwise.dtensor import Layout
-from tests.oracle.dtensor_cases import check as compare
-from tests.oracle.dtensor_cases import random_case
+from tests.oracle.dtensor_cases import check, random_case
 
 from .frameworks import Framework
-from .subject import Mismatch, Subject, sampled
+from .subject import Mismatch, Subject, answered, sampled
 
 TENSORFLOW = Framework("tensorflow", "tests.oracle.tensorflow_worker")
 
@@ -36,21 +35,25 @@ def draw(rng: random.Random) -> DTensorCase:
     return DTensorCase(*random_case(rng))
 
 
-def check(cases: list[DTensorCase]) -> Iterator[BaseException | None]:
-    answers = TENSORFLOW.ask([case.arguments for case in cases])
-    for case, answer in zip(cases, answers, strict=True):
-        try:
-            compare(case.arguments, case.layout, answer)
-        except AssertionError as error:
-            yield Mismatch(f"{error}: TensorFlow answers {answer}")
-        except Exception as error:
-            yield error
-        else:
-            yield None
+def compare(case: DTensorCase, answer: dict[str, Any]) -> None:
+    try:
+        check(case.arguments, case.layout, answer)
+    except AssertionError as error:
+        raise Mismatch(f"{error}: TensorFlow answers {answer}") from None
+
+
+def answers(cases: list[DTensorCase]) -> list[Any]:
+    return TENSORFLOW.ask([case.arguments for case in cases])
 
 
 SUBJECTS = [
     Subject(
-        "TensorFlow", "text, bytes, methods", 100_000, 500, sampled(draw, check), TENSORFLOW.missing, TENSORFLOW.stop
+        "TensorFlow",
+        "text, bytes, methods",
+        100_000,
+        500,
+        sampled(draw, answered(answers, compare)),
+        TENSORFLOW.missing,
+        TENSORFLOW.stop,
     )
 ]

@@ -13,7 +13,7 @@ from shardwise.interop.torch import Replicate, Shard, StridedShard, local_shards
 
 from .frameworks import Framework
 from .layouts import NAMES, random_mesh
-from .subject import Mismatch, Subject, same, sampled
+from .subject import Mismatch, Subject, answered, same, sampled
 
 TORCH = Framework("torch", "tests.oracle.torch_oracle", python="SHARDWISE_TORCH_PYTHON")
 
@@ -103,14 +103,12 @@ def compare(case: TorchCase, answer: Any) -> None:
     assert len(shapes) == math.prod(case.mesh_shape)
 
 
-def check(cases: list[TorchCase]) -> Iterator[BaseException | None]:
-    for case, answer in zip(cases, TORCH.ask([question(case) for case in cases]), strict=True):
-        try:
-            compare(case, answer)
-        except Exception as error:
-            yield error
-        else:
-            yield None
+def answers(cases: list[TorchCase]) -> list[Any]:
+    return TORCH.ask([question(case) for case in cases])
 
 
-SUBJECTS = [Subject("PyTorch", "placements", 200_000, 2_000, sampled(draw, check), TORCH.missing, TORCH.stop)]
+SUBJECTS = [
+    Subject(
+        "PyTorch", "placements", 200_000, 2_000, sampled(draw, answered(answers, compare)), TORCH.missing, TORCH.stop
+    )
+]

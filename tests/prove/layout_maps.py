@@ -13,7 +13,7 @@ import shardwise as sw
 
 from .frameworks import Framework
 from .layouts import NAMES, random_devices, random_mesh
-from .subject import Subject, one_by_one, same, sampled
+from .subject import Subject, answered, one_by_one, same, sampled
 
 KERAS = Framework("keras", "tests.oracle.worker_keras")
 
@@ -133,23 +133,18 @@ def keras_map(rng: random.Random) -> MapCase:
     return replace(case, match="fullmatch")
 
 
-def check_by_keras(cases: list[MapCase]) -> Iterator[BaseException | None]:
-    questions = [
-        {
-            "mesh": (case.mesh_shape, case.names, case.devices),
-            "rules": case.rules,
-            "paths": case.paths,
-            "match": case.match,
-        }
-        for case in cases
-    ]
-    for case, answer in zip(cases, KERAS.ask(questions), strict=True):
-        try:
-            compare(case, answer)
-        except Exception as error:
-            yield error
-        else:
-            yield None
+def answers(cases: list[MapCase]) -> list[Any]:
+    return KERAS.ask(
+        [
+            {
+                "mesh": (case.mesh_shape, case.names, case.devices),
+                "rules": case.rules,
+                "paths": case.paths,
+                "match": case.match,
+            }
+            for case in cases
+        ]
+    )
 
 
 def compare(case: MapCase, answer: dict[str, Any]) -> None:
@@ -167,5 +162,13 @@ def compare(case: MapCase, answer: dict[str, Any]) -> None:
 
 SUBJECTS = [
     Subject("Python's re", "layout map look-ups", 200_000, 2_000, sampled(random_map, one_by_one(check_by_re))),
-    Subject("Keras", "maps, look-ups", 50_000, 1_000, sampled(keras_map, check_by_keras), KERAS.missing, KERAS.stop),
+    Subject(
+        "Keras",
+        "maps, look-ups",
+        50_000,
+        1_000,
+        sampled(keras_map, answered(answers, compare)),
+        KERAS.missing,
+        KERAS.stop,
+    ),
 ]

@@ -70,16 +70,29 @@ def one_by_one(check: Callable[[Any], None]) -> Check:
 
     def checked(cases: list[Any]) -> Iterator[BaseException | None]:
         for case in cases:
-            try:
-                check(case)
-            except BaseException as error:
-                if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                    raise
-                yield error
-            else:
-                yield None
+            yield _raised(check, case)
 
     return checked
+
+
+def answered(answers: Callable[[list[Any]], list[Any]], compare: Callable[[Any, Any], None]) -> Check:
+    """Make a check out of a function that compares a case with its answer, where `answers` gives those of many."""
+
+    def checked(cases: list[Any]) -> Iterator[BaseException | None]:
+        for case, answer in zip(cases, answers(cases), strict=True):
+            yield _raised(compare, case, answer)
+
+    return checked
+
+
+def _raised(check: Callable[..., None], *arguments: Any) -> BaseException | None:
+    try:
+        check(*arguments)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        return error
+    return None
 
 
 def sampled(make: Callable[[random.Random], Case], check: Check) -> Callable[[random.Random, int, int], Outcome]:

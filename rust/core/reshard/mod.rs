@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`intersect`] | which source shards lie under each destination shard, dim by dim |
 //! | [`plan`] | the transfers: who sends which box to whom |
+//! | `balance` | which of the replicas of a shard sends |
 //! | [`coverage`] | whether boxes made by hand tile a tensor |
 //! | [`rounds`] | the transfers in rounds, each within a budget of memory |
 //! | [`collectives`] | the same change of layout as a short sequence of collectives, the cheapest found |
@@ -11,6 +12,7 @@
 //! | [`copy`] | strided copies of raw bytes: the one module with `unsafe` |
 //! | [`run`] | a whole plan, copied on all cores |
 
+mod balance;
 pub mod collectives;
 #[allow(unsafe_code)]
 pub mod copy;

@@ -5,16 +5,12 @@
 //! merge, and no plan has fewer transfers: a device holds one box of the source, so the parts of two cells never come
 //! from one sender. The cost is that of walking the cells.
 //!
-//! **Replicas share the sending.** Each transfer goes to the replica that has sent the fewest elements so far, the one of
-//! lowest device index among equals. The replicas of a shard serve no other shard, so this is list scheduling on `r`
-//! machines: the busiest replica sends at most the mean plus `(1 - 1/r)` of the largest transfer, and at most `2 - 1/r`
-//! times what the best assignment achieves (Graham, "Bounds on multiprocessing timing anomalies", 1969). Transfers of one
-//! size, which is what even partitions give, are shared out perfectly.
+//! Replicas share the sending: see `balance`.
 //!
 //! **Partial sums.** If the source is unreduced over axes of `a` coordinates in all, each cell has `a` addends, and
 //! "once" means once per addend: one transfer for each, in the order of the coordinates, to be summed where they arrive.
 
-use std::{cmp::Reverse, collections::BinaryHeap, ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 use crate::{
     error::{Error, Result},
@@ -24,6 +20,7 @@ use crate::{
     partition::Partition,
     radix,
     reshard::{
+        balance::Balance,
         coverage::Boxes,
         intersect::{Overlaps, Placed},
     },
@@ -360,7 +357,7 @@ impl Shards {
                     if is_own && addend as i64 == own_addend {
                         continue;
                     }
-                    grid.row[0] = owner + step + balance.replica(addend, &grid)?;
+                    grid.row[0] = owner + step + balance.replica(grid.shard, addend, || grid.volume())?;
                     visit(&grid.row)?;
                     grid.row[0] = owner;
                 }
@@ -422,60 +419,6 @@ impl Grid<'_> {
     fn volume(&self) -> i64 {
         let sides = self.sides.iter().zip(&self.cell);
         sides.map(|(side, &at)| side[at].overlap.stop - side[at].overlap.start).product()
-    }
-}
-
-/// Shares the sending among replicas.
-struct Balance {
-    /// Sizes and strides of the axes that replicate.
-    axes: Vec<(i64, i64)>,
-    replicas: i64,
-    addends: usize,
-    /// For each shard and addend: what its replicas have sent, and the device index each adds. Replicas that
-    /// have sent nothing are not in it yet.
-    sent: Vec<BinaryHeap<Reverse<(i64, i64, i64)>>>,
-}
-
-impl Balance {
-    fn new(source: &Partition, addends: usize) -> Self {
-        let mesh = source.mesh();
-        let axes: Vec<_> = (source.layout().replicated_axes().into_iter())
-            .map(|axis| (mesh.sizes()[axis], mesh.strides()[axis]))
-            .filter(|&(size, _)| size > 1)
-            .collect();
-        Self { replicas: axes.iter().map(|(size, _)| size).product(), axes, addends, sent: Vec::new() }
-    }
-
-    /// What is to be added to the device index of the canonical owner, for the transfer of the grid's cell.
-    fn replica(&mut self, addend: usize, grid: &Grid<'_>) -> Result<i64> {
-        if self.replicas == 1 {
-            return Ok(0);
-        }
-        let slot = grid.shard as usize * self.addends + addend;
-        if slot >= self.sent.len() {
-            let more = slot + 1 - self.sent.len();
-            self.sent.try_reserve(more).map_err(|_| Error::TooMany { what: format!("the loads of {slot} shards") })?;
-            self.sent.resize_with(slot + 1, BinaryHeap::new);
-        }
-        let heap = &mut self.sent[slot];
-        let unused = heap.len() as i64;
-        let (load, number, step) = if unused < self.replicas {
-            (0, unused, self.step(unused))
-        } else {
-            heap.pop().map_or((0, 0, 0), |Reverse(least)| least)
-        };
-        self.sent[slot].push(Reverse((load.saturating_add(grid.volume()), number, step)));
-        Ok(step)
-    }
-
-    /// What replica `number` adds to the device index.
-    fn step(&self, mut number: i64) -> i64 {
-        let mut step = 0;
-        for &(size, stride) in self.axes.iter().rev() {
-            step += number % size * stride;
-            number /= size;
-        }
-        step
     }
 }
 
