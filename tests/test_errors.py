@@ -67,3 +67,19 @@ def test_everything_that_is_exported_exists() -> None:
     assert sorted(sw.__all__) == list(dict.fromkeys(sorted(sw.__all__)))
     for name in sw.__all__:
         assert getattr(sw, name) is not None
+        assert name in dir(sw)
+    with refused(AttributeError):
+        sw.nothing  # noqa: B018
+
+
+def test_rooms_are_imported_when_a_name_of_theirs_is_used() -> None:
+    program = """
+import sys
+import shardwise as sw
+rooms = ("checkpoint", "collectives", "drawing", "reshard", "scope", "variable")
+print([room for room in rooms if f"shardwise.{room}" in sys.modules])
+sw.draw
+print([room for room in rooms if f"shardwise.{room}" in sys.modules], sw.draw is sys.modules["shardwise.drawing"].draw)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["[]", "['drawing'] True"]

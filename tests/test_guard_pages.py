@@ -89,7 +89,7 @@ def copy_between(a: sw.Partition, b: sw.Partition, array: npt.NDArray[Any], turn
 
 
 def copy_every_row() -> int:
-    """Rows of 1 to 200 bytes in all forms, from and to few and many shards, and rows that are cut; count them."""
+    """Rows of 1 to 264 bytes in all forms, from and to few and many shards, and rows that are cut; count them."""
     count = 0
     random = np.random.default_rng(0)
 
@@ -97,7 +97,7 @@ def copy_every_row() -> int:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         return np.frombuffer(random.bytes(size), f"V{np.dtype(dtype).itemsize}").view(dtype).reshape(shape)
 
-    for width in range(1, 201):
+    for width in range(1, 265):
         # As many bytes as one element has, and as a row of bytes has.
         devices = (2, 3, 8, 31)[width % 4]
         mesh = sw.DeviceMesh((devices,), ("x",))

@@ -8,22 +8,23 @@
 (3, 2)
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .collectives import CollectiveStep, LinkModel, all_gather, all_reduce, gather, reduce_scatter
-from .drawing import draw
 from .errors import InternalError, LayoutError, MeshError, ParseError, ShardwiseError, SizeOverflowError
 from .layout import Axes, TensorLayout, UnevenRule
 from .layout_map import LayoutMap
 from .mesh import DeviceMesh, list_devices
 from .partition import Partition
-from .reshard import ReshardPlan, Transfer, plan_from_boxes, plan_reshard
-from .scope import layout_map_scope
 from .sharded import Shard, ShardedArray, distribute_tensor
-from .variable import Variable, initialize_variables
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint, open_safetensors
+    from .collectives import CollectiveStep, LinkModel, all_gather, all_reduce, gather, reduce_scatter
+    from .drawing import draw
+    from .reshard import ReshardPlan, Transfer, plan_from_boxes, plan_reshard
+    from .scope import layout_map_scope
+    from .variable import Variable, initialize_variables
 
 __all__ = [
     "Axes",
@@ -60,11 +61,24 @@ __all__ = [
     "reduce_scatter",
 ]
 
+# Whoever asks only who holds what should not wait for the rest, which is imported when a name of it is first used.
+_ROOMS = {
+    "checkpoint": ("Checkpoint", "open_safetensors"),
+    "collectives": ("CollectiveStep", "LinkModel", "all_gather", "all_reduce", "gather", "reduce_scatter"),
+    "drawing": ("draw",),
+    "reshard": ("ReshardPlan", "Transfer", "plan_from_boxes", "plan_reshard"),
+    "scope": ("layout_map_scope",),
+    "variable": ("Variable", "initialize_variables"),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
 
 def __getattr__(name: str) -> Any:
-    # Files bring json, mmap and pathlib with them; `import shardwise` does without until someone opens one.
-    if name in {"Checkpoint", "open_safetensors"}:
-        from . import checkpoint
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_ROOM_OF[name]}", __name__), name)
+    return value
 
-        return getattr(checkpoint, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,11 +3,11 @@
 //! A box of one array is copied to a box of another, whatever their dtype and strides, as *rows*: runs of bytes that are
 //! contiguous in both. The order of the rows decides the speed. Cut 16,384 columns among 512 devices and a row is 128
 //! bytes; copied device by device, every row opens another page of the source, and the memory delivers a fifth of what
-//! it could. So the copies that read (or write) one wide array go side by side, a block of at most 16 rows of each in
+//! it could. So the copies that read (or write) one wide array go side by side, a block of at most 32 rows of each in
 //! turn: then both arrays are walked nearly in order. Good:
 //!
 //! ```text
-//! for each block of 16 rows of the wide array: for each narrow array: copy the block's rows
+//! for each block of 32 rows of the wide array: for each narrow array: copy the block's rows
 //! ```
 //!
 //! Bad: a Rust slice `&[T]` of such an array. It may be misaligned, have any strides, and another thread may look at it.
@@ -28,21 +28,14 @@ use std::{cmp::Reverse, ops::Range, ptr};
 
 use crate::{
     error::{Error, Result},
-    reshard::memory::Disjoint,
+    reshard::{
+        form::{Form, LONGEST_ROW},
+        memory::Disjoint,
+    },
 };
 
-/// The longest row that is copied at once, so that long ones are shared among threads.
-const LONGEST_ROW: i64 = 1 << 16;
-/// How many rows of one copy are done before the next has its turn.
-const ROWS_PER_BLOCK: i64 = 16;
-/// The bytes of a block that make it large enough, whatever its number of rows.
-const BYTES_PER_BLOCK: i64 = 1 << 14;
-/// From how many bytes between rows on the processor does not see by itself which comes next.
-const PREFETCHED_FROM: usize = 1 << 12;
-/// Up to how many bytes the rows are so short that it cannot catch up while one is copied.
-const LONGEST_PREFETCHED: i64 = 512;
-/// How many copies ahead the rows are fetched; measured: 1 is too late, and 8 push out what is still to be used.
-const PREFETCH_AHEAD: usize = 2;
+/// How many bytes of a row of the wide array are fetched together: enough to read memory in its own order.
+const TILE_BYTES: i64 = 1 << 11;
 /// The bytes of all copies of a group in one turn, from which on they are shared among workers.
 const LARGEST_TURN: i64 = 1 << 22;
 
@@ -95,114 +88,21 @@ impl Region {
     pub fn dims(&self) -> &[(i64, isize)] {
         &self.dims
     }
-
-    /// The address of the item at `start`, if the box of `extent` there lies within the region.
-    #[inline]
-    fn item(&self, start: &[i64], extent: &[i64]) -> Option<*mut u8> {
-        if self.dims.len() != start.len() || self.dims.len() != extent.len() {
-            return None;
-        }
-        let mut offset = 0_isize;
-        for ((&(size, stride), &start), &n) in self.dims.iter().zip(start).zip(extent) {
-            if start < 0 || n < 0 || start > size || n > size - start {
-                return None;
-            }
-            // Wrapping: strides of opposite signs may leave the array and come back; the sum is an item's offset.
-            offset = offset.wrapping_add((start as isize).wrapping_mul(stride));
-        }
-        Some(self.data.wrapping_offset(offset))
-    }
 }
 
-/// How the boxes of a copy lie in their arrays.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Form {
-    /// (extent, source stride, destination stride) of the dims over the row, outermost first.
-    dims: Vec<(i64, isize, isize)>,
-    /// The bytes of a row.
-    row: i64,
-    /// The number of rows: the product of the extents.
-    rows: i64,
-    /// Rows per block.
-    block: i64,
-    /// Whether the rows lie further apart in the source than in the destination.
-    wide_source: bool,
-    /// Whether rows that are copied soon are worth being fetched into the cache: they are short, and far apart.
-    prefetched: bool,
+/// Where a box lies along one dim.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Side {
+    /// Its start in the source.
+    pub(super) from: i64,
+    /// Its start in the destination.
+    pub(super) to: i64,
+    pub(super) extent: i64,
 }
 
-impl Form {
-    fn new(mut dims: Vec<(i64, isize, isize)>, itemsize: i64) -> Self {
-        dims.retain(|&(extent, ..)| extent != 1);
-        // The order of the dims is free; the destination's own order makes long rows of it.
-        dims.sort_by_key(|&(_, _, stride)| std::cmp::Reverse(stride.unsigned_abs()));
-        let mut merged: Vec<(i64, isize, isize)> = Vec::with_capacity(dims.len());
-        for (extent, from, to) in dims {
-            match merged.last_mut() {
-                Some(outer) if outer.1 == from * extent as isize && outer.2 == to * extent as isize => {
-                    *outer = (outer.0 * extent, from, to);
-                }
-                _ => merged.push((extent, from, to)),
-            }
-        }
-        let mut row = itemsize;
-        if let Some(&(extent, from, to)) = merged.last()
-            && (from as i64, to as i64) == (itemsize, itemsize)
-        {
-            row = extent * itemsize;
-            merged.pop();
-        }
-        Self::of_rows(merged, row)
-    }
-
-    fn of_rows(dims: Vec<(i64, isize, isize)>, row: i64) -> Self {
-        let rows = dims.iter().map(|dim| dim.0).product();
-        let block = (BYTES_PER_BLOCK / row.max(1)).clamp(1, ROWS_PER_BLOCK.max(256 / row.max(1)));
-        let wide_source = dims.last().is_some_and(|&(_, from, to)| from.unsigned_abs() > to.unsigned_abs());
-        let apart = dims.last().is_some_and(|&(_, from, _)| from.unsigned_abs() >= PREFETCHED_FROM);
-        Self { dims, row, rows, block, wide_source, prefetched: apart && row <= LONGEST_PREFETCHED }
-    }
-
-    /// The form with its rows cut into pieces of [`LONGEST_ROW`], and what is left of each row, with its offset.
-    fn shortened(&self) -> (Self, Option<(Self, isize)>) {
-        let (pieces, rest) = (self.row / LONGEST_ROW, self.row % LONGEST_ROW);
-        let mut dims = self.dims.clone();
-        dims.push((pieces, LONGEST_ROW as isize, LONGEST_ROW as isize));
-        let tail = (rest > 0).then(|| (Self::of_rows(self.dims.clone(), rest), (pieces * LONGEST_ROW) as isize));
-        (Self::of_rows(dims, LONGEST_ROW), tail)
-    }
-
-    fn blocks(&self) -> i64 {
-        crate::radix::ceil_div(self.rows, self.block)
-    }
-
-    /// First row, and number of rows, of a block; none past the last block.
-    fn rows_of(&self, block: i64) -> (i64, i64) {
-        let first = block * self.block;
-        (first, (self.rows - first).min(self.block))
-    }
-
-    /// Shows `visit` the `count` rows from `first` on, in runs that are evenly spaced along the last dim: the offsets of
-    /// the run's first row in source and destination, and the number of its rows.
-    #[inline(always)]
-    fn each_run(&self, first: i64, count: i64, mut visit: impl FnMut(isize, isize, i64)) {
-        let Some((&(inner, inner_from, inner_to), outer)) = self.dims.split_last() else {
-            return visit(0, 0, 1);
-        };
-        let (mut row, end) = (first, first + count);
-        while row < end {
-            let (mut rest, at) = (row / inner, row % inner);
-            let (mut from, mut to) = (at as isize * inner_from, at as isize * inner_to);
-            for &(extent, stride_from, stride_to) in outer.iter().rev() {
-                let digit = (rest % extent) as isize;
-                rest /= extent;
-                from += digit * stride_from;
-                to += digit * stride_to;
-            }
-            let length = (inner - at).min(end - row);
-            visit(from, to, length);
-            row += length;
-        }
+impl Side {
+    fn lies_within(self, start: i64, size: i64) -> bool {
+        start >= 0 && self.extent >= 0 && start <= size && self.extent <= size - start
     }
 }
 
@@ -229,8 +129,6 @@ pub(super) struct Copies<'a> {
     /// The item size, extents and strides that gave the newest form: neighbouring boxes mostly have the same.
     newest: (usize, Vec<(i64, isize, isize)>),
     jobs: Vec<Job>,
-    /// The jobs' positions, group by group.
-    order: Vec<u32>,
     /// How many of the jobs have a wide source.
     wide_sources: usize,
 }
@@ -271,39 +169,49 @@ impl<'a> Copies<'a> {
         if boxes > (u32::MAX / 2) as usize || jobs.try_reserve_exact(boxes).is_err() {
             return Err(Error::TooMany { what: format!("{boxes} copies") });
         }
-        Ok(Self { regions, forms: Vec::new(), newest: (0, Vec::new()), jobs, order: Vec::new(), wide_sources: 0 })
+        Ok(Self { regions, forms: Vec::new(), newest: (0, Vec::new()), jobs, wide_sources: 0 })
     }
 
-    /// Adds the box of `extent` at `from` in source `source`, to go to `to` in destination `destination`. The boxes
-    /// added for one destination must not share an element.
-    pub(super) fn push(
-        &mut self,
-        source: usize,
-        from: &[i64],
-        destination: usize,
-        to: &[i64],
-        extent: &[i64],
-    ) -> Result<()> {
+    /// Adds a box of source `source`, to go to destination `destination`; `sides` says where it lies in them, dim by dim.
+    /// The boxes added for one destination must not share an element.
+    pub(super) fn push(&mut self, source: usize, destination: usize, sides: &[Side]) -> Result<()> {
         let (a, b) = (&self.regions.sources()[source], &self.regions.destinations()[destination]);
         if a.itemsize != b.itemsize {
             let (left, right) = ("an item of the source", "an item of the destination");
             return Err(Error::Length { left, left_len: a.itemsize, right, right_len: b.itemsize });
         }
-        let first = a.item(from, extent).ok_or_else(|| outside(source))?;
-        let target = b.item(to, extent).ok_or_else(|| outside(destination))?;
-        if extent.contains(&0) || a.itemsize == 0 {
+        if a.dims.len() != sides.len() || b.dims.len() != sides.len() {
+            return Err(outside(source));
+        }
+        let (mut from, mut to) = (0_isize, 0_isize);
+        let mut is_empty = a.itemsize == 0;
+        let mut is_new = a.itemsize != self.newest.0 || self.newest.1.len() != sides.len();
+        for (dim, side) in sides.iter().enumerate() {
+            let ((size_from, stride_from), (size_to, stride_to)) = (a.dims[dim], b.dims[dim]);
+            if !side.lies_within(side.from, size_from) {
+                return Err(outside(source));
+            }
+            if !side.lies_within(side.to, size_to) {
+                return Err(outside(destination));
+            }
+            // Wrapping: strides of opposite signs may leave the array and come back; the sum is an item's offset.
+            from = from.wrapping_add((side.from as isize).wrapping_mul(stride_from));
+            to = to.wrapping_add((side.to as isize).wrapping_mul(stride_to));
+            is_empty |= side.extent == 0;
+            is_new = is_new || self.newest.1[dim] != (side.extent, stride_from, stride_to);
+        }
+        if is_empty {
             return Ok(());
         }
-        let dims = extent.iter().zip(&a.dims).zip(&b.dims).map(|((&n, a), b)| (n, a.1, b.1));
-        if self.newest.0 != a.itemsize || !self.newest.1.iter().copied().eq(dims.clone()) {
+        if is_new {
+            let dims = sides.iter().zip(&a.dims).zip(&b.dims).map(|((side, a), b)| (side.extent, a.1, b.1));
             self.newest = (a.itemsize, dims.collect());
             self.forms.push(Form::new(self.newest.1.clone(), a.itemsize as i64));
         }
-        let form = &self.forms[self.forms.len() - 1];
-        self.wide_sources += usize::from(form.wide_source);
-        let number = self.forms.len() as u32 - 1;
-        let arrays = (source as u32, destination as u32);
-        self.jobs.push(Job { from: first, to: target, form: number, arrays });
+        let number = self.forms.len() - 1;
+        self.wide_sources += usize::from(self.forms[number].wide_source);
+        let (from, to) = (a.data.wrapping_offset(from), b.data.wrapping_offset(to));
+        self.jobs.push(Job { from, to, form: number as u32, arrays: (source as u32, destination as u32) });
         Ok(())
     }
 
@@ -328,15 +236,15 @@ impl<'a> Copies<'a> {
             group.jobs = start..start;
             start += count;
         }
-        self.order = vec![0; self.jobs.len()];
-        for (i, job) in self.jobs.iter().enumerate() {
+        let mut sorted = self.jobs.clone();
+        for job in &self.jobs {
             let end = &mut groups[key(job)].jobs.end;
-            self.order[*end] = i as u32;
+            sorted[*end] = *job;
             *end += 1;
         }
+        self.jobs = sorted;
         for group in groups.iter().filter(|group| group.least_turns < group.turns) {
-            let blocks = |&i: &u32| Reverse(self.forms[self.jobs[i as usize].form as usize].blocks());
-            self.order[group.jobs.clone()].sort_by_key(blocks);
+            self.jobs[group.jobs.clone()].sort_by_key(|job| Reverse(self.forms[job.form as usize].blocks()));
         }
         groups.iter().flat_map(Group::split).collect()
     }
@@ -368,30 +276,16 @@ impl<'a> Copies<'a> {
         }
     }
 
-    /// Copies the blocks of the given turns of a group's copies, and gives their bytes.
-    pub(super) fn copy(&self, group: &Group, turns: Range<i64>) -> i64 {
+    /// Copies the blocks of the given turns of each group's copies, and gives their bytes.
+    pub(super) fn copy<'g>(&self, groups: impl Iterator<Item = (&'g Group, Range<i64>)>) -> i64 {
         let mut bytes = 0;
-        // Side by side, for they are used once in each turn.
-        let jobs: Vec<Job> = (self.order[group.jobs.clone()].iter().map(|&i| self.jobs[i as usize]))
-            .take_while(|job| self.forms[job.form as usize].blocks() > turns.start)
-            .collect();
-        for turn in turns {
-            for (i, job) in jobs.iter().enumerate() {
+        let mut tiles = groups.flat_map(|(group, turns)| self.tiles(group, turns)).peekable();
+        while let Some((turn, tile)) = tiles.next() {
+            for (i, job) in tile.iter().enumerate() {
                 let form = &self.forms[job.form as usize];
                 let (first, count) = form.rows_of(turn);
-                if count <= 0 {
-                    break;
-                }
-                if form.prefetched
-                    && let Some(next) = jobs.get(i + PREFETCH_AHEAD)
-                    && next.form == job.form
-                {
-                    form.each_run(first, count, |from, _, length| {
-                        let (inner, row) = (form.dims[form.dims.len() - 1].1, form.row as usize);
-                        for at in 0..length as isize {
-                            prefetch(next.from.wrapping_offset(from + at * inner), row);
-                        }
-                    });
+                if let Some(&(turn, next)) = tiles.peek() {
+                    self.prefetch_part(next, turn, i, tile.len());
                 }
                 // SAFETY: rows `first..first + count` are rows of the box that `push` checked (point 1); no other thread
                 // has them, for each turn of each group is handed out once, and nothing else overlaps them (point 2).
@@ -400,6 +294,41 @@ impl<'a> Copies<'a> {
             }
         }
         bytes
+    }
+
+    /// A group's copies in each of the turns, as many side by side as make a tile.
+    fn tiles<'s>(&'s self, group: &Group, turns: Range<i64>) -> impl Iterator<Item = (i64, &'s [Job])> + use<'s, 'a> {
+        let jobs = &self.jobs[group.jobs.clone()];
+        let width = (TILE_BYTES / self.forms[jobs[0].form as usize].row).max(1) as usize;
+        turns.flat_map(move |turn| {
+            let left = jobs.partition_point(|job| self.forms[job.form as usize].blocks() > turn);
+            jobs[..left].chunks(width).map(move |tile| (turn, tile))
+        })
+    }
+
+    /// Fetches part `part` of `parts` of what a tile needs of the wide array in a turn, row by row: so memory is read in
+    /// its own order, and there is time while the tile before is copied.
+    fn prefetch_part(&self, tile: &[Job], turn: i64, part: usize, parts: usize) {
+        let number = tile[0].form;
+        let form = &self.forms[number as usize];
+        let Some(stride) = form.prefetched else { return };
+        let (first, count) = form.rows_of(turn);
+        let (start, stop) = (count * part as i64 / parts as i64, count * (part as i64 + 1) / parts as i64);
+        if stop <= start {
+            return;
+        }
+        let jobs = tile.iter().take_while(|job| job.form == number);
+        if form.wide_source {
+            form.each_run(first + start, stop - start, |from, _, length| {
+                let rows = (0..length as isize).map(|at| from + at * stride);
+                rows.for_each(|row| jobs.clone().for_each(|job| prefetch(job.from.wrapping_offset(row), form.row)));
+            });
+        } else {
+            form.each_run(first + start, stop - start, |_, to, length| {
+                let rows = (0..length as isize).map(|at| to + at * stride);
+                rows.for_each(|row| jobs.clone().for_each(|job| prefetch(job.to.wrapping_offset(row), form.row)));
+            });
+        }
     }
 }
 
@@ -417,52 +346,72 @@ unsafe fn copy_rows(form: &Form, from: *const u8, to: *mut u8, first: i64, count
     let (stride_from, stride_to) = form.dims.last().map_or((0, 0), |&(_, from, to)| (from, to));
     form.each_run(first, count, |a, b, length| {
         let (from, to) = (from.wrapping_offset(a), to.wrapping_offset(b));
+        let rows =
+            (0..length as isize).map(|i| (from.wrapping_offset(i * stride_from), to.wrapping_offset(i * stride_to)));
         // SAFETY: `a` and `b` are the offsets of a row of the boxes, and the `length` rows from it on are the last dim's
         // strides apart.
         unsafe {
             match form.row {
-                1 => copy_items::<1>(from, to, stride_from, stride_to, length),
-                2 => copy_items::<2>(from, to, stride_from, stride_to, length),
-                4 => copy_items::<4>(from, to, stride_from, stride_to, length),
-                8 => copy_items::<8>(from, to, stride_from, stride_to, length),
-                16 => copy_items::<16>(from, to, stride_from, stride_to, length),
-                bytes => {
-                    for i in 0..length as isize {
-                        let (from, to) = (from.wrapping_offset(i * stride_from), to.wrapping_offset(i * stride_to));
-                        ptr::copy_nonoverlapping(from, to, bytes as usize);
-                    }
-                }
+                1 => rows.for_each(|(from, to)| copy_item::<1>(from, to)),
+                2 => rows.for_each(|(from, to)| copy_item::<2>(from, to)),
+                4 => rows.for_each(|(from, to)| copy_item::<4>(from, to)),
+                8 => rows.for_each(|(from, to)| copy_item::<8>(from, to)),
+                16 => rows.for_each(|(from, to)| copy_item::<16>(from, to)),
+                32 => rows.for_each(|(from, to)| copy_short(from, to, 32)),
+                64 => rows.for_each(|(from, to)| copy_short(from, to, 64)),
+                128 => rows.for_each(|(from, to)| copy_short(from, to, 128)),
+                256 => rows.for_each(|(from, to)| copy_short(from, to, 256)),
+                bytes @ 17..256 => rows.for_each(|(from, to)| copy_short(from, to, bytes as usize)),
+                bytes => rows.for_each(|(from, to)| ptr::copy_nonoverlapping(from, to, bytes as usize)),
             }
         }
     });
 }
 
+/// Copies one item of `N` bytes; arrays of bytes have no alignment.
+///
+/// # Safety
+/// As for [`ptr::copy_nonoverlapping`].
+#[inline(always)]
+unsafe fn copy_item<const N: usize>(from: *const u8, to: *mut u8) {
+    // SAFETY: the caller's.
+    unsafe { to.cast::<[u8; N]>().write_unaligned(from.cast::<[u8; N]>().read_unaligned()) };
+}
+
+/// Copies 16 bytes or more, but not many: saves the call of a function, and writes in the order of memory, which
+/// what the compiler makes of a larger array does not.
+///
+/// # Safety
+/// As for [`ptr::copy_nonoverlapping`].
+#[inline(always)]
+unsafe fn copy_short(from: *const u8, to: *mut u8, bytes: usize) {
+    const STEP: usize = 16;
+    let mut at = 0;
+    // SAFETY: the caller's; no step goes past the end.
+    unsafe {
+        while at + STEP <= bytes {
+            copy_item::<STEP>(from.wrapping_add(at), to.wrapping_add(at));
+            at += STEP;
+        }
+        if at < bytes {
+            copy_item::<STEP>(from.wrapping_add(bytes - STEP), to.wrapping_add(bytes - STEP));
+        }
+    }
+}
+
 /// Asks for the lines of `bytes` bytes; a hint, which does nothing to memory and may be given for any address.
 #[inline(always)]
-fn prefetch(from: *const u8, bytes: usize) {
+fn prefetch(from: *const u8, bytes: i64) {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         /// The bytes that come into the cache at once.
         const LINE: usize = 64;
-        for line in (0..bytes + LINE - 1).step_by(LINE) {
+        for line in (0..bytes as usize).step_by(LINE) {
             // SAFETY: a prefetch does not access memory; SSE is part of x86-64.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast()) };
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line).cast()) };
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (from, bytes);
-}
-
-/// Copies `count` items of `N` bytes, for which the length known in advance saves the call.
-///
-/// # Safety
-/// As [`copy_rows`], for items the given strides apart.
-#[inline(always)]
-unsafe fn copy_items<const N: usize>(from: *const u8, to: *mut u8, stride_from: isize, stride_to: isize, count: i64) {
-    for i in 0..count as isize {
-        let (from, to) = (from.wrapping_offset(i * stride_from), to.wrapping_offset(i * stride_to));
-        // SAFETY: the caller's; arrays of bytes have no alignment.
-        unsafe { to.cast::<[u8; N]>().write_unaligned(from.cast::<[u8; N]>().read_unaligned()) };
-    }
 }

@@ -9,6 +9,7 @@
 //! | [`rounds`] | the transfers in rounds, each within a budget of memory |
 //! | [`collectives`] | the same change of layout as a short sequence of collectives, the cheapest found |
 //! | [`memory`] | whether two strided regions of memory share a byte |
+//! | `form` | how a box lies in two arrays: in rows, and blocks of rows |
 //! | [`copy`] | strided copies of raw bytes: the one module with `unsafe` |
 //! | [`run`] | a whole plan, copied on all cores |
 
@@ -17,6 +18,7 @@ pub mod collectives;
 #[allow(unsafe_code)]
 pub mod copy;
 pub mod coverage;
+mod form;
 pub mod intersect;
 pub mod memory;
 pub mod plan;

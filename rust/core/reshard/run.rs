@@ -9,7 +9,7 @@ use crate::{
     error::{Error, Result},
     parallel,
     reshard::{
-        copy::{Copies, Group, Region},
+        copy::{Copies, Group, Region, Side},
         memory::Disjoint,
         plan::Plan,
     },
@@ -72,19 +72,20 @@ fn run_parts(
     let done = AtomicI64::new(0);
     let mut poll_done = || poll(done.load(Ordering::Relaxed), total);
     let elements = usize::try_from(total / 8).unwrap_or(usize::MAX);
-    let copy = |copies: &Copies<'_>, group: &Group, turns| {
-        done.fetch_add(copies.copy(group, turns), Ordering::Relaxed);
-        Ok(())
-    };
     if parts.len() == 1 {
         let mut copies = collect(parts.remove(0))?;
         let groups = copies.arrange();
         let pieces = Pieces::new(total, &groups);
-        parallel::for_each(elements, pieces, &mut poll_done, |(group, turns)| copy(&copies, group, turns))?;
+        parallel::for_each(elements, pieces, &mut poll_done, |piece| {
+            done.fetch_add(copies.copy(std::iter::once(piece)), Ordering::Relaxed);
+            Ok(())
+        })?;
     } else {
         parallel::for_each(elements, parts.into_iter(), &mut poll_done, |devices| {
             let mut copies = collect(devices)?;
-            copies.arrange().iter().try_for_each(|group| copy(&copies, group, 0..group.turns))
+            let groups = copies.arrange();
+            done.fetch_add(copies.copy(groups.iter().map(|group| (group, 0..group.turns))), Ordering::Relaxed);
+            Ok(())
         })?;
     }
     poll_done()
@@ -115,21 +116,20 @@ impl Boxes {
         // About: a transfer more or less makes the list grow.
         let share = plan.transfers().div_ceil(outputs.len().max(1)) * devices.len();
         let mut copies = Copies::new(regions, share + kept.clone().count())?;
-        let (mut from, mut to, mut extent) = (vec![0; rank], vec![0; rank], vec![0; rank]);
+        let mut sides = vec![Side::default(); rank];
         let mut collect = |row: &[i64]| {
             let (source, device) = (row[0] as usize, row[1] as usize);
             let Some(output) = outputs[device] else { return Ok(()) };
             if plan.addend_of(row[0]) != 0 {
                 return Ok(());
             }
-            let (have, want) = (&self.from[source * rank * 2..], &self.to[device * rank * 2..]);
-            for dim in 0..rank {
-                let (start, stop) = (row[2 + dim], row[2 + rank + dim]);
-                from[dim] = start - have[dim * 2];
-                to[dim] = start - want[dim * 2];
-                extent[dim] = stop - start;
+            let have = self.from[source * rank * 2..].chunks_exact(2);
+            let want = self.to[device * rank * 2..].chunks_exact(2);
+            let (starts, stops) = row[2..].split_at(rank);
+            for ((((side, have), want), start), stop) in sides.iter_mut().zip(have).zip(want).zip(starts).zip(stops) {
+                *side = Side { from: start - have[0], to: start - want[0], extent: stop - start };
             }
-            copies.push(source, &from, output, &to, &extent)
+            copies.push(source, output, &sides)
         };
         kept.into_iter().try_for_each(&mut collect)?;
         plan.visit_transfers(devices.clone(), collect)?;
