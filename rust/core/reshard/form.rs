@@ -6,10 +6,15 @@ use crate::radix;
 
 /// The longest row that is copied at once, so that long ones are shared among threads.
 pub(super) const LONGEST_ROW: i64 = 1 << 16;
-/// How many rows of one copy are done before the next has its turn.
+/// How many short rows of one copy are done before the next has its turn.
 const ROWS_PER_BLOCK: i64 = 32;
 /// The bytes of a block that make it large enough, whatever its number of rows.
 const BYTES_PER_BLOCK: i64 = 1 << 14;
+/// From how many bytes on a row is long: memory is read in its own order, even if the next row is far away.
+const LONG_ROW: i64 = 1 << 11;
+/// The bytes of a block of long rows: new memory is cleared by the kernel a large page at a time, and is best filled
+/// while it is still in the cache.
+const LONG_BLOCK: i64 = 1 << 21;
 /// From how many bytes between rows on the processor does not see by itself which comes next.
 const PREFETCHED_FROM: usize = 1 << 12;
 /// Up to how many bytes the rows are so short that it cannot catch up while one is copied.
@@ -59,12 +64,16 @@ impl Form {
 
     fn of_rows(dims: Vec<(i64, isize, isize)>, row: i64) -> Self {
         let rows = dims.iter().map(|dim| dim.0).product();
-        let block = (BYTES_PER_BLOCK / row.max(1)).clamp(1, ROWS_PER_BLOCK.max(256 / row.max(1)));
+        let block = if row >= LONG_ROW {
+            LONG_BLOCK / row
+        } else {
+            (BYTES_PER_BLOCK / row.max(1)).min(ROWS_PER_BLOCK.max(256 / row.max(1)))
+        };
         let (from, to) = dims.last().map_or((0, 0), |&(_, from, to)| (from, to));
         let wide_source = from.unsigned_abs() > to.unsigned_abs();
         let stride = if wide_source { from } else { to };
         let prefetched = stride.unsigned_abs() >= PREFETCHED_FROM && row <= LONGEST_PREFETCHED;
-        Self { dims, row, rows, block, wide_source, prefetched: prefetched.then_some(stride) }
+        Self { dims, row, rows, block: block.max(1), wide_source, prefetched: prefetched.then_some(stride) }
     }
 
     /// The form with its rows cut into pieces of [`LONGEST_ROW`], and what is left of each row, with its offset.
