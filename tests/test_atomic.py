@@ -53,6 +53,8 @@ def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "pipe", Path(os.devnull)):
         with pytest.raises(OSError, match="not a regular file"):
             replace_file(path, b"text")
-    with pytest.raises(FileNotFoundError):
-        replace_file(tmp_path / "missing" / "file", b"text")
+    missing = tmp_path / "missing" / "file"
+    with pytest.raises(FileNotFoundError) as raised:
+        replace_file(missing, b"text")
+    assert raised.value.filename == str(missing)
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]

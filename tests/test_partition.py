@@ -376,7 +376,7 @@ class TestLocate:
 
     @pytest.mark.parametrize("shard", [-1, 8, 2**63, -(2**64)])
     def test_no_such_shard(self, shard: int) -> None:
-        with refused(IndexError, "shard_id", shard):
+        with refused(IndexError, "shard_ids is", shard):
             grid().global_offset(shard, 0)
         with refused(IndexError, "shard_id", shard):
             grid().devices_holding(shard)

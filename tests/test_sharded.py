@@ -142,6 +142,12 @@ class TestPutTogether:
             with refused(MeshError, "'cpu:0'", "'d3'"):
                 array.shard("cpu:0")
 
+    def test_one_addend_is_the_sum(self) -> None:
+        one = sw.DeviceMesh((1, 2), ("x", "y"))
+        partition = sw.TensorLayout(("y",), one, unreduced=("x",)).partition((4,))
+        array = sw.ShardedArray(partition, [np.array([1, 2]), np.array([3, 4])])
+        assert array.numpy().tolist() == [1, 2, 3, 4]
+
     def test_unreduced_shards_are_not_put_together(self) -> None:
         layout = sw.TensorLayout((None,), mesh(), unreduced=("x",))
         array = sw.ShardedArray(layout.partition((2,)), [np.ones(2)] * 4)

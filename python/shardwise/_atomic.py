@@ -28,8 +28,12 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
     target = Path(os.path.realpath(path))
     mode = _mode(target)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
-    # Exclusive, so that it is ours to remove; the mask of the process applies to a file that is new.
-    with temporary.open("xb") as file:
+    try:
+        # Exclusive, so that it is ours to remove; the mask of the process applies to a file that is new.
+        opened = temporary.open("xb")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from None
+    with opened as file:
         try:
             if mode is not None:
                 temporary.chmod(mode)

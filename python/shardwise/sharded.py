@@ -185,8 +185,9 @@ class ShardedArray:
         if self._array is not None:
             whole: npt.NDArray[Any] = self._array.copy()
             return whole
-        if self.layout.unreduced:
-            raise LayoutError(f"numpy() needs reduced values, but the layout is unreduced over {self.layout.unreduced}")
+        # An axis of one coordinate has one addend, which is the sum.
+        if partial := [axis for axis in self.layout.unreduced if self._partition.device_mesh.axis_size(axis) > 1]:
+            raise LayoutError(f"numpy() needs reduced values, but the layout is unreduced over {tuple(partial)}")
         if self._partition.size * self._dtype.itemsize >= _PLANNED and not self._dtype.hasobject:
             from .collectives import gather  # which rests on this module
 

@@ -49,7 +49,7 @@ impl Partition {
     /// # Errors
     /// [`Error::OutOfRange`] if there is no such shard, or no such element in it.
     pub fn global_offset_one(&self, shard_id: i64, local_offset: i64) -> Result<i64> {
-        let bounds = self.box_of_shard(shard_id)?;
+        let bounds = self.box_of_shard(self.check_shard("shard_ids", shard_id)?)?;
         let extents: Vec<i64> = bounds.iter().map(|(start, stop)| stop - start).collect();
         // Checked, because an empty shard may have other extents whose product alone would not fit.
         let elements = product("shard", &extents)?;
@@ -125,7 +125,6 @@ impl Partition {
         }
         for (position, (&shard_id, &local)) in shard_ids.iter().zip(local_offsets).enumerate() {
             if let Err(Error::OutOfRange { what, value, limit, .. }) = self.global_offset_one(shard_id, local) {
-                let what = if what == "shard_id" { "shard_ids" } else { what };
                 return Err(Error::OutOfRange { what, position: Some(position), value, limit });
             }
         }

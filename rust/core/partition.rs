@@ -119,7 +119,7 @@ impl Partition {
     /// # Errors
     /// [`Error::OutOfRange`] if there is no such shard.
     pub fn box_of_shard(&self, shard_id: i64) -> Result<Bounds> {
-        let index = radix::unravel(self.check_shard(shard_id)?, self.layout.num_shards());
+        let index = radix::unravel(self.check_shard("shard_id", shard_id)?, self.layout.num_shards());
         Ok(self.cuts.iter().zip(index).map(|(cut, i)| cut.bounds(i)).collect())
     }
 
@@ -160,7 +160,7 @@ impl Partition {
     /// # Errors
     /// [`Error::OutOfRange`] if there is no such shard, [`Error::TooMany`] if the devices are too many to list.
     pub fn devices_holding(&self, shard_id: i64) -> Result<Vec<i64>> {
-        let index = radix::unravel(self.check_shard(shard_id)?, self.layout.num_shards());
+        let index = radix::unravel(self.check_shard("shard_id", shard_id)?, self.layout.num_shards());
         let mesh = self.mesh();
         let mut devices = vec![0];
         // Axis by axis from the major one, so that the device indices come out in order.
@@ -238,15 +238,10 @@ impl Partition {
         radix::product("nbytes", &[self.size, itemsize])
     }
 
-    /// `shard_id` if there is such a shard.
-    pub(crate) fn check_shard(&self, shard_id: i64) -> Result<i64> {
+    /// `shard_id`, the argument `what`, if there is such a shard.
+    pub(crate) fn check_shard(&self, what: &'static str, shard_id: i64) -> Result<i64> {
         if shard_id < 0 || shard_id >= self.total_shards() {
-            return Err(Error::OutOfRange {
-                what: "shard_id",
-                position: None,
-                value: shard_id,
-                limit: self.total_shards(),
-            });
+            return Err(Error::OutOfRange { what, position: None, value: shard_id, limit: self.total_shards() });
         }
         Ok(shard_id)
     }
