@@ -263,3 +263,35 @@ fn general(dims: &[FastDim], offsets: &[i64], shard_ids: &mut [i64], locals: &mu
         (*shard_id, *local_offset) = (shard, local);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::uneven::Uneven;
+
+    #[test]
+    fn the_owner_without_division_is_the_owner_by_definition() {
+        // Of the lists of axes the last is too long for a tree of pieces.
+        let axes: [&[i64]; 7] = [&[3], &[2, 2], &[2, 3], &[3, 2], &[4, 3], &[2, 2, 2], &[2; DEEP]];
+        for rule in [Uneven::Ceil, Uneven::Chunk, Uneven::Balanced] {
+            for axes in axes {
+                for n in 0..=40 {
+                    let cut = Cut::new(0, n, axes, rule).unwrap();
+                    let owner = FastOwner::new(&cut);
+                    let deep = rule == Uneven::Chunk && axes.len() == DEEP;
+                    assert_eq!(matches!(owner, FastOwner::Deep(_)), deep);
+                    for position in 0..n {
+                        let index = cut.owner(position);
+                        let (start, stop) = cut.bounds(index);
+                        let found = owner.find(position);
+                        assert_eq!(
+                            found,
+                            (index, position - start, stop - start),
+                            "{position} of {n} over {axes:?}, {rule:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

@@ -49,3 +49,19 @@ pub(super) fn any_outside(values: &[i64], limit: i64) -> bool {
     // Each of the two is negative if the value is outside, and `|` keeps the sign.
     values.iter().fold(0, |signs, &value| signs | value | (limit - 1).wrapping_sub(value)) < 0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_value_outside_is_enough_and_a_second_does_not_hide_it() {
+        for limit in [0, 1, 5, i64::MAX] {
+            let values = [i64::MIN, -1, 0, 1, limit - 1, limit, i64::MAX];
+            for pair in values.iter().flat_map(|&a| values.map(|b| [a, b])) {
+                let outside = pair.iter().any(|value| !(0..limit).contains(value));
+                assert_eq!(any_outside(&pair, limit), outside, "{pair:?} below {limit}");
+            }
+        }
+    }
+}

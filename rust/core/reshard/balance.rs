@@ -66,3 +66,24 @@ impl Balance {
         step
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{layout::Layout, mesh::Mesh, uneven::Uneven};
+    use std::sync::Arc;
+
+    #[test]
+    fn each_shard_and_addend_is_sent_by_its_replicas_in_turn_and_then_by_whom_has_sent_least() {
+        let mesh = Arc::new(Mesh::new(&["x", "y", "z"], &[2, 2, 3]).unwrap());
+        let source = Partition::new(Arc::new(Layout::new(mesh, &[["x"]], &[]).unwrap()), &[2], Uneven::Even).unwrap();
+        let mut balance = Balance::new(&source, 3);
+        // The first six in the order of the devices; then all have sent 1 but the first, which has sent 9.
+        for (turn, expected) in [0, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1].into_iter().enumerate() {
+            for (shard, addend) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] {
+                let volume = if turn == 0 { 9 } else { 1 };
+                assert_eq!(balance.replica(shard, addend, || volume), Ok(expected), "{turn} of {shard} and {addend}");
+            }
+        }
+    }
+}

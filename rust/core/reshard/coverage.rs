@@ -256,5 +256,7 @@ mod tests {
             check_coverage(&[0, 2, 2, 6], &[5]).unwrap_err().to_string(),
             "boxes[1] is [2, 6) along dim 0, which is not within [0, 5)"
         );
+        assert_eq!(named(&[-1, 5], &[5]), "boxes[0] is [-1, 5) along dim 0, which is not within [0, 5)");
+        assert_eq!(named(&[0, 5, 3, 2], &[5]), "boxes[1] is [3, 2) along dim 0, which is not within [0, 5)");
     }
 }

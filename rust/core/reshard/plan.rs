@@ -295,11 +295,7 @@ impl Shards {
         }
         cells.checked_mul(2 + 2 * self.rank()).ok_or_else(overflow)?;
         let mut cell = vec![0; self.rank()];
-        let kept = if self.source_index.is_empty() && self.rank() > 0 {
-            0
-        } else {
-            (0..self.same.len()).filter(|&device| self.own_cell(device, &mut cell)).count()
-        };
+        let kept = (0..self.same.len()).filter(|&device| self.own_cell(device, &mut cell)).count();
         Ok((cells - kept, kept))
     }
 
@@ -348,7 +344,7 @@ impl Shards {
                 continue;
             }
             let has_own = self.own_cell(device, &mut own);
-            let own_addend = if has_own && self.addends.len() > 1 { self.addend.at(self.same[device]) } else { 0 };
+            let own_addend = if has_own { self.addend.at(self.same[device]) } else { 0 };
             grid.begin(device);
             loop {
                 let owner = grid.row[0];

@@ -221,7 +221,8 @@ proptest! {
         // One box per shard, in the order of the shards.
         let boxes: Vec<i64> = (0..source.total_shards())
             .flat_map(|id| source.box_of_shard(id).unwrap()).flat_map(<[i64; 2]>::from).collect();
-        let by_hand = Plan::from_boxes(boxes, destination.clone()).unwrap();
+        let by_hand = Plan::from_boxes(boxes.clone(), destination.clone()).unwrap();
+        prop_assert_eq!(by_hand.source_boxes().unwrap(), boxes);
         let planned = Plan::new(source.clone(), destination.clone(), vec![-1; destination.mesh().size() as usize]).unwrap();
         let mut rows: Vec<Vec<i64>> = planned.transfer_rows().unwrap().chunks(6).map(<[i64]>::to_vec).collect();
         rows.iter_mut().for_each(|row| row[0] = source.shard_id(row[0]).unwrap());
@@ -250,4 +251,68 @@ fn what_memory_cannot_hold_is_an_error_and_what_it_need_not_hold_costs_nothing()
     let plan = Plan::new(source, partition(&[1], &[&[]], &[8]), vec![-1]).unwrap();
     let senders: Vec<i64> = plan.transfer_rows().unwrap().chunks(plan.row()).map(|row| row[0]).collect();
     assert_eq!(senders, [0, 1 << 40, 2 << 40, 3 << 40]);
+}
+
+/// The partition of `shape` by `specs` on a mesh of axes "a", "b", … of `sizes`, under `"ceil"`.
+fn cut(sizes: &[i64], specs: &[&[&str]], shape: &[i64]) -> Arc<Partition> {
+    let names: Vec<String> = ('a'..).take(sizes.len()).map(String::from).collect();
+    let mesh = Arc::new(Mesh::new(&names, sizes).unwrap());
+    Arc::new(Partition::new(Arc::new(Layout::new(mesh, specs, &[]).unwrap()), shape, Uneven::Ceil).unwrap())
+}
+
+#[test]
+fn the_replicas_of_each_shard_take_turns_whatever_was_asked_of_other_shards() {
+    // Rows 0..3, 3..6, 6..9 and 9 of both columns, each element of the grid on two devices: 4·row + 2·column + replica.
+    let source = cut(&[4, 2, 2], &[&["a"], &["b"]], &[10, 2]);
+    // Rows 0..4 are asked of the rows 0 and 1 of the grid, 4..8 of 1 and 2, 8..10 of 2 and 3.
+    let plan = Plan::new(source, cut(&[3], &[&["a"], &[]], &[10, 2]), vec![-1; 3]).unwrap();
+    let senders: Vec<i64> = plan.transfer_rows().unwrap().chunks(plan.row()).map(|row| row[0]).collect();
+    assert_eq!(senders, [0, 2, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14]);
+}
+
+#[test]
+fn devices_are_polled_for_and_a_poll_stops_the_plan() {
+    let devices = 3 * DEVICES_PER_POLL;
+    let plan = Plan::new(cut(&[1], &[&[]], &[1]), cut(&[devices as i64], &[&[]], &[1]), vec![-1; devices]).unwrap();
+    let mut rows = vec![0; plan.transfers() * plan.row()];
+    let mut polls = 0;
+    let mut poll = || {
+        polls += 1;
+        if polls < 6 { Ok(()) } else { Err(Error::Interrupted) }
+    };
+    assert_eq!(plan.transfers_into(&mut rows, &mut poll), Ok(()));
+    assert_eq!(plan.transfers_into(&mut rows, &mut poll), Err(Error::Interrupted));
+    assert_eq!(polls, 6);
+}
+
+#[test]
+fn the_boxes_of_both_sides_are_listed_by_device() {
+    let plan = Plan::new(cut(&[2], &[&["a"]], &[4]), cut(&[3], &[&["a"]], &[4]), vec![-1; 3]).unwrap();
+    assert_eq!(plan.source_boxes(), Ok(vec![0, 2, 2, 4]));
+    assert_eq!(plan.destination_boxes(), Ok(vec![0, 2, 2, 4, 4, 4]));
+}
+
+#[test]
+fn arrays_of_another_length_are_refused() {
+    let plan = Plan::new(cut(&[2], &[&["a"]], &[4]), cut(&[1], &[&[]], &[4]), vec![0]).unwrap();
+    assert_eq!((plan.transfers(), plan.kept(), plan.row()), (1, 1, 4));
+    for len in [3, 5] {
+        let refused = Error::Length { left: "out", left_len: len, right: "rows", right_len: 4 };
+        assert_eq!(plan.transfers_into(&mut vec![0; len], &mut parallel::never), Err(refused.clone()));
+        assert_eq!(plan.kept_into(&mut vec![0; len]), Err(refused));
+    }
+}
+
+#[test]
+fn transfers_are_counted_up_to_what_a_number_holds() {
+    // Every element of a shard of its own, all of them for one device: as many transfers as elements, of 14 numbers.
+    let count = |last: i64| {
+        let sizes = [1024, 1024, 1024, 1024, 1024, last];
+        let specs: [&[&str]; 6] = [&["a"], &["b"], &["c"], &["d"], &["e"], &["f"]];
+        let whole: [&[&str]; 6] = [&[]; 6];
+        Plan::new(cut(&sizes, &specs, &sizes), cut(&[1], &whole, &sizes), vec![-1]).map(|plan| plan.transfers())
+    };
+    assert_eq!(count(1024), Ok(1 << 60));
+    // 14 · 3 · 2^59 is over 2^64.
+    assert!(matches!(count(1536), Err(Error::Overflow { .. })));
 }
