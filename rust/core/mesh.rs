@@ -174,4 +174,34 @@ mod tests {
             assert_eq!(mesh.device_index(&mesh.coordinate(device).unwrap()), Ok(device));
         }
     }
+
+    #[test]
+    fn a_coordinate_that_the_mesh_has_not_is_refused() {
+        let mesh = Mesh::new(&["x", "y"], &[2, 3]).unwrap();
+        for (coordinate, axis, name, size) in [([-1, 0], 0, "x", 2), ([2, 0], 0, "x", 2), ([0, 3], 1, "y", 3)] {
+            let given = coordinate[axis];
+            let refused = Error::Coordinate { axis, name: name.to_owned(), given, size };
+            assert_eq!(mesh.device_index(&coordinate), Err(refused));
+        }
+        assert_eq!(mesh.device_index(&[0]), Err(Error::CoordinateRank { given: 1, axes: 2 }));
+        for index in [-1, 6] {
+            assert_eq!(mesh.coordinate(index), Err(Error::DeviceIndex { index, size: 6 }));
+        }
+    }
+
+    #[test]
+    fn all_coordinates_are_those_of_each_device() {
+        // Some pieces of the work, the last of them not full.
+        let mesh = Mesh::new(&["x", "y", "z"], &[5, 1000, 11]).unwrap();
+        let mut all = vec![-1; 3 * 55_000];
+        mesh.coordinates_into(&mut all, &mut parallel::never).unwrap();
+        for (device, coordinate) in all.chunks(3).enumerate() {
+            let device = device as i64;
+            assert_eq!(coordinate, [device / 11_000, device / 11 % 1000, device % 11]);
+        }
+        for len in [0, 3 * 55_000 - 1] {
+            let refused = Error::Length { left: "out", left_len: len, right: "coordinates", right_len: 3 * 55_000 };
+            assert_eq!(mesh.coordinates_into(&mut all[..len], &mut parallel::never), Err(refused));
+        }
+    }
 }

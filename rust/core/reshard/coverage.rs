@@ -246,6 +246,12 @@ mod tests {
     }
 
     #[test]
+    fn what_is_missing_is_not_cut_where_an_empty_box_lies() {
+        let gap = Err(Error::BoxMissing { start: vec![2], stop: vec![5] });
+        assert_eq!(check_coverage(&[0, 2, 3, 3], &[5]), gap);
+    }
+
+    #[test]
     fn a_box_outside_the_shape_is_named() {
         // Also where the tensor has no elements, of which no shard can hold one.
         let named = |bounds: &[i64], shape: &[i64]| check_coverage(bounds, shape).unwrap_err().to_string();

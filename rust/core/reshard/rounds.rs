@@ -175,21 +175,33 @@ mod tests {
 
     #[test]
     fn many_destinations_are_polled_for_within_a_turn() {
-        // One box each, so that there is one turn; the second poll asks to stop.
+        // One box each, so that there is one turn of three times as many as between two polls.
         let rows: Vec<i64> = (0..3 * GROUPS_PER_POLL as i64).flat_map(|d| [0, d, 0, 1]).collect();
         let mut polls = 0;
-        let stopped = rounds(&rows, 1, i64::MAX, 1, &mut || {
+        // The second poll of the second call asks to stop.
+        let mut poll = || {
             polls += 1;
-            if polls < 2 { Ok(()) } else { Err(Error::Interrupted) }
-        });
-        assert_eq!((stopped, polls), (Err(Error::Interrupted), 2));
+            if polls < 5 { Ok(()) } else { Err(Error::Interrupted) }
+        };
+        assert!(rounds(&rows, 1, i64::MAX, 1, &mut poll).is_ok());
+        assert_eq!(rounds(&rows, 1, i64::MAX, 1, &mut poll), Err(Error::Interrupted));
+        assert_eq!(polls, 5);
     }
 
     #[test]
     fn a_full_exchange_takes_as_many_rounds_as_devices() {
-        let n = 8;
-        let rows: Vec<i64> = (0..n).flat_map(|d| (0..n).flat_map(move |s| [s, d, s, s + 1])).collect();
-        assert_eq!(rounds(&rows, 1, 1, 1, &mut || Ok(())).unwrap().ends.len(), n as usize);
+        // Of eight devices the plain order would do as well.
+        for n in 5..9 {
+            let rows: Vec<i64> = (0..n).flat_map(|d| (0..n).flat_map(move |s| [s, d, s, s + 1])).collect();
+            assert_eq!(rounds(&rows, 1, 1, 1, &mut || Ok(())).unwrap().ends.len(), n as usize);
+        }
+    }
+
+    #[test]
+    fn a_round_is_filled_up_before_the_next() {
+        // Three elements and one from device 0, of which it sends four at a time; then two.
+        let rows = [0, 1, 0, 3, 0, 2, 3, 4, 0, 3, 4, 6];
+        assert_eq!(rounds(&rows, 1, 4, 1, &mut || Ok(())).unwrap().ends, [2, 3]);
     }
 
     #[test]
@@ -198,29 +210,57 @@ mod tests {
         assert_eq!(none, Err(Error::Budget { given: 3, itemsize: 4 }));
     }
 
+    #[test]
+    fn a_box_is_cut_along_its_major_dims_into_as_few_slabs_as_fit() {
+        let all = |row: &[i64], rank, limit| cut(row, rank, limit).unwrap();
+        // Four rows of three.
+        let row = [7, 8, 10, 20, 14, 23];
+        let rows = |starts: &[i64], step: i64| -> Vec<i64> {
+            starts.iter().flat_map(|&y| [7, 8, y, 20, (y + step).min(14), 23]).collect()
+        };
+        assert_eq!(all(&row, 2, 12), row);
+        assert_eq!(all(&row, 2, 11), rows(&[10, 13], 3));
+        assert_eq!(all(&row, 2, 6), rows(&[10, 12], 2));
+        assert_eq!(all(&row, 2, 5), rows(&[10, 11, 12, 13], 1));
+        let halves: Vec<_> = (10..14).flat_map(|y| [7, 8, y, 20, y + 1, 22, 7, 8, y, 22, y + 1, 23]).collect();
+        assert_eq!(all(&row, 2, 2), halves);
+        // Two planes of two rows of five: by planes, by rows, and by parts of rows.
+        let row = [0, 1, 1, 2, 3, 3, 4, 8];
+        let planes: Vec<_> = (1..3).flat_map(|z| [0, 1, z, 2, 3, z + 1, 4, 8]).collect();
+        assert_eq!(all(&row, 3, 19), planes);
+        assert_eq!(all(&row, 3, 10), planes);
+        let corners = || (1..3).flat_map(|z| (2..4).map(move |y| (z, y)));
+        let rows: Vec<_> = corners().flat_map(|(z, y)| [0, 1, z, y, 3, z + 1, y + 1, 8]).collect();
+        assert_eq!(all(&row, 3, 9), rows);
+        let parts =
+            corners().flat_map(|(z, y)| [(3, 6), (6, 8)].map(|(start, stop)| [0, 1, z, y, start, z + 1, y + 1, stop]));
+        assert_eq!(all(&row, 3, 3), parts.flatten().collect::<Vec<_>>());
+    }
+
     proptest! {
         #[test]
         fn rounds_keep_the_budget_and_lose_nothing(
             boxes in prop::collection::vec((0..4_i64, 0..4_i64, 1..5_i64, 1..5_i64), 0..12),
             budget in 1..20_i64,
+            left in 0..9_i64,
         ) {
             let mut boxes = boxes;
             boxes.sort_by_key(|b| b.1);
             let rows: Vec<i64> = boxes.iter().enumerate()
-                .flat_map(|(i, &(s, d, h, w))| [s, d, 10 * i as i64, 0, 10 * i as i64 + h, w]).collect();
+                .flat_map(|(i, &(s, d, h, w))| [s, d, 10 * i as i64, left, 10 * i as i64 + h, left + w]).collect();
             let done = rounds(&rows, 2, budget, 1, &mut || Ok(())).unwrap();
             let mut seen = HashSet::new();
             let mut begin = 0;
             for &end in &done.ends {
                 let mut loads: HashMap<(usize, i64), i64> = HashMap::new();
                 for row in done.rows[begin * 6..end * 6].chunks(6) {
-                    *loads.entry((0, row[0])).or_default() += volume(row, 2);
-                    *loads.entry((1, row[1])).or_default() += volume(row, 2);
                     for y in row[2]..row[4] {
                         for x in row[3]..row[5] {
                             let of = boxes[y as usize / 10];
                             prop_assert_eq!((of.0, of.1), (row[0], row[1]));
-                            prop_assert!(seen.insert((y, x)));
+                            prop_assert!(y % 10 < of.2 && (left..left + of.3).contains(&x) && seen.insert((y, x)));
+                            *loads.entry((0, row[0])).or_default() += 1;
+                            *loads.entry((1, row[1])).or_default() += 1;
                         }
                     }
                 }
