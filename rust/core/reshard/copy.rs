@@ -415,3 +415,6 @@ fn prefetch(from: *const u8, bytes: i64) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (from, bytes);
 }
+
+#[cfg(test)]
+mod tests;

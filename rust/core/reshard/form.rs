@@ -118,3 +118,61 @@ impl Form {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_has_blocks_of_so_many_rows_and_knows_which_side_is_wide() {
+        let form = |row, from, to| Form::of_rows(vec![(1000, from, to)], row);
+        // 32 rows, or as many as make 256 bytes; but no more than make 16 KiB. Of long ones as many as make 2 MiB.
+        let blocks = [(1, 256), (2, 128), (8, 32), (512, 32), (1024, 16), (2047, 8), (2048, 1024), (1 << 20, 2)];
+        for (row, block) in blocks.into_iter().chain([(1 << 21, 1), (1 << 22, 1)]) {
+            let form = form(row, 1 << 30, 1 << 30);
+            assert_eq!((form.rows, form.block, form.blocks()), (1000, block, (999 + block) / block), "{row}");
+        }
+        for (from, to, wide) in [(20, 10, true), (-20, 10, true), (10, 20, false), (10, -20, false), (10, 10, false)] {
+            assert_eq!(form(10, from, to).wide_source, wide);
+        }
+        for (row, from, to, prefetched) in [
+            (512, 4096, 600, Some(4096)),
+            (512, -4096, 600, Some(-4096)),
+            (512, 600, 4096, Some(4096)),
+            (513, 4096, 600, None),
+            (512, 4095, 600, None),
+            (512, 600, 4095, None),
+        ] {
+            assert_eq!(form(row, from, to).prefetched, prefetched);
+        }
+        // 80 rows are blocks of 32, 32 and 16.
+        let form = Form::of_rows(vec![(16, 900, 900), (5, 100, 100)], 100);
+        assert_eq!([0, 1, 2].map(|block| form.rows_of(block)), [(0, 32), (32, 32), (64, 16)]);
+        assert!(form.rows_of(3).1 <= 0);
+    }
+
+    #[test]
+    fn dims_that_follow_each_other_in_both_arrays_are_one() {
+        // 4 x 6 x 2 items of 8 bytes, all of the source, of which the destination is every other line of 12 items.
+        let form = Form::new(vec![(4, 96, 192), (6, 16, 16), (2, 8, 8)], 8);
+        assert_eq!((&form.dims[..], form.row, form.rows), (&[(4, 96, 192)][..], 96, 4));
+        // Transposed in the source: no row is longer than an item, and the destination's order is kept.
+        let form = Form::new(vec![(6, 8, 32), (1, 5, 5), (4, 48, 8)], 8);
+        assert_eq!((&form.dims[..], form.row, form.rows), (&[(6, 8, 32), (4, 48, 8)][..], 8, 24));
+    }
+
+    #[test]
+    fn the_rows_from_one_on_are_those_and_no_more() {
+        // Two lines of five rows, in the source 100 and 10 apart, in the destination 50 and 7.
+        let form = Form::of_rows(vec![(2, 100, 50), (5, 10, 7)], 1);
+        let runs = |first, count| {
+            let mut runs = Vec::new();
+            form.each_run(first, count, |from, to, length| runs.push((from, to, length)));
+            runs
+        };
+        assert_eq!(runs(0, 10), [(0, 0, 5), (100, 50, 5)]);
+        assert_eq!(runs(1, 3), [(10, 7, 3)]);
+        assert_eq!(runs(3, 6), [(30, 21, 2), (100, 50, 4)]);
+        assert_eq!(runs(9, 1), [(140, 78, 1)]);
+    }
+}
