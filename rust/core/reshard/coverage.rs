@@ -249,6 +249,8 @@ mod tests {
     fn what_is_missing_is_not_cut_where_an_empty_box_lies() {
         let gap = Err(Error::BoxMissing { start: vec![2], stop: vec![5] });
         assert_eq!(check_coverage(&[0, 2, 3, 3], &[5]), gap);
+        let text = check_coverage(&[0, 2, 0, 1], &[2, 3]).unwrap_err().to_string();
+        assert_eq!(text, "the boxes leave a gap: none holds [0:2, 1:3]");
     }
 
     #[test]

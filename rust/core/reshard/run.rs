@@ -259,4 +259,45 @@ mod tests {
             assert!(column.iter().enumerate().all(|(i, &value)| usize::from(value) == i * 100 + j));
         }
     }
+
+    #[test]
+    fn tensors_of_one_dim_and_of_three_are_copied_and_devices_without_an_output_left_out() {
+        // Halves of one dim to three of its parts, of which the second is not asked for; each device has nothing yet.
+        let mesh = |size| Arc::new(Mesh::new(&["x"], &[size]).unwrap());
+        let cut = |size, specs: &[&[&str]], shape: &[i64]| {
+            Arc::new(
+                Partition::new(Arc::new(Layout::new(mesh(size), specs, &[]).unwrap()), shape, Uneven::Ceil).unwrap(),
+            )
+        };
+        let flat = |values: *const u16, dims: Vec<(i64, isize)>| {
+            // SAFETY: as in `region`.
+            unsafe { Region::new(values.cast_mut().cast(), 2, dims) }
+        };
+        for tail in [&[][..], &[2, 3]] {
+            let inner: i64 = tail.iter().product();
+            let shape = [&[10][..], tail].concat();
+            let specs: Vec<&[&str]> =
+                shape.iter().enumerate().map(|(dim, _)| if dim == 0 { &["x"][..] } else { &[] }).collect();
+            let plan = Plan::new(cut(2, &specs, &shape), cut(3, &specs, &shape), vec![-1; 3]).unwrap();
+            let dims = |rows: i64| -> Vec<(i64, isize)> {
+                let strides = crate::radix::strides(&[&[rows][..], tail].concat());
+                [&[rows][..], tail]
+                    .concat()
+                    .into_iter()
+                    .zip(strides.iter().map(|&stride| 2 * stride as isize))
+                    .collect()
+            };
+            let values: Vec<u16> = (0..(10 * inner) as u16).collect();
+            let (low, high) = values.split_at((5 * inner) as usize);
+            // Rows 0..4, 4..8 and 8..10.
+            let (mut first, mut last) = (vec![u16::MAX; (4 * inner) as usize], vec![u16::MAX; (2 * inner) as usize]);
+            let from = [flat(low.as_ptr(), dims(5)), flat(high.as_ptr(), dims(5))];
+            let to = [flat(first.as_mut_ptr(), dims(4)), flat(last.as_mut_ptr(), dims(2))];
+            let outputs = [Some(0), None, Some(1)];
+            run(&plan, Disjoint::new(&from, &to).unwrap(), &outputs, &mut |_, _| Ok(())).unwrap();
+            assert_eq!((&first[..], &last[..]), (&values[..first.len()], &values[(8 * inner) as usize..]));
+            let short = run(&plan, Disjoint::new(&from, &to).unwrap(), &outputs[..2], &mut |_, _| Ok(()));
+            assert_eq!(short, Err(Error::Length { left: "out", left_len: 2, right: "devices", right_len: 3 }));
+        }
+    }
 }
