@@ -4,6 +4,8 @@ use std::sync::Arc;
 use super::*;
 use crate::error::ErrorKind;
 
+mod answers;
+
 fn devices(count: usize, device_type: &str) -> DeviceList {
     let mut list = DeviceList::default();
     (0..count).for_each(|i| list.push(&format!("/job:worker/replica:0/task:{}/device:{device_type}:{i}", i / 4)));
@@ -221,6 +223,7 @@ fn texts_of_no_mesh_are_mesh_errors() {
         "m|x=2|0,1|0,1|GPU:0,GPU:0",
         "m|x=2|0,1|0,1|CPU:0,GPU:1",
         "m|x=2|0,1|0,1|CPU:0,/job:a",
+        "m|x=3|0,1,2|0,1,2|CPU:0,CPU:1,CPU:0",
         "m|x=2|0,1|||CPU:0",
         "m|x=2|0,1||",
         "m|x=1,x=2|0,1|0,1|CPU:0,CPU:1",
@@ -272,6 +275,9 @@ fn messages_with_something_wrong_name_the_byte() {
         (b"\x7b", 1, "cut off"),
         (b"\x7e", 1, "no wire type"),
         (b"\x79\x00", 1, "8 bytes needed, 1 left"),
+        (b"\x07", 0, "no field has the number 0"),
+        (b"\xff\xff\xff\xff\x0f", 5, "no wire type has the number 7"),
+        (b"\x0a\x02\x0a\x05", 3, "MeshDimensionProto"),
     ] {
         let error = MeshMessage::decode(bytes).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Parse);
@@ -291,8 +297,14 @@ fn messages_with_something_wrong_name_the_byte() {
 fn unknown_fields_are_skipped() {
     let mesh = Mesh::new(parts(&[2, 2])).unwrap();
     let mut bytes = mesh.to_bytes();
-    // Field 15 as a number, eight bytes, a text, a group within a group, four bytes.
-    bytes.extend(b"\x78\x01\x79\x00\x00\x00\x00\x00\x00\x00\x00\x7a\x01a\x7b\x73\x08\x01\x74\x7c\x7d\x00\x00\x00\x00");
+    // Field 15 as a number, eight bytes, a text, a group with a text and a group in it, four bytes.
+    bytes.extend(b"\x78\x01\x79\x00\x00\x00\x00\x00\x00\x00\x00\x7a\x01a");
+    bytes.extend(b"\x7b\x72\x01a\x73\x08\x01\x74\x7c\x7d\x00\x00\x00\x00");
+    // Groups in each other, as deep as is allowed, and one more.
+    let groups = |depth: usize| [&bytes[..], &b"\x7b".repeat(depth), &b"\x7c".repeat(depth)].concat();
+    assert_eq!(Mesh::from_bytes(&groups(100)).as_ref(), Ok(&mesh));
+    let too_deep = Mesh::from_bytes(&groups(101)).unwrap_err().to_string();
+    assert!(too_deep.ends_with("groups more than 100 deep"), "{too_deep}");
     assert_eq!(Mesh::from_bytes(&bytes), Ok(mesh));
 }
 
