@@ -190,6 +190,17 @@ mod tests {
     }
 
     #[test]
+    fn items_the_same_distance_apart_interleave_or_share() {
+        for (stride, size, other) in (1..9).flat_map(|stride| [(stride, 1, 2), (stride, 3, 1), (stride, 4, 4)]) {
+            for gap in 0..40 {
+                let (a, b) = (region(1000, size, &[(3, stride)]), region(1000 + gap, other, &[(2, -stride)]));
+                let all = bytes(&a);
+                assert_eq!(share(&a, &b), bytes(&b).iter().any(|byte| all.contains(byte)), "{stride} {gap}");
+            }
+        }
+    }
+
+    #[test]
     fn column_views_of_one_array_are_apart() {
         let columns: Vec<Region> = (0..4).map(|i| region(1000 + 8 * i, 8, &[(5, 32), (1, 8)])).collect();
         assert!(Disjoint::new(&[], &columns).is_ok());

@@ -76,7 +76,8 @@ fn check(sources: &mut [Array], destinations: &mut [Array], boxes: &[Box], turns
     let to: Vec<Region> = destinations.iter_mut().map(Array::region).collect();
     let mut copies = Copies::new(Disjoint::new(&from, &to).unwrap(), boxes.len()).unwrap();
     for (source, from, destination, to, extent) in boxes {
-        let sides: Vec<Side> = (from.iter().zip(to).zip(extent)).map(|((&from, &to), &extent)| Side { from, to, extent }).collect();
+        let sides: Vec<Side> =
+            (from.iter().zip(to).zip(extent)).map(|((&from, &to), &extent)| Side { from, to, extent }).collect();
         copies.push(*source, *destination, &sides).unwrap();
     }
     let groups = copies.arrange();
@@ -200,7 +201,8 @@ fn rows_of_every_short_length_are_copied_whole() {
 
 #[test]
 fn arrays_of_other_items_and_boxes_outside_are_refused_and_empty_ones_cost_nothing() {
-    let mut arrays = [Array::plain(2, &[4, 5], |_| 0), Array::plain(2, &[3, 6], |_| 0), Array::plain(4, &[4, 5], |_| 0)];
+    let mut arrays =
+        [Array::plain(2, &[4, 5], |_| 0), Array::plain(2, &[3, 6], |_| 0), Array::plain(4, &[4, 5], |_| 0)];
     let [source, like_it, other] = arrays.each_mut().map(Array::region);
     assert_eq!((source.bytes(), source.itemsize(), source.dims()), (40, 2, &[(4, 10), (5, 2)][..]));
     let (from, to) = ([source], [like_it, other]);
@@ -212,7 +214,8 @@ fn arrays_of_other_items_and_boxes_outside_are_refused_and_empty_ones_cost_nothi
     let (left, right) = ("an item of the source", "an item of the destination");
     let refused = Error::Length { left, left_len: 2, right, right_len: 4 };
     assert_eq!(push(1, [0, 0], [0, 0], [1, 1]), Err(refused));
-    for (start, extent) in [([-1, 0], [1, 1]), ([0, 0], [-1, 1]), ([0, 6], [1, 0]), ([2, 0], [3, 1]), ([0, 3], [1, 3])] {
+    for (start, extent) in [([-1, 0], [1, 1]), ([0, 0], [-1, 1]), ([0, 6], [1, 0]), ([2, 0], [3, 1]), ([0, 3], [1, 3])]
+    {
         assert_eq!(push(0, start, [0, 0], extent), Err(outside(0)), "{start:?} {extent:?}");
     }
     // The destination is the second array of an error only by its position, which is 0 as well.
@@ -223,30 +226,4 @@ fn arrays_of_other_items_and_boxes_outside_are_refused_and_empty_ones_cost_nothi
     assert_eq!(copies.push(0, 0, &[Side::default()]), Err(outside(0)));
     assert_eq!(copies.arrange().len(), 0);
     assert!(matches!(Copies::new(Disjoint::new(&from, &to).unwrap(), usize::MAX), Err(Error::TooMany { .. })));
-}
-
-#[test]
-fn the_rows_from_one_on_are_those_and_no_more() {
-    // Two lines of five rows, in the source 100 and 10 apart, in the destination 50 and 7.
-    let form = Form::of_rows(vec![(2, 100, 50), (5, 10, 7)], 1);
-    let runs = |first, count| {
-        let mut runs = Vec::new();
-        form.each_run(first, count, |from, to, length| runs.push((from, to, length)));
-        runs
-    };
-    assert_eq!(runs(0, 10), [(0, 0, 5), (100, 50, 5)]);
-    assert_eq!(runs(1, 3), [(10, 7, 3)]);
-    assert_eq!(runs(3, 6), [(30, 21, 2), (100, 50, 4)]);
-    assert_eq!(runs(9, 1), [(140, 78, 1)]);
-}
-
-#[test]
-fn short_rows_of_a_wide_array_are_fetched_ahead_and_copied() {
-    // Lines of 5,000 bytes, of which each of five arrays gets eight.
-    let mut sources = [Array::plain(1, &[20, 5000], noise)];
-    let mut destinations = [0; 5].map(|_| Array::plain(1, &[20, 8], |_| 0));
-    let boxes: Vec<Box> = (0..5).map(|i| (0, vec![0, 900 * i as i64], i, vec![0, 0], vec![20, 8])).collect();
-    let form = Form::new(vec![(20, 5000, 8), (8, 1, 1)], 1);
-    assert!(form.prefetched && form.wide_source);
-    check(&mut sources, &mut destinations, &boxes, 1);
 }
