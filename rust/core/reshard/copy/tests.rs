@@ -201,11 +201,11 @@ fn rows_of_every_short_length_are_copied_whole() {
 
 #[test]
 fn arrays_of_other_items_and_boxes_outside_are_refused_and_empty_ones_cost_nothing() {
-    let mut arrays =
-        [Array::plain(2, &[4, 5], |_| 0), Array::plain(2, &[3, 6], |_| 0), Array::plain(4, &[4, 5], |_| 0)];
-    let [source, like_it, other] = arrays.each_mut().map(Array::region);
+    let plain = |itemsize, extents: &[i64]| Array::plain(itemsize, extents, |_| 0);
+    let mut arrays = [plain(2, &[4, 5]), plain(2, &[3, 6]), plain(4, &[4, 5]), plain(2, &[9])];
+    let [source, like_it, other, flat] = arrays.each_mut().map(Array::region);
     assert_eq!((source.bytes(), source.itemsize(), source.dims()), (40, 2, &[(4, 10), (5, 2)][..]));
-    let (from, to) = ([source], [like_it, other]);
+    let (from, to) = ([source], [like_it, other, flat]);
     let mut copies = Copies::new(Disjoint::new(&from, &to).unwrap(), 1).unwrap();
     let mut push = |destination, from: [i64; 2], to: [i64; 2], extent: [i64; 2]| {
         let sides = [0, 1].map(|dim| Side { from: from[dim], to: to[dim], extent: extent[dim] });
@@ -223,6 +223,7 @@ fn arrays_of_other_items_and_boxes_outside_are_refused_and_empty_ones_cost_nothi
         assert_eq!(push(0, [0, 0], start, extent), Err(outside(0)), "{start:?} {extent:?}");
     }
     assert_eq!(push(0, [4, 5], [3, 6], [0, 0]), Ok(()));
+    assert_eq!(push(2, [0, 0], [0, 0], [1, 1]), Err(outside(0)));
     assert_eq!(copies.push(0, 0, &[Side::default()]), Err(outside(0)));
     assert_eq!(copies.arrange().len(), 0);
     assert!(matches!(Copies::new(Disjoint::new(&from, &to).unwrap(), usize::MAX), Err(Error::TooMany { .. })));
