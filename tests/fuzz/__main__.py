@@ -61,6 +61,7 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.names) - set(FUZZERS):
         parser.error(f"no fuzzer is called {', '.join(sorted(unknown))}")
+    faulthandler.enable()
     limit_memory()
     for name in options.names or FUZZERS:
         number, end = options.seed, time.monotonic() + options.seconds

@@ -91,7 +91,9 @@ def call_anything(call: Call) -> None:
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", RuntimeWarning)
         try:
-            attribute = getattr(call.receiver, call.name.name)
+            # A constructor makes a value; called on one that is there, it would change what all other calls share.
+            made_anew = call.name.name == "__init__"
+            attribute = type(call.receiver) if made_anew else getattr(call.receiver, call.name.name)
             use(attribute(*call.positional, **call.named) if callable(attribute) else attribute)
         except Exception as error:
             usual = (

@@ -16,7 +16,7 @@ from shardwise import dtensor as dt
 from shardwise.interop import torch
 from tests.fuzz import parsers
 from tests.fuzz.__main__ import FUZZERS
-from tests.fuzz.arguments import HUGE, ROWS, SHARDED
+from tests.fuzz.arguments import DTENSOR_LAYOUTS, HUGE, ROWS, SHARDED
 from tests.fuzz.surface import members, public_classes, public_names
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the limits of time and memory are Linux's")
@@ -113,3 +113,16 @@ def test_a_plan_for_more_devices_than_there_are_addresses() -> None:
     partition = sw.TensorLayout(("x", None), HUGE).partition((6, 6), "ceil")
     with pytest.raises(sw.SizeOverflowError, match=r"4611686018427387904 devices"):
         sw.plan_reshard(partition, partition)
+
+
+def test_sequences_longer_than_any_memory() -> None:
+    """The compiled module would otherwise end the process, for want of memory for what it lists."""
+    longest = range(1 << 50)
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("shape", lambda: ROWS.partition(longest)),
+        ("shape", lambda: sw.DeviceMesh(longest, ["x"])),
+        ("global_shape", lambda: DTENSOR_LAYOUTS[0].local_shape_from_global_shape(longest)),
+    ]
+    for argument, call in calls:
+        with pytest.raises(MemoryError, match=f"{argument}: {1 << 50} are too many to list"):
+            call()

@@ -2,7 +2,7 @@
 
 use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::{
-    exceptions::{PyIndexError, PyOverflowError, PyTypeError},
+    exceptions::{PyIndexError, PyMemoryError, PyOverflowError, PyTypeError},
     intern,
     prelude::*,
     sync::PyOnceLock,
@@ -71,18 +71,35 @@ pub(crate) fn integers(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64
     }
     let items = sequence(value)
         .ok_or_else(|| PyTypeError::new_err(format!("{name} must be a sequence of integers, got {}", repr(value))))?;
-    items.enumerate().map(|(i, item)| entry(name, i, &item?)).collect()
+    listed(name, items, |i, item| entry(name, i, item))
 }
 
-/// The items of a sequence. Text and bytes are sequences too, but never what was meant.
-fn sequence<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyIterator>> {
+/// Length and items of a sequence. Text and bytes are sequences too, but never what was meant.
+fn sequence<'py>(value: &Bound<'py, PyAny>) -> Option<(usize, Bound<'py, PyIterator>)> {
     let py = value.py();
-    let indexable = value.hasattr(intern!(py, "__getitem__")).unwrap_or(false) && value.len().is_ok();
+    let length = value.len().ok()?;
+    let indexable = value.hasattr(intern!(py, "__getitem__")).unwrap_or(false);
     let excluded = value.is_instance_of::<PyString>()
         || value.is_instance_of::<PyBytes>()
         || value.is_instance_of::<PyByteArray>()
         || value.is_instance_of::<PyDict>();
-    if indexable && !excluded { value.try_iter().ok() } else { None }
+    if indexable && !excluded { Some((length, value.try_iter().ok()?)) } else { None }
+}
+
+/// What `entry` makes of each item. A sequence may be longer than any memory: a range is one.
+pub(crate) fn listed<'py, T>(
+    name: &str,
+    (length, items): (usize, Bound<'py, PyIterator>),
+    mut entry: impl FnMut(usize, &Bound<'py, PyAny>) -> PyResult<T>,
+) -> PyResult<Vec<T>> {
+    let mut entries = Vec::new();
+    let too_many = |_| PyMemoryError::new_err(format!("{name}: {length} are too many to list"));
+    entries.try_reserve_exact(length).map_err(too_many)?;
+    for (i, item) in items.enumerate() {
+        entries.try_reserve(1).map_err(too_many)?; // Some sequences give more than they say that they have.
+        entries.push(entry(i, &item?)?);
+    }
+    Ok(entries)
 }
 
 fn entry(name: &str, position: usize, item: &Bound<'_, PyAny>) -> PyResult<i64> {
@@ -132,19 +149,13 @@ fn int64_array<'py>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py
 /// A sequence of strings.
 pub(crate) fn strings(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
     let wrong = || PyTypeError::new_err(format!("{name} must be a sequence of strings, got {}", repr(value)));
-    sequence(value)
-        .ok_or_else(wrong)?
-        .enumerate()
-        .map(|(i, item)| {
-            let item = item?;
-            if !item.is_instance_of::<PyString>() {
-                return Err(PyTypeError::new_err(format!("{name}[{i}] must be a string, got {}", repr(&item))));
-            }
-            item.extract::<String>().map_err(|_| {
-                PyTypeError::new_err(format!("{name}[{i}] is not valid Unicode (it holds a lone surrogate)"))
-            })
-        })
-        .collect()
+    listed(name, sequence(value).ok_or_else(wrong)?, |i, item| {
+        if !item.is_instance_of::<PyString>() {
+            return Err(PyTypeError::new_err(format!("{name}[{i}] must be a string, got {}", repr(item))));
+        }
+        item.extract::<String>()
+            .map_err(|_| PyTypeError::new_err(format!("{name}[{i}] is not valid Unicode (it holds a lone surrogate)")))
+    })
 }
 
 impl NumberArray<'_> {

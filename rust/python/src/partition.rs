@@ -89,7 +89,7 @@ impl Partition {
     #[pyo3(signature = (labels, /))]
     fn devices_indices_map<'py>(&self, py: Python<'py>, labels: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyDict>> {
         guard(|| {
-            let mut ids = vec![0; self.devices()?];
+            let mut ids = arrays::scratch("devices", self.devices()?, 1)?;
             self.core.shard_ids_into(&mut ids, &mut || Ok(())).map_err(to_py)?;
             let boxes = self.shard_boxes(py)?;
             let map = PyDict::new(py);

@@ -13,7 +13,7 @@ use shardwise_core::dtensor::{ANY, Error, Layout, LayoutKind, Mesh};
 use super::{CoreResult, DtensorMesh, hash_of, outside, parsed_text, text};
 use crate::{
     arrays::{filled, length},
-    convert::{Numbers, integer, integers, strings},
+    convert::{Numbers, integer, integers, listed, strings},
     errors::{detached, guard, to_py},
 };
 
@@ -240,10 +240,6 @@ fn refuse_any(dim: usize, spec: &str, mesh: &Mesh) -> PyResult<()> {
 
 /// The size of a dim, where `None` is unknown, which TensorFlow writes as -1.
 fn sizes(name: &str, values: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-    let mut sizes = Vec::new();
-    for value in values.try_iter()? {
-        let value = value?;
-        sizes.push(if value.is_none() { -1 } else { integer(&format!("{name}[{}]", sizes.len()), &value)? });
-    }
-    Ok(sizes)
+    let items = (values.len().unwrap_or(0), values.try_iter()?);
+    listed(name, items, |i, value| if value.is_none() { Ok(-1) } else { integer(&format!("{name}[{i}]"), value) })
 }
