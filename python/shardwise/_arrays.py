@@ -11,7 +11,7 @@ from .errors import SizeOverflowError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["array_of", "dtype_of", "int64_array"]
+__all__ = ["array_like", "array_of", "dtype_of", "int64_array"]
 
 _INT64_MAX = 2**63 - 1
 
@@ -51,12 +51,21 @@ def dtype_of(value: Any, name: str = "dtype") -> np.dtype[Any]:
     return dtype
 
 
+def array_like(name: str, value: Any) -> npt.NDArray[Any]:
+    """`value` as a numpy array (subclasses kept), where numpy can make one: of nested sequences and numbers too."""
+    try:
+        array: npt.NDArray[Any] = np.asanyarray(value)
+    except ValueError as error:  # Also of an `__array__` that gives no array.
+        raise TypeError(f"{name}: numpy cannot make an array of this {type(value).__name__}: {error}") from error
+    return array
+
+
 def array_of(name: str, value: Any) -> npt.NDArray[Any]:
     """`value` as a numpy array (subclasses kept), sharing its memory where numpy can."""
     if isinstance(value, np.ndarray):
         return value
     if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
-        return np.asarray(value)
+        return array_like(name, value)
     if hasattr(value, "__dlpack__"):
         try:
             return np.from_dlpack(value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -62,6 +63,8 @@ def main() -> int:
     if unknown := set(options.names) - set(FUZZERS):
         parser.error(f"no fuzzer is called {', '.join(sorted(unknown))}")
     faulthandler.enable()
+    # An end like any other, which leaves no temporary files.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     limit_memory()
     for name in options.names or FUZZERS:
         number, end = options.seed, time.monotonic() + options.seconds

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,6 +28,7 @@ TILED = dt.Mesh.from_string("m|x=2,y=3|0,1,2,3,4,5|0,1,2,3,4,5|CPU:0,CPU:1,CPU:2
 ONE_CLIENT = dt.Mesh.from_string("m|x=2|4,5|5|/job:a/task:1/device:GPU:0")
 SINGLE = dt.Mesh.from_device("/job:localhost/replica:0/task:0/device:CPU:0")
 FOLDER = Path(tempfile.mkdtemp(prefix="shardwise-fuzz-"))
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 CHECKPOINT = FOLDER / "good.safetensors"
 HEADER = {
     "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},

@@ -16,7 +16,7 @@ from shardwise import dtensor as dt
 from shardwise.interop import torch
 from tests.fuzz import parsers
 from tests.fuzz.__main__ import FUZZERS
-from tests.fuzz.arguments import DTENSOR_LAYOUTS, HUGE, ROWS, SHARDED
+from tests.fuzz.arguments import BOUND, DTENSOR_LAYOUTS, HUGE, ROWS, SHARDED, Odd
 from tests.fuzz.surface import members, public_classes, public_names
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the limits of time and memory are Linux's")
@@ -91,6 +91,9 @@ WRONG_TYPES: list[tuple[str, Callable[[], Any]]] = [
     ("layout", lambda: torch.from_local_tensors([], {}, [])),  # type: ignore[arg-type]
     ("sharded", lambda: torch.to_local_tensors(None)),  # type: ignore[arg-type]
     ("tensors", lambda: torch.from_local_tensors([5], ROWS, [6, 6])),
+    ("tensor", lambda: dt.copy_to_mesh([[1], [2, 3]], DTENSOR_LAYOUTS[0])),
+    (r"tensors\[1\]", lambda: dt.pack([[1], [[2], [3, 4]]], DTENSOR_LAYOUTS[4])),
+    ("tensor", lambda: sw.distribute_tensor(Odd(lambda: 1), ROWS)),
     ("dtype", lambda: ROWS.partition((6, 6)).nbytes(",f8")),
     ("dtype", lambda: sw.Variable((2,), {"x": 1}, np.zeros)),  # type: ignore[arg-type]
     ("dtype", lambda: sw.plan_reshard(ROWS.partition((6, 6)), ROWS.partition((6, 6))).total_bytes({"kernel": 3})),  # type: ignore[arg-type]
@@ -126,3 +129,13 @@ def test_sequences_longer_than_any_memory() -> None:
     for argument, call in calls:
         with pytest.raises(MemoryError, match=f"{argument}: {1 << 50} are too many to list"):
             call()
+
+
+def test_meshes_of_more_devices_than_any_memory_holds() -> None:
+    with pytest.raises(MemoryError, match=rf"labels of {1 << 62} devices"):
+        dt.Mesh.from_device_mesh(HUGE)
+    jax = pytest.importorskip("shardwise.interop.jax", exc_type=ImportError)
+    with pytest.raises(MemoryError, match=rf"labels of {1 << 62} devices"):
+        jax.to_mesh(HUGE)
+    with pytest.raises(sw.MeshError, match=rf"at most {(1 << 31) - 1} devices, .* has {1 << 62}"):
+        jax.to_named_sharding(BOUND[4], abstract=True)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from shardwise._arrays import array_like
 from shardwise.dtensor.layout import MATCH, UNSHARDED, Layout, LayoutType
 from shardwise.errors import LayoutError
 from shardwise.partition import Partition
@@ -121,7 +122,7 @@ def pack(tensors: Sequence[ArrayLike], layout: Layout) -> DTensor:
     (2, 3)
     """
     _check(layout)
-    arrays = [np.asanyarray(tensor) for tensor in tensors]
+    arrays = [array_like(f"tensors[{i}]", tensor) for i, tensor in enumerate(tensors)]
     expected = 1 if layout.is_single_device() else layout.mesh.num_local_devices()
     if len(arrays) != expected or not arrays:
         raise LayoutError(f"tensors has {len(arrays)} arrays; the mesh has {expected} local devices")
@@ -184,13 +185,13 @@ def relayout(tensor: ArrayLike | DTensor, layout: Layout, name: str | None = Non
     ['x', 'unsharded']
     """
     _check(layout)
-    layout = _matched(tensor, layout)
-    if isinstance(tensor, DTensor):
-        if tensor.layout == layout:
-            return tensor
-        whole = tensor.numpy()
-    else:
-        whole = np.asanyarray(tensor)
+    given = tensor if isinstance(tensor, DTensor) else array_like("tensor", tensor)
+    layout = _matched(given, layout)
+    if isinstance(given, DTensor):
+        if given.layout == layout:
+            return given
+        given = given.numpy()
+    whole: NDArray[Any] = given
     if layout.is_single_device():
         return DTensor([whole], layout, whole.shape, whole)
     partition, labels = _local(layout, whole.shape)
@@ -246,11 +247,11 @@ def _dtensor(tensor: object) -> DTensor:
     return tensor
 
 
-def _matched(tensor: ArrayLike | DTensor, layout: Layout) -> Layout:
+def _matched(tensor: NDArray[Any] | DTensor, layout: Layout) -> Layout:
     """Give the layout with the cuts of `tensor` in place of `MATCH`."""
     if MATCH not in layout.sharding_specs:
         return layout
-    rank = len(tensor.shape) if isinstance(tensor, DTensor) else np.ndim(tensor)
+    rank = len(tensor.shape)
     if rank != layout.rank:
         raise LayoutError(f"tensor has {rank} dims but the layout has {layout.rank}")
     kept = tensor.layout.sharding_specs if isinstance(tensor, DTensor) else []

@@ -149,8 +149,8 @@ class Mesh:
         """
         if not isinstance(device_mesh, DeviceMesh):
             raise TypeError(f"device_mesh must be a DeviceMesh, got {type(device_mesh).__name__}")
-        ids = np.arange(device_mesh.size)
         devices = device_mesh.devices.ravel().tolist()
+        ids = np.arange(device_mesh.size)
         return cls(device_mesh.axis_names, ids.reshape(device_mesh.shape), ids.tolist(), devices, mesh_name)
 
     def to_device_mesh(self) -> DeviceMesh:

@@ -37,6 +37,9 @@ __all__ = [
     "to_partition_spec",
 ]
 
+#: As many as JAX's compiled part counts.
+_MOST_DEVICES = 2**31 - 1
+
 
 def to_partition_spec(layout: TensorLayout) -> PartitionSpec:
     """Give the layout's `PartitionSpec`, with an entry for each dim; the layout needs no mesh.
@@ -102,8 +105,9 @@ def to_mesh(mesh: DeviceMesh, axis_types: Any = None) -> Mesh:
     {'x': 1, 'y': 1}
     """
     known: dict[str, dict[str, Any]] = {}
-    devices = np.empty(checked_mesh(mesh).size, object)
-    for i, label in enumerate(mesh.devices.flat):
+    labels = checked_mesh(mesh).devices
+    devices = np.empty(mesh.size, object)
+    for i, label in enumerate(labels.flat):
         platform = label.rpartition(":")[0] if isinstance(label, str) else ""
         if platform not in known:
             known[platform] = _devices(platform)
@@ -151,13 +155,16 @@ def to_named_sharding(layout: TensorLayout, *, abstract: bool = False) -> NamedS
 
     Raises:
         LayoutError: if the layout has no mesh.
-        MeshError: if JAX does not have a device of the mesh; or see `to_abstract_mesh`.
+        MeshError: if JAX does not have a device of the mesh, or the mesh has more devices than a `NamedSharding` can
+            count, which does so in 32 bits; or see `to_abstract_mesh`.
 
     >>> layout = TensorLayout(("data", "model"), DeviceMesh((256, 16), ("data", "model")))
     >>> to_named_sharding(layout, abstract=True).shard_shape((1024, 64))
     (4, 4)
     """
     layout, mesh = checked_layout(layout)
+    if mesh.size > _MOST_DEVICES:
+        raise MeshError(f"a NamedSharding is of at most {_MOST_DEVICES} devices, but {mesh!r} has {mesh.size}")
     # JAX has unreduced values on axes of this type only.
     types = (AxisType.Explicit,) * mesh.ndim if layout.unreduced else None
     made = to_abstract_mesh(mesh, types) if abstract else to_mesh(mesh, types)
