@@ -7,6 +7,8 @@ import secrets
 import stat
 from pathlib import Path
 
+from ._paths import path_of
+
 __all__ = ["replace_file"]
 
 
@@ -25,7 +27,7 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
     ...     Path(folder, "rules.toml").read_text()
     '[rules]'
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path_of(path)))
     mode = _mode(target)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:

@@ -25,10 +25,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ._atomic import replace_file
+from ._paths import path_of
 from ._rule_search import MATCH_MODES, MatchMode
 from .errors import LayoutError, ParseError, ShardwiseError
 from .layout import TensorLayout
@@ -109,7 +109,7 @@ def _text(file: str | os.PathLike[str] | TextIO, source: str) -> str:
     _check_file(file, "read")
     if not isinstance(file, (str, os.PathLike)):
         return file.read()
-    path = Path(file)
+    path = path_of(file)
     if path.exists() and not path.is_file():
         # Reading a pipe may wait for ever, and a device may never end.
         raise ParseError(f"{source} is not a regular file")

@@ -282,5 +282,7 @@ def test_paths_that_are_none(tmp_path: Path) -> None:
     for path in (None, 3, b"x"):
         with pytest.raises(TypeError):
             open_safetensors(path)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="null byte"):
+    with pytest.raises(OSError, match="null byte"):
         open_safetensors("a\0b")
+    with pytest.raises(OSError, match="surrogate pair"):
+        open_safetensors("a\ud800b")

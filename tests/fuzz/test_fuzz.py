@@ -139,3 +139,15 @@ def test_meshes_of_more_devices_than_any_memory_holds() -> None:
         jax.to_mesh(HUGE)
     with pytest.raises(sw.MeshError, match=rf"at most {(1 << 31) - 1} devices, .* has {1 << 62}"):
         jax.to_named_sharding(BOUND[4], abstract=True)
+
+
+@pytest.mark.parametrize("path", ["a\0b", "a\ud800b"])
+def test_paths_that_no_file_can_have(path: str) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: sw.Checkpoint(path),
+        lambda: sw.LayoutMap.from_toml(path),
+        lambda: sw.LayoutMap().to_toml(path),
+    ]
+    for call in calls:
+        with pytest.raises(OSError, match="no file can have this name"):
+            call()

@@ -3,12 +3,12 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
 import numpy as np
 
+from .._paths import path_of
 from .files import DataFile
 from .folder import locate_checkpoint, merge, read_index
 from .header import Entry, read_header
@@ -32,6 +32,7 @@ def open_safetensors(path: str | os.PathLike[str]) -> "Checkpoint":
         ParseError: a file does not follow the format; names the file and the byte offset or the tensor.
 
     >>> import json, tempfile
+    >>> from pathlib import Path
     >>> header = json.dumps({"bias": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}).encode()
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder, "model.safetensors")
@@ -59,7 +60,7 @@ class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = locate_checkpoint(Path(path))
+        self.path = locate_checkpoint(path_of(path))
         if self.path.suffix == ".json":
             entries, metadata, files = merge(self.path, read_index(self.path))
         else:
