@@ -23,6 +23,14 @@ class TestAxes:
         assert layout.axes == (None, "x", "y", "z", None, None)
         assert layout.rank == 6
 
+    def test_a_name_of_a_class_of_its_own_becomes_a_str(self) -> None:
+        class Name(str):
+            pass
+
+        layout = sw.TensorLayout([Name("x"), (Name("y"), "z")])
+        assert [type(name) for name in (layout.axes[0], *(layout.axes[1] or ()))] == [str] * 3
+        assert layout == sw.TensorLayout(["x", ("y", "z")])
+
     def test_the_order_of_a_tuple_counts(self) -> None:
         """Device (1, 0) is shard 3 of ("x", "y"), x major, and shard 1 of ("y", "x")."""
         m = sw.DeviceMesh((2, 3), ("x", "y"))

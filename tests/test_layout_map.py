@@ -42,6 +42,13 @@ class TestLookUp:
         for _ in range(2):  # The second answer is a remembered one.
             assert layout_map[path] == (None if axes is None else TensorLayout(axes))
 
+    def test_a_path_that_cannot_be_hashed(self) -> None:
+        class Unhashable(str):
+            __hash__ = None  # type: ignore[assignment]
+
+        with pytest.raises(TypeError, match="unhashable"):
+            LayoutMap()[Unhashable("kernel")]
+
     def test_an_inserted_layout_comes_back_itself(self) -> None:
         layout_map, layout = LayoutMap(), TensorLayout((None, "model"))
         layout_map["dense.*kernel"] = layout

@@ -38,6 +38,12 @@ class TestArithmetic:
         assert coordinates.flags.c_contiguous
         assert coordinates.tolist() == expected.tolist()
 
+    def test_many_default_labels(self) -> None:
+        mesh = sw.DeviceMesh((1 << 16, 2), ("x", "y"))
+        assert mesh.devices[-1].tolist() == ["cpu:131070", "cpu:131071"]
+        assert mesh.device(131_071) == "cpu:131071"
+        assert mesh.index_of("cpu:131071") == 131_071
+
     def test_a_mesh_of_a_million_devices_costs_no_more_than_one_of_eight(self) -> None:
         tracemalloc.start()
         mesh = sw.DeviceMesh((1 << 10, 1 << 10), ("x", "y"))

@@ -138,6 +138,12 @@ class TestBoxes:
         assert plan.src is None
         assert plan.collectives is None
         assert "boxes made by hand" in plan.explain()
+        # The rows from 3 on of columns 5 to 8, of which device 2 needs column 5.
+        transfer = next(plan[i] for i in range(len(plan)) if (plan[i].src_device, plan[i].dst_device) == (2, "cpu:2"))
+        assert transfer.box == (slice(3, 8), slice(5, 6))
+        assert transfer.src_box == (slice(0, 5), slice(0, 1))
+        assert transfer.dst_box == (slice(3, 8), slice(1, 2))
+        assert (transfer.size, transfer.nbytes("f8")) == (5, 40)
 
     @pytest.mark.parametrize(
         ("boxes", "message"),
@@ -264,6 +270,21 @@ class TestRun:
         shards = [np.broadcast_to(np.float32(0), (1, 2**44))] * 4
         with pytest.raises(MemoryError):
             row_to_column(shape).run(shards)
+
+    def test_outputs_that_no_address_space_holds(self) -> None:
+        elements = 1 << 60
+        mesh = sw.DeviceMesh((4,), ("x",))
+        parts = sw.TensorLayout(("x",), mesh).partition((elements,))
+        whole = sw.TensorLayout((None,), mesh).partition((elements,))
+        shards = [np.broadcast_to(np.float64(0), (elements // 4,))] * 4
+        with pytest.raises(sw.SizeOverflowError, match="over the address space"):
+            sw.plan_reshard(parts, whole).run(shards)
+
+    def test_progress_where_nothing_is_copied(self) -> None:
+        calls: list[tuple[int, int]] = []
+        plan = sw.plan_reshard(WHOLE.partition(SHAPE), COLUMNS.partition(SHAPE))
+        plan.run([ARRAY] * 4, progress=lambda done, total: calls.append((done, total)))
+        assert calls == [(0, 0)]
 
     def test_progress(self) -> None:
         calls: list[tuple[int, int]] = []
@@ -444,6 +465,14 @@ class TestCollectives:
         text = row_to_column().explain(np.int8)
         assert text.startswith("An int8 tensor of shape (8, 8), 64 bytes, goes")
         assert "; 16 bytes stay where they are." in text
+
+    def test_words_for_sums_and_short_times(self) -> None:
+        sums = sw.TensorLayout((None, None), MESH, unreduced=["x"]).partition(SHAPE)
+        plan = sw.plan_reshard(sums, WHOLE.partition(SHAPE))
+        assert "Each value is the sum of 2 addends" in plan.explain("f4")
+        # All-reduce over 2 devices: half of 64 elements of 4 bytes there and half back.
+        quick = sw.LinkModel(bandwidth=256e9, latency=0.0)
+        assert "As collectives, about 1 ns:" in plan.explain("f4", quick)
 
     def test_nothing_to_do(self) -> None:
         plan = sw.plan_reshard(ROWS.partition(SHAPE), ROWS.partition(SHAPE))

@@ -151,6 +151,21 @@ def test_what_the_scope_refuses() -> None:
     assert current_scope() is None
 
 
+def test_a_scope_has_its_layout_map() -> None:
+    rules = layout_map()
+    with sw.layout_map_scope(rules) as scope:
+        assert scope.layout_map is rules
+
+
+def test_a_size_over_the_limit_names_the_variable() -> None:
+    made = sw.LayoutMap(sw.DeviceMesh((4,), ("x",)))
+    made["w"] = ("x", None)
+    with sw.layout_map_scope(made):
+        huge = sw.Variable((2**62, 8), "int8", np.zeros, name="w")
+        with pytest.raises(sw.SizeOverflowError, match="variable 'w' of shape"):
+            sw.initialize_variables(huge)
+
+
 def test_an_unreduced_layout_is_refused() -> None:
     rules = sw.LayoutMap(sw.DeviceMesh((4,), ("x",)))
     rules["w"] = sw.TensorLayout((None,), unreduced=("x",))

@@ -172,6 +172,12 @@ class TestConstruction:
         with refused(TypeError, "shards[0]", type(bad).__name__):
             sw.ShardedArray(sharded().partition, [bad] * 4)
 
+    def test_masked_shards(self) -> None:
+        layout = sw.TensorLayout(("x",), sw.DeviceMesh((2,), ("x",)))
+        masked = np.ma.masked_array([1, 2], [True, False])
+        with refused(TypeError, "shards[1]", "masked array"):
+            sw.ShardedArray(layout.partition((4,)), [np.array([3, 4]), masked])
+
     @pytest.mark.parametrize("shards", [None, 5, {1, 2}])
     def test_shards_of_a_wrong_type(self, shards: Any) -> None:
         with refused(TypeError, "shards", type(shards).__name__):

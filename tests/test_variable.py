@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 import shardwise as sw
-from shardwise.object_tree import named_leaves
+from shardwise.object_tree import children, named_leaves
 
 MESH = sw.DeviceMesh((2, 4), ("data", "model"))
 
@@ -154,6 +154,11 @@ def test_a_variable_reached_twice_is_made_once_and_goes_by_the_first_path() -> N
     assert shared.layout == sw.TensorLayout(("model",), MESH)
 
 
+def test_an_atom_holds_nothing() -> None:
+    assert list(named_leaves("text", int)) == []
+    assert list(children(3)) == []
+
+
 def test_deep_trees_and_cycles_end() -> None:
     with sw.layout_map_scope(layout_map()):
         tree: list[Any] = [zeros(4)]
@@ -244,8 +249,28 @@ def test_0_d_and_empty() -> None:
     assert tree["empty"].numpy().shape == (0, 3)
 
 
+def test_an_initializer_whose_parameters_nobody_knows() -> None:
+    """As those of some functions of C."""
+    with sw.layout_map_scope(layout_map()):
+        variable = sw.initialize_variables([sw.Variable((2,), "int64", Opaque())])[0]
+    assert variable.numpy().tolist() == [5, 5]
+
+
+class Opaque:
+    __signature__ = "none"
+
+    def __call__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        return np.full(shape, 5, dtype)
+
+
 def test_outside_of_any_scope_a_variable_is_whole() -> None:
     variable = sw.Variable((3,), "int32", np.ones)
+    assert variable.dtype == np.int32
+    got = variable.numpy()
+    got[:] = 7  # The caller's own.
+    assert np.array(variable, copy=True).tolist() == [1, 1, 1]
+    with pytest.raises(ValueError, match="copy=False"):
+        variable.__array__(copy=False)
     assert variable.layout is None
     np.testing.assert_array_equal(variable.value, [1, 1, 1])
     assert sw.initialize_variables([variable])[0].path is None

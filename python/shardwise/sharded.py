@@ -93,8 +93,6 @@ class ShardedArray:
     @classmethod
     def _of_array(cls, partition: Partition, array: npt.NDArray[Any]) -> ShardedArray:
         """The views of one array, made when they are asked for."""
-        if array.shape != partition.shape:
-            raise LayoutError(f"array has shape {array.shape} but the partition is of shape {partition.shape}")
         sharded = cls.__new__(cls)
         sharded._partition = partition
         sharded._dtype = array.dtype

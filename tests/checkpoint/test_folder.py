@@ -109,3 +109,10 @@ def test_a_directory_in_the_place_of_a_file(folder: Path) -> None:
     (folder / SECOND).mkdir()
     with pytest.raises(ParseError, match="is a directory"):
         open_safetensors(folder)
+
+
+def test_an_index_of_any_size_is_not_read(folder: Path) -> None:
+    with (folder / INDEX).open("wb") as file:
+        file.truncate(100_000_001)
+    with pytest.raises(ParseError, match=r"index of 100000001 bytes; at most 100000000 are allowed"):
+        open_safetensors(folder)

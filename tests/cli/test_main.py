@@ -39,6 +39,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["shove"], "shove"),
         (["show", "8,6"], "--mesh, --layout"),
         (["show", "8,6", "--mesh", "data=2", "--layout"], "--layout: expected one argument"),
+        (["show", "8,6", "--mesh=--", "--layout", "-,-"], "--"),
         ([*SHOW, "--uneven", "odd"], "odd"),
         ([*SHOW, "--dtype", "float31"], "float31"),
         ([*SHOW, "--color"], "--color"),

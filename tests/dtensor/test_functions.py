@@ -61,6 +61,11 @@ def test_create_mesh() -> None:
     assert create_mesh({"x": 2}, device_type="TPU", use_xla_spmd=True).use_xla_spmd()
 
 
+def test_devices_of_the_type_that_was_asked_for() -> None:
+    mesh = create_mesh({"x": 2}, devices=["CPU:1", "cpu:0"], device_type="cpu")
+    assert mesh.local_devices() == [f"{LOCALHOST}CPU:1", f"{LOCALHOST}CPU:0"]
+
+
 def test_create_mesh_leaves_its_arguments_alone() -> None:
     dims = [("x", -1)]
     create_mesh(dims, devices=["CPU:0", "CPU:1"])
@@ -163,6 +168,13 @@ def test_an_environment_that_makes_no_sense(
 def test_distributed_meshes_that_cannot_be(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         create_distributed_mesh({"x": 4}, **arguments)
+
+
+def test_jobs_in_the_order_of_their_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks are numbers: by their text the last would come before the second."""
+    listed = ["/bns/cell/job/0:8000", "/bns/cell/job/9:8000", "/bns/cell/job/10:8000"]
+    monkeypatch.setenv("DTENSOR_JOBS", ",".join(listed))
+    assert jobs() == listed
 
 
 def test_full_job_name_of_no_client() -> None:

@@ -137,3 +137,16 @@ def test_wrong_types(wrong: object) -> None:
 def test_a_layout_needs_its_mesh() -> None:
     with pytest.raises(LayoutError, match="no device_mesh"):
         to_hlo(TensorLayout(("x",)))
+
+
+def test_boxes_of_a_shape_that_is_none() -> None:
+    sharding = parse_hlo("{devices=[2,4]<=[8]}")
+    with pytest.raises(LayoutError, match=r"shape is \(4, -4\)"):
+        sharding.boxes([4, -4])
+    with pytest.raises(LayoutError, match="does not tile 1 dims"):
+        sharding.boxes([4])
+
+
+def test_a_rank_that_no_tensor_has() -> None:
+    with pytest.raises(LayoutError, match="rank is -1"):
+        from_hlo("{replicated}", MESH, -1)

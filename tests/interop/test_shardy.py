@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shardwise import DeviceMesh, LayoutError, MeshError, ParseError, TensorLayout
@@ -137,3 +139,14 @@ def test_labels_that_have_no_number() -> None:
         mesh_to_shardy(own, ["a", "c"])
     with pytest.raises(MeshError, match="1 labels"):
         mesh_from_shardy('#sdy.mesh<["x"=2]>', ["a"])
+
+
+def test_names_that_mlir_cannot_hold() -> None:
+    with pytest.raises(LayoutError, match="cannot be written as UTF-8"):
+        to_shardy(TensorLayout(("x", None), MESH), mesh_name="\ud800")
+
+
+@pytest.mark.parametrize("text", [None, 3, b"#sdy.sharding<@mesh, []>"])
+def test_a_text_of_a_wrong_type(text: Any) -> None:
+    with pytest.raises(TypeError, match="text must be a str"):
+        from_shardy(text, MESH)

@@ -310,17 +310,13 @@ class _Reader:
         self._position = 0
         self._next = _TOKEN.match(text)
 
-    def _advance(self) -> None:
-        if self._next is not None:
-            self._position = self._next.end()
-            self._next = _TOKEN.match(self.text, self._position)
-
     def _take(self, kind: str, wanted: str) -> str:
-        token = None if self._next is None else self._next[kind]
-        if token is None:
+        found = self._next
+        if found is None or found[kind] is None:
             raise self.error(wanted)
-        self._advance()
-        return token
+        self._position = found.end()
+        self._next = _TOKEN.match(self.text, self._position)
+        return found[kind]
 
     def error(self, wanted: str) -> ParseError:
         found = self.text[self._position : self._position + 40].lstrip()[:20]
@@ -335,7 +331,7 @@ class _Reader:
     def skip(self, mark: str) -> bool:
         found = self.at(mark)
         if found:
-            self._advance()
+            self._take("mark", mark)
         return found
 
     def expect(self, mark: str) -> None:
@@ -345,7 +341,7 @@ class _Reader:
     def skip_word(self, *words: str) -> bool:
         found = self._next is not None and self._next["word"] in words
         if found:
-            self._advance()
+            self._take("word", "a word")
         return found
 
     def word(self, *words: str) -> str:
