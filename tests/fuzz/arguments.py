@@ -88,8 +88,11 @@ def _variable(shape: tuple[int, ...]) -> sw.Variable:
 
 
 def _checkpoint() -> sw.Checkpoint:
-    if not CHECKPOINT.exists():
-        CHECKPOINT.write_bytes(encode(HEADER, bytes(26)))
+    good = encode(HEADER, bytes(26))
+    # A call may have put a rules file in its place. A new file, for the old one may still be mapped.
+    if not CHECKPOINT.exists() or CHECKPOINT.read_bytes() != good:
+        CHECKPOINT.unlink(missing_ok=True)
+        CHECKPOINT.write_bytes(good)
     return sw.open_safetensors(CHECKPOINT)
 
 
