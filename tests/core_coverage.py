@@ -57,7 +57,7 @@ def run_tests() -> list[str]:
 def first_test_line(path: Path) -> int:
     """Where the tests in a file of the core begin, which is at its end."""
     lines = path.read_text("utf-8").splitlines()
-    return next((number for number, line in enumerate(lines, 1) if line == "#[cfg(test)]"), len(lines) + 1)
+    return next((number for number, line in enumerate(lines, 1) if line == "mod tests {"), len(lines) + 1)
 
 
 def counts_of_lines(cov: str, profile: Path, programs: list[str]) -> dict[Path, dict[int, int]]:

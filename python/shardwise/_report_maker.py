@@ -135,7 +135,7 @@ def _shape_and_dtype(described: Any) -> tuple[Any, Any]:
 
 def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
     try:
-        sizes = tuple([size if type(size) is int else _integer(size) for size in shape])
+        sizes = tuple([size if type(size) is int else _integer(size) for size in tuple(shape)])
     except TypeError:
         raise TypeError(f"the shape of {name!r} must be a sequence of integers, got {shape!r}") from None
     for dim, size in enumerate(sizes):

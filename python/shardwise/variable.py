@@ -298,9 +298,10 @@ def _takes_index(initializer: Callable[..., Any]) -> bool:
 
 def _checked_shape(shape: Any) -> tuple[int, ...]:
     try:
-        if isinstance(shape, str) or any(isinstance(size, (bool, np.bool_)) for size in shape):
+        given = tuple(shape)  # At once: of a sequence longer than any memory, this is a MemoryError.
+        if isinstance(shape, str) or any(isinstance(size, (bool, np.bool_)) for size in given):
             raise TypeError
-        sizes = tuple(operator.index(size) for size in shape)
+        sizes = tuple(operator.index(size) for size in given)
     except TypeError:
         raise TypeError(f"shape must be a sequence of integers, got {shape!r}") from None
     for dim, size in enumerate(sizes):

@@ -129,6 +129,10 @@ def test_sequences_longer_than_any_memory() -> None:
     for argument, call in calls:
         with pytest.raises(MemoryError, match=f"{argument}: {1 << 50} are too many to list"):
             call()
+    with pytest.raises(MemoryError):
+        sw.Variable(longest, "f4", np.zeros)
+    with pytest.raises(MemoryError):
+        sw.LayoutMap().report({"kernel": longest})
 
 
 def test_meshes_of_more_devices_than_any_memory_holds() -> None:
