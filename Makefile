@@ -91,9 +91,11 @@ valgrind: build ## run views and copies under valgrind, which must be installed
 	PYTHONMALLOC=malloc valgrind --log-file=target/valgrind.log $(BIN)/python -m tests.test_guard_pages heap
 	@if grep -B5 -A20 '_core\.' target/valgrind.log; then exit 1; else echo "no report in which the compiled module has a part"; fi
 
-coverage: build ## lines and branches of the Python package that its tests reach
-	$(BIN)/python -m coverage run -m pytest -q
-	$(BIN)/python -m coverage report
+coverage: frameworks ## what the tests reach: lines and branches of the Python package, lines of the core
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest -q; status=$$?; \
+	  $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage report && exit $$status
+	$(BIN)/python -m tests.core_coverage
 
 # Takes hours; FILE chooses one.
 FILE ?= rust/core/**/*.rs

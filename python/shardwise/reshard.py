@@ -273,7 +273,7 @@ class ReshardPlan:
         """
         if isinstance(max_bytes_in_flight, bool) or not hasattr(max_bytes_in_flight, "__index__"):
             raise TypeError(f"max_bytes_in_flight must be an integer, got {max_bytes_in_flight!r}")
-        budget = max(min(max_bytes_in_flight.__index__(), 2**63 - 1), -(2**63))
+        budget = max(min(operator.index(max_bytes_in_flight), 2**63 - 1), -(2**63))
         pieces, ends = self._core.rounds(budget, dtype_of(dtype).itemsize)
         return np.split(self._structured(pieces), ends[:-1]) if len(ends) else []
 

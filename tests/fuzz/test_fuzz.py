@@ -16,7 +16,7 @@ from shardwise import dtensor as dt
 from shardwise.interop import torch
 from tests.fuzz import parsers
 from tests.fuzz.__main__ import FUZZERS
-from tests.fuzz.arguments import BOUND, DTENSOR_LAYOUTS, HUGE, ROWS, SHARDED, Odd
+from tests.fuzz.arguments import BOUND, DTENSOR_LAYOUTS, HUGE, PLANS, ROWS, SHARDED, Odd
 from tests.fuzz.surface import members, public_classes, public_names
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the limits of time and memory are Linux's")
@@ -75,6 +75,7 @@ WRONG_TYPES: list[tuple[str, Callable[[], Any]]] = [
     ("sharded", lambda: sw.all_gather(0)),  # type: ignore[arg-type]
     ("sharded", lambda: sw.all_reduce(None)),  # type: ignore[arg-type]
     ("sharded", lambda: sw.reduce_scatter("x", "x", 0)),  # type: ignore[arg-type]
+    ("returned non-int", lambda: PLANS[0].rounds(Odd(lambda: "x"), "f4")),  # type: ignore[arg-type]
     ("dim", lambda: sw.reduce_scatter(SHARDED[1], "x", "0")),  # type: ignore[arg-type]
     ("links", lambda: sw.plan_reshard(ROWS.partition((6, 6)), ROWS.partition((6, 6))).price("f4", {})),  # type: ignore[arg-type]
     ("integer", lambda: sw.plan_reshard(ROWS.partition((6, 6)), ROWS.partition((6, 6)))["start"]),  # type: ignore[index]
