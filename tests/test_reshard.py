@@ -271,6 +271,17 @@ class TestRun:
         with pytest.raises(MemoryError):
             row_to_column(shape).run(shards)
 
+    def test_many_small_outputs_lie_apart(self) -> None:
+        """Together over the size of one block of memory, none of a length that is a multiple of 16."""
+        mesh = sw.DeviceMesh((64,), ("x",))
+        array = np.random.default_rng(0).integers(0, 256, (8191, 2600), np.uint8)
+        rows = sw.TensorLayout(("x", None), mesh).partition(array.shape, "ceil")
+        columns = sw.TensorLayout((None, "x"), mesh).partition(array.shape, "ceil")
+        got = sw.plan_reshard(rows, columns).run(rows.views(array))
+        for shard, expected in zip(got, columns.views(array), strict=True):
+            assert np.array_equal(shard, expected)
+            assert shard.ctypes.data % 16 == 0
+
     def test_outputs_that_no_address_space_holds(self) -> None:
         elements = 1 << 60
         mesh = sw.DeviceMesh((4,), ("x",))
@@ -414,6 +425,9 @@ class TestShardedArray:
 
     def test_refused(self) -> None:
         for sharded in (sw.distribute_tensor(ARRAY, ROWS), sw.ShardedArray(ROWS.partition(SHAPE), row_shards(ARRAY))):
+            other = sw.plan_reshard(COLUMNS.partition(SHAPE), ROWS.partition(SHAPE))
+            with pytest.raises(sw.LayoutError, match=r"src_shards is cut by .* but the plan is for"):
+                other.run_collectives(sharded)
             with pytest.raises(sw.LayoutError, match="unreduced"):
                 sharded.reshard(sw.TensorLayout((None, None), MESH, unreduced=("x",)))
             with pytest.raises(TypeError, match="layout must be a TensorLayout"):

@@ -86,6 +86,8 @@ def test_what_is_refused() -> None:
         sw.LayoutMap.from_tp_plan(["a"], MESH, "tp")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="mesh must be a DeviceMesh"):
         sw.LayoutMap.from_tp_plan(LLAMA, 4, "tp")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="mesh must be a DeviceMesh, got NoneType"):
+        sw.LayoutMap.from_tp_plan(LLAMA, None, "tp")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="plan must map strings to strings"):
         sw.LayoutMap.from_tp_plan({"a": None}, MESH, "tp")  # type: ignore[dict-item]
 

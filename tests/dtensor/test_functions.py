@@ -198,6 +198,15 @@ def test_components_are_views() -> None:
     assert array[0, 0] == -1
 
 
+def test_a_copy_is_made_where_one_is_asked_for() -> None:
+    array = np.arange(6)
+    tensor = relayout(array, Layout(["x"], MESH))
+    assert np.shares_memory(np.asarray(tensor), array)
+    copied = np.array(tensor)
+    assert not np.shares_memory(copied, array)
+    assert copied.tolist() == [0, 1, 2, 3, 4, 5]
+
+
 def test_the_example_of_the_documentation() -> None:
     mesh = create_mesh({"x": 3, "y": 2}, device_type="TPU")
     tensor = copy_to_mesh(np.arange(6).reshape(3, 2), Layout(["x", "unsharded"], mesh))
