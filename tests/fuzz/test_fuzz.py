@@ -13,7 +13,7 @@ import pytest
 
 import shardwise as sw
 from shardwise import dtensor as dt
-from shardwise.interop import torch
+from shardwise.interop import hlo, torch
 from tests.fuzz import parsers
 from tests.fuzz.__main__ import FUZZERS
 from tests.fuzz.arguments import BOUND, DTENSOR_LAYOUTS, HUGE, PLANS, ROWS, SHARDED, Odd
@@ -139,6 +139,8 @@ def test_sequences_longer_than_any_memory() -> None:
 def test_meshes_of_more_devices_than_any_memory_holds() -> None:
     with pytest.raises(MemoryError, match=rf"labels of {1 << 62} devices"):
         dt.Mesh.from_device_mesh(HUGE)
+    with pytest.raises(MemoryError, match=rf"numbers of {1 << 62} devices"):
+        hlo.to_hlo(BOUND[6], iota=False)
     jax = pytest.importorskip("shardwise.interop.jax", exc_type=ImportError)
     with pytest.raises(MemoryError, match=rf"labels of {1 << 62} devices"):
         jax.to_mesh(HUGE)

@@ -56,7 +56,11 @@ class Iota:
         >>> Iota((2, 3), (1, 0)).devices.tolist()
         [0, 3, 1, 4, 2, 5]
         """
-        numbers = np.arange(math.prod(self.reshape), dtype=np.int64)
+        count = math.prod(self.reshape)
+        try:
+            numbers = np.arange(count, dtype=np.int64)
+        except ValueError:  # numpy's word for a size that no address space holds
+            raise MemoryError(f"no room for the numbers of {count} devices") from None
         devices: npt.NDArray[np.int64] = numbers.reshape(self.reshape).transpose(self.perm).ravel()
         return devices
 
