@@ -76,7 +76,7 @@ def test_rooms_are_imported_when_a_name_of_theirs_is_used() -> None:
     program = """
 import sys
 import shardwise as sw
-rooms = ("checkpoint", "collectives", "drawing", "reshard", "scope", "variable")
+rooms = ("checkpoint", "collectives", "drawing", "layout_map", "reshard", "scope", "variable")
 print([room for room in rooms if f"shardwise.{room}" in sys.modules])
 sw.draw
 print([room for room in rooms if f"shardwise.{room}" in sys.modules], sw.draw is sys.modules["shardwise.drawing"].draw)

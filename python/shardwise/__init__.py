@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import InternalError, LayoutError, MeshError, ParseError, ShardwiseError, SizeOverflowError
 from .layout import Axes, TensorLayout, UnevenRule
-from .layout_map import LayoutMap
 from .mesh import DeviceMesh, list_devices
 from .partition import Partition
 from .sharded import Shard, ShardedArray, distribute_tensor
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from .checkpoint import Checkpoint, open_safetensors
     from .collectives import CollectiveStep, LinkModel, all_gather, all_reduce, gather, reduce_scatter
     from .drawing import draw
+    from .layout_map import LayoutMap
     from .reshard import ReshardPlan, Transfer, plan_from_boxes, plan_reshard
     from .scope import layout_map_scope
     from .variable import Variable, initialize_variables
@@ -66,6 +66,7 @@ _ROOMS = {
     "checkpoint": ("Checkpoint", "open_safetensors"),
     "collectives": ("CollectiveStep", "LinkModel", "all_gather", "all_reduce", "gather", "reduce_scatter"),
     "drawing": ("draw",),
+    "layout_map": ("LayoutMap",),
     "reshard": ("ReshardPlan", "Transfer", "plan_from_boxes", "plan_reshard"),
     "scope": ("layout_map_scope",),
     "variable": ("Variable", "initialize_variables"),
