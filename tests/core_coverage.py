@@ -70,7 +70,7 @@ def counts_of_lines(cov: str, profile: Path, programs: list[str]) -> dict[Path, 
         kind, _, rest = line.partition(":")
         if kind == "SF":
             path = Path(rest)
-            ours = path.is_relative_to(CORE) and path.name != "tests.rs"
+            ours = path.is_relative_to(CORE) and not {"tests", "tests.rs"} & set(path.relative_to(CORE).parts)
             end = first_test_line(path) if ours else 0
         elif kind == "DA":
             number, count = map(int, rest.split(",")[:2])

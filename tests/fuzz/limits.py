@@ -54,6 +54,8 @@ def is_documented(error: BaseException, *documentation: str | None) -> bool:
         return False
     if isinstance(error, (ShardwiseError, TypeError, IndexError, Mine)):
         return True
+    if isinstance(error, ValueError) and "__len__() should" in str(error):
+        return True  # Python's own word on an object whose length is none.
     if isinstance(error, MemoryError):  # What cannot be listed in any memory, such as the labels of 2**62 devices.
         return True
     if isinstance(error, ImportError) and error.name in ("torch", "jax", "ml_dtypes"):

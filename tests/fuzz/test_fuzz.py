@@ -16,7 +16,7 @@ from shardwise import dtensor as dt
 from shardwise.interop import hlo, torch
 from tests.fuzz import parsers
 from tests.fuzz.__main__ import FUZZERS
-from tests.fuzz.arguments import BOUND, DTENSOR_LAYOUTS, HUGE, PLANS, ROWS, SHARDED, Odd
+from tests.fuzz.arguments import BOUND, DTENSOR_LAYOUTS, HUGE, MESH, PLANS, ROWS, SHARDED, Odd
 from tests.fuzz.surface import members, public_classes, public_names
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the limits of time and memory are Linux's")
@@ -84,6 +84,7 @@ WRONG_TYPES: list[tuple[str, Callable[[], Any]]] = [
     ("device_mesh", lambda: dt.Mesh.from_device_mesh(2)),  # type: ignore[arg-type]
     ("dev", lambda: dt.DeviceSpec().make_merged_spec(3)),  # type: ignore[arg-type]
     ("layout", lambda: dt.Layout.from_tensor_layout({})),  # type: ignore[arg-type]
+    ("mesh", lambda: dt.Layout.from_tensor_layout(BOUND[0], MESH)),  # type: ignore[arg-type]
     ("device_type", lambda: dt.create_mesh({"x": 1}, device_type=7)),  # type: ignore[arg-type]
     ("task_id", lambda: dt.full_job_name(np.zeros((2, 3)))),  # type: ignore[arg-type]
     ("devices", lambda: dt.create_mesh({"x": 1}, devices=[np.int64(1)])),

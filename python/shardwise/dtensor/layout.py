@@ -199,6 +199,8 @@ class Layout:
             if own is None:
                 raise LayoutError("the layout has no device_mesh, and no mesh was given")
             mesh = Mesh.from_device_mesh(own)
+        elif not isinstance(mesh, Mesh):
+            raise TypeError(f"mesh must be a dtensor.Mesh, got {type(mesh).__name__}")
         elif own is not None and (tuple(mesh.dim_names), tuple(mesh.shape())) != (own.axis_names, own.shape):
             raise LayoutError(f"mesh is {mesh!r}, of other axes than the layout's {own!r}")
         return cls(specs, mesh)
