@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
 import signal
 import sys
@@ -54,7 +55,7 @@ def is_documented(error: BaseException, *documentation: str | None) -> bool:
         return False
     if isinstance(error, (ShardwiseError, TypeError, IndexError, Mine)):
         return True
-    if isinstance(error, ValueError) and "__len__() should" in str(error):
+    if type(error) in (ValueError, OverflowError) and re.search(r"__len__\(\) should|index-sized integer", str(error)):
         return True  # Python's own word on an object whose length is none.
     if isinstance(error, MemoryError):  # What cannot be listed in any memory, such as the labels of 2**62 devices.
         return True

@@ -13,7 +13,7 @@ import pytest
 
 import shardwise as sw
 from shardwise import dtensor as dt
-from shardwise.interop import hlo, torch
+from shardwise.interop import hlo, torch, translate
 from tests.fuzz import parsers
 from tests.fuzz.__main__ import FUZZERS
 from tests.fuzz.arguments import BOUND, DTENSOR_LAYOUTS, HUGE, MESH, PLANS, ROWS, SHARDED, Odd
@@ -85,6 +85,7 @@ WRONG_TYPES: list[tuple[str, Callable[[], Any]]] = [
     ("dev", lambda: dt.DeviceSpec().make_merged_spec(3)),  # type: ignore[arg-type]
     ("layout", lambda: dt.Layout.from_tensor_layout({})),  # type: ignore[arg-type]
     ("mesh", lambda: dt.Layout.from_tensor_layout(BOUND[0], MESH)),  # type: ignore[arg-type]
+    ("to", lambda: translate(ROWS, [Odd(lambda: True)])),  # type: ignore[list-item]
     ("device_type", lambda: dt.create_mesh({"x": 1}, device_type=7)),  # type: ignore[arg-type]
     ("task_id", lambda: dt.full_job_name(np.zeros((2, 3)))),  # type: ignore[arg-type]
     ("devices", lambda: dt.create_mesh({"x": 1}, devices=[np.int64(1)])),

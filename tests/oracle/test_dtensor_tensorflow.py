@@ -53,6 +53,8 @@ FAR = f"Mesh(['x', 'y'], np.arange(4).reshape(2, 2), [], [], global_devices={DEV
 ONE = "Layout.from_device('/job:a/task:0/device:CPU:0')"
 TPUS = ",".join(f"/job:a/task:0/device:TPU:{index}" for index in range(2))
 DIES = "dies"
+#: It writes outside of the memory that it has, and dies of that mostly, but not always.
+WRITES_OUTSIDE = "writes outside"
 
 
 def raised(name: str) -> tuple[str, str]:
@@ -78,7 +80,7 @@ DIFFERENCES: list[tuple[str, Any, Any]] = [
     ("Mesh.from_string('m|x=-1|*CPU')", DIES, ParseError),
     (f"Layout.batch_sharded({PLAIN}, 'x', rank=0)", DIES, LayoutError),
     (f"Layout.inner_sharded({PLAIN}, 'x', rank=0)", DIES, LayoutError),
-    (f"Layout.batch_sharded({PLAIN}, 'x', rank=2, axis=-1)", DIES, LayoutError),
+    (f"Layout.batch_sharded({PLAIN}, 'x', rank=2, axis=-1)", WRITES_OUTSIDE, LayoutError),
     (f"{CUT}.num_shards(99999999)", DIES, LayoutError),
     (f"{ONE}.num_shards(0)", DIES, LayoutError),
     ("Layout.from_string('empty_layout').num_shards(0)", DIES, LayoutError),
@@ -173,4 +175,7 @@ def test_the_documented_differences(tensorflow: Worker, expression: str, theirs:
     answer = tensorflow.ask([expression])[0]
     if not tensorflow.version.startswith("2.21"):
         pytest.skip(f"the differences are those of TensorFlow 2.21, this is {tensorflow.version}")
-    assert answer == theirs
+    if theirs != WRITES_OUTSIDE:
+        assert answer == theirs
+    elif not isinstance(answer, str):
+        assert list(answer.sharding_specs) == ["unsharded"] * 2  # The cut is lost.

@@ -43,6 +43,8 @@ def translate(layout: TensorLayout, to: str | Iterable[str] | None = None) -> di
     layout, _ = checked_layout(layout)
     names = list(DIALECTS) if to is None else [to] if isinstance(to, str) else list(to)
     for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"to must be a dialect's name, or a sequence of them, got {type(name).__name__} in it")
         if name not in DIALECTS:
             raise LayoutError(f"to holds {name!r}; the dialects are {', '.join(DIALECTS)}")
     return {name: _attempt(_WRITERS[name], layout) for name in names}
