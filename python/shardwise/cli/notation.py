@@ -46,7 +46,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     """
     inner = text.strip().removeprefix("(").removesuffix(")").strip()
     sizes = re.split(r"[,x]", inner.removesuffix(",")) if inner else []
-    if not all(re.fullmatch(r"[0-9]{1,19}", size.strip(), re.ASCII) for size in sizes):
+    if not text.isprintable() or not all(re.fullmatch(r"[0-9]{1,19}", size.strip(), re.ASCII) for size in sizes):
         raise ParseError(f"shape {text!r}: not integers with commas between them; 8,6 or 8x6 would be a shape")
     return tuple(map(int, sizes))
 
