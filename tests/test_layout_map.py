@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from shardwise import DeviceMesh, LayoutError, LayoutMap, TensorLayout
-from shardwise._rule_search import REMEMBERED_PATHS
+from shardwise.rules.search import REMEMBERED_PATHS
 
 MESH = DeviceMesh((2, 4), ("data", "model"))
 

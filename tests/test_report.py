@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise import DeviceMesh, LayoutError, LayoutMap, SizeOverflowError, TensorLayout
+from shardwise._text import bytes_text
 from shardwise.layout import UnevenRule
-from shardwise.report import Clash, IndivisibleDim, RankMismatch, bytes_text
+from shardwise.rules.report import Clash, IndivisibleDim, RankMismatch
 
 MESH = DeviceMesh((2, 4), ("data", "model"))
 

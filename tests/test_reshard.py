@@ -472,13 +472,13 @@ class TestCollectives:
         array = ARRAY.astype(">f4")
         plan = sw.plan_reshard(ROWS.partition(SHAPE), after.partition(SHAPE))
         ran = plan.run_collectives(sw.ShardedArray(ROWS.partition(SHAPE), row_shards(array)))
-        assert ran.dtype == np.dtype(">f4")
-        assert (ran.numpy() == array).all()
+        assert all(shard.dtype == np.dtype(">f4") for shard in ran)
+        assert (sw.ShardedArray(after.partition(SHAPE), ran).numpy() == array).all()
 
     def test_words(self) -> None:
         text = row_to_column().explain(np.int8)
-        assert text.startswith("An int8 tensor of shape (8, 8), 64 bytes, goes")
-        assert "; 16 bytes stay where they are." in text
+        assert text.startswith("An int8 tensor of shape (8, 8), 64 B, goes")
+        assert "; 16 B stays in place." in text
 
     def test_words_for_sums_and_short_times(self) -> None:
         sums = sw.TensorLayout((None, None), MESH, unreduced=["x"]).partition(SHAPE)

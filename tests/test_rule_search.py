@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardwise import LayoutMap, TensorLayout
 from shardwise._core import RuleSet
-from shardwise._rule_search import MATCH_MODES, MatchMode
+from shardwise.rules.search import MATCH_MODES, MatchMode
 
 # Pieces of which the syntaxes of Python and of the compiled core make the same, or different things, or an error.
 PIECES = r"""

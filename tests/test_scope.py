@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise.scope import current_scope
+from shardwise.model.scope import current_scope
 
 
 def layout_map(axis: str = "x", rules: tuple[str, ...] = ("w",)) -> sw.LayoutMap:

@@ -15,7 +15,7 @@ import pytest
 
 import shardwise as sw
 from shardwise import dtensor as dt
-from tests.checkpoint.conftest import encode
+from tests.store.conftest import encode
 
 THREADS = 32
 

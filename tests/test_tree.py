@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardwise import DeviceMesh, LayoutError, LayoutMap, TensorLayout, distribute_tensor
-from shardwise.tree import map_arrays
+from shardwise._tree import map_arrays
 
 MESH = DeviceMesh((2, 4), ("data", "model"))
 

@@ -11,20 +11,21 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .array.sharded import Shard, ShardedArray, distribute_tensor
 from .errors import InternalError, LayoutError, MeshError, ParseError, ShardwiseError, SizeOverflowError
 from .layout import Axes, TensorLayout, UnevenRule
 from .mesh import DeviceMesh, list_devices
 from .partition import Partition
-from .sharded import Shard, ShardedArray, distribute_tensor
 
 if TYPE_CHECKING:
-    from .checkpoint import Checkpoint, open_safetensors
-    from .collectives import CollectiveStep, LinkModel, all_gather, all_reduce, gather, reduce_scatter
-    from .drawing import draw
-    from .layout_map import LayoutMap
-    from .reshard import ReshardPlan, Transfer, plan_from_boxes, plan_reshard
-    from .scope import layout_map_scope
-    from .variable import Variable, initialize_variables
+    from .array.verbs import all_gather, all_reduce, gather, reduce_scatter
+    from .model.scope import layout_map_scope
+    from .model.variable import Variable, initialize_variables
+    from .reshard.collectives import CollectiveStep, LinkModel
+    from .reshard.plan import ReshardPlan, Transfer, plan_from_boxes, plan_reshard
+    from .rules.layout_map import LayoutMap
+    from .show.drawing import draw
+    from .store import Checkpoint, open_safetensors
 
 __all__ = [
     "Axes",
@@ -61,23 +62,24 @@ __all__ = [
     "reduce_scatter",
 ]
 
-# Whoever asks only who holds what should not wait for the rest, which is imported when a name of it is first used.
-_ROOMS = {
-    "checkpoint": ("Checkpoint", "open_safetensors"),
-    "collectives": ("CollectiveStep", "LinkModel", "all_gather", "all_reduce", "gather", "reduce_scatter"),
-    "drawing": ("draw",),
-    "layout_map": ("LayoutMap",),
-    "reshard": ("ReshardPlan", "Transfer", "plan_from_boxes", "plan_reshard"),
-    "scope": ("layout_map_scope",),
-    "variable": ("Variable", "initialize_variables"),
+# Imported when a name of theirs is first used, to keep `import shardwise` fast.
+_LAZY = {
+    "array.verbs": ("all_gather", "all_reduce", "gather", "reduce_scatter"),
+    "model.scope": ("layout_map_scope",),
+    "model.variable": ("Variable", "initialize_variables"),
+    "reshard.collectives": ("CollectiveStep", "LinkModel"),
+    "reshard.plan": ("ReshardPlan", "Transfer", "plan_from_boxes", "plan_reshard"),
+    "rules.layout_map": ("LayoutMap",),
+    "show.drawing": ("draw",),
+    "store": ("Checkpoint", "open_safetensors"),
 }
-_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+_MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOM_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f".{_ROOM_OF[name]}", __name__), name)
+    value = globals()[name] = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
     return value
 
 

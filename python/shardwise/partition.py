@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from . import _core
-from ._arrays import dtype_of
+from ._arguments import dtype_of
 from .errors import SizeOverflowError
 
 if TYPE_CHECKING:

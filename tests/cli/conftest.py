@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.checkpoint.dtypes import DTYPES
+from shardwise.store.dtypes import DTYPES
 
-from ..checkpoint.conftest import encode
+from ..store.conftest import encode
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise import LayoutError, MeshError, ParseError, SizeOverflowError, TensorLayout
-from shardwise.checkpoint.dtypes import DTYPES
 from shardwise.cli.notation import (
     format_layout,
     format_mesh,
@@ -15,6 +14,7 @@ from shardwise.cli.notation import (
     parse_mesh,
     parse_shape,
 )
+from shardwise.store.dtypes import DTYPES
 
 
 def test_meshes() -> None:

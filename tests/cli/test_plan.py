@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shardwise import DeviceMesh, TensorLayout, UnevenRule
-from shardwise.checkpoint.dtypes import DTYPES
 from shardwise.cli import main
+from shardwise.store.dtypes import DTYPES
 
 from .conftest import Tensors, write_checkpoint
 

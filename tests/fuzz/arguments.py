@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise import dtensor as dt
 from shardwise.interop import hlo, torch
-from tests.checkpoint.conftest import encode
 from tests.fuzz.limits import Mine
+from tests.store.conftest import encode
 
 MESH = sw.DeviceMesh((2, 3), ("x", "y"))
 OTHER = sw.DeviceMesh((3, 2), ("a", "x"), ["d5", ("host", 1), 7, "d2", "d1", "d0"])

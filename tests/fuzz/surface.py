@@ -66,7 +66,7 @@ class Name:
 
 def modules() -> list[Any]:
     """The modules whose `__all__` is public."""
-    names = ["shardwise", "shardwise.checkpoint", "shardwise.dtensor", "shardwise.interop"]
+    names = ["shardwise", "shardwise.store", "shardwise.dtensor", "shardwise.interop"]
     # The functions for Keras take models and need the framework; tests/interop has them.
     names += [f"shardwise.interop.{module.name}" for module in pkgutil.iter_modules(shardwise.interop.__path__)
               if not module.name.startswith("_") and not module.ispkg]  # fmt: skip

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise import drawing
+from shardwise.show import drawing
 
 from .layouts import layouts, mesh_of
 

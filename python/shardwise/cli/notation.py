@@ -4,10 +4,10 @@ import re
 
 import numpy as np
 
-from ..checkpoint.dtypes import DTYPES
 from ..errors import ParseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from ..store.dtypes import DTYPES
 
 __all__ = [
     "format_layout",

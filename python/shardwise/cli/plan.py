@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import open_safetensors
+from .._text import bytes_text
 from ..layout import UnevenRule
-from ..layout_map import LayoutMap
 from ..mesh import DeviceMesh
-from ..report import bytes_text
+from ..rules.layout_map import LayoutMap
+from ..store import open_safetensors
 from .names import brief, group_names
 from .notation import format_layout, format_mesh, format_shape, parse_mesh
 from .planning import Plan, PlannedTensor

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..checkpoint import Entry
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from ..report import LayoutReport, TensorReport
+from ..rules.report import LayoutReport, TensorReport
+from ..store import Entry
 
 __all__ = ["Plan", "PlannedTensor"]
 

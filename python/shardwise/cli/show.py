@@ -5,10 +5,10 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from .._text import bytes_text
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..partition import Partition
-from ..report import bytes_text
 from .names import brief
 from .notation import (
     format_layout,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from shardwise._arrays import array_like
+from shardwise._arguments import array_like
 from shardwise.dtensor.layout import MATCH, UNSHARDED, Layout, LayoutType
 from shardwise.errors import LayoutError
 from shardwise.partition import Partition

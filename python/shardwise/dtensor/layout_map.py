@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from shardwise._core import RuleSet
-from shardwise._rule_search import checked_path, compiled_rule
 from shardwise.dtensor.layout import Layout
 from shardwise.dtensor.mesh import Mesh
 from shardwise.errors import LayoutError
-from shardwise.layout_map import LayoutMap as TensorLayoutMap
-from shardwise.scope import LayoutScope
-from shardwise.scope import layout_map_scope as scope_of_tensor_layouts
+from shardwise.model.scope import LayoutScope
+from shardwise.model.scope import layout_map_scope as scope_of_tensor_layouts
+from shardwise.rules.layout_map import LayoutMap as TensorLayoutMap
+from shardwise.rules.search import checked_path, compiled_rule
 
 __all__ = ["LayoutMap", "layout_map_scope"]
 

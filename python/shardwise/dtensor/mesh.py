@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shardwise import _core
-from shardwise._arrays import int64_array
+from shardwise._arguments import int64_array
 from shardwise.dtensor.proto import MeshProto, SerializableMessage, message_bytes
 from shardwise.errors import MeshError
 from shardwise.mesh import DeviceMesh

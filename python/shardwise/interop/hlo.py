@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from .._arrays import int64_array
+from .._arguments import int64_array
 from ..errors import LayoutError, ParseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh

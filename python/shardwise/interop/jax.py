@@ -19,10 +19,10 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
+from ..array.sharded import ShardedArray
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from ..sharded import ShardedArray
 from ._axes import checked_layout, checked_mesh, checked_rank
 
 __all__ = [

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ..array.sharded import ShardedArray
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from ..sharded import ShardedArray
 from ._axes import checked_layout, checked_mesh, checked_rank, spec_names
 from ._strided import strided_pieces
 from ._tensors import array_of_tensor, tensor_of_array

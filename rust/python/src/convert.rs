@@ -142,7 +142,7 @@ impl<'py> Numbers<'py> {
 /// The value as an int64 array that a slice may be taken of; converts (and copies) only what is not one already.
 fn int64_array<'py>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     static INTEGERS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let convert = INTEGERS.import(value.py(), "shardwise._arrays", "int64_array")?;
+    let convert = INTEGERS.import(value.py(), "shardwise._arguments", "int64_array")?;
     convert.call1((name, value))
 }
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from shardwise.errors import LayoutError, MeshError
 from shardwise.layout import TensorLayout
-from shardwise.layout_map import LayoutMap
 from shardwise.mesh import DeviceMesh
+from shardwise.rules.layout_map import LayoutMap
 
 __all__ = ["from_keras", "to_keras"]
 

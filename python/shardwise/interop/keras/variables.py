@@ -15,10 +15,10 @@ import keras
 import numpy as np
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
+from shardwise.array.sharded import Shard
 from shardwise.errors import LayoutError
 from shardwise.layout import TensorLayout
-from shardwise.scope import Placement
-from shardwise.sharded import Shard
+from shardwise.model.scope import Placement
 
 from .placing import initial_value, local_data, sharding_of
 

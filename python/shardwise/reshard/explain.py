@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._text import bytes_text, seconds_text
+
 if TYPE_CHECKING:
     from .collectives import LinkModel
-    from .reshard import ReshardPlan
+    from .plan import ReshardPlan
 
-__all__ = ["bytes_text", "explain", "seconds_text"]
+__all__ = ["explain"]
 
 
 def explain(plan: ReshardPlan, dtype: np.dtype[Any], links: LinkModel | None) -> str:
@@ -22,7 +24,7 @@ def explain(plan: ReshardPlan, dtype: np.dtype[Any], links: LinkModel | None) ->
     lines = [f"{article} {dtype} tensor of shape {dst.shape}, {size}, goes from {origin} to {_layout_text(dst)}."]
     kept = sum(plan.bytes_kept(dtype).tolist())
     amount = f"{bytes_text(kept)}{' of addends' if plan.addends > 1 else ''}"
-    stays = f"; {amount} {'stay where they are' if 1 < kept < 1024 else 'stays where it is'}"
+    stays = f"; {amount} stays in place"
     if len(plan):
         noun, verb = ("box", "moves") if len(plan) == 1 else ("boxes", "move")
         moves = f"{len(plan)} {noun} {verb}, {bytes_text(plan.total_bytes(dtype))} in all"
@@ -53,27 +55,3 @@ def _layout_text(partition: Any) -> str:
     rule = "" if partition.uneven == "even" else f" cut by the rule {partition.uneven!r}"
     count = layout.device_mesh.size
     return f"{layout.axes}{unreduced}{rule} on {count} device{'' if count == 1 else 's'}"
-
-
-def bytes_text(count: int) -> str:
-    """Write a number of bytes as people do.
-
-    >>> bytes_text(768), bytes_text(3 << 20), bytes_text(1536)
-    ('768 bytes', '3 MiB', '1.5 KiB')
-    """
-    if count < 1024:
-        return f"{count} byte{'' if count == 1 else 's'}"
-    power = min((count.bit_length() - 1) // 10, 6)
-    return f"{count / (1 << 10 * power):.4g} {('KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB')[power - 1]}"
-
-
-def seconds_text(seconds: float) -> str:
-    """Write a time as people do.
-
-    >>> seconds_text(1.87e-5), seconds_text(0.25), seconds_text(0)
-    ('18.7 µs', '250 ms', '0 s')
-    """
-    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
-        if seconds * factor >= 1 or seconds == 0:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise import ParseError, open_safetensors
-from shardwise.checkpoint.dtypes import DTYPES
+from shardwise.store.dtypes import DTYPES
 
 from .conftest import Write, encode, peer
 

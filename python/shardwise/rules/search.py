@@ -10,11 +10,11 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ._core import RuleSet
-from .errors import LayoutError
+from .._core import RuleSet
+from ..errors import LayoutError
 
 if TYPE_CHECKING:
-    from .layout import TensorLayout
+    from ..layout import TensorLayout
 
 __all__ = [
     "MATCH_MODES",

@@ -8,15 +8,15 @@ from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, Sequen
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, overload
 
-from ._rule_search import MATCH_MODES, Answers, MatchMode, Rule, checked_path, compiled_rule
-from .errors import LayoutError
-from .layout import TensorLayout
-from .mesh import DeviceMesh
+from ..errors import LayoutError
+from ..layout import TensorLayout
+from ..mesh import DeviceMesh
+from .search import MATCH_MODES, Answers, MatchMode, Rule, checked_path, compiled_rule
 
 if TYPE_CHECKING:
-    from ._report_maker import Names
-    from .layout import UnevenRule
+    from ..layout import UnevenRule
     from .report import LayoutReport
+    from .report_maker import Names
 
 __all__ = ["LayoutMap"]
 
@@ -234,7 +234,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         >>> report.warnings
         ("1 name matches no rule, so every device holds it whole (24 B): 'dense/bias'",)
         """
-        from ._report_maker import make_report
+        from .report_maker import make_report
 
         return make_report(self._answers.search, self._device_mesh, names, uneven)
 
@@ -259,7 +259,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         >>> layout_map.apply({"h": [{"attn": {"kernel": np.ones((2, 4)), "bias": np.ones(4)}}]})
         {'h': [{'attn': {'kernel': TensorLayout((None, 'model')), 'bias': TensorLayout((None,))}}]}
         """
-        from .tree import map_arrays
+        from .._tree import map_arrays
 
         return map_arrays(self._layout_of_rank, tree, separator)
 
@@ -296,7 +296,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
     @classmethod
     def from_toml(cls, file: str | os.PathLike[str] | TextIO, device_mesh: DeviceMesh | None = None) -> LayoutMap:
-        r"""Make the layout map that a rules file describes; `shardwise.rules_toml` has the format.
+        r"""Make the layout map that a rules file describes; `shardwise.rules.toml` has the format.
 
         Args:
             file: the path of the file, or an open text file.
@@ -317,7 +317,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         >>> LayoutMap.from_toml(file)["h.0.attn.weight"].axes
         (None, 'model')
         """
-        from .rules_toml import located, read_rules
+        from .toml import located, read_rules
 
         rules = read_rules(file)
         layout_map = cls(rules.device_mesh if device_mesh is None else device_mesh, match=rules.match)
@@ -348,7 +348,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         [rules]
         'attn/kernel$' = [[], "model"]
         """
-        from .rules_toml import write_rules
+        from .toml import write_rules
 
         write_rules(file, self)
 

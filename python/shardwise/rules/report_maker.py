@@ -7,12 +7,12 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
-from ._arrays import dtype_of
-from ._rule_search import RuleSearch
-from .errors import LayoutError
-from .layout import TensorLayout, UnevenRule
-from .mesh import DeviceMesh
+from .._arguments import dtype_of
+from ..errors import LayoutError
+from ..layout import TensorLayout, UnevenRule
+from ..mesh import DeviceMesh
 from .report import Clash, IndivisibleDim, LayoutReport, RankMismatch, TensorReport, checked_size
+from .search import RuleSearch
 
 __all__ = ["Names", "make_report"]
 

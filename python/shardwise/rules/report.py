@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import SizeOverflowError
-from .layout import TensorLayout
-from .mesh import DeviceMesh
+from .._text import bytes_text
+from ..errors import SizeOverflowError
+from ..layout import TensorLayout
+from ..mesh import DeviceMesh
 
 if TYPE_CHECKING:
-    from .layout import UnevenRule
+    from ..layout import UnevenRule
 
-__all__ = ["Clash", "IndivisibleDim", "LayoutReport", "RankMismatch", "TensorReport", "bytes_text", "checked_size"]
+__all__ = ["Clash", "IndivisibleDim", "LayoutReport", "RankMismatch", "TensorReport", "checked_size"]
 
-_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _NAMES_SHOWN = 3
 
 
@@ -244,7 +244,7 @@ class LayoutReport:
         }
 
     def __str__(self) -> str:
-        from ._report_text import report_text
+        from .report_text import report_text
 
         return report_text(self)
 
@@ -258,18 +258,6 @@ def checked_size(size: int, what: str) -> int:
     if size > 2**63 - 1:
         raise SizeOverflowError(f"{what} are {size}, over the limit of {2**63 - 1}")
     return size
-
-
-def bytes_text(count: int) -> str:
-    """Write a number of bytes for people.
-
-    >>> bytes_text(1023), bytes_text(1536), bytes_text(3 << 40)
-    ('1023 B', '1.5 KiB', '3.0 TiB')
-    """
-    if count < 1024:
-        return f"{count} B"
-    power = min((count.bit_length() - 1) // 10, len(_UNITS))
-    return f"{count / 1024**power:.1f} {_UNITS[power - 1]}"
 
 
 def _unmatched_text(tensors: tuple[TensorReport, ...]) -> str:

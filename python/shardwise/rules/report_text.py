@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .report import bytes_text
+from .._text import bytes_text
 
 if TYPE_CHECKING:
     from .report import LayoutReport, TensorReport

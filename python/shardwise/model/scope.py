@@ -11,11 +11,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import LayoutError, ShardwiseError
-from .layout import TensorLayout
-from .layout_map import LayoutMap
-from .mesh import DeviceMesh
-from .partition import Partition
+from ..errors import LayoutError, ShardwiseError
+from ..layout import TensorLayout
+from ..mesh import DeviceMesh
+from ..partition import Partition
+from ..rules.layout_map import LayoutMap
 
 __all__ = ["LayoutScope", "Placement", "current_scope", "layout_map_scope"]
 
@@ -190,7 +190,7 @@ def _framework_part(scope: LayoutScope) -> AbstractContextManager[None]:
     """What the scope does to a framework, if that is loaded: who has not imported Keras builds no Keras model."""
     if "keras" not in sys.modules:
         return nullcontext()
-    from .interop.keras import building
+    from ..interop.keras import building
 
     return building(scope)
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import LayoutError
-from .layout import TensorLayout, UnevenRule
-from .partition import Partition
+from ..errors import LayoutError
+from ..layout import TensorLayout, UnevenRule
+from ..partition import Partition
 
 __all__ = ["draw"]
 

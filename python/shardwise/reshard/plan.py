@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ._arrays import dtype_of, int64_array
-from ._core import ReshardPlan as CorePlan
-from ._running import run_plan
+from .._arguments import dtype_of, int64_array
+from .._core import ReshardPlan as CorePlan
+from ..errors import LayoutError, SizeOverflowError
+from ..partition import Partition
 from .collectives import CollectiveStep, LinkModel, apply_steps, price
-from .errors import LayoutError, SizeOverflowError
-from .partition import Partition
-from .sharded import ShardedArray
+from .run import run_plan
+from .source import ShardSource
 
 if TYPE_CHECKING:
-    from .mesh import DeviceMesh
+    from ..mesh import DeviceMesh
 
 __all__ = ["ReshardPlan", "Transfer", "plan_from_boxes", "plan_reshard"]
 
@@ -311,19 +311,19 @@ class ReshardPlan:
         >>> mesh = DeviceMesh((4,), ("x",))
         >>> rows, columns = TensorLayout(("x", None), mesh), TensorLayout((None, "x"), mesh)
         >>> print(plan_reshard(rows.partition((1024, 1024)), columns.partition((1024, 1024))).explain())
-        A float32 tensor of shape (1024, 1024), 4 MiB, goes from ('x', None) on 4 devices to (None, 'x') on 4 devices.
-        12 boxes move, 3 MiB in all; 1 MiB stays where it is.
-        The busiest device sends 768 KiB and receives 768 KiB; each needs up to 1 MiB of new memory.
+        A float32 tensor of shape (1024, 1024), 4.0 MiB, goes from ('x', None) on 4 devices to (None, 'x') on 4 devices.
+        12 boxes move, 3.0 MiB in all; 1.0 MiB stays in place.
+        The busiest device sends 768.0 KiB and receives 768.0 KiB; each needs up to 1.0 MiB of new memory.
         As collectives, about 18.7 µs:
-        1. all-to-all along x: dim 0 is put together, dim 1 is cut; each device receives 768 KiB.
+        1. all-to-all along x: dim 0 is put together, dim 1 is cut; each device receives 768.0 KiB.
         """
-        from ._explain import explain
+        from .explain import explain
 
         return explain(self, dtype_of(dtype), links)
 
     def run(
         self,
-        src_shards: Sequence[npt.NDArray[Any]] | ShardedArray,
+        src_shards: Sequence[npt.NDArray[Any]] | ShardSource,
         out: Sequence[npt.NDArray[Any]] | None = None,
         progress: Callable[[int, int], Any] | None = None,
     ) -> list[npt.NDArray[Any]]:
@@ -359,16 +359,22 @@ class ReshardPlan:
         array([[2, 3],
                [6, 7]])
         """
-        if isinstance(src_shards, ShardedArray):
-            if src_shards.partition != self._src:
-                raise LayoutError(f"src_shards is cut by {src_shards.partition!r}, but the plan is for {self._src!r}")
-            src_shards = src_shards._data()
+        if isinstance(src_shards, ShardSource):
+            src_shards = self._data_of(src_shards)
         return run_plan(self, src_shards, out, progress)
 
-    def run_collectives(self, src_shards: ShardedArray, links: LinkModel | None = None) -> ShardedArray:
+    def _data_of(self, source: ShardSource) -> list[npt.NDArray[Any]]:
+        if source.partition != self._src:
+            raise LayoutError(f"src_shards is cut by {source.partition!r}, but the plan is for {self._src!r}")
+        return source._data()
+
+    def run_collectives(self, src_shards: ShardSource, links: LinkModel | None = None) -> list[npt.NDArray[Any]]:
         """Do what the plan does one collective at a time, as the devices of a cluster would, in plain numpy.
 
         It shows what the steps of `price` mean, and is how they are tested; `run` is faster.
+
+        Returns:
+            One array per destination device, in device-index order.
 
         Raises:
             LayoutError: if the plan cannot be expressed in collectives, or the shards are not of the partition `src`.
@@ -378,17 +384,16 @@ class ReshardPlan:
         >>> mesh = DeviceMesh((2,), ("x",))
         >>> sharded = distribute_tensor(np.arange(4), TensorLayout(("x",), mesh))
         >>> plan = plan_reshard(sharded.partition, TensorLayout((None,), mesh).partition((4,)))
-        >>> plan.run_collectives(sharded).shard("cpu:1")
+        >>> plan.run_collectives(sharded)[1]
         array([0, 1, 2, 3])
         """
-        if not isinstance(src_shards, ShardedArray):
+        if not isinstance(src_shards, ShardSource):
             raise TypeError(f"src_shards must be a ShardedArray, got {type(src_shards).__name__}")
-        if src_shards.partition != self._src:
-            raise LayoutError(f"src_shards is cut by {src_shards.partition!r}, but the plan is for {self._src!r}")
-        steps = self.price(src_shards.dtype, links)
-        if steps is None:
+        shards = self._data_of(src_shards)
+        steps = self.price(shards[0].dtype, links)
+        if self._src is None or steps is None:
             raise LayoutError("the plan has no collectives: the meshes differ, or a dim does not divide evenly")
-        return apply_steps(src_shards, steps, self._dst)
+        return apply_steps(self._src, shards, steps, self._dst)
 
     def _identity(self) -> tuple[Any, ...]:
         boxes = None if self._boxes is None else (self._boxes.shape, self._boxes.tobytes())

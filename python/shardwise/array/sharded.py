@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._arrays import array_of
-from .errors import LayoutError
-from .layout import TensorLayout, UnevenRule
-from .partition import Partition
+from .._arguments import array_of
+from ..errors import LayoutError
+from ..layout import TensorLayout, UnevenRule
+from ..mesh import DeviceMesh
+from ..partition import Partition
+from ..reshard.source import ShardSource
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Shard", "ShardedArray", "distribute_tensor"]
+__all__ = ["Shard", "ShardedArray", "distribute_tensor", "gathered"]
 
 #: From so many bytes on, putting shards together is worth a plan; below, making one takes longer than the copies.
 _PLANNED = 2**22
@@ -36,7 +38,7 @@ class Shard:
     data: npt.NDArray[Any]
 
 
-class ShardedArray:
+class ShardedArray(ShardSource):
     """An array cut into shards, one per device of a mesh.
 
     Args:
@@ -187,9 +189,7 @@ class ShardedArray:
         if partial := [axis for axis in self.layout.unreduced if self._partition.device_mesh.axis_size(axis) > 1]:
             raise LayoutError(f"numpy() needs reduced values, but the layout is unreduced over {tuple(partial)}")
         if self._partition.size * self._dtype.itemsize >= _PLANNED and not self._dtype.hasobject:
-            from .collectives import gather  # which rests on this module
-
-            return gather(self)
+            return gathered(self)
         array = np.empty(self.shape, self._dtype)
         shards, targets = self._data(), self._partition.views(array)
         # The canonical owners' shards, each element once.
@@ -221,7 +221,7 @@ class ShardedArray:
         array([[2, 3],
                [6, 7]])
         """
-        from .reshard import plan_reshard  # which rests on this module
+        from ..reshard.plan import plan_reshard  # Late, to keep `import shardwise` fast.
 
         if not isinstance(layout, TensorLayout):
             raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}")
@@ -240,6 +240,14 @@ class ShardedArray:
 
     def __repr__(self) -> str:
         return f"<ShardedArray {self.shape} {self._dtype}, {self.layout!r}>"
+
+
+def gathered(sharded: ShardedArray) -> npt.NDArray[Any]:
+    """Put an array together from its shards by a plan, adding up partial sums; see `shardwise.gather`."""
+    from ..reshard.plan import plan_reshard  # Late, to keep `import shardwise` fast.
+
+    whole = TensorLayout((None,) * sharded.ndim, DeviceMesh((1,), ("whole",), [object()]))
+    return plan_reshard(sharded.partition, whole.partition(sharded.shape)).run(sharded)[0]
 
 
 def distribute_tensor(tensor: Any, layout: TensorLayout, uneven: UnevenRule = "even") -> ShardedArray:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import LayoutError, SizeOverflowError
+from ..errors import LayoutError, SizeOverflowError
 
 if TYPE_CHECKING:
-    from .reshard import ReshardPlan
+    from .plan import ReshardPlan
 
 __all__ = ["check_addable", "run_plan"]
 

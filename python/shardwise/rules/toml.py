@@ -27,12 +27,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ._atomic import replace_file
-from ._paths import path_of
-from ._rule_search import MATCH_MODES, MatchMode
-from .errors import LayoutError, ParseError, ShardwiseError
-from .layout import TensorLayout
-from .mesh import DeviceMesh
+from .._atomic import replace_file
+from .._paths import path_of
+from ..errors import LayoutError, ParseError, ShardwiseError
+from ..layout import TensorLayout
+from ..mesh import DeviceMesh
+from .search import MATCH_MODES, MatchMode
 
 if TYPE_CHECKING:
     from .layout_map import LayoutMap

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ._arrays import dtype_of
-from .errors import LayoutError
-from .layout import TensorLayout
+from .._arguments import dtype_of
+from ..array.sharded import Shard, ShardedArray
+from ..errors import LayoutError
+from ..layout import TensorLayout
 from .object_tree import named_leaves
 from .scope import LayoutScope, Placement, current_scope
-from .sharded import Shard, ShardedArray
 
 __all__ = ["Variable", "initialize_variables"]
 

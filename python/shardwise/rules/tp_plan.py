@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from .errors import LayoutError, MeshError
-from .layout import Axes
-from .mesh import DeviceMesh
+from ..errors import LayoutError, MeshError
+from ..layout import Axes
+from ..mesh import DeviceMesh
 
 __all__ = ["rules_of_plan"]
 

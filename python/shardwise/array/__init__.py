@@ -1,0 +1,1 @@
+"""Arrays cut into shards, and what is done with them."""

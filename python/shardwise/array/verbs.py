@@ -1,0 +1,116 @@
+"""What is done with a sharded array as a whole, by the names of the collectives that do it on devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import LayoutError
+from ..layout import TensorLayout, _names, _spec_names
+from .sharded import ShardedArray, gathered
+
+__all__ = ["all_gather", "all_reduce", "gather", "reduce_scatter"]
+
+Array = npt.NDArray[Any]
+
+
+def gather(sharded: ShardedArray) -> Array:
+    """Put an array together from its shards, adding up partial sums: a new array.
+
+    >>> import numpy as np
+    >>> from shardwise import DeviceMesh, TensorLayout
+    >>> mesh = DeviceMesh((2,), ("x",))
+    >>> sums = TensorLayout((None,), mesh, unreduced=("x",)).partition((3,))
+    >>> gather(ShardedArray(sums, [np.array([1, 2, 3]), np.array([10, 20, 30])]))
+    array([11, 22, 33])
+    """
+    return gathered(_checked(sharded))
+
+
+def all_gather(sharded: ShardedArray, axes: str | Sequence[str] | None = None) -> ShardedArray:
+    """Put shards together along mesh axes, so that the devices along them hold the same.
+
+    Args:
+        sharded: the array.
+        axes: the mesh axes that are to cut no dim any more; by default all of them.
+
+    Raises:
+        LayoutError: if an axis cuts no dim.
+
+    >>> import numpy as np
+    >>> from shardwise import DeviceMesh, TensorLayout, distribute_tensor
+    >>> mesh = DeviceMesh((2, 2), ("x", "y"))
+    >>> sharded = distribute_tensor(np.arange(4), TensorLayout((("x", "y"),), mesh))
+    >>> all_gather(sharded, "y").shard("cpu:0")
+    array([0, 1])
+    """
+    layout = _checked(sharded).layout
+    cutting = [name for spec in layout.axes for name in _spec_names(spec)]
+    names = cutting if axes is None else [axes] if isinstance(axes, str) else list(_names("axes", axes))
+    _check_among("axes", names, cutting, "cut a dim")
+    specs = [[name for name in _spec_names(spec) if name not in names] for spec in layout.axes]
+    return _become(sharded, TensorLayout(specs, layout.device_mesh, unreduced=layout.unreduced))
+
+
+def all_reduce(sharded: ShardedArray) -> ShardedArray:
+    """Add up the partial sums of an unreduced array, on every device, with `numpy.add` in the order of coordinates.
+
+    >>> import numpy as np
+    >>> from shardwise import DeviceMesh, TensorLayout
+    >>> mesh = DeviceMesh((2,), ("x",))
+    >>> sums = TensorLayout((None,), mesh, unreduced=("x",)).partition((3,))
+    >>> all_reduce(ShardedArray(sums, [np.array([1, 2, 3]), np.array([10, 20, 30])])).shard("cpu:0")
+    array([11, 22, 33])
+    """
+    _checked(sharded)
+    return _become(sharded, TensorLayout(sharded.layout.axes, sharded.layout.device_mesh))
+
+
+def reduce_scatter(sharded: ShardedArray, axis: str, dim: int) -> ShardedArray:
+    """Add up the partial sums of an unreduced array, and cut a dim of the result by the axis they lay along.
+
+    Args:
+        sharded: an array that is unreduced over `axis`, and over no other.
+        axis: the mesh axis.
+        dim: the dim that `axis` is to cut, as the minor axis of its spec.
+
+    Raises:
+        LayoutError: if the array is not unreduced over the axis alone.
+        IndexError: if there is no such dim.
+
+    >>> import numpy as np
+    >>> from shardwise import DeviceMesh, TensorLayout
+    >>> mesh = DeviceMesh((2,), ("x",))
+    >>> sums = TensorLayout((None,), mesh, unreduced=("x",)).partition((4,))
+    >>> sharded = ShardedArray(sums, [np.array([1, 2, 3, 4]), np.array([10, 20, 30, 40])])
+    >>> reduce_scatter(sharded, "x", dim=0).shard("cpu:1")
+    array([33, 44])
+    """
+    layout = _checked(sharded).layout
+    if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)):
+        raise TypeError(f"dim must be an integer, got {dim!r}")
+    if layout.unreduced != (axis,):
+        raise LayoutError(f"reduce_scatter needs an array unreduced over {axis!r} alone, not over {layout.unreduced}")
+    if not 0 <= dim < sharded.ndim:
+        raise IndexError(f"dim is {dim}, outside 0 to {sharded.ndim - 1}")
+    specs = [[*_spec_names(spec), axis] if i == dim else _spec_names(spec) for i, spec in enumerate(layout.axes)]
+    return _become(sharded, TensorLayout(specs, layout.device_mesh))
+
+
+def _checked(sharded: object) -> ShardedArray:
+    if not isinstance(sharded, ShardedArray):
+        raise TypeError(f"sharded must be a ShardedArray, got {type(sharded).__name__}")
+    return sharded
+
+
+def _become(sharded: ShardedArray, layout: TensorLayout) -> ShardedArray:
+    return sharded.reshard(layout, sharded.partition.uneven)
+
+
+def _check_among(argument: str, names: list[str], allowed: list[str], what: str) -> None:
+    for name in names:
+        if name not in allowed:
+            raise LayoutError(f"{argument} names {name!r}, which does not {what}; those that do are {allowed}")

@@ -1,0 +1,1 @@
+"""Models and variables built under a layout map."""

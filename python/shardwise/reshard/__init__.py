@@ -1,0 +1,1 @@
+"""From one tiling of a tensor to another: what must move, what it costs, and moving it."""

@@ -1,0 +1,28 @@
+"""Arrays that a plan can be run on, together with the partition that they are cut by."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ..partition import Partition
+
+__all__ = ["ShardSource"]
+
+
+class ShardSource(ABC):
+    """What `ReshardPlan.run` takes beside plain lists; `ShardedArray` is one."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def partition(self) -> Partition:
+        """Who holds what."""
+
+    @abstractmethod
+    def _data(self) -> list[npt.NDArray[Any]]:
+        """One array per device, in device-index order."""

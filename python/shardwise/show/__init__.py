@@ -1,0 +1,1 @@
+"""Who holds what, drawn."""
