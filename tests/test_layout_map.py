@@ -164,7 +164,9 @@ class TestInsertion:
         updated.setdefault("kernel", layout)
         assert (layout.device_mesh, hash(layout), repr(layout)) == (None, hashed, text)
         assert found[layout] == found[TensorLayout(("model",))] == "here"
-        meshes = [found.device_mesh for found in (first["bias"], second["bias"], updated["kernel"]) if found is not None]
+        meshes = [
+            found.device_mesh for found in (first["bias"], second["bias"], updated["kernel"]) if found is not None
+        ]
         assert meshes == [MESH, other, MESH]
 
     def test_a_layout_keeps_its_own_mesh(self) -> None:
