@@ -207,7 +207,7 @@ def test_a_value_is_equal_to_its_copies_and_hashes_as_they_do(kind: type, i: int
     for other in [again, copy.copy(value), copy.deepcopy(value), *pickled]:
         assert type(other) is type(value)
         assert other == value
-        assert not other != value
+        assert (other != value) is False
         assert hash(other) == hash(value)
         assert repr(other) == repr(value)
     assert value != object()
