@@ -29,7 +29,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     r"""Layouts under keys that are regular expressions when a path is looked up.
 
     Args:
-        device_mesh: the mesh that inserted layouts get when they have none; a layout that has its own keeps it.
+        device_mesh: the mesh over which layouts without one are kept; a layout that has its own keeps it.
         match: `"search"` finds a rule anywhere in a path, `"match"` at its beginning, `"fullmatch"` only as the whole
             path. Keras began with `"match"`, went on to `"search"`, and is at `"fullmatch"`.
         backtracking: whether rules are taken that only a backtracking search can find, in time that may be exponential
@@ -83,7 +83,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
-        """The mesh that inserted layouts get when they have none."""
+        """The mesh over which layouts without one are kept."""
         return self._device_mesh
 
     @property
@@ -138,12 +138,21 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
         Args:
             key: a regular expression, which is not a key yet.
-            layout: a `TensorLayout`, which gets the mesh of the map if it has none, or the tuple or list of its axes.
+            layout: a `TensorLayout`, or the tuple or list of its axes. If it has no mesh, the map keeps a copy of it
+                over the map's own mesh; the layout that was given does not change.
 
         Raises:
-            LayoutError: if the key is there already or is no regular expression, or if the axes are no layout over the
-                mesh. The map and the layout are as they were.
-            TypeError: if the key is no string or empty, or the layout something else.
+            LayoutError: if the key is there already or is not a regular expression, or if the axes are not a layout
+                over the mesh. The map is as it was.
+            TypeError: if the key is not a string or is empty, or the layout is something else.
+
+        >>> layout = TensorLayout((None, "model"))
+        >>> for size in (2, 4):
+        ...     layout_map = LayoutMap(DeviceMesh((size,), ("model",)))
+        ...     layout_map["kernel"] = layout
+        ...     print(layout_map["kernel"].num_shards, layout.device_mesh)
+        (1, 2) None
+        (1, 4) None
         """
         pattern = compiled_rule(key, self._match, self._backtracking)
         if isinstance(layout, (tuple, list)):
@@ -158,7 +167,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
                 raise LayoutError(f"rule {key!r} is in the map already, with axes {axes}; delete it to replace it")
             if layout.device_mesh is None and self._device_mesh is not None:
                 with _naming_rule(key):
-                    layout.device_mesh = self._device_mesh
+                    layout = layout.with_mesh(self._device_mesh)
             self._rules[key] = Rule(layout, pattern)
             self._answers = Answers(self._rules, self._match, self._backtracking)
 

@@ -206,7 +206,8 @@ class LayoutReport:
         for (layout, shape), itemsize in itemsizes.items():
             result += layout.partition(shape, uneven=self.uneven).nbytes(np.uint8) * itemsize
         result.flags.writeable = False
-        return result
+        # A view: of the array itself numpy would let anyone set the flag again.
+        return result.view()
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
