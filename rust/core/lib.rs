@@ -14,10 +14,11 @@
 //! | [`rules`] | which of many regular expressions match a path |
 //! | [`pickle`] | what a Python pickle says, with nothing of it run |
 //! | [`dtensor`] | TensorFlow's mesh and layout: their text and wire format |
-//! | [`reshard`] | from one partition to another: transfers, rounds, collectives, copies |
+//! | [`reshard`] | from one partition to another: transfers, rounds, collectives |
+//! | [`copy`] | the same from memory to memory |
 //!
 //! Sizes and offsets are `i64` and never negative; every product of sizes is checked. Nothing here knows of Python,
-//! does I/O or writes `unsafe`, but for the strided copies of [`reshard::copy`].
+//! does I/O or writes `unsafe`, but for the strided copies of [`copy`].
 //!
 //! ```
 //! use shardwise_core::{layout::Layout, mesh::Mesh, partition::Partition, uneven::Uneven};
@@ -33,6 +34,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod copy;
 pub mod dtensor;
 pub mod error;
 pub mod layout;

@@ -12,14 +12,12 @@ use pyo3::{
     types::{PyList, PyTuple},
 };
 use shardwise_core::{
+    copy::{overlap::Disjoint, run::run, strided::Strided},
     error::{Error, Result as CoreResult},
     reshard::{
         collectives::{Links, sequence},
-        copy::Region,
-        memory::Disjoint,
         plan::Plan,
         rounds::rounds,
-        run::run,
     },
 };
 
@@ -124,8 +122,8 @@ impl ReshardPlan {
         progress: Option<Py<PyAny>>,
     ) -> PyResult<()> {
         guard(|| {
-            let (_held, sources) = regions(sources, false)?;
-            let (_kept, destinations) = regions(destinations, true)?;
+            let (_held, sources) = memory(sources, false)?;
+            let (_kept, destinations) = memory(destinations, true)?;
             self.check_shapes(&sources, self.core.source_boxes(), &[])?;
             let outputs: Vec<Option<usize>> = outputs.iter().map(|&output| usize::try_from(output).ok()).collect();
             self.check_shapes(&destinations, self.core.destination_boxes(), &outputs)?;
@@ -155,10 +153,15 @@ impl ReshardPlan {
 
 impl ReshardPlan {
     /// That the regions have the extents of the boxes; `outputs`, if there are any, says whose boxes they are.
-    fn check_shapes(&self, regions: &[Region], boxes: CoreResult<Vec<i64>>, outputs: &[Option<usize>]) -> PyResult<()> {
+    fn check_shapes(
+        &self,
+        regions: &[Strided],
+        boxes: CoreResult<Vec<i64>>,
+        outputs: &[Option<usize>],
+    ) -> PyResult<()> {
         let rank = self.core.destination().shape().len();
         let boxes = boxes.map_err(to_py)?;
-        let fits = |device: usize, region: &Region| {
+        let fits = |device: usize, region: &Strided| {
             let bounds = boxes.get(device * rank * 2..(device + 1) * rank * 2);
             let extents = bounds.map(|b| b.chunks_exact(2).map(|side| side[1] - side[0]));
             extents.is_some_and(|extents| extents.eq(region.dims().iter().map(|dim| dim.0)))
@@ -171,7 +174,7 @@ impl ReshardPlan {
             used.clone().all(|(device, output)| regions.get(output).is_some_and(|region| fits(device, region)))
                 && used.clone().map(|(_, output)| output).eq(0..regions.len())
         };
-        let itemsize = regions.first().map(Region::itemsize);
+        let itemsize = regions.first().map(Strided::itemsize);
         if all && regions.iter().all(|region| Some(region.itemsize()) == itemsize) {
             return Ok(());
         }
@@ -182,7 +185,7 @@ impl ReshardPlan {
 }
 
 /// The memory of arrays, which are held meanwhile.
-fn regions<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound<'py, PyUntypedArray>>, Vec<Region>)> {
+fn memory<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound<'py, PyUntypedArray>>, Vec<Strided>)> {
     let arrays = list.iter().map(|item| Ok(item.cast_into::<PyUntypedArray>()?)).collect::<PyResult<Vec<_>>>()?;
     for array in &arrays {
         if array.dtype().has_object() {
@@ -192,7 +195,7 @@ fn regions<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound
             return Err(PyValueError::new_err("a destination is read-only"));
         }
     }
-    let regions = arrays.iter().map(views::region).collect();
+    let regions = arrays.iter().map(views::strided).collect();
     Ok((arrays, regions))
 }
 

@@ -26,7 +26,7 @@ use pyo3::{
     types::{PyEllipsis, PyList, PyTuple},
 };
 
-use shardwise_core::reshard::copy::Region;
+use shardwise_core::copy::strided::Strided;
 
 use crate::errors::LayoutError;
 
@@ -73,12 +73,12 @@ pub(crate) fn writeable(array: &Bound<'_, PyUntypedArray>) -> bool {
 }
 
 /// The memory of `array`, for copies of raw bytes. The array must outlive it.
-pub(crate) fn region(array: &Bound<'_, PyUntypedArray>) -> Region {
+pub(crate) fn strided(array: &Bound<'_, PyUntypedArray>) -> Strided {
     let dims = array.shape().iter().zip(array.strides()).map(|(&n, &stride)| (n as i64, stride)).collect();
     // SAFETY: `array` is a live ndarray, so its fields are initialised; they are only read. What extents and strides
     // span from its data pointer on is its own memory (numpy's contract for every array, `as_strided` being the
     // caller's word for it); the callers use it as a destination only where numpy says that it is writeable.
-    unsafe { Region::new((*array.as_array_ptr()).fields.data.cast(), array.dtype().itemsize(), dims) }
+    unsafe { Strided::new((*array.as_array_ptr()).fields.data.cast(), array.dtype().itemsize(), dims) }
 }
 
 /// `array[start:stop, …, ...]`. Without the ellipsis, a 0-d array would give a scalar.

@@ -1,94 +1,30 @@
-//! Strided copies of raw bytes, blocked: the one module of the core with `unsafe` of its own.
+//! Which boxes are copied side by side, and in which order: blocks of rows, in turns.
 //!
 //! A box of one array is copied to a box of another, whatever their dtype and strides, as *rows*: runs of bytes that are
 //! contiguous in both. The order of the rows decides the speed. Cut 16,384 columns among 512 devices and a row is 128
 //! bytes; copied device by device, every row opens another page of the source, and the memory delivers a fifth of what
 //! it could. So the copies that read (or write) one wide array go side by side, a block of at most 32 rows of each in
-//! turn: then both arrays are walked nearly in order. Good:
+//! turn: then both arrays are walked nearly in order.
 //!
 //! ```text
 //! for each block of 32 rows of the wide array: for each narrow array: copy the block's rows
 //! ```
-//!
-//! Bad: a Rust slice `&[T]` of such an array. It may be misaligned, have any strides, and another thread may look at it.
-//! Here no reference to the data exists, only raw pointers, and bytes are moved as bytes.
-//!
-//! # Why it is sound
-//!
-//! 1. *Every address is valid.* Whoever makes a [`Region`] vouches that all elements that its extents and strides span
-//!    are there for as long as it lives, and writeable if it is used as a destination (`Region::new` is `unsafe`).
-//!    [`Copies::push`] takes only boxes within the extents, checked, so the copies touch elements of the regions only.
-//! 2. *No two writes meet, and no write meets a read.* [`Copies`] are made of [`Disjoint`] regions, which share no byte
-//!    with one another, and within one destination the boxes are those of a plan, which tile the shard: each element is
-//!    received once.
-//! 3. *Threads.* The pointers are used by scoped threads that end before the call returns. That other code may write to
-//!    the arrays meanwhile is the caller's affair, as it is in numpy.
 
-use std::{cmp::Reverse, ops::Range, ptr};
+use std::{cmp::Reverse, ops::Range};
 
 use crate::{
-    error::{Error, Result},
-    reshard::{
+    copy::{
         form::{Form, LONGEST_ROW},
-        memory::Disjoint,
+        kernel::{Place, copy_rows, prefetch},
+        overlap::Disjoint,
     },
+    error::{Error, Result},
 };
 
 /// How many bytes of a row of the wide array are fetched together: enough to read memory in its own order.
 const TILE_BYTES: i64 = 1 << 11;
 /// The bytes of all copies of a group in one turn, from which on they are shared among workers.
 const LARGEST_TURN: i64 = 1 << 22;
-
-/// A strided array of items in memory.
-#[derive(Debug, Clone)]
-pub struct Region {
-    data: *mut u8,
-    itemsize: usize,
-    /// Extent, and stride in bytes.
-    dims: Vec<(i64, isize)>,
-}
-
-// SAFETY: a region is an address with a shape; what is done with it is argued in the module's documentation.
-unsafe impl Send for Region {}
-// SAFETY: as above.
-unsafe impl Sync for Region {}
-
-impl Region {
-    /// The items of `itemsize` bytes at `data`, with an extent and a stride in bytes for each dim.
-    ///
-    /// # Safety
-    /// Every item that the extents and strides span must be valid for reads, and for writes if the region is used as a
-    /// destination, as long as the region is used.
-    #[must_use]
-    pub unsafe fn new(data: *mut u8, itemsize: usize, dims: Vec<(i64, isize)>) -> Self {
-        Self { data, itemsize, dims }
-    }
-
-    /// The bytes of all items.
-    #[must_use]
-    pub fn bytes(&self) -> i64 {
-        let extents = self.dims.iter().map(|dim| dim.0);
-        extents.fold(self.itemsize as i64, i64::saturating_mul)
-    }
-
-    /// The address of the first item.
-    #[must_use]
-    pub fn address(&self) -> usize {
-        self.data.addr()
-    }
-
-    /// The bytes of an item.
-    #[must_use]
-    pub fn itemsize(&self) -> usize {
-        self.itemsize
-    }
-
-    /// Extent, and stride in bytes, of each dim.
-    #[must_use]
-    pub fn dims(&self) -> &[(i64, isize)] {
-        &self.dims
-    }
-}
 
 /// Where a box lies along one dim.
 #[derive(Debug, Clone, Copy, Default)]
@@ -109,17 +45,11 @@ impl Side {
 /// One box to be copied.
 #[derive(Debug, Clone, Copy)]
 struct Job {
-    from: *const u8,
-    to: *mut u8,
+    place: Place,
     form: u32,
     /// Which source and destination, for the order.
     arrays: (u32, u32),
 }
-
-// SAFETY: see the module's documentation, points 2 and 3.
-unsafe impl Send for Job {}
-// SAFETY: as above.
-unsafe impl Sync for Job {}
 
 /// Boxes to be copied between regions, collected and put in order.
 #[derive(Debug)]
@@ -176,18 +106,18 @@ impl<'a> Copies<'a> {
     /// The boxes added for one destination must not share an element.
     pub(super) fn push(&mut self, source: usize, destination: usize, sides: &[Side]) -> Result<()> {
         let (a, b) = (&self.regions.sources()[source], &self.regions.destinations()[destination]);
-        if a.itemsize != b.itemsize {
+        if a.itemsize() != b.itemsize() {
             let (left, right) = ("an item of the source", "an item of the destination");
-            return Err(Error::Length { left, left_len: a.itemsize, right, right_len: b.itemsize });
+            return Err(Error::Length { left, left_len: a.itemsize(), right, right_len: b.itemsize() });
         }
-        if a.dims.len() != sides.len() || b.dims.len() != sides.len() {
+        if a.dims().len() != sides.len() || b.dims().len() != sides.len() {
             return Err(outside(source));
         }
         let (mut from, mut to) = (0_isize, 0_isize);
-        let mut is_empty = a.itemsize == 0;
-        let mut is_new = a.itemsize != self.newest.0 || self.newest.1.len() != sides.len();
+        let mut is_empty = a.itemsize() == 0;
+        let mut is_new = a.itemsize() != self.newest.0 || self.newest.1.len() != sides.len();
         for (dim, side) in sides.iter().enumerate() {
-            let ((size_from, stride_from), (size_to, stride_to)) = (a.dims[dim], b.dims[dim]);
+            let ((size_from, stride_from), (size_to, stride_to)) = (a.dims()[dim], b.dims()[dim]);
             if !side.lies_within(side.from, size_from) {
                 return Err(outside(source));
             }
@@ -204,14 +134,14 @@ impl<'a> Copies<'a> {
             return Ok(());
         }
         if is_new {
-            let dims = sides.iter().zip(&a.dims).zip(&b.dims).map(|((side, a), b)| (side.extent, a.1, b.1));
-            self.newest = (a.itemsize, dims.collect());
-            self.forms.push(Form::new(self.newest.1.clone(), a.itemsize as i64));
+            let dims = sides.iter().zip(a.dims()).zip(b.dims()).map(|((side, a), b)| (side.extent, a.1, b.1));
+            self.newest = (a.itemsize(), dims.collect());
+            self.forms.push(Form::new(self.newest.1.clone(), a.itemsize() as i64));
         }
         let number = self.forms.len() - 1;
         self.wide_sources += usize::from(self.forms[number].wide_source);
-        let (from, to) = (a.data.wrapping_offset(from), b.data.wrapping_offset(to));
-        self.jobs.push(Job { from, to, form: number as u32, arrays: (source as u32, destination as u32) });
+        let place = Place::of(a, b).moved(from, to);
+        self.jobs.push(Job { place, form: number as u32, arrays: (source as u32, destination as u32) });
         Ok(())
     }
 
@@ -270,8 +200,7 @@ impl<'a> Copies<'a> {
         for i in 0..self.jobs.len() {
             let job = self.jobs[i];
             if let Some((form, offset)) = tails[job.form as usize] {
-                let (from, to) = (job.from.wrapping_offset(offset), job.to.wrapping_offset(offset));
-                self.jobs.push(Job { from, to, form, ..job });
+                self.jobs.push(Job { place: job.place.moved(offset, offset), form, ..job });
             }
         }
     }
@@ -289,7 +218,7 @@ impl<'a> Copies<'a> {
                 }
                 // SAFETY: rows `first..first + count` are rows of the box that `push` checked (point 1); no other thread
                 // has them, for each turn of each group is handed out once, and nothing else overlaps them (point 2).
-                unsafe { copy_rows(form, job.from, job.to, first, count) };
+                unsafe { copy_rows(form, job.place, first, count) };
                 bytes += count * form.row;
             }
         }
@@ -321,12 +250,12 @@ impl<'a> Copies<'a> {
         if form.wide_source {
             form.each_run(first + start, stop - start, |from, _, length| {
                 let rows = (0..length as isize).map(|at| from + at * stride);
-                rows.for_each(|row| jobs.clone().for_each(|job| prefetch(job.from.wrapping_offset(row), form.row)));
+                rows.for_each(|row| jobs.clone().for_each(|job| prefetch(job.place.from(row), form.row)));
             });
         } else {
             form.each_run(first + start, stop - start, |_, to, length| {
                 let rows = (0..length as isize).map(|at| to + at * stride);
-                rows.for_each(|row| jobs.clone().for_each(|job| prefetch(job.to.wrapping_offset(row), form.row)));
+                rows.for_each(|row| jobs.clone().for_each(|job| prefetch(job.place.to(row), form.row)));
             });
         }
     }
@@ -335,85 +264,6 @@ impl<'a> Copies<'a> {
 /// A plan's boxes always lie in the arrays that it is run on.
 fn outside(position: usize) -> Error {
     Error::OutOfRange { what: "box of array", position: Some(position), value: -1, limit: 0 }
-}
-
-/// Copies `count` rows of a box from row `first` on.
-///
-/// # Safety
-/// `from` and `to` must be the first items of boxes of this form, valid for reads and writes; the boxes must not overlap
-/// each other nor be written by anyone else meanwhile.
-unsafe fn copy_rows(form: &Form, from: *const u8, to: *mut u8, first: i64, count: i64) {
-    let (stride_from, stride_to) = form.dims.last().map_or((0, 0), |&(_, from, to)| (from, to));
-    form.each_run(first, count, |a, b, length| {
-        let (from, to) = (from.wrapping_offset(a), to.wrapping_offset(b));
-        let rows =
-            (0..length as isize).map(|i| (from.wrapping_offset(i * stride_from), to.wrapping_offset(i * stride_to)));
-        // SAFETY: `a` and `b` are the offsets of a row of the boxes, and the `length` rows from it on are the last dim's
-        // strides apart.
-        unsafe {
-            match form.row {
-                1 => rows.for_each(|(from, to)| copy_item::<1>(from, to)),
-                2 => rows.for_each(|(from, to)| copy_item::<2>(from, to)),
-                4 => rows.for_each(|(from, to)| copy_item::<4>(from, to)),
-                8 => rows.for_each(|(from, to)| copy_item::<8>(from, to)),
-                16 => rows.for_each(|(from, to)| copy_item::<16>(from, to)),
-                32 => rows.for_each(|(from, to)| copy_short(from, to, 32)),
-                64 => rows.for_each(|(from, to)| copy_short(from, to, 64)),
-                128 => rows.for_each(|(from, to)| copy_short(from, to, 128)),
-                256 => rows.for_each(|(from, to)| copy_short(from, to, 256)),
-                bytes @ 17..256 => rows.for_each(|(from, to)| copy_short(from, to, bytes as usize)),
-                bytes => rows.for_each(|(from, to)| ptr::copy_nonoverlapping(from, to, bytes as usize)),
-            }
-        }
-    });
-}
-
-/// Copies one item of `N` bytes; arrays of bytes have no alignment.
-///
-/// # Safety
-/// As for [`ptr::copy_nonoverlapping`].
-#[inline(always)]
-unsafe fn copy_item<const N: usize>(from: *const u8, to: *mut u8) {
-    // SAFETY: the caller's.
-    unsafe { to.cast::<[u8; N]>().write_unaligned(from.cast::<[u8; N]>().read_unaligned()) };
-}
-
-/// Copies 16 bytes or more, but not many: saves the call of a function, and writes in the order of memory, which
-/// what the compiler makes of a larger array does not.
-///
-/// # Safety
-/// As for [`ptr::copy_nonoverlapping`].
-#[inline(always)]
-unsafe fn copy_short(from: *const u8, to: *mut u8, bytes: usize) {
-    const STEP: usize = 16;
-    let mut at = 0;
-    // SAFETY: the caller's; no step goes past the end.
-    unsafe {
-        while at + STEP <= bytes {
-            copy_item::<STEP>(from.wrapping_add(at), to.wrapping_add(at));
-            at += STEP;
-        }
-        if at < bytes {
-            copy_item::<STEP>(from.wrapping_add(bytes - STEP), to.wrapping_add(bytes - STEP));
-        }
-    }
-}
-
-/// Asks for the lines of `bytes` bytes; a hint, which does nothing to memory and may be given for any address.
-#[inline(always)]
-fn prefetch(from: *const u8, bytes: i64) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        /// The bytes that come into the cache at once.
-        const LINE: usize = 64;
-        for line in (0..bytes as usize).step_by(LINE) {
-            // SAFETY: a prefetch does not access memory; SSE is part of x86-64.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line).cast()) };
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (from, bytes);
 }
 
 #[cfg(test)]

@@ -6,13 +6,14 @@ use std::{
 };
 
 use crate::{
+    copy::{
+        blocks::{Copies, Group, Side},
+        overlap::Disjoint,
+        strided::Strided,
+    },
     error::{Error, Result},
     parallel,
-    reshard::{
-        copy::{Copies, Group, Region, Side},
-        memory::Disjoint,
-        plan::Plan,
-    },
+    reshard::plan::Plan,
 };
 
 /// The least and the most bytes that a worker copies at a time: long enough to be worth taking, short enough for all to
@@ -47,7 +48,7 @@ pub fn run(
         return Err(Error::Length { left: "out", left_len: devices, right: "devices", right_len: size });
     }
     // Each byte of a destination is written once.
-    let total = regions.destinations().iter().map(Region::bytes).fold(0, i64::saturating_add);
+    let total = regions.destinations().iter().map(Strided::bytes).fold(0, i64::saturating_add);
     let mut parts = Vec::new();
     if total / (plan.transfers() as i64).max(1) < SHORT_TRANSFER {
         parts = plan.ranges((plan.transfers() / PART.0).min(devices / PART.1));
@@ -194,10 +195,10 @@ mod tests {
             .collect()
     }
 
-    fn region(values: *const u16, extents: &[i64]) -> Region {
+    fn region(values: *const u16, extents: &[i64]) -> Strided {
         let dims = vec![(extents[0], 2 * extents[1] as isize), (extents[1], 2)];
         // SAFETY: the values live as long as the test; the pointers to those of destinations are of mutable ones.
-        unsafe { Region::new(values.cast_mut().cast(), 2, dims) }
+        unsafe { Strided::new(values.cast_mut().cast(), 2, dims) }
     }
 
     proptest! {
@@ -221,11 +222,11 @@ mod tests {
             let plan = Plan::new(source.clone(), target.clone(), same).unwrap();
             let (have, want) = (shards(&source), shards(&target));
             let mut got: Vec<Vec<u16>> = want.iter().map(|(values, _)| vec![u16::MAX; values.len()]).collect();
-            let from: Vec<Region> = have.iter().map(|(values, extents)| region(values.as_ptr(), extents)).collect();
-            let to: Vec<Region> =
+            let from: Vec<Strided> = have.iter().map(|(values, extents)| region(values.as_ptr(), extents)).collect();
+            let to: Vec<Strided> =
                 got.iter_mut().zip(&want).map(|(values, (_, extents))| region(values.as_mut_ptr(), extents)).collect();
             let regions = Disjoint::new(&from, &to).unwrap();
-            let total = to.iter().map(Region::bytes).sum();
+            let total = to.iter().map(Strided::bytes).sum();
             let outputs: Vec<_> = (0..6).map(Some).collect();
             let mut seen = (0, 0);
             let mut poll = |done, total| {
@@ -251,8 +252,8 @@ mod tests {
         let plan = Plan::new(cut([&["x"], &[]]), cut([&[], &["x"]]), vec![-1; 512]).unwrap();
         let mut columns: Vec<Vec<u16>> = vec![vec![0; 512]; 512];
         let rows: Vec<Vec<u16>> = (0..512).map(|i| (0..512).map(|j| i * 100 + j).collect()).collect();
-        let from: Vec<Region> = rows.iter().map(|row| region(row.as_ptr(), &[1, 512])).collect();
-        let to: Vec<Region> = columns.iter_mut().map(|column| region(column.as_mut_ptr(), &[512, 1])).collect();
+        let from: Vec<Strided> = rows.iter().map(|row| region(row.as_ptr(), &[1, 512])).collect();
+        let to: Vec<Strided> = columns.iter_mut().map(|column| region(column.as_mut_ptr(), &[512, 1])).collect();
         let outputs: Vec<_> = (0..512).map(Some).collect();
         run(&plan, Disjoint::new(&from, &to).unwrap(), &outputs, &mut |_, _| Ok(())).unwrap();
         for (j, column) in columns.iter().enumerate() {
@@ -271,7 +272,7 @@ mod tests {
         };
         let flat = |values: *const u16, dims: Vec<(i64, isize)>| {
             // SAFETY: as in `region`.
-            unsafe { Region::new(values.cast_mut().cast(), 2, dims) }
+            unsafe { Strided::new(values.cast_mut().cast(), 2, dims) }
         };
         for tail in [&[][..], &[2, 3]] {
             let inner: i64 = tail.iter().product();

@@ -1,24 +1,24 @@
-//! Whether strided regions of memory share a byte.
+//! Whether strided arrays share a byte.
 //!
-//! Two regions share a byte if and only if `Σ xᵢ·aᵢ + p = gap + Σ yⱼ·bⱼ + q` has a solution in indices within the
+//! Two of them share a byte if and only if `Σ xᵢ·aᵢ + p = gap + Σ yⱼ·bⱼ + q` has a solution in indices within the
 //! extents and byte offsets within the items. The terms are sorted by stride and the large ones fixed first; what is left
 //! must then lie within the reach of the smaller ones, which leaves one or two choices for each term unless the strides
 //! are very odd. The search is exact up to [`BUDGET`] steps, and says "may share" beyond, which none but contrived
 //! strides reach (the general problem is NP-hard; `numpy.shares_memory` has the same way out).
 
 use crate::{
+    copy::strided::Strided,
     error::{Error, Result},
-    reshard::copy::Region,
 };
 
-/// Steps of the search after which two regions count as sharing memory.
+/// Steps of the search after which two arrays count as sharing memory.
 const BUDGET: usize = 10_000;
 
-/// The regions of a copy, checked: no byte of a destination is a byte of anything else.
+/// The arrays of a copy, checked: no byte of a destination is a byte of anything else.
 #[derive(Debug, Clone, Copy)]
 pub struct Disjoint<'a> {
-    sources: &'a [Region],
-    destinations: &'a [Region],
+    sources: &'a [Strided],
+    destinations: &'a [Strided],
 }
 
 impl<'a> Disjoint<'a> {
@@ -28,17 +28,17 @@ impl<'a> Disjoint<'a> {
     ///
     /// # Errors
     /// [`Error::OverlapsItself`], [`Error::OverlapsOther`].
-    pub fn new(sources: &'a [Region], destinations: &'a [Region]) -> Result<Self> {
+    pub fn new(sources: &'a [Strided], destinations: &'a [Strided]) -> Result<Self> {
         if let Some(index) = destinations.iter().position(overlaps_itself) {
             return Err(Error::OverlapsItself { index });
         }
-        let of = |regions: &'a [Region], written: bool| {
+        let of = |regions: &'a [Strided], written: bool| {
             let spans = regions.iter().enumerate().map(move |(i, region)| (span(region), written, i, region));
             spans.filter_map(|(span, written, i, region)| span.map(|(low, high)| (low, high, written, i, region)))
         };
         let mut all: Vec<_> = of(sources, false).chain(of(destinations, true)).collect();
         all.sort_unstable_by_key(|&(low, _, written, i, _)| (low, written, i));
-        let mut active: [Vec<(i128, usize, &Region)>; 2] = [Vec::new(), Vec::new()];
+        let mut active: [Vec<(i128, usize, &Strided)>; 2] = [Vec::new(), Vec::new()];
         for (low, high, written, index, region) in all {
             for (kind, regions) in active.iter_mut().enumerate() {
                 regions.retain(|&(end, ..)| end > low);
@@ -61,19 +61,19 @@ impl<'a> Disjoint<'a> {
 
     /// The sources.
     #[must_use]
-    pub fn sources(&self) -> &'a [Region] {
+    pub fn sources(&self) -> &'a [Strided] {
         self.sources
     }
 
     /// The destinations.
     #[must_use]
-    pub fn destinations(&self) -> &'a [Region] {
+    pub fn destinations(&self) -> &'a [Strided] {
         self.destinations
     }
 }
 
 /// The lowest address and one past the highest; none if the region is empty.
-fn span(region: &Region) -> Option<(i128, i128)> {
+fn span(region: &Strided) -> Option<(i128, i128)> {
     let (mut low, mut high) = (region.address() as i128, region.address() as i128 + region.itemsize() as i128);
     for &(extent, stride) in region.dims() {
         let reach = i128::from(extent - 1) * stride as i128;
@@ -83,8 +83,8 @@ fn span(region: &Region) -> Option<(i128, i128)> {
     (region.dims().iter().all(|&(extent, _)| extent > 0) && region.itemsize() > 0).then_some((low, high))
 }
 
-/// Whether two elements of a region may share a byte: whether a stride is within the reach of the smaller ones.
-fn overlaps_itself(region: &Region) -> bool {
+/// Whether two elements of an array may share a byte: whether a stride is within the reach of the smaller ones.
+fn overlaps_itself(region: &Strided) -> bool {
     if span(region).is_none() {
         return false;
     }
@@ -100,9 +100,9 @@ fn overlaps_itself(region: &Region) -> bool {
     })
 }
 
-/// Whether two regions share a byte, or may for all that a bounded search can tell.
+/// Whether two arrays share a byte, or may for all that a bounded search can tell.
 #[must_use]
-pub fn share(a: &Region, b: &Region) -> bool {
+pub fn share(a: &Strided, b: &Strided) -> bool {
     let (Some((low_a, high_a)), Some((low_b, high_b))) = (span(a), span(b)) else { return false };
     if high_a <= low_b || high_b <= low_a {
         return false;
@@ -145,12 +145,12 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashSet;
 
-    fn region(address: usize, itemsize: usize, dims: &[(i64, isize)]) -> Region {
+    fn region(address: usize, itemsize: usize, dims: &[(i64, isize)]) -> Strided {
         // SAFETY: the region is never read or written, only its addresses are compared.
-        unsafe { Region::new(std::ptr::without_provenance_mut(address), itemsize, dims.to_vec()) }
+        unsafe { Strided::new(std::ptr::without_provenance_mut(address), itemsize, dims.to_vec()) }
     }
 
-    fn bytes(region: &Region) -> Vec<i128> {
+    fn bytes(region: &Strided) -> Vec<i128> {
         let mut all = vec![region.address() as i128];
         for &(extent, stride) in region.dims() {
             all = all.iter().flat_map(|at| (0..extent).map(move |i| at + i128::from(i) * stride as i128)).collect();
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn column_views_of_one_array_are_apart() {
-        let columns: Vec<Region> = (0..4).map(|i| region(1000 + 8 * i, 8, &[(5, 32), (1, 8)])).collect();
+        let columns: Vec<Strided> = (0..4).map(|i| region(1000 + 8 * i, 8, &[(5, 32), (1, 8)])).collect();
         assert!(Disjoint::new(&[], &columns).is_ok());
         assert!(Disjoint::new(&columns[..2], &columns[2..]).is_ok());
         let error = Disjoint::new(&columns[..2], &columns[1..]).unwrap_err();

@@ -1,4 +1,5 @@
 use super::*;
+use crate::copy::strided::Strided;
 use proptest::prelude::*;
 
 /// An array in memory of its own: of any order of dims, with gaps between the items, and forwards or backwards.
@@ -36,9 +37,9 @@ impl Array {
         Self::new(itemsize, extents, &order, &vec![(0, false); extents.len()], byte)
     }
 
-    fn region(&mut self) -> Region {
+    fn region(&mut self) -> Strided {
         // SAFETY: the array is there, and not looked at, as long as its region is used.
-        unsafe { Region::new(self.bytes.as_mut_ptr().wrapping_add(self.first), self.itemsize, self.dims.clone()) }
+        unsafe { Strided::new(self.bytes.as_mut_ptr().wrapping_add(self.first), self.itemsize, self.dims.clone()) }
     }
 
     /// The positions of the item's bytes.
@@ -72,8 +73,8 @@ fn check(sources: &mut [Array], destinations: &mut [Array], boxes: &[Box], turns
             items += source.itemsize as i64;
         }
     }
-    let from: Vec<Region> = sources.iter_mut().map(Array::region).collect();
-    let to: Vec<Region> = destinations.iter_mut().map(Array::region).collect();
+    let from: Vec<Strided> = sources.iter_mut().map(Array::region).collect();
+    let to: Vec<Strided> = destinations.iter_mut().map(Array::region).collect();
     let mut copies = Copies::new(Disjoint::new(&from, &to).unwrap(), boxes.len()).unwrap();
     for (source, from, destination, to, extent) in boxes {
         let sides: Vec<Side> =

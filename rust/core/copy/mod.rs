@@ -1,0 +1,20 @@
+//! From memory to memory: strided arrays of raw bytes, copied on all cores (rule 2.6).
+//!
+//! | module | answers |
+//! |---|---|
+//! | [`strided`] | an array in memory: address, item size, extents and strides |
+//! | [`overlap`] | whether two of them share a byte |
+//! | `form` | how a box lies in two arrays: in rows, and blocks of rows |
+//! | `kernel` | the copying of rows |
+//! | `blocks` | which boxes are copied side by side, and in which order |
+//! | [`run`] | a whole plan, on all cores |
+
+#[allow(unsafe_code)]
+mod blocks;
+mod form;
+#[allow(unsafe_code)]
+mod kernel;
+pub mod overlap;
+pub mod run;
+#[allow(unsafe_code)]
+pub mod strided;

@@ -1,0 +1,57 @@
+//! A strided array in memory, as an address with a shape.
+
+/// A strided array of items in memory.
+#[derive(Debug, Clone)]
+pub struct Strided {
+    data: *mut u8,
+    itemsize: usize,
+    /// Extent, and stride in bytes.
+    dims: Vec<(i64, isize)>,
+}
+
+// SAFETY: a strided array is an address with a shape; what is done with it is argued in `kernel`.
+unsafe impl Send for Strided {}
+// SAFETY: as above.
+unsafe impl Sync for Strided {}
+
+impl Strided {
+    /// The items of `itemsize` bytes at `data`, with an extent and a stride in bytes for each dim.
+    ///
+    /// # Safety
+    /// Every item that the extents and strides span must be valid for reads, and for writes if it is used as a
+    /// destination, as long as it is used.
+    #[must_use]
+    pub unsafe fn new(data: *mut u8, itemsize: usize, dims: Vec<(i64, isize)>) -> Self {
+        Self { data, itemsize, dims }
+    }
+
+    /// The bytes of all items.
+    #[must_use]
+    pub fn bytes(&self) -> i64 {
+        let extents = self.dims.iter().map(|dim| dim.0);
+        extents.fold(self.itemsize as i64, i64::saturating_mul)
+    }
+
+    /// Where the first item is.
+    pub(super) fn data(&self) -> *mut u8 {
+        self.data
+    }
+
+    /// The address of the first item.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.data.addr()
+    }
+
+    /// The bytes of an item.
+    #[must_use]
+    pub fn itemsize(&self) -> usize {
+        self.itemsize
+    }
+
+    /// Extent, and stride in bytes, of each dim.
+    #[must_use]
+    pub fn dims(&self) -> &[(i64, isize)] {
+        &self.dims
+    }
+}
