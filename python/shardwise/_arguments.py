@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ._text import shown
 from .errors import SizeOverflowError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def dtype_of(value: Any, name: str = "dtype") -> np.dtype[Any]:
     try:
         dtype: np.dtype[Any] = np.dtype(value)
     except (TypeError, ValueError, SyntaxError, OverflowError) as error:
-        raise TypeError(f"{name} must be a numpy dtype, got {value!r}: {error}") from None
+        raise TypeError(f"{name} must be a numpy dtype, got {shown(value)}: {error}") from None
     return dtype
 
 

@@ -207,7 +207,8 @@ class LayoutReport:
             result += layout.partition(shape, uneven=self.uneven).nbytes(np.uint8) * itemsize
         result.flags.writeable = False
         # A view: of the array itself numpy would let anyone set the flag again.
-        return result.view()
+        readonly: npt.NDArray[np.int64] = result.view()
+        return readonly
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
