@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .reshard.collectives import CollectiveStep, LinkModel
     from .reshard.plan import ReshardPlan, Transfer, plan_from_boxes, plan_reshard
     from .rules.layout_map import LayoutMap
+    from .rules.report import LayoutReport
     from .show.drawing import draw
     from .store import Checkpoint, open_safetensors
 
@@ -35,6 +36,7 @@ __all__ = [
     "InternalError",
     "LayoutError",
     "LayoutMap",
+    "LayoutReport",
     "LinkModel",
     "MeshError",
     "ParseError",
@@ -70,6 +72,7 @@ _LAZY = {
     "reshard.collectives": ("CollectiveStep", "LinkModel"),
     "reshard.plan": ("ReshardPlan", "Transfer", "plan_from_boxes", "plan_reshard"),
     "rules.layout_map": ("LayoutMap",),
+    "rules.report": ("LayoutReport",),
     "show.drawing": ("draw",),
     "store": ("Checkpoint", "open_safetensors"),
 }
