@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .reshard.plan import ReshardPlan, Transfer, plan_from_boxes, plan_reshard
     from .rules.layout_map import LayoutMap
     from .show.drawing import draw
-    from .store import Checkpoint, open_safetensors
+    from .store import Checkpoint, StoredCheckpoint, StoredTensor, open_checkpoint, open_safetensors
 
 __all__ = [
     "Axes",
@@ -44,6 +44,8 @@ __all__ = [
     "ShardedArray",
     "ShardwiseError",
     "SizeOverflowError",
+    "StoredCheckpoint",
+    "StoredTensor",
     "TensorLayout",
     "Transfer",
     "UnevenRule",
@@ -56,6 +58,7 @@ __all__ = [
     "initialize_variables",
     "layout_map_scope",
     "list_devices",
+    "open_checkpoint",
     "open_safetensors",
     "plan_from_boxes",
     "plan_reshard",
@@ -71,7 +74,7 @@ _LAZY = {
     "reshard.plan": ("ReshardPlan", "Transfer", "plan_from_boxes", "plan_reshard"),
     "rules.layout_map": ("LayoutMap",),
     "show.drawing": ("draw",),
-    "store": ("Checkpoint", "open_safetensors"),
+    "store": ("Checkpoint", "StoredCheckpoint", "StoredTensor", "open_checkpoint", "open_safetensors"),
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 
