@@ -169,9 +169,6 @@ pub enum Error {
         /// Its length.
         right_len: usize,
     },
-    /// What only the DTensor dialect refuses.
-    #[error(transparent)]
-    Dtensor(#[from] crate::dtensor::Error),
     /// Two partitions of different shapes.
     #[error("src is of shape {given:?} but dst of {destination:?}; a plan is between partitions of one shape")]
     Shapes {
@@ -314,7 +311,6 @@ impl Error {
             Self::Pickle { .. } => ErrorKind::Parse,
             Self::Overflow { .. } | Self::TooMany { .. } => ErrorKind::Overflow,
             Self::DeviceIndex { .. } | Self::Coordinate { .. } | Self::OutOfRange { .. } => ErrorKind::Index,
-            Self::Dtensor(error) => error.kind(),
             Self::Interrupted => ErrorKind::Interrupted,
             Self::WorkerPanicked(_) => ErrorKind::Internal,
         }

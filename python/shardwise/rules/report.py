@@ -209,7 +209,8 @@ class LayoutReport:
         for (layout, shape, bits), count in counts.items():
             result += bytes_for(layout.partition(shape, uneven=self.uneven).nbytes("uint8"), bits) * count
         result.flags.writeable = False
-        return result
+        # A view: of the array itself numpy would let anyone set the flag again.
+        return result.view()
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:

@@ -506,6 +506,7 @@ class TestCollectives:
         with pytest.raises(TypeError, match="must be a number"):
             plan.price("f4", sw.LinkModel(latency="fast"))  # type: ignore[arg-type]
 
+    @pytest.mark.slow
     def test_six_axes_are_searched_in_reasonable_time(self) -> None:
         names = ("a", "b", "c", "d", "e", "f")
         mesh = sw.DeviceMesh((2,) * 6, names)

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.show import drawing
-
-from .layouts import layouts, mesh_of
+from tests.interop.layouts import layouts, mesh_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 MESH = sw.DeviceMesh((2, 4), ("data", "model"))
