@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .rules.layout_map import LayoutMap
     from .rules.report import LayoutReport
     from .show.drawing import draw
-    from .store import Checkpoint, open_safetensors
+    from .store import Checkpoint, StoredCheckpoint, StoredTensor, open_checkpoint, open_safetensors
 
 __all__ = [
     "Axes",
@@ -46,6 +46,8 @@ __all__ = [
     "ShardedArray",
     "ShardwiseError",
     "SizeOverflowError",
+    "StoredCheckpoint",
+    "StoredTensor",
     "TensorLayout",
     "Transfer",
     "UnevenRule",
@@ -58,6 +60,7 @@ __all__ = [
     "initialize_variables",
     "layout_map_scope",
     "list_devices",
+    "open_checkpoint",
     "open_safetensors",
     "plan_from_boxes",
     "plan_reshard",
@@ -74,7 +77,7 @@ _LAZY = {
     "rules.layout_map": ("LayoutMap",),
     "rules.report": ("LayoutReport",),
     "show.drawing": ("draw",),
-    "store": ("Checkpoint", "open_safetensors"),
+    "store": ("Checkpoint", "StoredCheckpoint", "StoredTensor", "open_checkpoint", "open_safetensors"),
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 
