@@ -15,6 +15,7 @@
 //! | [`tiling`] | who holds which boxes: partitions, grids, flat ranges, explicit boxes |
 //! | [`plan`] | from one tiling to another: transfers, rounds, programs |
 //! | [`rules`] | which of many regular expressions match a path |
+//! | [`pickle`] | what a Python pickle says, with nothing of it run |
 //! | [`dtensor`] | TensorFlow's mesh and layout: their text and wire format |
 //! | [`reshard`] | the same change of layout as collectives |
 //! | [`copy`] | the same from memory to memory |
@@ -45,6 +46,7 @@ pub mod locate;
 pub mod mesh;
 pub mod parallel;
 pub mod partition;
+pub mod pickle;
 pub mod plan;
 pub mod region;
 pub mod reshard;

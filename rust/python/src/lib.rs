@@ -7,8 +7,10 @@ mod errors;
 mod layout;
 mod mesh;
 mod partition;
+mod pickle;
 mod reshard;
 mod rules;
+mod tiling;
 mod views;
 
 use pyo3::prelude::*;
@@ -28,6 +30,12 @@ mod _core {
 
     #[pymodule_export]
     use super::reshard::{ReshardPlan, collectives};
+
+    #[pymodule_export]
+    use super::tiling::Tiling;
+
+    #[pymodule_export]
+    use super::pickle::{Persistent, Record, read_pickle};
 
     /// Panics, so that a test can see what a panic becomes.
     #[pyfunction]
