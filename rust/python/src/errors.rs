@@ -32,8 +32,8 @@ impl Refusal for dtensor::Error {
     }
 }
 
-/// The exception for an error of the core. An interruption is the exception that the signal handler left, so it never gets here
-/// but through a fault.
+/// The exception for an error of the core. An interruption is the exception that the signal handler left, so it never
+/// gets here except through a fault.
 pub(crate) fn to_py(error: impl Refusal) -> PyErr {
     let message = error.to_string();
     match error.kind() {
