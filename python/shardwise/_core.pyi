@@ -13,6 +13,7 @@ __all__ = [
     "Partition",
     "ReshardPlan",
     "RuleSet",
+    "__version__",
     "_panic",
     "collectives",
     "decode_layout",
@@ -22,6 +23,8 @@ __all__ = [
     "parse_device",
     "print_device",
 ]
+
+__version__: str
 
 @final
 class Mesh:
