@@ -169,9 +169,6 @@ pub enum Error {
         /// Its length.
         right_len: usize,
     },
-    /// What only the DTensor dialect refuses.
-    #[error(transparent)]
-    Dtensor(#[from] crate::dtensor::Error),
     /// Two partitions of different shapes.
     #[error("src is of shape {given:?} but dst of {destination:?}; a plan is between partitions of one shape")]
     Shapes {
@@ -219,6 +216,14 @@ pub enum Error {
         start: Vec<i64>,
         /// Where it stops.
         stop: Vec<i64>,
+    },
+    /// A pickle that stops making sense, or asks for what is not read.
+    #[error("byte {at} of the pickle: {problem}")]
+    Pickle {
+        /// The byte offset.
+        at: usize,
+        /// What is wrong there.
+        problem: String,
     },
     /// A budget below one element.
     #[error("max_bytes_in_flight is {given}; it must hold at least one element of {itemsize} bytes")]
@@ -303,9 +308,9 @@ impl Error {
             | Self::Budget { .. }
             | Self::OverlapsItself { .. }
             | Self::OverlapsOther { .. } => ErrorKind::Layout,
+            Self::Pickle { .. } => ErrorKind::Parse,
             Self::Overflow { .. } | Self::TooMany { .. } => ErrorKind::Overflow,
             Self::DeviceIndex { .. } | Self::Coordinate { .. } | Self::OutOfRange { .. } => ErrorKind::Index,
-            Self::Dtensor(error) => error.kind(),
             Self::Interrupted => ErrorKind::Interrupted,
             Self::WorkerPanicked(_) => ErrorKind::Internal,
         }

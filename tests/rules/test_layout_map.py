@@ -149,11 +149,25 @@ class TestInsertion:
         layout_map["kernel"] = axes
         assert layout_map["kernel"] == TensorLayout((None, "model"), MESH)
 
-    def test_a_layout_without_a_mesh_gets_that_of_the_map(self) -> None:
-        layout_map, layout = LayoutMap(MESH), TensorLayout(("model",))
+    def test_a_layout_without_a_mesh_is_kept_over_that_of_the_map(self) -> None:
+        layout_map, layout = LayoutMap(MESH), TensorLayout(("model",), unreduced=("data",))
         layout_map["bias"] = layout
-        assert layout.device_mesh == MESH
-        assert layout_map["bias"] is layout
+        assert layout_map["bias"] == TensorLayout(("model",), MESH, unreduced=("data",))
+
+    def test_no_map_changes_the_layout_that_it_is_given(self) -> None:
+        layout, other = TensorLayout(("model",)), DeviceMesh((2,), ("model",))
+        found, hashed, text = {layout: "here"}, hash(layout), repr(layout)
+        first, second, updated = LayoutMap(MESH), LayoutMap(other), LayoutMap(MESH)
+        first["bias"] = layout
+        second["bias"] = layout
+        updated.update({"bias": layout})
+        updated.setdefault("kernel", layout)
+        assert (layout.device_mesh, hash(layout), repr(layout)) == (None, hashed, text)
+        assert found[layout] == found[TensorLayout(("model",))] == "here"
+        meshes = [
+            found.device_mesh for found in (first["bias"], second["bias"], updated["kernel"]) if found is not None
+        ]
+        assert meshes == [MESH, other, MESH]
 
     def test_a_layout_keeps_its_own_mesh(self) -> None:
         mesh = DeviceMesh((8,), ("x",))
@@ -203,7 +217,7 @@ class TestInsertion:
         assert layout_map["kernel"] == TensorLayout((None, "model"), MESH)
         del layout_map["kernel"]
         layout_map["kernel"] = second
-        assert layout_map["kernel"] is second
+        assert layout_map["kernel"] == TensorLayout(("data",), MESH)
 
     def test_axes_that_the_mesh_lacks_are_refused_with_the_rule(self) -> None:
         layout_map, layout = LayoutMap(MESH), TensorLayout(("seq",))

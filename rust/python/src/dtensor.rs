@@ -12,7 +12,7 @@ use pyo3::{
     prelude::*,
     types::PyString,
 };
-use shardwise_core::{dtensor::Error, error::Result as CoreResult};
+use shardwise_core::dtensor::{Error, Result as CoreResult};
 
 use crate::{
     convert::repr,
@@ -37,7 +37,7 @@ fn parsed_text<'a>(what: &'static str, value: &'a Bound<'_, PyAny>) -> PyResult<
     let string = string(what, value)?;
     string.to_str().map_err(|_| {
         let at = string.to_string_lossy().find('\u{fffd}').unwrap_or_default();
-        to_py(Error::Text { what, at, problem: "a lone surrogate, which is no character".to_owned() }.into())
+        to_py(Error::Text { what, at, problem: "a lone surrogate, which is no character".to_owned() })
     })
 }
 

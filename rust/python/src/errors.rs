@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pyo3::{exceptions::PyIndexError, import_exception, prelude::*};
 use shardwise_core::{
+    dtensor,
     error::{Error, ErrorKind, Result as CoreResult},
     parallel::panic_message,
 };
@@ -14,9 +15,26 @@ import_exception!(shardwise.errors, MeshError);
 import_exception!(shardwise.errors, ParseError);
 import_exception!(shardwise.errors, SizeOverflowError);
 
-/// The exception for a core error. An interruption is the exception that the signal handler left, so it never gets here
+/// An error of the core or of the dialect, which has its own.
+pub(crate) trait Refusal: std::fmt::Display {
+    fn kind(&self) -> ErrorKind;
+}
+
+impl Refusal for Error {
+    fn kind(&self) -> ErrorKind {
+        Error::kind(self)
+    }
+}
+
+impl Refusal for dtensor::Error {
+    fn kind(&self) -> ErrorKind {
+        dtensor::Error::kind(self)
+    }
+}
+
+/// The exception for an error of the core. An interruption is the exception that the signal handler left, so it never gets here
 /// but through a fault.
-pub(crate) fn to_py(error: Error) -> PyErr {
+pub(crate) fn to_py(error: impl Refusal) -> PyErr {
     let message = error.to_string();
     match error.kind() {
         ErrorKind::Mesh => MeshError::new_err(message),

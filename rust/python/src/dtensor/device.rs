@@ -19,7 +19,7 @@ pub(crate) fn parse_device(text: &Bound<'_, PyAny>) -> PyResult<Parts> {
         let text = parsed_text("device name", text)?;
         let spec = DeviceSpec::parse(text).map_err(|problem| {
             let (at, problem) = (problem.at, problem.problem.to_owned());
-            to_py(Error::Text { what: "device name", at, problem }.into())
+            to_py(Error::Text { what: "device name", at, problem })
         })?;
         let owned = |part: Option<&str>| part.map(str::to_owned);
         Ok((owned(spec.job), spec.replica, spec.task, owned(spec.device_type), spec.device_index))
@@ -51,7 +51,7 @@ pub(crate) fn print_device(
                     "task" => task.unwrap_or_default().to_string(),
                     _ => device_index.unwrap_or_default().to_string(),
                 };
-                Err(to_py(Error::Device { what: part.to_owned(), text, problem: problem.to_owned() }.into()))
+                Err(to_py(Error::Device { what: part.to_owned(), text, problem: problem.to_owned() }))
             }
         }
     })

@@ -51,7 +51,7 @@ impl DtensorLayout {
         };
         let (rows, columns) = (array.shape[0], array.shape[1]);
         if columns != self.layout.rank() {
-            return Err(to_py(Error::IndexRank { given: columns, rank: self.layout.rank() }.into()));
+            return Err(to_py(Error::IndexRank { given: columns, rank: self.layout.rank() }));
         }
         let flat = array.flat.as_slice().map_err(|error| PyTypeError::new_err(error.to_string()))?;
         filled(py, &[rows], |out, _| self.layout.shard_ids_into(flat, out))
@@ -235,7 +235,7 @@ fn refuse_any(dim: usize, spec: &str, mesh: &Mesh) -> PyResult<()> {
     if spec != ANY {
         return Ok(());
     }
-    Err(to_py(Error::UnknownSpec { dim, spec: spec.to_owned(), axes: mesh.dim_names().to_vec() }.into()))
+    Err(to_py(Error::UnknownSpec { dim, spec: spec.to_owned(), axes: mesh.dim_names().to_vec() }))
 }
 
 /// The size of a dim, where `None` is unknown, which TensorFlow writes as -1.
