@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .reshard.plan import ReshardPlan, Transfer, plan_from_boxes, plan_reshard
     from .rules.layout_map import LayoutMap
     from .rules.report import LayoutReport, TensorReport
-    from .show.drawing import draw
+    from .show.svg import draw
     from .store import Checkpoint, Entry, open_safetensors
 
 __all__ = [
@@ -80,7 +80,7 @@ _LAZY = {
     "reshard.plan": ("ReshardPlan", "Transfer", "plan_from_boxes", "plan_reshard"),
     "rules.layout_map": ("LayoutMap",),
     "rules.report": ("LayoutReport", "TensorReport"),
-    "show.drawing": ("draw",),
+    "show.svg": ("draw",),
     "store": ("Checkpoint", "Entry", "open_safetensors"),
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
