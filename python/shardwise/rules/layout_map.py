@@ -383,9 +383,9 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         [rules]
         'attn/kernel$' = [[], "model"]
         """
-        from .toml import write_rules
+        from .toml import Rules, write_rules
 
-        write_rules(file, self)
+        write_rules(file, Rules(self._match, self._backtracking, self._device_mesh, dict(self.items())))
 
     def _layout_of_rank(self, path: str, rank: int) -> TensorLayout:
         layout = self[path]
