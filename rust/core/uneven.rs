@@ -102,6 +102,12 @@ impl Cut {
         self.k
     }
 
+    /// The length of the largest shard.
+    #[must_use]
+    pub fn largest(&self) -> i64 {
+        ceil_div(self.n, self.k)
+    }
+
     pub(crate) fn kind(&self) -> &CutKind {
         &self.kind
     }

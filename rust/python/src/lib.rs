@@ -37,6 +37,11 @@ mod _core {
     #[pymodule_export]
     use super::pickle::{Persistent, Record, read_pickle};
 
+    /// The version of the package.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "the name that Python's packages give it")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+
     /// Panics, so that a test can see what a panic becomes.
     #[pyfunction]
     fn _panic() -> PyResult<()> {

@@ -129,7 +129,7 @@ impl Tiling {
                         &self.core.array_shape(holder as i64)?,
                     )?;
                 }
-                Ok(())
+                shardwise_core::error::Result::Ok(())
             })
         })
     }
