@@ -418,6 +418,13 @@ class Partition(Tiling):
     def _count(self) -> int:
         return self._mesh.size
 
+    def _shapes(self) -> list[tuple[int, ...]]:
+        boxes = self._core.boxes()
+        return list(map(tuple, (boxes[..., 1] - boxes[..., 0]).tolist()))
+
+    def _covered(self) -> None:
+        return None
+
     @property
     def _is_named(self) -> bool:
         return True
