@@ -385,7 +385,7 @@ class Partition(Tiling):
         >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((10,), "ceil").holder_shape("cpu:3")
         (1,)
         """
-        return self._core.shard_shape(self._mesh.index_of(holder))
+        return self._core.shard_shape(self._mesh.index_of_label(holder))
 
     def pieces(self, holder: Any) -> list[Piece]:
         """Give the device's box, which begins at the corner of its shard.
@@ -397,7 +397,7 @@ class Partition(Tiling):
         >>> TensorLayout(("x",), DeviceMesh((2,), ("x",))).partition((8,)).pieces("cpu:1")
         [Piece(box=(slice(4, 8, None),), start=(0,))]
         """
-        return [Piece(self._core.box(self._mesh.index_of(holder)), (0,) * len(self.shape))]
+        return [Piece(self._core.box(self._mesh.index_of_label(holder)), (0,) * len(self.shape))]
 
     def check(self) -> None:
         """Do nothing: the shards of a partition hold every element, and devices with the same shard are replicas."""
@@ -421,7 +421,7 @@ class Partition(Tiling):
         return self._mesh.device(position)
 
     def _position(self, holder: Any) -> int:
-        return self._mesh.index_of(holder)
+        return self._mesh.index_of_label(holder)
 
     def __eq__(self, other: object) -> bool:
         if self is other:

@@ -45,8 +45,8 @@ class Transfer:
     dst_box: Slices
     #: Its elements.
     size: int
-    #: `None` if the sender's array has the tensor's rank. If it has one dim, the offset and the shape of the piece in it:
-    #: `array[offset : offset + prod(shape)].reshape(shape)` is what `src_box` lies in.
+    #: `None` if the sender's array has the tensor's rank. If it has one dim, offset and shape of the piece there:
+    #: `src_box` lies in `array[offset : offset + prod(shape)].reshape(shape)`.
     src_window: Window | None = None
     #: The same for the receiver.
     dst_window: Window | None = None
@@ -73,9 +73,9 @@ class ReshardPlan:
     """What must move from one tiling of a tensor to another; `plan_reshard` makes one.
 
     Each element of each destination shard is received exactly once, unless its holder has it already: then it stays.
-    Devices and other holders are matched by label, whichever meshes they are in. Among the replicas that could send, the
-    load is spread: the busiest sends at most `2 - 1/r` times what the best assignment to `r` replicas could achieve,
-    and boxes of one size are shared out perfectly. If the source is unreduced, "once" holds for each addend.
+    Devices and other holders are matched by label, whichever meshes they are in. Among the replicas that could send,
+    the load is spread: the busiest sends at most `2 - 1/r` times what the best assignment to `r` replicas could
+    achieve, and boxes of one size are shared out perfectly. If the source is unreduced, "once" holds for each addend.
 
     A plan is a sequence of `Transfer` objects, made when asked for; `transfers` is all of them as one array. Planning
     costs time and memory in the number of transfers, however large the tensor. Plans are immutable, comparable,
@@ -128,7 +128,8 @@ class ReshardPlan:
         """All transfers, in the order of the destination devices: a read-only structured array.
 
         The fields are `src_device` and `dst_device`, the positions of the holders in `src.holders` and `dst.holders`
-        (for partitions the device indices in the two meshes), and `start` and `stop`, one int64 per dim: the global box.
+        (for partitions the device indices in the two meshes), and `start` and `stop`, one int64 per dim: the global
+        box.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((2,), ("x",))
@@ -216,11 +217,9 @@ class ReshardPlan:
             self._pieces = self._core.pieces()
         source, device = int(row["src_device"]), int(row["dst_device"])
         start, stop = row["start"], row["stop"]
-        places = (
-            self._core.place(side, holder, piece)
-            for side, holder, piece in zip((0, 1), (source, device), self._pieces[number].tolist())
-        )
-        (src_origin, src_window), (dst_origin, dst_window) = places
+        src_piece, dst_piece = self._pieces[number].tolist()
+        src_origin, src_window = self._core.place(0, source, src_piece)
+        dst_origin, dst_window = self._core.place(1, device, dst_piece)
         return Transfer(
             self._src._label(source),
             self._dst._label(device),
@@ -378,7 +377,8 @@ class ReshardPlan:
         Returns:
             One array per destination holder, in their order: those of `out` if given. Otherwise each is an array of its
             own, except where the new one is part of what its holder has: then it is a view of that, and nothing is
-            copied. What no piece of a new array covers is 0. Partial sums are added in the order of their coordinates, by `numpy.add`.
+            copied. What no piece of a new array covers is 0. Partial sums are added in the order of their coordinates,
+            by `numpy.add`.
 
         Raises:
             LayoutError: if shards are missing, of another shape or dtype than the plan's, or if memory of `out` is also
@@ -454,8 +454,8 @@ def plan_reshard(src: Tiling, dst: Tiling) -> ReshardPlan:
 
     Args:
         src: who holds what now: a `Partition`, or any other `Tiling`.
-        dst: who is to hold what; of the same shape. Everything else may differ. It need not be the whole tensor, and its
-            holders may ask for the same elements: a reader's request.
+        dst: who is to hold what; of the same shape. Everything else may differ. It need not be the whole tensor, and
+            its holders may ask for the same elements: a reader's request.
 
     Raises:
         LayoutError: if the shapes differ; if boxes of `src` overlap that are not declared replicas, or `src` does not

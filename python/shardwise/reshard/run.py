@@ -106,7 +106,7 @@ def view_of(array: Array, window: Window | None, box: tuple[slice, ...]) -> Arra
 
 
 def views_of(plan: ReshardPlan) -> Iterator[tuple[int, int, Window | None, tuple[slice, ...]]]:
-    """The new arrays that are a part of what their holder has: holder, its number in the source, window and box there."""
+    """The new arrays that are a part of what their holder has: holder, the same in the source, window and box there."""
     kept = plan.kept
     if not len(kept):
         return

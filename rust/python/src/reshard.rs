@@ -147,7 +147,7 @@ impl ReshardPlan {
             let copy = |numbers: &[i64], shape: &[usize]| {
                 arrays::filled(py, shape, |out, _| {
                     out.copy_from_slice(numbers);
-                    Ok(())
+                    CoreResult::Ok(())
                 })
             };
             let ends: Vec<i64> = done.ends.iter().map(|&end| end as i64).collect();

@@ -8,7 +8,7 @@ use pyo3::{
     types::{PyBool, PyList, PyTuple},
 };
 use shardwise_core::{
-    error::Error,
+    error::{Error, Result as CoreResult},
     region::Regions,
     tiling::{
         Piece, Place, Tiling as CoreTiling,
@@ -130,7 +130,7 @@ impl Tiling {
                         &self.core.array_shape(holder as i64)?,
                     )?;
                 }
-                shardwise_core::error::Result::Ok::<(), Error>(())
+                CoreResult::Ok(())
             })
         })
     }
@@ -150,7 +150,7 @@ impl Tiling {
                         Ok(())
                     })?;
                 }
-                Ok::<(), Error>(())
+                CoreResult::Ok(())
             })
         })
     }
