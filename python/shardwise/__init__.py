@@ -18,6 +18,7 @@ from .layout import Axes, TensorLayout, UnevenRule
 from .mesh import DeviceMesh, list_devices
 from .model.hooks import load_with
 from .partition import Partition
+from .tiling import Piece, Tiling
 
 if TYPE_CHECKING:
     from . import dtensor as dtensor
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from .model.scope import layout_map_scope
     from .model.variable import Variable, initialize_variables
     from .reshard.collectives import CollectiveStep, LinkModel
-    from .reshard.plan import ReshardPlan, Transfer, plan_from_boxes, plan_reshard
+    from .reshard.plan import ReshardPlan, Transfer, plan_reshard
     from .rules.layout_map import LayoutMap
     from .rules.report import LayoutReport, TensorReport
     from .show.svg import draw
@@ -46,6 +47,7 @@ __all__ = [
     "MeshError",
     "ParseError",
     "Partition",
+    "Piece",
     "ReshardPlan",
     "Shard",
     "ShardedArray",
@@ -55,6 +57,7 @@ __all__ = [
     "StoredTensor",
     "TensorLayout",
     "TensorReport",
+    "Tiling",
     "Transfer",
     "UnevenRule",
     "Variable",
@@ -69,7 +72,6 @@ __all__ = [
     "list_devices",
     "open_checkpoint",
     "open_safetensors",
-    "plan_from_boxes",
     "plan_reshard",
     "reduce_scatter",
 ]
@@ -80,7 +82,7 @@ _LAZY = {
     "model.scope": ("layout_map_scope",),
     "model.variable": ("Variable", "initialize_variables"),
     "reshard.collectives": ("CollectiveStep", "LinkModel"),
-    "reshard.plan": ("ReshardPlan", "Transfer", "plan_from_boxes", "plan_reshard"),
+    "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
     "rules.layout_map": ("LayoutMap",),
     "rules.report": ("LayoutReport", "TensorReport"),
     "show.svg": ("draw",),

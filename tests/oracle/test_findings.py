@@ -83,8 +83,7 @@ def nans_moved() -> list[str]:
 
 
 def boxes_of(*bounds: tuple[int, int]) -> Callable[[], Any]:
-    whole = sw.TensorLayout((None,), MESH).partition((5,))
-    return lambda: sw.plan_from_boxes([[list(pair)] for pair in bounds], whole)
+    return lambda: sw.Tiling.from_boxes((5,), [[list(pair)] for pair in bounds]).check()
 
 
 FINDINGS = [
