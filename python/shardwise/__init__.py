@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .rules.layout_map import LayoutMap
     from .rules.report import LayoutReport, TensorReport
     from .show.svg import draw
-    from .store import Checkpoint, Entry, open_safetensors
+    from .store import Checkpoint, Entry, StoredCheckpoint, StoredTensor, open_checkpoint, open_safetensors
 
 __all__ = [
     "Axes",
@@ -51,6 +51,8 @@ __all__ = [
     "ShardedArray",
     "ShardwiseError",
     "SizeOverflowError",
+    "StoredCheckpoint",
+    "StoredTensor",
     "TensorLayout",
     "TensorReport",
     "Transfer",
@@ -65,6 +67,7 @@ __all__ = [
     "initialize_variables",
     "layout_map_scope",
     "list_devices",
+    "open_checkpoint",
     "open_safetensors",
     "plan_from_boxes",
     "plan_reshard",
@@ -81,7 +84,7 @@ _LAZY = {
     "rules.layout_map": ("LayoutMap",),
     "rules.report": ("LayoutReport", "TensorReport"),
     "show.svg": ("draw",),
-    "store": ("Checkpoint", "Entry", "open_safetensors"),
+    "store": ("Checkpoint", "Entry", "StoredCheckpoint", "StoredTensor", "open_checkpoint", "open_safetensors"),
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 _SUBPACKAGES = ("dtensor", "interop")

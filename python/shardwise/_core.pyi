@@ -11,6 +11,8 @@ __all__ = [
     "Layout",
     "Mesh",
     "Partition",
+    "Persistent",
+    "Record",
     "ReshardPlan",
     "RuleSet",
     "__version__",
@@ -22,6 +24,7 @@ __all__ = [
     "encode_mesh",
     "parse_device",
     "print_device",
+    "read_pickle",
 ]
 
 __version__: str
@@ -210,3 +213,27 @@ def encode_mesh(fields: _MeshFields) -> bytes: ...
 def decode_mesh(data: bytes) -> _MeshFields: ...
 def encode_layout(sharding_specs: list[str], mesh_config: _MeshFields | None, layout_type: int) -> bytes: ...
 def decode_layout(data: bytes) -> tuple[list[str], _MeshFields | None, int]: ...
+
+@final
+class Record:
+    @property
+    def name(self) -> str: ...
+    @property
+    def args(self) -> tuple[Any, ...] | None: ...
+    @property
+    def kwargs(self) -> Any: ...
+    @property
+    def state(self) -> Any: ...
+    @property
+    def items(self) -> tuple[tuple[Any, Any], ...]: ...
+    @property
+    def elements(self) -> tuple[Any, ...]: ...
+
+@final
+class Persistent:
+    @property
+    def id(self) -> Any: ...
+
+def read_pickle(
+    data: bytes, judge: Callable[[str], bool], /, *, strict: list[str] | None = None, persistent: bool = False
+) -> Any: ...

@@ -10,6 +10,7 @@ mod partition;
 mod pickle;
 mod reshard;
 mod rules;
+mod tiling;
 mod views;
 
 use pyo3::prelude::*;
@@ -29,6 +30,9 @@ mod _core {
 
     #[pymodule_export]
     use super::reshard::{ReshardPlan, collectives};
+
+    #[pymodule_export]
+    use super::tiling::Tiling;
 
     #[pymodule_export]
     use super::pickle::{Persistent, Record, read_pickle};
