@@ -8,7 +8,6 @@ use pyo3::{
     types::{PyBool, PyList, PyTuple},
 };
 use shardwise_core::{
-    error::{Error, Result as CoreResult},
     region::Regions,
     tiling::{
         Piece, Place, Tiling as CoreTiling,
@@ -130,7 +129,7 @@ impl Tiling {
                         &self.core.array_shape(holder as i64)?,
                     )?;
                 }
-                CoreResult::Ok(())
+                shardwise_core::error::Result::Ok(())
             })
         })
     }
@@ -152,7 +151,7 @@ impl Tiling {
             let done = self.core.visit_pieces(holder, &mut |piece| {
                 add(piece).map_err(|error| {
                     failure = Some(error);
-                    Error::Interrupted
+                    shardwise_core::error::Error::Interrupted
                 })
             });
             match failure {
