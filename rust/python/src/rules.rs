@@ -8,7 +8,10 @@ use pyo3::{
 };
 use shardwise_core::rules::{CharClass, MatchMode, RuleSet as CoreRuleSet};
 
-use crate::{convert::strings, errors::guard};
+use crate::{convert::strings, errors::guard, memory::room};
+
+/// The bytes that translating a rule takes at most for each of its own.
+const TRANSLATING: usize = 64;
 
 type Positions<'py> = (Bound<'py, PyTuple>, Bound<'py, PyTuple>);
 
@@ -35,6 +38,8 @@ impl RuleSet {
                 }
             };
             let patterns = strings("patterns", patterns)?;
+            let length = patterns.iter().map(String::len).sum::<usize>();
+            room("the rules", length.saturating_mul(TRANSLATING).saturating_add(patterns.len().saturating_mul(64)))?;
             Ok(Self { len: patterns.len(), core: CoreRuleSet::new(&patterns, mode) })
         })
     }
