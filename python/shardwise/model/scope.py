@@ -6,7 +6,7 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..partition import Partition
 from ..rules.layout_map import LayoutMap
+from .hooks import entered
 
 __all__ = ["LayoutScope", "Placement", "current_scope", "layout_map_scope"]
 
@@ -179,21 +180,12 @@ def layout_map_scope(layout_map: LayoutMap, *, local_devices: Iterable[Any] | No
     (None,)
     """
     scope = LayoutScope(layout_map, local_devices)
-    with _framework_part(scope):
+    with entered(scope):
         token = _CURRENT.set(scope)
         try:
             yield scope
         finally:
             _CURRENT.reset(token)
-
-
-def _framework_part(scope: LayoutScope) -> AbstractContextManager[None]:
-    """What the scope does to a framework, if that is loaded: who has not imported Keras builds no Keras model."""
-    if "keras" not in sys.modules:
-        return nullcontext()
-    from ..interop.keras import building
-
-    return building(scope)
 
 
 def _level_of_caller() -> int:

@@ -219,13 +219,13 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             return self._rules[key].layout
 
     def __eq__(self, other: object) -> bool:
-        """Say whether the rules are the same; for two layout maps, their meshes and ways of matching as well."""
-        if isinstance(other, LayoutMap) and self._terms() != other._terms():
+        """Say whether the rules are the same; for two layout maps, their meshes and ways of matching as well.
+
+        What a map permits (`backtracking`) changes no answer, and does not count.
+        """
+        if isinstance(other, LayoutMap) and (self._device_mesh, self._match) != (other._device_mesh, other._match):
             return False
         return super().__eq__(other)
-
-    def _terms(self) -> tuple[DeviceMesh | None, MatchMode, bool]:
-        return self._device_mesh, self._match, self._backtracking
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -234,7 +234,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return f"<LayoutMap {{{rules}}}, device_mesh={self._device_mesh!r}, match={self._match!r}>"
 
     def __getstate__(self) -> tuple[DeviceMesh | None, MatchMode, bool, tuple[tuple[str, TensorLayout], ...]]:
-        return *self._terms(), tuple(self.items())
+        return self._device_mesh, self._match, self._backtracking, tuple(self.items())
 
     def __setstate__(
         self, state: tuple[DeviceMesh | None, MatchMode, bool, tuple[tuple[str, TensorLayout], ...]]
@@ -383,9 +383,9 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         [rules]
         'attn/kernel$' = [[], "model"]
         """
-        from .toml import write_rules
+        from .toml import Rules, write_rules
 
-        write_rules(file, self)
+        write_rules(file, Rules(self._match, self._backtracking, self._device_mesh, dict(self.items())))
 
     def _layout_of_rank(self, path: str, rank: int) -> TensorLayout:
         layout = self[path]

@@ -26,7 +26,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from .._atomic import replace_file
 from .._paths import path_of
@@ -36,21 +36,18 @@ from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from .search import MATCH_MODES, MatchMode
 
-if TYPE_CHECKING:
-    from .layout_map import LayoutMap
-
 __all__ = ["Rules", "located", "read_rules", "write_rules"]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a rules file says, and the name of the file."""
+    """What a rules file says, and for messages the name of the file."""
 
-    source: str
     match: MatchMode
     backtracking: bool
     device_mesh: DeviceMesh | None
     layouts: Mapping[str, TensorLayout]
+    source: str = "the rules file"
 
 
 def read_rules(file: str | os.PathLike[str] | TextIO) -> Rules:
@@ -68,18 +65,18 @@ def read_rules(file: str | os.PathLike[str] | TextIO) -> Rules:
     rules = document["rules"]
     _check_table(rules, f"{source}: rules")
     layouts = {key: _layout(value, f"{source}: rule {key!r}") for key, value in rules.items()}
-    return Rules(source, match, backtracking, mesh, layouts)
+    return Rules(match, backtracking, mesh, layouts, source)
 
 
-def write_rules(file: str | os.PathLike[str] | TextIO, layout_map: LayoutMap) -> None:
+def write_rules(file: str | os.PathLike[str] | TextIO, rules: Rules) -> None:
     """Write a rules file; see `LayoutMap.to_toml` for what it raises."""
     _check_file(file, "write")
-    lines = [f"match = {_string(layout_map.match)}", *["backtracking = true"][: layout_map.backtracking]]
-    mesh = layout_map.device_mesh
+    lines = [f"match = {_string(rules.match)}", *["backtracking = true"][: rules.backtracking]]
+    mesh = rules.device_mesh
     if mesh is not None:
         lines += ["", "[mesh]", *_mesh_lines(mesh)]
     lines += ["", "[rules]"]
-    for key, layout in layout_map.items():
+    for key, layout in rules.layouts.items():
         if layout.device_mesh != mesh:
             raise LayoutError(f"rule {shown(key)} has a mesh of its own, a rules file has one mesh for all rules")
         lines.append(f"{_key(key)} = {_value(layout)}")

@@ -8,7 +8,11 @@ use pyo3::{
     prelude::*,
     types::{PyDict, PyList, PyString, PyTuple},
 };
-use shardwise_core::{partition::Partition as CorePartition, runs::Runs};
+use shardwise_core::{
+    partition::{Bounds, Partition as CorePartition},
+    runs::Runs,
+    uneven::Cut,
+};
 
 use crate::{
     arrays,
@@ -61,11 +65,13 @@ impl Partition {
     /// The device's box as a tuple of slices.
     #[pyo3(signature = (device, /))]
     fn r#box<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| {
-            let bounds = self.core.box_of(device).map_err(to_py)?;
-            let slices = bounds.into_iter().map(|bounds| views::slice(py, bounds)).collect::<PyResult<Vec<_>>>()?;
-            PyTuple::new(py, slices)
-        })
+        guard(|| slices(py, self.core.box_of(device).map_err(to_py)?))
+    }
+
+    /// The box of a shard as a tuple of slices.
+    #[pyo3(signature = (shard_id, /))]
+    fn shard_box<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
+        guard(|| slices(py, self.core.box_of_shard(position("shard_id", shard_id)?).map_err(to_py)?))
     }
 
     /// The box of the shard of this number as a tuple of slices.
@@ -135,6 +141,18 @@ impl Partition {
     #[pyo3(signature = (shard_id, /))]
     fn devices_holding<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         answer(py, || self.core.devices_holding(position("shard_id", shard_id)?).map_err(to_py))
+    }
+
+    /// The first device index that holds a shard.
+    #[pyo3(signature = (shard_id, /))]
+    fn canonical_device(&self, shard_id: &Bound<'_, PyAny>) -> PyResult<i64> {
+        guard(|| self.core.canonical_device(position("shard_id", shard_id)?).map_err(to_py))
+    }
+
+    /// The largest extent of a shard along each dim.
+    #[getter]
+    fn largest_shard_shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        guard(|| PyTuple::new(py, self.core.cuts().iter().map(Cut::largest)))
     }
 
     /// (shard id, local offset) of global offsets: ints of an int, arrays of an array.
@@ -262,6 +280,12 @@ impl Partition {
     fn devices(&self) -> PyResult<usize> {
         arrays::length("devices", self.core.mesh().size())
     }
+}
+
+/// A box as a tuple of slices.
+fn slices(py: Python<'_>, bounds: Bounds) -> PyResult<Bound<'_, PyTuple>> {
+    let slices = bounds.into_iter().map(|bounds| views::slice(py, bounds)).collect::<PyResult<Vec<_>>>()?;
+    PyTuple::new(py, slices)
 }
 
 fn borrowed(error: impl std::fmt::Display) -> PyErr {

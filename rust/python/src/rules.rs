@@ -4,9 +4,9 @@ use pyo3::{
     exceptions::PyValueError,
     intern,
     prelude::*,
-    types::{PyString, PyTuple},
+    types::{PyBytes, PyString, PyTuple},
 };
-use shardwise_core::rules::{CharClass, MatchMode, RuleSet as CoreRuleSet};
+use shardwise_core::rules::{CharClass, MatchMode, RuleSet as CoreRuleSet, SURROGATE};
 
 use crate::{convert::strings, errors::guard, memory::room};
 
@@ -19,7 +19,6 @@ type Positions<'py> = (Bound<'py, PyTuple>, Bound<'py, PyTuple>);
 #[pyclass(frozen, module = "shardwise._core")]
 pub(crate) struct RuleSet {
     core: CoreRuleSet,
-    len: usize,
 }
 
 #[pymethods]
@@ -40,7 +39,7 @@ impl RuleSet {
             let patterns = strings("patterns", patterns)?;
             let length = patterns.iter().map(String::len).sum::<usize>();
             room("the rules", length.saturating_mul(TRANSLATING).saturating_add(patterns.len().saturating_mul(64)))?;
-            Ok(Self { len: patterns.len(), core: CoreRuleSet::new(&patterns, mode) })
+            Ok(Self { core: CoreRuleSet::new(&patterns, mode) })
         })
     }
 
@@ -54,9 +53,13 @@ impl RuleSet {
     fn find<'py>(&self, path: &Bound<'py, PyString>) -> PyResult<Positions<'py>> {
         guard(|| {
             let py = path.py();
-            let Ok(text) = path.to_str() else {
-                // A lone surrogate is not text for Rust; what it is for Python, only Python's engine knows.
-                return Ok((PyTuple::empty(py), PyTuple::new(py, 0..self.len)?));
+            let replaced;
+            let text = match path.to_str() {
+                Ok(text) => text,
+                Err(_) => {
+                    replaced = without_surrogates(path)?;
+                    &replaced
+                }
             };
             let mut failed = None;
             let found = self.core.find(text, &mut |c| {
@@ -69,6 +72,13 @@ impl RuleSet {
             Ok((PyTuple::new(py, found.matches)?, PyTuple::new(py, found.rest)?))
         })
     }
+}
+
+/// The path with [`SURROGATE`] in the place of each lone surrogate.
+fn without_surrogates(path: &Bound<'_, PyString>) -> PyResult<String> {
+    let encoded = path.call_method1(intern!(path.py(), "encode"), ("utf-32-le", "surrogatepass"))?;
+    let points = encoded.cast::<PyBytes>()?.as_bytes().chunks_exact(4);
+    Ok(points.map(|p| char::from_u32(u32::from_le_bytes([p[0], p[1], p[2], p[3]])).unwrap_or(SURROGATE)).collect())
 }
 
 /// What `re` takes a character for: it asks the same tables as these methods.

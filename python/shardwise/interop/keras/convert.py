@@ -112,7 +112,7 @@ def _map_from_keras(layout_map: Any) -> LayoutMap:
     keys = list(layout_map)
     for match, (prefix, suffix) in _AFFIXES.items():
         if match == "fullmatch" or (keys and all(k.startswith(prefix) and k.endswith(suffix) for k in keys)):
-            result = LayoutMap(mesh, match=match)  # type: ignore[arg-type]
+            result = LayoutMap(mesh, match=match, backtracking=True)  # type: ignore[arg-type]
             for key in keys:
                 result[key[len(prefix) : len(key) - len(suffix)]] = from_keras(layout_map[key])
             return result
