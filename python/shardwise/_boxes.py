@@ -119,9 +119,7 @@ def key_of(holder: Holder) -> tuple[Any, ...]:
     return bounds.tobytes(), count, array if isinstance(array, bool) else (array[0], tuple(array[1]))
 
 
-def arguments_of(
-    key: tuple[Any, ...], piece_type: Callable[..., Any]
-) -> tuple[str, list[Any], dict[str, Any]]:
+def arguments_of(key: tuple[Any, ...], piece_type: Callable[..., Any]) -> tuple[str, list[Any], dict[str, Any]]:
     """The method that a tiling's key names, and arguments that make the same tiling again."""
     name, shape, labels, content, flag = key
     keywords: dict[str, Any] = {}

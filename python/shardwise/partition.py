@@ -139,18 +139,6 @@ class Partition:
         """
         return self._core.shard_box(shard_id)
 
-    def shard_box(self, shard_id: int) -> tuple[slice, ...]:
-        """Give the slices of the tensor that a shard is: `box` of any device that holds it.
-
-        Raises:
-            IndexError: if there is no such shard.
-
-        >>> from shardwise import DeviceMesh, TensorLayout
-        >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((8,)).shard_box(3)
-        (slice(6, 8, None),)
-        """
-        return self._core.shard_box(shard_id)
-
     def shard_shape(self, device: Any) -> tuple[int, ...]:
         """Give the shape of the shard that `device` holds.
 

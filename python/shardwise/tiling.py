@@ -44,12 +44,12 @@ class Piece:
 class Tiling:
     """Who holds which boxes of a tensor.
 
-    A tiling has a shape, holders (devices, ranks, files, by any labels), and for each holder the shape of its own array
-    and its pieces: boxes of the tensor, each with its place in that array. A `Partition` is a tiling; others are made by
-    `from_boxes`, `grid` and `from_flat_ranges`. `plan_reshard` goes from any tiling to any other.
+    A tiling has a shape, holders (devices, ranks, files, by any labels), and for each holder the shape of its own
+    array and its pieces: boxes of the tensor, each with its place in that array. A `Partition` is a tiling; others are
+    made by `from_boxes`, `grid` and `from_flat_ranges`. `plan_reshard` goes from any tiling to any other.
 
-    Tilings are immutable, comparable, hashable and picklable. Holders for which no labels are given have numbers, or the
-    indices of their chunks; those are no one else's: in a plan they are never the same holder as another tiling's.
+    Tilings are immutable, comparable, hashable and picklable. Holders for which no labels are given have numbers, or
+    the indices of their chunks; those are no one else's: in a plan they are never the same holder as another tiling's.
 
     >>> tiling = Tiling.from_flat_ranges((2, 3), {"rank 0": (0, 4), "rank 1": (4, 6)})
     >>> tiling.holders, tiling.holder_shape("rank 0")

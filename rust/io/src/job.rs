@@ -361,8 +361,7 @@ impl Job {
         };
         let other = (1..spans.len()).find(|&at| spans[at].3 != spans[0].3 || !same(&piece(at)));
         let clash = other.map(|at| (at - 1, at)).or_else(|| {
-            let boxes: Vec<(&[i64], &[i64])> =
-                (0..spans.len()).map(|at| (piece(at).start, piece(at).stop)).collect();
+            let boxes: Vec<(&[i64], &[i64])> = (0..spans.len()).map(|at| (piece(at).start, piece(at).stop)).collect();
             // Boxes that are apart are bytes that are apart only if the array that holds them does not overlap itself.
             let (mut start, mut stop) = (first.start.to_vec(), first.stop.to_vec());
             for dim in 0..start.len() {

@@ -13,8 +13,7 @@ use std::{
 };
 
 use crate::{
-    commit,
-    digest,
+    commit, digest,
     error::{Error, Result},
     file,
     job::{Destination, Job},
@@ -218,9 +217,8 @@ impl<'a> Run<'a> {
         report.digests = zeros(wanted(job.tensors.iter().any(|tensor| tensor.wanted.digest)))?;
         report.crcs = zeros(wanted(job.tensors.iter().any(|tensor| tensor.wanted.crc)))?;
         report.add(job, &past.findings);
-        let journal = journal.map(|journal| {
-            Mutex::new(Recorder { journal, units: Vec::new(), bytes: 0, last: Instant::now() })
-        });
+        let journal =
+            journal.map(|journal| Mutex::new(Recorder { journal, units: Vec::new(), bytes: 0, last: Instant::now() }));
         Ok(Self {
             job,
             files,

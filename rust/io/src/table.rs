@@ -96,7 +96,9 @@ impl<'a> Table<'a> {
             }
             if let Some(other) = seen.get(&identity.file).filter(|_| cfg!(unix)) {
                 let (path, other) = (path.display(), other.display());
-                return Err(Error::job(format!("{path} is to be written, but is also {other}, another file of the job")));
+                return Err(Error::job(format!(
+                    "{path} is to be written, but is also {other}, another file of the job"
+                )));
             }
             seen.insert(identity.file, path);
             file::allocate(&file, path, *size)?;

@@ -340,7 +340,8 @@ impl Slot<'_> {
         let mut dims: Vec<usize> = (0..self.strides.len()).filter(|&dim| self.bounds.extent(dim) > 1).collect();
         dims.sort_by_key(|&dim| std::cmp::Reverse(self.strides[dim]));
         let mut rest = index;
-        let mut at: i64 = self.bounds.start.iter().zip(&self.tensor.strides).map(|(start, stride)| start * stride).sum();
+        let mut at: i64 =
+            self.bounds.start.iter().zip(&self.tensor.strides).map(|(start, stride)| start * stride).sum();
         for dim in dims {
             at += rest / self.strides[dim] * self.tensor.strides[dim];
             rest %= self.strides[dim];
@@ -406,7 +407,10 @@ fn crc_before(crc: u32, after: i64) -> u32 {
 
 /// The blocks in groups that are read at once: those that touch or overlap, and those whose gap `worth` takes. Gives, for
 /// each group, how many blocks and how many bytes it has.
-fn joined<'r>(mut blocks: &'r [Read], mut worth: impl FnMut(i64) -> bool + 'r) -> impl Iterator<Item = (usize, i64)> + 'r {
+fn joined<'r>(
+    mut blocks: &'r [Read],
+    mut worth: impl FnMut(i64) -> bool + 'r,
+) -> impl Iterator<Item = (usize, i64)> + 'r {
     std::iter::from_fn(move || {
         let first = blocks.first()?;
         let (mut count, mut end) = (1, first.offset + first.length);
