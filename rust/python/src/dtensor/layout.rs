@@ -54,13 +54,7 @@ impl DtensorLayout {
             return Err(to_py(Error::IndexRank { given: columns, rank: self.layout.rank() }));
         }
         let flat = array.flat.as_slice().map_err(|error| PyTypeError::new_err(error.to_string()))?;
-        let mut refused = Ok(());
-        let ids = filled(py, &[rows], |out, _| {
-            refused = self.layout.shard_ids_into(flat, out);
-            Ok(())
-        })?;
-        refused.map_err(to_py)?;
-        Ok(ids)
+        filled(py, &[rows], |out, _| self.layout.shard_ids_into(flat, out))
     }
 }
 

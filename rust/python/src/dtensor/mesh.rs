@@ -191,7 +191,7 @@ impl DtensorMesh {
             let index = integer("device_idx", index).map_err(outside("device_idx"))?;
             filled(py, &[self.mesh.shape().len()], |out, _| {
                 self.mesh.wrapped_coordinate(index, out);
-                Ok(())
+                CoreResult::Ok(())
             })
         })
     }
@@ -204,7 +204,7 @@ impl DtensorMesh {
                 for (&index, row) in given.iter().zip(out.chunks_mut(rank.max(1))) {
                     self.mesh.wrapped_coordinate(index, row);
                 }
-                Ok(())
+                CoreResult::Ok(())
             })
         })
     }
