@@ -5,6 +5,7 @@ mod convert;
 mod dtensor;
 mod errors;
 mod layout;
+mod memory;
 mod mesh;
 mod partition;
 mod pickle;
@@ -18,7 +19,17 @@ use pyo3::prelude::*;
 /// The compiled part of shardwise.
 #[pymodule(gil_used = false)]
 mod _core {
-    use super::{PyResult, errors::guard, pyfunction};
+    use super::{
+        Bound, PyModule, PyResult,
+        errors::{guard, note_panics},
+        pyfunction,
+    };
+
+    #[pymodule_init]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        note_panics();
+        Ok(())
+    }
 
     #[pymodule_export]
     use super::dtensor::{
