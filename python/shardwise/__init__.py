@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from .reshard.collectives import CollectiveStep, LinkModel
     from .reshard.plan import ReshardPlan, Transfer, plan_from_boxes, plan_reshard
     from .rules.layout_map import LayoutMap
+    from .rules.report import LayoutReport
     from .show.drawing import draw
-    from .store import Checkpoint, open_safetensors
+    from .store import Checkpoint, StoredCheckpoint, StoredTensor, open_checkpoint, open_safetensors
 
 __all__ = [
     "Axes",
@@ -35,6 +36,7 @@ __all__ = [
     "InternalError",
     "LayoutError",
     "LayoutMap",
+    "LayoutReport",
     "LinkModel",
     "MeshError",
     "ParseError",
@@ -44,6 +46,8 @@ __all__ = [
     "ShardedArray",
     "ShardwiseError",
     "SizeOverflowError",
+    "StoredCheckpoint",
+    "StoredTensor",
     "TensorLayout",
     "Transfer",
     "UnevenRule",
@@ -56,6 +60,7 @@ __all__ = [
     "initialize_variables",
     "layout_map_scope",
     "list_devices",
+    "open_checkpoint",
     "open_safetensors",
     "plan_from_boxes",
     "plan_reshard",
@@ -70,8 +75,9 @@ _LAZY = {
     "reshard.collectives": ("CollectiveStep", "LinkModel"),
     "reshard.plan": ("ReshardPlan", "Transfer", "plan_from_boxes", "plan_reshard"),
     "rules.layout_map": ("LayoutMap",),
+    "rules.report": ("LayoutReport",),
     "show.drawing": ("draw",),
-    "store": ("Checkpoint", "open_safetensors"),
+    "store": ("Checkpoint", "StoredCheckpoint", "StoredTensor", "open_checkpoint", "open_safetensors"),
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 

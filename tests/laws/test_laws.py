@@ -30,7 +30,7 @@ def test_law_1_ravel_is_the_inverse_of_unravel(mesh: sw.DeviceMesh) -> None:
 
 @given(meshes())
 def test_law_1_label_and_device_index_are_inverse(mesh: sw.DeviceMesh) -> None:
-    assert [mesh.index_of(mesh.device(i)) for i in range(mesh.size)] == list(range(mesh.size))
+    assert [mesh.index_of_label(mesh.device(i)) for i in range(mesh.size)] == list(range(mesh.size))
     assert list(mesh.devices.ravel()) == [mesh.device(i) for i in range(mesh.size)]
 
 

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -104,7 +105,7 @@ class LayoutScope:
         (rule,) = self._layout_map.matching_rules(path)
         what = f"variable {path!r} of shape {tuple(shape)}: rule {rule!r} gives the layout {layout.axes}"
         if layout.unreduced:
-            raise LayoutError(f"{what}, unreduced over {layout.unreduced}; a variable cannot be a partial sum")
+            raise LayoutError(f"{what}, unreduced over {shown(layout.unreduced)}; a variable cannot be a partial sum")
         if layout.rank != len(shape):
             raise LayoutError(f"{what}, of rank {layout.rank}, but the variable has rank {len(shape)}")
         for dim, (size, shards, spec) in enumerate(zip(shape, layout.num_shards, layout.axes, strict=True)):
@@ -205,5 +206,5 @@ def _level_of_caller() -> int:
 
 def _in_mesh_order(mesh: DeviceMesh, devices: Iterable[Any]) -> tuple[Any, ...]:
     if isinstance(devices, str):
-        raise TypeError(f"local_devices must be a sequence of device labels, got the string {devices!r}")
-    return tuple(mesh.device(i) for i in sorted({mesh.index_of(device) for device in devices}))
+        raise TypeError(f"local_devices must be a sequence of device labels, got the string {shown(devices)}")
+    return tuple(mesh.device(i) for i in sorted({mesh.index_of_label(device) for device in devices}))

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from .._atomic import replace_file
 from .._paths import path_of
+from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -59,10 +60,10 @@ def read_rules(file: str | os.PathLike[str] | TextIO) -> Rules:
     _check_table(document, source, required={"rules"}, optional={"match", "backtracking", "mesh"})
     match = document.get("match", "search")
     if match not in MATCH_MODES:
-        raise ParseError(f"{source}: match must be one of {', '.join(map(repr, MATCH_MODES))}, got {match!r}")
+        raise ParseError(f"{source}: match must be one of {', '.join(map(repr, MATCH_MODES))}, got {shown(match)}")
     backtracking = document.get("backtracking", False)
     if not isinstance(backtracking, bool):
-        raise ParseError(f"{source}: backtracking must be true or false, got {backtracking!r}")
+        raise ParseError(f"{source}: backtracking must be true or false, got {shown(backtracking)}")
     mesh = _mesh(document["mesh"], f"{source}: mesh") if "mesh" in document else None
     rules = document["rules"]
     _check_table(rules, f"{source}: rules")
@@ -80,14 +81,14 @@ def write_rules(file: str | os.PathLike[str] | TextIO, layout_map: LayoutMap) ->
     lines += ["", "[rules]"]
     for key, layout in layout_map.items():
         if layout.device_mesh != mesh:
-            raise LayoutError(f"rule {key!r} has a mesh of its own, a rules file has one mesh for all rules")
+            raise LayoutError(f"rule {shown(key)} has a mesh of its own, a rules file has one mesh for all rules")
         lines.append(f"{_key(key)} = {_value(layout)}")
     text = "\n".join(lines) + "\n"
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
         surrogate = text[error.start]
-        raise LayoutError(f"a name or label with the lone surrogate {surrogate!r} cannot be written") from None
+        raise LayoutError(f"a name or label with the lone surrogate {shown(surrogate)} cannot be written") from None
     if isinstance(file, (str, os.PathLike)):
         replace_file(file, data)
     else:
@@ -143,20 +144,20 @@ def _parse(text: str, source: str) -> dict[str, Any]:
 
 def _check_table(table: object, place: str, required: set[str] | None = None, optional: set[str] | None = None) -> None:
     if not isinstance(table, dict):
-        raise ParseError(f"{place} must be a table, got {table!r}")
+        raise ParseError(f"{place} must be a table, got {shown(table)}")
     if required is None:
         return
     for key in sorted(required - table.keys()):
-        raise ParseError(f"{place}: {key!r} is missing")
+        raise ParseError(f"{place}: {shown(key)} is missing")
     known = required | (optional or set())
     for key in table:
         if key not in known:
-            raise ParseError(f"{place}: unknown key {key!r}, expected one of {', '.join(sorted(known))}")
+            raise ParseError(f"{place}: unknown key {shown(key)}, expected one of {', '.join(sorted(known))}")
 
 
 def _list(value: object, place: str) -> list[Any]:
     if not isinstance(value, list):
-        raise ParseError(f"{place} must be a list, got {value!r}")
+        raise ParseError(f"{place} must be a list, got {shown(value)}")
     return value
 
 
@@ -187,7 +188,7 @@ def _spec(entry: Any, place: str) -> str | tuple[str, ...] | None:
         return entry
     if isinstance(entry, list):
         return tuple(entry)
-    raise ParseError(f"{place} must be the name of a mesh axis or a list of names, got {entry!r}")
+    raise ParseError(f"{place} must be the name of a mesh axis or a list of names, got {shown(entry)}")
 
 
 def _mesh_lines(mesh: DeviceMesh) -> list[str]:
@@ -205,7 +206,7 @@ def _device(label: object) -> str:
         return _string(label)
     if isinstance(label, int) and not isinstance(label, bool) and -(2**63) <= label < 2**63:
         return str(label)
-    raise LayoutError(f"device {label!r} cannot be written: a rules file has labels that are str or 64-bit int")
+    raise LayoutError(f"device {shown(label)} cannot be written: a rules file has labels that are str or 64-bit int")
 
 
 def _value(layout: TensorLayout) -> str:

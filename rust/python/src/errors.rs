@@ -55,10 +55,11 @@ pub(crate) fn guard<T>(body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
 }
 
 /// Runs a bulk kernel with the interpreter released; the kernel polls for signals, so that Ctrl-C ends it.
-pub(crate) fn detached<T, F>(py: Python<'_>, kernel: F) -> PyResult<T>
+pub(crate) fn detached<T, E, F>(py: Python<'_>, kernel: F) -> PyResult<T>
 where
     T: Send,
-    F: Send + FnOnce(&mut dyn FnMut() -> CoreResult<()>) -> CoreResult<T>,
+    E: Send + Refusal,
+    F: Send + FnOnce(&mut dyn FnMut() -> CoreResult<()>) -> Result<T, E>,
 {
     let mut pending = None;
     let done = py.detach(|| {

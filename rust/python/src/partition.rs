@@ -67,6 +67,16 @@ impl Partition {
         })
     }
 
+    /// The box of the shard of this number as a tuple of slices.
+    #[pyo3(signature = (shard_id, /))]
+    fn shard_box<'py>(&self, py: Python<'py>, shard_id: &Bound<'_, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
+        guard(|| {
+            let bounds = self.core.box_of_shard(position("shard_id", shard_id)?).map_err(to_py)?;
+            let slices = bounds.into_iter().map(|bounds| views::slice(py, bounds)).collect::<PyResult<Vec<_>>>()?;
+            PyTuple::new(py, slices)
+        })
+    }
+
     /// The shape of the device's shard.
     #[pyo3(signature = (device, /))]
     fn shard_shape<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyTuple>> {

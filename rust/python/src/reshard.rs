@@ -101,7 +101,7 @@ impl ReshardPlan {
             let copy = |numbers: &[i64], shape: &[usize]| {
                 arrays::filled(py, shape, |out, _| {
                     out.copy_from_slice(numbers);
-                    Ok(())
+                    Ok::<(), shardwise_core::error::Error>(())
                 })
             };
             let ends: Vec<i64> = done.ends.iter().map(|&end| end as i64).collect();

@@ -20,6 +20,7 @@ from shardwise.errors import LayoutError
 from shardwise.layout import TensorLayout
 from shardwise.model.scope import Placement
 
+from ..._text import shown
 from .placing import initial_value, local_data, sharding_of
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def _placement(variable: Any) -> Placement:
     _settle(variable)
     placement: Placement | None = variable._shardwise.placement
     if placement is None:
-        raise LayoutError(f"variable {variable.path!r} has no layout yet: Keras is still tracing the model")
+        raise LayoutError(f"variable {shown(variable.path)} has no layout yet: Keras is still tracing the model")
     return placement
 
 

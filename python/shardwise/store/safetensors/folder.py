@@ -1,12 +1,13 @@
 """Which files a path to a checkpoint means: a file, a folder, or the index of a checkpoint in several files."""
 
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 
-from ..errors import ParseError
-from .files import DataFile
-from .header import MAX_HEADER, Entry, read_header, shorten, strict_json
+from ...errors import ParseError
+from ..files import DataFile
+from ..text import MAX_JSON, shorten, stays_inside, strict_json
+from .header import Entry, read_header
 
-__all__ = ["locate_checkpoint", "merge", "read_index"]
+__all__ = ["locate_checkpoint", "open_entries", "read_index"]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -44,8 +45,8 @@ def read_index(path: Path) -> dict[str, str]:
     """
     file = DataFile(path)
     try:
-        if file.size > MAX_HEADER:
-            raise ParseError(f"{path}: index of {file.size} bytes; at most {MAX_HEADER} are allowed")
+        if file.size > MAX_JSON:
+            raise ParseError(f"{path}: index of {file.size} bytes; at most {MAX_JSON} are allowed")
         index = strict_json(file.read(0, file.size), path)
     finally:
         file.close()
@@ -53,18 +54,25 @@ def read_index(path: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ParseError(f"{path}: not a checkpoint index: no weight_map from tensor names to file names")
     for name in set(weight_map.values()):
-        if not _stays_inside(name):
+        if not stays_inside(name):
             raise ParseError(f"{path}: weight_map names the file {shorten(name)}, outside the index's own folder")
     return weight_map
 
 
-def _stays_inside(name: str) -> bool:
-    # By its text alone: a link may lead elsewhere, as in the cache of Hugging Face, where every file is one.
-    windows = PureWindowsPath(name)
-    return bool(PurePosixPath(name).name and "\0" not in name and ".." not in windows.parts and not windows.anchor)
+def open_entries(path: Path) -> tuple[dict[str, Entry], dict[str, str], list[DataFile]]:
+    """Open a file, or the files of an index, and read their headers: tensors, metadata, open files."""
+    if path.suffix == ".json":
+        return _merge(path, read_index(path))
+    file = DataFile(path)
+    try:
+        entries, metadata = read_header(file)
+    except BaseException:
+        file.close()
+        raise
+    return entries, metadata, [file]
 
 
-def merge(index: Path, weight_map: dict[str, str]) -> tuple[dict[str, Entry], dict[str, str], list[DataFile]]:
+def _merge(index: Path, weight_map: dict[str, str]) -> tuple[dict[str, Entry], dict[str, str], list[DataFile]]:
     """Open the files that an index names and put their headers together: tensors, metadata, open files.
 
     What the files hold is what a loader would load. The index says which files there are, and decides where two hold

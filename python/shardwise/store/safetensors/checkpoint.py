@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from .._paths import path_of
-from .files import DataFile
-from .folder import locate_checkpoint, merge, read_index
-from .header import Entry, read_header
-from .reading import check_box, check_out, read_box
+from ..._paths import path_of
+from ..boxes import Extent, check_box, check_out, contiguous_strides, read_extent
+from ..files import DataFile
+from .folder import locate_checkpoint, open_entries
+from .header import Entry
 
 __all__ = ["Checkpoint", "open_safetensors"]
 
@@ -61,16 +61,7 @@ class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = locate_checkpoint(path_of(path))
-        if self.path.suffix == ".json":
-            entries, metadata, files = merge(self.path, read_index(self.path))
-        else:
-            file = DataFile(self.path)
-            try:
-                entries, metadata = read_header(file)
-            except BaseException:
-                file.close()
-                raise
-            files = [file]
+        entries, metadata, files = open_entries(self.path)
         self._files = {file.path: file for file in files}
         self._closed = False
         self.entries: Mapping[str, Entry] = MappingProxyType(entries)
@@ -124,7 +115,8 @@ class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
             whole = np.empty(shape, dtype) if out is None else out
         target = check_out(whole, shape, dtype)
         file = self._file(entry)
-        read_box(file, entry, bounds, target)
+        strides = contiguous_strides(entry.shape, dtype.itemsize)
+        read_extent(Extent(file, entry.start, strides), [start for start, _ in bounds], target)
         file.check()
         return target
 

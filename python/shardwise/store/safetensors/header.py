@@ -8,26 +8,24 @@ The format, as https://github.com/huggingface/safetensors gives it:
 - `__metadata__`, if there, maps text to text;
 - the rest: the tensors' bytes, little-endian, in C order, with no hole, no overlap and nothing behind the last one.
 
-Everything is checked before anything is believed. Two rules are stricter than the `safetensors` package: a duplicate
-name is refused, and a size is at most 2**63 - 1. Names are only ever names: none is used as a path.
+Everything is checked before anything is believed. Some rules are stricter than the `safetensors` package: a duplicate
+name is refused, a size is at most 2**63 - 1, a tensor has at most 64 dims and a name at most 4,096 bytes. Names are
+only ever names: none is used as a path.
 """
 
-import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._dtypes import CODES
-from ..errors import ParseError
-from .files import DataFile
+from ..._dtypes import CODES
+from ...errors import ParseError
+from ..files import DataFile
+from ..text import MAX_DIMS, MAX_JSON, are_sizes, checked_name, shorten, strict_json
 
-__all__ = ["MAX_HEADER", "Entry", "read_header", "shorten", "strict_json"]
+__all__ = ["Entry", "read_header"]
 
-MAX_HEADER = 100_000_000
 _LENGTH = 8
-_MAX_SIZE = 2**63 - 1
 
 
 class Entry(NamedTuple):
@@ -79,8 +77,8 @@ def read_header(file: DataFile) -> tuple[dict[str, Entry], dict[str, str]]:
             f"{file.path}: has {file.size} bytes; a safetensors file begins with the {_LENGTH} of a length"
         )
     length = int.from_bytes(file.read(0, _LENGTH), "little")
-    if length > MAX_HEADER:
-        raise ParseError(f"{file.path}: byte 0: header of {length} bytes; at most {MAX_HEADER} are allowed")
+    if length > MAX_JSON:
+        raise ParseError(f"{file.path}: byte 0: header of {length} bytes; at most {MAX_JSON} are allowed")
     begin = _LENGTH + length
     if begin > file.size:
         raise ParseError(f"{file.path}: byte 0: header of {length} bytes in a file of {file.size}")
@@ -88,7 +86,7 @@ def read_header(file: DataFile) -> tuple[dict[str, Entry], dict[str, str]]:
     if not isinstance(header, dict):
         raise ParseError(f"{file.path}: byte {_LENGTH}: the header is not a JSON object")
     metadata = _metadata(header.pop("__metadata__", None), file.path)
-    entries = {name: _entry(name, info, begin, file) for name, info in header.items()}
+    entries = {name: _entry(checked_name(name, file.path), info, begin, file) for name, info in header.items()}
     _check_coverage(entries, begin, file)
     return entries, metadata
 
@@ -114,9 +112,9 @@ def _entry(name: str, info: object, begin: int, file: DataFile) -> Entry:
         raise _error(file, name, f"lacks {missing}") from None
     if not isinstance(dtype, str) or dtype not in CODES:
         raise _error(file, name, f"unknown dtype {shorten(dtype)}; known are {', '.join(CODES)}")
-    if not _are_sizes(shape):
+    if not are_sizes(shape):
         raise _error(file, name, f"shape {shorten(shape)} is not a list of integers from 0 to 2**63 - 1")
-    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _error(
             file, name, f"data_offsets {shorten(offsets)} are not a begin and an end, integers from 0 to 2**63 - 1"
         )
@@ -127,17 +125,9 @@ def _entry(name: str, info: object, begin: int, file: DataFile) -> Entry:
         raise _error(
             file, name, f"shape {shorten(shape)} of {dtype} does not fill {stop - start} bytes, data_offsets {offsets}"
         )
+    if len(shape) > MAX_DIMS:
+        raise _error(file, name, f"has {len(shape)} dims; at most {MAX_DIMS} are read")
     return Entry(name, dtype, tuple(shape), start, stop, file.path)
-
-
-def _are_sizes(value: Any) -> bool:
-    # `type` and not `isinstance`: a bool is no size. JSON's 1.0 arrives as a float.
-    return (
-        isinstance(value, list)
-        and set(map(type, value)) <= {int}
-        and min(value, default=0) >= 0
-        and max(value, default=0) <= _MAX_SIZE
-    )
 
 
 def _bits(shape: list[int], bits: int, limit: int) -> int:
@@ -160,48 +150,3 @@ def _check_coverage(entries: dict[str, Entry], begin: int, file: DataFile) -> No
         position = entry.stop
     if position != file.size:
         raise ParseError(f"{file.path}: byte {position}: {file.size - position} bytes behind the last tensor")
-
-
-def strict_json(data: bytes, path: Path, offset: int = 0) -> Any:
-    """Parse JSON in UTF-8 that stands at byte `offset` of a file: no duplicate keys, no NaN, no lone surrogates.
-
-    Raises:
-        ParseError: names the file and, where there is one, the byte.
-    """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        mapping = dict(pairs)
-        if len(mapping) != len(pairs):
-            keys = sorted(key for key, _ in pairs)
-            duplicate = next(key for key, following in pairwise(keys) if key == following)
-            raise ParseError(f"{path}: duplicate key {shorten(duplicate)}")
-        return mapping
-
-    def no_constant(name: str) -> None:
-        raise ParseError(f"{path}: {name} is not JSON")
-
-    try:
-        text = data.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
-        if "\\u" in text:  # The only way in for half a surrogate pair, which no UTF-8 can say.
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except ParseError:
-        raise
-    except UnicodeDecodeError as error:
-        raise ParseError(f"{path}: byte {offset + error.start}: not UTF-8") from None
-    except UnicodeEncodeError:
-        raise ParseError(f"{path}: half a surrogate pair in a name or text") from None
-    except json.JSONDecodeError as error:
-        position = offset + len(text[: error.pos].encode("utf-8"))
-        raise ParseError(f"{path}: byte {position}: not JSON: {error.msg}") from None
-    except RecursionError:
-        raise ParseError(f"{path}: JSON nested too deeply") from None
-    except ValueError as error:  # An integer of more digits than Python is willing to read.
-        raise ParseError(f"{path}: not JSON that can be read: {error}") from None
-    return value
-
-
-def shorten(value: object) -> str:
-    """Give the `repr` of a value from a file, cut to a length that fits a message."""
-    text = repr(value[:100] if isinstance(value, (str, list)) else value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
