@@ -4,6 +4,7 @@ mod arrays;
 mod convert;
 mod dtensor;
 mod errors;
+mod io;
 mod layout;
 mod memory;
 mod mesh;
@@ -34,6 +35,11 @@ mod _core {
     #[pymodule_export]
     use super::dtensor::{
         DtensorLayout, DtensorMesh, decode_layout, decode_mesh, encode_layout, encode_mesh, parse_device, print_device,
+    };
+
+    #[pymodule_export]
+    use super::io::{
+        CopyJob, FileLock, _fail_at, _operations, free_space, publish, sync_files, write_file,
     };
 
     #[pymodule_export]
