@@ -7,7 +7,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from ._paths import path_of
+from ._arguments import path_of
 
 __all__ = ["replace_file"]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from ._arguments import instance
 from ._text import shown
 from .errors import LayoutError
 
@@ -22,8 +23,7 @@ def map_arrays(function: Callable[[str, int], object], tree: Any, separator: str
     >>> map_arrays(lambda path, rank: f"{path} has rank {rank}", {"h": [np.ones(3), None]}, "/")
     {'h': ['h/0 has rank 1', None]}
     """
-    if not isinstance(separator, str):
-        raise TypeError(f"separator must be a string, got {shown(separator)}")
+    instance("separator", separator, str)
     try:
         return _Walk(function, separator).node(tree, ())
     except RecursionError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core
-from ._arguments import int64_array
+from ._arguments import instance, int64_array
 from ._boxes import arguments_of, key_of, one_each, parse_holder
 from ._dtypes import bits_of, bytes_for
 from ._text import shown
@@ -367,6 +367,4 @@ def _sequence(name: str, value: Any) -> Sequence[Any]:
 
 
 def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {shown(value)}")
-    return value
+    return instance(name, value, bool)
