@@ -12,10 +12,10 @@ import numpy.typing as npt
 from .._arguments import optional, sizes_of
 from .._dtypes import dtype_of
 from .._text import shown
+from .._tree import named_leaves
 from ..array.sharded import Shard, ShardedArray
 from ..errors import LayoutError
 from ..layout import TensorLayout
-from .object_tree import named_leaves
 from .scope import LayoutScope, Placement, current_scope
 
 __all__ = ["Variable", "initialize_variables"]
