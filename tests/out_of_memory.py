@@ -1,9 +1,9 @@
 """Run as a program: every call again and again, each time with another amount of memory left.
 
 Each try is a process of its own, forked from one in which the call has been made once on something small, so that all
-that is made once (modules, patterns, types) is there. It limits its address space, fills what its allocators still have,
-and calls. What comes of it is its exit status. Written to the standard output is one line for each call: how often it
-succeeded, how often it raised MemoryError, and everything else that happened.
+that is made once (modules, patterns, types) is there. It limits its address space, fills what its allocators still
+have, and calls. What comes of it is its exit status. Written to the standard output is one line for each call: how often
+it succeeded, how often it raised MemoryError, and everything else that happened.
 """
 
 from __future__ import annotations
@@ -50,10 +50,6 @@ def _partition(size: int) -> sw.Partition:
     return sw.TensorLayout((("y", "x"), None), _line(size)).partition((3 * size, 5), "chunk")
 
 
-def _dims(size: int) -> tuple[sw.DeviceMesh, list[str], list[int]]:
-    return sw.DeviceMesh((2,) * 40, [f"a{i}" for i in range(40)]), ["a0"] + [f"a{i % 40}" for i in range(0)], [1] * size
-
-
 def _dtensor(size: int) -> dt.Mesh:
     names = [f"/job:a/replica:0/task:0/device:CPU:{i}" for i in range(size)]
     return dt.Mesh(["x"], np.arange(size), list(range(size)), names, global_devices=names)
@@ -93,7 +89,9 @@ CALLS: dict[str, Call] = {
     "partition of many dims": Call(
         lambda n: sw.TensorLayout([None] * n, _line(2)), lambda layout: layout.partition((1,) * layout.rank).boxes()
     ),
-    "partition": Call(lambda n: sw.TensorLayout((("y", "x"),), _line(n)), lambda layout: layout.partition((2**40,))),
+    "partition": Call(
+        lambda n: sw.TensorLayout((("y", "x"),), _line(n)), lambda layout: layout.partition((2**40,), "ceil")
+    ),
     "boxes": Call(_partition, lambda partition: partition.boxes()),
     "box": Call(_partition, lambda partition: partition.box("cpu:1")),
     "devices_indices_map": Call(_partition, lambda partition: partition.devices_indices_map()),
@@ -109,7 +107,8 @@ CALLS: dict[str, Call] = {
         _partition, lambda partition: partition.global_offset(np.broadcast_to(3, 10**6), np.broadcast_to(0, 10**6))
     ),
     "runs": Call(
-        lambda n: sw.TensorLayout((None, "x"), _line(2)).partition((4 * n, 4)), lambda partition: partition.runs("cpu:0")
+        lambda n: sw.TensorLayout((None, "x"), _line(2)).partition((4 * n, 4)),
+        lambda partition: partition.runs("cpu:0"),
     ),
     "views": Call(_partition, lambda partition: partition.views(_array(partition))),
     "views of a subclass": Call(
@@ -125,13 +124,14 @@ CALLS: dict[str, Call] = {
     "layout map": Call(_map, _asked),
     "report": Call(_map, lambda rules: rules.report({f"layer{i}/kernel": (4, 8) for i in range(len(rules))})),
     "apply": Call(_map, lambda rules: rules.apply([{"kernel": np.zeros((4, 8))}] * (256 * len(rules)))),
-    "draw": Call(lambda n: sw.TensorLayout(("x",), sw.DeviceMesh((64,), ("x",))).partition((n,)), sw.draw),
+    "draw": Call(lambda n: sw.TensorLayout(("x",), sw.DeviceMesh((64,), ("x",))).partition((n,), "ceil"), sw.draw),
     "dtensor mesh": Call(lambda n: n, _dtensor),
     "dtensor mesh text": Call(_dtensor, lambda mesh: mesh.to_string()),
     "dtensor mesh bytes": Call(_dtensor, lambda mesh: mesh.as_proto().SerializeToString()),
     "dtensor mesh from text": Call(lambda n: _dtensor(n).to_string(), dt.Mesh.from_string),
     "dtensor mesh from bytes": Call(
-        lambda n: _dtensor(n).as_proto().SerializeToString(), lambda data: dt.Mesh.from_proto(dt.MeshProto.FromString(data))
+        lambda n: _dtensor(n).as_proto().SerializeToString(),
+        lambda data: dt.Mesh.from_proto(dt.MeshProto.FromString(data)),
     ),
     "dtensor text that is wrong": Call(lambda n: "|" * (8 * n), lambda text: _caught(dt.Mesh.from_string, text)),
     "dtensor bytes that are wrong": Call(

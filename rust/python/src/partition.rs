@@ -143,8 +143,8 @@ impl Partition {
 
     /// The first device index that holds a shard.
     #[pyo3(signature = (shard_id, /))]
-    fn canonical_device(&self, shard_id: &Bound<'_, PyAny>) -> PyResult<i64> {
-        guard(|| self.roomy()?.canonical_device(position("shard_id", shard_id)?).map_err(to_py))
+    fn canonical_device<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.roomy()?.canonical_device(position("shard_id", shard_id)?).map_err(to_py))
     }
 
     /// The largest extent of a shard along each dim.
