@@ -49,8 +49,8 @@ def assert_same_view(view: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None
 def linear(seconds: int = 300) -> Iterator[None]:
     """The body must end within so much time of the processor.
 
-    It is for inputs on which a cost that grows as the square takes hours: it ends such a body, and neither a slow machine
-    nor a busy one makes it fail.
+    It is for inputs on which a cost that grows as the square takes hours: it ends such a body, and neither a slow
+    machine nor a busy one makes it fail.
     """
 
     def too_long(*_: object) -> None:

@@ -2,8 +2,8 @@
 
 Each try is a process of its own, forked from one in which the call has been made once on something small, so that all
 that is made once (modules, patterns, types) is there. It limits its address space, fills what its allocators still
-have, and calls. What comes of it is its exit status. Written to the standard output is one line for each call: how often
-it succeeded, how often it raised MemoryError, and everything else that happened.
+have, and calls. What comes of it is its exit status. Written to the standard output is one line for each call: how
+often it succeeded, how often it raised MemoryError, and everything else that happened.
 """
 
 from __future__ import annotations
