@@ -195,6 +195,8 @@ def _attempt(call: Callable[[Any], object], argument: Any, left: int) -> int:
         return NO_MEMORY
     except BaseException as error:
         del _kept
+        if isinstance(error, SystemError) and "ufunc" in str(error):
+            return NO_MEMORY  # numpy's own word: some of its functions forget to say why they failed.
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         print(f"{left}: {type(error).__name__}: {str(error)[:300]}", file=sys.stderr, flush=True)
         return OTHER

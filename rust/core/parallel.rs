@@ -27,8 +27,9 @@ pub const PIECE: usize = 1 << 16;
 /// first written to, and a page can be of 2 MiB: two workers that write to the same one wait for each other.
 const BATCH: usize = 16;
 
-/// The memory of a thread: 2 MiB of stack, as much for what it allocates, and some more for those who allocate meanwhile.
-const THREAD_BYTES: usize = 8 << 20;
+/// The addresses that a thread takes: 2 MiB of stack, and what the allocator of glibc sets aside for each thread, 64 MiB
+/// of which it first takes twice as much, to have them aligned. Few of them become memory.
+const THREAD_BYTES: usize = 160 << 20;
 
 /// Into how many pieces for each thread work is cut at least, so that all threads end together.
 pub const PIECES_PER_THREAD: usize = 4;

@@ -63,13 +63,15 @@ impl CopyJob {
             let mut arrays = Vec::new();
             let (mut read, mut written) = (Vec::new(), Vec::new());
             let sources = sources.iter().map(|item| source(&item, &mut arrays, &mut read)).collect::<PyResult<_>>()?;
-            let destinations =
-                destinations.iter().map(|item| destination(&item, &mut arrays, &mut written)).collect::<PyResult<_>>()?;
+            let destinations = destinations
+                .iter()
+                .map(|item| destination(&item, &mut arrays, &mut written))
+                .collect::<PyResult<_>>()?;
             let program = program.try_readonly().map_err(|error| PyTypeError::new_err(format!("program: {error}")))?;
             let program = program.as_slice()?;
             let job = detached(py, |_| {
                 if let Err(error) = Disjoint::new(&read, &written) {
-                    return Ok::<_, CoreError>(Err(Error::Job(overlap(&error))));
+                    return CoreResult::Ok(Err(Error::Job(overlap(&error))));
                 }
                 Ok(Job::new(sources, destinations).and_then(|mut job| add_all(&mut job, program).map(|()| job)))
             })?;
