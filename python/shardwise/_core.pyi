@@ -17,6 +17,7 @@ __all__ = [
     "RuleSet",
     "_panic",
     "collectives",
+    "crc32c",
     "decode_layout",
     "decode_mesh",
     "encode_layout",
@@ -230,3 +231,4 @@ class Persistent:
 def read_pickle(
     data: bytes, judge: Callable[[str], bool], /, *, strict: list[str] | None = None, persistent: bool = False
 ) -> Any: ...
+def crc32c(data: bytes, /) -> int: ...

@@ -205,12 +205,13 @@ class LayoutReport:
                 # Whole bytes are added up, so that a shape is cut once for all its dtypes.
                 packed = tensor.bits % 8 != 0
                 counts[tensor.layout, tensor.shape, tensor.bits if packed else 8] += 1 if packed else tensor.bits // 8
-        result = np.zeros(mesh.size, np.int64)
+        result: npt.NDArray[np.int64] = np.zeros(mesh.size, np.int64)
         for (layout, shape, bits), count in counts.items():
             result += bytes_for(layout.partition(shape, uneven=self.uneven).nbytes("uint8"), bits) * count
         result.flags.writeable = False
         # A view: of the array itself numpy would let anyone set the flag again.
-        return result.view()
+        view: npt.NDArray[np.int64] = result.view()
+        return view
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:

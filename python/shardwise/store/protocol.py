@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ class Piece:
         *,
         key: str = "",
         locate: Callable[[], Extent] | None = None,
-        decode: Callable[[], npt.NDArray[Any]] | None = None,
+        decode: Callable[[Bounds | None], npt.NDArray[Any]] | None = None,
     ) -> None:
         self.box = box
         self.path = path
@@ -63,10 +63,16 @@ class Piece:
             raise ValueError(f"{self.path}: the piece {box_text(self.box)} is compressed; decode() reads it")
         return self._locate()
 
-    def decode(self) -> npt.NDArray[Any]:
-        """Read the whole piece into an array of its own."""
+    def decode(self, local: Bounds | None = None) -> npt.NDArray[Any]:
+        """Read a box of the piece, counted from the piece's own beginning, into an array; all of it if left out.
+
+        Raises:
+            ValueError: it is addressable, so that there is nothing to decode.
+            ImportError: that needs a library which is not installed.
+            ParseError: the file does not hold what its index says.
+        """
         if self._decode is not None:
-            return self._decode()
+            return self._decode(local)
         raise ValueError(f"{self.path}: the piece {box_text(self.box)} is addressable; extent() says where")
 
     def __repr__(self) -> str:
@@ -208,8 +214,7 @@ class StoredTensor:
                 files[id(extent.file)] = extent.file
                 read_extent(extent, inner, part)
             else:
-                local = (slice(at, at + size) for at, size in zip(inner, part.shape, strict=True))
-                part[...] = piece.decode()[_index(local)]
+                part[...] = piece.decode(tuple((at, at + size) for at, size in zip(inner, part.shape, strict=True)))
         for file in files.values():
             file.check()
         return target
@@ -282,6 +287,10 @@ class StoredObject:
         return f"<StoredObject {shorten(self.name)}>"
 
 
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
 class StoredCheckpoint(Mapping[str, StoredTensor]):
     """A checkpoint of any form, open for reading; `open_checkpoint` makes it and says what it takes.
 
@@ -297,7 +306,7 @@ class StoredCheckpoint(Mapping[str, StoredTensor]):
         path: Path,
         form: str,
         tensors: Mapping[str, StoredTensor],
-        files: Sequence[DataFile] = (),
+        files: Sequence[_Closable] = (),
         *,
         metadata: Mapping[str, Any] | None = None,
         objects: Mapping[str, StoredObject] | None = None,

@@ -1,5 +1,6 @@
 //! Bytes of tensors between files and memory.
 
+pub mod crc32c;
 pub mod digest;
 pub mod error;
 pub mod faults;
