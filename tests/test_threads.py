@@ -45,7 +45,7 @@ def questions(tmp_path: Path) -> dict[str, Callable[[], object]]:
             hash(mesh),
             mesh.devices.tolist(),
             mesh.coordinates().tolist(),
-            mesh.index_of("d7"),
+            mesh.index_of_label("d7"),
             repr(mesh),
         ),
         "layout": lambda: (layout.num_shards, layout.partition((50, 7), "chunk") == partition, hash(layout)),

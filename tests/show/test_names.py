@@ -6,8 +6,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.cli.names import brief, group_names, natural_key
-from shardwise.cli.table import shorten
+from shardwise.show.names import brief, group_names, natural_key
+from shardwise.show.table import shorten
 
 names = st.builds(
     ".".join,

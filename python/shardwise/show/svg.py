@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..partition import Partition
+from .grid import Cell, Grid, bounds_text, in_turn, plane_of
 
 __all__ = ["draw"]
 
@@ -69,11 +70,11 @@ def draw(
             raise LayoutError(f"{partition.total_shards} shards are too many to see; at most {_MAX_SHARDS} are drawn")
         if partition.device_mesh.size > _MAX_DEVICES:
             raise LayoutError(f"{partition.device_mesh.size} devices are too many to name; the limit is {_MAX_DEVICES}")
-    plane = _plane(partitions)
+    plane = plane_of(partitions)
     owners = itertools.chain.from_iterable(_owners(partition) for partition in partitions)
-    colours = {owner: _fill(i) for i, owner in enumerate(dict.fromkeys(owners))}
+    colours = {owner: _FILLS[in_turn(i, len(_FILLS))] for i, owner in enumerate(dict.fromkeys(owners))}
     names = ["before: ", "after: "] if after is not None else [""]
-    pictures = [_Picture.of(partition, plane, colours) for partition in partitions]
+    pictures = [_Picture.of(Grid(partition, plane), colours) for partition in partitions]
     width = height = 0.0
     body = []
     for i, (name, picture, partition) in enumerate(zip(names, pictures, partitions, strict=True)):
@@ -119,24 +120,8 @@ def _partition(
     return what.partition(shape, uneven)
 
 
-def _plane(partitions: Sequence[Partition]) -> list[int]:
-    """The dims to draw: at most two, from those that are cut if there are more."""
-    rank = len(partitions[0].shape)
-    cut = [dim for dim in range(rank) if any(partition.num_shards[dim] > 1 for partition in partitions)]
-    chosen = cut[-2:]
-    for dim in reversed(range(rank)):
-        if len(chosen) < 2 and dim not in chosen:
-            chosen.append(dim)
-    return sorted(chosen)
-
-
 def _owners(partition: Partition) -> list[Any]:
-    return [partition.devices_holding(shard_id)[0] for shard_id in range(partition.total_shards)]
-
-
-def _fill(index: int) -> str:
-    # One further each time round, so that a grid as wide as there are colours has no columns of one colour.
-    return _FILLS[(index + index // len(_FILLS)) % len(_FILLS)]
+    return [partition.canonical_device(shard_id) for shard_id in range(partition.total_shards)]
 
 
 def _arrow_at(pictures: Sequence[_Picture]) -> float:
@@ -161,24 +146,18 @@ class _Picture:
     height: float = 0
 
     @classmethod
-    def of(cls, partition: Partition, plane: Sequence[int], colours: dict[Any, str]) -> _Picture:
+    def of(cls, grid: Grid, colours: dict[Any, str]) -> _Picture:
         picture = cls()
-        holders = [partition.devices_holding(shard_id) for shard_id in range(partition.total_shards)]
-        boxes = [partition.box(devices[0]) for devices in holders]
-        deep = [dim for dim, count in enumerate(partition.num_shards) if dim not in plane and count > 1]
-        panels: dict[tuple[tuple[int, int], ...], list[int]] = {}
         empty: list[Any] = []
-        for shard_id, box in enumerate(boxes):
-            if all(bounds.start < bounds.stop for bounds in box):
-                rest = tuple((box[dim].start, box[dim].stop) for dim in deep)
-                panels.setdefault(rest, []).append(shard_id)
-            else:
-                empty += holders[shard_id]
-        for rest, shard_ids in panels.items():
-            if rest:
-                places = [f"dim {dim} {start}:{stop}" for dim, (start, stop) in zip(deep, rest, strict=True)]
-                picture._line(", ".join(places))
-            picture._panel(partition, plane, {i: (boxes[i], holders[i]) for i in shard_ids}, colours)
+        for panel in range(grid.panels):
+            cells = list(grid.cells(panel))
+            for cell in cells:
+                if cell.is_empty:
+                    empty += grid.partition.devices_holding(cell.shard_id)
+            if shown := [cell for cell in cells if not cell.is_empty]:
+                if grid.deep:
+                    picture._line(", ".join(f"dim {dim} {bounds_text(shown[0].box, (dim,))}" for dim in grid.deep))
+                picture._panel(grid, shown, colours)
         if empty:
             picture._line(f"empty: {_named(empty, 4)}")
         return picture
@@ -188,22 +167,17 @@ class _Picture:
         self.height += _LINE
         self.width = max(self.width, len(text) * _CHAR)
 
-    def _panel(
-        self,
-        partition: Partition,
-        plane: Sequence[int],
-        shards: dict[int, tuple[tuple[slice, ...], list[Any]]],
-        colours: dict[Any, str],
-    ) -> None:
-        down, across = [None, None, *plane][-2:]
-        rows, columns = (1 if dim is None else partition.shape[dim] for dim in (down, across))
+    def _panel(self, grid: Grid, cells: Sequence[Cell], colours: dict[Any, str]) -> None:
+        (down,), (across,) = grid.down or (None,), grid.across or (None,)
+        rows, columns = (1 if dim is None else grid.partition.shape[dim] for dim in (down, across))
         height = _LEAST_HEIGHT if down is None else _WIDTH * min(max(rows / columns, 0.4), 1.0)
-        ranges = [_bounds(box, down) for box, _ in shards.values()]
+        ranges = [_bounds(cell.box, down) for cell in cells]
         labels = [] if down is None else [f"{start}:{stop}" for start, stop in dict.fromkeys(ranges)]
         left = max((len(label) for label in labels), default=0) * _CHAR + 6
         top = self.height + _LINE
         done: set[tuple[str, int]] = set()
-        for box, devices in shards.values():
+        for cell in cells:
+            box, devices = cell.box, grid.partition.devices_holding(cell.shard_id)
             (upper, lower), (start, stop) = _bounds(box, down), _bounds(box, across)
             y, h = _span(upper, lower, rows, height)
             x, w = _span(start, stop, columns, _WIDTH)
@@ -213,9 +187,9 @@ class _Picture:
             if down is not None and ("row", upper) not in done and h >= _LINE - 3:
                 self.parts.append(_text(left - 5, top + y + h / 2 + 4, f"{upper}:{lower}", anchor="end"))
             done |= {("column", start), ("row", upper)}
-            place = ", ".join(f"{bounds.start}:{bounds.stop}" for bounds in box)
+            place = bounds_text(box, range(len(box)))
             self.parts.append(
-                f'<rect x="{left + x:g}" y="{top + y:g}" width="{w:g}" height="{h:g}" fill="{colours[devices[0]]}" '
+                f'<rect x="{left + x:g}" y="{top + y:g}" width="{w:g}" height="{h:g}" fill="{colours[cell.owner]}" '
                 f'stroke="{_INK}"><title>[{place}] on {_escaped(_named(devices, _MAX_NAMED))}</title></rect>'
             )
             lines = _fitting(devices, w, h)

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Shares the sending among replicas.
-pub(super) struct Balance {
+pub(crate) struct Balance {
     /// Sizes and strides of the axes that replicate.
     axes: Vec<(i64, i64)>,
     replicas: i64,
@@ -25,7 +25,7 @@ pub(super) struct Balance {
 }
 
 impl Balance {
-    pub(super) fn new(source: &Partition, addends: usize) -> Self {
+    pub(crate) fn new(source: &Partition, addends: usize) -> Self {
         let mesh = source.mesh();
         let axes: Vec<_> = (source.layout().replicated_axes().into_iter())
             .map(|axis| (mesh.sizes()[axis], mesh.strides()[axis]))
@@ -35,7 +35,7 @@ impl Balance {
     }
 
     /// What is to be added to the device index of the shard's canonical owner, for the next transfer out of it.
-    pub(super) fn replica(&mut self, shard: i64, addend: usize, volume: impl FnOnce() -> i64) -> Result<i64> {
+    pub(crate) fn replica(&mut self, shard: i64, addend: usize, volume: impl FnOnce() -> i64) -> Result<i64> {
         if self.replicas == 1 {
             return Ok(0);
         }

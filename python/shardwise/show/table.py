@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from .terminal import Line, Part, printable
+from .lines import Line, Part, printable
 
 __all__ = ["shorten", "table_lines"]
 

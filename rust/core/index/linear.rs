@@ -4,7 +4,7 @@
 //! `Σ coordinate[axis] · weight[axis]`. Filling them for consecutive devices needs no division: neighbouring axes whose
 //! weights fit together are merged, and then the last axis is a ramp, stepped through by an odometer over the others.
 
-use crate::{mesh::Mesh, radix};
+use crate::radix;
 
 /// `Σ coordinate[axis] · weight[axis]` as a function of the device index.
 #[derive(Debug, Clone)]
@@ -14,10 +14,10 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
-    /// The function with the given weight for each mesh axis. Its largest value must fit in 63 bits.
-    pub(crate) fn new(mesh: &Mesh, weight: impl Fn(usize) -> i64) -> Self {
-        let mut axes: Vec<(i64, i64)> = Vec::with_capacity(mesh.sizes().len());
-        for (axis, &size) in mesh.sizes().iter().enumerate().filter(|&(_, &size)| size > 1) {
+    /// The function with the given weight for each axis of `sizes`. Its largest value must fit in 63 bits.
+    pub(crate) fn new(sizes: &[i64], weight: impl Fn(usize) -> i64) -> Self {
+        let mut axes: Vec<(i64, i64)> = Vec::with_capacity(sizes.len());
+        for (axis, &size) in sizes.iter().enumerate().filter(|&(_, &size)| size > 1) {
             let weight = weight(axis);
             match axes.last_mut() {
                 // A step along the major axis equals a whole turn of the minor one: one longer ramp.
@@ -87,15 +87,14 @@ mod tests {
             start in 0..700_i64,
             step in 1..4_usize,
         ) {
-            let names: Vec<String> = (0..sizes.len()).map(|i| format!("a{i}")).collect();
-            let mesh = Mesh::new(&names, &sizes).unwrap();
-            let linear = Linear::new(&mesh, |axis| weights[axis]);
-            let start = start % mesh.size();
-            let mut out = vec![-1; (mesh.size() - start) as usize * step];
+            let size: i64 = sizes.iter().product();
+            let linear = Linear::new(&sizes, |axis| weights[axis]);
+            let start = start % size;
+            let mut out = vec![-1; (size - start) as usize * step];
             linear.fill(start, &mut out, step - 1, step);
             for (i, row) in out.chunks(step).enumerate() {
                 let device = start + i as i64;
-                let by_hand: i64 = mesh.coordinate(device).unwrap().iter().zip(&weights).map(|(c, w)| c * w).sum();
+                let by_hand: i64 = radix::unravel(device, &sizes).iter().zip(&weights).map(|(c, w)| c * w).sum();
                 prop_assert_eq!(row[step - 1], by_hand);
                 prop_assert_eq!(linear.at(device), by_hand);
                 prop_assert!(row[..step - 1].iter().all(|&x| x == -1));

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.show import drawing
+from shardwise.show import svg
 from tests.interop.layouts import layouts, mesh_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -125,8 +125,8 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_text_can_be_read_on_shards_and_on_light_and_dark_pages() -> None:
-    assert all(contrast(drawing._INK, fill) >= 7 for fill in drawing._FILLS)
-    assert min(contrast(drawing._GREY, page) for page in ("#ffffff", "#000000")) >= 4.5
+    assert all(contrast(svg._INK, fill) >= 7 for fill in svg._FILLS)
+    assert min(contrast(svg._GREY, page) for page in ("#ffffff", "#000000")) >= 4.5
 
 
 @pytest.mark.parametrize(

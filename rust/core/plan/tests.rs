@@ -1,7 +1,12 @@
-use super::*;
-use crate::{layout::Layout, mesh::Mesh, uneven::Uneven};
+use super::{closed::DEVICES_PER_POLL, *};
+use crate::{
+    index::radix, layout::Layout, mesh::Mesh, parallel::never, partition::Partition, region::Regions,
+    tiling::boxes::Boxes, uneven::Uneven,
+};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};
+
+mod any;
 
 /// All layouts of `rank` dims over the mesh's axes, each in every order; and with the last axis unreduced, if asked.
 fn layouts(mesh: &Arc<Mesh>, rank: usize, unreduced: bool) -> Vec<Arc<Layout>> {
@@ -41,10 +46,10 @@ fn row_bounds(row: &[i64]) -> Vec<(i64, i64)> {
 /// Rule 2.6, by looking at every element: each addend of each destination element arrives once, or is there already and
 /// stays; senders hold what they send; no device sends to itself; there are as few boxes as there are shards to ask.
 fn check(source: &Arc<Partition>, destination: &Arc<Partition>, same: &[i64]) {
-    let plan = Plan::new(source.clone(), destination.clone(), same.to_vec()).unwrap();
+    let plan = Plan::new(source.clone(), destination.clone(), same.to_vec(), &mut never).unwrap();
     let mut arrived: HashMap<(i64, i64, Vec<i64>), usize> = HashMap::new();
     let mut shards: HashSet<(i64, i64, i64)> = HashSet::new();
-    for (rows, stays) in [(plan.transfer_rows().unwrap(), false), (plan.kept_rows().unwrap(), true)] {
+    for (rows, stays) in [(plan.transfer_rows(&mut never).unwrap(), false), (plan.kept_rows().unwrap(), true)] {
         for row in rows.chunks(plan.row()) {
             assert_eq!(same[row[1] as usize] == row[0], stays, "{row:?}");
             let held = source.box_of(row[0]).unwrap();
@@ -88,7 +93,7 @@ fn check_kept(plan: &Plan, source: &Partition, destination: &Partition, same: &[
 fn check_balance(plan: &Plan, source: &Partition) {
     let mut sizes: HashMap<(i64, i64), Vec<i64>> = HashMap::new();
     let mut sent: HashMap<(i64, i64), HashMap<i64, i64>> = HashMap::new();
-    for row in plan.transfer_rows().unwrap().chunks(plan.row()) {
+    for row in plan.transfer_rows(&mut never).unwrap().chunks(plan.row()) {
         let group = (source.shard_id(row[0]).unwrap(), plan.addend_of(row[0]));
         let volume = row_bounds(row).iter().map(|(a, b)| b - a).product();
         sizes.entry(group).or_default().push(volume);
@@ -160,7 +165,7 @@ fn a_destination_of_partial_sums_is_refused() {
     let mesh = Arc::new(Mesh::new(&["x"], &[3]).unwrap());
     let layout = Arc::new(Layout::new(mesh, &[Vec::<&str>::new()], &["x"]).unwrap());
     let sums = Arc::new(Partition::new(layout, &[3], Uneven::Even).unwrap());
-    let refused = Plan::new(sums.clone(), sums, vec![0, 1, 2]);
+    let refused = Plan::new(sums.clone(), sums, vec![0, 1, 2], &mut never);
     assert_eq!(refused.unwrap_err(), Error::UnreducedDestination { axes: vec!["x".into()] });
 }
 
@@ -172,7 +177,7 @@ fn the_cost_does_not_depend_on_the_elements() {
         let layout = Arc::new(Layout::new(mesh.clone(), &specs, &[]).unwrap());
         Arc::new(Partition::new(layout, &[1 << 31, 1 << 31], Uneven::Even).unwrap())
     };
-    let plan = Plan::new(cut([&["x"], &[]]), cut([&[], &["x"]]), vec![0, 1, 2, 3]).unwrap();
+    let plan = Plan::new(cut([&["x"], &[]]), cut([&[], &["x"]]), vec![0, 1, 2, 3], &mut never).unwrap();
     assert_eq!((plan.transfers(), plan.kept()), (12, 4));
 }
 
@@ -212,7 +217,7 @@ proptest! {
     }
 
     #[test]
-    fn boxes_made_by_hand_give_what_a_partition_gives(
+    fn explicit_boxes_give_what_a_partition_gives(
         shape in prop::collection::vec(1..6_i64, 2),
         a in any_partition(2),
         b in any_partition(2),
@@ -221,13 +226,15 @@ proptest! {
         // One box per shard, in the order of the shards.
         let boxes: Vec<i64> = (0..source.total_shards())
             .flat_map(|id| source.box_of_shard(id).unwrap()).flat_map(<[i64; 2]>::from).collect();
-        let by_hand = Plan::from_boxes(boxes.clone(), destination.clone()).unwrap();
-        prop_assert_eq!(by_hand.source_boxes().unwrap(), boxes);
-        let planned = Plan::new(source.clone(), destination.clone(), vec![-1; destination.mesh().size() as usize]).unwrap();
-        let mut rows: Vec<Vec<i64>> = planned.transfer_rows().unwrap().chunks(6).map(<[i64]>::to_vec).collect();
+        let regions = Regions::of_bounds(2, boxes.len() / 4, &boxes).unwrap();
+        let none = vec![-1; destination.mesh().size() as usize];
+        let explicit = Arc::new(Boxes::one_each(&shape, regions, false).unwrap());
+        let by_hand = Plan::new(explicit, destination.clone(), none.clone(), &mut never).unwrap();
+        let planned = Plan::new(source.clone(), destination.clone(), none, &mut never).unwrap();
+        let mut rows: Vec<Vec<i64>> = planned.transfer_rows(&mut never).unwrap().chunks(6).map(<[i64]>::to_vec).collect();
         rows.iter_mut().for_each(|row| row[0] = source.shard_id(row[0]).unwrap());
         rows.sort_by_key(|row| (row[1], row[0]));
-        prop_assert_eq!(by_hand.transfer_rows().unwrap(), rows.concat());
+        prop_assert_eq!(by_hand.transfer_rows(&mut never).unwrap(), rows.concat());
     }
 }
 
@@ -238,18 +245,20 @@ fn what_memory_cannot_hold_is_an_error_and_what_it_need_not_hold_costs_nothing()
         Arc::new(Partition::new(Arc::new(Layout::new(mesh, specs, &[]).unwrap()), shape, Uneven::Ceil).unwrap())
     };
     let too_many = |source, destination, same: &[i64]| {
-        let refused = Plan::new(source, destination, same.to_vec()).unwrap_err();
+        let refused = Plan::new(source, destination, same.to_vec(), &mut never).unwrap_err();
         assert!(matches!(refused, Error::TooMany { .. }), "{refused}");
     };
     let huge = 1 << 62;
     too_many(partition(&[huge], &[&["x"]], &[huge]), partition(&[1], &[&[]], &[huge]), &[-1]);
     too_many(partition(&[huge], &[&["x"]], &[3]), partition(&[1], &[&[]], &[3]), &[0]);
-    let from_boxes = Plan::from_boxes(vec![0, huge], partition(&[huge], &[&["x"]], &[huge]));
-    assert!(matches!(from_boxes, Err(Error::TooMany { .. })));
+    let one_box = Boxes::one_each(&[huge], Regions::of_bounds(1, 1, &[0, huge]).unwrap(), false).unwrap();
+    too_many(partition(&[huge], &[&["x"]], &[huge]), partition(&[1], &[&[]], &[huge]), &[-1]);
+    let to_all = Plan::new(Arc::new(one_box), partition(&[huge], &[&["x"]], &[huge]), vec![], &mut never);
+    assert!(matches!(to_all, Err(Error::Length { .. })));
     // Four shards, the replicas of each by the thousand million: only the four are looked at.
     let source = partition(&[4, 1 << 40], &[&["x"]], &[8]);
-    let plan = Plan::new(source, partition(&[1], &[&[]], &[8]), vec![-1]).unwrap();
-    let senders: Vec<i64> = plan.transfer_rows().unwrap().chunks(plan.row()).map(|row| row[0]).collect();
+    let plan = Plan::new(source, partition(&[1], &[&[]], &[8]), vec![-1], &mut never).unwrap();
+    let senders: Vec<i64> = plan.transfer_rows(&mut never).unwrap().chunks(plan.row()).map(|row| row[0]).collect();
     assert_eq!(senders, [0, 1 << 40, 2 << 40, 3 << 40]);
 }
 
@@ -265,15 +274,16 @@ fn the_replicas_of_each_shard_take_turns_whatever_was_asked_of_other_shards() {
     // Rows 0..3, 3..6, 6..9 and 9 of both columns, each element of the grid on two devices: 4·row + 2·column + replica.
     let source = cut(&[4, 2, 2], &[&["a"], &["b"]], &[10, 2]);
     // Rows 0..4 are asked of the rows 0 and 1 of the grid, 4..8 of 1 and 2, 8..10 of 2 and 3.
-    let plan = Plan::new(source, cut(&[3], &[&["a"], &[]], &[10, 2]), vec![-1; 3]).unwrap();
-    let senders: Vec<i64> = plan.transfer_rows().unwrap().chunks(plan.row()).map(|row| row[0]).collect();
+    let plan = Plan::new(source, cut(&[3], &[&["a"], &[]], &[10, 2]), vec![-1; 3], &mut never).unwrap();
+    let senders: Vec<i64> = plan.transfer_rows(&mut never).unwrap().chunks(plan.row()).map(|row| row[0]).collect();
     assert_eq!(senders, [0, 2, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14]);
 }
 
 #[test]
 fn devices_are_polled_for_and_a_poll_stops_the_plan() {
     let devices = 3 * DEVICES_PER_POLL;
-    let plan = Plan::new(cut(&[1], &[&[]], &[1]), cut(&[devices as i64], &[&[]], &[1]), vec![-1; devices]).unwrap();
+    let plan = Plan::new(cut(&[1], &[&[]], &[1]), cut(&[devices as i64], &[&[]], &[1]), vec![-1; devices], &mut never)
+        .unwrap();
     let mut rows = vec![0; plan.transfers() * plan.row()];
     let mut polls = 0;
     let mut poll = || {
@@ -286,19 +296,12 @@ fn devices_are_polled_for_and_a_poll_stops_the_plan() {
 }
 
 #[test]
-fn the_boxes_of_both_sides_are_listed_by_device() {
-    let plan = Plan::new(cut(&[2], &[&["a"]], &[4]), cut(&[3], &[&["a"]], &[4]), vec![-1; 3]).unwrap();
-    assert_eq!(plan.source_boxes(), Ok(vec![0, 2, 2, 4]));
-    assert_eq!(plan.destination_boxes(), Ok(vec![0, 2, 2, 4, 4, 4]));
-}
-
-#[test]
 fn arrays_of_another_length_are_refused() {
-    let plan = Plan::new(cut(&[2], &[&["a"]], &[4]), cut(&[1], &[&[]], &[4]), vec![0]).unwrap();
+    let plan = Plan::new(cut(&[2], &[&["a"]], &[4]), cut(&[1], &[&[]], &[4]), vec![0], &mut never).unwrap();
     assert_eq!((plan.transfers(), plan.kept(), plan.row()), (1, 1, 4));
     for len in [3, 5] {
         let refused = Error::Length { left: "out", left_len: len, right: "rows", right_len: 4 };
-        assert_eq!(plan.transfers_into(&mut vec![0; len], &mut parallel::never), Err(refused.clone()));
+        assert_eq!(plan.transfers_into(&mut vec![0; len], &mut never), Err(refused.clone()));
         assert_eq!(plan.kept_into(&mut vec![0; len]), Err(refused));
     }
 }
@@ -310,7 +313,8 @@ fn transfers_are_counted_up_to_what_a_number_holds() {
         let sizes = [1024, 1024, 1024, 1024, 1024, last];
         let specs: [&[&str]; 6] = [&["a"], &["b"], &["c"], &["d"], &["e"], &["f"]];
         let whole: [&[&str]; 6] = [&[]; 6];
-        Plan::new(cut(&sizes, &specs, &sizes), cut(&[1], &whole, &sizes), vec![-1]).map(|plan| plan.transfers())
+        Plan::new(cut(&sizes, &specs, &sizes), cut(&[1], &whole, &sizes), vec![-1], &mut never)
+            .map(|plan| plan.transfers())
     };
     assert_eq!(count(1024), Ok(1 << 60));
     // 14 · 3 · 2^59 is over 2^64.

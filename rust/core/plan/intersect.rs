@@ -6,7 +6,10 @@
 use crate::{
     error::{Error, Result},
     partition::Partition,
-    uneven::Cut,
+    tiling::{
+        Poll,
+        tiles::{Common, Ticker, device_part, under_cut},
+    },
 };
 
 /// Where a source interval meets a destination interval.
@@ -23,11 +26,12 @@ pub struct Overlap {
 /// For every destination shard index along one dim, its overlaps with the source's intervals, in order.
 ///
 /// ```
-/// use shardwise_core::{layout::Layout, mesh::Mesh, partition::Partition, reshard::intersect::Overlaps, uneven::Uneven};
+/// use shardwise_core::{layout::Layout, mesh::Mesh, parallel::never, partition::Partition};
+/// use shardwise_core::{plan::intersect::Overlaps, uneven::Uneven};
 /// use std::sync::Arc;
 /// let mesh = Arc::new(Mesh::new(&["x", "y"], &[2, 3])?);
 /// let cut = |axis| Partition::new(Arc::new(Layout::new(mesh.clone(), &[&[axis]], &[])?), &[6], Uneven::Even);
-/// let found = Overlaps::new(&cut("x")?, &cut("y")?, 0)?; // halves to thirds
+/// let found = Overlaps::new(&cut("x")?, &cut("y")?, 0, &mut never)?; // halves to thirds
 /// let middle: Vec<_> = found.of(1).iter().map(|p| (p.overlap.source, p.overlap.start, p.overlap.stop)).collect();
 /// assert_eq!(middle, [(0, 2, 3), (1, 3, 4)]);
 /// # Ok::<(), shardwise_core::error::Error>(())
@@ -52,8 +56,8 @@ impl Overlaps {
     /// The overlaps of two partitions of one shape along `dim`.
     ///
     /// # Errors
-    /// [`Error::TooMany`] if there is no memory for them.
-    pub fn new(source: &Partition, destination: &Partition, dim: usize) -> Result<Self> {
+    /// [`Error::TooMany`] if there is no memory for them; what `poll` returns.
+    pub fn new(source: &Partition, destination: &Partition, dim: usize, poll: Poll<'_>) -> Result<Self> {
         let (from, to) = (&source.cuts()[dim], &destination.cuts()[dim]);
         // Each begins where a shard of one side does, and a shard that is not empty has a first element of its own.
         let most = from.shards().min(from.elements()).saturating_add(to.shards().min(to.elements()));
@@ -61,10 +65,16 @@ impl Overlaps {
         reserve(&mut begins, to.shards().saturating_add(1), "shards", dim)?;
         reserve(&mut all, most, "overlaps", dim)?;
         begins.push(0);
+        let (mut common, mut ticker): (Vec<Common>, _) = (Vec::new(), Ticker::new());
         for index in 0..to.shards() {
+            ticker.tick(poll)?;
             let (start, stop) = to.bounds(index);
-            let placed = |overlap: Overlap| Placed { overlap, device: device_part(source, dim, overlap.source) };
-            all.extend(sources(from, start, stop).map(placed));
+            common.clear();
+            under_cut(from, start, stop, &mut common);
+            all.extend(common.iter().map(|&(source_index, start, stop)| Placed {
+                overlap: Overlap { source: source_index, start, stop },
+                device: device_part(source, dim, source_index),
+            }));
             begins.push(all.len());
         }
         Ok(Self { begins, all })
@@ -88,39 +98,10 @@ fn reserve<T>(list: &mut Vec<T>, count: i64, what: &str, dim: usize) -> Result<(
     list.try_reserve_exact(usize::try_from(count).map_err(|_| too_many())?).map_err(|_| too_many())
 }
 
-/// What the shard index along `dim` contributes to the device index, the axes that cut nothing being at 0.
-fn device_part(partition: &Partition, dim: usize, index: i64) -> i64 {
-    let mesh = partition.mesh();
-    let mut rest = index;
-    let minor_first = partition.layout().specs()[dim].iter().rev();
-    minor_first
-        .map(|&axis| {
-            let digit = rest % mesh.sizes()[axis];
-            rest /= mesh.sizes()[axis];
-            digit * mesh.strides()[axis]
-        })
-        .sum()
-}
-
-/// The overlaps of `[start, stop)` with the intervals of `source`, in order. Each step asks for the owner of the next
-/// position, so empty shards in between, of which there may be many, cost nothing.
-pub fn sources(source: &Cut, start: i64, stop: i64) -> impl Iterator<Item = Overlap> + '_ {
-    let mut at = start;
-    std::iter::from_fn(move || {
-        if at >= stop {
-            return None;
-        }
-        let owner = source.owner(at);
-        let overlap = Overlap { source: owner, start: at, stop: source.bounds(owner).1.min(stop) };
-        at = overlap.stop;
-        Some(overlap)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::uneven::Uneven;
+    use crate::uneven::{Cut, Uneven};
     use proptest::prelude::*;
 
     proptest! {
@@ -135,13 +116,15 @@ mod tests {
             let destination = Cut::new(0, n, &b, rules[1]).unwrap();
             for index in 0..destination.shards() {
                 let (start, stop) = destination.bounds(index);
-                let mut all: Vec<_> = (0..source.shards())
+                let mut all: Vec<Common> = (0..source.shards())
                     .map(|s| (s, source.bounds(s)))
-                    .map(|(s, (from, to))| Overlap { source: s, start: from.max(start), stop: to.min(stop) })
-                    .filter(|overlap| overlap.start < overlap.stop)
+                    .map(|(s, (from, to))| (s, from.max(start), to.min(stop)))
+                    .filter(|(_, start, stop)| start < stop)
                     .collect();
-                all.sort_by_key(|overlap| overlap.start);
-                prop_assert_eq!(sources(&source, start, stop).collect::<Vec<_>>(), all);
+                all.sort_by_key(|common| common.1);
+                let mut found = Vec::new();
+                under_cut(&source, start, stop, &mut found);
+                prop_assert_eq!(found, all);
             }
         }
     }
@@ -150,6 +133,8 @@ mod tests {
     fn empty_shards_in_between_are_not_visited() {
         // Three elements over a million million shards: nearly all are empty, before and between the three.
         let source = Cut::new(0, 3, &[1 << 20, 1 << 20], Uneven::Chunk).unwrap();
-        assert_eq!(sources(&source, 0, 3).count(), 3);
+        let mut found = Vec::new();
+        under_cut(&source, 0, 3, &mut found);
+        assert_eq!(found.len(), 3);
     }
 }
