@@ -19,6 +19,7 @@ __all__ = [
     "__version__",
     "_panic",
     "collectives",
+    "crc32c",
     "decode_layout",
     "decode_mesh",
     "encode_layout",
@@ -262,3 +263,4 @@ class Persistent:
 def read_pickle(
     data: bytes, judge: Callable[[str], bool], /, *, strict: list[str] | None = None, persistent: bool = False
 ) -> Any: ...
+def crc32c(data: bytes, /) -> int: ...
