@@ -7,6 +7,7 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from shardwise._arguments import optional
 from shardwise._core import RuleSet
 from shardwise._text import shown
 from shardwise.dtensor.layout import Layout
@@ -41,8 +42,7 @@ class LayoutMap(MutableMapping[str, "Layout | None"]):
     """
 
     def __init__(self, mesh: Mesh | None = None, *, backtracking: bool = False) -> None:
-        if mesh is not None and not isinstance(mesh, Mesh):
-            raise TypeError(f"mesh must be a Mesh or None, got {type(mesh).__name__}")
+        optional("mesh", mesh, Mesh)
         self._mesh = mesh
         self._backtracking = backtracking
         self._rules: dict[str, tuple[re.Pattern[str], Layout]] = {}

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from .._arguments import instance
 from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout
@@ -88,8 +89,7 @@ class LayoutScope:
         local_devices: Iterable[Any] | None = None,
         dialect: Dialect = _as_it_is,
     ) -> None:
-        if not isinstance(layout_map, LayoutMap):
-            raise TypeError(f"layout_map must be a LayoutMap, got {type(layout_map).__name__}")
+        instance("layout_map", layout_map, LayoutMap)
         mesh = layout_map.device_mesh
         if mesh is None:
             raise LayoutError(

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import optional, sizes_of
 from .._dtypes import dtype_of
 from .._text import shown
+from .._tree import children, named_leaves
 from ..array.sharded import Shard, ShardedArray
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from .hooks import foreign_variables
-from .object_tree import children, named_leaves
 from .scope import LayoutScope, Placement, current_scope
 
 __all__ = ["Variable", "initialize_variables"]
@@ -76,14 +76,13 @@ class Variable:
     def __init__(
         self, shape: Sequence[int], dtype: npt.DTypeLike, initializer: Callable[..., Any], name: str | None = None
     ) -> None:
-        self._shape = _checked_shape(shape)
+        self._shape = sizes_of("shape", shape)
         self._dtype = dtype_of(dtype)
         if self._dtype.hasobject:
             raise TypeError(f"dtype must be made of bytes, got {self._dtype}")
         if not callable(initializer):
             raise TypeError(f"initializer must be callable, as initializer(shape, dtype), got {shown(initializer)}")
-        if name is not None and not isinstance(name, str):
-            raise TypeError(f"name must be a string or None, got {shown(name)}")
+        optional("name", name, str)
         self._initializer = initializer
         self._name = name
         self._scope = current_scope()
@@ -317,20 +316,6 @@ def _takes_index(initializer: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):  # some functions of C have no signature
         return False
     return "index" in parameters
-
-
-def _checked_shape(shape: Any) -> tuple[int, ...]:
-    try:
-        given = tuple(shape)  # At once: of a sequence longer than any memory, this is a MemoryError.
-        if isinstance(shape, str) or any(isinstance(size, (bool, np.bool_)) for size in given):
-            raise TypeError
-        sizes = tuple(operator.index(size) for size in given)
-    except TypeError:
-        raise TypeError(f"shape must be a sequence of integers, got {shown(shape)}") from None
-    for dim, size in enumerate(sizes):
-        if size < 0:
-            raise LayoutError(f"shape[{dim}] is {size}, but a dim has at least 0 elements")
-    return sizes
 
 
 def _box_text(box: tuple[slice, ...]) -> str:

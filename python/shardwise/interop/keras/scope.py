@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from shardwise.model.object_tree import children, named_leaves
+from shardwise._tree import children, named_leaves
 from shardwise.model.scope import LayoutScope, Placement
 
 from .variables import AFTER_BUILD, adopt, defer, lay_out_like, replicate_on_mesh_of, waits_for
