@@ -96,7 +96,8 @@ fn part(boxes: &[(&[i64], &[i64])], rank: usize, set: &[usize]) -> Option<[Vec<u
         let middle = set.len() / 2;
         let (_, &mut median, _) = starts.select_nth_unstable(middle);
         // Where more than half begin at the first place, the next one parts them.
-        let cut = if median > least { median } else { set.iter().map(|&i| boxes[i].0[dim]).filter(|&s| s > least).min()? };
+        let cut =
+            if median > least { median } else { set.iter().map(|&i| boxes[i].0[dim]).filter(|&s| s > least).min()? };
         let left = set.iter().filter(|&&i| boxes[i].0[dim] < cut).count();
         let right = set.iter().filter(|&&i| boxes[i].1[dim] > cut).count();
         if best.is_none_or(|(most, ..)| left.max(right) < most) {
@@ -138,9 +139,8 @@ mod tests {
 
     #[test]
     fn a_large_grid_has_none_until_one_box_grows() {
-        let mut boxes: Vec<(Vec<i64>, Vec<i64>)> = (0..10_000_i64)
-            .map(|i| (vec![i / 100 * 3, i % 100 * 5], vec![i / 100 * 3 + 3, i % 100 * 5 + 5]))
-            .collect();
+        let mut boxes: Vec<(Vec<i64>, Vec<i64>)> =
+            (0..10_000_i64).map(|i| (vec![i / 100 * 3, i % 100 * 5], vec![i / 100 * 3 + 3, i % 100 * 5 + 5])).collect();
         let find = |boxes: &[(Vec<i64>, Vec<i64>)]| {
             find_overlap(&boxes.iter().map(|(a, b)| (&a[..], &b[..])).collect::<Vec<_>>())
         };

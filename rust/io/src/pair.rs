@@ -78,8 +78,11 @@ pub(crate) fn dense_strides(order: &[i64], bounds: &Bounds) -> Vec<i64> {
 
 /// The one run that the box `bounds` is in both pieces, if it is one.
 pub(crate) fn common_run(bounds: &Bounds, from: &Piece<'_>, to: &Piece<'_>) -> Option<i64> {
-    let dims = (0..bounds.start.len())
-        .map(|dim| Dim { extent: bounds.extent(dim), from: from.strides[dim], to: to.strides[dim] });
+    let dims = (0..bounds.start.len()).map(|dim| Dim {
+        extent: bounds.extent(dim),
+        from: from.strides[dim],
+        to: to.strides[dim],
+    });
     let (outer, run) = collapsed(dims);
     outer.is_empty().then_some(run)
 }

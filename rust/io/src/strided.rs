@@ -19,9 +19,7 @@ pub(crate) fn collapsed(dims: impl Iterator<Item = Dim>) -> (Vec<Dim>, i64) {
     let mut merged: Vec<Dim> = Vec::with_capacity(sorted.len());
     for inner in sorted {
         match merged.last_mut() {
-            Some(outer)
-                if outer.from == inner.extent * inner.from && outer.to == inner.extent * inner.to =>
-            {
+            Some(outer) if outer.from == inner.extent * inner.from && outer.to == inner.extent * inner.to => {
                 *outer = Dim { extent: outer.extent * inner.extent, ..inner };
             }
             _ => merged.push(inner),

@@ -122,8 +122,7 @@ impl<'a> Units<'a> {
                 self.split(tensor, tile)?;
                 continue;
             }
-            let full = !self.batch.is_empty()
-                && (!self.fits(self.cost.and(cost)) || self.batch.len() >= MAX_TILES);
+            let full = !self.batch.is_empty() && (!self.fits(self.cost.and(cost)) || self.batch.len() >= MAX_TILES);
             let unit = if full { self.flush() } else { None };
             self.batch.push(tile);
             self.cost = self.cost.and(cost);

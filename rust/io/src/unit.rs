@@ -4,6 +4,8 @@
 //! caller's memory. Then the sources are read: long runs to where they belong, everything else, sorted and joined, into
 //! the read buffer, from which it is copied to the slots. Then the slots are digested, and written or compared.
 
+use std::{fs::File, io::IoSliceMut, path::Path};
+
 use crate::{
     boxes::Bounds,
     digest::Digest,
@@ -15,6 +17,9 @@ use crate::{
     table::Table,
     tiles::{Tile, Work},
 };
+
+/// From here on, a run of a read has a buffer of its own: that costs less than to copy it afterwards.
+const WORTH_A_BUFFER: i64 = 512;
 
 /// The open files of a job.
 pub(crate) struct Files<'a> {
@@ -72,6 +77,20 @@ struct Read {
 struct Form {
     dims: Vec<Dim>,
     run: i64,
+}
+
+impl Form {
+    /// Whether the runs are all of a block of this length, one after the other.
+    fn fills(&self, length: i64) -> bool {
+        let mut bytes = self.run;
+        for dim in self.dims.iter().rev() {
+            if dim.from != bytes {
+                return false;
+            }
+            bytes *= dim.extent;
+        }
+        bytes == length
+    }
 }
 
 /// A thread's buffers.
@@ -244,9 +263,13 @@ impl<'a> Worker<'a> {
             let (group, after) = rest.split_at(count);
             rest = after;
             let (source, path) = self.files.sources.get(group[0].holder)?;
+            self.traffic.read += length;
+            if scatters(group, forms) {
+                self.traffic.calls += scatter(group, forms, &source, path)?;
+                continue;
+            }
             let buffer = grown(&mut self.reading, length)?;
             file::read(&source, path, buffer, group[0].offset)?;
-            self.traffic.read += length;
             self.traffic.calls += 1;
             let start = Pointer::new(buffer.as_mut_ptr());
             for read in group {
@@ -340,7 +363,8 @@ impl Slot<'_> {
         let mut dims: Vec<usize> = (0..self.strides.len()).filter(|&dim| self.bounds.extent(dim) > 1).collect();
         dims.sort_by_key(|&dim| std::cmp::Reverse(self.strides[dim]));
         let mut rest = index;
-        let mut at: i64 = self.bounds.start.iter().zip(&self.tensor.strides).map(|(start, stride)| start * stride).sum();
+        let mut at: i64 =
+            self.bounds.start.iter().zip(&self.tensor.strides).map(|(start, stride)| start * stride).sum();
         for dim in dims {
             at += rest / self.strides[dim] * self.tensor.strides[dim];
             rest %= self.strides[dim];
@@ -396,6 +420,35 @@ impl Slot<'_> {
     }
 }
 
+/// Whether all of a group is needed, and in runs that are not too short to be read to where they belong.
+fn scatters(group: &[Read], forms: &[Form]) -> bool {
+    let mut end = group[0].offset;
+    group.iter().all(|read| {
+        let touches = read.offset == end;
+        end += read.length;
+        let form = read.form.and_then(|form| forms.get(form));
+        touches && form.is_some_and(|form| form.run >= WORTH_A_BUFFER && form.fills(read.length))
+    })
+}
+
+/// Reads a group to the slots directly; gives the number of calls.
+fn scatter(group: &[Read], forms: &[Form], source: &File, path: &Path) -> Result<i64> {
+    let mut runs: Vec<(Pointer, i64)> = Vec::new();
+    for read in group {
+        let form = &forms[read.form.unwrap_or(0)];
+        positions(&form.dims, |_, to| runs.push((read.to.offset(to), form.run)));
+    }
+    let (mut at, mut calls) = (group[0].offset, 0);
+    for part in runs.chunks(file::MAX_SCATTERED) {
+        // SAFETY: runs of slots, as where single runs are read.
+        let slices = part.iter().map(|&(to, length)| IoSliceMut::new(unsafe { to.slice_mut(length) }));
+        file::read_scattered(source, path, &mut slices.collect::<Vec<_>>(), at)?;
+        at += part.iter().map(|run| run.1).sum::<i64>();
+        calls += 1;
+    }
+    Ok(calls)
+}
+
 /// What bytes with this CRC-32 contribute to the CRC-32 of a text in which `after` more bytes follow them: contributions
 /// are combined with exclusive or, in any order, since the CRC is linear.
 fn crc_before(crc: u32, after: i64) -> u32 {
@@ -406,7 +459,10 @@ fn crc_before(crc: u32, after: i64) -> u32 {
 
 /// The blocks in groups that are read at once: those that touch or overlap, and those whose gap `worth` takes. Gives, for
 /// each group, how many blocks and how many bytes it has.
-fn joined<'r>(mut blocks: &'r [Read], mut worth: impl FnMut(i64) -> bool + 'r) -> impl Iterator<Item = (usize, i64)> + 'r {
+fn joined<'r>(
+    mut blocks: &'r [Read],
+    mut worth: impl FnMut(i64) -> bool + 'r,
+) -> impl Iterator<Item = (usize, i64)> + 'r {
     std::iter::from_fn(move || {
         let first = blocks.first()?;
         let (mut count, mut end) = (1, first.offset + first.length);

@@ -57,8 +57,18 @@ fn case() -> Case {
         sources: vec![bytes(0, size), bytes(1, size), bytes(2, size), bytes(3, size + 600)],
         destinations: vec![64 + ROWS / 2 * COLUMNS * 4, 64 + ROWS / 2 * COLUMNS * 4 + 600],
         tensors: vec![
-            Cut { itemsize: 4, shape: vec![ROWS, COLUMNS], sources: (0..4).map(columns).collect(), destinations: (0..2).map(rows).collect() },
-            Cut { itemsize: 2, shape: vec![300], sources: vec![whole(3, size)], destinations: vec![whole(1, 64 + ROWS / 2 * COLUMNS * 4)] },
+            Cut {
+                itemsize: 4,
+                shape: vec![ROWS, COLUMNS],
+                sources: (0..4).map(columns).collect(),
+                destinations: (0..2).map(rows).collect(),
+            },
+            Cut {
+                itemsize: 2,
+                shape: vec![300],
+                sources: vec![whole(3, size)],
+                destinations: vec![whole(1, 64 + ROWS / 2 * COLUMNS * 4)],
+            },
         ],
     }
 }
@@ -74,7 +84,7 @@ fn job(case: &Case, folder: &Path) -> Job {
     fs::create_dir_all(&made).unwrap();
     let sources = (0..case.sources.len()).map(|i| {
         let path = folder.join(format!("source{i}"));
-        shardwise_io::job::Source::File(SourceFile { size: case.sources[i].len() as i64, path, modified: None })
+        shardwise_io::job::Source::File(SourceFile { size: case.sources[i].len() as i64, path, ..Default::default() })
     });
     case.job(sources.collect(), case.destinations(&made), wanted)
 }

@@ -26,9 +26,7 @@ mod _core {
     };
 
     #[pymodule_export]
-    use super::io::{
-        CopyJob, FileLock, _fail_at, _operations, free_space, publish, sync_files, write_file,
-    };
+    use super::io::{_fail_at, _operations, CopyJob, FileLock, free_space, publish, sync_files, write_file};
 
     #[pymodule_export]
     use super::{layout::Layout, mesh::Mesh, partition::Partition, rules::RuleSet};
