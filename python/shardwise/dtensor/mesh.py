@@ -17,6 +17,9 @@ from shardwise.mesh import DeviceMesh
 
 __all__ = ["Device", "Mesh", "MeshDimension"]
 
+#: As many as numpy gives an array dims, and TensorFlow a mesh.
+_MAX_AXES = 64
+
 
 class MeshDimension(NamedTuple):
     """Name and size of a mesh axis.
@@ -156,7 +159,9 @@ class Mesh:
         """
         if not isinstance(device_mesh, DeviceMesh):
             raise TypeError(f"device_mesh must be a DeviceMesh, got {type(device_mesh).__name__}")
-        devices = device_mesh.devices.ravel().tolist()
+        if device_mesh.ndim > _MAX_AXES:
+            raise MeshError(f"device_mesh has {device_mesh.ndim} axes; a mesh of this dialect has at most {_MAX_AXES}")
+        devices = list(device_mesh._all_labels())
         ids = np.arange(device_mesh.size)
         return cls(device_mesh.axis_names, ids.reshape(device_mesh.shape), ids.tolist(), devices, mesh_name)
 

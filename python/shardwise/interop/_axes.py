@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._text import shown
-from ..errors import LayoutError
+from ..errors import LayoutError, SizeOverflowError
 from ..layout import Axes, TensorLayout
 from ..mesh import DeviceMesh
 
@@ -47,7 +47,9 @@ def checked_rank(rank: object) -> int:
     if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
         raise TypeError(f"rank must be an integer, got {shown(rank)}")
     if rank < 0:
-        raise LayoutError(f"rank is {rank}; a tensor has at least 0 dims")
+        raise LayoutError(f"rank is {shown(rank)}; a tensor has at least 0 dims")
+    if rank > 2**63 - 1:
+        raise SizeOverflowError(f"rank is {shown(rank)}, over the limit of {2**63 - 1}")
     return int(rank)
 
 

@@ -123,7 +123,7 @@ def _tensors(names: Names) -> Iterator[_Tensor]:
         name, *described = item
         shape, dtype = described if len(described) == 2 else _shape_and_dtype(described[0])
         shape, (dtype, bits) = _checked_shape(name, shape), _named_dtype(name, dtype)
-        checked_size(-(-math.prod(shape) * (bits or 0) // 8), f"the bytes of {name!r}")
+        checked_size(-(-math.prod(shape) * (bits or 0) // 8), f"the bytes of {shown(name)}")
         yield _Tensor(name, shape, dtype, bits)
 
 
@@ -142,9 +142,9 @@ def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
         raise TypeError(f"the shape of {shown(name)} must be a sequence of integers, got {shown(shape)}") from None
     for dim, size in enumerate(sizes):
         if size < 0:
-            raise LayoutError(f"dim {dim} of {shown(name)} has the size {size}, which is negative")
-        checked_size(size, f"dim {dim} of {name!r}")
-    checked_size(math.prod(sizes), f"the elements of {name!r}")
+            raise LayoutError(f"dim {dim} of {shown(name)} has the size {shown(size)}, which is negative")
+        checked_size(size, f"dim {dim} of {shown(name)}")
+    checked_size(math.prod(sizes), f"the elements of {shown(name)}")
     return sizes
 
 
