@@ -40,7 +40,6 @@ def test_a_call_succeeds_or_raises_memory_error(call: str, backtrace: str) -> No
 
 
 @linux
-@pytest.mark.parametrize("call", ["boxes", "views", "devices_holding", "dtensor text that is wrong"])
-def test_some_calls_always(call: str) -> None:
-    """The ones of which one was seen to abort, or to raise a panic; the others have their turn among the slow tests."""
-    assert outcomes(call, "1").keys() == {"succeeded", "MemoryError"}
+def test_one_call_always() -> None:
+    """One that was seen to raise a panic; the others have their turn among the slow tests."""
+    assert outcomes("devices_holding", "1").keys() == {"succeeded", "MemoryError"}

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from ._paths import path_of
+from ._arguments import path_of
 
 if sys.platform != "win32":
     import fcntl

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shardwise import _core
-from shardwise._arguments import int64_array
+from shardwise._arguments import instance, int64_array
 from shardwise._text import shown
 from shardwise.dtensor.proto import MeshProto, SerializableMessage, message_bytes
 from shardwise.errors import MeshError
@@ -157,8 +157,7 @@ class Mesh:
         >>> Mesh.from_device_mesh(DeviceMesh((2,), ["x"])).to_string()
         '|x=2|0,1|0,1|cpu:0,cpu:1'
         """
-        if not isinstance(device_mesh, DeviceMesh):
-            raise TypeError(f"device_mesh must be a DeviceMesh, got {type(device_mesh).__name__}")
+        instance("device_mesh", device_mesh, DeviceMesh)
         if device_mesh.ndim > _MAX_AXES:
             raise MeshError(f"device_mesh has {device_mesh.ndim} axes; a mesh of this dialect has at most {_MAX_AXES}")
         devices = list(device_mesh._all_labels())

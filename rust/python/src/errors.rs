@@ -93,11 +93,10 @@ pub(crate) fn note_panics() {
 }
 
 /// Runs a bulk kernel with the interpreter released; the kernel polls for signals, so that Ctrl-C ends it.
-pub(crate) fn detached<T, E, F>(py: Python<'_>, kernel: F) -> PyResult<T>
+pub(crate) fn detached<T, F>(py: Python<'_>, kernel: F) -> PyResult<T>
 where
     T: Send,
-    E: Send + Refusal,
-    F: Send + FnOnce(&mut dyn FnMut() -> CoreResult<()>) -> Result<T, E>,
+    F: Send + FnOnce(&mut dyn FnMut() -> CoreResult<()>) -> CoreResult<T>,
 {
     let mut pending = None;
     let done = py.detach(|| {

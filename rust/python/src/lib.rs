@@ -1,6 +1,7 @@
 //! The compiled module `shardwise._core`: it converts arguments, calls the core, and converts the answers back.
 
 mod arrays;
+mod checksum;
 mod convert;
 mod dtensor;
 mod errors;
@@ -48,6 +49,9 @@ mod _core {
 
     #[pymodule_export]
     use super::tiling::Tiling;
+
+    #[pymodule_export]
+    use super::checksum::crc32c;
 
     #[pymodule_export]
     use super::pickle::{Persistent, Record, read_pickle};
