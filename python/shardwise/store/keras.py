@@ -19,7 +19,7 @@ from .._dtypes import DTYPES, Dtype, find_dtype
 from ..errors import ParseError
 from .boxes import Bounds, Extent, contiguous_strides
 from .files import DataFile
-from .protocol import Piece, StoredCheckpoint, StoredObject, StoredTensor, whole_box
+from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor, whole_box
 from .text import MAX_JSON, checked_name, checked_shape, shorten, stays_inside, strict_json
 
 __all__ = ["open_form"]
@@ -188,9 +188,9 @@ def _read(
         checked_shape(shape, dtype.bits, name, file.path)
         box = whole_box(shape)
         if offset is None:
-            piece = Piece(box, file.path, key=name, decode=partial(_decoded, file, name, dtype))
+            piece = StoredPiece(box, file.path, key=name, decode=partial(_decoded, file, name, dtype))
         else:
-            piece = Piece(box, file.path, key=name, locate=partial(_extent, file, offset, shape, dtype.bits // 8))
+            piece = StoredPiece(box, file.path, key=name, locate=partial(_extent, file, offset, shape, dtype.bits // 8))
         tensors[name] = StoredTensor(name, dtype, shape, (piece,))
 
 

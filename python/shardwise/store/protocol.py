@@ -12,14 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from .._dtypes import Dtype, bytes_for
+from ..tiling import Tiling
 from .boxes import Bounds, Extent, check_box, check_out, read_extent
 from .files import DataFile
 from .text import box_text, shorten
 
-__all__ = ["ListedPieces", "Piece", "StoredCheckpoint", "StoredObject", "StoredTensor", "whole_box"]
+__all__ = ["ListedPieces", "StoredCheckpoint", "StoredObject", "StoredPiece", "StoredTensor", "whole_box"]
 
 
-class Piece:
+class StoredPiece:
     """A box of a tensor, and where it lies.
 
     Attributes:
@@ -76,17 +77,17 @@ class Piece:
         raise ValueError(f"{self.path}: the piece {box_text(self.box)} is addressable; extent() says where")
 
     def __repr__(self) -> str:
-        return f"<Piece {box_text(self.box)} in {str(self.path)!r}{f' {self.key!r}' if self.key else ''}>"
+        return f"<StoredPiece {box_text(self.box)} in {str(self.path)!r}{f' {self.key!r}' if self.key else ''}>"
 
 
-class ListedPieces(Sequence[Piece]):
+class ListedPieces(Sequence[StoredPiece]):
     """Pieces that are made when they are asked for, of their boxes and a function.
 
     Attributes:
         boxes: int64 of shape (pieces, dims, 2).
     """
 
-    def __init__(self, boxes: npt.NDArray[np.int64], make: Callable[[int, Bounds], Piece]) -> None:
+    def __init__(self, boxes: npt.NDArray[np.int64], make: Callable[[int, Bounds], StoredPiece]) -> None:
         self.boxes = boxes
         self._make = make
 
@@ -122,9 +123,9 @@ class StoredTensor:
         name: str,
         dtype: Dtype,
         shape: tuple[int, ...],
-        pieces: Sequence[Piece],
+        pieces: Sequence[StoredPiece],
         *,
-        replicas: Sequence[Piece] = (),
+        replicas: Sequence[StoredPiece] = (),
         alias_of: str | None = None,
     ) -> None:
         self.name = name
@@ -171,6 +172,11 @@ class StoredTensor:
             return self.pieces.boxes
         boxes = np.array([piece.box for piece in self.pieces], np.int64)
         return boxes.reshape(len(self.pieces), self.ndim, 2)
+
+    @property
+    def tiling(self) -> Tiling:
+        """Who holds which box, to plan with: holder i is `pieces[i]`."""
+        return Tiling.from_boxes(self.shape, self.boxes)
 
     def read(self, box: tuple[slice, ...] | None = None, *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Copy a box of the tensor into memory of its own.

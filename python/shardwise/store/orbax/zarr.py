@@ -14,7 +14,7 @@ from ..._core import crc32c
 from ..._dtypes import DTYPES, Dtype
 from ...errors import ParseError
 from ..boxes import Bounds, Extent, contiguous_strides
-from ..protocol import ListedPieces, Piece, StoredTensor
+from ..protocol import ListedPieces, StoredPiece, StoredTensor
 from ..text import are_sizes, checked_shape, shorten, strict_json
 from .codecs import COMPRESSORS, decompress
 from .keyvalue import KeyValueStore, Value
@@ -272,17 +272,17 @@ def _tensor(store: KeyValueStore, array: _Array, where: str, error: _Error) -> S
     return StoredTensor(array.name, array.dtype, array.shape, ListedPieces(boxes, make))
 
 
-def _piece(store: KeyValueStore, array: _Array, where: str, position: int, box: Bounds) -> Piece:
+def _piece(store: KeyValueStore, array: _Array, where: str, position: int, box: Bounds) -> StoredPiece:
     cell = tuple(start // size for (start, _), size in zip(box, array.chunk, strict=True))
     key = array.key(cell)
     value = store.get(key)
     chunk = _Chunk(store, array, f"{where}: {shorten(key)}", value, box)
     if value is None:
-        return Piece(box, store.folder, key=key, decode=chunk.read)
+        return StoredPiece(box, store.folder, key=key, decode=chunk.read)
     plain = not array.codecs and array.inner is None and value.inline is None
     if plain and (array.stored == "<" or array.dtype.bits == 8):
-        return Piece(box, value.path, key=key, locate=chunk.locate)
-    return Piece(box, value.path, key=key, decode=chunk.read)
+        return StoredPiece(box, value.path, key=key, locate=chunk.locate)
+    return StoredPiece(box, value.path, key=key, decode=chunk.read)
 
 
 def _stored(array: _Array) -> np.dtype[Any]:

@@ -18,7 +18,7 @@ from ...errors import ParseError
 from ..boxes import Bounds, Extent
 from ..coverage import tile
 from ..files import DataFile
-from ..protocol import ListedPieces, Piece, StoredCheckpoint, StoredObject, StoredTensor
+from ..protocol import ListedPieces, StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
 from ..text import box_text, checked_name, checked_shape, shorten, stays_inside
 from .pickles import Record, dtype_of_global, read_strict, sizes_of, state_of
 from .tensors import Container
@@ -212,11 +212,11 @@ def _dtype(properties: Any) -> Dtype | None:
 
 def _piece(
     name: str, dtype: Dtype, files: Mapping[str, DataFile], places: list[_Item | None], position: int, box: Bounds
-) -> Piece:
+) -> StoredPiece:
     item = places[position]
     if item is None:
         raise ParseError(f"tensor {shorten(name)}: no file holds the chunk {box_text(box)}")
-    return Piece(
+    return StoredPiece(
         box, files[item.file].path, key=f"@{item.offset}", locate=partial(_locate, name, dtype, files, item, box)
     )
 
