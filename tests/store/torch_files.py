@@ -104,7 +104,13 @@ def dumps(value: Any, protocol: int = 2) -> bytes:
 
 
 def tensor(
-    array: np.ndarray, key: str, *, shape: Any = None, strides: Any = None, offset: int = 0, storage: Storage | None = None
+    array: np.ndarray,
+    key: str,
+    *,
+    shape: Any = None,
+    strides: Any = None,
+    offset: int = 0,
+    storage: Storage | None = None,
 ) -> Call:
     """A tensor as `torch.save` writes it; the array's memory is its storage."""
     name = array.dtype.name
