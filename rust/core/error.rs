@@ -334,8 +334,10 @@ pub enum ErrorKind {
     Layout,
     /// A text or a message that does not follow its format.
     Parse,
-    /// A size over 2^63 - 1, or over what memory can hold.
+    /// A size over 2^63 - 1.
     Overflow,
+    /// More values than memory can hold.
+    Memory,
     /// A position outside its range.
     Index,
     /// The caller asked to stop.
@@ -376,7 +378,8 @@ impl Error {
             | Self::OverlapsItself { .. }
             | Self::OverlapsOther { .. } => ErrorKind::Layout,
             Self::Pickle { .. } | Self::PickledIndex { .. } => ErrorKind::Parse,
-            Self::Overflow { .. } | Self::TooMany { .. } => ErrorKind::Overflow,
+            Self::Overflow { .. } => ErrorKind::Overflow,
+            Self::TooMany { .. } => ErrorKind::Memory,
             Self::DeviceIndex { .. } | Self::Coordinate { .. } | Self::OutOfRange { .. } => ErrorKind::Index,
             Self::Interrupted => ErrorKind::Interrupted,
             Self::WorkerPanicked(_) => ErrorKind::Internal,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
+from .._arguments import instance, integer
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, _names, _spec_names
@@ -98,8 +98,7 @@ def reduce_scatter(sharded: ShardedArray, axis: str, dim: int) -> ShardedArray:
     array([33, 44])
     """
     layout = _checked(sharded).layout
-    if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)):
-        raise TypeError(f"dim must be an integer, got {shown(dim)}")
+    dim = integer("dim", dim)
     if layout.unreduced != (axis,):
         raise LayoutError(
             f"reduce_scatter needs an array unreduced over {shown(axis)} alone, not over {shown(layout.unreduced)}"
@@ -111,9 +110,7 @@ def reduce_scatter(sharded: ShardedArray, axis: str, dim: int) -> ShardedArray:
 
 
 def _checked(sharded: object) -> ShardedArray:
-    if not isinstance(sharded, ShardedArray):
-        raise TypeError(f"sharded must be a ShardedArray, got {type(sharded).__name__}")
-    return sharded
+    return instance("sharded", sharded, ShardedArray)
 
 
 def _become(sharded: ShardedArray, layout: TensorLayout) -> ShardedArray:

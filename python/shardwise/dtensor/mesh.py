@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shardwise import _core
-from shardwise._arguments import int64_array
+from shardwise._arguments import instance, int64_array
 from shardwise._text import shown
 from shardwise.dtensor.proto import MeshProto, SerializableMessage, message_bytes
 from shardwise.errors import MeshError
@@ -154,8 +154,7 @@ class Mesh:
         >>> Mesh.from_device_mesh(DeviceMesh((2,), ["x"])).to_string()
         '|x=2|0,1|0,1|cpu:0,cpu:1'
         """
-        if not isinstance(device_mesh, DeviceMesh):
-            raise TypeError(f"device_mesh must be a DeviceMesh, got {type(device_mesh).__name__}")
+        instance("device_mesh", device_mesh, DeviceMesh)
         devices = device_mesh.devices.ravel().tolist()
         ids = np.arange(device_mesh.size)
         return cls(device_mesh.axis_names, ids.reshape(device_mesh.shape), ids.tolist(), devices, mesh_name)

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import instance
 from .._text import shown
 from ..array.sharded import ShardedArray
 from ..errors import LayoutError, MeshError
@@ -352,8 +353,7 @@ def to_local_tensors(sharded: ShardedArray) -> list[Any]:
         ValueError: if a shard has strides that PyTorch does not have, negative ones or such as are no multiple of the
             item size, or is of the other byte order; raised by PyTorch.
     """
-    if not isinstance(sharded, ShardedArray):
-        raise TypeError(f"sharded must be a ShardedArray, got {type(sharded).__name__}")
+    instance("sharded", sharded, ShardedArray)
     _check_torch_agrees(sharded)
     return [tensor_of_array(shard.data) for shard in sharded.shards]
 

@@ -28,8 +28,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from .._arguments import path_of
 from .._atomic import replace_file
-from .._paths import path_of
 from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
 from ..layout import TensorLayout

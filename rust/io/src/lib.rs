@@ -12,7 +12,7 @@
 //! let (left, right, whole) = (folder.path().join("0"), folder.path().join("1"), folder.path().join("all"));
 //! std::fs::write(&left, b"abAB").unwrap();
 //! std::fs::write(&right, b"cdCD").unwrap();
-//! let file = |path: &std::path::Path| Source::File(SourceFile { path: path.into(), size: 4, modified: None });
+//! let file = |path: &std::path::Path| Source::File(SourceFile { path: path.into(), size: 4, ..Default::default() });
 //! let destination = Destination::File { path: whole.clone(), size: 8 };
 //! let mut job = Job::new(vec![file(&left), file(&right)], vec![destination]).unwrap();
 //! // [holder, offset, start…, stop…, strides…]
