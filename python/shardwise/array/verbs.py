@@ -104,7 +104,7 @@ def reduce_scatter(sharded: ShardedArray, axis: str, dim: int) -> ShardedArray:
             f"reduce_scatter needs an array unreduced over {shown(axis)} alone, not over {shown(layout.unreduced)}"
         )
     if not 0 <= dim < sharded.ndim:
-        raise IndexError(f"dim is {dim}, outside 0 to {sharded.ndim - 1}")
+        raise IndexError(f"dim is {shown(dim)}, outside 0 to {sharded.ndim - 1}")
     specs = [[*_spec_names(spec), axis] if i == dim else _spec_names(spec) for i, spec in enumerate(layout.axes)]
     return _become(sharded, TensorLayout(specs, layout.device_mesh))
 

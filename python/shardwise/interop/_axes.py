@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from .._arguments import instance, integer
 from .._text import shown
-from ..errors import LayoutError
+from ..errors import LayoutError, SizeOverflowError
 from ..layout import Axes, TensorLayout
 from ..mesh import DeviceMesh
 
@@ -45,6 +45,8 @@ def checked_rank(rank: object) -> int:
     number = integer("rank", rank)
     if number < 0:
         raise LayoutError(f"rank is {shown(number)}; a tensor has at least 0 dims")
+    if number > 2**63 - 1:
+        raise SizeOverflowError(f"rank is {shown(number)}, over the limit of {2**63 - 1}")
     return number
 
 

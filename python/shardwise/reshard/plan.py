@@ -180,7 +180,8 @@ class ReshardPlan:
         """
         if self._pieces is None:
             self._pieces = self._core.pieces()
-        return self._pieces.copy()
+        copy: npt.NDArray[np.int64] = self._pieces.copy()
+        return copy
 
     def source_boxes(self) -> npt.NDArray[np.int64]:
         """Give each transfer's box in the sender's array: int64 (transfers, dims, 2), start and stop.

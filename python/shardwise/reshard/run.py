@@ -58,7 +58,11 @@ def run_plan(
         sources = src_shards._data()
     else:
         sources = checked_arrays("src_shards", src_shards, plan.src, None)
-    dtype = sources[0].dtype if sources else np.dtype(np.float64)
+    dtype = np.dtype(np.float64)
+    if sources:
+        dtype = sources[0].dtype
+    elif out is not None and len(out) and isinstance(out[0], np.ndarray):
+        dtype = out[0].dtype
     count = plan.dst._count
     if plan.addends > 1:
         check_addable(dtype)

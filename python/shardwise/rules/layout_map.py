@@ -32,6 +32,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
     Args:
         device_mesh: the mesh over which layouts without one are kept; a layout that has its own keeps it.
+        mesh: the same, by the name that Keras 2 on DTensor gave it.
         match: `"search"` finds a rule anywhere in a path, `"match"` at its beginning, `"fullmatch"` only as the whole
             path. Keras began with `"match"`, went on to `"search"`, and is at `"fullmatch"`.
         backtracking: whether rules are taken that only a backtracking search can find, in time that may be exponential
@@ -65,8 +66,17 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     """
 
     def __init__(
-        self, device_mesh: DeviceMesh | None = None, *, match: MatchMode = "search", backtracking: bool = False
+        self,
+        device_mesh: DeviceMesh | None = None,
+        *,
+        mesh: DeviceMesh | None = None,
+        match: MatchMode = "search",
+        backtracking: bool = False,
     ) -> None:
+        if mesh is not None:
+            if device_mesh is not None:
+                raise TypeError("device_mesh and mesh are two names of one argument; give one of them")
+            device_mesh = mesh
         optional("device_mesh", device_mesh, DeviceMesh)
         instance("match", match, str)
         if match not in MATCH_MODES:

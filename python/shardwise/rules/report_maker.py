@@ -122,7 +122,7 @@ def _tensors(names: Names) -> Iterator[_Tensor]:
         name, *described = item
         shape, dtype = described if len(described) == 2 else _shape_and_dtype(described[0])
         shape, (dtype, bits) = _checked_shape(name, shape), _named_dtype(name, dtype)
-        checked_size(-(-math.prod(shape) * (bits or 0) // 8), f"the bytes of {name!r}")
+        checked_size(-(-math.prod(shape) * (bits or 0) // 8), f"the bytes of {shown(name)}")
         yield _Tensor(name, shape, dtype, bits)
 
 
@@ -137,8 +137,8 @@ def _shape_and_dtype(described: Any) -> tuple[Any, Any]:
 def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
     sizes = sizes_of(f"the shape of {shown(name)}", shape)
     for dim, size in enumerate(sizes):
-        checked_size(size, f"dim {dim} of {name!r}")
-    checked_size(math.prod(sizes), f"the elements of {name!r}")
+        checked_size(size, f"dim {dim} of {shown(name)}")
+    checked_size(math.prod(sizes), f"the elements of {shown(name)}")
     return sizes
 
 

@@ -194,7 +194,7 @@ def _mesh_lines(mesh: DeviceMesh) -> list[str]:
         f"axis_names = [{', '.join(map(_string, mesh.axis_names))}]",
     ]
     if not mesh.has_default_devices:
-        lines.append(f"devices = [{', '.join(map(_device, mesh.devices.flat))}]")
+        lines.append(f"devices = [{', '.join(map(_device, mesh._all_labels()))}]")
     return lines
 
 

@@ -120,7 +120,10 @@ class Building:
                 seen.add(id(variable))
                 path, shape = ".".join((*prefix, *names)), tuple(variable.shape)
                 if is_seed:
-                    yield Placement.replicated(f"{path}.state", shape, self._scope.device_mesh), variable
+                    yield (
+                        Placement.replicated(f"{path}.state", shape, self._scope.device_mesh, self._scope.dialect),
+                        variable,
+                    )
                 else:
                     yield self._scope.place(path, shape), variable
 
