@@ -37,7 +37,7 @@ class TensorLayout:
             replicate.
 
     Raises:
-        LayoutError: if an axis is used twice, or is none of the mesh's.
+        LayoutError: if an axis is used twice, or the mesh does not have it.
         TypeError: if an entry is neither `None`, nor a name, nor a tuple of names.
 
     A layout is hashable and picklable; equal layouts have equal axes, unreduced axes and meshes. The names follow

@@ -265,7 +265,7 @@ class Partition(Tiling):
 
         Raises:
             IndexError: if an offset is negative or not below `size`; names the first such position.
-            TypeError: if the offsets are no integers.
+            TypeError: if the offsets are not integers.
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> partition = TensorLayout((None, "x"), DeviceMesh((2,), ("x",))).partition((3, 8))
@@ -320,7 +320,7 @@ class Partition(Tiling):
 
         Raises:
             LayoutError: if the array is not of the partition's shape.
-            TypeError: if it is no numpy array.
+            TypeError: if it is not a numpy array.
 
         >>> import numpy as np
         >>> from shardwise import DeviceMesh, TensorLayout

@@ -123,7 +123,7 @@ pub enum Error {
         /// The shards along it.
         k: i64,
     },
-    /// A rule name that is none of the four.
+    /// An unknown rule name.
     #[error("uneven is {given:?}; the rules are \"even\", \"ceil\", \"chunk\" and \"balanced\"")]
     UnknownRule {
         /// The name given.

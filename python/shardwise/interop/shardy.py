@@ -1,7 +1,7 @@
 """Shardy's text: `#sdy.sharding<@mesh, [{"x"}, {"y", "z"}]>` and `#sdy.mesh<["x"=2, "y"=4]>`; needs no MLIR.
 
 Shardy says what a layout says: ordered axes per dim, and unreduced axes. Beyond a layout it has open dims (`{"x", ?}`),
-priorities (`{"x"}p1`) and sub-axes (`"x":(2)4`, a part of an axis); these are refused, but for a sub-axis that is the
+priorities (`{"x"}p1`) and sub-axes (`"x":(2)4`, a part of an axis); these are refused, except a sub-axis that is the
 whole axis. The axes that it lists as `replicated` are those that a layout leaves unused. A mesh has device numbers
 and no labels: `devices` says which label has which number.
 
@@ -62,7 +62,7 @@ def from_shardy(text: str, mesh: DeviceMesh | None = None) -> TensorLayout:
         mesh: the mesh that the text names; not needed if the text holds it.
 
     Raises:
-        ParseError: if the text is no sharding.
+        ParseError: if the text is not a sharding.
         LayoutError: for open dims, priorities and parts of axes, which a layout cannot express; for a mesh that is
             missing, or other than the one in the text.
 
@@ -143,7 +143,7 @@ def mesh_from_shardy(text: str, devices: Sequence[Hashable] | None = None) -> De
         devices: the label of each device number; by default `"cpu:0"`, `"cpu:1"`, …
 
     Raises:
-        ParseError: if the text is no mesh.
+        ParseError: if the text is not a mesh.
         MeshError: if it has no axes (a single device), or devices that do not fit.
 
     >>> mesh_from_shardy('#sdy.mesh<["x"=2], device_ids=[1, 0]>')
@@ -281,7 +281,7 @@ def _one_mesh(given: DeviceMesh | None, written: DeviceMesh | None) -> DeviceMes
 
 def _whole_axis(mesh: DeviceMesh, axis: _AxisRef) -> str:
     if axis.name not in mesh.axis_names:
-        raise LayoutError(f"axis {shown(axis.name)} is none of the mesh's, {shown(mesh.axis_names)}")
+        raise LayoutError(f"axis {shown(axis.name)} is not in the mesh; its axes are {shown(mesh.axis_names)}")
     if axis.part is not None and axis.part != (1, mesh.axis_size(axis.name)):
         before, size = axis.part
         raise LayoutError(

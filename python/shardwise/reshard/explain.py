@@ -66,7 +66,7 @@ def explain(plan: Explainable, dtype: np.dtype[Any], links: LinkModel | None) ->
         lines.extend(f"{number}. {step}." for number, step in enumerate(steps, 1))
     elif steps is None and isinstance(src, Partition) and isinstance(dst, Partition):
         reason = "the meshes differ" if src.device_mesh != dst.device_mesh else "a dim does not divide evenly"
-        lines.append(f"It has no form as collectives ({reason}): the boxes go from device to device.")
+        lines.append(f"It cannot be expressed as collectives ({reason}); it is sent point to point.")
     return "\n".join(lines)
 
 

@@ -329,7 +329,7 @@ class ReshardPlan:
 
         Returns:
             The steps, none if nothing has to be done; or `None` if collectives cannot express it: the meshes differ, or
-            a dim does not divide, so that the shards before are no unions or parts of those after.
+            a dim does not divide, so that the shards before are neither unions nor parts of those after.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((2, 4), ("x", "y"))
@@ -384,7 +384,7 @@ class ReshardPlan:
             LayoutError: if shards are missing, of another shape or dtype than the plan's, or if memory of `out` is also
                 memory of a source or of another output, as far as a bounded search can tell.
             ValueError: if an array of `out` is read-only.
-            TypeError: if bytes of object arrays would have to be copied, or a shard is no numpy array.
+            TypeError: if bytes of object arrays would have to be copied, or a shard is not a numpy array.
             MemoryError: if the outputs cannot be allocated; nothing has been written then.
 
         Boxes are copied as raw bytes, on all cores, with the interpreter released.

@@ -28,7 +28,7 @@ const PIECE_BYTES: (i64, i64) = (1 << 18, 1 << 22);
 const PIECES: i64 = 16;
 /// Up to how many bytes the mean transfer is so short that finding the boxes takes time beside copying them.
 const SHORT_TRANSFER: i64 = 1 << 14;
-/// How many short transfers, and to how many devices, a worker at least finds and copies by itself. With fewer devices it
+/// Minimum work per worker when it finds its own transfers: (short transfers, destination devices). With fewer devices it
 /// would see too little of each row of a wide source.
 const PART: (usize, usize) = (1 << 15, 64);
 

@@ -137,7 +137,7 @@ enum FastOwner {
         by_large: Divider,
         by_base: Divider,
     },
-    /// One axis of `"chunk"`: pieces of `step`, all cut further as `full` but for the last, `tail`.
+    /// One axis of `"chunk"`: pieces of `step`, all cut further as `full` except the last, `tail`.
     Nested {
         n: i64,
         step: i64,

@@ -284,7 +284,7 @@ impl Search<'_> {
         states.into_iter().map(step).collect()
     }
 
-    /// The axes that replicate, but for those of size 1.
+    /// The axes that replicate, except those of size 1.
     fn free(&self, state: &State) -> Vec<usize> {
         (0..self.sizes.len()).filter(|&axis| self.sizes[axis] > 1 && role(state, axis) == Role::Free).collect()
     }

@@ -89,7 +89,7 @@ def read_node(data: bytes, magic: int, where: str) -> bytes:
     """Check the envelope of a node, and give its body.
 
     Raises:
-        ParseError: it is not one, or its checksum is wrong.
+        ParseError: if it is not one, or its checksum is wrong.
     """
     if len(data) < 18 or int.from_bytes(data[:4], "big") != magic:
         raise ParseError(f"{where}: is not a node of an OCDBT database")
@@ -111,7 +111,7 @@ class OcdbtStore:
     """The latest version of a database.
 
     Raises:
-        ParseError: it is not one, is damaged, or names files outside of its folder.
+        ParseError: if it is not one, is damaged, or names files outside of its folder.
     """
 
     def __init__(self, folder: Path) -> None:
