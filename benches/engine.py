@@ -125,8 +125,8 @@ def copies(folder: Path, tensors: int, rounds: int, threads: int | None) -> Iter
         )
         yield (
             f"{name:22} {times['off'] / times['cp']:5.2f} x cp (goal {goal}), digests on "
-            f"{times['on'] / times['off']:5.2f} x off (goal 1.25); cp {times['cp']:.2f} s; bytes read {moved / (tensors * TENSOR):.3f} of those needed; "
-            f"{report.calls} calls"
+            f"{times['on'] / times['off']:5.2f} x off (goal 1.25); cp {times['cp']:.2f} s; "
+            f"bytes read {moved / (tensors * TENSOR):.3f} of those needed; {report.calls} calls"
         )
 
 

@@ -1,7 +1,8 @@
 """Bytes of tensors between files and arrays, by the compiled I/O engine: bounded memory, threads, digests, resuming.
 
 A `CopyJob` has sources, destinations, and tensors. Of each tensor some boxes lie in sources and some boxes are wanted
-in destinations; the engine finds what they share and copies it. Every byte that is needed is read once and written once.
+in destinations; the engine finds what they share and copies it. Every byte that is needed is read once and written
+once.
 """
 
 from __future__ import annotations

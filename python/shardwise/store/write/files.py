@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..._text import bytes_text, shown
+from ..._text import bytes_text
 from ...errors import LayoutError
 from ..boxes import Bounds
 from .wanted import Wanted
@@ -156,18 +156,16 @@ def _owned(tensor: Wanted) -> Iterable[tuple[int, int, Bounds]]:
     """Of each device the boxes that it owns, numbered; a tensor without elements is its first device's."""
     partition = tensor.partition
     assert partition is not None
+    if 0 in tensor.shape:
+        yield 0, 0, _whole(tensor)
+        return
     seen: set[Bounds] = set()
     for device, label in enumerate(partition.holders):
         number = 0
         for piece in partition.pieces(label):
             box = tuple((side.start, side.stop) for side in piece.box)
-            empty = any(start == stop for start, stop in box)
-            if box in seen or (empty and seen):
-                continue
-            if empty and 0 not in tensor.shape:
+            if box in seen or any(start == stop for start, stop in box):
                 continue
             seen.add(box)
             yield device, number, box
             number += 1
-    if not seen:
-        raise LayoutError(f"tensor {shown(tensor.name)}: no device holds a part of it")

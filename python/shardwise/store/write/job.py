@@ -93,7 +93,9 @@ class WriteJob:
         compare_replicas: bool,
     ) -> None:
         self.path = path
-        self._partial = path.with_name(f".{path.name}.partial")
+        # What is not finished: the journal, and in a folder of its own the files.
+        self._workplace = path.with_name(f".{path.name}.partial")
+        self._partial = self._workplace / "data"
         self._wanted = wanted
         self._files = files
         self._is_folder = is_folder
@@ -179,18 +181,18 @@ class WriteJob:
         progress: Callable[[int, int], object] | None,
     ) -> WriteReport:
         """Write the checkpoint."""
-        _refuse_existing(self.path)
         self.outline(memory, threads)
         lock = _core.FileLock(self.path.with_name(f".{self.path.name}.lock"))
         try:
-            if self._partial.exists() and not resume:
-                shutil.rmtree(self._partial)
-            self._partial.mkdir(exist_ok=True)
+            if self._workplace.exists() and (not resume or self.path.exists()):
+                shutil.rmtree(self._workplace)
+            _refuse_existing(self.path)
+            self._partial.mkdir(parents=True, exist_ok=True)
             report = self._written(memory, threads, sync, progress)
             self._publish(sync)
         except (ParseError, LayoutError):
             # Another run of the same would end the same.
-            shutil.rmtree(self._partial, ignore_errors=True)
+            shutil.rmtree(self._workplace, ignore_errors=True)
             raise
         finally:
             lock.release()
@@ -200,7 +202,7 @@ class WriteJob:
         self, memory: int, threads: int | None, sync: bool, progress: Callable[[int, int], object] | None
     ) -> WriteReport:
         done = self._job.run(
-            budget=memory, threads=threads, sync=sync, journal=self._partial / _JOURNAL, progress=progress
+            budget=memory, threads=threads, sync=sync, journal=self._workplace / _JOURNAL, progress=progress
         )
         for number, element in done.differences:
             raise ParseError(_difference(*self._replicas[number], element))
@@ -250,7 +252,6 @@ class WriteJob:
                 _core.sync_files([path])
 
     def _publish(self, sync: bool) -> None:
-        (self._partial / _JOURNAL).unlink(missing_ok=True)
         if self._is_folder:
             if sync:
                 _core.sync_files([self._partial / file.name for file in self._files])
@@ -258,7 +259,7 @@ class WriteJob:
         else:
             (file,) = self._files
             _core.publish(self._partial / file.name, self.path, False)
-            self._partial.rmdir()
+        shutil.rmtree(self._workplace)
 
 
 def _held(holder: int, piece: SourcePiece) -> HeldPiece:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
+import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -37,7 +39,8 @@ Target = Literal["safetensors", "hf", "sharded"]
 _MEMORY = 256 * 2**20
 #: Up to how many bytes Hugging Face's own `save_pretrained` lets a file have.
 _FILE_BYTES = 5 * 10**9
-_BLOCK = 2**22
+#: What the name of a folder beside the destination ends in that holds what had to be converted.
+_SPOOL = ".spool"
 
 
 def save_checkpoint(
@@ -372,8 +375,9 @@ def _placeholder(name: str, tensor: StoredTensor, partition: Partition | None) -
 class _Spool:
     """A file beside the destination, for what cannot be copied from the source as it is."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._folder: Path | None = None
         self._count = 0
         self._made: list[DataFile] = []
 
@@ -383,6 +387,9 @@ class _Spool:
         """Write the tensor whole, converted if need be, and give it as one that lies in that file."""
         kept = dtype if dtype is not None and _is_converted(tensor, dtype) else tensor._dtype
         into = kept.numpy(f"tensor {shown(name)}")
+        if self._folder is None:
+            name_of_folder = f".{self._target.name}."
+            self._folder = Path(tempfile.mkdtemp(prefix=name_of_folder, suffix=_SPOOL, dir=self._target.parent))
         path = self._folder / f"{self._count}.bin"
         self._count += 1
         with path.open("wb") as stream:
@@ -398,19 +405,21 @@ class _Spool:
     def close(self) -> None:
         for file in self._made:
             file.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 @contextmanager
-def _spool(target: Path) -> Any:
-    folder = target.parent if target.parent.is_dir() else None
-    if folder is None:
+def _spool(target: Path) -> Iterator[_Spool]:
+    if not target.parent.is_dir():
         raise FileNotFoundError(2, "the folder that is to hold the checkpoint is not there", str(target.parent))
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".spool", dir=folder) as name:
-        spool = _Spool(Path(name))
-        try:
-            yield spool
-        finally:
-            spool.close()
+    for stale in target.parent.glob(f".{glob.escape(target.name)}.*{_SPOOL}"):
+        shutil.rmtree(stale, ignore_errors=True)  # Of a run that was killed.
+    spool = _Spool(target)
+    try:
+        yield spool
+    finally:
+        spool.close()
 
 
 def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:
