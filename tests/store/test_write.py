@@ -86,7 +86,7 @@ def test_any_layout_to_any_other(tmp_path_factory: pytest.TempPathFactory, data:
     shape = tuple(data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=3)))
     dtype = data.draw(st.sampled_from(["u1", "i2", "f4", "c8"]))
     value = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
-    rule = data.draw(st.sampled_from(["ceil", "chunk", "balanced"]))
+    rule: Any = data.draw(st.sampled_from(["ceil", "chunk", "balanced"]))
 
     def layout() -> sw.TensorLayout:
         names = data.draw(st.permutations(["data", "model"]))
