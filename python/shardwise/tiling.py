@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._arguments import int64_array
+from ._arguments import instance, int64_array
 from ._boxes import arguments_of, key_of, one_each, parse_holder
 from ._core import Partition as CorePartition
 from ._core import Tiling as CoreTiling
@@ -395,6 +395,4 @@ def _sequence(name: str, value: Any) -> Sequence[Any]:
 
 
 def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {shown(value)}")
-    return value
+    return instance(name, value, bool)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._arguments import array_of
+from .._arguments import array_of, instance
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
@@ -354,8 +354,7 @@ def distribute_tensor(tensor: Any, layout: TensorLayout, uneven: UnevenRule = "e
     >>> np.shares_memory(sharded.shard("cpu:1"), array)
     True
     """
-    if not isinstance(layout, TensorLayout):
-        raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}")
+    instance("layout", layout, TensorLayout)
     if layout.unreduced:
         raise LayoutError(
             f"layout is unreduced over {shown(layout.unreduced)}; a value cannot be cut into partial sums"
