@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .model.variable import Variable, initialize_variables
     from .reshard.collectives import CollectiveStep, LinkModel
     from .reshard.plan import ReshardPlan, Transfer, plan_reshard
+    from .reshard.program import LocalBox, Program, Step
     from .rules.layout_map import LayoutMap
     from .rules.report import LayoutReport, TensorReport
     from .show.svg import draw
@@ -60,15 +61,18 @@ __all__ = [
     "LayoutMap",
     "LayoutReport",
     "LinkModel",
+    "LocalBox",
     "MeshError",
     "ParseError",
     "Partition",
     "Piece",
+    "Program",
     "ReshardPlan",
     "Shard",
     "ShardedArray",
     "ShardwiseError",
     "SizeOverflowError",
+    "Step",
     "StoredCheckpoint",
     "StoredTensor",
     "TensorLayout",
@@ -105,6 +109,7 @@ _LAZY = {
     "model.scope": ("layout_map_scope",),
     "model.variable": ("Variable", "initialize_variables"),
     "reshard.collectives": ("CollectiveStep", "LinkModel"),
+    "reshard.program": ("LocalBox", "Program", "Step"),
     "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
     "rules.layout_map": ("LayoutMap",),
     "rules.report": ("LayoutReport", "TensorReport"),

@@ -17,6 +17,7 @@ use shardwise_core::{
     plan::{
         Plan, Transfer,
         places::{Places, Seen},
+        program::Programs,
         rounds::rounds,
     },
     reshard::collectives::{Links, sequence},
@@ -39,6 +40,8 @@ pub(crate) struct ReshardPlan {
     core: Plan,
     /// The places of the source's and of the destination's pieces, once they are asked for.
     places: [OnceLock<Places>; 2],
+    /// The programs of all holders, once one is asked for.
+    programs: OnceLock<Programs>,
 }
 
 #[pymethods]
@@ -50,7 +53,7 @@ impl ReshardPlan {
         guard(|| {
             let (src, dst, same) = (tiling("src", src)?, tiling("dst", dst)?, numbers("same", same)?);
             let core = detached(py, |poll| Plan::new(src, dst, same, poll))?;
-            Ok(Self { core, places: [OnceLock::new(), OnceLock::new()] })
+            Ok(Self { core, places: [OnceLock::new(), OnceLock::new()], programs: OnceLock::new() })
         })
     }
 
@@ -142,6 +145,29 @@ impl ReshardPlan {
                 Some((offset, extents)) => Some((offset, PyTuple::new(py, extents)?)),
             };
             (PyTuple::new(py, seen.origin)?, window).into_pyobject(py)
+        })
+    }
+
+    /// What one holder does, in order: int64 (steps, 4) of kind (0 copy, 1 send, 2 receive), the other holder (of the
+    /// destination if it sends, else of the source), the number of the transfer or of the box that stays, and the
+    /// addend. `source` and `destination` are its numbers on the two sides, or -1.
+    #[pyo3(signature = (source, destination, /))]
+    fn program<'py>(&self, py: Python<'py>, source: i64, destination: i64) -> PyResult<Bound<'py, PyAny>> {
+        guard(|| {
+            let programs = match self.programs.get() {
+                Some(programs) => programs,
+                None => {
+                    let made = detached(py, |poll| Programs::new(&self.core, poll))?;
+                    self.programs.get_or_init(|| made)
+                }
+            };
+            let steps = programs.steps_of(source, destination).map_err(to_py)?;
+            arrays::filled(py, &[steps.len(), 4], |out, _| {
+                for (row, step) in out.chunks_exact_mut(4).zip(steps) {
+                    row.copy_from_slice(&[step.kind as i64, step.peer, step.number as i64, step.addend]);
+                }
+                CoreResult::Ok(())
+            })
         })
     }
 
