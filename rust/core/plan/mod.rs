@@ -15,7 +15,7 @@ use std::{ops::Range, sync::Arc};
 use crate::{
     error::{Error, Result},
     index::linear::Linear,
-    tiling::{Poll, Tiling, tiles::addend_function},
+    tiling::{Poll, Tiling, shards::addend_function},
 };
 
 mod closed;
