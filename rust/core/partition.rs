@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::{
     error::{Error, Result},
+    index::linear::Linear,
     layout::{AxisRole, Layout},
-    linear::Linear,
     mesh::Mesh,
     parallel, radix,
     uneven::{Cut, Uneven},
@@ -182,6 +182,21 @@ impl Partition {
         Ok(devices)
     }
 
+    /// The first of the devices that hold `shard_id`: its canonical owner.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if there is no such shard.
+    pub fn canonical_device(&self, shard_id: i64) -> Result<i64> {
+        let index = radix::unravel(self.check_shard("shard_id", shard_id)?, self.layout.num_shards());
+        let mesh = self.mesh();
+        Ok((self.layout.roles().iter().enumerate())
+            .map(|(axis, role)| match *role {
+                AxisRole::Cuts { dim, weight } => index[dim] / weight % mesh.sizes()[axis] * mesh.strides()[axis],
+                AxisRole::Replicates | AxisRole::Unreduced => 0,
+            })
+            .sum())
+    }
+
     /// Fills `out` with the shard id of every device.
     ///
     /// # Errors
@@ -266,14 +281,14 @@ impl Partition {
 
     /// The shard index along `dim`, as a function of the device.
     pub(crate) fn shard_index_function(&self, dim: usize) -> Linear {
-        Linear::new(self.mesh(), |axis| match self.layout.roles()[axis] {
+        Linear::new(self.mesh().sizes(), |axis| match self.layout.roles()[axis] {
             AxisRole::Cuts { dim: cut, weight } if cut == dim => weight,
             _ => 0,
         })
     }
 
-    fn shard_id_function(&self) -> Linear {
-        Linear::new(self.mesh(), |axis| match self.layout.roles()[axis] {
+    pub(crate) fn shard_id_function(&self) -> Linear {
+        Linear::new(self.mesh().sizes(), |axis| match self.layout.roles()[axis] {
             AxisRole::Cuts { dim, weight } => weight * self.shard_strides()[dim],
             AxisRole::Replicates | AxisRole::Unreduced => 0,
         })
@@ -292,7 +307,7 @@ impl Partition {
                 weight *= sizes[axis];
             }
         }
-        Linear::new(self.mesh(), |axis| weights[axis])
+        Linear::new(self.mesh().sizes(), |axis| weights[axis])
     }
 }
 
