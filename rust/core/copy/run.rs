@@ -19,7 +19,7 @@ use crate::{
         Plan, Transfer,
         places::{Places, Window},
     },
-    tiling::Tiling,
+    tiling::{Poll, Tiling},
 };
 
 /// Copies what each destination device receives and keeps into its array. `outputs[d]` is the destination among
@@ -62,7 +62,7 @@ fn run_parts(
     (total, mut parts): (i64, Vec<Range<usize>>),
     poll: &mut dyn FnMut(i64, i64) -> Result<()>,
 ) -> Result<()> {
-    let regions = sides.views(regions)?;
+    let regions = sides.views(regions, &mut || poll(0, total))?;
     let collect = |devices| sides.collect(plan, regions, outputs, devices);
     let done = AtomicI64::new(0);
     let mut poll_done = || poll(done.load(Ordering::Relaxed), total);
@@ -101,12 +101,12 @@ impl Sides {
     }
 
     /// What the boxes are copied from and to: the arrays, or the parts of them that the pieces are seen in.
-    fn views<'a>(&'a self, regions: Disjoint<'a>) -> Result<Disjoint<'a>> {
+    fn views<'a>(&'a self, regions: Disjoint<'a>, poll: Poll<'_>) -> Result<Disjoint<'a>> {
         if self.from.views.is_empty() && self.to.views.is_empty() {
             return Ok(regions);
         }
         let of = |side: &'a Holders, arrays: &'a [Strided]| if side.views.is_empty() { arrays } else { &side.views };
-        Disjoint::new(of(&self.from, regions.sources()), of(&self.to, regions.destinations()))
+        Disjoint::new(of(&self.from, regions.sources()), of(&self.to, regions.destinations()), poll)
     }
 
     /// The plan's boxes for some of the destination devices.
@@ -298,7 +298,7 @@ mod tests {
             let from: Vec<Strided> = have.iter().map(|(values, extents)| region(values.as_ptr(), extents)).collect();
             let to: Vec<Strided> =
                 got.iter_mut().zip(&want).map(|(values, (_, extents))| region(values.as_mut_ptr(), extents)).collect();
-            let regions = Disjoint::new(&from, &to).unwrap();
+            let regions = Disjoint::new(&from, &to, &mut parallel::never).unwrap();
             let total = to.iter().map(Strided::bytes).sum();
             let outputs: Vec<_> = (0..6).map(Some).collect();
             let sides = Sides::new(&plan, regions, &outputs).unwrap();
@@ -330,7 +330,8 @@ mod tests {
         let from: Vec<Strided> = rows.iter().map(|row| region(row.as_ptr(), &[1, 512])).collect();
         let to: Vec<Strided> = columns.iter_mut().map(|column| region(column.as_mut_ptr(), &[512, 1])).collect();
         let outputs: Vec<_> = (0..512).map(Some).collect();
-        run(&plan, Disjoint::new(&from, &to).unwrap(), &outputs, None, &mut |_, _| Ok(())).unwrap();
+        run(&plan, Disjoint::new(&from, &to, &mut parallel::never).unwrap(), &outputs, None, &mut |_, _| Ok(()))
+            .unwrap();
         for (j, column) in columns.iter().enumerate() {
             assert!(column.iter().enumerate().all(|(i, &value)| usize::from(value) == i * 100 + j));
         }
@@ -371,9 +372,16 @@ mod tests {
             let from = [flat(low.as_ptr(), dims(5)), flat(high.as_ptr(), dims(5))];
             let to = [flat(first.as_mut_ptr(), dims(4)), flat(last.as_mut_ptr(), dims(2))];
             let outputs = [Some(0), None, Some(1)];
-            run(&plan, Disjoint::new(&from, &to).unwrap(), &outputs, None, &mut |_, _| Ok(())).unwrap();
+            run(&plan, Disjoint::new(&from, &to, &mut parallel::never).unwrap(), &outputs, None, &mut |_, _| Ok(()))
+                .unwrap();
             assert_eq!((&first[..], &last[..]), (&values[..first.len()], &values[(8 * inner) as usize..]));
-            let short = run(&plan, Disjoint::new(&from, &to).unwrap(), &outputs[..2], None, &mut |_, _| Ok(()));
+            let short = run(
+                &plan,
+                Disjoint::new(&from, &to, &mut parallel::never).unwrap(),
+                &outputs[..2],
+                None,
+                &mut |_, _| Ok(()),
+            );
             assert_eq!(short, Err(Error::Length { left: "out", left_len: 2, right: "holders", right_len: 3 }));
         }
     }

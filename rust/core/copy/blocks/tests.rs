@@ -1,5 +1,8 @@
 use super::*;
-use crate::copy::{strided::Strided, tuning::LARGEST_TURN};
+use crate::{
+    copy::{strided::Strided, tuning::LARGEST_TURN},
+    parallel,
+};
 use proptest::prelude::*;
 
 /// An array in memory of its own: of any order of dims, with gaps between the items, and forwards or backwards.
@@ -88,7 +91,7 @@ fn check_way(
     }
     let from: Vec<Strided> = sources.iter_mut().map(Array::region).collect();
     let to: Vec<Strided> = destinations.iter_mut().map(Array::region).collect();
-    let mut copies = Copies::new(Disjoint::new(&from, &to).unwrap(), boxes.len()).unwrap();
+    let mut copies = Copies::new(Disjoint::new(&from, &to, &mut parallel::never).unwrap(), boxes.len()).unwrap();
     for (source, from, destination, to, extent) in boxes {
         let sides: Vec<Side> =
             (from.iter().zip(to).zip(extent)).map(|((&from, &to), &extent)| Side { from, to, extent }).collect();
@@ -255,7 +258,7 @@ fn arrays_of_other_items_and_boxes_outside_are_refused_and_empty_ones_cost_nothi
     let [source, like_it, other, flat] = arrays.each_mut().map(Array::region);
     assert_eq!((source.bytes(), source.itemsize(), source.dims()), (40, 2, &[(4, 10), (5, 2)][..]));
     let (from, to) = ([source], [like_it, other, flat]);
-    let mut copies = Copies::new(Disjoint::new(&from, &to).unwrap(), 1).unwrap();
+    let mut copies = Copies::new(Disjoint::new(&from, &to, &mut parallel::never).unwrap(), 1).unwrap();
     let mut push = |destination, from: [i64; 2], to: [i64; 2], extent: [i64; 2]| {
         let sides = [0, 1].map(|dim| Side { from: from[dim], to: to[dim], extent: extent[dim] });
         copies.push(0, destination, &sides)
@@ -275,5 +278,8 @@ fn arrays_of_other_items_and_boxes_outside_are_refused_and_empty_ones_cost_nothi
     assert_eq!(push(2, [0, 0], [0, 0], [1, 1]), Err(outside(0)));
     assert_eq!(copies.push(0, 0, &[Side::default()]), Err(outside(0)));
     assert_eq!(copies.arrange().len(), 0);
-    assert!(matches!(Copies::new(Disjoint::new(&from, &to).unwrap(), usize::MAX), Err(Error::TooMany { .. })));
+    assert!(matches!(
+        Copies::new(Disjoint::new(&from, &to, &mut parallel::never).unwrap(), usize::MAX),
+        Err(Error::TooMany { .. })
+    ));
 }
