@@ -145,6 +145,7 @@ class ReshardPlan:
         destinations: list[npt.NDArray[Any]],
         outputs: list[int],
         progress: Callable[[int, int], Any] | None,
+        streaming: bool | None = None,
         /,
     ) -> None: ...
 

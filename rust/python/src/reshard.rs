@@ -12,7 +12,7 @@ use pyo3::{
     types::{PyList, PyTuple},
 };
 use shardwise_core::{
-    copy::{overlap::Disjoint, run::run, strided::Strided},
+    copy::{contest::Way, overlap::Disjoint, run::run, strided::Strided},
     error::{Error, Result as CoreResult},
     plan::{
         Plan, Transfer,
@@ -195,8 +195,9 @@ impl ReshardPlan {
 
     /// Copies into `destinations` what they are to hold, out of `sources`; `outputs[d]` is the position among the
     /// destinations of device `d`'s array, or -1 if nothing is to be copied for it. Of partial sums, the first addend.
-    /// Calls `progress` with the bytes done and the bytes in all.
-    #[pyo3(signature = (sources, destinations, outputs, progress, /))]
+    /// Calls `progress` with the bytes done and the bytes in all. `streaming` says whether bytes are stored past the cache;
+    /// `None`, if that turns out faster.
+    #[pyo3(signature = (sources, destinations, outputs, progress, streaming=None, /))]
     fn run(
         &self,
         py: Python<'_>,
@@ -204,8 +205,10 @@ impl ReshardPlan {
         destinations: &Bound<'_, PyList>,
         outputs: Vec<i64>,
         progress: Option<Py<PyAny>>,
+        streaming: Option<bool>,
     ) -> PyResult<()> {
         guard(|| {
+            let way = streaming.map(|streaming| if streaming { Way::Streaming } else { Way::Ordinary });
             let (_held, sources) = memory(sources, false)?;
             let (_kept, destinations) = memory(destinations, true)?;
             let outputs: Vec<Option<usize>> = outputs.iter().map(|&output| usize::try_from(output).ok()).collect();
@@ -215,9 +218,9 @@ impl ReshardPlan {
                 Python::attach(|py| progress.as_ref().map_or(Ok(()), |call| call.call1(py, (done, total)).map(drop)))
             };
             let done = detached(py, |poll| {
-                let regions = Disjoint::new(&sources, &destinations)?;
+                let regions = Disjoint::new(&sources, &destinations, poll)?;
                 let mut last: Option<Instant> = None;
-                run(&self.core, regions, &outputs, None, &mut |done, total| -> CoreResult<()> {
+                run(&self.core, regions, &outputs, way, &mut |done, total| -> CoreResult<()> {
                     if done < total && last.is_some_and(|last| last.elapsed() < POLL_EVERY) {
                         return Ok(());
                     }
