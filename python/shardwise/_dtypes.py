@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ._text import shown
+
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-from ._text import shown
 
 __all__ = ["CODES", "DTYPES", "Dtype", "bits_of", "bytes_for", "dtype_of", "find_dtype", "itemsize_of"]
 
