@@ -33,6 +33,7 @@ __all__ = [
     "parse_device",
     "print_device",
     "publish",
+    "read_dcp_index",
     "read_pickle",
     "sync_files",
     "write_file",
@@ -273,6 +274,17 @@ def read_pickle(
     data: bytes, judge: Callable[[str], bool], /, *, strict: list[str] | None = None, persistent: bool = False
 ) -> Any: ...
 def crc32c(data: bytes, /) -> int: ...
+def read_dcp_index(
+    data: bytes, judge: Callable[[str], bool], strict: list[str], /
+) -> tuple[
+    list[tuple[str, str, tuple[int, ...], int, int, int, bool]],
+    list[tuple[str, int]],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int64],
+    list[str],
+    dict[str, Any],
+]: ...
 
 @final
 class CopyJob:

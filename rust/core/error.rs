@@ -278,6 +278,12 @@ pub enum Error {
         /// What is wrong there.
         problem: String,
     },
+    /// The index of a distributed checkpoint that is not one.
+    #[error("{problem}")]
+    PickledIndex {
+        /// What is wrong with it.
+        problem: String,
+    },
     /// A budget below one element.
     #[error("max_bytes_in_flight is {given}; it must hold at least one element of {itemsize} bytes")]
     Budget {
@@ -371,7 +377,7 @@ impl Error {
             | Self::Budget { .. }
             | Self::OverlapsItself { .. }
             | Self::OverlapsOther { .. } => ErrorKind::Layout,
-            Self::Pickle { .. } => ErrorKind::Parse,
+            Self::Pickle { .. } | Self::PickledIndex { .. } => ErrorKind::Parse,
             Self::Overflow { .. } => ErrorKind::Overflow,
             Self::TooMany { .. } => ErrorKind::Memory,
             Self::DeviceIndex { .. } | Self::Coordinate { .. } | Self::OutOfRange { .. } => ErrorKind::Index,

@@ -16,6 +16,7 @@
 //! | [`plan`] | from one tiling to another: transfers, rounds, programs |
 //! | [`rules`] | which of many regular expressions match a path |
 //! | [`pickle`] | what a Python pickle says, with nothing of it run |
+//! | [`dcp`] | the index of PyTorch's distributed checkpoints, from its pickle |
 //! | [`dtensor`] | TensorFlow's mesh and layout: their text and wire format |
 //! | [`reshard`] | the same change of layout as collectives |
 //! | [`copy`] | the same from memory to memory |
@@ -38,6 +39,7 @@
 #![deny(unsafe_code)]
 
 pub mod copy;
+pub mod dcp;
 pub mod dtensor;
 pub mod error;
 pub mod index;

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .._paths import path_of
+from .._arguments import path_of
 
 __all__ = [
     "DIGEST_MODULUS",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -81,26 +82,32 @@ class StoredPiece:
 
 
 class ListedPieces(Sequence[StoredPiece]):
-    """Pieces that are made when they are asked for, of their boxes and a function.
-
-    Attributes:
-        boxes: int64 of shape (pieces, dims, 2).
-    """
+    """Pieces that are made when they are asked for, of their boxes and a function."""
 
     def __init__(self, boxes: npt.NDArray[np.int64], make: Callable[[int, Bounds], StoredPiece]) -> None:
-        self.boxes = boxes
+        self._boxes = boxes
         self._make = make
 
+    @property
+    def boxes(self) -> npt.NDArray[np.int64]:
+        """The boxes: int64 of shape (pieces, dims, 2)."""
+        return self._boxes
+
+    def make(self, position: int, box: Bounds) -> StoredPiece:
+        """Make one of them."""
+        return self._make(position, box)
+
     def __len__(self) -> int:
-        return len(self.boxes)
+        return len(self._boxes)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
-        if index < -len(self) or index >= len(self):
-            raise IndexError(f"piece {index} of {len(self)}")
-        position = index % len(self)
-        return self._make(position, tuple((start, stop) for start, stop in self.boxes[position].tolist()))
+        position = operator.index(index)
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"piece {position} of {len(self)}")
+        position %= len(self)
+        return self.make(position, tuple((start, stop) for start, stop in self.boxes[position].tolist()))
 
 
 class StoredTensor:

@@ -54,7 +54,7 @@ mod _core {
     use super::checksum::crc32c;
 
     #[pymodule_export]
-    use super::pickle::{Persistent, Record, read_pickle};
+    use super::pickle::{Persistent, Record, read_dcp_index, read_pickle};
 
     /// The version of the package.
     #[pymodule_export]

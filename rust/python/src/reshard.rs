@@ -191,7 +191,7 @@ impl ReshardPlan {
             let done = detached(py, |poll| {
                 let regions = Disjoint::new(&sources, &destinations)?;
                 let mut last: Option<Instant> = None;
-                run(&self.core, regions, &outputs, &mut |done, total| -> CoreResult<()> {
+                run(&self.core, regions, &outputs, None, &mut |done, total| -> CoreResult<()> {
                     if done < total && last.is_some_and(|last| last.elapsed() < POLL_EVERY) {
                         return Ok(());
                     }
