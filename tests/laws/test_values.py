@@ -18,10 +18,10 @@ import pytest
 
 import shardwise as sw
 from shardwise import dtensor as dt
+from shardwise import store
 from shardwise.interop import hlo, megatron, torch
 from shardwise.model.scope import layout_map_scope
 from shardwise.rules import report
-from shardwise.store import Entry
 
 #: The modules whose names are public; those of frameworks that are not installed are left out.
 MODULES = (
@@ -71,6 +71,14 @@ def report_of(indivisible: bool = True) -> report.LayoutReport:
     return rules.report({name: (shape, "float32") for name, shape in shapes.items()})
 
 
+def tilings() -> list[sw.Tiling]:
+    """Of the shape (9, 3): flat ranges, and boxes."""
+    return [
+        sw.Tiling.from_flat_ranges((9, 3), {"rank 0": (0, 13), "rank 1": (13, 27)}),
+        sw.Tiling.from_boxes((9, 3), {"top": [[0, 4], [0, 3]], "bottom": [[4, 9], [0, 3]]}),
+    ]
+
+
 def mesh_proto() -> dt.MeshProto:
     return dt.MeshProto((dt.MeshDimensionProto("x", 2),), (0, 1), (0, 1), ("CPU:0", "CPU:1"), name="m")
 
@@ -90,6 +98,16 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         layout(None, "model", unreduced=("data",)),
     ],
     sw.Partition: lambda: [partition(), layout().partition((2, 0)), layout(None).partition((3,))],
+    sw.Tiling: lambda: [*tilings(), sw.plan_reshard(partition(), tilings()[0]).dst],
+    sw.Piece: lambda: [sw.Piece((slice(0, 4), slice(2, 6)), (0, 0)), *tilings()[0].pieces("rank 1")],
+    sw.ReshardPlan: lambda: [
+        sw.plan_reshard(partition(), layout(None, "model").partition((9, 3), "ceil")),
+        sw.plan_reshard(tilings()[0], partition()),
+    ],
+    sw.Transfer: lambda: [
+        *list(sw.plan_reshard(partition(), layout(None, "model").partition((9, 3), "ceil")))[:3],
+        *list(sw.plan_reshard(tilings()[1], tilings()[0]))[:3],
+    ],
     sw.CollectiveStep: lambda: list(
         sw.plan_reshard(layout("data", "model").partition((4, 8)), layout().partition((4, 8))).price("int8") or ()
     ),
@@ -131,18 +149,21 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     report.Clash: lambda: list(report_of().clashes),
     report.RankMismatch: lambda: list(report_of().rank_mismatches),
     report.IndivisibleDim: lambda: list(report_of().indivisible),
-    Entry: lambda: [Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors"))],
+    store.Entry: lambda: [store.Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors"))],
 }
 
 #: The public classes that are not values, and why.
 NOT_VALUES: dict[type, str] = {
-    sw.ReshardPlan: "",
-    sw.Transfer: "",
     sw.LayoutMap: "rules are added and removed; it compares and pickles as a mapping",
     sw.Shard: "holds memory that can be written, so it is equal to itself alone",
     sw.ShardedArray: "holds memory that can be written, as a numpy array does",
     sw.Variable: "gets its data later",
     sw.Checkpoint: "holds open files",
+    store.StoredCheckpoint: "holds open files",
+    store.StoredTensor: "reads from an open file",
+    store.StoredObject: "reads from an open file",
+    store.StoredPiece: "reads from an open file",
+    store.Form: "functions by name",
     dt.DTensor: "holds memory that can be written",
     dt.LayoutMap: "rules are added and removed",
     torch.LocalShards: "three numpy arrays by name",
