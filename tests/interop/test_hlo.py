@@ -43,6 +43,8 @@ def test_a_single_device() -> None:
     one = DeviceMesh((1, 1), ("x", "y"))
     assert to_hlo(TensorLayout(("x",), one)) == "{replicated}"
     assert from_hlo("{maximal device=0}", one, 1).axes == (None,)
+    with pytest.raises(LayoutError, match="device 3 alone"):
+        from_hlo("{maximal device=3}", one, 1)
     assert from_hlo("{devices=[1,1]<=[1]}", one).axes == (None, None)
 
 

@@ -18,10 +18,10 @@ import pytest
 
 import shardwise as sw
 from shardwise import dtensor as dt
+from shardwise import store
 from shardwise.interop import hlo, megatron, torch
 from shardwise.model.scope import layout_map_scope
 from shardwise.rules import report
-from shardwise.store import Entry
 
 #: The modules whose names are public; those of frameworks that are not installed are left out.
 MODULES = (
@@ -78,6 +78,14 @@ def report_of(indivisible: bool = True) -> report.LayoutReport:
         "c/bias": (2, 2),
     }
     return rules.report({name: (shape, "float32") for name, shape in shapes.items()})
+
+
+def tilings() -> list[sw.Tiling]:
+    """Of the shape (9, 3): flat ranges, and boxes."""
+    return [
+        sw.Tiling.from_flat_ranges((9, 3), {"rank 0": (0, 13), "rank 1": (13, 27)}),
+        sw.Tiling.from_boxes((9, 3), {"top": [[0, 4], [0, 3]], "bottom": [[4, 9], [0, 3]]}),
+    ]
 
 
 def mesh_proto() -> dt.MeshProto:
@@ -156,7 +164,7 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     report.Clash: lambda: list(report_of().clashes),
     report.RankMismatch: lambda: list(report_of().rank_mismatches),
     report.IndivisibleDim: lambda: list(report_of().indivisible),
-    Entry: lambda: [Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors"))],
+    store.Entry: lambda: [store.Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors"))],
 }
 
 #: The public classes that are not values, and why.
@@ -166,6 +174,11 @@ NOT_VALUES: dict[type, str] = {
     sw.ShardedArray: "holds memory that can be written, as a numpy array does",
     sw.Variable: "gets its data later",
     sw.Checkpoint: "holds open files",
+    store.StoredCheckpoint: "holds open files",
+    store.StoredTensor: "reads from an open file",
+    store.StoredObject: "reads from an open file",
+    store.StoredPiece: "reads from an open file",
+    store.Form: "functions by name",
     dt.DTensor: "holds memory that can be written",
     dt.LayoutMap: "rules are added and removed",
     torch.LocalShards: "three numpy arrays by name",

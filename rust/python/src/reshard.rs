@@ -25,7 +25,9 @@ use shardwise_core::{
 
 use crate::{
     arrays,
+    convert::integers,
     errors::{detached, guard, to_py},
+    memory::room,
     partition::Partition,
     tiling::{numbers, tiling},
     views,
@@ -203,12 +205,14 @@ impl ReshardPlan {
         py: Python<'_>,
         sources: &Bound<'_, PyList>,
         destinations: &Bound<'_, PyList>,
-        outputs: Vec<i64>,
+        outputs: &Bound<'_, PyAny>,
         progress: Option<Py<PyAny>>,
         streaming: Option<bool>,
     ) -> PyResult<()> {
         guard(|| {
             let way = streaming.map(|streaming| if streaming { Way::Streaming } else { Way::Ordinary });
+            room("the arrays", (sources.len() + destinations.len()).saturating_mul(ARRAY_BYTES))?;
+            let outputs = integers("outputs", outputs)?;
             let (_held, sources) = memory(sources, false)?;
             let (_kept, destinations) = memory(destinations, true)?;
             let outputs: Vec<Option<usize>> = outputs.iter().map(|&output| usize::try_from(output).ok()).collect();
@@ -259,6 +263,10 @@ impl ReshardPlan {
         Err(PyValueError::new_err("the arrays are not as many as the plan's holders"))
     }
 }
+
+/// The bytes that an array takes at most while it is copied from or to: its reference, its strides, its place among the
+/// others where overlaps are looked for, and its share of the copies.
+const ARRAY_BYTES: usize = 1024;
 
 /// The memory of arrays, which are held meanwhile.
 fn memory<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound<'py, PyUntypedArray>>, Vec<Strided>)> {
