@@ -13,7 +13,8 @@
 //! | [`runs`] | the contiguous runs of a box |
 //! | [`rules`] | which of many regular expressions match a path |
 //! | [`dtensor`] | TensorFlow's mesh and layout: their text and wire format |
-//! | [`reshard`] | from one partition to another: transfers, rounds, collectives |
+//! | [`reshard`] | from one partition to another: transfers, rounds |
+//! | [`collective`] | the same as a short sequence of collectives, and what they cost |
 //! | [`copy`] | the same from memory to memory |
 //!
 //! Sizes and offsets are `i64` and never negative; every product of sizes is checked. Nothing here knows of Python,
@@ -33,6 +34,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod collective;
 pub mod copy;
 pub mod dtensor;
 pub mod error;
