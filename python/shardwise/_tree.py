@@ -41,7 +41,8 @@ class _Walk:
         if isinstance(node, Mapping):
             with self._inside(node, path):
                 return {key: self.node(child, (*path, self._key(key, path))) for key, child in node.items()}
-        if isinstance(node, (list, tuple)):
+        # A named tuple with a shape is the description of an array, as the entries of a checkpoint are.
+        if isinstance(node, (list, tuple)) and not _is_described(node):
             with self._inside(node, path):
                 return self._sequence(node, path)
         if hasattr(node, "shape"):
@@ -91,3 +92,8 @@ class _Walk:
 
     def _name(self, path: tuple[str, ...]) -> str:
         return f"tree at {self._separator.join(path)!r}" if path else "tree"
+
+
+def _is_described(node: Any) -> bool:
+    shape = getattr(node, "shape", None)
+    return isinstance(shape, tuple) and all(isinstance(size, int) for size in shape) and hasattr(node, "dtype")

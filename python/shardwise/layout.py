@@ -30,7 +30,7 @@ class TensorLayout:
     Args:
         axes: for each dim `None` (not cut), an axis name, or a tuple of axis names, of which the first is major:
             `("x", "y")` and `("y", "x")` are different layouts.
-        device_mesh: the mesh; may be given later, once, by assigning `layout.device_mesh`.
+        device_mesh: the mesh; may be given later, once, by assigning `layout.device_mesh`, or to a copy by `with_mesh`.
         unreduced: axes over which the values are partial sums still to be reduced. All other axes that cut nothing
             replicate.
 
@@ -117,6 +117,20 @@ class TensorLayout:
             self._bind(mesh)
         elif self._mesh != mesh:
             raise LayoutError(f"device_mesh is set already, to {self._mesh!r}; make a new layout")
+
+    def with_mesh(self, mesh: DeviceMesh) -> TensorLayout:
+        """Give this layout over a mesh: itself if that is its mesh already, else a new one; this one stays as it is.
+
+        Raises:
+            LayoutError: if it has another mesh, or the mesh lacks an axis.
+
+        >>> layout = TensorLayout(("data",))
+        >>> layout.with_mesh(DeviceMesh((2,), ("data",))).num_shards, layout.device_mesh
+        ((2,), None)
+        """
+        bound = self if self._mesh is not None else TensorLayout(self._axes, unreduced=self._unreduced)
+        bound.device_mesh = mesh
+        return bound
 
     @property
     def replicated_axes(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from . import _core
-from ._arguments import dtype_of
+from ._dtypes import bits_of, bytes_for
 from .errors import SizeOverflowError
 
 if TYPE_CHECKING:
@@ -313,6 +313,9 @@ class Partition:
     def nbytes(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
         """Give the bytes that each device holds of a tensor of `dtype`: int64 of shape (devices,).
 
+        Args:
+            dtype: A dtype, or its name as numpy, ml_dtypes, PyTorch or safetensors write it.
+
         Raises:
             SizeOverflowError: if the whole tensor has more than 2**63 - 1 bytes.
 
@@ -320,15 +323,14 @@ class Partition:
         >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((10,), "balanced").nbytes("float32").tolist()
         [12, 12, 8, 8]
         """
-        itemsize = dtype_of(dtype).itemsize
-        if self.size * itemsize > 2**63 - 1:
-            raise SizeOverflowError(
-                f"nbytes: {self.size} elements of {itemsize} bytes are over the limit of {2**63 - 1} bytes"
-            )
+        bits = bits_of(dtype)
+        if self.size * bits > 8 * (2**63 - 1):
+            size = f"{bits} bits" if bits % 8 else f"{bits // 8} bytes"
+            raise SizeOverflowError(f"nbytes: {self.size} elements of {size} are over the limit of {2**63 - 1} bytes")
         boxes = self.boxes()
         extents = boxes[:, :, 1] - boxes[:, :, 0]
         elements: npt.NDArray[np.int64] = extents.prod(axis=1, dtype=np.int64)
-        return elements * itemsize
+        return bytes_for(elements, bits)
 
     def __eq__(self, other: object) -> bool:
         if self is other:

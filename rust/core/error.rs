@@ -217,6 +217,14 @@ pub enum Error {
         /// Where it stops.
         stop: Vec<i64>,
     },
+    /// A pickle that stops making sense, or asks for what is not read.
+    #[error("byte {at} of the pickle: {problem}")]
+    Pickle {
+        /// The byte offset.
+        at: usize,
+        /// What is wrong there.
+        problem: String,
+    },
     /// A budget below one element.
     #[error("max_bytes_in_flight is {given}; it must hold at least one element of {itemsize} bytes")]
     Budget {
@@ -300,6 +308,7 @@ impl Error {
             | Self::Budget { .. }
             | Self::OverlapsItself { .. }
             | Self::OverlapsOther { .. } => ErrorKind::Layout,
+            Self::Pickle { .. } => ErrorKind::Parse,
             Self::Overflow { .. } | Self::TooMany { .. } => ErrorKind::Overflow,
             Self::DeviceIndex { .. } | Self::Coordinate { .. } | Self::OutOfRange { .. } => ErrorKind::Index,
             Self::Interrupted => ErrorKind::Interrupted,

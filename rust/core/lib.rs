@@ -12,6 +12,7 @@
 //! | [`locate`] | global offset ↔ shard id and local offset |
 //! | [`runs`] | the contiguous runs of a box |
 //! | [`rules`] | which of many regular expressions match a path |
+//! | [`pickle`] | what a Python pickle says, with nothing of it run |
 //! | [`dtensor`] | TensorFlow's mesh and layout: their text and wire format |
 //! | [`reshard`] | from one partition to another: transfers, rounds |
 //! | [`collective`] | the same as a short sequence of collectives, and what they cost |
@@ -44,6 +45,7 @@ pub mod locate;
 pub mod mesh;
 pub mod parallel;
 pub mod partition;
+pub mod pickle;
 pub mod radix;
 pub mod reshard;
 pub mod rules;

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shardwise import DeviceMesh, TensorLayout, UnevenRule
+from shardwise._dtypes import CODES
 from shardwise.cli import main
-from shardwise.store.dtypes import DTYPES
 
 from .conftest import Tensors, write_checkpoint
 
@@ -147,11 +147,11 @@ def test_every_dtype_is_planned_without_ml_dtypes(
     capsys: pytest.CaptureFixture[str], file: Path, rules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    write_checkpoint(file, {f"wte.{code}": (code, (3, 32)) for code in DTYPES})
+    write_checkpoint(file, {f"wte.{code}": (code, (3, 32)) for code in CODES})
     rules.write_text("[rules]\n'wte' = [[], ['data', 'model']]")
     plan = planned_json(capsys, file, "--mesh", MESH, "--rules", rules)
     for tensor in plan["tensors"]:
-        bits = DTYPES[tensor["dtype"]].bits
+        bits = CODES[tensor["dtype"]].bits
         assert (tensor["nbytes"], tensor["bytes_per_device"]) == (96 * bits // 8, -(-12 * bits // 8))
 
 

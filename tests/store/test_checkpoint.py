@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise import ParseError, open_safetensors
-from shardwise.store.dtypes import DTYPES
+from shardwise._dtypes import CODES
 
 from .conftest import Write, encode, peer
 
@@ -63,8 +63,8 @@ def test_files_that_the_package_writes_are_read_bit_for_bit(model: tuple[Path, d
 
 
 def test_every_dtype_of_the_package(write: Write) -> None:
-    assert set(NUMPY_TYPES) | PACKED == set(DTYPES)
-    for code, (bits, *_) in DTYPES.items():
+    assert set(NUMPY_TYPES) | PACKED == set(CODES)
+    for code, (_, bits, *_) in CODES.items():
         data = bytes([0, 1, 1, 0, 1, 0, 1, 1] if code == "BOOL" else range(100, 100 + bits))
         header = {"x": {"dtype": code, "shape": [len(data) * 8 // bits], "data_offsets": [0, len(data)]}}
         assert peer(encode(header, data)) == {"x": (code, (len(data) * 8 // bits,))}

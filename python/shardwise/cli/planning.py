@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .._dtypes import bytes_for
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..rules.report import LayoutReport, TensorReport
@@ -97,15 +98,10 @@ class Plan:
         total = np.full(self.mesh.size, alike, np.int64)
         for (layout, shape, bits), count in different.items():
             boxes = layout.partition(shape, self.report.uneven).boxes()
-            total += count * _bytes(np.prod(boxes[..., 1] - boxes[..., 0], axis=1), bits)
+            total += count * bytes_for(np.prod(boxes[..., 1] - boxes[..., 0], axis=1), bits)
         return total
 
 
 def _planned(entry: Entry, report: TensorReport) -> PlannedTensor:
     shard = report.shard_shape
-    return PlannedTensor(entry, report, None if shard is None else _bytes(math.prod(shard), entry.bits))
-
-
-def _bytes(elements: Any, bits: int) -> Any:
-    """Give the bytes that elements take; a part of one counts."""
-    return -(-elements * bits // 8)
+    return PlannedTensor(entry, report, None if shard is None else bytes_for(math.prod(shard), entry.bits))

@@ -49,6 +49,11 @@ class Iota:
     reshape: tuple[int, ...]
     perm: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        # A list could be changed, and has no hash.
+        object.__setattr__(self, "reshape", tuple(self.reshape))
+        object.__setattr__(self, "perm", tuple(self.perm))
+
     @property
     def devices(self) -> npt.NDArray[np.int64]:
         """The device numbers, flat.
@@ -106,6 +111,12 @@ class HloSharding:
     subgroups: tuple[str, ...] = ()
     #: The device of a `"maximal"` sharding.
     device: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tile", tuple(self.tile))
+        object.__setattr__(self, "subgroups", tuple(self.subgroups))
+        if not isinstance(self.order, Iota):
+            object.__setattr__(self, "order", tuple(self.order))
 
     @property
     def num_tiles(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import dtype_of
+from .._dtypes import dtype_of
 from ..array.sharded import Shard, ShardedArray
 from ..errors import LayoutError
 from ..layout import TensorLayout

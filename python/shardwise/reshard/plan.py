@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import dtype_of, int64_array
+from .._arguments import int64_array
 from .._core import ReshardPlan as CorePlan
+from .._dtypes import dtype_of, itemsize_of
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
 from .collectives import CollectiveStep, LinkModel, apply_steps, price
@@ -46,7 +47,7 @@ class Transfer:
 
     def nbytes(self, dtype: npt.DTypeLike) -> int:
         """Give the bytes of the box for a dtype."""
-        return self.size * dtype_of(dtype).itemsize
+        return self.size * itemsize_of(dtype)
 
 
 class ReshardPlan:
@@ -230,7 +231,7 @@ class ReshardPlan:
         >>> plan_reshard(cut.partition((8,)), whole.partition((8,))).total_bytes("int16")
         48
         """
-        return _sum(_volumes(self.transfers)) * dtype_of(dtype).itemsize
+        return _sum(_volumes(self.transfers)) * itemsize_of(dtype)
 
     def peak_extra_memory(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
         """Give the bytes that each destination device needs on top of what it holds: int64 (destination devices,).
@@ -274,7 +275,7 @@ class ReshardPlan:
         if isinstance(max_bytes_in_flight, bool) or not hasattr(max_bytes_in_flight, "__index__"):
             raise TypeError(f"max_bytes_in_flight must be an integer, got {max_bytes_in_flight!r}")
         budget = max(min(operator.index(max_bytes_in_flight), 2**63 - 1), -(2**63))
-        pieces, ends = self._core.rounds(budget, dtype_of(dtype).itemsize)
+        pieces, ends = self._core.rounds(budget, itemsize_of(dtype))
         return np.split(self._structured(pieces), ends[:-1]) if len(ends) else []
 
     @property
@@ -302,7 +303,7 @@ class ReshardPlan:
         """
         if self._src is None:
             return None
-        return price(self._src, self._dst, dtype_of(dtype).itemsize, LinkModel() if links is None else links)
+        return price(self._src, self._dst, itemsize_of(dtype), LinkModel() if links is None else links)
 
     def explain(self, dtype: npt.DTypeLike = np.float32, links: LinkModel | None = None) -> str:
         """Say in plain words what the plan does.
@@ -518,7 +519,7 @@ def _sum(numbers: npt.NDArray[np.int64]) -> int:
 
 
 def _bytes_by(transfers: npt.NDArray[np.void], field: str, devices: int, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
-    volumes, itemsize = _volumes(transfers), dtype_of(dtype).itemsize
+    volumes, itemsize = _volumes(transfers), itemsize_of(dtype)
     if _sum(volumes) * itemsize > 2**63 - 1:
         raise SizeOverflowError(f"{_sum(volumes)} elements of {itemsize} bytes are over the limit of {2**63 - 1} bytes")
     totals = np.zeros(devices, np.int64)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .._dtypes import bytes_for
 from .._text import bytes_text
 from ..errors import SizeOverflowError
 from ..layout import TensorLayout
@@ -35,7 +36,7 @@ class TensorReport:
         name: The path that was looked up.
         shape: The shape of the tensor.
         dtype: The name of its dtype, or `None` if none was given.
-        itemsize: Bytes per element, or `None`.
+        bits: Bits per element, or `None`.
         rule: The key whose layout applies; `None` where no key does, or several.
         layout: That layout; one that cuts nothing where no key applies; `None` where several do.
         num_shards: Shards per dim, or `None` without a place.
@@ -45,7 +46,7 @@ class TensorReport:
     name: str
     shape: tuple[int, ...]
     dtype: str | None
-    itemsize: int | None
+    bits: int | None
     rule: str | None
     layout: TensorLayout | None
     num_shards: tuple[int, ...] | None
@@ -54,14 +55,14 @@ class TensorReport:
     @property
     def nbytes(self) -> int | None:
         """Bytes of the tensor, counted once; `None` where the dtype is not known."""
-        return None if self.itemsize is None else math.prod(self.shape) * self.itemsize
+        return None if self.bits is None else bytes_for(math.prod(self.shape), self.bits)
 
     @property
     def bytes_per_device(self) -> int | None:
         """Bytes of the largest shard; `None` without a place or a dtype."""
-        if self.itemsize is None or self.shard_shape is None:
+        if self.bits is None or self.shard_shape is None:
             return None
-        return math.prod(self.shard_shape) * self.itemsize
+        return bytes_for(math.prod(self.shard_shape), self.bits)
 
     @property
     def bytes_total(self) -> int | None:
@@ -198,15 +199,18 @@ class LayoutReport:
         if mesh is None or largest is None or not meshes <= {mesh}:
             return None
         checked_size(largest, "the bytes on a device")
-        itemsizes: Counter[tuple[TensorLayout, tuple[int, ...]]] = Counter()
+        counts: Counter[tuple[TensorLayout, tuple[int, ...], int]] = Counter()
         for tensor in self.placed:
-            if tensor.layout is not None and tensor.itemsize is not None:
-                itemsizes[tensor.layout, tensor.shape] += tensor.itemsize
+            if tensor.layout is not None and tensor.bits is not None:
+                # Whole bytes are added up, so that a shape is cut once for all its dtypes.
+                packed = tensor.bits % 8 != 0
+                counts[tensor.layout, tensor.shape, tensor.bits if packed else 8] += 1 if packed else tensor.bits // 8
         result = np.zeros(mesh.size, np.int64)
-        for (layout, shape), itemsize in itemsizes.items():
-            result += layout.partition(shape, uneven=self.uneven).nbytes(np.uint8) * itemsize
+        for (layout, shape, bits), count in counts.items():
+            result += bytes_for(layout.partition(shape, uneven=self.uneven).nbytes("uint8"), bits) * count
         result.flags.writeable = False
-        return result
+        # A view: of the array itself numpy would let anyone set the flag again.
+        return result.view()
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
-from .._arguments import dtype_of
+from .._dtypes import dtype_of, find_dtype
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
@@ -33,7 +33,7 @@ class _Tensor(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: str | None
-    itemsize: int | None
+    bits: int | None
 
 
 class _Maker:
@@ -67,7 +67,7 @@ class _Maker:
         )
 
     def _tensor(self, tensor: _Tensor, rules: tuple[str, ...]) -> TensorReport:
-        name, shape, dtype, itemsize = tensor
+        name, shape, dtype, bits = tensor
         rule = layout = num_shards = shard_shape = None
         if len(rules) > 1:
             self._clashes.append(Clash(name, rules))
@@ -79,7 +79,7 @@ class _Maker:
         if layout is not None and self._fits(name, shape, rule, layout) and layout.device_mesh is not None:
             num_shards = layout.num_shards
             shard_shape = self._largest_shard(layout, layout.device_mesh, shape)
-        return TensorReport(name, shape, dtype, itemsize, rule, layout, num_shards, shard_shape)
+        return TensorReport(name, shape, dtype, bits, rule, layout, num_shards, shard_shape)
 
     def _fits(self, name: str, shape: tuple[int, ...], rule: str | None, layout: TensorLayout) -> bool:
         """Say whether the layout can cut the shape; what stands against it is put on record."""
@@ -120,9 +120,9 @@ def _tensors(names: Names) -> Iterator[_Tensor]:
             raise TypeError(f"names: a name must be a string, got {item[0]!r}")
         name, *described = item
         shape, dtype = described if len(described) == 2 else _shape_and_dtype(described[0])
-        shape, (dtype, itemsize) = _checked_shape(name, shape), _named_dtype(name, dtype)
-        checked_size(math.prod(shape) * (itemsize or 0), f"the bytes of {name!r}")
-        yield _Tensor(name, shape, dtype, itemsize)
+        shape, (dtype, bits) = _checked_shape(name, shape), _named_dtype(name, dtype)
+        checked_size(-(-math.prod(shape) * (bits or 0) // 8), f"the bytes of {name!r}")
+        yield _Tensor(name, shape, dtype, bits)
 
 
 def _shape_and_dtype(described: Any) -> tuple[Any, Any]:
@@ -155,6 +155,9 @@ def _integer(size: Any) -> int:
 def _named_dtype(name: str, dtype: Any) -> tuple[str | None, int | None]:
     if dtype is None:
         return None, None
+    found = find_dtype(dtype)
+    if found is not None:
+        return found.name, found.bits
     # Frameworks have dtypes of their own, which know their size too; the scalar types of numpy only seem to.
     itemsize = getattr(dtype, "itemsize", None)
     if not isinstance(itemsize, int):
@@ -163,4 +166,4 @@ def _named_dtype(name: str, dtype: Any) -> tuple[str | None, int | None]:
         except TypeError:
             raise TypeError(f"the dtype of {name!r} must be a dtype, got {dtype!r}") from None
         itemsize = dtype.itemsize
-    return str(dtype), itemsize
+    return str(dtype), 8 * itemsize

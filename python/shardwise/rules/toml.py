@@ -2,6 +2,7 @@ r"""Rules files: a layout map as TOML.
 
 ```toml
 match = "search"                            # or "match", "fullmatch"; "search" if left out
+backtracking = false                        # true takes rules that need a backtracking search
 
 [mesh]                                      # may be left out
 shape = [2, 4]
@@ -46,6 +47,7 @@ class Rules:
 
     source: str
     match: MatchMode
+    backtracking: bool
     device_mesh: DeviceMesh | None
     layouts: Mapping[str, TensorLayout]
 
@@ -54,21 +56,24 @@ def read_rules(file: str | os.PathLike[str] | TextIO) -> Rules:
     """Read a rules file; see `LayoutMap.from_toml` for what it raises."""
     source = repr(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else "the rules file"
     document = _parse(_text(file, source), source)
-    _check_table(document, source, required={"rules"}, optional={"match", "mesh"})
+    _check_table(document, source, required={"rules"}, optional={"match", "backtracking", "mesh"})
     match = document.get("match", "search")
     if match not in MATCH_MODES:
         raise ParseError(f"{source}: match must be one of {', '.join(map(repr, MATCH_MODES))}, got {match!r}")
+    backtracking = document.get("backtracking", False)
+    if not isinstance(backtracking, bool):
+        raise ParseError(f"{source}: backtracking must be true or false, got {backtracking!r}")
     mesh = _mesh(document["mesh"], f"{source}: mesh") if "mesh" in document else None
     rules = document["rules"]
     _check_table(rules, f"{source}: rules")
     layouts = {key: _layout(value, f"{source}: rule {key!r}") for key, value in rules.items()}
-    return Rules(source, match, mesh, layouts)
+    return Rules(source, match, backtracking, mesh, layouts)
 
 
 def write_rules(file: str | os.PathLike[str] | TextIO, layout_map: LayoutMap) -> None:
     """Write a rules file; see `LayoutMap.to_toml` for what it raises."""
     _check_file(file, "write")
-    lines = [f"match = {_string(layout_map.match)}"]
+    lines = [f"match = {_string(layout_map.match)}", *["backtracking = true"][: layout_map.backtracking]]
     mesh = layout_map.device_mesh
     if mesh is not None:
         lines += ["", "[mesh]", *_mesh_lines(mesh)]

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._dtypes import CODES
 from ..errors import ParseError
-from .dtypes import DTYPES, numpy_dtype
 from .files import DataFile
 
 __all__ = ["MAX_HEADER", "Entry", "read_header", "shorten", "strict_json"]
@@ -60,12 +60,12 @@ class Entry(NamedTuple):
     @property
     def bits(self) -> int:
         """The size of one element in bits; not always a multiple of 8."""
-        return DTYPES[self.dtype].bits
+        return CODES[self.dtype].bits
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
         """The dtype of the array; ImportError if it needs ml_dtypes, TypeError if numpy cannot express it."""
-        return numpy_dtype(self.dtype, self.name)
+        return CODES[self.dtype].numpy(f"tensor {self.name!r}", self.dtype)
 
 
 def read_header(file: DataFile) -> tuple[dict[str, Entry], dict[str, str]]:
@@ -112,8 +112,8 @@ def _entry(name: str, info: object, begin: int, file: DataFile) -> Entry:
         dtype, shape, offsets = info["dtype"], info["shape"], info["data_offsets"]
     except KeyError as missing:
         raise _error(file, name, f"lacks {missing}") from None
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise _error(file, name, f"unknown dtype {shorten(dtype)}; known are {', '.join(DTYPES)}")
+    if not isinstance(dtype, str) or dtype not in CODES:
+        raise _error(file, name, f"unknown dtype {shorten(dtype)}; known are {', '.join(CODES)}")
     if not _are_sizes(shape):
         raise _error(file, name, f"shape {shorten(shape)} is not a list of integers from 0 to 2**63 - 1")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -123,7 +123,7 @@ def _entry(name: str, info: object, begin: int, file: DataFile) -> Entry:
     start, stop = begin + offsets[0], begin + offsets[1]
     if stop > file.size:
         raise _error(file, name, f"data_offsets {offsets} end at byte {stop} of a file of {file.size}")
-    if _bits(shape, DTYPES[dtype].bits, 8 * file.size) != 8 * (stop - start):
+    if _bits(shape, CODES[dtype].bits, 8 * file.size) != 8 * (stop - start):
         raise _error(
             file, name, f"shape {shorten(shape)} of {dtype} does not fill {stop - start} bytes, data_offsets {offsets}"
         )

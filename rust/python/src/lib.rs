@@ -7,6 +7,7 @@ mod errors;
 mod layout;
 mod mesh;
 mod partition;
+mod pickle;
 mod reshard;
 mod rules;
 mod views;
@@ -28,6 +29,9 @@ mod _core {
 
     #[pymodule_export]
     use super::reshard::{ReshardPlan, collectives};
+
+    #[pymodule_export]
+    use super::pickle::{Persistent, Record, read_pickle};
 
     /// Panics, so that a test can see what a panic becomes.
     #[pyfunction]

@@ -2,10 +2,11 @@
 
 use pyo3::{
     exceptions::PyValueError,
+    intern,
     prelude::*,
     types::{PyString, PyTuple},
 };
-use shardwise_core::rules::{MatchMode, RuleSet as CoreRuleSet};
+use shardwise_core::rules::{CharClass, MatchMode, RuleSet as CoreRuleSet};
 
 use crate::{convert::strings, errors::guard};
 
@@ -15,6 +16,7 @@ type Positions<'py> = (Bound<'py, PyTuple>, Bound<'py, PyTuple>);
 #[pyclass(frozen, module = "shardwise._core")]
 pub(crate) struct RuleSet {
     core: CoreRuleSet,
+    len: usize,
 }
 
 #[pymethods]
@@ -32,17 +34,49 @@ impl RuleSet {
                     return Err(PyValueError::new_err(format!("mode is {other:?}, not search, match or fullmatch")));
                 }
             };
-            Ok(Self { core: CoreRuleSet::new(&strings("patterns", patterns)?, mode) })
+            let patterns = strings("patterns", patterns)?;
+            Ok(Self { len: patterns.len(), core: CoreRuleSet::new(&patterns, mode) })
         })
+    }
+
+    /// The positions of the patterns that only a backtracking search can find.
+    fn backtracking<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        guard(|| PyTuple::new(py, self.core.backtracking()))
     }
 
     /// The positions of the patterns that match the path, and of those that Python's engine still has to try.
     #[pyo3(signature = (path, /))]
     fn find<'py>(&self, path: &Bound<'py, PyString>) -> PyResult<Positions<'py>> {
         guard(|| {
-            // A path with a lone surrogate is no text for Rust.
-            let found = path.to_str().map_or_else(|_| self.core.nothing_tried(), |path| self.core.find(path));
-            Ok((PyTuple::new(path.py(), found.matches)?, PyTuple::new(path.py(), found.rest)?))
+            let py = path.py();
+            let Ok(text) = path.to_str() else {
+                // A lone surrogate is not text for Rust; what it is for Python, only Python's engine knows.
+                return Ok((PyTuple::empty(py), PyTuple::new(py, 0..self.len)?));
+            };
+            let mut failed = None;
+            let found = self.core.find(text, &mut |c| {
+                class_of(py, c).unwrap_or_else(|error| {
+                    failed = Some(error);
+                    CharClass::Other
+                })
+            });
+            failed.map_or(Ok(()), Err)?;
+            Ok((PyTuple::new(py, found.matches)?, PyTuple::new(py, found.rest)?))
         })
     }
+}
+
+/// What `re` takes a character for: it asks the same tables as these methods.
+fn class_of(py: Python<'_>, c: char) -> PyResult<CharClass> {
+    let text = PyString::new(py, c.encode_utf8(&mut [0; 4]));
+    let says = |method: &Bound<'_, PyString>| text.call_method0(method)?.is_truthy();
+    Ok(if says(intern!(py, "isdecimal"))? {
+        CharClass::Digit
+    } else if says(intern!(py, "isalnum"))? {
+        CharClass::Word
+    } else if says(intern!(py, "isspace"))? {
+        CharClass::Space
+    } else {
+        CharClass::Other
+    })
 }
