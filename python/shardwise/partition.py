@@ -138,6 +138,16 @@ class Partition:
         """
         return self._core.shard_shape(self._mesh.index_of(device))
 
+    @property
+    def largest_shard_shape(self) -> tuple[int, ...]:
+        """The largest extent that a shard has along each dim; costs O(rank) for a mesh of any size.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((10,), "floor").largest_shard_shape
+        (3,)
+        """
+        return self._core.largest_shard_shape
+
     def boxes(self) -> npt.NDArray[np.int64]:
         """Give start and stop of every device's box: int64 of shape (devices, dims, 2).
 
@@ -213,6 +223,18 @@ class Partition:
         ['cpu:1', 'cpu:4']
         """
         return self._mesh._labels_at(self._core.devices_holding(shard_id))
+
+    def canonical_device(self, shard_id: int) -> Any:
+        """Give the first of the devices that hold a shard, in device-index order; costs O(rank).
+
+        Raises:
+            IndexError: if there is no such shard.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> TensorLayout(("y",), DeviceMesh((2, 3), ("x", "y"))).partition((9,)).canonical_device(1)
+        'cpu:1'
+        """
+        return self._mesh.device(self._core.canonical_device(shard_id))
 
     @overload
     def locate(self, offsets: int) -> tuple[int, int]: ...

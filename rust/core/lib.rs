@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`radix`] | mixed-radix numbers: products, strides, division by a fixed divisor |
 //! | [`mesh`] | named axes with sizes; device index ↔ coordinate |
+//! | [`sub_axis`] | the factors of a mesh axis |
 //! | [`layout`] | which mesh axes cut which tensor dims |
 //! | [`uneven`] | how a dim that does not divide is cut |
 //! | [`partition`] | a layout applied to a shape: boxes, shard ids, replicas |
@@ -50,4 +51,5 @@ pub mod radix;
 pub mod reshard;
 pub mod rules;
 pub mod runs;
+pub mod sub_axis;
 pub mod uneven;

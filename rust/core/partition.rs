@@ -182,6 +182,21 @@ impl Partition {
         Ok(devices)
     }
 
+    /// The first of the devices that hold `shard_id`: its canonical owner.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if there is no such shard.
+    pub fn canonical_device(&self, shard_id: i64) -> Result<i64> {
+        let index = radix::unravel(self.check_shard("shard_id", shard_id)?, self.layout.num_shards());
+        let mesh = self.mesh();
+        Ok((self.layout.roles().iter().enumerate())
+            .map(|(axis, role)| match *role {
+                AxisRole::Cuts { dim, weight } => index[dim] / weight % mesh.sizes()[axis] * mesh.strides()[axis],
+                AxisRole::Replicates | AxisRole::Unreduced => 0,
+            })
+            .sum())
+    }
+
     /// Fills `out` with the shard id of every device.
     ///
     /// # Errors

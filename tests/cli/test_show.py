@@ -113,7 +113,7 @@ def test_every_device_stands_where_its_box_is(data: st.DataObject) -> None:
     for axis in data.draw(st.permutations(mesh.axis_names)):
         specs[data.draw(st.integers(0, rank - 1))] += [axis] * data.draw(st.integers(0, 1))
     shape = tuple(data.draw(st.lists(st.integers(1, 7), min_size=rank, max_size=rank)))
-    uneven: UnevenRule = data.draw(st.sampled_from(["ceil", "chunk", "balanced"]))
+    uneven: UnevenRule = data.draw(st.sampled_from(["ceil", "chunk", "balanced", "floor"]))
     partition = TensorLayout(tuple(map(tuple, specs)), mesh).partition(shape, uneven)
 
     lines = ["".join(text for text, _ in line) for line in Grid(mesh, partition).draw(10_000, 10_000)]

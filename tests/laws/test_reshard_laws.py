@@ -60,7 +60,7 @@ def cases(draw: st.DrawFn) -> tuple[Array, sw.Partition, sw.Partition, int]:
     values = np.frombuffer(np.random.default_rng(draw(st.integers(0, 99))).bytes(8192), np.uint8)
     size = int(np.prod(shape))
     array = values[: size * dtype.itemsize].copy().view(dtype)[:size].reshape(shape)
-    rules: list[sw.UnevenRule] = [draw(st.sampled_from(["ceil", "chunk", "balanced"])) for _ in range(2)]
+    rules: list[sw.UnevenRule] = [draw(st.sampled_from(["ceil", "chunk", "balanced", "floor"])) for _ in range(2)]
     a, b = (draw(layouts(len(shape))).partition(shape, rule) for rule in rules)
     return array, a, b, draw(st.integers(0, 3))
 

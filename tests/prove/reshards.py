@@ -54,7 +54,7 @@ class ReshardCase:
 
 def random_pair(rng: random.Random) -> ReshardCase:
     """Two layouts, often of different meshes, whose devices overlap in some way; any rules but "even"."""
-    rules: tuple[sw.UnevenRule, ...] = ("ceil", "chunk", "balanced")
+    rules: tuple[sw.UnevenRule, ...] = ("ceil", "chunk", "balanced", "floor")
     src = random_layout_case(rng, most_devices=rng.choice((8, 12, 24)), most_elements=150)
     dst = replace(random_layout_case(rng, most_devices=rng.choice((8, 12, 24)), most_elements=150), unreduced=())
     if rng.random() < 0.4:

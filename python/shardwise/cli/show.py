@@ -88,8 +88,8 @@ class Grid:
 
     @property
     def largest_shard(self) -> tuple[int, ...]:
-        """The shape of the first shard: under every uneven rule no other is larger."""
-        return self.partition.shard_shape(self._owner(0, 0))
+        """The shape of the largest shard."""
+        return self.partition.largest_shard_shape
 
     def draw(self, width: int, max_rows: int) -> Iterator[Line]:
         """Draw the grid; without its middle if it has more than `max_rows`, or is wider than `width`."""
@@ -110,12 +110,10 @@ class Grid:
         positions = dict.fromkeys(self._across, column)
         for dim in reversed(self._down):
             row, positions[dim] = divmod(row, self.partition.num_shards[dim])
-        coordinate = dict.fromkeys(self._mesh.axis_names, 0)
-        for dim, position in positions.items():
-            spec = self.partition.layout.axes[dim] or ()
-            for axis in reversed((spec,) if isinstance(spec, str) else spec):
-                position, coordinate[axis] = divmod(position, self._mesh.axis_size(axis))
-        return self._mesh.device(self._mesh.device_index(tuple(coordinate.values())))
+        number = 0
+        for dim, count in enumerate(self.partition.num_shards):
+            number = number * count + positions.get(dim, 0)
+        return self.partition.canonical_device(number)
 
     def _label(self, dims: Sequence[int], row: int, column: int) -> str:
         box = self.partition.box(self._owner(row, column))

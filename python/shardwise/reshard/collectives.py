@@ -12,10 +12,12 @@ import numpy.typing as npt
 
 from .. import _core
 from .._text import bytes_text
-from ..errors import LayoutError
+from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from ..mesh_views import factored
 from ..partition import Partition
+from ..sub_axis import parse_sub_axis
 from .run import check_addable
 
 __all__ = ["CollectiveKind", "CollectiveStep", "LinkModel", "apply_steps", "price"]
@@ -47,6 +49,11 @@ class LinkModel:
         Raises:
             LayoutError: if the axis is not in a mapping, or a number is negative, zero bandwidth, or not finite.
         """
+        sub = parse_sub_axis(axis)
+        if sub is not None and not any(
+            isinstance(given, Mapping) and axis in given for given in (self.bandwidth, self.latency)
+        ):
+            axis = sub.axis  # The links of an axis are those of its factors.
         bandwidth, latency = _number("bandwidth", self.bandwidth, axis), _number("latency", self.latency, axis)
         if bandwidth <= 0:
             raise LayoutError(f"bandwidth of axis {axis!r} is {bandwidth}; it must be above 0 bytes per second")
@@ -107,6 +114,8 @@ def price(src: Partition, dst: Partition, itemsize: int, links: LinkModel) -> tu
     mesh = src.device_mesh
     if mesh != dst.device_mesh:
         return None
+    if src.layout.refined() is not src.layout or dst.layout.refined() is not dst.layout:
+        return _price_refined(src, dst, itemsize, links)
     bandwidth, latency = zip(*(links.of(name) for name in mesh.axis_names), strict=True)
     found = _core.collectives(src._core, dst._core, itemsize, bandwidth, latency)
     if found is None:
@@ -124,13 +133,27 @@ def price(src: Partition, dst: Partition, itemsize: int, links: LinkModel) -> tu
     return tuple(steps)
 
 
+def _price_refined(
+    src: Partition, dst: Partition, itemsize: int, links: LinkModel
+) -> tuple[CollectiveStep, ...] | None:
+    """As `price`, over the mesh in which the sub-axes of both sides are axes."""
+    named = [name for side in (src, dst) for name in side.layout._named_axes()]
+    try:
+        mesh = factored(src.device_mesh, named)
+    except MeshError:
+        return None  # The sub-axes of the two sides have no common refinement.
+    before, after = (side.layout._over(mesh).partition(side.shape, side.uneven) for side in (src, dst))
+    return price(before, after, itemsize, links)
+
+
 def apply_steps(
     src: Partition, shards: Sequence[Array], steps: Sequence[CollectiveStep], dst: Partition
 ) -> list[Array]:
     """Carry out a sequence; see `ReshardPlan.run_collectives`."""
     layout, arrays = src.layout, list(shards)
     for step in steps:
-        arrays = _apply(step, layout, arrays, dst.device_mesh, src.shape)
+        # Where there are sub-axes, the steps are over a mesh in which they are axes; the devices are the same.
+        arrays = _apply(step, layout, arrays, step.layout.device_mesh or dst.device_mesh, src.shape)
         layout = step.layout
     return arrays
 

@@ -7,7 +7,7 @@ use pyo3::{
     prelude::*,
     types::{PyDict, PyList, PyString, PyTuple},
 };
-use shardwise_core::{partition::Partition as CorePartition, runs::Runs};
+use shardwise_core::{partition::Partition as CorePartition, runs::Runs, uneven::Cut};
 
 use crate::{
     arrays,
@@ -124,6 +124,18 @@ impl Partition {
     #[pyo3(signature = (shard_id, /))]
     fn devices_holding(&self, shard_id: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
         guard(|| self.core.devices_holding(position("shard_id", shard_id)?).map_err(to_py))
+    }
+
+    /// The first device index that holds a shard.
+    #[pyo3(signature = (shard_id, /))]
+    fn canonical_device(&self, shard_id: &Bound<'_, PyAny>) -> PyResult<i64> {
+        guard(|| self.core.canonical_device(position("shard_id", shard_id)?).map_err(to_py))
+    }
+
+    /// The largest extent of a shard along each dim.
+    #[getter]
+    fn largest_shard_shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        guard(|| PyTuple::new(py, self.core.cuts().iter().map(Cut::largest)))
     }
 
     /// (shard id, local offset) of global offsets: ints of an int, arrays of an array.
