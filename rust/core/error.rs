@@ -265,6 +265,16 @@ pub enum Error {
         /// What is wrong there.
         problem: String,
     },
+    /// A collective that cannot be made where it stands in a sequence.
+    #[error("steps[{number}], {kind}: {problem}")]
+    Collective {
+        /// Its position.
+        number: usize,
+        /// The name of its kind.
+        kind: &'static str,
+        /// Why not.
+        problem: String,
+    },
     /// A budget below one element.
     #[error("max_bytes_in_flight is {given}; it must hold at least one element of {itemsize} bytes")]
     Budget {
@@ -348,6 +358,7 @@ impl Error {
             | Self::BoxBounds { .. }
             | Self::BoxesOverlap { .. }
             | Self::BoxMissing { .. }
+            | Self::Collective { .. }
             | Self::Budget { .. }
             | Self::OverlapsItself { .. }
             | Self::OverlapsOther { .. } => ErrorKind::Layout,

@@ -65,7 +65,7 @@ impl Tensor {
             sizes: views.sizes(),
             hop: links.latency.iter().enumerate().map(hop).collect(),
             links,
-            axes: views.factors().iter().map(|factor| factor.source.axis).collect(),
+            axes: views.factors().iter().map(|factor| factor.sub_axis.axis).collect(),
         }
     }
 

@@ -97,7 +97,7 @@ impl State {
 pub struct Collective {
     /// What it does.
     pub kind: Kind,
-    /// Along which factors, major first.
+    /// Along which factors, major first: as they cut the dim `to_dim`, or else as they did `from_dim`.
     pub axes: Vec<usize>,
     /// The dim that is put together, if one is.
     pub from_dim: Option<usize>,
@@ -124,9 +124,9 @@ pub(super) fn all_gather(state: &State, dim: usize, count: usize) -> Collective 
 /// The last factors of a dim cut another one, where they stand in the order `onto`.
 pub(super) fn all_to_all(state: &State, from: usize, to: usize, onto: &[usize]) -> Collective {
     let mut after = state.clone();
-    let axes = taken(&mut after, from, onto.len());
+    taken(&mut after, from, onto.len());
     after.specs[to].extend(onto);
-    Collective { kind: Kind::AllToAll, axes, from_dim: Some(from), to_dim: Some(to), after }
+    Collective { kind: Kind::AllToAll, axes: onto.to_vec(), from_dim: Some(from), to_dim: Some(to), after }
 }
 
 /// The sums over `axes` are made.

@@ -5,6 +5,7 @@
 //! | [`views`] | the sub-axes that two meshes over one list of devices have in common |
 //! | [`kinds`] | the collectives, and what each makes of a layout |
 //! | [`cost`] | bytes and seconds of a collective, by a model of the links |
+//! | [`given`](mod@given) | the same of a sequence made by hand |
 //! | [`search`] | the cheapest sequence from one partition to another that a bounded search finds |
 //!
 //! A layout is a [`State`](kinds::State): which factors of the mesh axes cut each dim, in which order, and over which
@@ -13,6 +14,7 @@
 //! [`Obstacle`] says why.
 
 pub mod cost;
+pub mod given;
 pub mod kinds;
 mod obstacle;
 pub mod search;

@@ -22,7 +22,9 @@ pub enum Obstacle {
     #[error("no reordering of axes or sub-axes turns the device order of src into that of dst")]
     DeviceOrder,
     /// One list of devices, in axes without common sub-axes.
-    #[error("the meshes have no common sub-axes: {source_shape:?} and {destination_shape:?} cut the devices at different places")]
+    #[error(
+        "the meshes have no common sub-axes: {source_shape:?} and {destination_shape:?} cut the devices at different places"
+    )]
     NoCommonSubAxes {
         /// The sizes of the source's axes.
         source_shape: Vec<i64>,

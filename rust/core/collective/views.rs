@@ -7,36 +7,46 @@
 //! for neither of the strides 4 and 6 divides the other.
 
 use super::Obstacle;
-use crate::{layout::Layout, mesh::Mesh};
-
-/// `axis:(major)size`: the coordinate along it is `(i // r) % size`, where `i` is that along the axis, of size `n`, and
-/// `r = n / (major * size)`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SubAxis {
-    /// The position of the axis in its mesh.
-    pub axis: usize,
-    /// The product of the factors before it.
-    pub major: i64,
-    /// Its size.
-    pub size: i64,
-}
+use crate::{
+    layout::Layout,
+    mesh::Mesh,
+    sub_axis::{self, SubAxis},
+};
 
 /// A factor of the number of devices that is a sub-axis of both meshes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Factor {
     /// As a sub-axis of the source's mesh.
-    pub source: SubAxis,
-    /// As a sub-axis of the destination's mesh.
-    pub destination: SubAxis,
+    pub sub_axis: SubAxis,
+    /// The position of the axis of the destination's mesh that it is part of.
+    pub destination_axis: usize,
+    /// How far apart its neighbours lie among the devices of the source's mesh.
+    stride: i64,
+    /// How far apart they lie among those of the destination's.
+    step: i64,
+}
+
+/// A mesh, and the same with the axes factored that a layout uses in parts.
+#[derive(Debug, Clone, Copy)]
+pub struct Side<'a> {
+    /// The mesh.
+    pub mesh: &'a Mesh,
+    /// That of the layout.
+    pub refined: &'a Mesh,
+}
+
+impl<'a> From<&'a Mesh> for Side<'a> {
+    fn from(mesh: &'a Mesh) -> Self {
+        Self { mesh, refined: mesh }
+    }
 }
 
 /// The common sub-axes of two meshes, in the order of the source's axes, major first; each of size 2 at least.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Views {
     factors: Vec<Factor>,
-    /// For each axis of the source's mesh, its size.
-    source_shape: Vec<i64>,
-    destination_shape: Vec<i64>,
+    /// The source's mesh.
+    mesh: Mesh,
 }
 
 /// A digit of the destination's device index that is a digit of the source's: `size` devices, which lie `step` apart
@@ -55,17 +65,17 @@ impl Views {
     /// use shardwise_core::{collective::views::Views, mesh::Mesh};
     /// let world = Mesh::new(&["world"], &[8])?;
     /// let grid = Mesh::new(&["dp", "tp"], &[2, 4])?;
-    /// let views = Views::new(&world, &grid, None)?;
-    /// assert_eq!(views.sizes(), [2, 4]);
+    /// let views = Views::new((&world).into(), (&grid).into(), None)?;
+    /// assert_eq!(views.names(&[1]), ["world:(2)4"]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// The [`Obstacle`], if there are none.
-    pub fn new(source: &Mesh, destination: &Mesh, same: Option<&[i64]>) -> Result<Self, Obstacle> {
-        let n = source.size();
-        if n != destination.size() {
-            return Err(Obstacle::DeviceCount { source_size: n, destination_size: destination.size() });
+    pub fn new(source: Side<'_>, destination: Side<'_>, same: Option<&[i64]>) -> Result<Self, Obstacle> {
+        let n = source.mesh.size();
+        if n != destination.mesh.size() {
+            return Err(Obstacle::DeviceCount { source_size: n, destination_size: destination.mesh.size() });
         }
         let digits = match same {
             _ if n == 1 => Vec::new(),
@@ -73,19 +83,17 @@ impl Views {
             Some(same) => digits(same)?,
         };
         let apart = || Obstacle::NoCommonSubAxes {
-            source_shape: source.sizes().to_vec(),
-            destination_shape: destination.sizes().to_vec(),
+            source_shape: source.mesh.sizes().to_vec(),
+            destination_shape: destination.mesh.sizes().to_vec(),
         };
-        let mut cuts: Vec<i64> = source.strides().to_vec();
+        let mut cuts: Vec<i64> = [source.mesh.strides(), source.refined.strides()].concat();
         cuts.extend(digits.iter().flat_map(|digit| [digit.stride, digit.stride * digit.size]));
         cuts.push(n);
-        for &stride in destination.strides().iter().filter(|&&stride| stride < n) {
-            let digit = digits.iter().find(|digit| digit.step <= stride && stride < digit.step * digit.size);
-            let digit = digit.ok_or_else(apart)?;
-            if stride % digit.step != 0 {
-                return Err(apart());
-            }
-            cuts.push(digit.stride * (stride / digit.step));
+        let steps = destination.mesh.strides().iter().chain(destination.refined.strides());
+        for &step in steps.filter(|&&step| step < n) {
+            let digit = digits.iter().find(|digit| digit.step <= step && step < digit.step * digit.size);
+            let digit = digit.filter(|digit| step % digit.step == 0).ok_or_else(apart)?;
+            cuts.push(digit.stride * (step / digit.step));
         }
         cuts.sort_unstable_by(|a, b| b.cmp(a));
         cuts.dedup();
@@ -98,26 +106,28 @@ impl Views {
             let digit = digits.iter().find(|digit| digit.stride <= stride && above <= digit.stride * digit.size);
             let digit = digit.ok_or_else(apart)?;
             let step = |cut: i64| digit.step * (cut / digit.stride);
-            let source = sub_axis(source, above, stride).ok_or_else(apart)?;
-            let destination = sub_axis(destination, step(above), step(stride)).ok_or_else(apart)?;
-            factors.push(Factor { source, destination });
+            let sub_axis = sub_axis(source.mesh, above, stride).ok_or_else(apart)?;
+            let there = self::sub_axis(destination.mesh, step(above), step(stride)).ok_or_else(apart)?;
+            factors.push(Factor { sub_axis, destination_axis: there.axis, stride, step: step(stride) });
         }
-        Ok(Self { factors, source_shape: source.sizes().to_vec(), destination_shape: destination.sizes().to_vec() })
+        Ok(Self { factors, mesh: source.mesh.clone() })
     }
 
     /// The same with every factor cut into its prime factors, the larger ones major.
     #[must_use]
     pub fn primes(&self) -> Self {
         let mut factors = Vec::new();
-        for &Factor { source, destination } in &self.factors {
-            let mut major = 1;
-            for size in prime_factors(source.size).into_iter().rev() {
-                let part = |of: SubAxis| SubAxis { axis: of.axis, major: of.major * major, size };
-                factors.push(Factor { source: part(source), destination: part(destination) });
-                major *= size;
+        for factor in &self.factors {
+            let SubAxis { axis, mut before, size: mut rest } = factor.sub_axis;
+            for size in prime_factors(rest).into_iter().rev() {
+                rest /= size;
+                let sub_axis = SubAxis { axis, before, size };
+                let (stride, step) = (factor.stride * rest, factor.step * rest);
+                factors.push(Factor { sub_axis, stride, step, ..*factor });
+                before *= size;
             }
         }
-        Self { factors, source_shape: self.source_shape.clone(), destination_shape: self.destination_shape.clone() }
+        Self { factors, mesh: self.mesh.clone() }
     }
 
     /// The factors.
@@ -129,55 +139,73 @@ impl Views {
     /// Their sizes.
     #[must_use]
     pub fn sizes(&self) -> Vec<i64> {
-        self.factors.iter().map(|factor| factor.source.size).collect()
+        self.factors.iter().map(|factor| factor.sub_axis.size).collect()
     }
 
     /// How far apart the neighbours along a factor stand on their axis of the source's mesh.
     #[must_use]
     pub fn hops(&self, factor: usize) -> i64 {
-        let SubAxis { axis, major, size } = self.factors[factor].source;
-        self.source_shape[axis] / (major * size)
+        let SubAxis { axis, before, size } = self.factors[factor].sub_axis;
+        self.mesh.sizes()[axis] / (before * size)
     }
 
-    /// The factors of the axes by which a layout on the source's mesh cuts each dim, and of those over which it is
-    /// unreduced.
+    /// The factors by which a layout on the source's mesh cuts each dim, and those over which it is unreduced.
     #[must_use]
     pub fn of_source(&self, layout: &Layout) -> (Vec<Vec<usize>>, Vec<usize>) {
-        self.of(layout, |factor| factor.source)
+        self.of(layout, |factor| factor.stride)
     }
 
     /// The same of a layout on the destination's mesh.
     #[must_use]
     pub fn of_destination(&self, layout: &Layout) -> (Vec<Vec<usize>>, Vec<usize>) {
-        self.of(layout, |factor| factor.destination)
+        self.of(layout, |factor| factor.step)
     }
 
-    fn of(&self, layout: &Layout, side: impl Fn(&Factor) -> SubAxis) -> (Vec<Vec<usize>>, Vec<usize>) {
-        let mut by_axis = vec![Vec::new(); layout.mesh().sizes().len()];
-        for (position, factor) in self.factors.iter().enumerate() {
-            by_axis[side(factor).axis].push(position);
-        }
-        for factors in &mut by_axis {
-            factors.sort_unstable_by_key(|&position| side(&self.factors[position]).major);
-        }
-        let all = |axes: &[usize]| axes.iter().flat_map(|&axis| by_axis[axis].iter().copied()).collect::<Vec<_>>();
+    fn of(&self, layout: &Layout, stride: impl Fn(&Factor) -> i64) -> (Vec<Vec<usize>>, Vec<usize>) {
+        let mesh = layout.mesh();
+        let parts = |axis: usize| {
+            let (from, size) = (mesh.strides()[axis], mesh.sizes()[axis]);
+            // At most the number of devices.
+            let within = |factor: &Factor| from <= stride(factor) && stride(factor) < from * size;
+            let mut parts: Vec<usize> = (0..self.factors.len()).filter(|&i| within(&self.factors[i])).collect();
+            parts.sort_unstable_by_key(|&i| std::cmp::Reverse(stride(&self.factors[i])));
+            parts
+        };
+        let all = |axes: &[usize]| axes.iter().flat_map(|&axis| parts(axis)).collect::<Vec<_>>();
         let mut unreduced = all(&layout.unreduced_axes());
         unreduced.sort_unstable();
         (layout.specs().iter().map(|spec| all(spec)).collect(), unreduced)
     }
 
-    /// Factors in the fewest sub-axes of the source's mesh: neighbours that are one sub-axis are written as one.
+    /// The factors that make up a sub-axis of the source's mesh.
     #[must_use]
-    pub fn joined(&self, factors: &[usize]) -> Vec<SubAxis> {
+    pub fn within(&self, wanted: SubAxis) -> Vec<usize> {
+        let end = wanted.before * wanted.size;
+        let held = |factor: &Factor| {
+            let SubAxis { axis, before, .. } = factor.sub_axis;
+            axis == wanted.axis && wanted.before <= before && before < end
+        };
+        (0..self.factors.len()).filter(|&i| held(&self.factors[i])).collect()
+    }
+
+    /// Factors by their names in the source's mesh; neighbours that are one axis, or one sub-axis, are named as one.
+    #[must_use]
+    pub fn names(&self, factors: &[usize]) -> Vec<String> {
         let mut joined: Vec<SubAxis> = Vec::with_capacity(factors.len());
         for &factor in factors {
-            let next = self.factors[factor].source;
+            let next = self.factors[factor].sub_axis;
             match joined.last_mut() {
-                Some(last) if last.axis == next.axis && last.major * last.size == next.major => last.size *= next.size,
+                Some(last) if last.axis == next.axis && last.before * last.size == next.before => {
+                    last.size *= next.size
+                }
                 _ => joined.push(next),
             }
         }
-        joined
+        let name = |SubAxis { axis, before, size }| {
+            let name = &self.mesh.names()[axis];
+            if size == self.mesh.sizes()[axis] { name.clone() } else { sub_axis::text(name, before, size) }
+        };
+        joined.into_iter().map(name).collect()
     }
 }
 
@@ -188,7 +216,7 @@ fn sub_axis(mesh: &Mesh, above: i64, stride: i64) -> Option<SubAxis> {
         // At most the number of devices.
         let end = from * size;
         let within = from <= stride && above <= end && stride % from == 0 && end % above == 0;
-        within.then(|| SubAxis { axis, major: end / above, size: above / stride })
+        within.then(|| SubAxis { axis, before: end / above, size: above / stride })
     })
 }
 
@@ -258,8 +286,12 @@ mod tests {
         Mesh::new(&names, sizes).unwrap()
     }
 
+    fn views(source: &Mesh, destination: &Mesh, same: Option<&[i64]>) -> Result<Views, Obstacle> {
+        Views::new(source.into(), destination.into(), same)
+    }
+
     fn sizes(source: &[i64], destination: &[i64]) -> Result<Vec<i64>, Obstacle> {
-        Views::new(&mesh(source), &mesh(destination), None).map(|views| views.sizes())
+        views(&mesh(source), &mesh(destination), None).map(|views| views.sizes())
     }
 
     #[test]
@@ -291,17 +323,19 @@ mod tests {
             let cut: Vec<i64> = turned.iter().flat_map(|&n| if n == 4 { vec![2, 2] } else { vec![n] }).collect();
             for shape in [&turned[..], &joined, &cut] {
                 let destination = mesh(shape);
-                let views = Views::new(&source, &destination, Some(&same)).unwrap();
+                let views = views(&source, &destination, Some(&same)).unwrap();
                 for views in [views.primes(), views] {
                     assert_eq!(views.sizes().iter().product::<i64>(), 24);
                     for (index, &there) in same.iter().enumerate() {
-                        let digit = |of: SubAxis, mesh: &Mesh, index: i64| {
-                            let coordinate = mesh.coordinate(index).unwrap()[of.axis];
-                            coordinate / (mesh.sizes()[of.axis] / (of.major * of.size)) % of.size
-                        };
                         for factor in views.factors() {
-                            let here = digit(factor.destination, &destination, index as i64);
-                            assert_eq!(here, digit(factor.source, &source, there), "{order:?} {shape:?} {factor:?}");
+                            let SubAxis { axis, before, size } = factor.sub_axis;
+                            let rest = source.sizes()[axis] / (before * size);
+                            let by_rule = source.coordinate(there).unwrap()[axis] / rest % size;
+                            assert_eq!(there / factor.stride % size, by_rule, "{order:?} {shape:?} {factor:?}");
+                            assert_eq!(index as i64 / factor.step % size, by_rule, "{order:?} {shape:?} {factor:?}");
+                            let (from, size) = (destination.strides(), destination.sizes());
+                            let axis = factor.destination_axis;
+                            assert!(from[axis] <= factor.step && factor.step < from[axis] * size[axis]);
                         }
                     }
                 }
@@ -313,21 +347,21 @@ mod tests {
     fn other_orders_have_none() {
         let (grid, line) = (mesh(&[2, 2]), mesh(&[4]));
         for same in [[3, 2, 1, 0], [0, 1, 3, 2], [1, 0, 3, 2], [0, 3, 1, 2], [0, 0, 0, 0], [0, 1, 1, 2]] {
-            assert_eq!(Views::new(&grid, &line, Some(&same)), Err(Obstacle::DeviceOrder), "{same:?}");
+            assert_eq!(views(&grid, &line, Some(&same)), Err(Obstacle::DeviceOrder), "{same:?}");
         }
-        let missing = Views::new(&grid, &line, Some(&[0, 1, -1, 3]));
+        let missing = views(&grid, &line, Some(&[0, 1, -1, 3]));
         assert_eq!(missing, Err(Obstacle::Devices { position: 2 }));
-        assert!(Views::new(&grid, &line, Some(&[0, 2, 1, 3])).is_ok());
+        assert!(views(&grid, &line, Some(&[0, 2, 1, 3])).is_ok());
     }
 
     #[test]
     fn neighbours_are_written_as_one() {
-        let views = Views::new(&mesh(&[8, 3]), &mesh(&[2, 2, 6]), None).unwrap().primes();
+        let views = views(&mesh(&[8, 3]), &mesh(&[2, 2, 6]), None).unwrap().primes();
         assert_eq!(views.sizes(), [2, 2, 2, 3]);
-        let part = |axis, major, size| SubAxis { axis, major, size };
-        assert_eq!(views.joined(&[0, 1, 2]), [part(0, 1, 8)]);
-        assert_eq!(views.joined(&[1, 2, 3]), [part(0, 2, 4), part(1, 1, 3)]);
-        assert_eq!(views.joined(&[1, 0]), [part(0, 2, 2), part(0, 1, 2)]);
+        assert_eq!(views.names(&[0, 1, 2]), ["a0"]);
+        assert_eq!(views.names(&[1, 2, 3]), ["a0:(2)4", "a1"]);
+        assert_eq!(views.names(&[1, 0]), ["a0:(2)2", "a0:(1)2"]);
+        assert_eq!(views.within(SubAxis { axis: 0, before: 2, size: 4 }), [1, 2]);
         assert_eq!([0, 1, 2, 3].map(|factor| views.hops(factor)), [4, 2, 1, 1]);
     }
 

@@ -53,11 +53,7 @@ pub(crate) fn retried<T>(mut operation: impl FnMut() -> io::Result<T>) -> io::Re
 }
 
 /// Counts an operation that does all or nothing, and repeats it for as long as signals interrupt it.
-pub(crate) fn counted<T>(
-    what: &'static str,
-    path: &Path,
-    mut operation: impl FnMut() -> io::Result<T>,
-) -> Result<T> {
+pub(crate) fn counted<T>(what: &'static str, path: &Path, mut operation: impl FnMut() -> io::Result<T>) -> Result<T> {
     let done = retried(|| {
         faults::whole()?;
         operation()
@@ -166,8 +162,7 @@ pub(crate) fn copy_range(from: Place<'_>, to: Place<'_>, length: i64) -> Result<
         let count = retried(|| {
             let step = faults::step()?;
             let part = step.part((length - done) as usize);
-            let count =
-                rustix::fs::copy_file_range(from.file, Some(&mut at_from), to.file, Some(&mut at_to), part)?;
+            let count = rustix::fs::copy_file_range(from.file, Some(&mut at_from), to.file, Some(&mut at_to), part)?;
             if step == Step::Torn { faults::kill() } else { Ok(count) }
         });
         match count {

@@ -1,6 +1,7 @@
 //! The compiled module `shardwise._core`: it converts arguments, calls the core, and converts the answers back.
 
 mod arrays;
+mod collective;
 mod convert;
 mod dtensor;
 mod errors;
@@ -28,7 +29,10 @@ mod _core {
     use super::{layout::Layout, mesh::Mesh, partition::Partition, rules::RuleSet};
 
     #[pymodule_export]
-    use super::reshard::{ReshardPlan, collectives};
+    use super::reshard::ReshardPlan;
+
+    #[pymodule_export]
+    use super::collective::{CollectiveSearch, priced_collectives};
 
     #[pymodule_export]
     use super::pickle::{Persistent, Record, read_pickle};

@@ -111,7 +111,12 @@ impl<'a> Graph<'a> {
             addends: tensor.product(&change.start.unreduced),
             primes,
             divisors,
-            seconds_per_byte: tensor.links.bandwidth.iter().map(|bandwidth| 1.0 / bandwidth).fold(f64::INFINITY, f64::min),
+            seconds_per_byte: tensor
+                .links
+                .bandwidth
+                .iter()
+                .map(|bandwidth| 1.0 / bandwidth)
+                .fold(f64::INFINITY, f64::min),
             latency: tensor.links.latency.iter().copied().fold(f64::INFINITY, f64::min),
         }
     }

@@ -74,7 +74,7 @@ pub struct Sequence {
 ///     Partition::new(Arc::new(Layout::new(mesh.clone(), &specs, &[])?), &[8, 8], Uneven::Even)
 /// };
 /// let (rows, columns) = (cut([&["x"], &[]])?, cut([&[], &["x"]])?);
-/// let views = Views::new(&mesh, &mesh, None).unwrap();
+/// let views = Views::new((&*mesh).into(), (&*mesh).into(), None).unwrap();
 /// let links = Links { bandwidth: vec![1e9], latency: vec![1e-6] };
 /// let steps = sequence(&views, &rows, &columns, 4, &links, &mut parallel::never)?.unwrap().steps;
 /// assert_eq!((steps.len(), steps[0].collective.kind, steps[0].bytes), (1, Kind::AllToAll, 48));
@@ -102,12 +102,11 @@ pub fn sequence(
     let spare = bound.seconds < whole.cost(&found).seconds * (1.0 - 1e-9);
     let finer = (views.factors().len() < parts && parts <= PRIME_FACTORS && spare).then(|| {
         let each = |of: &[f64]| {
-            let inside = |part: &super::views::Factor, whole: &super::views::Factor| {
-                let (part, whole) = (part.source, whole.source);
-                part.axis == whole.axis && whole.major <= part.major && part.major < whole.major * whole.size
-            };
-            let position = |part| views.factors().iter().position(|whole| inside(part, whole));
-            primes.factors().iter().filter_map(|part| position(part).map(|at| of[at])).collect()
+            let parts = views.factors().iter().zip(of).flat_map(|(factor, &value)| {
+                let count = primes.within(factor.sub_axis).len();
+                std::iter::repeat_n(value, count)
+            });
+            parts.collect()
         };
         let links = Links { bandwidth: each(&links.bandwidth), latency: each(&links.latency) };
         Change::new(&primes, source, destination, itemsize, links)
@@ -167,8 +166,7 @@ impl Change {
         let only = |specs: Vec<Vec<usize>>| dims.iter().map(|&dim| specs[dim].clone()).collect::<Vec<_>>();
         let shape: Vec<i64> = dims.iter().map(|&dim| shape[dim]).collect();
         let tensor = Tensor::new(views, &shape, itemsize, links);
-        let (start, goal) =
-            (State { specs: only(from), unreduced }, State { specs: only(to), unreduced: Vec::new() });
+        let (start, goal) = (State { specs: only(from), unreduced }, State { specs: only(to), unreduced: Vec::new() });
         let mut change = Self { views: views.clone(), tensor, dims, start, goal, scale: Scale::default() };
         let always = change.by_way_of_replication();
         change.scale = Scale::of(change.seconds(&always));

@@ -7,16 +7,12 @@ use crate::{
 };
 
 /// The cheapest sequence below `most`, if one is found.
-pub(super) fn cheapest(
-    change: &Change,
-    bound: &Bound,
-    most: Cost,
-    poll: Poll<'_>,
-) -> Result<Option<Vec<Collective>>> {
+pub(super) fn cheapest(change: &Change, bound: &Bound, most: Cost, poll: Poll<'_>) -> Result<Option<Vec<Collective>>> {
     let Change { tensor, start, goal, scale, .. } = change;
     // What replicates in the end has no place of its own to come to.
     let few = tensor.sizes.len() <= FEW_FACTORS;
-    let moves = Moves::new(tensor, |factor| !few && goal.role(factor) == Role::Replicates && replaceable(change, factor));
+    let moves =
+        Moves::new(tensor, |factor| !few && goal.role(factor) == Role::Replicates && replaceable(change, factor));
     let key = |state: &_| moves.key(state);
     let mut explorer = Explorer::new(start.clone(), key(start));
     let mut visited = 0;
