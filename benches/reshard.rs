@@ -6,11 +6,12 @@ use std::{hint::black_box, sync::Arc, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use shardwise_core::{
+    collective::{cost::Links, search::sequence, views::Views},
     layout::Layout,
     mesh::Mesh,
     parallel::never,
     partition::Partition,
-    reshard::{collectives, plan::Plan},
+    plan::Plan,
     uneven::Uneven,
 };
 
@@ -41,12 +42,12 @@ fn plans(c: &mut Criterion) {
     for side in [4, 16, 64] {
         let (source, destination) = (grid([side, side], [8192, 8192]), grid([side / 2, side * 2], [8192, 8192]));
         let same = vec![-1; (side * side) as usize];
-        let count = Plan::new(source.clone(), destination.clone(), same.clone()).unwrap().transfers();
+        let count = Plan::new(source.clone(), destination.clone(), same.clone(), &mut never).unwrap().transfers();
         let mut out = vec![0; count * 6];
         group.throughput(Throughput::Elements(count as u64));
         group.bench_function(BenchmarkId::new("shardwise", count), |b| {
             b.iter(|| {
-                let plan = Plan::new(source.clone(), destination.clone(), same.clone()).unwrap();
+                let plan = Plan::new(source.clone(), destination.clone(), same.clone(), &mut never).unwrap();
                 plan.transfers_into(&mut out, &mut never).unwrap();
             })
         });
@@ -68,9 +69,10 @@ fn sequences(c: &mut Criterion) {
         Partition::new(layout, &[4096, 4096], Uneven::Even).unwrap()
     };
     let (source, destination) = (cut([&["a", "b"], &["c"]]), cut([&["c"], &["b", "a"]]));
-    let links = collectives::Links { bandwidth: vec![1e10; 3], latency: vec![1e-6; 3] };
+    let links = Links { bandwidth: vec![1e10; 3], latency: vec![1e-6; 3] };
+    let views = Views::new((&*mesh).into(), (&*mesh).into(), None).unwrap();
     c.bench_function("collectives/three axes", |b| {
-        b.iter(|| collectives::sequence(black_box(&source), &destination, 4, &links))
+        b.iter(|| sequence(&views, black_box(&source), &destination, 4, &links, &mut never))
     });
 }
 

@@ -117,6 +117,8 @@ def find_dtype(value: Any) -> Dtype | None:
 
 
 def _as_numpy(value: Any) -> np.dtype[Any] | None:
+    if isinstance(value, str) and value.lstrip("<>=|")[:1] == "a":
+        return None  # numpy's former name of "S", of which it warns
     try:
         dtype: np.dtype[Any] = np.dtype(value)
     except (TypeError, ValueError, SyntaxError, OverflowError):
@@ -146,10 +148,9 @@ def dtype_of(value: Any, name: str = "dtype") -> np.dtype[Any]:
     found = find_dtype(value)
     if found is not None:
         return found.numpy(name)
-    try:
-        dtype: np.dtype[Any] = np.dtype(value)
-    except (TypeError, ValueError, SyntaxError, OverflowError) as error:
-        raise TypeError(f"{name} must be a dtype, got {_short(value)}: {str(error)[:200]}") from None
+    dtype = _as_numpy(value)
+    if dtype is None:
+        raise TypeError(f"{name} must be a dtype, got {_short(value)}")
     return dtype
 
 

@@ -4,7 +4,8 @@
 //!
 //! | module | answers |
 //! |---|---|
-//! | [`radix`] | mixed-radix numbers: products, strides, division by a fixed divisor |
+//! | [`index`] | mixed-radix numbers: products, strides, division by a fixed divisor |
+//! | [`region`] | the algebra of boxes |
 //! | [`mesh`] | named axes with sizes; device index ↔ coordinate |
 //! | [`sub_axis`] | the factors of a mesh axis |
 //! | [`layout`] | which mesh axes cut which tensor dims |
@@ -12,10 +13,11 @@
 //! | [`partition`] | a layout applied to a shape: boxes, shard ids, replicas |
 //! | [`locate`] | global offset ↔ shard id and local offset |
 //! | [`runs`] | the contiguous runs of a box |
+//! | [`tiling`] | who holds which boxes: partitions, grids, flat ranges, explicit boxes |
+//! | [`plan`] | from one tiling to another: transfers, rounds, programs |
 //! | [`rules`] | which of many regular expressions match a path |
 //! | [`pickle`] | what a Python pickle says, with nothing of it run |
 //! | [`dtensor`] | TensorFlow's mesh and layout: their text and wire format |
-//! | [`reshard`] | from one partition to another: transfers, rounds |
 //! | [`collective`] | the same as a short sequence of collectives, and what they cost |
 //! | [`copy`] | the same from memory to memory |
 //!
@@ -40,16 +42,19 @@ pub mod collective;
 pub mod copy;
 pub mod dtensor;
 pub mod error;
+pub mod index;
 pub mod layout;
-mod linear;
 pub mod locate;
 pub mod mesh;
 pub mod parallel;
 pub mod partition;
 pub mod pickle;
-pub mod radix;
-pub mod reshard;
+pub mod plan;
+pub mod region;
 pub mod rules;
 pub mod runs;
 pub mod sub_axis;
+pub mod tiling;
 pub mod uneven;
+
+pub use index::radix;

@@ -23,6 +23,10 @@ const PROGRAM_LIMIT: usize = 16 << 20;
 /// The most memory that the states found while running may take, in bytes for each thread; past it they are forgotten.
 const STATES_LIMIT: usize = 16 << 20;
 
+/// What stands for a lone surrogate, which Python has in its texts and Rust has not. Python takes both for neither a digit,
+/// nor a word character, nor white space.
+pub const SURROGATE: char = '\u{10ffff}';
+
 /// Where in the path a rule has to match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatchMode {
@@ -129,7 +133,8 @@ impl RuleSet {
         rest
     }
 
-    /// Which rules match the path, and which are still to be tried. `class_of` is asked about characters beyond ASCII.
+    /// Which rules match the path, and which are still to be tried. `class_of` is asked about characters beyond ASCII. A lone
+    /// surrogate is [`SURROGATE`].
     #[must_use]
     pub fn find(&self, path: &str, class_of: &mut dyn FnMut(char) -> CharClass) -> Found {
         let bytes = path.as_bytes();
@@ -185,6 +190,7 @@ impl RuleSet {
         let undecided = |position: &usize| {
             self.traits[*position].is_some_and(|traits| {
                 (traits.group == Group::Original && traits.has_class && !agree)
+                    || (traits.beyond_surrogates && path.contains(SURROGATE))
                     || (traits.has_not_boundary && path.is_empty())
             })
         };

@@ -343,7 +343,7 @@ def test_an_exact_key_goes_before_every_rule(layout_map: LayoutMap) -> None:
 @pytest.mark.parametrize("first", ["(?<!b)a.*", "a.*"])
 @pytest.mark.parametrize("second", ["(?=a)a.*", "a+"])
 def test_the_first_wins_whichever_engine_finds_it(first: str, second: str) -> None:
-    mapped = LayoutMap()
+    mapped = LayoutMap(backtracking=True)
     mapped["never(?=x)"] = Layout.replicated(MESH, 3)
     mapped[first] = Layout.replicated(MESH, 1)
     mapped[second] = Layout.replicated(MESH, 2)

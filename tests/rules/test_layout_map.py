@@ -72,7 +72,7 @@ class TestLookUp:
         assert layout_map["my/h[0]"] is None
 
     def test_several_matching_rules_are_all_named(self) -> None:
-        layout_map = LayoutMap()
+        layout_map = LayoutMap(backtracking=True)
         for key in ["kernel", "bias", "dense", r"(?=dense_\d)"]:
             layout_map[key] = ("x",)
         for _ in range(2):

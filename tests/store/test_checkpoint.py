@@ -97,9 +97,8 @@ def test_without_ml_dtypes_only_the_array_is_refused(write: Write, monkeypatch: 
         checkpoint["x"]
 
 
-@pytest.mark.parametrize("shape", [[0, 2**62, 2**62], [1] * 70])
-def test_shapes_that_no_array_has(write: Write, shape: list[int]) -> None:
-    data = bytes(0 if 0 in shape else 4)
+def test_shapes_that_no_array_has(write: Write) -> None:
+    shape, data = [0, 2**62, 2**62], b""
     path = write({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, len(data)]}}, data)
     checkpoint = open_safetensors(path)
     assert checkpoint.info("a").shape == tuple(shape)

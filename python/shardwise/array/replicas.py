@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .._text import shown
 from ..errors import LayoutError
 from ..partition import Partition
 
 __all__ = ["check_replicas"]
 
 Array = npt.NDArray[Any]
-Slices = tuple[slice, ...]
 
-#: How many bytes are compared at a time: few enough to stay in the cache.
-_PIECE = 1 << 18
+#: How many words of 8 bytes are compared at a time: few enough to stay in the cache.
+_WORDS = 1 << 14
+#: Up to how many bytes a copy costs less than the calls that save it.
+_SMALL = 1 << 15
 
 
 def check_replicas(partition: Partition, shards: Sequence[Array]) -> None:
@@ -41,20 +43,22 @@ def check_replicas(partition: Partition, shards: Sequence[Array]) -> None:
     shardwise.errors.LayoutError: the replicas of shard 0 differ: element (2,) is 3 on device 'cpu:0' and 4 on 'cpu:1'
     """
     mesh = partition.device_mesh
-    values = _values(partition)
-    if values == mesh.size:
+    if _values(partition) == mesh.size:
         return
-    first_of: dict[int, int] = {}
+    groups: dict[int, list[int]] = {}
     for device, value in enumerate(_value_ids(partition).tolist()):
-        first = first_of.setdefault(value, device)
-        if first == device or (found := _first_difference(shards[first], shards[device])) is None:
+        groups.setdefault(value, []).append(device)
+    for first, *others in groups.values():
+        found = _first_difference(shards[first], [shards[device] for device in others])
+        if found is None:
             continue
-        box = partition.box(mesh.device(device))
-        element = tuple(part.start + i for part, i in zip(box, found, strict=True))
-        texts = _texts(shards[first][found], shards[device][found])
+        index, device = found[0], others[found[1]]
+        label, other = mesh.device(first), mesh.device(device)
+        element = tuple(part.start + i for part, i in zip(partition.box(label), index, strict=True))
+        value, drifted = _texts(shards[first][index], shards[device][index])
         raise LayoutError(
-            f"the replicas of shard {partition.shard_id(mesh.device(device))} differ: element {element} is {texts[0]} "
-            f"on device {mesh.device(first)!r} and {texts[1]} on {mesh.device(device)!r}"
+            f"the replicas of shard {partition.shard_id(label)} differ: element {element} is {value} on device "
+            f"{shown(label)} and {drifted} on {shown(other)}"
         )
 
 
@@ -73,48 +77,56 @@ def _value_ids(partition: Partition) -> npt.NDArray[np.int64]:
     return ids
 
 
-def _first_difference(one: Array, other: Array) -> tuple[int, ...] | None:
-    """The index of the first element, in C order, whose bytes differ."""
-    if one.__array_interface__["data"] == other.__array_interface__["data"] and one.strides == other.strides:
-        return None
+def _first_difference(one: Array, others: Sequence[Array]) -> tuple[tuple[int, ...], int] | None:
+    """The index of the first element, in C order, whose bytes differ, and which of the others it is that differs."""
     if one.dtype.names is not None:
-        fields = (_first_difference(one[name], other[name]) for name in one.dtype.names)
+        fields = [_first_difference(one[name], [other[name] for other in others]) for name in one.dtype.names]
         # A field may have dims of its own.
-        return min((found[: one.ndim] for found in fields if found is not None), default=None)
-    for piece in _pieces(one.shape, one.dtype.itemsize):
-        a, b = one[(*piece, ...)], other[(*piece, ...)]
-        if one.dtype.hasobject:
-            pairs = zip(a.ravel().tolist(), b.ravel().tolist(), strict=True)
-            unequal = np.array([x is not y and not bool(x == y) for x, y in pairs], bool)
-        else:
-            # Copies, of any strides; comparing them is comparing memory, which no comparison of numbers is.
-            data, others = a.tobytes(), b.tobytes()
-            if data == others:
-                continue
-            unequal = np.frombuffer(data, np.uint8) != np.frombuffer(others, np.uint8)
-            unequal = unequal.reshape(-1, one.dtype.itemsize).any(axis=1)
-        if unequal.any():
-            within = np.unravel_index(int(unequal.argmax()), a.shape)
-            starts = [part.start for part in piece] + [0] * (one.ndim - len(piece))
-            return tuple(start + int(i) for start, i in zip(starts, within, strict=True))
-    return None
+        return min(((found[0][: one.ndim], found[1]) for found in fields if found is not None), default=None)
+    own = [i for i, other in enumerate(others) if not _same_memory(one, other)]
+    if not own:
+        return None
+    found = _first_position(one, [others[i] for i in own])
+    if found is None:
+        return None
+    return tuple(int(i) for i in np.unravel_index(found[0], one.shape)), own[found[1]]
 
 
-def _pieces(shape: tuple[int, ...], itemsize: int, outer: Slices = ()) -> Iterator[Slices]:
-    """Slices of the leading dims that cut an array, in C order, into pieces of up to `_PIECE` bytes."""
-    nbytes = math.prod(shape) * itemsize
-    if not nbytes:
-        return
-    if nbytes <= _PIECE or not shape:
-        yield outer
-        return
-    rows = _PIECE // (nbytes // shape[0])
-    if rows:
-        for i in range(0, shape[0], rows):
-            yield (*outer, slice(i, min(i + rows, shape[0])))
-    else:
-        for i in range(shape[0]):
-            yield from _pieces(shape[1:], itemsize, (*outer, slice(i, i + 1)))
+def _first_position(one: Array, others: Sequence[Array]) -> tuple[int, int] | None:
+    if one.dtype.hasobject:
+        values = one.ravel().tolist()
+        rows = enumerate(zip(*(other.ravel().tolist() for other in others), strict=True))
+        differ = (
+            (i, j) for i, row in rows for j, x in enumerate(row) if x is not values[i] and not bool(x == values[i])
+        )
+        return next(differ, None)
+    if one.nbytes <= _SMALL:
+        memory = one.tobytes()
+        if all(other.tobytes() == memory for other in others):
+            return None
+    data = _bytes(one)
+    rest = [_bytes(other) for other in others]
+    # Compared as words: as memory, which the comparison of numbers is not.
+    end = len(data) // 8 * 8
+    words, rest_words = data[:end].view(np.uint64), [other[:end].view(np.uint64) for other in rest]
+    for start in range(0, len(words), _WORDS):
+        block = slice(start, start + _WORDS)
+        if any((words[block] != other[block]).any() for other in rest_words):
+            return _first_of(data, rest, slice(8 * start, 8 * (start + _WORDS)), one.dtype.itemsize)
+    return _first_of(data, rest, slice(end, None), one.dtype.itemsize)
+
+
+def _first_of(data: Array, rest: Sequence[Array], part: slice, itemsize: int) -> tuple[int, int] | None:
+    differ = ((data[part] != other[part], j) for j, other in enumerate(rest))
+    return min((((part.start + int(at.argmax())) // itemsize, j) for at, j in differ if at.any()), default=None)
+
+
+def _bytes(array: Array) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _same_memory(one: Array, other: Array) -> bool:
+    return one.__array_interface__["data"] == other.__array_interface__["data"] and one.strides == other.strides
 
 
 def _texts(one: Any, other: Any) -> tuple[str, str]:
@@ -127,5 +139,5 @@ def _texts(one: Any, other: Any) -> tuple[str, str]:
 
 
 def _short(value: Any) -> str:
-    text = str(value.item() if isinstance(value, np.generic) and value.dtype.kind in "biufc" else value)
+    text = str(value)
     return text if len(text) <= 40 else f"{text[:39]}…"

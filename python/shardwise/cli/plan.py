@@ -11,12 +11,13 @@ from .._text import bytes_text
 from ..layout import UnevenRule
 from ..mesh import DeviceMesh
 from ..rules.layout_map import LayoutMap
+from ..show.lines import Part
+from ..show.names import brief, group_names
+from ..show.table import table_lines
 from ..store import open_safetensors
-from .names import brief, group_names
 from .notation import format_layout, format_mesh, format_shape, parse_mesh
 from .planning import Plan, PlannedTensor
-from .table import table_lines
-from .terminal import Part, Screen
+from .terminal import Screen
 
 __all__ = ["make_plan", "run_plan"]
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise import _core
+from shardwise._text import shown
 from shardwise.dtensor.mesh import Mesh
 from shardwise.dtensor.proto import LayoutProto, MeshProto, SerializableMessage, message_bytes
 from shardwise.errors import LayoutError
@@ -199,10 +200,10 @@ class Layout:
             if isinstance(axes, str) and is_sub_axis(axes, names):
                 raise LayoutError(f"axes[{dim}] is the sub-axis {axes!r}; a DTensor layout has whole mesh axes only")
             if isinstance(axes, tuple):
-                raise LayoutError(f"axes[{dim}] is {axes}; a DTensor layout cuts a dim by one mesh axis at most")
+                raise LayoutError(f"axes[{dim}] is {shown(axes)}; a DTensor layout cuts a dim by one mesh axis at most")
             specs.append(UNSHARDED if axes is None else axes)
         if layout.unreduced:
-            raise LayoutError(f"unreduced is {layout.unreduced}; a DTensor layout has no unreduced axes")
+            raise LayoutError(f"unreduced is {shown(layout.unreduced)}; a DTensor layout has no unreduced axes")
         own = layout.device_mesh
         if mesh is None:
             if own is None:
@@ -211,7 +212,7 @@ class Layout:
         elif not isinstance(mesh, Mesh):
             raise TypeError(f"mesh must be a dtensor.Mesh, got {type(mesh).__name__}")
         elif own is not None and (tuple(mesh.dim_names), tuple(mesh.shape())) != (own.axis_names, own.shape):
-            raise LayoutError(f"mesh is {mesh!r}, of other axes than the layout's {own!r}")
+            raise LayoutError(f"mesh is {shown(mesh)}, of other axes than the layout's {shown(own)}")
         return cls(specs, mesh)
 
     def to_tensor_layout(self) -> TensorLayout:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from shardwise._core import RuleSet
+from shardwise._text import shown
 from shardwise.dtensor.layout import Layout
 from shardwise.dtensor.mesh import Mesh
 from shardwise.errors import LayoutError
@@ -67,9 +68,9 @@ class LayoutMap(MutableMapping[str, "Layout | None"]):
     def __setitem__(self, key: str, layout: Layout | None) -> None:
         pattern = compiled_rule(key, "match", self._backtracking)
         if not isinstance(layout, Layout):
-            raise TypeError(f"the layout of {key!r} must be a Layout, got {type(layout).__name__}")
+            raise TypeError(f"the layout of {shown(key)} must be a Layout, got {type(layout).__name__}")
         if key in self._rules:
-            raise LayoutError(f"{key!r} is in the LayoutMap already, with {self._rules[key][1]!r}")
+            raise LayoutError(f"{shown(key)} is in the LayoutMap already, with {shown(self._rules[key][1])}")
         self._rules[key] = (pattern, layout)
         self._compiled = None
 

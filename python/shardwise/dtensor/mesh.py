@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from shardwise import _core
 from shardwise._arguments import int64_array
+from shardwise._text import shown
 from shardwise.dtensor.proto import MeshProto, SerializableMessage, message_bytes
 from shardwise.errors import MeshError
 from shardwise.mesh import DeviceMesh
@@ -173,7 +174,7 @@ class Mesh:
         """
         if self._device_mesh is None:
             if self.size == 0:
-                raise MeshError(f"{self!r} has no axes; a DeviceMesh needs at least one")
+                raise MeshError(f"{shown(self)} has no axes; a DeviceMesh needs at least one")
             self._device_mesh = DeviceMesh(tuple(self.shape()), self.dim_names, self._labels())
         return self._device_mesh
 
@@ -251,7 +252,9 @@ class Mesh:
         1
         """
         if not self.contains_dim(dim_name):
-            raise MeshError(f"dim_name is {dim_name!r}, which the mesh does not have; its axes are {self.dim_names}")
+            raise MeshError(
+                f"dim_name is {shown(dim_name)}, which the mesh does not have; its axes are {self.dim_names}"
+            )
         return self._inner.shape[self._inner.dim_names.index(dim_name)]
 
     def __getitem__(self, dim_name: str) -> MeshDimension:
@@ -283,7 +286,7 @@ class Mesh:
         4
         """
         if self.size == 0:
-            raise MeshError(f"{self!r} has no axes, and so no device ids")
+            raise MeshError(f"{shown(self)} has no axes, and so no device ids")
         return self._inner.first_global_id
 
     def global_device_ids(self) -> NDArray[np.int64]:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+from .._text import shown
 from ..errors import LayoutError, MeshError, ParseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -106,7 +107,9 @@ def from_shardy(text: str, mesh: DeviceMesh | None = None) -> TensorLayout:
         try:
             TensorLayout((*axes, (name,)), mesh, unreduced=unreduced)
         except LayoutError:
-            raise LayoutError(f"axis {name!r} is listed as replicated, but it cuts a dim or is unreduced") from None
+            raise LayoutError(
+                f"axis {shown(name)} is listed as replicated, but it cuts a dim or is unreduced"
+            ) from None
     return layout
 
 
@@ -156,7 +159,7 @@ def mesh_from_shardy(text: str, devices: Sequence[Hashable] | None = None) -> De
         return _labelled(mesh, ids, None)
     labels = list(devices)
     if len(labels) != mesh.size:
-        raise MeshError(f"devices has {len(labels)} labels, but the mesh {text!r} has {mesh.size} devices")
+        raise MeshError(f"devices has {len(labels)} labels, but the mesh {shown(text)} has {mesh.size} devices")
     return _labelled(mesh, ids, labels)
 
 
@@ -169,7 +172,8 @@ def _device_ids(mesh: DeviceMesh, devices: Sequence[Hashable] | None) -> list[in
     own = list(mesh.devices.flat)
     if len(labels) != len(number_of) or set(own) != set(number_of):
         raise MeshError(
-            f"devices: Shardy numbers devices and has no labels; give the {mesh.size} labels of {mesh!r} in the order "
+            f"devices: Shardy numbers devices and has no labels; give the {mesh.size} labels of {shown(mesh)} in "
+            "the order "
             "of their numbers"
         )
     ids = [number_of[label] for label in own]
@@ -233,10 +237,12 @@ def _read_mesh(reader: _Reader) -> tuple[DeviceMesh, list[int] | None]:
             ids.append(reader.number())
     reader.expect(">")
     if not names:
-        raise MeshError(f"{reader.text!r}: a mesh without axes is a single device; a DeviceMesh has at least one axis")
+        raise MeshError(
+            f"{shown(reader.text)}: a mesh without axes is a single device; a DeviceMesh has at least one axis"
+        )
     mesh = DeviceMesh(sizes, names)
     if ids is not None and (len(ids) != mesh.size or set(ids) != set(range(mesh.size))):
-        raise MeshError(f"{reader.text!r}: device_ids are not 0 to {mesh.size - 1}, each once")
+        raise MeshError(f"{shown(reader.text)}: device_ids are not 0 to {mesh.size - 1}, each once")
     return mesh, ids
 
 
@@ -257,20 +263,21 @@ def _one_mesh(given: DeviceMesh | None, written: DeviceMesh | None) -> DeviceMes
         # Numbers stand for labels that the text does not have; only where they stand for the same ones can they differ.
         reordered = not written.has_default_devices and set(given.devices.flat) == set(written.devices.flat)
         if not same_axes or reordered:
-            raise LayoutError(f"mesh is {given!r}, but the text holds {written!r}")
+            raise LayoutError(f"mesh is {shown(given)}, but the text holds {shown(written)}")
     return given
 
 
 def _axis_of(mesh: DeviceMesh, axis: _AxisRef) -> str:
     """The axis, or the sub-axis, as a layout names it."""
     if axis.name not in mesh.axis_names:
-        raise LayoutError(f"axis {axis.name!r} is none of the mesh's, {mesh.axis_names}")
+        raise LayoutError(f"axis {shown(axis.name)} is none of the mesh's, {shown(mesh.axis_names)}")
     if axis.part is None or axis.part == (1, mesh.axis_size(axis.name)):
         return axis.name
     before, size = axis.part
     if before < 1 or size < 1 or mesh.axis_size(axis.name) % (before * size):
         raise LayoutError(
-            f"{axis.name!r}:({before}){size} does not divide the axis {axis.name!r} of size {mesh.axis_size(axis.name)}"
+            f"{shown(axis.name)}:({before}){size} does not divide the axis {shown(axis.name)} of size "
+            f"{mesh.axis_size(axis.name)}"
         )
     return str(SubAxis(axis.name, before, size))
 
@@ -310,7 +317,7 @@ def _string(text: str) -> str:
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
-        raise LayoutError(f"{text!r} cannot be written as UTF-8, in which MLIR's strings are") from error
+        raise LayoutError(f"{shown(text)} cannot be written as UTF-8, in which MLIR's strings are") from error
     special = {ord('"'): r"\22", ord("\\"): r"\\"}
     letters = [special.get(byte) or (chr(byte) if 32 <= byte < 127 else rf"\{byte:02X}") for byte in data]
     return f'"{"".join(letters)}"'
@@ -345,7 +352,9 @@ class _Reader:
 
     def error(self, wanted: str) -> ParseError:
         found = self.text[self._position : self._position + 40].lstrip()[:20]
-        return ParseError(f"expected {wanted} at character {self._position}, found {found!r} in {self.text[:200]!r}")
+        return ParseError(
+            f"expected {wanted} at character {self._position}, found {shown(found)} in {shown(self.text[:200])}"
+        )
 
     def at(self, mark: str) -> bool:
         return self._next is not None and self._next["mark"] == mark
@@ -361,7 +370,7 @@ class _Reader:
 
     def expect(self, mark: str) -> None:
         if not self.skip(mark):
-            raise self.error(f"a {mark!r}")
+            raise self.error(f"a {shown(mark)}")
 
     def skip_word(self, *words: str) -> bool:
         found = self._next is not None and self._next["word"] in words

@@ -6,16 +6,18 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..partition import Partition
 from ..rules.layout_map import LayoutMap
+from .hooks import entered
 
 __all__ = ["LayoutScope", "Placement", "current_scope", "layout_map_scope"]
 
@@ -104,7 +106,7 @@ class LayoutScope:
         (rule,) = self._layout_map.matching_rules(path)
         what = f"variable {path!r} of shape {tuple(shape)}: rule {rule!r} gives the layout {layout.axes}"
         if layout.unreduced:
-            raise LayoutError(f"{what}, unreduced over {layout.unreduced}; a variable cannot be a partial sum")
+            raise LayoutError(f"{what}, unreduced over {shown(layout.unreduced)}; a variable cannot be a partial sum")
         if layout.rank != len(shape):
             raise LayoutError(f"{what}, of rank {layout.rank}, but the variable has rank {len(shape)}")
         for dim, (size, shards, spec) in enumerate(zip(shape, layout.num_shards, layout.axes, strict=True)):
@@ -178,21 +180,12 @@ def layout_map_scope(layout_map: LayoutMap, *, local_devices: Iterable[Any] | No
     (None,)
     """
     scope = LayoutScope(layout_map, local_devices)
-    with _framework_part(scope):
+    with entered(scope):
         token = _CURRENT.set(scope)
         try:
             yield scope
         finally:
             _CURRENT.reset(token)
-
-
-def _framework_part(scope: LayoutScope) -> AbstractContextManager[None]:
-    """What the scope does to a framework, if that is loaded: who has not imported Keras builds no Keras model."""
-    if "keras" not in sys.modules:
-        return nullcontext()
-    from ..interop.keras import building
-
-    return building(scope)
 
 
 def _level_of_caller() -> int:
@@ -205,5 +198,5 @@ def _level_of_caller() -> int:
 
 def _in_mesh_order(mesh: DeviceMesh, devices: Iterable[Any]) -> tuple[Any, ...]:
     if isinstance(devices, str):
-        raise TypeError(f"local_devices must be a sequence of device labels, got the string {devices!r}")
-    return tuple(mesh.device(i) for i in sorted({mesh.index_of(device) for device in devices}))
+        raise TypeError(f"local_devices must be a sequence of device labels, got the string {shown(devices)}")
+    return tuple(mesh.device(i) for i in sorted({mesh.index_of_label(device) for device in devices}))

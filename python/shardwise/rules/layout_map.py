@@ -8,6 +8,7 @@ from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, Sequen
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, overload
 
+from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -68,9 +69,9 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         if device_mesh is not None and not isinstance(device_mesh, DeviceMesh):
             raise TypeError(f"device_mesh must be a DeviceMesh or None, got {type(device_mesh).__name__}")
         if not isinstance(match, str):
-            raise TypeError(f"match must be a string, got {match!r}")
+            raise TypeError(f"match must be a string, got {shown(match)}")
         if match not in MATCH_MODES:
-            raise LayoutError(f"match is {match!r}; it must be one of {', '.join(map(repr, MATCH_MODES))}")
+            raise LayoutError(f"match is {shown(match)}; it must be one of {', '.join(map(repr, MATCH_MODES))}")
         self._device_mesh = device_mesh
         self._match: MatchMode = match
         if not isinstance(backtracking, bool):
@@ -160,11 +161,15 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
                 layout = TensorLayout(layout)
         elif not isinstance(layout, TensorLayout):
             given = type(layout).__name__
-            raise TypeError(f"rule {key!r}: the value must be a TensorLayout or a tuple or list of axes, got {given}")
+            raise TypeError(
+                f"rule {shown(key)}: the value must be a TensorLayout or a tuple or list of axes, got {given}"
+            )
         with self._lock:
             if key in self._rules:
                 axes = self._rules[key].layout.axes
-                raise LayoutError(f"rule {key!r} is in the map already, with axes {axes}; delete it to replace it")
+                raise LayoutError(
+                    f"rule {shown(key)} is in the map already, with axes {shown(axes)}; delete it to replace it"
+                )
             if layout.device_mesh is None and self._device_mesh is not None:
                 with _naming_rule(key):
                     layout = layout.with_mesh(self._device_mesh)
@@ -214,13 +219,13 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             return self._rules[key].layout
 
     def __eq__(self, other: object) -> bool:
-        """Say whether the rules are the same; for two layout maps, their meshes and ways of matching as well."""
-        if isinstance(other, LayoutMap) and self._terms() != other._terms():
+        """Say whether the rules are the same; for two layout maps, their meshes and ways of matching as well.
+
+        What a map permits (`backtracking`) changes no answer, and does not count.
+        """
+        if isinstance(other, LayoutMap) and (self._device_mesh, self._match) != (other._device_mesh, other._match):
             return False
         return super().__eq__(other)
-
-    def _terms(self) -> tuple[DeviceMesh | None, MatchMode, bool]:
-        return self._device_mesh, self._match, self._backtracking
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -229,7 +234,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return f"<LayoutMap {{{rules}}}, device_mesh={self._device_mesh!r}, match={self._match!r}>"
 
     def __getstate__(self) -> tuple[DeviceMesh | None, MatchMode, bool, tuple[tuple[str, TensorLayout], ...]]:
-        return *self._terms(), tuple(self.items())
+        return self._device_mesh, self._match, self._backtracking, tuple(self.items())
 
     def __setstate__(
         self, state: tuple[DeviceMesh | None, MatchMode, bool, tuple[tuple[str, TensorLayout], ...]]
@@ -378,9 +383,9 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         [rules]
         'attn/kernel$' = [[], "model"]
         """
-        from .toml import write_rules
+        from .toml import Rules, write_rules
 
-        write_rules(file, self)
+        write_rules(file, Rules(self._match, self._backtracking, self._device_mesh, dict(self.items())))
 
     def _layout_of_rank(self, path: str, rank: int) -> TensorLayout:
         layout = self[path]
@@ -388,7 +393,9 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             return TensorLayout((None,) * rank, self._device_mesh)
         if layout.rank != rank:
             rule = ", ".join(map(repr, self.matching_rules(path)))
-            raise LayoutError(f"the array at {path!r} has rank {rank}, the layout of its rule {rule} has {layout.rank}")
+            raise LayoutError(
+                f"the array at {shown(path)} has rank {rank}, the layout of its rule {rule} has {layout.rank}"
+            )
         return layout
 
 
@@ -416,4 +423,4 @@ def _naming_rule(key: str) -> Iterator[None]:
     try:
         yield
     except (LayoutError, TypeError) as error:
-        raise type(error)(f"rule {key!r}: {error}") from None
+        raise type(error)(f"rule {shown(key)}: {error}") from None

@@ -210,7 +210,8 @@ class LayoutReport:
             result += bytes_for(layout.partition(shape, uneven=self.uneven).nbytes("uint8"), bits) * count
         result.flags.writeable = False
         # A view: of the array itself numpy would let anyone set the flag again.
-        return result.view()
+        readonly: npt.NDArray[np.int64] = result.view()
+        return readonly
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:

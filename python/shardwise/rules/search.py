@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from .._core import RuleSet
+from .._text import shown
 from ..errors import LayoutError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class RuleSearch:
             return None
         if len(found) > 1:
             keys = ", ".join(repr(self._rules[position][0]) for position in found)
-            raise LayoutError(f"path {path!r} matches {len(found)} rules, only one may: {keys}")
+            raise LayoutError(f"path {shown(path)} matches {len(found)} rules, only one may: {keys}")
         return self._rules[found[0]][1].layout
 
     def _matching(self, path: str) -> tuple[int, ...]:
@@ -134,7 +135,7 @@ class Answers(dict[str, "TensorLayout | None"]):
 def checked_path(path: object) -> str:
     """Give the path back, if it is a string."""
     if not isinstance(path, str):
-        raise TypeError(f"path must be a string, got {path!r}")
+        raise TypeError(f"path must be a string, got {shown(path)}")
     return path
 
 
@@ -162,14 +163,14 @@ def compiled_rule(key: object, match: MatchMode = "search", backtracking: bool =
 
 def _compiled(key: object) -> re.Pattern[str]:
     if not isinstance(key, str) or not key:
-        raise TypeError(f"the key of a rule must be a non-empty string, got {key!r}")
+        raise TypeError(f"the key of a rule must be a non-empty string, got {shown(key)}")
     try:
         key.encode()
         return re.compile(key)
     except UnicodeEncodeError as error:
-        raise LayoutError(f"rule {key!r} holds a lone surrogate at position {error.start}") from None
+        raise LayoutError(f"rule {shown(key)} holds a lone surrogate at position {error.start}") from None
     except re.error as error:
         at = "" if error.pos is None else f" at position {error.pos}"
-        raise LayoutError(f"rule {key!r} is not a regular expression: {error.msg}{at}") from None
+        raise LayoutError(f"rule {shown(key)} is not a regular expression: {error.msg}{at}") from None
     except (OverflowError, RecursionError) as error:
-        raise LayoutError(f"rule {key!r} is not a regular expression that Python takes: {error}") from None
+        raise LayoutError(f"rule {shown(key)} is not a regular expression that Python takes: {error}") from None

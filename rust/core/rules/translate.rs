@@ -62,6 +62,8 @@ pub(super) struct Traits {
     pub(super) has_class: bool,
     /// Whether it has `\B`, which depends on the version of Python for an empty path.
     pub(super) has_not_boundary: bool,
+    /// Whether it names a character beyond the surrogates, so that a range may hold those as well.
+    pub(super) beyond_surrogates: bool,
 }
 
 /// The pattern in the syntax of the `regex` crate, or `None` where no linear search can tell what Python's would.
@@ -89,6 +91,7 @@ pub(super) fn translate(pattern: &str, ending: Ending, unicode: bool) -> Option<
         has_end: false,
         has_class: false,
         has_not_boundary: false,
+        beyond_surrogates: false,
     };
     translator.pattern()?;
     let group = match (translator.beyond_ascii, translator.folds, flags.ascii) {
@@ -99,8 +102,13 @@ pub(super) fn translate(pattern: &str, ending: Ending, unicode: bool) -> Option<
         (false, ..) => Group::Classed,
     };
     let has_class = translator.has_class && !flags.ascii;
-    let traits =
-        Traits { group, has_end: translator.has_end, has_class, has_not_boundary: translator.has_not_boundary };
+    let traits = Traits {
+        group,
+        has_end: translator.has_end,
+        has_class,
+        has_not_boundary: translator.has_not_boundary,
+        beyond_surrogates: translator.beyond_surrogates,
+    };
     Some((translator.text, traits))
 }
 
@@ -145,6 +153,7 @@ struct Translator<'pattern> {
     has_end: bool,
     has_class: bool,
     has_not_boundary: bool,
+    beyond_surrogates: bool,
 }
 
 /// A class, while it is read: what is written, and whether a newline is in it.
@@ -272,6 +281,7 @@ impl Translator<'_> {
     /// One character, escaped.
     fn one(&mut self, c: char) -> String {
         self.beyond_ascii |= !c.is_ascii();
+        self.beyond_surrogates |= c > '\u{d7ff}';
         if c.is_ascii_control() {
             format!(r"\x{:02x}", c as u32)
         } else if c.is_ascii_punctuation() && c != '<' && c != '>' {
@@ -489,7 +499,13 @@ mod tests {
     #[test]
     fn where_a_pattern_is_searched_is_known() {
         let traits = |pattern| translate(pattern, Ending::Plain, true).unwrap().1;
-        let none = Traits { group: Group::Classed, has_end: false, has_class: false, has_not_boundary: false };
+        let none = Traits {
+            group: Group::Classed,
+            has_end: false,
+            has_class: false,
+            has_not_boundary: false,
+            beyond_surrogates: false,
+        };
         assert_eq!(traits(r"a.*[^b]\Z"), none);
         assert_eq!(traits("a$"), Traits { has_end: true, ..none });
         assert_eq!(traits("(?m)a$"), none);

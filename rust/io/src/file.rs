@@ -74,19 +74,40 @@ pub(crate) fn open_source(path: &Path) -> Result<(File, Identity)> {
     Ok((file, Identity::of(&metadata)))
 }
 
-/// Opens a file to write it (and to read it: resumed and compared files are); `new` if it must not be there yet.
-pub(crate) fn open_destination(path: &Path, new: bool) -> Result<(File, Identity)> {
+/// A file that is open to be written.
+pub(crate) struct Opened {
+    pub(crate) file: File,
+    pub(crate) identity: Identity,
+    /// Whether it was not there before.
+    pub(crate) made: bool,
+}
+
+/// Opens a file to write it (and to read it), and makes it if it is not there; `new` if it must not be.
+pub(crate) fn open_destination(path: &Path, new: bool) -> Result<Opened> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).create_new(new).truncate(false);
+    options.read(true).write(true).truncate(false);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(
         &mut options,
         (rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOFOLLOW).bits() as i32,
     );
-    let file = counted("creating", path, || options.open(path))?;
-    let metadata = counted("looking at", path, || file.metadata())?;
-    check_kind(path, &metadata)?;
-    Ok((file, Identity::of(&metadata)))
+    if !new {
+        match counted("opening", path, || options.open(path)) {
+            Err(Error::Os { error, .. }) if error.kind() == io::ErrorKind::NotFound => {}
+            opened => {
+                let file = opened?;
+                let metadata = counted("looking at", path, || file.metadata())?;
+                check_kind(path, &metadata)?;
+                return Ok(Opened { file, identity: Identity::of(&metadata), made: false });
+            }
+        }
+    }
+    let file = counted("creating", path, || options.create_new(true).open(path))?;
+    let metadata = counted("looking at", path, || file.metadata()).inspect_err(|_| {
+        // It is ours, and nobody knows of it yet.
+        let _ = std::fs::remove_file(path);
+    })?;
+    Ok(Opened { file, identity: Identity::of(&metadata), made: true })
 }
 
 fn check_kind(path: &Path, metadata: &Metadata) -> Result<()> {

@@ -21,11 +21,12 @@ use shardwise_core::{
 };
 
 use crate::{
-    convert::{Numbers, strings},
+    convert::strings,
     errors::{detached, guard, to_py},
     layout::Layout,
     mesh::Mesh,
     partition::Partition,
+    tiling::numbers,
 };
 
 /// What there is to know of a change of layout before its collectives are looked for.
@@ -51,11 +52,7 @@ impl CollectiveSearch {
         same: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         guard(|| {
-            let same = match same.map(|same| Numbers::new("same", same)).transpose()? {
-                None => None,
-                Some(Numbers::One(one)) => Some(vec![one]),
-                Some(Numbers::Many(array)) => Some(array.slice()?.to_vec()),
-            };
+            let same = same.map(|same| numbers("same", same)).transpose()?;
             if same.as_ref().is_some_and(|same| same.len() as i64 != dst_mesh.core.size()) {
                 return Err(PyValueError::new_err("same must have one entry for each destination device"));
             }

@@ -32,8 +32,8 @@ impl Refusal for dtensor::Error {
     }
 }
 
-/// The exception for an error of the core. An interruption is the exception that the signal handler left, so it never gets here
-/// but through a fault.
+/// The exception for an error of the core. An interruption is the exception that the signal handler left, so it never
+/// gets here except through a fault.
 pub(crate) fn to_py(error: impl Refusal) -> PyErr {
     let message = error.to_string();
     match error.kind() {
@@ -55,10 +55,11 @@ pub(crate) fn guard<T>(body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
 }
 
 /// Runs a bulk kernel with the interpreter released; the kernel polls for signals, so that Ctrl-C ends it.
-pub(crate) fn detached<T, F>(py: Python<'_>, kernel: F) -> PyResult<T>
+pub(crate) fn detached<T, E, F>(py: Python<'_>, kernel: F) -> PyResult<T>
 where
     T: Send,
-    F: Send + FnOnce(&mut dyn FnMut() -> CoreResult<()>) -> CoreResult<T>,
+    E: Send + Refusal,
+    F: Send + FnOnce(&mut dyn FnMut() -> CoreResult<()>) -> Result<T, E>,
 {
     let mut pending = None;
     let done = py.detach(|| {

@@ -11,6 +11,7 @@ mod partition;
 mod pickle;
 mod reshard;
 mod rules;
+mod tiling;
 mod views;
 
 use pyo3::prelude::*;
@@ -35,7 +36,15 @@ mod _core {
     use super::collective::{CollectiveSearch, priced_collectives};
 
     #[pymodule_export]
+    use super::tiling::Tiling;
+
+    #[pymodule_export]
     use super::pickle::{Persistent, Record, read_pickle};
+
+    /// The version of the package.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "the name that Python's packages give it")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
 
     /// Panics, so that a test can see what a panic becomes.
     #[pyfunction]

@@ -7,7 +7,11 @@ use pyo3::{
     prelude::*,
     types::{PyDict, PyList, PyString, PyTuple},
 };
-use shardwise_core::{partition::Partition as CorePartition, runs::Runs, uneven::Cut};
+use shardwise_core::{
+    partition::{Bounds, Partition as CorePartition},
+    runs::Runs,
+    uneven::Cut,
+};
 
 use crate::{
     arrays,
@@ -60,11 +64,13 @@ impl Partition {
     /// The device's box as a tuple of slices.
     #[pyo3(signature = (device, /))]
     fn r#box<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| {
-            let bounds = self.core.box_of(device).map_err(to_py)?;
-            let slices = bounds.into_iter().map(|bounds| views::slice(py, bounds)).collect::<PyResult<Vec<_>>>()?;
-            PyTuple::new(py, slices)
-        })
+        guard(|| slices(py, self.core.box_of(device).map_err(to_py)?))
+    }
+
+    /// The box of a shard as a tuple of slices.
+    #[pyo3(signature = (shard_id, /))]
+    fn shard_box<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
+        guard(|| slices(py, self.core.box_of_shard(position("shard_id", shard_id)?).map_err(to_py)?))
     }
 
     /// The shape of the device's shard.
@@ -263,6 +269,12 @@ impl Partition {
     fn devices(&self) -> PyResult<usize> {
         arrays::length("devices", self.core.mesh().size())
     }
+}
+
+/// A box as a tuple of slices.
+fn slices(py: Python<'_>, bounds: Bounds) -> PyResult<Bound<'_, PyTuple>> {
+    let slices = bounds.into_iter().map(|bounds| views::slice(py, bounds)).collect::<PyResult<Vec<_>>>()?;
+    PyTuple::new(py, slices)
 }
 
 fn borrowed(error: impl std::fmt::Display) -> PyErr {

@@ -4,9 +4,9 @@ use pyo3::{
     exceptions::PyValueError,
     intern,
     prelude::*,
-    types::{PyString, PyTuple},
+    types::{PyBytes, PyString, PyTuple},
 };
-use shardwise_core::rules::{CharClass, MatchMode, RuleSet as CoreRuleSet};
+use shardwise_core::rules::{CharClass, MatchMode, RuleSet as CoreRuleSet, SURROGATE};
 
 use crate::{convert::strings, errors::guard};
 
@@ -16,7 +16,6 @@ type Positions<'py> = (Bound<'py, PyTuple>, Bound<'py, PyTuple>);
 #[pyclass(frozen, module = "shardwise._core")]
 pub(crate) struct RuleSet {
     core: CoreRuleSet,
-    len: usize,
 }
 
 #[pymethods]
@@ -34,8 +33,7 @@ impl RuleSet {
                     return Err(PyValueError::new_err(format!("mode is {other:?}, not search, match or fullmatch")));
                 }
             };
-            let patterns = strings("patterns", patterns)?;
-            Ok(Self { len: patterns.len(), core: CoreRuleSet::new(&patterns, mode) })
+            Ok(Self { core: CoreRuleSet::new(&strings("patterns", patterns)?, mode) })
         })
     }
 
@@ -49,9 +47,13 @@ impl RuleSet {
     fn find<'py>(&self, path: &Bound<'py, PyString>) -> PyResult<Positions<'py>> {
         guard(|| {
             let py = path.py();
-            let Ok(text) = path.to_str() else {
-                // A lone surrogate is not text for Rust; what it is for Python, only Python's engine knows.
-                return Ok((PyTuple::empty(py), PyTuple::new(py, 0..self.len)?));
+            let replaced;
+            let text = match path.to_str() {
+                Ok(text) => text,
+                Err(_) => {
+                    replaced = without_surrogates(path)?;
+                    &replaced
+                }
             };
             let mut failed = None;
             let found = self.core.find(text, &mut |c| {
@@ -64,6 +66,13 @@ impl RuleSet {
             Ok((PyTuple::new(py, found.matches)?, PyTuple::new(py, found.rest)?))
         })
     }
+}
+
+/// The path with [`SURROGATE`] in the place of each lone surrogate.
+fn without_surrogates(path: &Bound<'_, PyString>) -> PyResult<String> {
+    let encoded = path.call_method1(intern!(path.py(), "encode"), ("utf-32-le", "surrogatepass"))?;
+    let points = encoded.cast::<PyBytes>()?.as_bytes().chunks_exact(4);
+    Ok(points.map(|p| char::from_u32(u32::from_le_bytes([p[0], p[1], p[2], p[3]])).unwrap_or(SURROGATE)).collect())
 }
 
 /// What `re` takes a character for: it asks the same tables as these methods.

@@ -206,7 +206,7 @@ impl DtensorMesh {
                 let shape = [length("devices", self.mesh.size())?, self.mesh.shape().len()];
                 filled(py, &shape, |out, poll| tiled.axes().coordinates_into(out, poll))
             }
-            None => filled(py, &[0, 0], |_, _| Ok(())),
+            None => filled(py, &[0, 0], |_, _| CoreResult::Ok(())),
         })
     }
 
