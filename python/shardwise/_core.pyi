@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "CollectiveSearch",
     "DtensorLayout",
     "DtensorMesh",
     "Layout",
@@ -17,12 +18,12 @@ __all__ = [
     "RuleSet",
     "__version__",
     "_panic",
-    "collectives",
     "decode_layout",
     "decode_mesh",
     "encode_layout",
     "encode_mesh",
     "parse_device",
+    "priced_collectives",
     "print_device",
     "read_pickle",
 ]
@@ -119,9 +120,28 @@ class ReshardPlan:
         /,
     ) -> None: ...
 
-def collectives(
-    src: Partition, dst: Partition, itemsize: int, bandwidth: Sequence[float], latency: Sequence[float], /
-) -> list[Any] | None: ...
+@final
+class CollectiveSearch:
+    def __new__(
+        cls, src_mesh: Mesh, src: Partition, dst_mesh: Mesh, dst: Partition, same: Any, /
+    ) -> CollectiveSearch: ...
+    @property
+    def obstacle(self) -> tuple[Any, str] | None: ...
+    @property
+    def axes(self) -> list[tuple[str, str]]: ...
+    def steps(
+        self, itemsize: int, bandwidth: Sequence[float], latency: Sequence[float], /
+    ) -> list[Any] | tuple[Any, str]: ...
+
+def priced_collectives(
+    mesh: Mesh,
+    src: Partition,
+    steps: list[Any],
+    itemsize: int,
+    bandwidth: Sequence[float],
+    latency: Sequence[float],
+    /,
+) -> list[Any]: ...
 def _panic() -> None: ...
 
 _MeshFields: TypeAlias = tuple[list[tuple[str, int]], list[int], str, list[int], list[str], list[str], bool, str]

@@ -9,7 +9,7 @@ import numpy as np
 from .._text import bytes_text, seconds_text
 
 if TYPE_CHECKING:
-    from .collectives import LinkModel
+    from .cost import LinkModel
     from .plan import ReshardPlan
 
 __all__ = ["explain"]
@@ -39,13 +39,12 @@ def explain(plan: ReshardPlan, dtype: np.dtype[Any], links: LinkModel | None) ->
         lines.append("Nothing moves: every device holds its new shard already.")
     if plan.addends > 1:
         lines.append(f"Each value is the sum of {plan.addends} addends, added where they arrive.")
-    steps = plan.price(dtype, links)
+    steps = plan.collectives(dtype, links)
     if steps:
         lines.append(f"As collectives, about {seconds_text(sum(step.seconds for step in steps))}:")
         lines.extend(f"{number}. {step}." for number, step in enumerate(steps, 1))
     elif steps is None and src is not None:
-        reason = "the meshes differ" if src.device_mesh != dst.device_mesh else "a dim does not divide evenly"
-        lines.append(f"It has no form as collectives ({reason}): the boxes go from device to device.")
+        lines.append(f"It has no form as collectives: {plan.obstacle}. The boxes go from device to device.")
     return "\n".join(lines)
 
 

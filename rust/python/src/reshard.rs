@@ -9,7 +9,7 @@ use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
     prelude::*,
-    types::PyList,
+    types::{PyList, PyTuple},
 };
 use shardwise_core::{
     copy::{overlap::Disjoint, run::run, strided::Strided},
@@ -23,8 +23,7 @@ use shardwise_core::{
 
 use crate::{
     arrays,
-    errors::{detached, guard, to_py},
-    partition::Partition,
+    errors::{detached, guard},
     tiling::{numbers, tiling},
     views,
 };
