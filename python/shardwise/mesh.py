@@ -186,7 +186,9 @@ class DeviceMesh:
             raise MeshError(f"axis_name is {shown(axis_name)}; the axes of this mesh are {shown(self.axis_names)}")
         size = self.axis_size(sub.axis)
         if size % (sub.before * sub.size):
-            raise MeshError(f"axis_name is {shown(axis_name)}, which does not divide axis {shown(sub.axis)} of size {size}")
+            raise MeshError(
+                f"axis_name is {shown(axis_name)}, which does not divide axis {shown(sub.axis)} of size {size}"
+            )
         return sub.size
 
     def __getitem__(self, names: str | Sequence[str]) -> DeviceMesh:

@@ -156,16 +156,6 @@ class Partition:
         """The largest extent that a shard has along each dim; costs O(rank) for a mesh of any size.
 
         >>> from shardwise import DeviceMesh, TensorLayout
-        >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((10,), "balanced").largest_shard_shape
-        (3,)
-        """
-        return self._core.largest_shard_shape
-
-    @property
-    def largest_shard_shape(self) -> tuple[int, ...]:
-        """The largest extent that a shard has along each dim; costs O(rank) for a mesh of any size.
-
-        >>> from shardwise import DeviceMesh, TensorLayout
         >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((10,), "floor").largest_shard_shape
         (3,)
         """

@@ -12,7 +12,6 @@ from ..sub_axis import SubAxis, parse_sub_axis
 from .run import check_addable
 
 if TYPE_CHECKING:
-    from ..layout import TensorLayout
     from ..mesh import DeviceMesh
     from ..partition import Partition
     from .kinds import CollectiveStep
@@ -40,7 +39,8 @@ def run_steps(src: Partition, shards: Sequence[Array], steps: Sequence[Collectiv
 def _digits(mesh: DeviceMesh, names: Iterable[str]) -> npt.NDArray[np.int64]:
     """What each axis or sub-axis contributes to a device's coordinate along its mesh axis: (devices, names)."""
     columns = [digit * rest for _, digit, rest in _parts(mesh, names)]
-    return np.array(columns, np.int64).reshape(-1, mesh.size).T.copy()
+    rows: npt.NDArray[np.int64] = np.array(columns, np.int64).reshape(-1, mesh.size).T.copy()
+    return rows
 
 
 def _parts(mesh: DeviceMesh, names: Iterable[str]) -> Iterator[tuple[int, npt.NDArray[np.int64], int]]:
