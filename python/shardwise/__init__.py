@@ -18,6 +18,7 @@ from .layout import Axes, TensorLayout, UnevenRule
 from .mesh import DeviceMesh, list_devices
 from .model.hooks import load_with
 from .partition import Partition
+from .tiling import Piece, Tiling
 
 if TYPE_CHECKING:
     from . import dtensor as dtensor
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from .reshard.collectives import CollectiveObstacle
     from .reshard.cost import CollectiveCost, LinkModel, cost_of
     from .reshard.kinds import Collective, CollectiveStep
-    from .reshard.plan import ReshardPlan, Transfer, plan_from_boxes, plan_reshard
+    from .reshard.plan import ReshardPlan, Transfer, plan_reshard
     from .rules.layout_map import LayoutMap
     from .rules.report import LayoutReport, TensorReport
     from .show.svg import draw
@@ -51,6 +52,7 @@ __all__ = [
     "MeshError",
     "ParseError",
     "Partition",
+    "Piece",
     "ReshardPlan",
     "Shard",
     "ShardedArray",
@@ -60,6 +62,7 @@ __all__ = [
     "StoredTensor",
     "TensorLayout",
     "TensorReport",
+    "Tiling",
     "Transfer",
     "UnevenRule",
     "Variable",
@@ -76,7 +79,6 @@ __all__ = [
     "list_devices",
     "open_checkpoint",
     "open_safetensors",
-    "plan_from_boxes",
     "plan_reshard",
     "reduce_scatter",
 ]
@@ -89,7 +91,7 @@ _LAZY = {
     "reshard.collectives": ("CollectiveObstacle",),
     "reshard.cost": ("CollectiveCost", "LinkModel", "cost_of"),
     "reshard.kinds": ("Collective", "CollectiveStep"),
-    "reshard.plan": ("ReshardPlan", "Transfer", "plan_from_boxes", "plan_reshard"),
+    "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
     "rules.layout_map": ("LayoutMap",),
     "rules.report": ("LayoutReport", "TensorReport"),
     "show.svg": ("draw",),

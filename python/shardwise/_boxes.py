@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._arguments import int64_array
+from ._text import shown
 from .errors import LayoutError
 
 if TYPE_CHECKING:
@@ -15,17 +16,11 @@ if TYPE_CHECKING:
 
     Bounds = npt.NDArray[np.int64]
 
-__all__ = ["Holder", "arguments_of", "key_of", "one_each", "parse_holder", "short"]
+__all__ = ["Holder", "arguments_of", "key_of", "one_each", "parse_holder"]
 
 #: A holder's boxes as int64 (boxes, dims, 2), their number, and its array: True for the one box's own, False for a flat
 #: one, or its shape and where the boxes begin in it.
 Holder = tuple["Bounds", int, "bool | tuple[tuple[int, ...], list[int]]"]
-
-
-def short(value: object) -> str:
-    """Give a repr that is not too long for a message."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def one_each(shape: tuple[int, ...], boxes: Any) -> Bounds:
@@ -47,20 +42,20 @@ def parse_holder(
     label: Any, value: Any, shape: tuple[int, ...], own: Sequence[int] | None, piece_type: type[Any]
 ) -> Holder:
     """What `from_boxes` has for one label; `own` is the shape of its array, where that is given."""
-    name = f"boxes[{short(label)}]"
+    name = f"boxes[{shown(label)}]"
     if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
-        raise TypeError(f"{name} must be a box or a list of boxes, got {short(value)}")
+        raise TypeError(f"{name} must be a box or a list of boxes, got {shown(value)}")
     rank = len(shape)
     if len(value) and not isinstance(value, np.ndarray) and isinstance(value[0], piece_type):
         if not all(isinstance(piece, piece_type) for piece in value):
             raise TypeError(f"{name} has Pieces and other boxes; give one or the other")
         if own is None:
-            raise LayoutError(f"arrays has no shape for {short(label)}, whose boxes are given as Pieces")
+            raise LayoutError(f"arrays has no shape for {shown(label)}, whose boxes are given as Pieces")
         bounds = _bounds([_pairs(piece.box, shape, name) for piece in value], rank, name)
         starts = [start for piece in value for start in _starts(piece.start)]
         return bounds, len(value), (tuple(int64_array("arrays", own).tolist()), starts)
     if own is not None:
-        raise LayoutError(f"arrays has a shape for {short(label)}, whose boxes are not given as Pieces")
+        raise LayoutError(f"arrays has a shape for {shown(label)}, whose boxes are not given as Pieces")
     if isinstance(value, np.ndarray):
         if value.ndim == 2:
             return _bounds(value[np.newaxis], rank, name), 1, True
@@ -86,7 +81,7 @@ def _has_slices(box: Any) -> bool:
 def _pairs(box: Any, shape: tuple[int, ...], name: str) -> list[Any]:
     """A box as a list of (start, stop)."""
     if isinstance(box, (str, bytes)) or not hasattr(box, "__len__"):
-        raise TypeError(f"{name} must be a box: a sequence of slices or of (start, stop), got {short(box)}")
+        raise TypeError(f"{name} must be a box: a sequence of slices or of (start, stop), got {shown(box)}")
     if len(box) != len(shape):
         raise LayoutError(f"{name} has {len(box)} dims but shape has {len(shape)}")
     sides = []

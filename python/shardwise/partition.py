@@ -11,6 +11,7 @@ from . import _core
 from ._dtypes import bits_of, bytes_for
 from ._text import shown
 from .errors import SizeOverflowError
+from .tiling import Piece, Tiling
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Partition"]
 
 
-class Partition:
-    """Where each shard of a tensor begins and ends, and who holds it.
+class Partition(Tiling):
+    """Where each shard of a tensor begins and ends, and who holds it: the tiling that a layout makes of a shape.
 
     Args:
         layout: a layout that has its mesh.
@@ -46,7 +47,7 @@ class Partition:
     (5, 1)
     """
 
-    __slots__ = ("__weakref__", "_core", "_layout", "_mesh", "_uneven")
+    __slots__ = ("_layout", "_mesh", "_uneven")
 
     _core: _core.Partition
     _layout: TensorLayout
@@ -368,6 +369,59 @@ class Partition:
         extents = boxes[:, :, 1] - boxes[:, :, 0]
         elements: npt.NDArray[np.int64] = extents.prod(axis=1, dtype=np.int64)
         return bytes_for(elements, bits)
+
+    @property
+    def holders(self) -> tuple[Any, ...]:
+        """The labels of the devices, in device-index order."""
+        return self._mesh._all_labels()
+
+    def holder_shape(self, holder: Any) -> tuple[int, ...]:
+        """Give the shape of a device's shard.
+
+        Raises:
+            MeshError: if the mesh has no such device.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((10,), "ceil").holder_shape("cpu:3")
+        (1,)
+        """
+        return self._core.shard_shape(self._mesh.index_of_label(holder))
+
+    def pieces(self, holder: Any) -> list[Piece]:
+        """Give the device's box, which begins at the corner of its shard.
+
+        Raises:
+            MeshError: if the mesh has no such device.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> TensorLayout(("x",), DeviceMesh((2,), ("x",))).partition((8,)).pieces("cpu:1")
+        [Piece(box=(slice(4, 8, None),), start=(0,))]
+        """
+        return [Piece(self._core.box(self._mesh.index_of_label(holder)), (0,) * len(self.shape))]
+
+    def check(self) -> None:
+        """Do nothing: the shards of a partition hold every element, and devices with the same shard are replicas."""
+
+    @property
+    def _count(self) -> int:
+        return self._mesh.size
+
+    def _shapes(self) -> list[tuple[int, ...]]:
+        boxes = self._core.boxes()
+        return list(map(tuple, (boxes[..., 1] - boxes[..., 0]).tolist()))
+
+    def _covered(self) -> None:
+        return None
+
+    @property
+    def _is_named(self) -> bool:
+        return True
+
+    def _label(self, position: int) -> Any:
+        return self._mesh.device(position)
+
+    def _position(self, holder: Any) -> int:
+        return self._mesh.index_of_label(holder)
 
     def __eq__(self, other: object) -> bool:
         if self is other:

@@ -10,8 +10,9 @@ import numpy as np
 
 from . import _core
 from ._arguments import int64_array
-from ._boxes import arguments_of, key_of, one_each, parse_holder, short
+from ._boxes import arguments_of, key_of, one_each, parse_holder
 from ._dtypes import bits_of, bytes_for
+from ._text import shown
 from .errors import LayoutError, SizeOverflowError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Tiling:
                 raise TypeError(f"holders: every label must be hashable ({error})") from None
             if len(tiling._index) != len(labels):
                 second = next(i for i, label in enumerate(labels) if tiling._index[label] != i)
-                raise LayoutError(f"holders[{second}] repeats a label: {short(labels[second])}")
+                raise LayoutError(f"holders[{second}] repeats a label: {shown(labels[second])}")
         return tiling
 
     @classmethod
@@ -129,7 +130,7 @@ class Tiling:
         given = dict(arrays or {})
         holders = [parse_holder(label, value, shape, given.pop(label, None), Piece) for label, value in boxes.items()]
         if given:
-            raise LayoutError(f"arrays has a shape for {short(next(iter(given)))}, which boxes does not have")
+            raise LayoutError(f"arrays has a shape for {shown(next(iter(given)))}, which boxes does not have")
         if holders and all(array is True for *_, array in holders):
             together = np.concatenate([bounds for bounds, *_ in holders])
             core = _core.Tiling.one_each(shape, together, len(together), replicas)
@@ -280,6 +281,20 @@ class Tiling:
         """The number of holders."""
         return self._core_tiling.holders
 
+    def _kind_text(self) -> str:
+        """What sort of tiling this is, in plain words."""
+        if self._key[0] == "grid":
+            return f"chunks of shape {self._key[3]}"
+        return "ranges of the flattened tensor" if self._key[0] == "from_flat_ranges" else "explicit boxes"
+
+    def _shapes(self) -> list[tuple[int, ...]]:
+        """The shape of every holder's own array."""
+        return [self._core_tiling.array_shape(i) for i in range(self._count)]
+
+    def _covered(self) -> npt.NDArray[np.bool_] | None:
+        """Whether each holder's pieces fill its array; `None` if all do."""
+        return self._core_tiling.held_sizes() == self._core_tiling.array_sizes()
+
     @property
     def _is_named(self) -> bool:
         """Whether the labels were given: only then they mean the same in another tiling."""
@@ -305,10 +320,10 @@ class Tiling:
         try:
             return self._index[holder]
         except (KeyError, TypeError):
-            names = ", ".join(short(self._label(i)) for i in range(min(self._count, 3)))
+            names = ", ".join(shown(self._label(i)) for i in range(min(self._count, 3)))
             more = ", …" if self._count > 3 else ""
             raise LayoutError(
-                f"holder {short(holder)} is not in the tiling, which has {self._count} holders: {names}{more}"
+                f"holder {shown(holder)} is not in the tiling, which has {self._count} holders: {names}{more}"
             ) from None
 
     def __eq__(self, other: object) -> bool:
@@ -340,18 +355,18 @@ def _numbers(name: str, value: Any) -> tuple[int, ...]:
     """A sequence of integers as a tuple."""
     array = int64_array(name, value if isinstance(value, np.ndarray) else list(_sequence(name, value)))
     if array.ndim != 1:
-        raise TypeError(f"{name} must be a sequence of integers, got {short(value)}")
+        raise TypeError(f"{name} must be a sequence of integers, got {shown(value)}")
     return tuple(array.tolist())
 
 
 def _sequence(name: str, value: Any) -> Sequence[Any]:
     if isinstance(value, (str, bytes)) or not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
-        raise TypeError(f"{name} must be a sequence of integers, got {short(value)}")
+        raise TypeError(f"{name} must be a sequence of integers, got {shown(value)}")
     sequence: Sequence[Any] = value
     return sequence
 
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {short(value)}")
+        raise TypeError(f"{name} must be True or False, got {shown(value)}")
     return value

@@ -52,7 +52,7 @@ def test_law_2_replicas_hold_one_box_and_are_numbered(partition: sw.Partition) -
         assert replicas[holders].tolist() == list(range(partition.replicas))
         assert (boxes[holders] == boxes[holders[0]]).all()
         assert partition.canonical_device(shard_id) == partition.device_mesh.device(holders[0])
-        assert [(part.start, part.stop) for part in partition.shard_box(shard_id)] == boxes[holders[0]].tolist()
+        assert [[part.start, part.stop] for part in partition.shard_box(shard_id)] == boxes[holders[0]].tolist()
     for shard_id in (-1, partition.total_shards):
         for ask in (partition.shard_box, partition.canonical_device):
             with pytest.raises(IndexError, match="shard_id"):

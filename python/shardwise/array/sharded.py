@@ -111,6 +111,11 @@ class ShardedArray(ShardSource):
         return self._partition
 
     @property
+    def tiling(self) -> Partition:
+        """Who holds what: the same as `partition`."""
+        return self._partition
+
+    @property
     def layout(self) -> TensorLayout:
         """The layout."""
         return self._partition.layout

@@ -94,9 +94,16 @@ def from_shardy(text: str, mesh: DeviceMesh | None = None) -> TensorLayout:
         reader.expect(",")
         name = reader.word("replicated", "unreduced")
         if name in lists:
-            raise reader.error(f"a second list of {name} axes")
+            raise reader.refusal(f"{name} axes are listed twice")
         reader.expect("=")
+        if not reader.skip_word("sum") and reader.at_word():
+            raise LayoutError(
+                f"{name} axes are to be reduced by {reader.word()!r}; the unreduced axes of a layout are summed, it "
+                "expresses no other reduction"
+            )
         lists[name] = _read_axes(reader)
+        if name == "replicated":
+            _check_sorted(lists[name], written if mesh is None else mesh)
     reader.end()
     mesh = _one_mesh(mesh, written)
     axes = [tuple(_axis_of(mesh, axis) for axis in dim) for dim in dims]
@@ -252,6 +259,18 @@ def _labelled(mesh: DeviceMesh, ids: list[int] | None, labels: list[Hashable] | 
     return DeviceMesh(mesh.shape, mesh.axis_names, [f"cpu:{i}" if labels is None else labels[i] for i in ids])
 
 
+def _check_sorted(axes: list[_AxisRef], mesh: DeviceMesh | None) -> None:
+    """Shardy lists replicated axes once, in the order of the mesh, and parts of one axis from the major one on."""
+    names = [] if mesh is None else list(mesh.axis_names)
+    places = [(names.index(axis.name) if axis.name in names else len(names), axis.part or (1, 1)) for axis in axes]
+    for first, second, before, after in zip(axes, axes[1:], places, places[1:], strict=False):
+        if first == second or (before >= after and first.name in names):
+            raise ParseError(
+                f"replicated axes are listed once, in the order of the mesh, but {shown(second.name)} comes after "
+                f"{shown(first.name)}"
+            )
+
+
 def _one_mesh(given: DeviceMesh | None, written: DeviceMesh | None) -> DeviceMesh:
     if given is None:
         if written is None:
@@ -355,6 +374,9 @@ class _Reader:
         return ParseError(
             f"expected {wanted} at character {self._position}, found {shown(found)} in {shown(self.text[:200])}"
         )
+
+    def refusal(self, what: str) -> ParseError:
+        return ParseError(f"{what}, the second time before character {self._position} of {self.text[:200]!r}")
 
     def at(self, mark: str) -> bool:
         return self._next is not None and self._next["mark"] == mark

@@ -25,6 +25,8 @@ __all__ = ["LayoutScope", "Placement", "current_scope", "layout_map_scope"]
 _CURRENT: ContextVar[LayoutScope | None] = ContextVar("shardwise.layout_map_scope", default=None)
 
 _MOST_NAMED = 5
+#: With so many paths, and so many of their characters, rules are compared to find the nearest; comparing is quadratic.
+_MOST_COMPARED, _LONGEST_COMPARED = 200, 100
 
 #: The packages between a user's line and what it comes to.
 _INNER_MODULES = frozenset({"contextlib", "jax", "keras", "shardwise", "tensorflow", "torch"})
@@ -123,9 +125,13 @@ class LayoutScope:
         if self._matched or self._warned or not self._layout_map or not paths:
             return
         self._warned = True
-        nearest = [(rule, difflib.get_close_matches(rule, paths, 1, 0.0)[0]) for rule in list(self._layout_map)]
-        listed = ", ".join(f"{path!r} (nearest to rule {rule!r})" for rule, path in nearest[:_MOST_NAMED])
-        more = f", and {len(nearest) - _MOST_NAMED} rules more" if len(nearest) > _MOST_NAMED else ""
+        rules, candidates = list(self._layout_map), {path[:_LONGEST_COMPARED]: path for path in paths[:_MOST_COMPARED]}
+        nearest = [
+            (rule, candidates[difflib.get_close_matches(rule[:_LONGEST_COMPARED], candidates, 1, 0.0)[0]])
+            for rule in rules[:_MOST_NAMED]
+        ]
+        listed = ", ".join(f"{shown(path)} (nearest to rule {shown(rule)})" for rule, path in nearest)
+        more = f", and {len(rules) - _MOST_NAMED} rules more" if len(rules) > _MOST_NAMED else ""
         warnings.warn(
             f"no rule of the layout map matches, so all {len(paths)} variables are replicated: {listed}{more}",
             stacklevel=_level_of_caller(),

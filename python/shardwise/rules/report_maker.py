@@ -12,7 +12,8 @@ from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
-from .report import Clash, IndivisibleDim, LayoutReport, RankMismatch, TensorReport, checked_size
+from .problems import Clash, IndivisibleDim, RankMismatch
+from .report import LayoutReport, TensorReport, checked_size
 from .search import RuleSearch
 
 __all__ = ["Names", "make_report"]

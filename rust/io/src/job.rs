@@ -318,7 +318,7 @@ impl Job {
         check_cover(tensor)
     }
 
-    /// Checks what concerns all tensors together: that no byte of a file is written twice.
+    /// Checks what concerns all tensors together: that no byte is written twice.
     ///
     /// # Errors
     /// [`Error::Job`] naming the file and the pieces.
@@ -327,8 +327,9 @@ impl Job {
         spans.try_reserve_exact(self.pieces).map_err(|_| Error::Memory { what: "the list of pieces" })?;
         for (number, tensor) in self.tensors.iter().enumerate() {
             for (index, piece) in tensor.destinations.iter().enumerate() {
-                let file = matches!(self.destinations[piece.holder], Destination::File { .. });
-                if let (true, Some((low, high))) = (file && piece.volume() > 0, piece.span()) {
+                let written =
+                    matches!(self.destinations[piece.holder], Destination::File { .. } | Destination::Memory(_));
+                if let (true, Some((low, high))) = (written && piece.volume() > 0, piece.span()) {
                     spans.push((piece.holder, low, high, number, index));
                 }
             }
@@ -374,7 +375,7 @@ impl Job {
         let Some((a, b)) = clash else { return Ok(()) };
         let path = match &self.destinations[spans[0].0] {
             Destination::File { path, .. } => path.display().to_string(),
-            _ => String::new(),
+            _ => format!("destination {}", spans[0].0),
         };
         let name = |at: usize| format!("piece {} of tensors[{}]", spans[at].4, spans[at].3);
         Err(Error::job(format!("{path}: {} and {} would be written to the same bytes", name(a), name(b))))

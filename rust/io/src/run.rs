@@ -19,7 +19,7 @@ use crate::{
     job::{Destination, Job},
     journal::{Journal, Past, fingerprint},
     table::{Table, lock},
-    tiles::{Unit, Units},
+    tiles::{Unit, Units, Work},
     unit::{Files, Finding, Traffic, Worker},
 };
 
@@ -88,13 +88,38 @@ fn share(options: &Options, bytes: i64) -> Result<(usize, i64)> {
     Ok((threads, (options.budget / (2 * threads as i64)).min(BUFFER)))
 }
 
-/// What a run of the job would take: the threads, and the bytes of all their buffers.
+/// What a run would take.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Outline {
+    /// Threads.
+    pub threads: usize,
+    /// Bytes of the buffers of all threads.
+    pub memory: i64,
+    /// Bytes of destinations.
+    pub bytes: i64,
+    /// Those of them that the system is asked to copy.
+    pub ranges: i64,
+    /// Steps, after each of which a run that is killed can go on.
+    pub units: i64,
+}
+
+/// Plans a run without touching a file.
 ///
 /// # Errors
-/// [`Error::Budget`] if the budget is too small for anything.
-pub fn memory_needed(job: &Job, options: &Options) -> Result<(usize, i64)> {
-    let (threads, limit) = share(options, job.bytes()?)?;
-    Ok((threads, 2 * limit * threads as i64))
+/// As for [`run`], as far as they do not depend on files.
+pub fn outline(job: &Job, options: &Options, poll: &mut dyn FnMut(i64, i64) -> Result<()>) -> Result<Outline> {
+    let bytes = job.bytes()?;
+    let (threads, limit) = share(options, bytes)?;
+    job.check_destinations()?;
+    let mut outline = Outline { threads, memory: 2 * limit * threads as i64, bytes, ..Outline::default() };
+    let (mut units, mut done) = (Units::new(job, limit), 0);
+    while let Some(unit) = units.next()? {
+        poll(done, bytes)?;
+        done += unit.bytes;
+        outline.units += 1;
+        outline.ranges += if matches!(unit.work, Work::Range { .. }) { unit.bytes } else { 0 };
+    }
+    Ok(outline)
 }
 
 /// Does the job. `poll` is called often, with the bytes that are done and the bytes in all; an error from it ends the

@@ -47,6 +47,14 @@ pub(crate) fn scratch(what: &str, rows: usize, columns: usize) -> PyResult<Vec<i
     Ok(zeros)
 }
 
+/// An empty list with room for `len` entries; what does not fit in memory is a `MemoryError`, where `Vec` would abort.
+pub(crate) fn list<T>(what: &str, len: usize) -> PyResult<Vec<T>> {
+    let mut entries = Vec::new();
+    let too_many = |_| PyMemoryError::new_err(format!("{what}: {len} are too many to list"));
+    entries.try_reserve_exact(len).map_err(too_many)?;
+    Ok(entries)
+}
+
 /// A size of the core as a length in memory; more than can be addressed is a lack of memory.
 pub(crate) fn length(what: &str, size: i64) -> PyResult<usize> {
     usize::try_from(size).map_err(|_| PyMemoryError::new_err(format!("{what}: {size} are too many to list")))

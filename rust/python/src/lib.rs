@@ -5,7 +5,9 @@ mod collective;
 mod convert;
 mod dtensor;
 mod errors;
+mod io;
 mod layout;
+mod memory;
 mod mesh;
 mod partition;
 mod pickle;
@@ -19,12 +21,25 @@ use pyo3::prelude::*;
 /// The compiled part of shardwise.
 #[pymodule(gil_used = false)]
 mod _core {
-    use super::{PyResult, errors::guard, pyfunction};
+    use super::{
+        Bound, PyModule, PyResult,
+        errors::{guard, note_panics},
+        pyfunction,
+    };
+
+    #[pymodule_init]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        note_panics();
+        Ok(())
+    }
 
     #[pymodule_export]
     use super::dtensor::{
         DtensorLayout, DtensorMesh, decode_layout, decode_mesh, encode_layout, encode_mesh, parse_device, print_device,
     };
+
+    #[pymodule_export]
+    use super::io::{_fail_at, _operations, CopyJob, FileLock, free_space, publish, sync_files, write_file};
 
     #[pymodule_export]
     use super::{layout::Layout, mesh::Mesh, partition::Partition, rules::RuleSet};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use numpy::{PyArrayMethods, PyUntypedArray};
 use pyo3::{
+    IntoPyObjectExt,
     prelude::*,
     types::{PyDict, PyList, PyString, PyTuple},
 };
@@ -16,7 +17,7 @@ use shardwise_core::{
 use crate::{
     arrays,
     convert::{Numbers, integers, position},
-    errors::{InternalError, LayoutError, detached, guard, to_py},
+    errors::{InternalError, LayoutError, answer, detached, guard, to_py},
     layout::Layout,
     views,
 };
@@ -43,22 +44,22 @@ impl Partition {
 
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.core.shape())
+        guard(|| PyTuple::new(py, self.core.shape()))
     }
 
     #[getter]
-    fn size(&self) -> i64 {
-        self.core.size()
+    fn size<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.core.size()))
     }
 
     #[getter]
-    fn total_shards(&self) -> i64 {
-        self.core.total_shards()
+    fn total_shards<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.core.total_shards()))
     }
 
     #[getter]
-    fn replicas(&self) -> i64 {
-        self.core.replicas()
+    fn replicas<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.core.replicas()))
     }
 
     /// The device's box as a tuple of slices.
@@ -107,13 +108,13 @@ impl Partition {
     }
 
     #[pyo3(signature = (device, /))]
-    fn shard_id(&self, device: i64) -> PyResult<i64> {
-        guard(|| self.core.shard_id(device).map_err(to_py))
+    fn shard_id<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.core.shard_id(device).map_err(to_py))
     }
 
     #[pyo3(signature = (device, /))]
-    fn replica_id(&self, device: i64) -> PyResult<i64> {
-        guard(|| self.core.replica_id(device).map_err(to_py))
+    fn replica_id<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.core.replica_id(device).map_err(to_py))
     }
 
     /// The shard id of every device: int64 (devices,).
@@ -128,8 +129,8 @@ impl Partition {
 
     /// The device indices that hold a shard, in order.
     #[pyo3(signature = (shard_id, /))]
-    fn devices_holding(&self, shard_id: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-        guard(|| self.core.devices_holding(position("shard_id", shard_id)?).map_err(to_py))
+    fn devices_holding<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.core.devices_holding(position("shard_id", shard_id)?).map_err(to_py))
     }
 
     /// The first device index that holds a shard.
@@ -181,7 +182,7 @@ impl Partition {
                 match (Numbers::new("shard_ids", shard_ids)?, Numbers::new("local_offsets", local_offsets)?) {
                     (Numbers::One(id), Numbers::One(local)) => {
                         let offset = self.core.global_offset_one(id, local).map_err(to_py)?;
-                        return Ok(offset.into_pyobject(py)?.into_any());
+                        return offset.into_bound_py_any(py);
                     }
                     (Numbers::Many(ids), Numbers::Many(locals)) if ids.shape == locals.shape => (ids, locals),
                     (Numbers::Many(ids), Numbers::Many(locals)) => {
@@ -240,7 +241,7 @@ impl Partition {
     fn shard_boxes<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let cuts = self.core.cuts();
         // The slices of all dims in a row, each dim's from its own start on.
-        let mut slices = Vec::new();
+        let mut slices = arrays::list("slices", cuts.iter().map(|cut| cut.shards() as usize).sum())?;
         let mut starts = Vec::with_capacity(cuts.len());
         for cut in cuts {
             starts.push(slices.len());
@@ -250,7 +251,7 @@ impl Partition {
         }
         let mut index = starts.clone();
         let shards = arrays::length("shards", self.core.total_shards())?;
-        let mut boxes = Vec::with_capacity(shards);
+        let mut boxes = arrays::list("shards", shards)?;
         for _ in 0..shards {
             boxes.push(PyTuple::new(py, index.iter().map(|&i| &slices[i]))?);
             // One further along the last dim that has not come to its end, whose slices end where the next dim's start.

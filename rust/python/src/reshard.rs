@@ -117,19 +117,17 @@ impl ReshardPlan {
         })
     }
 
-    /// What a piece is seen in: `None` for its holder's whole array, or the offset in a flat one and the piece's shape.
+    /// Where a piece lies: the position in the tensor that is position 0 of what it is seen in; and `None` if that is its
+    /// holder's whole array, or the offset in a flat one and the piece's shape.
     #[pyo3(signature = (side, holder, piece, /))]
-    #[expect(clippy::type_complexity, reason = "it is a tuple for Python")]
-    fn window<'py>(
-        &self,
-        py: Python<'py>,
-        side: usize,
-        holder: i64,
-        piece: i64,
-    ) -> PyResult<Option<(i64, Bound<'py, PyTuple>)>> {
-        guard(|| match self.places(py, side)?.window(holder, piece) {
-            Window::Whole => Ok(None),
-            Window::Flat { offset, piece } => Ok(Some((offset, PyTuple::new(py, piece.extents())?))),
+    fn place<'py>(&self, py: Python<'py>, side: usize, holder: i64, piece: i64) -> PyResult<Bound<'py, PyTuple>> {
+        guard(|| {
+            let places = self.places(py, side)?;
+            let window = match places.window(holder, piece) {
+                Window::Whole => None,
+                Window::Flat { offset, piece } => Some((offset, PyTuple::new(py, piece.extents())?)),
+            };
+            (PyTuple::new(py, places.origin(holder, piece))?, window).into_pyobject(py)
         })
     }
 

@@ -8,7 +8,10 @@ use pyo3::{
 };
 use shardwise_core::rules::{CharClass, MatchMode, RuleSet as CoreRuleSet, SURROGATE};
 
-use crate::{convert::strings, errors::guard};
+use crate::{convert::strings, errors::guard, memory::room};
+
+/// The bytes that translating a rule takes at most for each of its own.
+const TRANSLATING: usize = 64;
 
 type Positions<'py> = (Bound<'py, PyTuple>, Bound<'py, PyTuple>);
 
@@ -33,7 +36,10 @@ impl RuleSet {
                     return Err(PyValueError::new_err(format!("mode is {other:?}, not search, match or fullmatch")));
                 }
             };
-            Ok(Self { core: CoreRuleSet::new(&strings("patterns", patterns)?, mode) })
+            let patterns = strings("patterns", patterns)?;
+            let length = patterns.iter().map(String::len).sum::<usize>();
+            room("the rules", length.saturating_mul(TRANSLATING).saturating_add(patterns.len().saturating_mul(64)))?;
+            Ok(Self { core: CoreRuleSet::new(&patterns, mode) })
         })
     }
 

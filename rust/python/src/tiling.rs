@@ -8,6 +8,7 @@ use pyo3::{
     types::{PyBool, PyList, PyTuple},
 };
 use shardwise_core::{
+    error::{Error, Result as CoreResult},
     region::Regions,
     tiling::{
         Piece, Place, Tiling as CoreTiling,
@@ -129,7 +130,27 @@ impl Tiling {
                         &self.core.array_shape(holder as i64)?,
                     )?;
                 }
-                shardwise_core::error::Result::Ok(())
+                CoreResult::Ok(())
+            })
+        })
+    }
+
+    /// The elements of every holder's pieces: int64 (holders,).
+    fn held_sizes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        guard(|| {
+            let holders = arrays::length("holders", self.core.holders())?;
+            arrays::filled(py, &[holders], |out, poll| {
+                for (holder, out) in out.iter_mut().enumerate() {
+                    if holder % (1 << 12) == 0 {
+                        poll()?;
+                    }
+                    *out = 0;
+                    self.core.visit_pieces(holder as i64, &mut |piece| {
+                        *out = out.saturating_add(piece.region.elements()?);
+                        Ok(())
+                    })?;
+                }
+                CoreResult::Ok(())
             })
         })
     }
@@ -151,7 +172,7 @@ impl Tiling {
             let done = self.core.visit_pieces(holder, &mut |piece| {
                 add(piece).map_err(|error| {
                     failure = Some(error);
-                    shardwise_core::error::Error::Interrupted
+                    Error::Interrupted
                 })
             });
             match failure {
