@@ -26,6 +26,19 @@ pub struct Links {
     pub latency: Vec<f64>,
 }
 
+impl Links {
+    /// The links of the parts of factors.
+    #[must_use]
+    pub fn parted(&self, whole: &Views, parts: &Views) -> Self {
+        let counts: Vec<usize> = whole.factors().iter().map(|factor| parts.within(factor.sub_axis).len()).collect();
+        let each = |of: &[f64]| {
+            let pairs = of.iter().zip(&counts);
+            pairs.flat_map(|(&value, &count)| std::iter::repeat_n(value, count)).collect()
+        };
+        Self { bandwidth: each(&self.bandwidth), latency: each(&self.latency) }
+    }
+}
+
 /// A collective with its price.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {

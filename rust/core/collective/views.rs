@@ -113,13 +113,17 @@ impl Views {
         Ok(Self { factors, mesh: source.mesh.clone() })
     }
 
-    /// The same with every factor cut into its prime factors, the larger ones major.
+    /// The same with every factor cut into its prime factors, the larger ones major or minor.
     #[must_use]
-    pub fn primes(&self) -> Self {
+    pub fn primes(&self, larger_major: bool) -> Self {
         let mut factors = Vec::new();
         for factor in &self.factors {
             let SubAxis { axis, mut before, size: mut rest } = factor.sub_axis;
-            for size in prime_factors(rest).into_iter().rev() {
+            let mut primes = prime_factors(rest);
+            if larger_major {
+                primes.reverse();
+            }
+            for size in primes {
                 rest /= size;
                 let sub_axis = SubAxis { axis, before, size };
                 let (stride, step) = (factor.stride * rest, factor.step * rest);
@@ -324,7 +328,7 @@ mod tests {
             for shape in [&turned[..], &joined, &cut] {
                 let destination = mesh(shape);
                 let views = views(&source, &destination, Some(&same)).unwrap();
-                for views in [views.primes(), views] {
+                for views in [views.primes(true), views.primes(false), views] {
                     assert_eq!(views.sizes().iter().product::<i64>(), 24);
                     for (index, &there) in same.iter().enumerate() {
                         for factor in views.factors() {
@@ -356,7 +360,7 @@ mod tests {
 
     #[test]
     fn neighbours_are_written_as_one() {
-        let views = views(&mesh(&[8, 3]), &mesh(&[2, 2, 6]), None).unwrap().primes();
+        let views = views(&mesh(&[8, 3]), &mesh(&[2, 2, 6]), None).unwrap().primes(true);
         assert_eq!(views.sizes(), [2, 2, 2, 3]);
         assert_eq!(views.names(&[0, 1, 2]), ["a0"]);
         assert_eq!(views.names(&[1, 2, 3]), ["a0:(2)4", "a1"]);

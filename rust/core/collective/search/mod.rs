@@ -96,26 +96,22 @@ pub fn sequence(
     }
     let whole = Change::new(views, source, destination, itemsize, links.clone());
     let (mut found, bound) = whole.cheapest(None, poll)?;
-    let mut found_in = &whole;
-    let primes = views.primes();
-    let parts = primes.factors().len();
-    let spare = bound.seconds < whole.cost(&found).seconds * (1.0 - 1e-9);
-    let finer = (views.factors().len() < parts && parts <= PRIME_FACTORS && spare).then(|| {
-        let each = |of: &[f64]| {
-            let parts = views.factors().iter().zip(of).flat_map(|(factor, &value)| {
-                let count = primes.within(factor.sub_axis).len();
-                std::iter::repeat_n(value, count)
-            });
-            parts.collect()
-        };
-        let links = Links { bandwidth: each(&links.bandwidth), latency: each(&links.latency) };
-        Change::new(&primes, source, destination, itemsize, links)
-    });
-    if let Some(finer) = &finer {
-        let limit = whole.cost(&found);
-        let (better, _) = finer.cheapest(Some(limit), poll)?;
+    let mut found_in = whole;
+    let mut cost = found_in.cost(&found);
+    // In axes of mixed factors it matters which of them are minor.
+    for larger_major in [true, false] {
+        let primes = views.primes(larger_major);
+        let parts = primes.factors().len();
+        let same = !larger_major && primes == views.primes(true);
+        let spare = bound.seconds < cost.seconds * (1.0 - 1e-9);
+        if !spare || same || parts == views.factors().len() || parts > PRIME_FACTORS {
+            continue;
+        }
+        let finer = Change::new(&primes, source, destination, itemsize, links.parted(views, &primes));
+        let (better, _) = finer.cheapest(Some(cost), poll)?;
         // Parts of axes only where they save something: whole ones are easier to read.
-        if finer.cost(&better).seconds < limit.seconds * (1.0 - 1e-9) {
+        if finer.cost(&better).seconds < cost.seconds * (1.0 - 1e-9) {
+            cost = finer.cost(&better);
             (found, found_in) = (better, finer);
         }
     }

@@ -97,6 +97,16 @@ fn a_part_of_an_axis_does_what_the_axis_cannot() {
 }
 
 #[test]
+fn it_matters_which_factors_of_an_axis_are_minor() {
+    // (2, 6) shards of 1,152 bytes become (6, 2): two thirds are exchanged along the factor 3, whether the 2 or the 3 of
+    // the six is its minor one, and then all change places.
+    let mesh = mesh(&["x", "y"], &[6, 2]);
+    let of = |specs: [&[&str]; 3]| partition(&mesh, &specs, &[], &[12, 12, 24]);
+    let there = fewest_bytes(&of([&["y"], &["x"], &[]]), &of([&["x"], &["y"], &[]]));
+    assert_eq!(there.iter().map(|(_, bytes)| bytes).sum::<i64>(), 768 + 1152);
+}
+
+#[test]
 fn two_views_of_one_list_of_devices_have_collectives() {
     let (line, grid) = (mesh(&["world"], &[8]), mesh(&["dp", "tp"], &[2, 4]));
     let rows = partition(&line, &[&["world"], &[]], &[], &[64, 64]);
