@@ -102,6 +102,7 @@ _SUBPACKAGES = ("dtensor", "interop")
 
 # Who has not imported a framework needs no part of ours for it.
 load_with("keras", "shardwise.interop.keras")
+load_with("tensorflow", "shardwise.interop.tf_variable")
 
 
 def __getattr__(name: str) -> Any:

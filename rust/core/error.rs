@@ -328,6 +328,12 @@ pub enum Error {
         /// Why not.
         problem: String,
     },
+    /// The index of a distributed checkpoint that is not one.
+    #[error("{problem}")]
+    PickledIndex {
+        /// What is wrong with it.
+        problem: String,
+    },
     /// A budget below one element.
     #[error("max_bytes_in_flight is {given}; it must hold at least one element of {itemsize} bytes")]
     Budget {
@@ -378,8 +384,10 @@ pub enum ErrorKind {
     Layout,
     /// A text or a message that does not follow its format.
     Parse,
-    /// A size over 2^63 - 1, or over what memory can hold.
+    /// A size over 2^63 - 1.
     Overflow,
+    /// More values than memory can hold.
+    Memory,
     /// A position outside its range.
     Index,
     /// The caller asked to stop.
@@ -423,8 +431,9 @@ impl Error {
             | Self::Budget { .. }
             | Self::OverlapsItself { .. }
             | Self::OverlapsOther { .. } => ErrorKind::Layout,
-            Self::Pickle { .. } => ErrorKind::Parse,
-            Self::Overflow { .. } | Self::TooMany { .. } => ErrorKind::Overflow,
+            Self::Pickle { .. } | Self::PickledIndex { .. } => ErrorKind::Parse,
+            Self::Overflow { .. } => ErrorKind::Overflow,
+            Self::TooMany { .. } => ErrorKind::Memory,
             Self::DeviceIndex { .. } | Self::Coordinate { .. } | Self::OutOfRange { .. } => ErrorKind::Index,
             Self::Interrupted => ErrorKind::Interrupted,
             Self::WorkerPanicked(_) => ErrorKind::Internal,

@@ -17,6 +17,7 @@
 //! | [`plan`] | from one tiling to another: transfers, rounds, programs |
 //! | [`rules`] | which of many regular expressions match a path |
 //! | [`pickle`] | what a Python pickle says, with nothing of it run |
+//! | [`dcp`] | the index of PyTorch's distributed checkpoints, from its pickle |
 //! | [`dtensor`] | TensorFlow's mesh and layout: their text and wire format |
 //! | [`collective`] | the same as a short sequence of collectives, and what they cost |
 //! | [`copy`] | the same from memory to memory |
@@ -40,6 +41,7 @@
 
 pub mod collective;
 pub mod copy;
+pub mod dcp;
 pub mod dtensor;
 pub mod error;
 pub mod index;

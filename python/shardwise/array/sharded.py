@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._arguments import array_of
+from .._arguments import array_of, instance
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
@@ -69,8 +69,7 @@ class ShardedArray(ShardSource):
     _views: list[npt.NDArray[Any]] | None
 
     def __init__(self, partition: Partition, shards: Sequence[npt.NDArray[Any]]) -> None:
-        if not isinstance(partition, Partition):
-            raise TypeError(f"partition must be a Partition, got {type(partition).__name__}")
+        instance("partition", partition, Partition)
         if not isinstance(shards, (Sequence, np.ndarray)):
             raise TypeError(f"shards must be a sequence of numpy arrays, got {type(shards).__name__}")
         views = list(shards)
@@ -269,8 +268,7 @@ class ShardedArray(ShardSource):
         """
         from ..reshard.plan import plan_reshard  # Late, to keep `import shardwise` fast.
 
-        if not isinstance(layout, TensorLayout):
-            raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}")
+        instance("layout", layout, TensorLayout)
         partition = layout.partition(self.shape, uneven)
         if layout.unreduced:
             raise LayoutError(
@@ -333,8 +331,7 @@ def distribute_tensor(tensor: Any, layout: TensorLayout, uneven: UnevenRule = "e
     >>> np.shares_memory(sharded.shard("cpu:1"), array)
     True
     """
-    if not isinstance(layout, TensorLayout):
-        raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}")
+    instance("layout", layout, TensorLayout)
     if layout.unreduced:
         raise LayoutError(
             f"layout is unreduced over {shown(layout.unreduced)}; a value cannot be cut into partial sums"

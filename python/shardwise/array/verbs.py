@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
+from .._arguments import instance, integer
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, _names, _spec_names
@@ -101,7 +101,7 @@ def all_to_all(sharded: ShardedArray, axes: str | Sequence[str], dim: int) -> Sh
            [3]])
     """
     layout = _checked(sharded).layout
-    _check_dim(dim, sharded.ndim)
+    dim = _dim(dim, sharded.ndim)
     names = [axes] if isinstance(axes, str) else list(_names("axes", axes))
     specs = [list(_spec_names(spec)) for spec in layout.axes]
     source = next((i for i, spec in enumerate(specs) if names and sorted(spec[-len(names) :]) == sorted(names)), None)
@@ -135,7 +135,7 @@ def reduce_scatter(sharded: ShardedArray, axis: str, dim: int) -> ShardedArray:
     array([33, 44])
     """
     layout = _checked(sharded).layout
-    _check_dim(dim, sharded.ndim)
+    dim = _dim(dim, sharded.ndim)
     if layout.unreduced != (axis,):
         raise LayoutError(
             f"reduce_scatter needs an array unreduced over {shown(axis)} alone, not over {shown(layout.unreduced)}"
@@ -145,16 +145,16 @@ def reduce_scatter(sharded: ShardedArray, axis: str, dim: int) -> ShardedArray:
 
 
 def _checked(sharded: object) -> ShardedArray:
-    if not isinstance(sharded, ShardedArray):
-        raise TypeError(f"sharded must be a ShardedArray, got {type(sharded).__name__}")
-    return sharded
+    return instance("sharded", sharded, ShardedArray)
 
 
-def _check_dim(dim: int, rank: int) -> None:
-    if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)):
-        raise TypeError(f"dim must be an integer, got {shown(dim)}")
-    if not 0 <= dim < rank:
-        raise IndexError(f"dim is {dim}, outside 0 to {rank - 1}" if rank else f"dim is {dim}, but the array has none")
+def _dim(dim: int, rank: int) -> int:
+    found = integer("dim", dim)
+    if not 0 <= found < rank:
+        raise IndexError(
+            f"dim is {shown(found)}, outside 0 to {rank - 1}" if rank else f"dim is {shown(found)} of none"
+        )
+    return found
 
 
 def _become(sharded: ShardedArray, layout: TensorLayout) -> ShardedArray:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .. import _core
+from .._arguments import instance
 from .._dtypes import itemsize_of
 from .._text import bytes_text, seconds_text, shown
 from ..errors import LayoutError, SizeOverflowError
@@ -193,12 +194,8 @@ def cost_of(steps: Iterable[Collective], src: Partition, dtype: Any, links: Link
     >>> [f"{cost_of(steps, src, 'float32', links).seconds:.1e}" for steps in (at_once, in_turn)]
     ['1.5e-04', '9.3e-05']
     """
-    if not isinstance(src, Partition):
-        raise TypeError(f"src must be a Partition, got {type(src).__name__}; layout.partition(shape) makes one")
-    given = list(steps)
-    for number, step in enumerate(given):
-        if not isinstance(step, Collective):
-            raise TypeError(f"steps[{number}] must be a Collective, got {type(step).__name__}")
+    instance("src", src, Partition)
+    given = [instance(f"steps[{number}]", step, Collective) for number, step in enumerate(steps)]
     links = checked_links(links)
     mesh = src.device_mesh
     bandwidth, latency = zip(*map(links.of, mesh.axis_names), strict=True)
@@ -221,11 +218,7 @@ def _bound(number: int, step: Collective, mesh: DeviceMesh) -> _core.Layout | No
 
 def checked_links(links: LinkModel | None) -> LinkModel:
     """The links given, or the default ones."""
-    if links is None:
-        return LinkModel()
-    if not isinstance(links, LinkModel):
-        raise TypeError(f"links must be a LinkModel, got {type(links).__name__}")
-    return links
+    return LinkModel() if links is None else instance("links", links, LinkModel)
 
 
 def priced_steps(found: list[Any], mesh: DeviceMesh) -> Iterator[CollectiveStep]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from .._arguments import integer, optional
 from .._text import bytes_text, shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
@@ -52,8 +52,7 @@ class Collective:
             raise LayoutError(f"kind is {shown(self.kind)}; the kinds are {', '.join(get_args(CollectiveKind))}")
         if isinstance(self.axes, str) or not all(isinstance(name, str) for name in self.axes):
             raise TypeError(f"axes must be a tuple of axis names, got {shown(self.axes)}")
-        if self.layout is not None and not isinstance(self.layout, TensorLayout):
-            raise TypeError(f"layout must be a TensorLayout or None, got {type(self.layout).__name__}")
+        optional("layout", self.layout, TensorLayout)
         object.__setattr__(self, "axes", tuple(map(str, self.axes)))
         for name in ("from_dim", "to_dim"):
             object.__setattr__(self, name, _dim(name, getattr(self, name)))
@@ -62,9 +61,7 @@ class Collective:
 def _dim(name: str, given: Any) -> int | None:
     if given is None:
         return None
-    if isinstance(given, bool) or not hasattr(given, "__index__"):
-        raise TypeError(f"{name} must be an integer or None, got {shown(given)}")
-    dim = operator.index(given)
+    dim = integer(name, given)
     if not 0 <= dim < 2**31:
         raise LayoutError(f"{name} is {shown(dim)}, which no tensor has")
     return dim

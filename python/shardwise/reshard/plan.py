@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import integer
 from .._core import ReshardPlan as CorePlan
 from .._dtypes import dtype_of, itemsize_of
 from .._text import shown
@@ -182,7 +183,8 @@ class ReshardPlan:
         """
         if self._pieces is None:
             self._pieces = self._core.pieces()
-        return self._pieces.copy()
+        copy: npt.NDArray[np.int64] = self._pieces.copy()
+        return copy
 
     def source_boxes(self) -> npt.NDArray[np.int64]:
         """Give each transfer's box in the sender's array: int64 (transfers, dims, 2), start and stop.
@@ -312,9 +314,7 @@ class ReshardPlan:
         >>> [len(part) for part in plan.rounds(max_bytes_in_flight=4, dtype="int16")]
         [4, 4, 4]
         """
-        if isinstance(max_bytes_in_flight, bool) or not hasattr(max_bytes_in_flight, "__index__"):
-            raise TypeError(f"max_bytes_in_flight must be an integer, got {max_bytes_in_flight!r}")
-        budget = max(min(operator.index(max_bytes_in_flight), 2**63 - 1), -(2**63))
+        budget = max(min(integer("max_bytes_in_flight", max_bytes_in_flight), 2**63 - 1), -(2**63))
         pieces, ends = self._core.rounds(budget, itemsize_of(dtype))
         return np.split(self._structured(pieces), ends[:-1]) if len(ends) else []
 

@@ -28,8 +28,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from .._arguments import path_of
 from .._atomic import replace_file
-from .._paths import path_of
 from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
 from ..layout import TensorLayout
@@ -194,7 +194,7 @@ def _mesh_lines(mesh: DeviceMesh) -> list[str]:
         f"axis_names = [{', '.join(map(_string, mesh.axis_names))}]",
     ]
     if not mesh.has_default_devices:
-        lines.append(f"devices = [{', '.join(map(_device, mesh.devices.flat))}]")
+        lines.append(f"devices = [{', '.join(map(_device, mesh._all_labels()))}]")
     return lines
 
 

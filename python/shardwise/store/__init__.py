@@ -1,7 +1,7 @@
 """Checkpoints on disk: `open_checkpoint` opens any form, `open_safetensors` gives one form's tensors as arrays."""
 
 from .open import FORMS, Form, open_checkpoint
-from .protocol import Piece, StoredCheckpoint, StoredObject, StoredTensor
+from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
 from .safetensors.checkpoint import Checkpoint, open_safetensors
 from .safetensors.header import Entry
 
@@ -10,9 +10,9 @@ __all__ = [
     "Checkpoint",
     "Entry",
     "Form",
-    "Piece",
     "StoredCheckpoint",
     "StoredObject",
+    "StoredPiece",
     "StoredTensor",
     "open_checkpoint",
     "open_safetensors",

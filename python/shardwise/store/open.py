@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from .._paths import path_of
+from .._arguments import path_of
 from ..errors import ParseError
 from .protocol import StoredCheckpoint
 from .text import shorten

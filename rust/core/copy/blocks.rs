@@ -14,17 +14,15 @@ use std::{cmp::Reverse, ops::Range};
 
 use crate::{
     copy::{
-        form::{Form, LONGEST_ROW},
+        contest::{Contest, Way},
+        form::Form,
         kernel::{Place, copy_rows, prefetch},
         overlap::Disjoint,
+        stream::{LINE, Stream},
+        tuning::{LARGEST_TURN, LONGEST_ROW, STREAMED_ROWS, TILE_BYTES},
     },
     error::{Error, Result},
 };
-
-/// How many bytes of a row of the wide array are fetched together: enough to read memory in its own order.
-const TILE_BYTES: i64 = 1 << 11;
-/// The bytes of all copies of a group in one turn, from which on they are shared among workers.
-const LARGEST_TURN: i64 = 1 << 22;
 
 /// Where a box lies along one dim.
 #[derive(Debug, Clone, Copy, Default)]
@@ -205,23 +203,92 @@ impl<'a> Copies<'a> {
         }
     }
 
-    /// Copies the blocks of the given turns of each group's copies, and gives their bytes.
-    pub(super) fn copy<'g>(&self, groups: impl Iterator<Item = (&'g Group, Range<i64>)>) -> i64 {
+    /// Copies the blocks of the given turns of each group's copies, and gives their bytes; `contest` says how.
+    pub(super) fn copy<'g>(&self, groups: impl Iterator<Item = (&'g Group, Range<i64>)>, contest: &Contest) -> i64 {
         let mut bytes = 0;
-        let mut tiles = groups.flat_map(|(group, turns)| self.tiles(group, turns)).peekable();
+        let mut groups = groups.peekable();
+        while let Some((group, turns)) = groups.next() {
+            let next = groups.peek().and_then(|(group, turns)| self.tiles(group, turns.clone()).next());
+            bytes += contest.round(|way| match (way, Stream::new()) {
+                (Way::Streaming, Some(mut stream)) => self.stream(group, turns, &mut stream),
+                _ => self.copy_tiles(self.tiles(group, turns), next),
+            });
+        }
+        bytes
+    }
+
+    /// Copies tiles with ordinary stores, and fetches ahead what each needs while the one before is copied; `next` comes
+    /// after them.
+    fn copy_tiles<'s>(&'s self, tiles: impl Iterator<Item = (i64, &'s [Job])>, next: Option<(i64, &'s [Job])>) -> i64 {
+        let mut bytes = 0;
+        let mut tiles = tiles.peekable();
         while let Some((turn, tile)) = tiles.next() {
+            let next = tiles.peek().or(next.as_ref());
             for (i, job) in tile.iter().enumerate() {
                 let form = &self.forms[job.form as usize];
-                let (first, count) = form.rows_of(turn);
-                if let Some(&(turn, next)) = tiles.peek() {
+                let rows = form.rows_of(turn);
+                if let Some(&(turn, next)) = next {
                     self.prefetch_part(next, turn, i, tile.len());
                 }
-                // SAFETY: rows `first..first + count` are rows of the box that `push` checked (point 1); no other thread
+                // SAFETY: these are rows of the box that `push` checked (point 1); no other thread
                 // has them, for each turn of each group is handed out once, and nothing else overlaps them (point 2).
-                unsafe { copy_rows(form, job.place, first, count) };
-                bytes += count * form.row;
+                unsafe { copy_rows(form, job.place, rows.clone()) };
+                bytes += (rows.end - rows.start) * form.row;
             }
         }
+        bytes
+    }
+
+    /// Copies the given turns of a group with streaming stores.
+    fn stream(&self, group: &Group, turns: Range<i64>, stream: &mut Stream) -> i64 {
+        let mut bytes = 0;
+        let jobs = &self.jobs[group.jobs.clone()];
+        let form_of = |job: &Job| &self.forms[job.form as usize];
+        let exp = std::env::var("EXP").map_or(4, |x| x.parse().unwrap());
+        let mut stream = stream;
+        stream.fetched = std::env::var("FETCH").map_or(512, |x| x.parse().unwrap());
+        for turn in turns.clone() {
+            let jobs = &jobs[..jobs.partition_point(|job| form_of(job).blocks() > turn)];
+            let form = form_of(&jobs[0]);
+            // Row by row through all arrays, if together they make whole lines of the wide destination; else array by
+            // array, a few rows at a time.
+            let woven = std::env::var_os("NOWEAVE").is_none()
+                && !form.wide_source
+                && !form.is_stretch()
+                && jobs.iter().all(|job| job.form == jobs[0].form);
+            let step = if woven { 1 } else { std::env::var("ROWS").map_or(STREAMED_ROWS, |x| x.parse().unwrap()) };
+            let most = jobs.iter().map(|job| form_of(job).rows_of(turn)).map(|rows| rows.end - rows.start).max();
+            for at in (0..most.unwrap_or(0)).step_by(step as usize) {
+                let part = |job| {
+                    let (form, rows) = (form_of(job), form_of(job).rows_of(turn));
+                    let all = form.rows_of(turns.start).start..form.rows_of(turns.end - 1).end;
+                    let first = rows.start + at;
+                    (form, first..(first + step).min(rows.end), all)
+                };
+                for (i, job) in jobs.iter().enumerate() {
+                    if let Some(next) = jobs.get(i + exp) {
+                        let (form, rows, all) = part(next);
+                        Stream::expect(form, next.place, rows, all);
+                    }
+                    let (form, rows, all) = part(job);
+                    if rows.is_empty() {
+                        continue;
+                    }
+                    if form.row < LINE as i64 {
+                        bytes += (rows.end - rows.start) * form.row;
+                        // SAFETY: as below.
+                        unsafe { copy_rows(form, job.place, rows) };
+                    } else {
+                        bytes += (rows.end - rows.start) * form.row;
+                        // SAFETY: rows of the box that `push` checked (point 1); no other thread has them, for each turn
+                        // of each group is handed out once, and nothing else overlaps them (point 2).
+                        unsafe { stream.copy_rows(form, job.place, rows, all) };
+                    }
+                }
+            }
+        }
+        // SAFETY: what is under way was valid when it was taken, and still is.
+        unsafe { stream.finish() };
         bytes
     }
 
@@ -241,21 +308,22 @@ impl<'a> Copies<'a> {
         let number = tile[0].form;
         let form = &self.forms[number as usize];
         let Some(stride) = form.prefetched else { return };
-        let (first, count) = form.rows_of(turn);
+        let rows = form.rows_of(turn);
+        let count = rows.end - rows.start;
         let (start, stop) = (count * part as i64 / parts as i64, count * (part as i64 + 1) / parts as i64);
         if stop <= start {
             return;
         }
         let jobs = tile.iter().take_while(|job| job.form == number);
         if form.wide_source {
-            form.each_run(first + start, stop - start, |from, _, length| {
+            form.each_run(rows.start + start, stop - start, |from, _, length| {
                 let rows = (0..length as isize).map(|at| from + at * stride);
-                rows.for_each(|row| jobs.clone().for_each(|job| prefetch(job.place.from(row), form.row)));
+                rows.for_each(|row| jobs.clone().for_each(|job| prefetch(job.place.source(row), form.row)));
             });
         } else {
-            form.each_run(first + start, stop - start, |_, to, length| {
+            form.each_run(rows.start + start, stop - start, |_, to, length| {
                 let rows = (0..length as isize).map(|at| to + at * stride);
-                rows.for_each(|row| jobs.clone().for_each(|job| prefetch(job.place.to(row), form.row)));
+                rows.for_each(|row| jobs.clone().for_each(|job| prefetch(job.place.destination(row), form.row)));
             });
         }
     }

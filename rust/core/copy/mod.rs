@@ -11,10 +11,14 @@
 
 #[allow(unsafe_code)]
 mod blocks;
+pub mod contest;
 mod form;
 #[allow(unsafe_code)]
 mod kernel;
 pub mod overlap;
 pub mod run;
 #[allow(unsafe_code)]
+mod stream;
+#[allow(unsafe_code)]
 pub mod strided;
+mod tuning;

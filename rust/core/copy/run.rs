@@ -8,6 +8,7 @@ use std::{
 use crate::{
     copy::{
         blocks::{Copies, Group, Side},
+        contest::{Contest, Way},
         overlap::Disjoint,
         strided::Strided,
     },
@@ -44,6 +45,7 @@ pub fn run(
     plan: &Plan,
     regions: Disjoint<'_>,
     outputs: &[Option<usize>],
+    way: Option<Way>,
     poll: &mut dyn FnMut(i64, i64) -> Result<()>,
 ) -> Result<()> {
     let devices = outputs.len();
@@ -61,7 +63,7 @@ pub fn run(
     if parts.len() < parallel::PIECES_PER_THREAD * parallel::threads() {
         parts = plan.ranges(1);
     }
-    run_parts(plan, &sides, regions, outputs, (total, parts), poll)
+    run_parts(plan, &sides, regions, outputs, (total, parts), way, poll)
 }
 
 /// [`run`], with the destination devices in parts: by one worker each, or if there is only one part, by all.
@@ -71,11 +73,13 @@ fn run_parts(
     regions: Disjoint<'_>,
     outputs: &[Option<usize>],
     (total, mut parts): (i64, Vec<Range<usize>>),
+    way: Option<Way>,
     poll: &mut dyn FnMut(i64, i64) -> Result<()>,
 ) -> Result<()> {
     let regions = sides.views(regions)?;
     let collect = |devices| sides.collect(plan, regions, outputs, devices);
     let done = AtomicI64::new(0);
+    let contest = Contest::new(way, total);
     let mut poll_done = || poll(done.load(Ordering::Relaxed), total);
     let elements = usize::try_from(total / 8).unwrap_or(usize::MAX);
     if parts.len() <= 1 {
@@ -83,14 +87,17 @@ fn run_parts(
         let groups = copies.arrange();
         let pieces = Pieces::new(total, &groups);
         parallel::for_each(elements, pieces, &mut poll_done, |piece| {
-            done.fetch_add(copies.copy(std::iter::once(piece)), Ordering::Relaxed);
+            done.fetch_add(copies.copy(std::iter::once(piece), &contest), Ordering::Relaxed);
             Ok(())
         })?;
     } else {
         parallel::for_each(elements, parts.into_iter(), &mut poll_done, |devices| {
             let mut copies = collect(devices)?;
             let groups = copies.arrange();
-            done.fetch_add(copies.copy(groups.iter().map(|group| (group, 0..group.turns))), Ordering::Relaxed);
+            done.fetch_add(
+                copies.copy(groups.iter().map(|group| (group, 0..group.turns)), &contest),
+                Ordering::Relaxed,
+            );
             Ok(())
         })?;
     }
@@ -318,7 +325,7 @@ mod tests {
                 seen = (done, total);
                 Ok(())
             };
-            run_parts(&plan, &sides, regions, &outputs, (total, plan.ranges(parts)), &mut poll).unwrap();
+            run_parts(&plan, &sides, regions, &outputs, (total, plan.ranges(parts)), None, &mut poll).unwrap();
             prop_assert_eq!(seen, (total, total));
             for (got, (want, _)) in got.iter().zip(&want) {
                 prop_assert_eq!(got, want);
@@ -340,7 +347,7 @@ mod tests {
         let from: Vec<Strided> = rows.iter().map(|row| region(row.as_ptr(), &[1, 512])).collect();
         let to: Vec<Strided> = columns.iter_mut().map(|column| region(column.as_mut_ptr(), &[512, 1])).collect();
         let outputs: Vec<_> = (0..512).map(Some).collect();
-        run(&plan, Disjoint::new(&from, &to).unwrap(), &outputs, &mut |_, _| Ok(())).unwrap();
+        run(&plan, Disjoint::new(&from, &to).unwrap(), &outputs, None, &mut |_, _| Ok(())).unwrap();
         for (j, column) in columns.iter().enumerate() {
             assert!(column.iter().enumerate().all(|(i, &value)| usize::from(value) == i * 100 + j));
         }
@@ -381,9 +388,9 @@ mod tests {
             let from = [flat(low.as_ptr(), dims(5)), flat(high.as_ptr(), dims(5))];
             let to = [flat(first.as_mut_ptr(), dims(4)), flat(last.as_mut_ptr(), dims(2))];
             let outputs = [Some(0), None, Some(1)];
-            run(&plan, Disjoint::new(&from, &to).unwrap(), &outputs, &mut |_, _| Ok(())).unwrap();
+            run(&plan, Disjoint::new(&from, &to).unwrap(), &outputs, None, &mut |_, _| Ok(())).unwrap();
             assert_eq!((&first[..], &last[..]), (&values[..first.len()], &values[(8 * inner) as usize..]));
-            let short = run(&plan, Disjoint::new(&from, &to).unwrap(), &outputs[..2], &mut |_, _| Ok(()));
+            let short = run(&plan, Disjoint::new(&from, &to).unwrap(), &outputs[..2], None, &mut |_, _| Ok(()));
             assert_eq!(short, Err(Error::Length { left: "out", left_len: 2, right: "holders", right_len: 3 }));
         }
     }

@@ -5,7 +5,7 @@
 
 use std::{
     fs::{File, Metadata, OpenOptions},
-    io,
+    io::{self, IoSliceMut},
     path::Path,
 };
 
@@ -69,9 +69,15 @@ pub(crate) fn open_source(path: &Path) -> Result<(File, Identity)> {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, rustix::fs::OFlags::NONBLOCK.bits() as i32);
     let file = counted("opening", path, || options.open(path))?;
+    let identity = look_at_source(&file, path)?;
+    Ok((file, identity))
+}
+
+/// Looks at a file that is open to be read; it must be a regular one.
+pub(crate) fn look_at_source(file: &File, path: &Path) -> Result<Identity> {
     let metadata = counted("looking at", path, || file.metadata())?;
     check_kind(path, &metadata)?;
-    Ok((file, Identity::of(&metadata)))
+    Ok(Identity::of(&metadata))
 }
 
 /// A file that is open to be written.
@@ -137,6 +143,45 @@ pub(crate) fn read(file: &File, path: &Path, buffer: &mut [u8], offset: i64) -> 
             }
             count => done += count,
         }
+    }
+    Ok(())
+}
+
+/// How many buffers the system fills in one call.
+pub(crate) const MAX_SCATTERED: usize = 1024;
+
+/// Fills buffers one after the other from byte `offset` on.
+#[cfg(unix)]
+pub(crate) fn read_scattered(file: &File, path: &Path, buffers: &mut [IoSliceMut<'_>], offset: i64) -> Result<()> {
+    let (mut rest, mut at) = (buffers, offset);
+    while rest.iter().any(|buffer| !buffer.is_empty()) {
+        let count = retried(|| {
+            let step = faults::step()?;
+            let part = step.part(rest.len());
+            let count = rustix::io::preadv(file, &mut rest[..part], at as u64)?;
+            if step == Step::Torn { faults::kill() } else { Ok(count) }
+        });
+        match count.map_err(|error| Error::os("reading", path, Some(at), error))? {
+            0 => {
+                let left: usize = rest.iter().map(|buffer| buffer.len()).sum();
+                return Err(Error::Ends { path: path.to_owned(), end: at, start: offset, stop: at + left as i64 });
+            }
+            count => {
+                at += count as i64;
+                IoSliceMut::advance_slices(&mut rest, count);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Fills buffers one after the other from byte `offset` on.
+#[cfg(not(unix))]
+pub(crate) fn read_scattered(file: &File, path: &Path, buffers: &mut [IoSliceMut<'_>], offset: i64) -> Result<()> {
+    let mut at = offset;
+    for buffer in buffers {
+        read(file, path, buffer, at)?;
+        at += buffer.len() as i64;
     }
     Ok(())
 }

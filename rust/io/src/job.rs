@@ -7,7 +7,7 @@
 //! Inside, a tensor of elements of `itemsize` bytes is one of bytes, with one dim more: so an element is nothing special,
 //! be it a bit flag or a record of megabytes.
 
-use std::path::PathBuf;
+use std::{fs::File, path::PathBuf, sync::Arc};
 
 use crate::{
     boxes::{find_overlap, shared, volume},
@@ -18,7 +18,7 @@ use crate::{
 const MAX_RANK: usize = 64;
 
 /// A file to read.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct SourceFile {
     /// Its path.
     pub path: PathBuf,
@@ -26,6 +26,8 @@ pub struct SourceFile {
     pub size: i64,
     /// When it was last written to, in nanoseconds; none if the caller does not care.
     pub modified: Option<i64>,
+    /// The file, if the caller has it open: then it is this one that is read, whatever has become of the path.
+    pub file: Option<Arc<File>>,
 }
 
 /// Memory that is read or written: an array of the caller's.

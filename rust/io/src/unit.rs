@@ -4,6 +4,8 @@
 //! caller's memory. Then the sources are read: long runs to where they belong, everything else, sorted and joined, into
 //! the read buffer, from which it is copied to the slots. Then the slots are digested, and written or compared.
 
+use std::{fs::File, io::IoSliceMut, path::Path};
+
 use crate::{
     boxes::Bounds,
     digest::Digest,
@@ -15,6 +17,9 @@ use crate::{
     table::Table,
     tiles::{Tile, Work},
 };
+
+/// From here on, a run of a read has a buffer of its own: that costs less than to copy it afterwards.
+const WORTH_A_BUFFER: i64 = 512;
 
 /// The open files of a job.
 pub(crate) struct Files<'a> {
@@ -72,6 +77,20 @@ struct Read {
 struct Form {
     dims: Vec<Dim>,
     run: i64,
+}
+
+impl Form {
+    /// Whether the runs are all of a block of this length, one after the other.
+    fn fills(&self, length: i64) -> bool {
+        let mut bytes = self.run;
+        for dim in self.dims.iter().rev() {
+            if dim.from != bytes {
+                return false;
+            }
+            bytes *= dim.extent;
+        }
+        bytes == length
+    }
 }
 
 /// A thread's buffers.
@@ -244,9 +263,13 @@ impl<'a> Worker<'a> {
             let (group, after) = rest.split_at(count);
             rest = after;
             let (source, path) = self.files.sources.get(group[0].holder)?;
+            self.traffic.read += length;
+            if scatters(group, forms) {
+                self.traffic.calls += scatter(group, forms, &source, path)?;
+                continue;
+            }
             let buffer = grown(&mut self.reading, length)?;
             file::read(&source, path, buffer, group[0].offset)?;
-            self.traffic.read += length;
             self.traffic.calls += 1;
             let start = Pointer::new(buffer.as_mut_ptr());
             for read in group {
@@ -395,6 +418,35 @@ impl Slot<'_> {
         }
         finding
     }
+}
+
+/// Whether all of a group is needed, and in runs that are not too short to be read to where they belong.
+fn scatters(group: &[Read], forms: &[Form]) -> bool {
+    let mut end = group[0].offset;
+    group.iter().all(|read| {
+        let touches = read.offset == end;
+        end += read.length;
+        let form = read.form.and_then(|form| forms.get(form));
+        touches && form.is_some_and(|form| form.run >= WORTH_A_BUFFER && form.fills(read.length))
+    })
+}
+
+/// Reads a group to the slots directly; gives the number of calls.
+fn scatter(group: &[Read], forms: &[Form], source: &File, path: &Path) -> Result<i64> {
+    let mut runs: Vec<(Pointer, i64)> = Vec::new();
+    for read in group {
+        let form = &forms[read.form.unwrap_or(0)];
+        positions(&form.dims, |_, to| runs.push((read.to.offset(to), form.run)));
+    }
+    let (mut at, mut calls) = (group[0].offset, 0);
+    for part in runs.chunks(file::MAX_SCATTERED) {
+        // SAFETY: runs of slots, as where single runs are read.
+        let slices = part.iter().map(|&(to, length)| IoSliceMut::new(unsafe { to.slice_mut(length) }));
+        file::read_scattered(source, path, &mut slices.collect::<Vec<_>>(), at)?;
+        at += part.iter().map(|run| run.1).sum::<i64>();
+        calls += 1;
+    }
+    Ok(calls)
 }
 
 /// What bytes with this CRC-32 contribute to the CRC-32 of a text in which `after` more bytes follow them: contributions

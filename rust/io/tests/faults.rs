@@ -84,7 +84,7 @@ fn job(case: &Case, folder: &Path) -> Job {
     fs::create_dir_all(&made).unwrap();
     let sources = (0..case.sources.len()).map(|i| {
         let path = folder.join(format!("source{i}"));
-        shardwise_io::job::Source::File(SourceFile { size: case.sources[i].len() as i64, path, modified: None })
+        shardwise_io::job::Source::File(SourceFile { size: case.sources[i].len() as i64, path, ..Default::default() })
     });
     case.job(sources.collect(), case.destinations(&made), wanted)
 }

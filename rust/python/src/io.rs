@@ -1,7 +1,9 @@
 //! `_core.CopyJob` and what makes files appear at once: the bindings of `shardwise-io`.
 
 use std::{
-    path::PathBuf,
+    fs::File,
+    path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -34,6 +36,7 @@ const POLL_EVERY: Duration = Duration::from_millis(20);
 const NO_SPACE: i32 = 28;
 const WOULD_BLOCK: i32 = 11;
 const BROKEN: i32 = 5;
+const BAD_DESCRIPTOR: i32 = 9;
 
 /// A list of Python's, a part of which is each holder's description.
 type Holders<'py> = Bound<'py, PyList>;
@@ -48,7 +51,7 @@ pub(crate) struct CopyJob {
 
 #[pymethods]
 impl CopyJob {
-    /// `sources` holds tuples (path, size, time or None) and arrays; `destinations` holds tuples ("write", path, size)
+    /// `sources` holds tuples (path, size, time or None, descriptor or None) and arrays; `destinations` holds tuples ("write", path, size)
     /// and ("compare", path, size, time or None), arrays, and None for nowhere. `program` is, for each tensor, `[itemsize,
     /// wanted, dims, source pieces, destination pieces, shape…, rows…]`, with the rows of `shardwise_io::job::Job::add`.
     #[new]
@@ -69,7 +72,7 @@ impl CopyJob {
                 .collect::<PyResult<_>>()?;
             let program = program.try_readonly().map_err(|error| PyTypeError::new_err(format!("program: {error}")))?;
             let program = program.as_slice()?;
-            let job = detached(py, |_| {
+            let job = detached(py, |_| -> CoreResult<Result<Job>> {
                 if let Err(error) = Disjoint::new(&read, &written) {
                     return CoreResult::Ok(Err(Error::Job(overlap(&error))));
                 }
@@ -151,8 +154,30 @@ fn source(
     if let Ok(array) = item.cast::<PyUntypedArray>() {
         return memory(array, arrays, memories).map(Source::Memory);
     }
-    let (path, size, modified): (PathBuf, i64, Option<i64>) = item.extract()?;
-    Ok(Source::File(SourceFile { path, size, modified }))
+    let (path, size, modified, descriptor): (PathBuf, i64, Option<i64>, Option<i32>) = item.extract()?;
+    let file = descriptor.map(|descriptor| open_file(descriptor, &path)).transpose()?;
+    Ok(Source::File(SourceFile { path, size, modified, file }))
+}
+
+/// A descriptor of our own for an open file of the caller's.
+#[cfg(unix)]
+fn open_file(descriptor: i32, path: &Path) -> PyResult<Arc<File>> {
+    use std::os::fd::BorrowedFd;
+    if descriptor < 0 {
+        return Err(PyOSError::new_err((BAD_DESCRIPTOR, "Bad file descriptor", path.to_owned())));
+    }
+    // SAFETY: a number that is not -1; whether it is open is what duplicating it finds out, and nothing else is done
+    // with it.
+    let own = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned();
+    let own =
+        own.map_err(|error| to_py(Error::Os { operation: "opening", path: path.to_owned(), offset: None, error }))?;
+    Ok(Arc::new(File::from(own)))
+}
+
+#[cfg(not(unix))]
+fn open_file(_: i32, path: &Path) -> PyResult<Arc<File>> {
+    let opened = File::open(path).map(Arc::new);
+    opened.map_err(|error| to_py(Error::Os { operation: "opening", path: path.to_owned(), offset: None, error }))
 }
 
 fn destination(
@@ -172,7 +197,7 @@ fn destination(
     let tuple = item.cast::<PyTuple>()?;
     if tuple.len() == 4 {
         let (_, path, size, modified): (String, PathBuf, i64, Option<i64>) = tuple.extract()?;
-        return Ok(Destination::Compared(SourceFile { path, size, modified }));
+        return Ok(Destination::Compared(SourceFile { path, size, modified, file: None }));
     }
     let (_, path, size): (String, PathBuf, i64) = tuple.extract()?;
     Ok(Destination::File { path, size })

@@ -1,6 +1,7 @@
 //! The compiled module `shardwise._core`: it converts arguments, calls the core, and converts the answers back.
 
 mod arrays;
+mod checksum;
 mod collective;
 mod convert;
 mod dtensor;
@@ -54,7 +55,10 @@ mod _core {
     use super::tiling::Tiling;
 
     #[pymodule_export]
-    use super::pickle::{Persistent, Record, read_pickle};
+    use super::checksum::crc32c;
+
+    #[pymodule_export]
+    use super::pickle::{Persistent, Record, read_dcp_index, read_pickle};
 
     /// The version of the package.
     #[pymodule_export]

@@ -19,8 +19,15 @@ use crate::{
     convert::{Numbers, integers, position},
     errors::{InternalError, LayoutError, answer, detached, guard, to_py},
     layout::Layout,
+    memory::room,
     views,
 };
+
+/// The bytes that a dim takes at most, in the partition or in any answer.
+const DIM_BYTES: usize = 256;
+
+/// Up to how many dims the reserve has room for.
+const FEW_DIMS: usize = 64;
 
 /// A layout applied to a shape.
 #[pyclass(frozen, module = "shardwise._core")]
@@ -35,6 +42,7 @@ impl Partition {
     fn new(layout: &Layout, shape: &Bound<'_, PyAny>, uneven: &Bound<'_, PyString>) -> PyResult<Self> {
         guard(|| {
             let shape = integers("shape", shape)?;
+            room("the partition", shape.len().saturating_mul(DIM_BYTES))?;
             // A lone surrogate cannot be a rule either; its replacement is refused by name.
             let rule = uneven.to_string_lossy().parse().map_err(to_py)?;
             let core = CorePartition::new(layout.core.clone(), &shape, rule).map_err(to_py)?;
@@ -65,20 +73,20 @@ impl Partition {
     /// The device's box as a tuple of slices.
     #[pyo3(signature = (device, /))]
     fn r#box<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| slices(py, self.core.box_of(device).map_err(to_py)?))
+        guard(|| slices(py, self.roomy()?.box_of(device).map_err(to_py)?))
     }
 
     /// The box of a shard as a tuple of slices.
     #[pyo3(signature = (shard_id, /))]
     fn shard_box<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| slices(py, self.core.box_of_shard(position("shard_id", shard_id)?).map_err(to_py)?))
+        guard(|| slices(py, self.roomy()?.box_of_shard(position("shard_id", shard_id)?).map_err(to_py)?))
     }
 
     /// The shape of the device's shard.
     #[pyo3(signature = (device, /))]
     fn shard_shape<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyTuple>> {
         guard(|| {
-            let bounds = self.core.box_of(device).map_err(to_py)?;
+            let bounds = self.roomy()?.box_of(device).map_err(to_py)?;
             PyTuple::new(py, bounds.into_iter().map(|(start, stop)| stop - start))
         })
     }
@@ -109,12 +117,12 @@ impl Partition {
 
     #[pyo3(signature = (device, /))]
     fn shard_id<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
-        answer(py, || self.core.shard_id(device).map_err(to_py))
+        answer(py, || self.roomy()?.shard_id(device).map_err(to_py))
     }
 
     #[pyo3(signature = (device, /))]
     fn replica_id<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
-        answer(py, || self.core.replica_id(device).map_err(to_py))
+        answer(py, || self.roomy()?.replica_id(device).map_err(to_py))
     }
 
     /// The shard id of every device: int64 (devices,).
@@ -130,13 +138,13 @@ impl Partition {
     /// The device indices that hold a shard, in order.
     #[pyo3(signature = (shard_id, /))]
     fn devices_holding<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        answer(py, || self.core.devices_holding(position("shard_id", shard_id)?).map_err(to_py))
+        answer(py, || self.roomy()?.devices_holding(position("shard_id", shard_id)?).map_err(to_py))
     }
 
     /// The first device index that holds a shard.
     #[pyo3(signature = (shard_id, /))]
-    fn canonical_device(&self, shard_id: &Bound<'_, PyAny>) -> PyResult<i64> {
-        guard(|| self.core.canonical_device(position("shard_id", shard_id)?).map_err(to_py))
+    fn canonical_device<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.roomy()?.canonical_device(position("shard_id", shard_id)?).map_err(to_py))
     }
 
     /// The largest extent of a shard along each dim.
@@ -151,7 +159,7 @@ impl Partition {
         guard(|| {
             let array = match Numbers::new("offsets", offsets)? {
                 Numbers::One(offset) => {
-                    return PyTuple::new(py, <[i64; 2]>::from(self.core.locate_one(offset).map_err(to_py)?));
+                    return PyTuple::new(py, <[i64; 2]>::from(self.roomy()?.locate_one(offset).map_err(to_py)?));
                 }
                 Numbers::Many(array) => array,
             };
@@ -181,7 +189,7 @@ impl Partition {
             let (ids, locals) =
                 match (Numbers::new("shard_ids", shard_ids)?, Numbers::new("local_offsets", local_offsets)?) {
                     (Numbers::One(id), Numbers::One(local)) => {
-                        let offset = self.core.global_offset_one(id, local).map_err(to_py)?;
+                        let offset = self.roomy()?.global_offset_one(id, local).map_err(to_py)?;
                         return offset.into_bound_py_any(py);
                     }
                     (Numbers::Many(ids), Numbers::Many(locals)) if ids.shape == locals.shape => (ids, locals),
@@ -205,7 +213,7 @@ impl Partition {
     #[pyo3(signature = (device, /))]
     fn runs<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
-            let runs = Runs::of(&self.core, device).map_err(to_py)?;
+            let runs = Runs::of(self.roomy()?, device).map_err(to_py)?;
             arrays::filled(py, &[arrays::length("runs", runs.count())?, 2], |out, poll| runs.fill_into(out, poll))
         })
     }
@@ -229,7 +237,7 @@ impl Partition {
         device: i64,
     ) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
-            let bounds = self.core.box_of(device).map_err(to_py)?;
+            let bounds = self.roomy()?.box_of(device).map_err(to_py)?;
             let flat: Vec<i64> = bounds.into_iter().flat_map(<[i64; 2]>::from).collect();
             views::views(py, array, self.core.shape(), 1, &flat)?.get_item(0)
         })
@@ -267,8 +275,17 @@ impl Partition {
         Ok(boxes)
     }
 
+    /// The partition, after asking for what a question about so many dims may take.
+    fn roomy(&self) -> PyResult<&CorePartition> {
+        let dims = self.core.shape().len();
+        if dims > FEW_DIMS {
+            room("the dims", dims.saturating_mul(DIM_BYTES))?;
+        }
+        Ok(&self.core)
+    }
+
     fn devices(&self) -> PyResult<usize> {
-        arrays::length("devices", self.core.mesh().size())
+        arrays::length("devices", self.roomy()?.mesh().size())
     }
 }
 

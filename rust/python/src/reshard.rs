@@ -16,7 +16,7 @@ use shardwise_core::{
     error::{Error, Result as CoreResult},
     plan::{
         Plan, Transfer,
-        places::{Places, Window},
+        places::{Places, Seen},
         rounds::rounds,
     },
 };
@@ -92,16 +92,27 @@ impl ReshardPlan {
     #[pyo3(signature = (side, kept, /))]
     fn local_boxes<'py>(&self, py: Python<'py>, side: usize, kept: bool) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
-            let places = self.places(py, side)?;
             let plan = &self.core;
+            let tiling = if side == 0 { plan.source() } else { plan.destination() };
             let rank = plan.destination().shape().len();
             let count = if kept { plan.kept() } else { plan.transfers() };
+            // Of a large grid a few chunks may be asked for: then all places are more than those of the transfers.
+            let few = tiling.holders() as u64 > 4 * count as u64 + 1024;
+            let places = if few { None } else { Some(self.places(py, side)?) };
             arrays::filled(py, &[count, rank, 2], |out, poll| {
                 let mut rows = out.chunks_exact_mut((2 * rank).max(1));
                 let mut write = |transfer: Transfer<'_>| {
-                    let origin = match side {
-                        0 => places.origin(transfer.source, transfer.source_piece),
-                        _ => places.origin(transfer.destination, transfer.destination_piece),
+                    let (holder, piece) = match side {
+                        0 => (transfer.source, transfer.source_piece),
+                        _ => (transfer.destination, transfer.destination_piece),
+                    };
+                    let seen;
+                    let origin = match places {
+                        Some(places) => places.origin(holder, piece),
+                        None => {
+                            seen = Seen::new(&**tiling, holder, piece)?;
+                            &seen.origin
+                        }
                     };
                     let Some(row) = rows.next() else { return Ok(()) };
                     for ((bounds, (start, stop)), origin) in
@@ -122,12 +133,13 @@ impl ReshardPlan {
     #[pyo3(signature = (side, holder, piece, /))]
     fn place<'py>(&self, py: Python<'py>, side: usize, holder: i64, piece: i64) -> PyResult<Bound<'py, PyTuple>> {
         guard(|| {
-            let places = self.places(py, side)?;
-            let window = match places.window(holder, piece) {
-                Window::Whole => None,
-                Window::Flat { offset, piece } => Some((offset, PyTuple::new(py, piece.extents())?)),
+            let tiling = if side == 0 { self.core.source() } else { self.core.destination() };
+            let seen = Seen::new(&**tiling, holder, piece).map_err(to_py)?;
+            let window = match seen.flat {
+                None => None,
+                Some((offset, extents)) => Some((offset, PyTuple::new(py, extents)?)),
             };
-            (PyTuple::new(py, places.origin(holder, piece))?, window).into_pyobject(py)
+            (PyTuple::new(py, seen.origin)?, window).into_pyobject(py)
         })
     }
 
@@ -177,7 +189,7 @@ impl ReshardPlan {
             let done = detached(py, |poll| {
                 let regions = Disjoint::new(&sources, &destinations)?;
                 let mut last: Option<Instant> = None;
-                run(&self.core, regions, &outputs, &mut |done, total| -> CoreResult<()> {
+                run(&self.core, regions, &outputs, None, &mut |done, total| -> CoreResult<()> {
                     if done < total && last.is_some_and(|last| last.elapsed() < POLL_EVERY) {
                         return Ok(());
                     }

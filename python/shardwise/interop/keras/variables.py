@@ -17,7 +17,6 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from shardwise.array.sharded import Shard
 from shardwise.errors import LayoutError
-from shardwise.layout import TensorLayout
 from shardwise.model.scope import Placement
 
 from ..._text import shown
@@ -75,9 +74,12 @@ def _laid_out_class(base: Any) -> type:
         _shardwise: _State
 
         @property
-        def layout(self) -> TensorLayout:
-            """The layout that the variable's object path found; replicated if it found none."""
-            return _placement(self).layout
+        def layout(self) -> Any:
+            """The layout that the variable's object path found; replicated if it found none.
+
+            A `TensorLayout`, or under a scope of `shardwise.dtensor` a `Layout` of that dialect.
+            """
+            return _placement(self).shown_layout
 
         @property
         def object_path(self) -> str:
@@ -167,11 +169,11 @@ def replicate_on_mesh_of(variables: Iterable[Any], references: Iterable[Any]) ->
     laid_out = next((reference for reference in references if _is_laid_out(reference)), None)
     if laid_out is None:
         return
-    mesh = _placement(laid_out).layout.device_mesh
-    assert mesh is not None
+    mesh, dialect = _placement(laid_out).partition.device_mesh, _placement(laid_out).dialect
     for variable in variables:
         if not _is_laid_out(variable):
-            adopt(variable, Placement.replicated(_dotted_path(variable), tuple(variable.shape), mesh))
+            path, shape = _dotted_path(variable), tuple(variable.shape)
+            adopt(variable, Placement.replicated(path, shape, mesh, dialect))
 
 
 def _dotted_path(variable: Any) -> str:

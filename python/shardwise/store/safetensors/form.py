@@ -8,7 +8,7 @@ from pathlib import Path
 from ..._dtypes import CODES
 from ..boxes import Extent, contiguous_strides
 from ..files import DataFile
-from ..protocol import Piece, StoredCheckpoint, StoredTensor, whole_box
+from ..protocol import StoredCheckpoint, StoredPiece, StoredTensor, whole_box
 from .folder import locate_checkpoint, open_entries
 from .header import Entry
 
@@ -28,9 +28,9 @@ def open_form(path: Path) -> StoredCheckpoint:
     return StoredCheckpoint(located, "safetensors", tensors, files, metadata=metadata)
 
 
-def stored_piece(entry: Entry, file: DataFile, box: tuple[tuple[int, int], ...]) -> Piece:
+def stored_piece(entry: Entry, file: DataFile, box: tuple[tuple[int, int], ...]) -> StoredPiece:
     """Give the piece that a tensor of a file is, of the tensor that has it as this box."""
-    return Piece(box, file.path, locate=partial(_locate, entry, file))
+    return StoredPiece(box, file.path, locate=partial(_locate, entry, file))
 
 
 def _locate(entry: Entry, file: DataFile) -> Extent:

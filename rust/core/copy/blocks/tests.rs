@@ -63,6 +63,7 @@ type Box = (usize, Vec<i64>, usize, Vec<i64>, Vec<i64>);
 /// Copies the boxes, a few turns at a time, and compares each byte of the destinations with what comes of copying item
 /// by item; gives the groups.
 fn check(sources: &mut [Array], destinations: &mut [Array], boxes: &[Box], turns_at_once: i64) -> Vec<Group> {
+    let way = None;
     let mut expected: Vec<Vec<u8>> = destinations.iter().map(|array| array.bytes.clone()).collect();
     let mut items = 0;
     for (source, from, destination, to, extent) in boxes {
@@ -85,7 +86,7 @@ fn check(sources: &mut [Array], destinations: &mut [Array], boxes: &[Box], turns
     let mut bytes = 0;
     for turn in (0..groups.iter().map(|group| group.turns).max().unwrap_or(0)).step_by(turns_at_once as usize) {
         let turns = |group: &Group| turn.min(group.turns)..(turn + turns_at_once).min(group.turns);
-        bytes += copies.copy(groups.iter().map(|group| (group, turns(group))));
+        bytes += copies.copy(groups.iter().map(|group| (group, turns(group))), &Contest::new(way, 0));
     }
     assert_eq!(bytes, items);
     assert_eq!(groups.iter().map(|group| group.bytes).sum::<i64>(), items);

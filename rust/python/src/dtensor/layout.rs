@@ -8,7 +8,10 @@ use pyo3::{
     prelude::*,
     types::{PyBytes, PyInt, PyList, PyTuple},
 };
-use shardwise_core::dtensor::{ANY, Error, Layout, LayoutKind, Mesh};
+use shardwise_core::{
+    dtensor::{ANY, Error, Layout, LayoutKind, Mesh},
+    error::Error as CoreError,
+};
 
 use super::{CoreResult, DtensorMesh, hash_of, mesh::numbers, outside, parsed_text, room_to_read, room_to_write, text};
 use crate::{
@@ -54,7 +57,14 @@ impl DtensorLayout {
             return Err(to_py(Error::IndexRank { given: columns, rank: self.layout.rank() }));
         }
         let flat = array.flat.as_slice().map_err(|error| PyTypeError::new_err(error.to_string()))?;
-        filled(py, &[rows], |out, _| self.layout.shard_ids_into(flat, out))
+        let mut refused = None;
+        let ids = filled(py, &[rows], |out, _| {
+            self.layout.shard_ids_into(flat, out).map_err(|error| {
+                refused = Some(error);
+                CoreError::Interrupted // Ends the kernel; what is said is the dialect's own error.
+            })
+        });
+        ids.map_err(|error| refused.map_or(error, to_py))
     }
 }
 

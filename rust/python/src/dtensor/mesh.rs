@@ -191,7 +191,7 @@ impl DtensorMesh {
             let index = integer("device_idx", index).map_err(outside("device_idx"))?;
             filled(py, &[self.mesh.shape().len()], |out, _| {
                 self.mesh.wrapped_coordinate(index, out);
-                CoreResult::Ok(())
+                Ok(())
             })
         })
     }
@@ -204,7 +204,7 @@ impl DtensorMesh {
                 for (&index, row) in given.iter().zip(out.chunks_mut(rank.max(1))) {
                     self.mesh.wrapped_coordinate(index, row);
                 }
-                CoreResult::Ok(())
+                Ok(())
             })
         })
     }
@@ -215,7 +215,7 @@ impl DtensorMesh {
                 let shape = [length("devices", self.mesh.size())?, self.mesh.shape().len()];
                 filled(py, &shape, |out, poll| tiled.axes().coordinates_into(out, poll))
             }
-            None => filled(py, &[0, 0], |_, _| CoreResult::Ok(())),
+            None => filled(py, &[0, 0], |_, _| Ok(())),
         })
     }
 
