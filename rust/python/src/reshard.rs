@@ -23,7 +23,7 @@ use shardwise_core::{
 
 use crate::{
     arrays,
-    errors::{detached, guard},
+    errors::{detached, guard, to_py},
     tiling::{numbers, tiling},
     views,
 };
