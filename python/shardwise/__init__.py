@@ -30,10 +30,26 @@ if TYPE_CHECKING:
     from .reshard.cost import CollectiveCost, LinkModel, cost_of
     from .reshard.kinds import Collective, CollectiveStep
     from .reshard.plan import ReshardPlan, Transfer, plan_reshard
+    from .reshard.program import LocalBox, Program, Step
     from .rules.layout_map import LayoutMap
     from .rules.report import LayoutReport, TensorReport
     from .show.svg import draw
-    from .store import Checkpoint, Entry, StoredCheckpoint, StoredTensor, open_checkpoint, open_safetensors
+    from .store import (
+        Checkpoint,
+        Difference,
+        Entry,
+        StoredCheckpoint,
+        StoredTensor,
+        VerifyReport,
+        WriteOutline,
+        WriteReport,
+        diff_checkpoints,
+        open_checkpoint,
+        open_safetensors,
+        reshard_checkpoint,
+        save_checkpoint,
+        verify_checkpoint,
+    )
 
 __all__ = [
     "Axes",
@@ -43,21 +59,25 @@ __all__ = [
     "CollectiveObstacle",
     "CollectiveStep",
     "DeviceMesh",
+    "Difference",
     "Entry",
     "InternalError",
     "LayoutError",
     "LayoutMap",
     "LayoutReport",
     "LinkModel",
+    "LocalBox",
     "MeshError",
     "ParseError",
     "Partition",
     "Piece",
+    "Program",
     "ReshardPlan",
     "Shard",
     "ShardedArray",
     "ShardwiseError",
     "SizeOverflowError",
+    "Step",
     "StoredCheckpoint",
     "StoredTensor",
     "TensorLayout",
@@ -66,11 +86,15 @@ __all__ = [
     "Transfer",
     "UnevenRule",
     "Variable",
+    "VerifyReport",
+    "WriteOutline",
+    "WriteReport",
     "__version__",
     "all_gather",
     "all_reduce",
     "all_to_all",
     "cost_of",
+    "diff_checkpoints",
     "distribute_tensor",
     "draw",
     "gather",
@@ -81,6 +105,9 @@ __all__ = [
     "open_safetensors",
     "plan_reshard",
     "reduce_scatter",
+    "reshard_checkpoint",
+    "save_checkpoint",
+    "verify_checkpoint",
 ]
 
 # Loaded when they are first used, to keep `import shardwise` fast.
@@ -91,11 +118,27 @@ _LAZY = {
     "reshard.collectives": ("CollectiveObstacle",),
     "reshard.cost": ("CollectiveCost", "LinkModel", "cost_of"),
     "reshard.kinds": ("Collective", "CollectiveStep"),
+    "reshard.program": ("LocalBox", "Program", "Step"),
     "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
     "rules.layout_map": ("LayoutMap",),
     "rules.report": ("LayoutReport", "TensorReport"),
     "show.svg": ("draw",),
-    "store": ("Checkpoint", "Entry", "StoredCheckpoint", "StoredTensor", "open_checkpoint", "open_safetensors"),
+    "store": (
+        "Checkpoint",
+        "Difference",
+        "Entry",
+        "StoredCheckpoint",
+        "StoredTensor",
+        "VerifyReport",
+        "WriteOutline",
+        "WriteReport",
+        "diff_checkpoints",
+        "open_checkpoint",
+        "open_safetensors",
+        "reshard_checkpoint",
+        "save_checkpoint",
+        "verify_checkpoint",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 _SUBPACKAGES = ("dtensor", "interop")

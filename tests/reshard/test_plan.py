@@ -391,6 +391,23 @@ class TestSums:
         with pytest.raises(IndexError, match="dim is 1, outside 0 to 0"):
             sw.reduce_scatter(sharded, "y", 1)
 
+    def test_the_uneven_rule_stays(self) -> None:
+        """7 does not divide by 2 or 4: without its rule the array could not be cut again."""
+        mesh = sw.DeviceMesh((2, 2), ("x", "y"))
+        values = np.arange(21.0).reshape(7, 3)
+        for uneven in ("ceil", "chunk", "balanced"):
+            cut = sw.TensorLayout((("x", "y"), None), mesh).partition((7, 3), uneven)
+            own = sw.ShardedArray(cut, [view.copy() for view in cut.views(values)])
+            gathered = sw.all_gather(own, "y")
+            assert gathered.partition == sw.TensorLayout(("x", None), mesh).partition((7, 3), uneven)
+            sums = sw.TensorLayout(("x", None), mesh, unreduced=("y",)).partition((7, 3), uneven)
+            partial = sw.ShardedArray(sums, [view.copy() for view in sums.views(values)])
+            reduced, scattered = sw.all_reduce(partial), sw.reduce_scatter(partial, "y", 0)
+            assert reduced.partition == gathered.partition
+            assert scattered.partition == cut
+            for array, times in ((gathered, 1), (reduced, 2), (scattered, 2)):
+                assert (array.numpy() == times * values).all()
+
     def test_all_gather(self) -> None:
         sharded = sw.ShardedArray(ROWS.partition(SHAPE), row_shards(ARRAY))
         assert sw.all_gather(sharded, ["y"]).layout == sw.TensorLayout(("x", None), MESH)
