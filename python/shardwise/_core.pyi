@@ -30,9 +30,9 @@ __all__ = [
     "parse_device",
     "print_device",
     "publish",
+    "read_pickle",
     "sync_files",
     "write_file",
-    "read_pickle",
 ]
 
 @final
