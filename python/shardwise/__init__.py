@@ -11,49 +11,83 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ._core import __version__
 from .array.sharded import Shard, ShardedArray, distribute_tensor
 from .errors import InternalError, LayoutError, MeshError, ParseError, ShardwiseError, SizeOverflowError
 from .layout import Axes, TensorLayout, UnevenRule
 from .mesh import DeviceMesh, list_devices
+from .model.hooks import load_with
 from .partition import Partition
+from .tiling import Piece, Tiling
 
 if TYPE_CHECKING:
+    from . import dtensor as dtensor
+    from . import interop as interop
     from .array.verbs import all_gather, all_reduce, gather, reduce_scatter
     from .model.scope import layout_map_scope
     from .model.variable import Variable, initialize_variables
     from .reshard.collectives import CollectiveStep, LinkModel
-    from .reshard.plan import ReshardPlan, Transfer, plan_from_boxes, plan_reshard
+    from .reshard.plan import ReshardPlan, Transfer, plan_reshard
+    from .reshard.program import LocalBox, Program, Step
     from .rules.layout_map import LayoutMap
-    from .rules.report import LayoutReport
-    from .show.drawing import draw
-    from .store import Checkpoint, StoredCheckpoint, StoredTensor, open_checkpoint, open_safetensors
+    from .rules.report import LayoutReport, TensorReport
+    from .show.svg import draw
+    from .store import (
+        Checkpoint,
+        Difference,
+        Entry,
+        StoredCheckpoint,
+        StoredTensor,
+        VerifyReport,
+        WriteOutline,
+        WriteReport,
+        diff_checkpoints,
+        open_checkpoint,
+        open_safetensors,
+        reshard_checkpoint,
+        save_checkpoint,
+        verify_checkpoint,
+    )
 
 __all__ = [
     "Axes",
     "Checkpoint",
     "CollectiveStep",
     "DeviceMesh",
+    "Difference",
+    "Entry",
     "InternalError",
     "LayoutError",
     "LayoutMap",
     "LayoutReport",
     "LinkModel",
+    "LocalBox",
     "MeshError",
     "ParseError",
     "Partition",
+    "Piece",
+    "Program",
     "ReshardPlan",
     "Shard",
     "ShardedArray",
     "ShardwiseError",
     "SizeOverflowError",
+    "Step",
     "StoredCheckpoint",
     "StoredTensor",
     "TensorLayout",
+    "TensorReport",
+    "Tiling",
     "Transfer",
     "UnevenRule",
     "Variable",
+    "VerifyReport",
+    "WriteOutline",
+    "WriteReport",
+    "__version__",
     "all_gather",
     "all_reduce",
+    "diff_checkpoints",
     "distribute_tensor",
     "draw",
     "gather",
@@ -62,27 +96,52 @@ __all__ = [
     "list_devices",
     "open_checkpoint",
     "open_safetensors",
-    "plan_from_boxes",
     "plan_reshard",
     "reduce_scatter",
+    "reshard_checkpoint",
+    "save_checkpoint",
+    "verify_checkpoint",
 ]
 
-# Imported when a name of theirs is first used, to keep `import shardwise` fast.
+# Loaded when they are first used, to keep `import shardwise` fast.
 _LAZY = {
     "array.verbs": ("all_gather", "all_reduce", "gather", "reduce_scatter"),
     "model.scope": ("layout_map_scope",),
     "model.variable": ("Variable", "initialize_variables"),
     "reshard.collectives": ("CollectiveStep", "LinkModel"),
-    "reshard.plan": ("ReshardPlan", "Transfer", "plan_from_boxes", "plan_reshard"),
+    "reshard.program": ("LocalBox", "Program", "Step"),
+    "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
     "rules.layout_map": ("LayoutMap",),
-    "rules.report": ("LayoutReport",),
-    "show.drawing": ("draw",),
-    "store": ("Checkpoint", "StoredCheckpoint", "StoredTensor", "open_checkpoint", "open_safetensors"),
+    "rules.report": ("LayoutReport", "TensorReport"),
+    "show.svg": ("draw",),
+    "store": (
+        "Checkpoint",
+        "Difference",
+        "Entry",
+        "StoredCheckpoint",
+        "StoredTensor",
+        "VerifyReport",
+        "WriteOutline",
+        "WriteReport",
+        "diff_checkpoints",
+        "open_checkpoint",
+        "open_safetensors",
+        "reshard_checkpoint",
+        "save_checkpoint",
+        "verify_checkpoint",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
+_SUBPACKAGES = ("dtensor", "interop")
+
+# Who has not imported a framework needs no part of ours for it.
+load_with("keras", "shardwise.interop.keras")
+load_with("tensorflow", "shardwise.interop.tf_variable")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return import_module(f".{name}", __name__)
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
@@ -90,4 +149,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted((*__all__, *_SUBPACKAGES))

@@ -121,7 +121,7 @@ def _as_numpy(value: Any) -> np.dtype[Any] | None:
         return None  # numpy's former name of "S", of which it warns
     try:
         dtype: np.dtype[Any] = np.dtype(value)
-    except (TypeError, ValueError, SyntaxError, OverflowError):
+    except (TypeError, ValueError, SyntaxError, OverflowError, RecursionError):
         return None
     return dtype
 

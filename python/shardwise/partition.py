@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from . import _core
+from ._arguments import instance
 from ._dtypes import bits_of, bytes_for
-from ._text import shown
 from .errors import SizeOverflowError
+from .tiling import Piece, Tiling
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Partition"]
 
 
-class Partition:
-    """Where each shard of a tensor begins and ends, and who holds it.
+class Partition(Tiling):
+    """Where each shard of a tensor begins and ends, and who holds it: the tiling that a layout makes of a shape.
 
     Args:
         layout: a layout that has its mesh.
@@ -46,7 +47,7 @@ class Partition:
     (5, 1)
     """
 
-    __slots__ = ("__weakref__", "_core", "_layout", "_mesh", "_uneven")
+    __slots__ = ("_layout", "_mesh", "_uneven")
 
     _core: _core.Partition
     _layout: TensorLayout
@@ -60,8 +61,7 @@ class Partition:
             raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}") from None
         if bound is None or mesh is None:
             raise layout._no_mesh("a partition")
-        if not isinstance(uneven, str):
-            raise TypeError(f"uneven must be a string, got {shown(uneven)}")
+        instance("uneven", uneven, str)
         self._core = _core.Partition(bound, shape, uneven)
         self._layout = layout
         self._mesh = mesh
@@ -151,6 +151,16 @@ class Partition:
         """
         return self._core.shard_shape(self._mesh.index_of_label(device))
 
+    @property
+    def largest_shard_shape(self) -> tuple[int, ...]:
+        """The largest extent that a shard has along each dim; costs O(rank) for a mesh of any size.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((10,), "balanced").largest_shard_shape
+        (3,)
+        """
+        return self._core.largest_shard_shape
+
     def boxes(self) -> npt.NDArray[np.int64]:
         """Give start and stop of every device's box: int64 of shape (devices, dims, 2).
 
@@ -226,6 +236,18 @@ class Partition:
         ['cpu:1', 'cpu:4']
         """
         return self._mesh._labels_at(self._core.devices_holding(shard_id))
+
+    def canonical_device(self, shard_id: int) -> Any:
+        """Give the first of the devices that hold a shard, in device-index order; costs O(rank).
+
+        Raises:
+            IndexError: if there is no such shard.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> TensorLayout(("y",), DeviceMesh((2, 3), ("x", "y"))).partition((9,)).canonical_device(1)
+        'cpu:1'
+        """
+        return self._mesh.device(self._core.canonical_device(shard_id))
 
     @overload
     def locate(self, offsets: int) -> tuple[int, int]: ...
@@ -307,8 +329,7 @@ class Partition:
         >>> views[1], np.shares_memory(views[1], array)
         (array([4, 5, 6, 7]), True)
         """
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f"array must be a numpy array, got {type(array).__name__}")
+        instance("array", array, np.ndarray)
         return self._core.views(array)
 
     def view(self, array: npt.NDArray[Any], device: Any) -> npt.NDArray[Any]:
@@ -319,8 +340,7 @@ class Partition:
         >>> TensorLayout(("x",), DeviceMesh((2,), ("x",))).partition((8,)).view(np.arange(8), "cpu:1")
         array([4, 5, 6, 7])
         """
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f"array must be a numpy array, got {type(array).__name__}")
+        instance("array", array, np.ndarray)
         return self._core.view(array, self._mesh.index_of_label(device))
 
     def nbytes(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
@@ -346,6 +366,62 @@ class Partition:
         extents = boxes[:, :, 1] - boxes[:, :, 0]
         elements: npt.NDArray[np.int64] = extents.prod(axis=1, dtype=np.int64)
         return bytes_for(elements, bits)
+
+    @property
+    def holders(self) -> tuple[Any, ...]:
+        """The labels of the devices, in device-index order."""
+        return self._mesh._all_labels()
+
+    def holder_shape(self, holder: Any) -> tuple[int, ...]:
+        """Give the shape of a device's shard.
+
+        Raises:
+            MeshError: if the mesh has no such device.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((10,), "ceil").holder_shape("cpu:3")
+        (1,)
+        """
+        return self._core.shard_shape(self._mesh.index_of_label(holder))
+
+    def pieces(self, holder: Any) -> list[Piece]:
+        """Give the device's box, which begins at the corner of its shard.
+
+        Raises:
+            MeshError: if the mesh has no such device.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> TensorLayout(("x",), DeviceMesh((2,), ("x",))).partition((8,)).pieces("cpu:1")
+        [Piece(box=(slice(4, 8, None),), start=(0,))]
+        """
+        return [Piece(self._core.box(self._mesh.index_of_label(holder)), (0,) * len(self.shape))]
+
+    def check(self) -> None:
+        """Do nothing: the shards of a partition hold every element, and devices with the same shard are replicas."""
+
+    @property
+    def _count(self) -> int:
+        return self._mesh.size
+
+    def _shape_of(self, position: int) -> tuple[int, ...]:
+        return self._core.shard_shape(position)
+
+    def _shapes(self) -> list[tuple[int, ...]]:
+        boxes = self._core.boxes()
+        return list(map(tuple, (boxes[..., 1] - boxes[..., 0]).tolist()))
+
+    def _covered(self) -> None:
+        return None
+
+    @property
+    def _is_named(self) -> bool:
+        return True
+
+    def _label(self, position: int) -> Any:
+        return self._mesh.device(position)
+
+    def _position(self, holder: Any) -> int:
+        return self._mesh.index_of_label(holder)
 
     def __eq__(self, other: object) -> bool:
         if self is other:

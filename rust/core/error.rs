@@ -170,7 +170,7 @@ pub enum Error {
         right_len: usize,
     },
     /// Two partitions of different shapes.
-    #[error("src is of shape {given:?} but dst of {destination:?}; a plan is between partitions of one shape")]
+    #[error("src is of shape {given:?} but dst of {destination:?}; a plan is between tilings of one shape")]
     Shapes {
         /// The source's shape.
         given: Vec<i64>,
@@ -184,10 +184,15 @@ pub enum Error {
         axes: Vec<String>,
     },
     /// A box that is not within the tensor.
-    #[error("boxes[{index}] is [{start}, {stop}) along dim {dim}, which is not within [0, {size})")]
+    #[error(
+        "holders[{holder}]: its box{} is [{start}, {stop}) along dim {dim}, which is not within [0, {size})",
+        if *piece == 0 { String::new() } else { format!(" {piece}") }
+    )]
     BoxBounds {
-        /// Which box.
-        index: usize,
+        /// Whose box.
+        holder: usize,
+        /// Which of its boxes.
+        piece: usize,
         /// Which dim of it.
         dim: usize,
         /// Where it starts.
@@ -197,13 +202,49 @@ pub enum Error {
         /// The elements of the dim.
         size: i64,
     },
+    /// A range that is not within the flattened tensor.
+    #[error("holders[{holder}]: its range is [{start}, {stop}), which is not within [0, {size})")]
+    FlatRange {
+        /// Whose range.
+        holder: usize,
+        /// Where it starts.
+        start: i64,
+        /// Where it stops.
+        stop: i64,
+        /// The elements of the tensor.
+        size: i64,
+    },
+    /// Boxes that do not fit into their holder's array.
+    #[error("holders[{holder}] {what}")]
+    Places {
+        /// Whose.
+        holder: usize,
+        /// What is wrong with them.
+        what: String,
+    },
+    /// A grid whose chunks are of another rank than the tensor.
+    #[error("chunks has {given} dims but shape has {rank}")]
+    Chunks {
+        /// Dims of the chunks.
+        given: usize,
+        /// Dims of the shape.
+        rank: usize,
+    },
+    /// A chunk without elements.
+    #[error("chunks[{dim}] is {size}; a chunk must be at least 1 long")]
+    ChunkSize {
+        /// Which dim.
+        dim: usize,
+        /// The length given.
+        size: i64,
+    },
     /// Two boxes that share elements.
-    #[error("boxes[{first}] and boxes[{second}] overlap: both hold {}", box_text(start, stop))]
+    #[error("{} overlap: both hold {}", holders_text(*first, *second), box_text(start, stop))]
     BoxesOverlap {
-        /// The one.
-        first: usize,
-        /// The other.
-        second: usize,
+        /// The holder of the one.
+        first: i64,
+        /// The holder of the other.
+        second: i64,
         /// Where the common part starts.
         start: Vec<i64>,
         /// Where it stops.
@@ -217,12 +258,28 @@ pub enum Error {
         /// Where it stops.
         stop: Vec<i64>,
     },
+    /// Elements that a plan's destination asks for, and its source does not hold.
+    #[error("src does not hold {}, which holders[{holder}] of dst needs", box_text(start, stop))]
+    NotHeld {
+        /// Who asks for them.
+        holder: usize,
+        /// Where they start.
+        start: Vec<i64>,
+        /// Where they stop.
+        stop: Vec<i64>,
+    },
     /// A pickle that stops making sense, or asks for what is not read.
     #[error("byte {at} of the pickle: {problem}")]
     Pickle {
         /// The byte offset.
         at: usize,
         /// What is wrong there.
+        problem: String,
+    },
+    /// The index of a distributed checkpoint that is not one.
+    #[error("{problem}")]
+    PickledIndex {
+        /// What is wrong with it.
         problem: String,
     },
     /// A budget below one element.
@@ -257,10 +314,20 @@ pub enum Error {
     WorkerPanicked(String),
 }
 
-/// A box as numpy would write it.
-fn box_text(start: &[i64], stop: &[i64]) -> String {
-    let sides: Vec<_> = start.iter().zip(stop).map(|(start, stop)| format!("{start}:{stop}")).collect();
-    format!("[{}]", sides.join(", "))
+/// The holders of two boxes.
+/// A box as numpy would write it: `[0:4, 2:6]`, cut short if it has many dims.
+pub(crate) fn box_text(start: &[i64], stop: &[i64]) -> String {
+    const MOST: usize = 16;
+    let sides: Vec<_> = start.iter().zip(stop).take(MOST).map(|(start, stop)| format!("{start}:{stop}")).collect();
+    format!("[{}{}]", sides.join(", "), if start.len() > MOST { ", …" } else { "" })
+}
+
+fn holders_text(first: i64, second: i64) -> String {
+    if first == second {
+        format!("two boxes of holders[{first}]")
+    } else {
+        format!("holders[{first}] and holders[{second}]")
+    }
 }
 
 /// What sort of mistake an [`Error`] is; bindings choose their exception by it.
@@ -272,8 +339,10 @@ pub enum ErrorKind {
     Layout,
     /// A text or a message that does not follow its format.
     Parse,
-    /// A size over 2^63 - 1, or over what memory can hold.
+    /// A size over 2^63 - 1.
     Overflow,
+    /// More values than memory can hold.
+    Memory,
     /// A position outside its range.
     Index,
     /// The caller asked to stop.
@@ -303,13 +372,19 @@ impl Error {
             | Self::Shapes { .. }
             | Self::UnreducedDestination { .. }
             | Self::BoxBounds { .. }
+            | Self::FlatRange { .. }
+            | Self::Places { .. }
+            | Self::Chunks { .. }
+            | Self::ChunkSize { .. }
+            | Self::NotHeld { .. }
             | Self::BoxesOverlap { .. }
             | Self::BoxMissing { .. }
             | Self::Budget { .. }
             | Self::OverlapsItself { .. }
             | Self::OverlapsOther { .. } => ErrorKind::Layout,
-            Self::Pickle { .. } => ErrorKind::Parse,
-            Self::Overflow { .. } | Self::TooMany { .. } => ErrorKind::Overflow,
+            Self::Pickle { .. } | Self::PickledIndex { .. } => ErrorKind::Parse,
+            Self::Overflow { .. } => ErrorKind::Overflow,
+            Self::TooMany { .. } => ErrorKind::Memory,
             Self::DeviceIndex { .. } | Self::Coordinate { .. } | Self::OutOfRange { .. } => ErrorKind::Index,
             Self::Interrupted => ErrorKind::Interrupted,
             Self::WorkerPanicked(_) => ErrorKind::Internal,

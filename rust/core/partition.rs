@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::{
     error::{Error, Result},
+    index::linear::Linear,
     layout::{AxisRole, Layout},
-    linear::Linear,
     mesh::Mesh,
     parallel, radix,
     uneven::{Cut, Uneven},
@@ -182,6 +182,21 @@ impl Partition {
         Ok(devices)
     }
 
+    /// The first of the devices that hold `shard_id`: its canonical owner.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if there is no such shard.
+    pub fn canonical_device(&self, shard_id: i64) -> Result<i64> {
+        let index = radix::unravel(self.check_shard("shard_id", shard_id)?, self.layout.num_shards());
+        let mesh = self.mesh();
+        Ok((self.layout.roles().iter().enumerate())
+            .map(|(axis, role)| match *role {
+                AxisRole::Cuts { dim, weight } => index[dim] / weight % mesh.sizes()[axis] * mesh.strides()[axis],
+                AxisRole::Replicates | AxisRole::Unreduced => 0,
+            })
+            .sum())
+    }
+
     /// Fills `out` with the shard id of every device.
     ///
     /// # Errors
@@ -201,7 +216,8 @@ impl Partition {
     /// Fills `out`, of (devices, dims, 2) in C order, with start and stop of every device's box.
     ///
     /// # Errors
-    /// [`Error::Length`] if `out` has not as many elements; what `poll` returns.
+    /// [`Error::Length`] if `out` has not as many elements; [`Error::TooMany`] if there is no memory for the bounds of
+    /// the shards along each dim; what `poll` returns.
     pub fn boxes_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let row = 2 * self.shape.len();
         self.check_out(out.len(), row)?;
@@ -211,9 +227,13 @@ impl Partition {
         let columns: Vec<(Linear, Vec<(i64, i64)>)> = (0..self.shape.len())
             .map(|dim| {
                 let cut = &self.cuts[dim];
-                (self.shard_index_function(dim), (0..cut.shards()).map(|i| cut.bounds(i)).collect())
+                let mut bounds = Vec::new();
+                let too_many = |_| Error::TooMany { what: format!("the {} shards along dim {dim}", cut.shards()) };
+                bounds.try_reserve_exact(cut.shards() as usize).map_err(too_many)?;
+                bounds.extend((0..cut.shards()).map(|i| cut.bounds(i)));
+                Ok((self.shard_index_function(dim), bounds))
             })
-            .collect();
+            .collect::<Result<_>>()?;
         let devices_per_piece = (parallel::PIECE / row).max(1);
         let pieces = out.chunks_mut(devices_per_piece * row).enumerate();
         let elements = self.mesh().size() as usize * row;
@@ -266,14 +286,14 @@ impl Partition {
 
     /// The shard index along `dim`, as a function of the device.
     pub(crate) fn shard_index_function(&self, dim: usize) -> Linear {
-        Linear::new(self.mesh(), |axis| match self.layout.roles()[axis] {
+        Linear::new(self.mesh().sizes(), |axis| match self.layout.roles()[axis] {
             AxisRole::Cuts { dim: cut, weight } if cut == dim => weight,
             _ => 0,
         })
     }
 
-    fn shard_id_function(&self) -> Linear {
-        Linear::new(self.mesh(), |axis| match self.layout.roles()[axis] {
+    pub(crate) fn shard_id_function(&self) -> Linear {
+        Linear::new(self.mesh().sizes(), |axis| match self.layout.roles()[axis] {
             AxisRole::Cuts { dim, weight } => weight * self.shard_strides()[dim],
             AxisRole::Replicates | AxisRole::Unreduced => 0,
         })
@@ -292,7 +312,7 @@ impl Partition {
                 weight *= sizes[axis];
             }
         }
-        Linear::new(self.mesh(), |axis| weights[axis])
+        Linear::new(self.mesh().sizes(), |axis| weights[axis])
     }
 }
 

@@ -84,6 +84,12 @@ impl Cut {
         Ok(Self { n, k, kind })
     }
 
+    /// The cut of a dim of `n` elements into pieces of `chunk`, which is at least 1; the last holds what is left.
+    #[must_use]
+    pub fn in_chunks(n: i64, chunk: i64) -> Self {
+        Self { n, k: ceil_div(n, chunk), kind: CutKind::Uniform { step: chunk } }
+    }
+
     /// The number of elements.
     #[must_use]
     pub fn elements(&self) -> i64 {
@@ -94,6 +100,12 @@ impl Cut {
     #[must_use]
     pub fn shards(&self) -> i64 {
         self.k
+    }
+
+    /// The length of the largest shard.
+    #[must_use]
+    pub fn largest(&self) -> i64 {
+        ceil_div(self.n, self.k)
     }
 
     pub(crate) fn kind(&self) -> &CutKind {

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise.model.scope import current_scope
+from shardwise.model.scope import LayoutScope, current_scope
 
 
 def layout_map(axis: str = "x", rules: tuple[str, ...] = ("w",)) -> sw.LayoutMap:
@@ -184,3 +184,15 @@ def test_plain_objects_import_no_framework() -> None:
         "assert not {'keras', 'jax', 'tensorflow', 'torch'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_warning_looks_at_so_many_names_only() -> None:
+    # Comparing all of them with all rules took 40 seconds.
+    layout_map = sw.LayoutMap(sw.DeviceMesh((2,), ("x",)))
+    for i in range(300):
+        layout_map[f"blocks.{i}.attention.query.kernel.of.a.long.name$"] = (None, None)
+    scope = LayoutScope(layout_map)
+    paths = [f"block{i}/attention/query/kernel/" + "x" * 500 for i in range(2000)]
+    with pytest.warns(UserWarning, match=r"all 2000 variables.*, and 295 rules more$") as record:
+        scope.warn_if_nothing_matches(paths)
+    assert len(str(record[0].message)) < 2000

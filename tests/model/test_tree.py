@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardwise import DeviceMesh, LayoutError, LayoutMap, TensorLayout, distribute_tensor
-from shardwise._tree import map_arrays
+from shardwise._tree import map_arrays, named_leaves
 
 MESH = DeviceMesh((2, 4), ("data", "model"))
 
@@ -160,3 +161,17 @@ def test_rules_that_clash() -> None:
 def test_the_separator_is_a_string() -> None:
     with pytest.raises(TypeError, match="separator"):
         rules().apply({}, separator=None)  # type: ignore[arg-type]
+
+
+def test_paths_of_a_deep_tree_take_memory_in_its_depth() -> None:
+    depth = 50_000
+    tree: list[object] = [1.5]
+    for _ in range(depth):
+        tree = [tree]
+    tracemalloc.start()
+    ((path, leaf),) = named_leaves(tree, float)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (len(path), leaf) == (depth + 1, 1.5)
+    # A tuple of all names for each object would take 50,000² / 2 pointers, 10 GB.
+    assert peak < 64 << 20

@@ -224,7 +224,7 @@ class TestBadInput:
             ({"kernel": (3, "float32")}, TypeError, "shape of 'kernel'"),
             ({"kernel": ((3,), "float33")}, TypeError, "dtype of 'kernel'.*'float33'"),
             ({"kernel": ((3,), 3.5)}, TypeError, "dtype of 'kernel'.*3.5"),
-            ({"kernel": (2, -1)}, LayoutError, "dim 1 of 'kernel' has the size -1"),
+            ({"kernel": (2, -1)}, LayoutError, r"the shape of 'kernel'\[1\] is -1"),
             ([("kernel", (2,)), ("kernel", (2,))], LayoutError, "'kernel' twice"),
             ({"kernel": (0, 2**63)}, SizeOverflowError, "dim 1 of 'kernel'"),
             ({"kernel": (2**32, 2**31)}, SizeOverflowError, "elements of 'kernel'"),
@@ -284,16 +284,27 @@ class TestForms:
         report = rules().report({"dense/kernel": ((6, 8), "float32"), "x\n": ((1024,), "int8")})
         assert str(report).splitlines() == [
             "tensor        shape    dtype    layout           shard    bytes per device  rule",
-            "dense/kernel  (6, 8)   float32  (None, 'model')  (6, 2)   48 B              'kernel$'",
-            r"'x\n'         (1024,)  int8     (None,)          (1024,)  1.0 KiB",
+            "dense/kernel  (6, 8)   float32  (None, 'model')  (6, 2)               48 B  'kernel$'",
+            r"x\n           (1024,)  int8     (None,)          (1024,)           1.0 KiB",
             "",
-            "2 tensors, 1.2 KiB, of which 2 have a place",
-            "each of 8 devices holds 1.0 KiB",
+            "2 tensors, 1.2 KiB",
+            "each device holds 1.0 KiB of 1.2 KiB, 88.2%",
+            "all 8 devices hold 8.4 KiB, 7.05 times the tensors' size",
             "84.2% of the bytes are on every device",
             r"warning: 1 name matches no rule, so every device holds it whole (1.0 KiB): 'x\n'",
             "warning: rule 'bias$' applies to no name",
             "warning: rule 'embedding$' applies to no name",
         ]
+
+    def test_a_mesh_that_no_array_can_list(self) -> None:
+        layout_map = LayoutMap(DeviceMesh((2**61, 2), ("data", "model")))
+        layout_map["kernel"] = (None, "model")
+        report = layout_map.report({"kernel": ((4, 6), "float32"), "bias": ((5,), "int8")})
+        # A half of 96 bytes, and the whole of 5.
+        assert report.totals[1] == "a device holds at most 53 B of 101 B"
+        assert report.to_dict()["device_bytes"] is None
+        with pytest.raises((SizeOverflowError, MemoryError)):
+            _ = report.device_bytes
 
     @given(st.integers(0, 2**70))
     def test_bytes_are_written_to_one_decimal(self, count: int) -> None:

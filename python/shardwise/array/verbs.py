@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
+from .._arguments import instance, integer
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, _names, _spec_names
@@ -98,22 +98,19 @@ def reduce_scatter(sharded: ShardedArray, axis: str, dim: int) -> ShardedArray:
     array([33, 44])
     """
     layout = _checked(sharded).layout
-    if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)):
-        raise TypeError(f"dim must be an integer, got {shown(dim)}")
+    dim = integer("dim", dim)
     if layout.unreduced != (axis,):
         raise LayoutError(
             f"reduce_scatter needs an array unreduced over {shown(axis)} alone, not over {shown(layout.unreduced)}"
         )
     if not 0 <= dim < sharded.ndim:
-        raise IndexError(f"dim is {dim}, outside 0 to {sharded.ndim - 1}")
+        raise IndexError(f"dim is {shown(dim)}, outside 0 to {sharded.ndim - 1}")
     specs = [[*_spec_names(spec), axis] if i == dim else _spec_names(spec) for i, spec in enumerate(layout.axes)]
     return _become(sharded, TensorLayout(specs, layout.device_mesh))
 
 
 def _checked(sharded: object) -> ShardedArray:
-    if not isinstance(sharded, ShardedArray):
-        raise TypeError(f"sharded must be a ShardedArray, got {type(sharded).__name__}")
-    return sharded
+    return instance("sharded", sharded, ShardedArray)
 
 
 def _become(sharded: ShardedArray, layout: TensorLayout) -> ShardedArray:

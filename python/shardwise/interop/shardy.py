@@ -92,9 +92,16 @@ def from_shardy(text: str, mesh: DeviceMesh | None = None) -> TensorLayout:
         reader.expect(",")
         name = reader.word("replicated", "unreduced")
         if name in lists:
-            raise reader.error(f"a second list of {name} axes")
+            raise reader.refusal(f"{name} axes are listed twice")
         reader.expect("=")
+        if not reader.skip_word("sum") and reader.at_word():
+            raise LayoutError(
+                f"{name} axes are to be reduced by {reader.word()!r}; the unreduced axes of a layout are summed, it "
+                "expresses no other reduction"
+            )
         lists[name] = _read_axes(reader)
+        if name == "replicated":
+            _check_sorted(lists[name], written if mesh is None else mesh)
     reader.end()
     mesh = _one_mesh(mesh, written)
     axes = [tuple(_whole_axis(mesh, axis) for axis in dim) for dim in dims]
@@ -162,7 +169,7 @@ def _device_ids(mesh: DeviceMesh, devices: Sequence[Hashable] | None) -> list[in
         return []
     labels = [f"cpu:{number}" for number in range(mesh.size)] if devices is None else list(devices)
     number_of = {label: number for number, label in enumerate(labels)}
-    own = list(mesh.devices.flat)
+    own = list(mesh._all_labels())
     if len(labels) != len(number_of) or set(own) != set(number_of):
         raise MeshError(
             f"devices: Shardy numbers devices and has no labels; give the {mesh.size} labels of {shown(mesh)} in "
@@ -245,6 +252,18 @@ def _labelled(mesh: DeviceMesh, ids: list[int] | None, labels: list[Hashable] | 
     return DeviceMesh(mesh.shape, mesh.axis_names, [f"cpu:{i}" if labels is None else labels[i] for i in ids])
 
 
+def _check_sorted(axes: list[_AxisRef], mesh: DeviceMesh | None) -> None:
+    """Shardy lists replicated axes once, in the order of the mesh, and parts of one axis from the major one on."""
+    names = [] if mesh is None else list(mesh.axis_names)
+    places = [(names.index(axis.name) if axis.name in names else len(names), axis.part or (1, 1)) for axis in axes]
+    for first, second, before, after in zip(axes, axes[1:], places, places[1:], strict=False):
+        if first == second or (before >= after and first.name in names):
+            raise ParseError(
+                f"replicated axes are listed once, in the order of the mesh, but {shown(second.name)} comes after "
+                f"{shown(first.name)}"
+            )
+
+
 def _one_mesh(given: DeviceMesh | None, written: DeviceMesh | None) -> DeviceMesh:
     if given is None:
         if written is None:
@@ -254,7 +273,7 @@ def _one_mesh(given: DeviceMesh | None, written: DeviceMesh | None) -> DeviceMes
     if written is not None and given != written:
         same_axes = (given.shape, given.axis_names) == (written.shape, written.axis_names)
         # Numbers stand for labels that the text does not have; only where they stand for the same ones can they differ.
-        reordered = not written.has_default_devices and set(given.devices.flat) == set(written.devices.flat)
+        reordered = not written.has_default_devices and set(given._all_labels()) == set(written._all_labels())
         if not same_axes or reordered:
             raise LayoutError(f"mesh is {shown(given)}, but the text holds {shown(written)}")
     return given
@@ -328,6 +347,9 @@ class _Reader:
         return ParseError(
             f"expected {wanted} at character {self._position}, found {shown(found)} in {shown(self.text[:200])}"
         )
+
+    def refusal(self, what: str) -> ParseError:
+        return ParseError(f"{what}, the second time before character {self._position} of {self.text[:200]!r}")
 
     def at(self, mark: str) -> bool:
         return self._next is not None and self._next["mark"] == mark

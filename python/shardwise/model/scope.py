@@ -5,18 +5,20 @@ from __future__ import annotations
 import difflib
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from .._arguments import instance
 from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..partition import Partition
 from ..rules.layout_map import LayoutMap
+from .hooks import entered
 
 __all__ = ["LayoutScope", "Placement", "current_scope", "layout_map_scope"]
 
@@ -24,9 +26,20 @@ __all__ = ["LayoutScope", "Placement", "current_scope", "layout_map_scope"]
 _CURRENT: ContextVar[LayoutScope | None] = ContextVar("shardwise.layout_map_scope", default=None)
 
 _MOST_NAMED = 5
+#: With so many paths, and so many of their characters, rules are compared to find the nearest; comparing is quadratic.
+_MOST_COMPARED, _LONGEST_COMPARED = 200, 100
 
 #: The packages between a user's line and what it comes to.
 _INNER_MODULES = frozenset({"contextlib", "jax", "keras", "shardwise", "tensorflow", "torch"})
+
+
+#: Gives a layout in the terms of another API, of the rule that a variable's path found (`None` if it found none, and
+#: the variable is replicated) and of the `TensorLayout`.
+Dialect = Callable[[str | None, TensorLayout], Any]
+
+
+def _as_it_is(rule: str | None, layout: TensorLayout) -> TensorLayout:
+    return layout
 
 
 @dataclass(frozen=True)
@@ -41,12 +54,19 @@ class Placement:
     layout: TensorLayout
     #: The layout applied to the variable's shape.
     partition: Partition
+    #: The layout in the terms in which the scope was written, of the rule and the `TensorLayout`.
+    dialect: Dialect
 
     @classmethod
-    def replicated(cls, path: str, shape: Sequence[int], mesh: DeviceMesh) -> Placement:
+    def replicated(cls, path: str, shape: Sequence[int], mesh: DeviceMesh, dialect: Dialect) -> Placement:
         """The placement of a variable that nothing cuts."""
         layout = TensorLayout((None,) * len(shape), mesh)
-        return cls(path, None, layout, layout.partition(shape))
+        return cls(path, None, layout, layout.partition(shape), dialect)
+
+    @property
+    def shown_layout(self) -> Any:
+        """What the variable gives as its `layout`."""
+        return self.dialect(self.rule, self.layout)
 
 
 class LayoutScope:
@@ -55,15 +75,21 @@ class LayoutScope:
     Args:
         layout_map: rules by object path, with a mesh.
         local_devices: the devices whose shards are made; all of the mesh's, if not given.
+        dialect: what a variable gives as its layout, of the rule (`None` for a replicated variable) and the
+            `TensorLayout`; by default the latter.
 
     Raises:
         LayoutError: if the map has no mesh.
         MeshError: if the mesh lacks a local device.
     """
 
-    def __init__(self, layout_map: LayoutMap, local_devices: Iterable[Any] | None = None) -> None:
-        if not isinstance(layout_map, LayoutMap):
-            raise TypeError(f"layout_map must be a LayoutMap, got {type(layout_map).__name__}")
+    def __init__(
+        self,
+        layout_map: LayoutMap,
+        local_devices: Iterable[Any] | None = None,
+        dialect: Dialect = _as_it_is,
+    ) -> None:
+        instance("layout_map", layout_map, LayoutMap)
         mesh = layout_map.device_mesh
         if mesh is None:
             raise LayoutError(
@@ -73,6 +99,7 @@ class LayoutScope:
         self._layout_map = layout_map
         self._device_mesh = mesh
         self._local_devices = None if local_devices is None else _in_mesh_order(mesh, local_devices)
+        self._dialect = dialect
         self._matched = False
         self._warned = False
 
@@ -91,6 +118,11 @@ class LayoutScope:
         """The devices whose shards are made, in device-index order; `None` for all."""
         return self._local_devices
 
+    @property
+    def dialect(self) -> Dialect:
+        """What a variable gives as its layout, of the rule and the `TensorLayout`."""
+        return self._dialect
+
     def place(self, path: str, shape: Sequence[int]) -> Placement:
         """Look up the layout of the variable at `path`, and check that it fits.
 
@@ -100,7 +132,7 @@ class LayoutScope:
         """
         layout = self._layout_map[path]
         if layout is None:
-            return Placement.replicated(path, shape, self._device_mesh)
+            return Placement.replicated(path, shape, self._device_mesh, self._dialect)
         self._matched = True
         (rule,) = self._layout_map.matching_rules(path)
         what = f"variable {path!r} of shape {tuple(shape)}: rule {rule!r} gives the layout {layout.axes}"
@@ -113,7 +145,7 @@ class LayoutScope:
                 axes = f"axis {spec!r} of" if isinstance(spec, str) else f"axes {spec!r} of together"
                 raise LayoutError(f"{what}, but dim {dim} has {size} elements, no multiple of {axes} size {shards}")
         try:
-            return Placement(path, rule, layout, layout.partition(shape))
+            return Placement(path, rule, layout, layout.partition(shape), self._dialect)
         except ShardwiseError as error:
             raise type(error)(f"{what}: {error}") from None
 
@@ -122,9 +154,13 @@ class LayoutScope:
         if self._matched or self._warned or not self._layout_map or not paths:
             return
         self._warned = True
-        nearest = [(rule, difflib.get_close_matches(rule, paths, 1, 0.0)[0]) for rule in list(self._layout_map)]
-        listed = ", ".join(f"{path!r} (nearest to rule {rule!r})" for rule, path in nearest[:_MOST_NAMED])
-        more = f", and {len(nearest) - _MOST_NAMED} rules more" if len(nearest) > _MOST_NAMED else ""
+        rules, candidates = list(self._layout_map), {path[:_LONGEST_COMPARED]: path for path in paths[:_MOST_COMPARED]}
+        nearest = [
+            (rule, candidates[difflib.get_close_matches(rule[:_LONGEST_COMPARED], candidates, 1, 0.0)[0]])
+            for rule in rules[:_MOST_NAMED]
+        ]
+        listed = ", ".join(f"{shown(path)} (nearest to rule {shown(rule)})" for rule, path in nearest)
+        more = f", and {len(rules) - _MOST_NAMED} rules more" if len(rules) > _MOST_NAMED else ""
         warnings.warn(
             f"no rule of the layout map matches, so all {len(paths)} variables are replicated: {listed}{more}",
             stacklevel=_level_of_caller(),
@@ -178,22 +214,19 @@ def layout_map_scope(layout_map: LayoutMap, *, local_devices: Iterable[Any] | No
     >>> dense.bias.layout.axes
     (None,)
     """
-    scope = LayoutScope(layout_map, local_devices)
-    with _framework_part(scope):
+    with scope_entered(LayoutScope(layout_map, local_devices)) as scope:
+        yield scope
+
+
+@contextmanager
+def scope_entered(scope: LayoutScope) -> Iterator[LayoutScope]:
+    """Enter a scope that was made; see `layout_map_scope`."""
+    with entered(scope):
         token = _CURRENT.set(scope)
         try:
             yield scope
         finally:
             _CURRENT.reset(token)
-
-
-def _framework_part(scope: LayoutScope) -> AbstractContextManager[None]:
-    """What the scope does to a framework, if that is loaded: who has not imported Keras builds no Keras model."""
-    if "keras" not in sys.modules:
-        return nullcontext()
-    from ..interop.keras import building
-
-    return building(scope)
 
 
 def _level_of_caller() -> int:

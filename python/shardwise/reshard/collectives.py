@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
+from .._arguments import instance
 from .._text import bytes_text
 from ..errors import LayoutError
 from ..layout import TensorLayout
@@ -102,8 +103,7 @@ class CollectiveStep:
 
 def price(src: Partition, dst: Partition, itemsize: int, links: LinkModel) -> tuple[CollectiveStep, ...] | None:
     """Find the cheapest sequence; see `ReshardPlan.price`."""
-    if not isinstance(links, LinkModel):
-        raise TypeError(f"links must be a LinkModel, got {type(links).__name__}")
+    instance("links", links, LinkModel)
     mesh = src.device_mesh
     if mesh != dst.device_mesh:
         return None

@@ -1,23 +1,4 @@
-r"""Rules files: a layout map as TOML.
-
-```toml
-match = "search"                            # or "match", "fullmatch"; "search" if left out
-backtracking = false                        # true takes rules that need a backtracking search
-
-[mesh]                                      # may be left out
-shape = [2, 4]
-axis_names = ["data", "model"]              # and devices = ["a", "b", ...] for labels of your own
-
-[rules]
-'attn\.c_attn\.weight$' = [[], "model"]     # dim 0 is not cut, dim 1 by "model"
-'wte\.weight$' = [["data", "model"], []]    # dim 0 by both, "data" major
-'partial' = { axes = [[]], unreduced = ["data"] }
-```
-
-The key of a rule is a regular expression, best in single quotes, where a backslash is a backslash; its value has one
-entry for each dim: the name of the mesh axis that cuts it, a list of several, or an empty list (or an empty text) where
-the dim is not cut. The order of the rules is kept. An unknown key is an error, since it is most likely a mistyped one.
-"""
+"""Rules files: a layout map as TOML. The format is on the page `docs/rules-file.md`."""
 
 from __future__ import annotations
 
@@ -26,31 +7,28 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from .._arguments import path_of
 from .._atomic import replace_file
-from .._paths import path_of
 from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from .search import MATCH_MODES, MatchMode
 
-if TYPE_CHECKING:
-    from .layout_map import LayoutMap
-
 __all__ = ["Rules", "located", "read_rules", "write_rules"]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a rules file says, and the name of the file."""
+    """What a rules file says, and for messages the name of the file."""
 
-    source: str
     match: MatchMode
     backtracking: bool
     device_mesh: DeviceMesh | None
     layouts: Mapping[str, TensorLayout]
+    source: str = "the rules file"
 
 
 def read_rules(file: str | os.PathLike[str] | TextIO) -> Rules:
@@ -68,18 +46,18 @@ def read_rules(file: str | os.PathLike[str] | TextIO) -> Rules:
     rules = document["rules"]
     _check_table(rules, f"{source}: rules")
     layouts = {key: _layout(value, f"{source}: rule {key!r}") for key, value in rules.items()}
-    return Rules(source, match, backtracking, mesh, layouts)
+    return Rules(match, backtracking, mesh, layouts, source)
 
 
-def write_rules(file: str | os.PathLike[str] | TextIO, layout_map: LayoutMap) -> None:
+def write_rules(file: str | os.PathLike[str] | TextIO, rules: Rules) -> None:
     """Write a rules file; see `LayoutMap.to_toml` for what it raises."""
     _check_file(file, "write")
-    lines = [f"match = {_string(layout_map.match)}", *["backtracking = true"][: layout_map.backtracking]]
-    mesh = layout_map.device_mesh
+    lines = [f"match = {_string(rules.match)}", *["backtracking = true"][: rules.backtracking]]
+    mesh = rules.device_mesh
     if mesh is not None:
         lines += ["", "[mesh]", *_mesh_lines(mesh)]
     lines += ["", "[rules]"]
-    for key, layout in layout_map.items():
+    for key, layout in rules.layouts.items():
         if layout.device_mesh != mesh:
             raise LayoutError(f"rule {shown(key)} has a mesh of its own, a rules file has one mesh for all rules")
         lines.append(f"{_key(key)} = {_value(layout)}")
@@ -147,12 +125,13 @@ def _check_table(table: object, place: str, required: set[str] | None = None, op
         raise ParseError(f"{place} must be a table, got {shown(table)}")
     if required is None:
         return
-    for key in sorted(required - table.keys()):
-        raise ParseError(f"{place}: {shown(key)} is missing")
     known = required | (optional or set())
+    # A mistyped key before the one that is missing for it.
     for key in table:
         if key not in known:
             raise ParseError(f"{place}: unknown key {shown(key)}, expected one of {', '.join(sorted(known))}")
+    for key in sorted(required - table.keys()):
+        raise ParseError(f"{place}: {shown(key)} is missing")
 
 
 def _list(value: object, place: str) -> list[Any]:
@@ -197,7 +176,7 @@ def _mesh_lines(mesh: DeviceMesh) -> list[str]:
         f"axis_names = [{', '.join(map(_string, mesh.axis_names))}]",
     ]
     if not mesh.has_default_devices:
-        lines.append(f"devices = [{', '.join(map(_device, mesh.devices.flat))}]")
+        lines.append(f"devices = [{', '.join(map(_device, mesh._all_labels()))}]")
     return lines
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
+from .._arguments import instance
 from .._text import shown
 from ..errors import LayoutError, MeshError
 from ..layout import Axes
@@ -63,8 +64,7 @@ def rules_of_plan(plan: Mapping[str, str], mesh: DeviceMesh, axis: str) -> dict[
     """
     if not isinstance(plan, Mapping):
         raise TypeError(f"plan must be a mapping of names to styles, got {type(plan).__name__}")
-    if not isinstance(mesh, DeviceMesh):
-        raise TypeError(f"mesh must be a DeviceMesh, got {type(mesh).__name__}")
+    instance("mesh", mesh, DeviceMesh)
     if axis not in mesh.axis_names:
         raise MeshError(f"axis is {shown(axis)}; the axes of the mesh are {shown(mesh.axis_names)}")
     rules: dict[str, Axes] = {}

@@ -9,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import LayoutError, ParseError
-from ..layout import TensorLayout
-from ..mesh import DeviceMesh
-from ..reshard.plan import plan_from_boxes
+from ..tiling import Tiling
 from .text import box_text, shorten
 
 __all__ = ["tile"]
@@ -50,8 +48,7 @@ def tile(
         return [0], []
     filled = np.flatnonzero((boxes[..., 0] < boxes[..., 1]).all(axis=1))
     kept, replicas = (filled[part] for part in _first_and_again(boxes[filled]))
-    if not _is_grid(boxes[kept], sizes):
-        _sweep(name, shape, boxes, kept, where, checkpoint)
+    _check(name, shape, boxes, kept, where, checkpoint)
     return kept.tolist(), replicas.tolist()
 
 
@@ -66,32 +63,14 @@ def _first_and_again(boxes: Boxes) -> tuple[Positions, Positions]:
     return np.flatnonzero(~again), np.flatnonzero(again)
 
 
-def _is_grid(boxes: Boxes, sizes: npt.NDArray[np.int64]) -> bool:
-    """Whether boxes that are all different are the cells of a grid over the whole tensor.
-
-    Along each dim the different starts are the cuts, and every box must go from a cut to the next. Then boxes that are
-    different are different cells, and as many as there are cells are all of them.
-    """
-    cells = 1
-    for dim, size in enumerate(sizes.tolist()):
-        cuts = np.unique(boxes[:, dim, 0])
-        cells *= len(cuts)
-        if len(cuts) == 0 or cuts[0] != 0:
-            return False
-        ends = np.append(cuts[1:], size)
-        if (boxes[:, dim, 1] != ends[np.searchsorted(cuts, boxes[:, dim, 0])]).any():
-            return False
-    return cells == len(boxes)
-
-
-def _sweep(
+def _check(
     name: str, shape: tuple[int, ...], boxes: Boxes, kept: Positions, where: Callable[[int], str], checkpoint: object
 ) -> None:
-    whole = TensorLayout((None,) * len(shape), DeviceMesh((1,), ("file",))).partition(shape)
     try:
-        plan_from_boxes(boxes[kept], whole)
+        Tiling.from_boxes(shape, boxes[kept]).check()
     except LayoutError as error:
-        positions = [int(text) for text in re.findall(r"boxes\[(\d+)\]", str(error))]
+        text = str(error).replace("holders[", "boxes[")
+        positions = [int(number) for number in re.findall(r"boxes\[(\d+)\]", text)]
         files = [f"boxes[{position}] is in {where(int(kept[position]))}" for position in positions]
         held = f" ({', '.join(files)})" if files else ""
-        raise ParseError(f"{checkpoint}: tensor {shorten(name)} of shape {shape}: {error}{held}") from None
+        raise ParseError(f"{checkpoint}: tensor {shorten(name)} of shape {shape}: {text}{held}") from None

@@ -1,7 +1,8 @@
 """Bytes of tensors between files and arrays, by the compiled I/O engine: bounded memory, threads, digests, resuming.
 
-A `CopyJob` has sources, destinations, and tensors. Of each tensor some boxes lie in sources and some are wanted in
-destinations; the engine finds what they share and copies it. Every byte that is needed is read once and written once.
+A `CopyJob` has sources, destinations, and tensors. Of each tensor some boxes lie in sources and some boxes are wanted
+in destinations; the engine finds what they share and copies it. Every byte that is needed is read once and written
+once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .._paths import path_of
+from .._arguments import path_of
 
 __all__ = [
     "DIGEST_MODULUS",
@@ -41,8 +42,7 @@ class HeldPiece(NamedTuple):
         offset: The byte of the holder at which the box's first element begins; of an array, counted from its element 0.
         start: Where the box starts, per dim of the tensor.
         stop: Where it stops.
-        strides: The bytes from one element to the next, per dim; None for C order without gaps. Of files never
-            negative.
+        strides: The bytes from one element to the next, per dim; None for C order without gaps. In files never < 0.
     """
 
     holder: int

@@ -31,6 +31,7 @@
 //! | [`run`] | all of them: threads, progress, what is left after a failure |
 //! | [`digest`] | a digest that does not depend on how a tensor is cut |
 //! | `journal` | what is done, on disk |
+//! | [`crc32c`] | the checksum of other formats: OCDBT, zarr |
 //! | [`commit`] | locks, syncs, renames, room |
 //! | `file`, `table` | operations on files, and the files of a job |
 //! | [`faults`] | operations that fail on demand |
@@ -38,6 +39,7 @@
 mod boxes;
 mod check;
 pub mod commit;
+pub mod crc32c;
 pub mod digest;
 pub mod error;
 pub mod faults;

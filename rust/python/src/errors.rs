@@ -1,8 +1,16 @@
 //! Core errors as Python exceptions, and panics as `InternalError`.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, set_hook},
+    sync::{Mutex, PoisonError},
+};
 
-use pyo3::{exceptions::PyIndexError, import_exception, prelude::*};
+use pyo3::{
+    IntoPyObjectExt,
+    exceptions::{PyIndexError, PyMemoryError},
+    import_exception,
+    prelude::*,
+};
 use shardwise_core::{
     dtensor,
     error::{Error, ErrorKind, Result as CoreResult},
@@ -32,8 +40,8 @@ impl Refusal for dtensor::Error {
     }
 }
 
-/// The exception for an error of the core. An interruption is the exception that the signal handler left, so it never gets here
-/// but through a fault.
+/// The exception for an error of the core. An interruption is the exception that the signal handler left, so it never
+/// gets here except through a fault.
 pub(crate) fn to_py(error: impl Refusal) -> PyErr {
     let message = error.to_string();
     match error.kind() {
@@ -41,6 +49,7 @@ pub(crate) fn to_py(error: impl Refusal) -> PyErr {
         ErrorKind::Layout => LayoutError::new_err(message),
         ErrorKind::Parse => ParseError::new_err(message),
         ErrorKind::Overflow => SizeOverflowError::new_err(message),
+        ErrorKind::Memory => PyMemoryError::new_err(message),
         ErrorKind::Index => PyIndexError::new_err(message),
         ErrorKind::Interrupted | ErrorKind::Internal => InternalError::new_err(message),
     }
@@ -50,16 +59,44 @@ pub(crate) fn to_py(error: impl Refusal) -> PyErr {
 pub(crate) fn guard<T>(body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
         let message = panic_message(payload.as_ref());
-        Err(InternalError::new_err(format!("a fault of shardwise, please report it: {message}")))
+        if message == NULL_OBJECT {
+            return Err(PyMemoryError::new_err("no memory left for the answer"));
+        }
+        let place = std::mem::take(&mut *PLACE.lock().unwrap_or_else(PoisonError::into_inner));
+        Err(InternalError::new_err(format!("a fault of shardwise, please report it: {message} (at {place})")))
     })
 }
 
+/// As `guard`, and the answer becomes an object of Python within it: PyO3 panics where there is no memory for one, and
+/// what an entry point returns as anything else is converted behind its back.
+pub(crate) fn answer<'py, T: IntoPyObjectExt<'py>>(
+    py: Python<'py>,
+    body: impl FnOnce() -> PyResult<T>,
+) -> PyResult<Bound<'py, PyAny>> {
+    guard(|| body()?.into_bound_py_any(py))
+}
+
+/// What PyO3 panics with where Python gives it no object: constructors of tuples, lists, strings and integers fail for
+/// want of memory only.
+const NULL_OBJECT: &str = "PyObject pointer is null";
+
+/// Where the last panic was. For all threads: what is of one thread needs memory, and where there is none, glibc aborts.
+static PLACE: Mutex<String> = Mutex::new(String::new());
+
+/// Notes where a panic is, and writes nothing: every panic becomes an exception, which says it. The usual hook would make
+/// a backtrace if `RUST_BACKTRACE` is set, which takes memory that there may not be, and would abort for want of it.
+pub(crate) fn note_panics() {
+    set_hook(Box::new(|panic| {
+        let place = panic.location().map_or_else(String::new, |at| format!("{}:{}", at.file(), at.line()));
+        *PLACE.lock().unwrap_or_else(PoisonError::into_inner) = place;
+    }));
+}
+
 /// Runs a bulk kernel with the interpreter released; the kernel polls for signals, so that Ctrl-C ends it.
-pub(crate) fn detached<T, E, F>(py: Python<'_>, kernel: F) -> PyResult<T>
+pub(crate) fn detached<T, F>(py: Python<'_>, kernel: F) -> PyResult<T>
 where
     T: Send,
-    E: Send + Refusal,
-    F: Send + FnOnce(&mut dyn FnMut() -> CoreResult<()>) -> Result<T, E>,
+    F: Send + FnOnce(&mut dyn FnMut() -> CoreResult<()>) -> CoreResult<T>,
 {
     let mut pending = None;
     let done = py.detach(|| {

@@ -15,7 +15,7 @@ use pyo3::{
 };
 use shardwise_core::{
     copy::{overlap::Disjoint, strided::Strided},
-    error::{Error as CoreError, Result as CoreResult},
+    error::{Error as CoreError, ErrorKind, Result as CoreResult},
 };
 use shardwise_io::{
     commit,
@@ -75,9 +75,12 @@ impl CopyJob {
             let program = program.try_readonly().map_err(|error| PyTypeError::new_err(format!("program: {error}")))?;
             let program = program.as_slice()?;
             let job = detached(py, |poll| -> CoreResult<Result<Job>> {
-                if let Err(error) = Disjoint::new(&read, &written) {
-                    return Ok(Err(Error::Job(overlap(&error))));
-                }
+                match Disjoint::new(&read, &written, poll) {
+                    Err(error) if error.kind() == ErrorKind::Layout => {
+                        return Ok(Err(Error::Job(overlap(&error))));
+                    }
+                    checked => checked?,
+                };
                 let mut job = match Job::new(sources, destinations) {
                     Ok(job) => job,
                     refused => return Ok(refused),

@@ -12,8 +12,12 @@ use shardwise_core::layout::Layout as CoreLayout;
 use crate::{
     convert::{repr, strings},
     errors::{guard, to_py},
+    memory::room,
     mesh::Mesh,
 };
+
+/// The bytes that a dim or a name takes at most, with what it is made of on the way.
+const NAME_BYTES: usize = 512;
 
 /// For each dim, the mesh axes that cut it.
 #[pyclass(frozen, module = "shardwise._core")]
@@ -28,6 +32,8 @@ impl Layout {
     #[pyo3(signature = (mesh, axes, unreduced, /))]
     fn new(mesh: &Mesh, axes: &Bound<'_, PyTuple>, unreduced: &Bound<'_, PyTuple>) -> PyResult<Self> {
         guard(|| {
+            let names = axes.iter_borrowed().map(|entry| 1 + entry.cast::<PyTuple>().map_or(0, |names| names.len()));
+            room("the layout", names.sum::<usize>().saturating_add(unreduced.len()).saturating_mul(NAME_BYTES))?;
             let specs = axes.iter().enumerate().map(|(dim, entry)| spec(dim, &entry)).collect::<PyResult<Vec<_>>>()?;
             let unreduced = strings("unreduced", unreduced)?;
             Ok(Self { core: Arc::new(CoreLayout::new(mesh.core.clone(), &specs, &unreduced).map_err(to_py)?) })
@@ -37,7 +43,7 @@ impl Layout {
     /// Into how many shards each dim is cut.
     #[getter]
     fn num_shards<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.core.num_shards())
+        guard(|| PyTuple::new(py, self.core.num_shards()))
     }
 }
 

@@ -1,16 +1,19 @@
 //! The compiled module `shardwise._core`: it converts arguments, calls the core, and converts the answers back.
 
 mod arrays;
+mod checksum;
 mod convert;
 mod dtensor;
 mod errors;
 mod io;
 mod layout;
+mod memory;
 mod mesh;
 mod partition;
 mod pickle;
 mod reshard;
 mod rules;
+mod tiling;
 mod views;
 
 use pyo3::prelude::*;
@@ -18,7 +21,17 @@ use pyo3::prelude::*;
 /// The compiled part of shardwise.
 #[pymodule(gil_used = false)]
 mod _core {
-    use super::{PyResult, errors::guard, pyfunction};
+    use super::{
+        Bound, PyModule, PyResult,
+        errors::{guard, note_panics},
+        pyfunction,
+    };
+
+    #[pymodule_init]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        note_panics();
+        Ok(())
+    }
 
     #[pymodule_export]
     use super::dtensor::{
@@ -35,7 +48,18 @@ mod _core {
     use super::reshard::{ReshardPlan, collectives};
 
     #[pymodule_export]
-    use super::pickle::{Persistent, Record, read_pickle};
+    use super::tiling::Tiling;
+
+    #[pymodule_export]
+    use super::checksum::crc32c;
+
+    #[pymodule_export]
+    use super::pickle::{Persistent, Record, read_dcp_index, read_pickle};
+
+    /// The version of the package.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "the name that Python's packages give it")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
 
     /// Panics, so that a test can see what a panic becomes.
     #[pyfunction]

@@ -4,18 +4,30 @@ use std::sync::Arc;
 
 use numpy::{PyArrayMethods, PyUntypedArray};
 use pyo3::{
+    IntoPyObjectExt,
     prelude::*,
     types::{PyDict, PyList, PyString, PyTuple},
 };
-use shardwise_core::{partition::Partition as CorePartition, runs::Runs};
+use shardwise_core::{
+    partition::{Bounds, Partition as CorePartition},
+    runs::Runs,
+    uneven::Cut,
+};
 
 use crate::{
     arrays,
     convert::{Numbers, integers, position},
-    errors::{InternalError, LayoutError, detached, guard, to_py},
+    errors::{InternalError, LayoutError, answer, detached, guard, to_py},
     layout::Layout,
+    memory::room,
     views,
 };
+
+/// The bytes that a dim takes at most, in the partition or in any answer.
+const DIM_BYTES: usize = 256;
+
+/// Up to how many dims the reserve has room for.
+const FEW_DIMS: usize = 64;
 
 /// A layout applied to a shape.
 #[pyclass(frozen, module = "shardwise._core")]
@@ -30,6 +42,7 @@ impl Partition {
     fn new(layout: &Layout, shape: &Bound<'_, PyAny>, uneven: &Bound<'_, PyString>) -> PyResult<Self> {
         guard(|| {
             let shape = integers("shape", shape)?;
+            room("the partition", shape.len().saturating_mul(DIM_BYTES))?;
             // A lone surrogate cannot be a rule either; its replacement is refused by name.
             let rule = uneven.to_string_lossy().parse().map_err(to_py)?;
             let core = CorePartition::new(layout.core.clone(), &shape, rule).map_err(to_py)?;
@@ -39,49 +52,41 @@ impl Partition {
 
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.core.shape())
+        guard(|| PyTuple::new(py, self.core.shape()))
     }
 
     #[getter]
-    fn size(&self) -> i64 {
-        self.core.size()
+    fn size<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.core.size()))
     }
 
     #[getter]
-    fn total_shards(&self) -> i64 {
-        self.core.total_shards()
+    fn total_shards<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.core.total_shards()))
     }
 
     #[getter]
-    fn replicas(&self) -> i64 {
-        self.core.replicas()
+    fn replicas<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.core.replicas()))
     }
 
     /// The device's box as a tuple of slices.
     #[pyo3(signature = (device, /))]
     fn r#box<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| {
-            let bounds = self.core.box_of(device).map_err(to_py)?;
-            let slices = bounds.into_iter().map(|bounds| views::slice(py, bounds)).collect::<PyResult<Vec<_>>>()?;
-            PyTuple::new(py, slices)
-        })
+        guard(|| slices(py, self.roomy()?.box_of(device).map_err(to_py)?))
     }
 
-    /// The box of the shard of this number as a tuple of slices.
+    /// The box of a shard as a tuple of slices.
     #[pyo3(signature = (shard_id, /))]
-    fn shard_box<'py>(&self, py: Python<'py>, shard_id: &Bound<'_, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| {
-            let bounds = self.core.box_of_shard(position("shard_id", shard_id)?).map_err(to_py)?;
-            let slices = bounds.into_iter().map(|bounds| views::slice(py, bounds)).collect::<PyResult<Vec<_>>>()?;
-            PyTuple::new(py, slices)
-        })
+    fn shard_box<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
+        guard(|| slices(py, self.roomy()?.box_of_shard(position("shard_id", shard_id)?).map_err(to_py)?))
     }
 
     /// The shape of the device's shard.
     #[pyo3(signature = (device, /))]
     fn shard_shape<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyTuple>> {
         guard(|| {
-            let bounds = self.core.box_of(device).map_err(to_py)?;
+            let bounds = self.roomy()?.box_of(device).map_err(to_py)?;
             PyTuple::new(py, bounds.into_iter().map(|(start, stop)| stop - start))
         })
     }
@@ -111,13 +116,13 @@ impl Partition {
     }
 
     #[pyo3(signature = (device, /))]
-    fn shard_id(&self, device: i64) -> PyResult<i64> {
-        guard(|| self.core.shard_id(device).map_err(to_py))
+    fn shard_id<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.roomy()?.shard_id(device).map_err(to_py))
     }
 
     #[pyo3(signature = (device, /))]
-    fn replica_id(&self, device: i64) -> PyResult<i64> {
-        guard(|| self.core.replica_id(device).map_err(to_py))
+    fn replica_id<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.roomy()?.replica_id(device).map_err(to_py))
     }
 
     /// The shard id of every device: int64 (devices,).
@@ -132,8 +137,20 @@ impl Partition {
 
     /// The device indices that hold a shard, in order.
     #[pyo3(signature = (shard_id, /))]
-    fn devices_holding(&self, shard_id: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-        guard(|| self.core.devices_holding(position("shard_id", shard_id)?).map_err(to_py))
+    fn devices_holding<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.roomy()?.devices_holding(position("shard_id", shard_id)?).map_err(to_py))
+    }
+
+    /// The first device index that holds a shard.
+    #[pyo3(signature = (shard_id, /))]
+    fn canonical_device<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.roomy()?.canonical_device(position("shard_id", shard_id)?).map_err(to_py))
+    }
+
+    /// The largest extent of a shard along each dim.
+    #[getter]
+    fn largest_shard_shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        guard(|| PyTuple::new(py, self.core.cuts().iter().map(Cut::largest)))
     }
 
     /// (shard id, local offset) of global offsets: ints of an int, arrays of an array.
@@ -142,7 +159,7 @@ impl Partition {
         guard(|| {
             let array = match Numbers::new("offsets", offsets)? {
                 Numbers::One(offset) => {
-                    return PyTuple::new(py, <[i64; 2]>::from(self.core.locate_one(offset).map_err(to_py)?));
+                    return PyTuple::new(py, <[i64; 2]>::from(self.roomy()?.locate_one(offset).map_err(to_py)?));
                 }
                 Numbers::Many(array) => array,
             };
@@ -172,8 +189,8 @@ impl Partition {
             let (ids, locals) =
                 match (Numbers::new("shard_ids", shard_ids)?, Numbers::new("local_offsets", local_offsets)?) {
                     (Numbers::One(id), Numbers::One(local)) => {
-                        let offset = self.core.global_offset_one(id, local).map_err(to_py)?;
-                        return Ok(offset.into_pyobject(py)?.into_any());
+                        let offset = self.roomy()?.global_offset_one(id, local).map_err(to_py)?;
+                        return offset.into_bound_py_any(py);
                     }
                     (Numbers::Many(ids), Numbers::Many(locals)) if ids.shape == locals.shape => (ids, locals),
                     (Numbers::Many(ids), Numbers::Many(locals)) => {
@@ -196,7 +213,7 @@ impl Partition {
     #[pyo3(signature = (device, /))]
     fn runs<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
-            let runs = Runs::of(&self.core, device).map_err(to_py)?;
+            let runs = Runs::of(self.roomy()?, device).map_err(to_py)?;
             arrays::filled(py, &[arrays::length("runs", runs.count())?, 2], |out, poll| runs.fill_into(out, poll))
         })
     }
@@ -220,7 +237,7 @@ impl Partition {
         device: i64,
     ) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
-            let bounds = self.core.box_of(device).map_err(to_py)?;
+            let bounds = self.roomy()?.box_of(device).map_err(to_py)?;
             let flat: Vec<i64> = bounds.into_iter().flat_map(<[i64; 2]>::from).collect();
             views::views(py, array, self.core.shape(), 1, &flat)?.get_item(0)
         })
@@ -232,7 +249,7 @@ impl Partition {
     fn shard_boxes<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let cuts = self.core.cuts();
         // The slices of all dims in a row, each dim's from its own start on.
-        let mut slices = Vec::new();
+        let mut slices = arrays::list("slices", cuts.iter().map(|cut| cut.shards() as usize).sum())?;
         let mut starts = Vec::with_capacity(cuts.len());
         for cut in cuts {
             starts.push(slices.len());
@@ -242,7 +259,7 @@ impl Partition {
         }
         let mut index = starts.clone();
         let shards = arrays::length("shards", self.core.total_shards())?;
-        let mut boxes = Vec::with_capacity(shards);
+        let mut boxes = arrays::list("shards", shards)?;
         for _ in 0..shards {
             boxes.push(PyTuple::new(py, index.iter().map(|&i| &slices[i]))?);
             // One further along the last dim that has not come to its end, whose slices end where the next dim's start.
@@ -258,9 +275,24 @@ impl Partition {
         Ok(boxes)
     }
 
-    fn devices(&self) -> PyResult<usize> {
-        arrays::length("devices", self.core.mesh().size())
+    /// The partition, after asking for what a question about so many dims may take.
+    fn roomy(&self) -> PyResult<&CorePartition> {
+        let dims = self.core.shape().len();
+        if dims > FEW_DIMS {
+            room("the dims", dims.saturating_mul(DIM_BYTES))?;
+        }
+        Ok(&self.core)
     }
+
+    fn devices(&self) -> PyResult<usize> {
+        arrays::length("devices", self.roomy()?.mesh().size())
+    }
+}
+
+/// A box as a tuple of slices.
+fn slices(py: Python<'_>, bounds: Bounds) -> PyResult<Bound<'_, PyTuple>> {
+    let slices = bounds.into_iter().map(|bounds| views::slice(py, bounds)).collect::<PyResult<Vec<_>>>()?;
+    PyTuple::new(py, slices)
 }
 
 fn borrowed(error: impl std::fmt::Display) -> PyErr {

@@ -29,7 +29,7 @@ use pyo3::{
 use shardwise_core::copy::strided::Strided;
 use shardwise_io::job::Memory;
 
-use crate::errors::LayoutError;
+use crate::{arrays, errors::LayoutError};
 
 /// From this type number on, dtypes are of the new kind (`NPY_VSTRING`); below are numpy's own and those registered the
 /// classic way, such as bfloat16.
@@ -51,10 +51,17 @@ pub(crate) fn views<'py>(
     }
     let row = 2 * shape.len();
     let rows = (0..boxes).map(|i| &bounds[i * row..(i + 1) * row]);
-    let views: Vec<Bound<'py, PyAny>> = match Template::of(py, array)? {
-        Some(mut template) => rows.map(|row| template.view(py, array, row)).collect::<PyResult<_>>()?,
-        None => rows.map(|row| index(py, array, row)).collect::<PyResult<_>>()?,
-    };
+    let mut views = arrays::list("views", boxes)?;
+    match Template::of(py, array)? {
+        Some(mut template) => rows.map(|row| template.view(py, array, row)).try_for_each(|view| {
+            views.push(view?);
+            Ok::<_, PyErr>(())
+        })?,
+        None => rows.map(|row| index(py, array, row)).try_for_each(|view| {
+            views.push(view?);
+            Ok::<_, PyErr>(())
+        })?,
+    }
     PyList::new(py, views)
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from shardwise.model.object_tree import children, named_leaves
+from shardwise._tree import children, named_leaves
 from shardwise.model.scope import LayoutScope, Placement
 
 from .variables import AFTER_BUILD, adopt, defer, lay_out_like, replicate_on_mesh_of, waits_for
@@ -120,7 +120,10 @@ class Building:
                 seen.add(id(variable))
                 path, shape = ".".join((*prefix, *names)), tuple(variable.shape)
                 if is_seed:
-                    yield Placement.replicated(f"{path}.state", shape, self._scope.device_mesh), variable
+                    yield (
+                        Placement.replicated(f"{path}.state", shape, self._scope.device_mesh, self._scope.dialect),
+                        variable,
+                    )
                 else:
                     yield self._scope.place(path, shape), variable
 
