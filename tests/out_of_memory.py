@@ -27,7 +27,7 @@ from shardwise import dtensor as dt
 from shardwise.interop import hlo, megatron, shardy, torch
 
 #: The bytes that are left when the call begins, beyond what it needs to begin at all.
-LEFT = [0, *(1 << power for power in range(14, 28)), 3 << 20, 5 << 20, 12 << 20, 48 << 20, 96 << 20]
+LEFT = [0, *(1 << power for power in (14, 16, 18, 20, 21, 22, 23, 24, 25, 26, 27)), 3 << 20, 12 << 20, 48 << 20]
 
 #: How many devices or so: what is made of them takes some 10 to 100 MB.
 MANY = 1 << 18
@@ -70,6 +70,17 @@ def _asked(rules: sw.LayoutMap) -> object:
 def _shards(size: int) -> sw.ShardedArray:
     partition = sw.TensorLayout(("x", None), _line(4)).partition((size // 16 * 4, 64))
     return sw.ShardedArray(partition, [view.copy() for view in partition.views(np.zeros((size // 16 * 4, 64), "i1"))])
+
+
+def _pair(size: int) -> tuple[sw.Partition, sw.Partition]:
+    mesh = sw.DeviceMesh((size,), ("x",))
+    line, shape = sw.TensorLayout(("x",), mesh), (7 * size + 1,)
+    return line.partition(shape, "ceil"), line.partition(shape, "balanced")
+
+
+def _boxes(size: int) -> np.ndarray[Any, Any]:
+    rows = np.arange(size)
+    return np.stack([np.stack([rows, rows + 1], axis=1), np.broadcast_to([0, 3], (size, 2))], axis=1)
 
 
 def _array(partition: sw.Partition) -> np.ndarray[Any, Any]:
@@ -121,6 +132,18 @@ CALLS: dict[str, Call] = {
     "numpy": Call(_shards, lambda sharded: sharded.numpy()),
     "reshard": Call(_shards, lambda sharded: sharded.reshard(sw.TensorLayout((None, "x"), _line(4)))),
     "gather": Call(_shards, sw.gather),
+    "plan": Call(_pair, lambda pair: sw.plan_reshard(*pair)),
+    "plan as an array": Call(
+        lambda n: sw.plan_reshard(*_pair(n)), lambda plan: (plan.transfers, plan.kept, plan.bytes_sent("int8"))
+    ),
+    "transfers": Call(lambda n: sw.plan_reshard(*_pair(n)), list),
+    "rounds": Call(lambda n: sw.plan_reshard(*_pair(n)), lambda plan: plan.rounds(plan.dst.size // 64 + 8, "int8")),
+    "run": Call(
+        lambda n: (sw.plan_reshard(*_pair(n // 16)), np.zeros(7 * n // 16 + 1, "i1")),
+        lambda given: given[0].run(given[0].src.views(given[1])),
+    ),
+    "boxes by hand": Call(_boxes, lambda boxes: sw.Tiling.from_boxes((len(boxes), 3), boxes).check()),
+    "explain": Call(lambda n: sw.plan_reshard(*_pair(n)), lambda plan: plan.explain()),
     "layout map": Call(_map, _asked),
     "report": Call(_map, lambda rules: rules.report({f"layer{i}/kernel": (4, 8) for i in range(len(rules))})),
     "apply": Call(_map, lambda rules: rules.apply([{"kernel": np.zeros((4, 8))}] * (256 * len(rules)))),
@@ -226,7 +249,7 @@ def main(names: list[str]) -> None:
         small, large = make(32), make(MANY)
         outcomes = Counter(attempt(call, large, left) for left in LEFT)
         # Where nothing is left, even what needs little finds none.
-        outcomes.update(attempt(call, small, left) for left in LEFT[:8])
+        outcomes.update(attempt(call, small, left) for left in LEFT[:5])
         print(json.dumps({"call": name, "outcomes": outcomes}), flush=True)
 
 

@@ -121,7 +121,7 @@ def int64_array(name: str, value: Any) -> npt.NDArray[np.int64]:
     if array.dtype == object and all(type(item) is int for item in array.flat):
         wide = next((i for i, item in enumerate(array.flat) if not -_INT64_MAX - 1 <= item <= _INT64_MAX), None)
         if wide is not None:
-            raise SizeOverflowError(f"{name}[{wide}] is {array.flat[wide]}, outside the 64-bit range")
+            raise SizeOverflowError(f"{name}[{wide}] is {shown(array.flat[wide])}, outside the 64-bit range")
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be an integer or an array of integers, got dtype {array.dtype}")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and array.max() > _INT64_MAX:

@@ -17,6 +17,9 @@ from shardwise.mesh import DeviceMesh
 
 __all__ = ["Device", "Mesh", "MeshDimension"]
 
+#: As many as numpy gives an array dims, and TensorFlow a mesh.
+_MAX_AXES = 64
+
 
 class MeshDimension(NamedTuple):
     """Name and size of a mesh axis.
@@ -155,7 +158,9 @@ class Mesh:
         '|x=2|0,1|0,1|cpu:0,cpu:1'
         """
         instance("device_mesh", device_mesh, DeviceMesh)
-        devices = device_mesh.devices.ravel().tolist()
+        if device_mesh.ndim > _MAX_AXES:
+            raise MeshError(f"device_mesh has {device_mesh.ndim} axes; a mesh of this dialect has at most {_MAX_AXES}")
+        devices = list(device_mesh._all_labels())
         ids = np.arange(device_mesh.size)
         return cls(device_mesh.axis_names, ids.reshape(device_mesh.shape), ids.tolist(), devices, mesh_name)
 

@@ -134,7 +134,9 @@ def _device_names(
     if devices is None:
         number = len(list_devices()) if count is None else count
         if number > _MAX_MADE_UP:
-            raise MeshError(f"{number} devices without names; at most {_MAX_MADE_UP} are made up, give the others")
+            raise MeshError(
+                f"{shown(number)} devices without names; at most {_MAX_MADE_UP} are made up, give the others"
+            )
         wanted = here.replace(device_type="CPU" if device_type is None else device_type.upper())
         return [f"{wanted.to_string().removesuffix('*')}{index}" for index in range(number)]
     if isinstance(devices, str):
@@ -174,5 +176,5 @@ def _product(shape: list[int]) -> int:
     # The mesh refuses sizes below 1 with the axis's name; an array of them could not be made.
     for axis, size in enumerate(shape):
         if size < 1:
-            raise MeshError(f"mesh_dims[{axis}] has size {size}; an axis size must be at least 1")
+            raise MeshError(f"mesh_dims[{axis}] has size {shown(size)}; an axis size must be at least 1")
     return math.prod(shape)

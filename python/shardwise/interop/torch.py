@@ -27,13 +27,13 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import instance
+from .._strided import strided_pieces
 from .._text import shown
 from ..array.sharded import ShardedArray
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from ._axes import checked_layout, checked_mesh, checked_rank, spec_names
-from ._strided import strided_pieces
+from ._axes import check_whole_axes, checked_layout, checked_mesh, checked_rank, spec_names
 from ._tensors import array_of_tensor, tensor_of_array
 
 __all__ = [
@@ -89,8 +89,8 @@ def to_placements(layout: TensorLayout) -> list[Placement]:
     """Give one placement per mesh dim.
 
     Raises:
-        LayoutError: if the layout has no mesh, or cuts a dim by several axes of size 1 in another order than the
-            mesh's.
+        LayoutError: if the layout has no mesh, names sub-axes, or cuts a dim by several axes of size 1 in another
+            order than the mesh's.
 
     >>> mesh = DeviceMesh((4, 2), ("dp", "tp"))
     >>> to_placements(TensorLayout(("dp", None), mesh))
@@ -99,6 +99,7 @@ def to_placements(layout: TensorLayout) -> list[Placement]:
     [StridedShard(dim=0, split_factor=2), Shard(dim=0)]
     """
     layout, mesh = checked_layout(layout)
+    check_whole_axes(layout, "PyTorch")
     placements: dict[str, Placement] = {name: Partial() for name in layout.unreduced}
     for dim, spec in enumerate(layout.axes):
         names = spec_names(spec)
@@ -190,7 +191,7 @@ def _read(i: int, placement: Any, rank: int) -> Placement:
     if kind == "Partial":
         return Partial(placement.reduce_op)
     if kind not in ("Shard", "StridedShard", "_StridedShard"):
-        message = f"placements[{i}] must be a Shard, a Replicate, a Partial or a _StridedShard, got {placement!r}"
+        message = f"placements[{i}] must be a Shard, a Replicate, a Partial or a _StridedShard, got {shown(placement)}"
         # PyTorch has further kinds, such as MaskPartial, all of one base.
         known = any(base.__name__ == "Placement" for base in type(placement).__mro__)
         raise LayoutError(message) if known else TypeError(message)
@@ -313,7 +314,7 @@ def mesh_to_torch(mesh: DeviceMesh, **options: Any) -> Any:
 
 def _types_and_ranks(mesh: DeviceMesh) -> tuple[str, npt.NDArray[np.int64]]:
     pairs = []
-    for label in checked_mesh(mesh).devices.flat:
+    for label in checked_mesh(mesh)._all_labels():
         kind, _, rank = label.rpartition(":") if isinstance(label, str) else ("", "", "")
         if not kind or not (rank.isascii() and rank.isdigit()) or str(int(rank)) != rank:
             raise MeshError(f"mesh has the device {shown(label)}; PyTorch knows a type and a rank, as in 'cuda:5'")

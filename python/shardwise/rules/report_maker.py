@@ -79,7 +79,7 @@ class _Maker:
             layout = TensorLayout((None,) * len(shape), self._mesh)
         if layout is not None and self._fits(name, shape, rule, layout) and layout.device_mesh is not None:
             num_shards = layout.num_shards
-            shard_shape = self._largest_shard(layout, layout.device_mesh, shape)
+            shard_shape = self._largest_shard(layout, shape)
         return TensorReport(name, shape, dtype, bits, rule, layout, num_shards, shard_shape)
 
     def _fits(self, name: str, shape: tuple[int, ...], rule: str | None, layout: TensorLayout) -> bool:
@@ -96,11 +96,10 @@ class _Maker:
         self._indivisible += indivisible
         return not indivisible or self._uneven != "even"
 
-    def _largest_shard(self, layout: TensorLayout, mesh: DeviceMesh, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _largest_shard(self, layout: TensorLayout, shape: tuple[int, ...]) -> tuple[int, ...]:
         found = self._largest_shards.get((layout, shape))
         if found is None:
-            # The first shard is the largest under every uneven rule, and the first device holds it.
-            found = layout.partition(shape, self._uneven).shard_shape(mesh.device(0))
+            found = layout.partition(shape, self._uneven).largest_shard_shape
             self._largest_shards[layout, shape] = found
         return found
 
@@ -122,7 +121,7 @@ def _tensors(names: Names) -> Iterator[_Tensor]:
         name, *described = item
         shape, dtype = described if len(described) == 2 else _shape_and_dtype(described[0])
         shape, (dtype, bits) = _checked_shape(name, shape), _named_dtype(name, dtype)
-        checked_size(-(-math.prod(shape) * (bits or 0) // 8), f"the bytes of {name!r}")
+        checked_size(-(-math.prod(shape) * (bits or 0) // 8), f"the bytes of {shown(name)}")
         yield _Tensor(name, shape, dtype, bits)
 
 
@@ -137,8 +136,8 @@ def _shape_and_dtype(described: Any) -> tuple[Any, Any]:
 def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
     sizes = sizes_of(f"the shape of {shown(name)}", shape)
     for dim, size in enumerate(sizes):
-        checked_size(size, f"dim {dim} of {name!r}")
-    checked_size(math.prod(sizes), f"the elements of {name!r}")
+        checked_size(size, f"dim {dim} of {shown(name)}")
+    checked_size(math.prod(sizes), f"the elements of {shown(name)}")
     return sizes
 
 

@@ -15,8 +15,8 @@ const TRANSLATING: usize = 64;
 
 /// The bytes that a search takes at most: for each byte of the rules, and in all, since the core limits what it keeps.
 /// Each search may find states that none has found before.
-const SEARCHING: usize = 4096;
-const SEARCHING_LIMIT: usize = 48 << 20;
+const SEARCHING: usize = 16 << 10;
+const SEARCHING_LIMIT: usize = 96 << 20;
 
 type Positions<'py> = (Bound<'py, PyTuple>, Bound<'py, PyTuple>);
 
