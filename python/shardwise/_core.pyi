@@ -137,6 +137,7 @@ class ReshardPlan:
     def place(
         self, side: int, holder: int, piece: int, /
     ) -> tuple[tuple[int, ...], tuple[int, tuple[int, ...]] | None]: ...
+    def program(self, source: int, destination: int, /) -> npt.NDArray[np.int64]: ...
     def rounds(self, budget: int, itemsize: int, /) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
     def run(
         self,
@@ -144,6 +145,7 @@ class ReshardPlan:
         destinations: list[npt.NDArray[Any]],
         outputs: list[int],
         progress: Callable[[int, int], Any] | None,
+        streaming: bool | None = None,
         /,
     ) -> None: ...
 

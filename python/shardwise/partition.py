@@ -403,6 +403,9 @@ class Partition(Tiling):
     def _count(self) -> int:
         return self._mesh.size
 
+    def _shape_of(self, position: int) -> tuple[int, ...]:
+        return self._core.shard_shape(position)
+
     def _shapes(self) -> list[tuple[int, ...]]:
         boxes = self._core.boxes()
         return list(map(tuple, (boxes[..., 1] - boxes[..., 0]).tolist()))

@@ -2,8 +2,6 @@
 
 use thiserror::Error;
 
-use crate::region::Region;
-
 /// What the core returns.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -241,7 +239,7 @@ pub enum Error {
         size: i64,
     },
     /// Two boxes that share elements.
-    #[error("{} overlap: both hold {}", holders_text(*first, *second), Region::new(start, stop).text())]
+    #[error("{} overlap: both hold {}", holders_text(*first, *second), box_text(start, stop))]
     BoxesOverlap {
         /// The holder of the one.
         first: i64,
@@ -253,7 +251,7 @@ pub enum Error {
         stop: Vec<i64>,
     },
     /// Elements that no box holds.
-    #[error("the boxes leave a gap: none holds {}", Region::new(start, stop).text())]
+    #[error("the boxes leave a gap: none holds {}", box_text(start, stop))]
     BoxMissing {
         /// Where the gap starts.
         start: Vec<i64>,
@@ -261,7 +259,7 @@ pub enum Error {
         stop: Vec<i64>,
     },
     /// Elements that a plan's destination asks for, and its source does not hold.
-    #[error("src does not hold {}, which holders[{holder}] of dst needs", Region::new(start, stop).text())]
+    #[error("src does not hold {}, which holders[{holder}] of dst needs", box_text(start, stop))]
     NotHeld {
         /// Who asks for them.
         holder: usize,
@@ -317,6 +315,13 @@ pub enum Error {
 }
 
 /// The holders of two boxes.
+/// A box as numpy would write it: `[0:4, 2:6]`, cut short if it has many dims.
+pub(crate) fn box_text(start: &[i64], stop: &[i64]) -> String {
+    const MOST: usize = 16;
+    let sides: Vec<_> = start.iter().zip(stop).take(MOST).map(|(start, stop)| format!("{start}:{stop}")).collect();
+    format!("[{}{}]", sides.join(", "), if start.len() > MOST { ", …" } else { "" })
+}
+
 fn holders_text(first: i64, second: i64) -> String {
     if first == second {
         format!("two boxes of holders[{first}]")

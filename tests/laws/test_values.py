@@ -55,6 +55,15 @@ def partition() -> sw.Partition:
     return layout(("model", "data"), None).partition((9, 3), "chunk")
 
 
+def plan() -> sw.ReshardPlan:
+    return sw.plan_reshard(layout().partition((8, 8)), layout(None, "data").partition((8, 8)))
+
+
+def flat_plan() -> sw.ReshardPlan:
+    ranges = {"cpu:0": (0, 20), "rank": (20, 64)}
+    return sw.plan_reshard(sw.Tiling.from_flat_ranges((8, 8), ranges), layout().partition((8, 8)))
+
+
 def report_of(indivisible: bool = True) -> report.LayoutReport:
     rules = sw.LayoutMap(mesh())
     rules["kernel"] = (None, "model")
@@ -69,14 +78,6 @@ def report_of(indivisible: bool = True) -> report.LayoutReport:
         "c/bias": (2, 2),
     }
     return rules.report({name: (shape, "float32") for name, shape in shapes.items()})
-
-
-def tilings() -> list[sw.Tiling]:
-    """Of the shape (9, 3): flat ranges, and boxes."""
-    return [
-        sw.Tiling.from_flat_ranges((9, 3), {"rank 0": (0, 13), "rank 1": (13, 27)}),
-        sw.Tiling.from_boxes((9, 3), {"top": [[0, 4], [0, 3]], "bottom": [[4, 9], [0, 3]]}),
-    ]
 
 
 def mesh_proto() -> dt.MeshProto:
@@ -98,16 +99,22 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         layout(None, "model", unreduced=("data",)),
     ],
     sw.Partition: lambda: [partition(), layout().partition((2, 0)), layout(None).partition((3,))],
-    sw.Tiling: lambda: [*tilings(), sw.plan_reshard(partition(), tilings()[0]).dst],
-    sw.Piece: lambda: [sw.Piece((slice(0, 4), slice(2, 6)), (0, 0)), *tilings()[0].pieces("rank 1")],
-    sw.ReshardPlan: lambda: [
-        sw.plan_reshard(partition(), layout(None, "model").partition((9, 3), "ceil")),
-        sw.plan_reshard(tilings()[0], partition()),
+    sw.Tiling: lambda: [
+        sw.Tiling.from_boxes((4, 2), [[(0, 3), (0, 2)], [(3, 4), (0, 2)]]),
+        sw.Tiling.from_boxes((4,), {"a": [(0, 3)], ("b", 1): [[(3, 4)], [(0, 1)]]}, replicas=True),
+        sw.Tiling.from_boxes((4,), {"a": [sw.Piece((slice(0, 3),), (1,))]}, arrays={"a": (5,)}),
+        sw.Tiling.from_boxes((), {"a": ()}),
+        sw.Tiling.grid((4, 2), (3, 2)),
+        sw.Tiling.grid((4,), (3,), ["a", None], padded=True),
+        sw.Tiling.from_flat_ranges((4, 2), [(0, 3), (3, 8)]),
+        sw.Tiling.from_flat_ranges((4, 2), {0: (0, 8), 1: (0, 8)}, replicas=True),
     ],
-    sw.Transfer: lambda: [
-        *list(sw.plan_reshard(partition(), layout(None, "model").partition((9, 3), "ceil")))[:3],
-        *list(sw.plan_reshard(tilings()[1], tilings()[0]))[:3],
-    ],
+    sw.Piece: lambda: [sw.Piece((slice(0, 2),), (1,)), sw.Piece((slice(0, 2),), 1), sw.Piece((), ())],
+    sw.ReshardPlan: lambda: [plan(), flat_plan(), sw.plan_reshard(layout().partition((8, 8)), flat_plan().dst)],
+    sw.Transfer: lambda: [*list(plan())[:2], *list(flat_plan())[:2]],
+    sw.Program: lambda: [plan().program("cpu:0"), flat_plan().program("cpu:3"), flat_plan().program("rank")],
+    sw.Step: lambda: [*plan().program("cpu:0"), *flat_plan().program("rank")],
+    sw.LocalBox: lambda: [sw.LocalBox((slice(0, 2),)), sw.LocalBox((slice(0, 2), slice(1, 2)), (3, (2, 2)))],
     sw.CollectiveStep: lambda: list(
         sw.plan_reshard(layout("data", "model").partition((4, 8)), layout().partition((4, 8))).price("int8") or ()
     ),

@@ -27,13 +27,13 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import instance
+from .._strided import strided_pieces
 from .._text import shown
 from ..array.sharded import ShardedArray
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ._axes import checked_layout, checked_mesh, checked_rank, spec_names
-from ._strided import strided_pieces
 from ._tensors import array_of_tensor, tensor_of_array
 
 __all__ = [

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,8 @@ from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
 from ..tiling import Tiling
 from .collectives import CollectiveStep, LinkModel, apply_steps, price
-from .run import Window, run_plan, view_of, views_of
+from .program import Program, program_of
+from .run import Window, run_plan, slices_of, view_of, views_of
 from .source import ShardSource
 
 if TYPE_CHECKING:
@@ -225,9 +226,9 @@ class ReshardPlan:
         return Transfer(
             self._src._label(source),
             self._dst._label(device),
-            _slices(start, stop),
-            _slices(start - src_origin, stop - src_origin),
-            _slices(start - dst_origin, stop - dst_origin),
+            slices_of(start, stop),
+            slices_of(start - src_origin, stop - src_origin),
+            slices_of(start - dst_origin, stop - dst_origin),
             int(np.prod(stop - start, dtype=np.int64)),
             src_window,
             dst_window,
@@ -235,6 +236,31 @@ class ReshardPlan:
 
     def __iter__(self) -> Iterator[Transfer]:
         return (self[number] for number in range(len(self)))
+
+    def program(self, holder: Any, side: Literal["src", "dst"] | None = None) -> Program:
+        """Give what one holder has to do, in order: what it copies, sends and receives, with the boxes in its arrays.
+
+        Args:
+            holder: the label of a holder of `src`, of `dst`, or of both.
+            side: which of the two it is in, where both have a holder of this label that is not the same: holders
+                without labels of their own are numbered in each tiling.
+
+        Raises:
+            LayoutError: if there is no such holder, or two.
+
+        Whoever runs a program needs no other; see `Program`, which says why nobody waits for ever.
+
+        >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
+        >>> mesh = DeviceMesh((2,), ("x",))
+        >>> rows, columns = TensorLayout(("x", None), mesh), TensorLayout((None, "x"), mesh)
+        >>> program = plan_reshard(rows.partition((2, 4)), columns.partition((2, 4))).program("cpu:0")
+        >>> for step in program:
+        ...     print(step.kind, step.peer, step.tag, step.box)
+        copy cpu:0 0 (slice(0, 1, None), slice(0, 2, None))
+        receive cpu:1 0 (slice(1, 2, None), slice(0, 2, None))
+        send cpu:1 1 (slice(0, 1, None), slice(2, 4, None))
+        """
+        return program_of(self, holder, side)
 
     def bytes_sent(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
         """Give the bytes that each source holder sends of a tensor of `dtype`: int64 (source holders,).
@@ -504,10 +530,6 @@ def _same_devices(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64]:
     same = np.array([index.get(label, -1) for label in dst._all_labels()], np.int64)
     same.flags.writeable = False
     return same
-
-
-def _slices(start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]) -> Slices:
-    return tuple(slice(a, b) for a, b in zip(start.tolist(), stop.tolist(), strict=True))
 
 
 def _volumes(transfers: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .._core import ReshardPlan as CorePlan
     from ..tiling import Tiling
 
-__all__ = ["Window", "check_addable", "checked_arrays", "run_plan", "view_of", "views_of"]
+__all__ = ["Window", "check_addable", "checked_arrays", "run_plan", "slices_of", "view_of", "views_of"]
 
 Array = npt.NDArray[Any]
 #: The part of a flat array that a piece is: its offset, and its shape.
@@ -115,6 +115,11 @@ def checked_arrays(name: str, arrays: Sequence[Array], tiling: Tiling, dtype: np
                 f"it must be of shape {shape} and dtype {dtype}"
             )
     return checked
+
+
+def slices_of(start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]) -> tuple[slice, ...]:
+    """A box as slices."""
+    return tuple(slice(a, b) for a, b in zip(start.tolist(), stop.tolist(), strict=True))
 
 
 def view_of(array: Array, window: Window | None, box: tuple[slice, ...]) -> Array:

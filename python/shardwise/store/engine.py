@@ -1,7 +1,8 @@
 """Bytes of tensors between files and arrays, by the compiled I/O engine: bounded memory, threads, digests, resuming.
 
-A `CopyJob` has sources, destinations, and tensors. Of each tensor some boxes lie in sources and some boxes are wanted in
-destinations; the engine finds what they share and copies it. Every byte that is needed is read once and written once.
+A `CopyJob` has sources, destinations, and tensors. Of each tensor some boxes lie in sources and some boxes are wanted
+in destinations; the engine finds what they share and copies it. Every byte that is needed is read once and written
+once.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class HeldPiece(NamedTuple):
         offset: The byte of the holder at which the box's first element begins; of an array, counted from its element 0.
         start: Where the box starts, per dim of the tensor.
         stop: Where it stops.
-        strides: The bytes from one element to the next, per dim; None for C order without gaps. Of files never negative.
+        strides: The bytes from one element to the next, per dim; None for C order without gaps. In files never < 0.
     """
 
     holder: int
@@ -78,11 +79,11 @@ class CopyReport(NamedTuple):
         bytes_copied: Bytes that the operating system copied from file to file.
         calls: Reads, writes and copies.
         bytes_resumed: Bytes of destinations that an earlier run had done.
-        digests: The digest of each destination piece, in the order in which they were added; 0 where none was asked for,
-            empty if none was at all.
+        digests: The digest of each destination piece, in the order in which they were added; 0 where none was asked
+            for, empty if none was at all.
         crcs: Their CRC-32, likewise.
-        differences: For each destination piece that differs from the file it is compared with: its number, and the first
-            element that differs, as an offset in the tensor.
+        differences: For each destination piece that differs from the file it is compared with: its number, and the
+            first element that differs, as an offset in the tensor.
     """
 
     bytes_read: int
@@ -139,8 +140,8 @@ class CopyJob:
     def write_file(self, path: str | os.PathLike[str], size: int) -> int:
         """Add a file to make, of this size in the end, and give its number among the destinations.
 
-        It must not be there yet, unless a journal says that an earlier run of the same job made it. What no piece covers
-        is zero.
+        It must not be there yet, unless a journal says that an earlier run of the same job made it. What no piece
+        covers is zero.
         """
         self._destinations.append(("write", path_of(path), size))
         return len(self._destinations) - 1
@@ -221,7 +222,8 @@ class CopyJob:
             budget: Bytes of memory for the buffers of all threads; at least 16 KiB.
             threads: How many; one per core if left out.
             sync: Whether the files are brought to the disk before this returns.
-            journal: A file that records what is done: the same job, run again with it, goes on. Made if it is not there.
+            journal: A file that records what is done: the same job, run again with it, goes on. Made if it is not
+                there.
             record_every: With `sync` and a journal, how many bytes may have to be done again after a crash.
             progress: Called now and then with the bytes that are done and the bytes in all.
 

@@ -15,7 +15,7 @@ use pyo3::{
 };
 use shardwise_core::{
     copy::{overlap::Disjoint, strided::Strided},
-    error::{Error as CoreError, Result as CoreResult},
+    error::{Error as CoreError, ErrorKind, Result as CoreResult},
 };
 use shardwise_io::{
     commit,
@@ -72,10 +72,13 @@ impl CopyJob {
                 .collect::<PyResult<_>>()?;
             let program = program.try_readonly().map_err(|error| PyTypeError::new_err(format!("program: {error}")))?;
             let program = program.as_slice()?;
-            let job = detached(py, |_| -> CoreResult<Result<Job>> {
-                if let Err(error) = Disjoint::new(&read, &written) {
-                    return CoreResult::Ok(Err(Error::Job(overlap(&error))));
-                }
+            let job = detached(py, |poll| -> CoreResult<Result<Job>> {
+                match Disjoint::new(&read, &written, poll) {
+                    Err(error) if error.kind() == ErrorKind::Layout => {
+                        return Ok(Err(Error::Job(overlap(&error))));
+                    }
+                    checked => checked?,
+                };
                 Ok(Job::new(sources, destinations).and_then(|mut job| add_all(&mut job, program).map(|()| job)))
             })?;
             Ok(Self { job: job.map_err(to_py)?, _arrays: arrays })

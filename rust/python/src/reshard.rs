@@ -12,11 +12,12 @@ use pyo3::{
     types::{PyList, PyTuple},
 };
 use shardwise_core::{
-    copy::{overlap::Disjoint, run::run, strided::Strided},
+    copy::{contest::Way, overlap::Disjoint, run::run, strided::Strided},
     error::{Error, Result as CoreResult},
     plan::{
         Plan, Transfer,
         places::{Places, Seen},
+        program::Programs,
         rounds::rounds,
     },
     reshard::collectives::{Links, sequence},
@@ -41,6 +42,8 @@ pub(crate) struct ReshardPlan {
     core: Plan,
     /// The places of the source's and of the destination's pieces, once they are asked for.
     places: [OnceLock<Places>; 2],
+    /// The programs of all holders, once one is asked for.
+    programs: OnceLock<Programs>,
 }
 
 #[pymethods]
@@ -52,7 +55,7 @@ impl ReshardPlan {
         guard(|| {
             let (src, dst, same) = (tiling("src", src)?, tiling("dst", dst)?, numbers("same", same)?);
             let core = detached(py, |poll| Plan::new(src, dst, same, poll))?;
-            Ok(Self { core, places: [OnceLock::new(), OnceLock::new()] })
+            Ok(Self { core, places: [OnceLock::new(), OnceLock::new()], programs: OnceLock::new() })
         })
     }
 
@@ -147,6 +150,29 @@ impl ReshardPlan {
         })
     }
 
+    /// What one holder does, in order: int64 (steps, 4) of kind (0 copy, 1 send, 2 receive), the other holder (of the
+    /// destination if it sends, else of the source), the number of the transfer or of the box that stays, and the
+    /// addend. `source` and `destination` are its numbers on the two sides, or -1.
+    #[pyo3(signature = (source, destination, /))]
+    fn program<'py>(&self, py: Python<'py>, source: i64, destination: i64) -> PyResult<Bound<'py, PyAny>> {
+        guard(|| {
+            let programs = match self.programs.get() {
+                Some(programs) => programs,
+                None => {
+                    let made = detached(py, |poll| Programs::new(&self.core, poll))?;
+                    self.programs.get_or_init(|| made)
+                }
+            };
+            let steps = programs.steps_of(source, destination).map_err(to_py)?;
+            arrays::filled(py, &[steps.len(), 4], |out, _| {
+                for (row, step) in out.chunks_exact_mut(4).zip(steps) {
+                    row.copy_from_slice(&[step.kind as i64, step.peer, step.number as i64, step.addend]);
+                }
+                CoreResult::Ok(())
+            })
+        })
+    }
+
     /// The pieces of the transfers in the order of their rounds, and the number of pieces up to the end of each round.
     #[pyo3(signature = (budget, itemsize, /))]
     fn rounds<'py>(
@@ -171,8 +197,9 @@ impl ReshardPlan {
 
     /// Copies into `destinations` what they are to hold, out of `sources`; `outputs[d]` is the position among the
     /// destinations of device `d`'s array, or -1 if nothing is to be copied for it. Of partial sums, the first addend.
-    /// Calls `progress` with the bytes done and the bytes in all.
-    #[pyo3(signature = (sources, destinations, outputs, progress, /))]
+    /// Calls `progress` with the bytes done and the bytes in all. `streaming` says whether bytes are stored past the cache;
+    /// `None`, if that turns out faster.
+    #[pyo3(signature = (sources, destinations, outputs, progress, streaming=None, /))]
     fn run(
         &self,
         py: Python<'_>,
@@ -180,10 +207,12 @@ impl ReshardPlan {
         destinations: &Bound<'_, PyList>,
         outputs: &Bound<'_, PyAny>,
         progress: Option<Py<PyAny>>,
+        streaming: Option<bool>,
     ) -> PyResult<()> {
         guard(|| {
             room("the arrays", (sources.len() + destinations.len()).saturating_mul(ARRAY_BYTES))?;
             let outputs = integers("outputs", outputs)?;
+            let way = streaming.map(|streaming| if streaming { Way::Streaming } else { Way::Ordinary });
             let (_held, sources) = memory(sources, false)?;
             let (_kept, destinations) = memory(destinations, true)?;
             let outputs: Vec<Option<usize>> = outputs.iter().map(|&output| usize::try_from(output).ok()).collect();
@@ -193,9 +222,9 @@ impl ReshardPlan {
                 Python::attach(|py| progress.as_ref().map_or(Ok(()), |call| call.call1(py, (done, total)).map(drop)))
             };
             let done = detached(py, |poll| {
-                let regions = Disjoint::new(&sources, &destinations)?;
+                let regions = Disjoint::new(&sources, &destinations, poll)?;
                 let mut last: Option<Instant> = None;
-                run(&self.core, regions, &outputs, None, &mut |done, total| -> CoreResult<()> {
+                run(&self.core, regions, &outputs, way, &mut |done, total| -> CoreResult<()> {
                     if done < total && last.is_some_and(|last| last.elapsed() < POLL_EVERY) {
                         return Ok(());
                     }
