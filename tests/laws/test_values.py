@@ -80,14 +80,6 @@ def report_of(indivisible: bool = True) -> report.LayoutReport:
     return rules.report({name: (shape, "float32") for name, shape in shapes.items()})
 
 
-def tilings() -> list[sw.Tiling]:
-    """Of the shape (9, 3): flat ranges, and boxes."""
-    return [
-        sw.Tiling.from_flat_ranges((9, 3), {"rank 0": (0, 13), "rank 1": (13, 27)}),
-        sw.Tiling.from_boxes((9, 3), {"top": [[0, 4], [0, 3]], "bottom": [[4, 9], [0, 3]]}),
-    ]
-
-
 def mesh_proto() -> dt.MeshProto:
     return dt.MeshProto((dt.MeshDimensionProto("x", 2),), (0, 1), (0, 1), ("CPU:0", "CPU:1"), name="m")
 
@@ -164,6 +156,14 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     report.Clash: lambda: list(report_of().clashes),
     report.RankMismatch: lambda: list(report_of().rank_mismatches),
     report.IndivisibleDim: lambda: list(report_of().indivisible),
+    store.Difference: lambda: [
+        store.Difference("a", "missing"),
+        store.Difference("a", "shape", (2, 3), (3, 2)),
+        store.Difference("a", "values", 1.5, -0.0, (1, 2), 3),
+    ],
+    store.VerifyReport: lambda: [store.VerifyReport(Path("model"), "safetensors", 2, 24, 0)],
+    store.WriteOutline: lambda: [store.WriteOutline((("model.safetensors", 24),), 24, 1 << 20, 2, 0, 1 << 30)],
+    store.WriteReport: lambda: [store.WriteReport(Path("model"), 2, 24, 24, 20, 4, 0)],
     store.Entry: lambda: [store.Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors"))],
 }
 
