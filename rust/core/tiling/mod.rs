@@ -121,7 +121,7 @@ pub trait Tiling: Debug + Send + Sync {
     fn pieces(&self, poll: Poll<'_>) -> Result<Arc<Pieces>> {
         let mut pieces = Pieces::new(self.shape().len());
         for holder in 0..self.holders() {
-            if holder as usize % STEPS_PER_POLL == 0 {
+            if (holder as usize).is_multiple_of(STEPS_PER_POLL) {
                 poll()?;
             }
             self.visit_pieces(holder, &mut |piece| pieces.push(piece))?;

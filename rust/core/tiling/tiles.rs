@@ -84,6 +84,6 @@ impl Ticker {
 
     pub(crate) fn tick(&mut self, poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.0 += 1;
-        if self.0 % STEPS_PER_POLL == 0 { poll() } else { Ok(()) }
+        if self.0.is_multiple_of(STEPS_PER_POLL) { poll() } else { Ok(()) }
     }
 }
