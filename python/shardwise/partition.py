@@ -159,7 +159,7 @@ class Partition(Tiling):
         """The largest extent that a shard has along each dim; costs O(rank) for a mesh of any size.
 
         >>> from shardwise import DeviceMesh, TensorLayout
-        >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((10,), "balanced").largest_shard_shape
+        >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((10,), "floor").largest_shard_shape
         (3,)
         """
         return self._core.largest_shard_shape
@@ -405,6 +405,9 @@ class Partition(Tiling):
     @property
     def _count(self) -> int:
         return self._mesh.size
+
+    def _shape_of(self, position: int) -> tuple[int, ...]:
+        return self._core.shard_shape(position)
 
     def _shapes(self) -> list[tuple[int, ...]]:
         if self._count <= _FEW:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,21 @@ class Piece:
     #: Where it begins in the holder's own array: one position per dim, or, in an array of one dim in which the box lies
     #: flattened in C order, the offset of its first element.
     start: tuple[int, ...] | int
+
+    def view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Give the piece as a view of its holder's own array, in the shape of the box.
+
+        >>> Piece((slice(0, 2), slice(1, 3)), 1).view(np.arange(6))
+        array([[1, 2],
+               [3, 4]])
+        """
+        extents = tuple(side.stop - side.start for side in self.box)
+        if not isinstance(self.start, tuple):
+            return array[self.start : self.start + math.prod(extents)].reshape(extents)
+        sides = (slice(start, start + extent) for start, extent in zip(self.start, extents, strict=True))
+        key: tuple[Any, ...] = (*sides, ...)
+        view: npt.NDArray[Any] = array[key]
+        return view
 
     def __hash__(self) -> int:
         # Slices cannot be hashed before Python 3.12.
@@ -283,6 +299,10 @@ class Tiling:
         """The number of holders."""
         return self._core_tiling.holders
 
+    def _shape_of(self, position: int) -> tuple[int, ...]:
+        """The shape of the array of the holder of this number."""
+        return self._core_tiling.array_shape(position)
+
     def _kind_text(self) -> str:
         """What sort of tiling this is, in plain words."""
         if self._key[0] == "grid":
@@ -297,6 +317,11 @@ class Tiling:
         """Whether each holder's pieces fill its array; `None` if all do."""
         covered: npt.NDArray[np.bool_] = self._core_tiling.held_sizes() == self._core_tiling.array_sizes()
         return None if covered.all() else covered
+
+    @property
+    def _has_replicas(self) -> bool:
+        """Whether holders of the identical box are replicas."""
+        return self._key[0] != "grid" and bool(self._key[-1])
 
     @property
     def _is_named(self) -> bool:

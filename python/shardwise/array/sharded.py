@@ -14,7 +14,9 @@ from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
 from ..partition import Partition
+from ..reshard.run import checked_arrays
 from ..reshard.source import ShardSource
+from ..tiling import Tiling
 from .replicas import check_replicas as check_equal_replicas
 
 if TYPE_CHECKING:
@@ -41,15 +43,15 @@ class Shard:
 
 
 class ShardedArray(ShardSource):
-    """An array cut into shards, one per device of a mesh.
+    """An array cut into shards, one per device of a mesh, or one per holder of any tiling.
 
     Args:
-        partition: who holds what.
-        shards: one array per device, in device-index order, of the shape that the partition gives it and all of one
-            dtype. Nothing is copied.
+        tiling: who holds what: a `Partition`, or any other `Tiling`.
+        shards: one array per holder, in their order, of the shape that the tiling gives it and all of one dtype.
+            Nothing is copied.
 
     Raises:
-        LayoutError: if the shards do not fit the partition; names the first device whose shard does not.
+        LayoutError: if the shards do not fit the tiling; names the first holder whose shard does not.
 
     `distribute_tensor` makes one of an array. `numpy()` and `np.asarray` put the shards together.
 
@@ -58,39 +60,33 @@ class ShardedArray(ShardSource):
     >>> partition = TensorLayout(("x",), DeviceMesh((2,), ("x",))).partition((4,))
     >>> ShardedArray(partition, [np.array([1, 2]), np.array([3, 4])]).numpy()
     array([1, 2, 3, 4])
+
+    A flat parameter of FSDP is one as well:
+
+    >>> from shardwise import Tiling
+    >>> ranks = Tiling.from_flat_ranges((2, 3), {"cpu:0": (0, 4), "cpu:1": (4, 6)})
+    >>> flat = ShardedArray(ranks, [np.array([0, 1, 2, 3]), np.array([4, 5])])
+    >>> flat.reshard(TensorLayout((None, "x"), DeviceMesh((3,), ("x",)))).shard("cpu:1")
+    array([[1],
+           [4]])
     """
 
-    __slots__ = ("__weakref__", "_array", "_dtype", "_partition", "_views")
+    __slots__ = ("__weakref__", "_array", "_dtype", "_tiling", "_views")
 
-    _partition: Partition
+    _tiling: Tiling
     _dtype: np.dtype[Any]
     #: The global array that the shards are views of, if there is one.
     _array: npt.NDArray[Any] | None
     _views: list[npt.NDArray[Any]] | None
 
-    def __init__(self, partition: Partition, shards: Sequence[npt.NDArray[Any]]) -> None:
-        instance("partition", partition, Partition)
+    def __init__(self, tiling: Tiling, shards: Sequence[npt.NDArray[Any]]) -> None:
+        if not isinstance(tiling, Tiling):
+            raise TypeError(f"tiling must be a Partition or another Tiling, got {type(tiling).__name__}")
         if not isinstance(shards, (Sequence, np.ndarray)):
             raise TypeError(f"shards must be a sequence of numpy arrays, got {type(shards).__name__}")
-        views = list(shards)
-        mesh = partition.device_mesh
-        if len(views) != mesh.size:
-            raise LayoutError(f"shards has {len(views)} arrays but the mesh has {mesh.size} devices")
-        extents = partition.boxes()
-        for i, (view, box) in enumerate(zip(views, extents, strict=True)):
-            if not isinstance(view, np.ndarray):
-                raise TypeError(f"shards[{i}] must be a numpy array, got {type(view).__name__}")
-            if isinstance(view, np.ma.MaskedArray):
-                raise TypeError(f"shards[{i}] is a masked array, whose mask would be lost; give its filled() values")
-            shape = tuple((box[:, 1] - box[:, 0]).tolist())
-            if view.shape != shape or view.dtype != views[0].dtype:
-                raise LayoutError(
-                    f"shards[{i}] (device {shown(mesh.device(i))}) is of shape {shown(view.shape)} and dtype "
-                    f"{view.dtype}; "
-                    f"it must be of shape {shown(shape)} and dtype {views[0].dtype}"
-                )
-        self._partition = partition
-        self._dtype = views[0].dtype
+        views = checked_arrays("shards", shards, tiling, None)
+        self._tiling = tiling
+        self._dtype = views[0].dtype if views else np.dtype(np.float64)
         self._array = None
         self._views = views
 
@@ -98,41 +94,57 @@ class ShardedArray(ShardSource):
     def _of_array(cls, partition: Partition, array: npt.NDArray[Any]) -> ShardedArray:
         """The views of one array, made when they are asked for."""
         sharded = cls.__new__(cls)
-        sharded._partition = partition
+        sharded._tiling = partition
         sharded._dtype = array.dtype
         sharded._array = array
         sharded._views = None
         return sharded
 
-    @property
-    def partition(self) -> Partition:
-        """Who holds what."""
-        return self._partition
+    @classmethod
+    def _of_shards(cls, tiling: Tiling, shards: list[npt.NDArray[Any]], dtype: np.dtype[Any]) -> ShardedArray:
+        """Shards that are known to fit."""
+        sharded = cls.__new__(cls)
+        sharded._tiling = tiling
+        sharded._dtype = dtype
+        sharded._array = None
+        sharded._views = shards
+        return sharded
 
     @property
-    def tiling(self) -> Partition:
-        """Who holds what: the same as `partition`."""
-        return self._partition
+    def tiling(self) -> Tiling:
+        """Who holds what."""
+        return self._tiling
+
+    @property
+    def partition(self) -> Partition:
+        """Who holds what, if that is a partition.
+
+        Raises:
+            LayoutError: if it is another tiling: there is no layout then.
+        """
+        if not isinstance(self._tiling, Partition):
+            raise LayoutError(f"the array is cut by {self._tiling._kind_text()}, not by a layout; see its tiling")
+        return self._tiling
 
     @property
     def layout(self) -> TensorLayout:
-        """The layout."""
-        return self._partition.layout
+        """The layout, if the array is cut by one; see `partition`."""
+        return self.partition.layout
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the global array."""
-        return self._partition.shape
+        return self._tiling.shape
 
     @property
     def ndim(self) -> int:
         """The number of dims."""
-        return len(self._partition.shape)
+        return len(self._tiling.shape)
 
     @property
     def size(self) -> int:
         """The number of elements of the global array."""
-        return self._partition.size
+        return self._tiling.size
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -149,18 +161,21 @@ class ShardedArray(ShardSource):
         >>> sharded.nbytes, sharded.partition.nbytes(sharded.dtype).tolist()
         (8, [4, 4])
         """
-        return self._partition.size * self._dtype.itemsize
+        return self._tiling.size * self._dtype.itemsize
 
     def _data(self) -> list[npt.NDArray[Any]]:
         """One array per device, in device-index order; all views are made in one call."""
         if self._views is None:
             assert self._array is not None
-            self._views = self._partition.views(self._array)
+            self._views = self.partition.views(self._array)
         return self._views
 
     @property
     def shards(self) -> list[Shard]:
         """What each device holds, in device-index order.
+
+        Raises:
+            LayoutError: if the array is not cut by a layout; see `shard` and `tiling`.
 
         >>> import numpy as np
         >>> from shardwise import DeviceMesh, TensorLayout
@@ -168,8 +183,8 @@ class ShardedArray(ShardSource):
         >>> sharded.shards[1]
         Shard(device='cpu:1', index=(slice(2, 4, None),), replica_id=0, data=array([2, 3]))
         """
-        indices = self._partition.devices_indices_map()
-        replicas = self._partition.replica_ids().tolist()
+        indices = self.partition.devices_indices_map()
+        replicas = self.partition.replica_ids().tolist()
         return [
             Shard(device, index, replica, data)
             for (device, index), replica, data in zip(indices.items(), replicas, self._data(), strict=True)
@@ -179,11 +194,11 @@ class ShardedArray(ShardSource):
         """Give what one device holds; for a view of one array this costs O(rank), whatever the mesh's size.
 
         Args:
-            device: the device's label.
+            device: the label of the device, or of another holder.
             contiguous: whether the shard must be contiguous, in C order: a copy of it is, where it is not already.
 
         Raises:
-            MeshError: if the mesh has no such device.
+            MeshError: if the mesh has no such device (LayoutError: if another tiling has no such holder).
 
         A shard of one array is a view with the array's strides. What takes an array's memory as it lies, whatever its
         strides, writes other values than the shard's: `safetensors.numpy.save_file` does. Give it contiguous shards:
@@ -200,9 +215,9 @@ class ShardedArray(ShardSource):
         [(32, 8), (16, 8)]
         """
         if self._array is not None and self._views is None:
-            shard = self._partition.view(self._array, device)
+            shard = self.partition.view(self._array, device)
         else:
-            shard = self._data()[self._partition.device_mesh.index_of_label(device)]
+            shard = self._data()[self._tiling._position(device)]
         return shard.copy(order="C") if contiguous and not shard.flags.c_contiguous else shard
 
     def numpy(self, *, check_replicas: bool = True) -> npt.NDArray[Any]:
@@ -224,27 +239,30 @@ class ShardedArray(ShardSource):
         if self._array is not None:
             whole: npt.NDArray[Any] = self._array.copy()
             return whole
+        tiling = self._tiling
         # An axis of one coordinate has one addend, which is the sum.
-        if partial := [axis for axis in self.layout.unreduced if self._partition.device_mesh.axis_size(axis) > 1]:
+        unreduced = tiling.layout.unreduced if isinstance(tiling, Partition) else ()
+        if partial := [axis for axis in unreduced if self.partition.device_mesh.axis_size(axis) > 1]:
             raise LayoutError(f"numpy() needs reduced values, but the layout is unreduced over {tuple(partial)}")
         if check_replicas:
-            check_equal_replicas(self._partition, self._data())
-        if self.nbytes >= _PLANNED and not self._dtype.hasobject:
+            check_equal_replicas(tiling, self._data())
+        if not isinstance(tiling, Partition) or (self.nbytes >= _PLANNED and not self._dtype.hasobject):
             return gathered(self, check_replicas=False)
         array = np.empty(self.shape, self._dtype)
-        shards, targets = self._data(), self._partition.views(array)
+        shards, targets = self._data(), tiling.views(array)
         # The canonical owners' shards, each element once.
-        for owner in np.flatnonzero(self._partition.replica_ids() == 0).tolist():
+        for owner in np.flatnonzero(tiling.replica_ids() == 0).tolist():
             targets[owner][...] = shards[owner]
         return array
 
     def reshard(
-        self, layout: TensorLayout, uneven: UnevenRule = "even", *, check_replicas: bool = True
+        self, layout: TensorLayout | Tiling, uneven: UnevenRule = "even", *, check_replicas: bool = True
     ) -> ShardedArray:
         """Change the layout, moving no more than `plan_reshard` says must move.
 
         Args:
-            layout: a layout that has its mesh, which may be another; devices are matched by label.
+            layout: a layout that has its mesh, which may be another; or any tiling of the same shape. Devices and other
+                holders are matched by label.
             uneven: how a dim that does not divide is cut; see `TensorLayout.partition`.
             check_replicas: whether devices that hold the same shard must hold the same bytes; see `numpy`. Without it
                 the new shards may be made of several replicas.
@@ -268,17 +286,21 @@ class ShardedArray(ShardSource):
         """
         from ..reshard.plan import plan_reshard  # Late, to keep `import shardwise` fast.
 
-        instance("layout", layout, TensorLayout)
-        partition = layout.partition(self.shape, uneven)
-        if layout.unreduced:
+        if isinstance(layout, Tiling):
+            target = layout
+        elif isinstance(layout, TensorLayout):
+            target = layout.partition(self.shape, uneven)
+        else:
+            raise TypeError(f"layout must be a TensorLayout or a Tiling, got {type(layout).__name__}")
+        if isinstance(target, Partition) and target.layout.unreduced:
             raise LayoutError(
-                f"layout is unreduced over {shown(layout.unreduced)}; a value cannot be cut into partial sums"
+                f"layout is unreduced over {shown(target.layout.unreduced)}; a value cannot be cut into partial sums"
             )
-        if self._array is not None:
-            return ShardedArray._of_array(partition, self._array)
-        if check_replicas:
-            check_equal_replicas(self._partition, self._data())
-        return ShardedArray(partition, plan_reshard(self._partition, partition).run(self))
+        if self._array is not None and isinstance(target, Partition) and target.shape == self.shape:
+            return ShardedArray._of_array(target, self._array)
+        if check_replicas and self._array is None:
+            check_equal_replicas(self._tiling, self._data())
+        return ShardedArray._of_shards(target, plan_reshard(self._tiling, target).run(self), self._dtype)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -287,7 +309,8 @@ class ShardedArray(ShardSource):
         return array
 
     def __repr__(self) -> str:
-        return f"<ShardedArray {self.shape} {self._dtype}, {self.layout!r}>"
+        cut = repr(self._tiling.layout) if isinstance(self._tiling, Partition) else self._tiling._kind_text()
+        return f"<ShardedArray {self.shape} {self._dtype}, {cut}>"
 
 
 def gathered(sharded: ShardedArray, check_replicas: bool) -> npt.NDArray[Any]:
@@ -295,10 +318,10 @@ def gathered(sharded: ShardedArray, check_replicas: bool) -> npt.NDArray[Any]:
     from ..reshard.plan import plan_reshard  # Late, to keep `import shardwise` fast.
 
     if check_replicas and sharded._array is None:
-        check_equal_replicas(sharded.partition, sharded._data())
+        check_equal_replicas(sharded.tiling, sharded._data())
 
     whole = TensorLayout((None,) * sharded.ndim, DeviceMesh((1,), ("whole",), [object()]))
-    return plan_reshard(sharded.partition, whole.partition(sharded.shape)).run(sharded)[0]
+    return plan_reshard(sharded.tiling, whole.partition(sharded.shape)).run(sharded)[0]
 
 
 def distribute_tensor(tensor: Any, layout: TensorLayout, uneven: UnevenRule = "even") -> ShardedArray:

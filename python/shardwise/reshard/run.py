@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .._core import ReshardPlan as CorePlan
     from ..tiling import Tiling
 
-__all__ = ["Window", "check_addable", "checked_arrays", "run_plan", "view_of", "views_of"]
+__all__ = ["Window", "check_addable", "checked_arrays", "run_plan", "slices_of", "view_of", "views_of"]
 
 Array = npt.NDArray[Any]
 #: The part of a flat array that a piece is: its offset, and its shape.
@@ -118,6 +118,11 @@ def checked_arrays(name: str, arrays: Sequence[Array], tiling: Tiling, dtype: np
     return checked
 
 
+def slices_of(start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]) -> tuple[slice, ...]:
+    """A box as slices."""
+    return tuple(slice(a, b) for a, b in zip(start.tolist(), stop.tolist(), strict=True))
+
+
 def view_of(array: Array, window: Window | None, box: tuple[slice, ...]) -> Array:
     """A box of an array, or of the part of a flat one that `window` says, as a view."""
     if window is not None:
@@ -199,8 +204,9 @@ def _aligned(nbytes: int) -> int:
 def _add(plan: Runnable, sources: list[Array], results: dict[int, Array]) -> None:
     """Add the second and further addends to the first, which is there, in the order of their coordinates."""
     assert isinstance(plan.src, Partition)
-    mesh = plan.src.device_mesh
-    axes = sorted(mesh.axis_names.index(name) for name in plan.src.layout.unreduced)
+    layout = plan.src.layout.refined()
+    mesh = layout._with_mesh("a plan")
+    axes = sorted(mesh.axis_names.index(name) for name in layout.unreduced)
     coordinates = mesh.coordinates()[:, axes].T
     addends = np.ravel_multi_index(tuple(coordinates), [mesh.shape[axis] for axis in axes])
     rows = np.concatenate([plan.kept, plan.transfers])

@@ -1,4 +1,4 @@
-//! `_core.ReshardPlan` and `_core.collectives`.
+//! `_core.ReshardPlan`.
 
 use std::{
     sync::OnceLock,
@@ -17,15 +17,16 @@ use shardwise_core::{
     plan::{
         Plan, Transfer,
         places::{Places, Seen},
+        program::Programs,
         rounds::rounds,
     },
-    reshard::collectives::{Links, sequence},
 };
 
 use crate::{
     arrays,
+    convert::integers,
     errors::{detached, guard, to_py},
-    partition::Partition,
+    memory::room,
     tiling::{numbers, tiling},
     views,
 };
@@ -39,6 +40,8 @@ pub(crate) struct ReshardPlan {
     core: Plan,
     /// The places of the source's and of the destination's pieces, once they are asked for.
     places: [OnceLock<Places>; 2],
+    /// The programs of all holders, once one is asked for.
+    programs: OnceLock<Programs>,
 }
 
 #[pymethods]
@@ -50,7 +53,7 @@ impl ReshardPlan {
         guard(|| {
             let (src, dst, same) = (tiling("src", src)?, tiling("dst", dst)?, numbers("same", same)?);
             let core = detached(py, |poll| Plan::new(src, dst, same, poll))?;
-            Ok(Self { core, places: [OnceLock::new(), OnceLock::new()] })
+            Ok(Self { core, places: [OnceLock::new(), OnceLock::new()], programs: OnceLock::new() })
         })
     }
 
@@ -145,6 +148,29 @@ impl ReshardPlan {
         })
     }
 
+    /// What one holder does, in order: int64 (steps, 4) of kind (0 copy, 1 send, 2 receive), the other holder (of the
+    /// destination if it sends, else of the source), the number of the transfer or of the box that stays, and the
+    /// addend. `source` and `destination` are its numbers on the two sides, or -1.
+    #[pyo3(signature = (source, destination, /))]
+    fn program<'py>(&self, py: Python<'py>, source: i64, destination: i64) -> PyResult<Bound<'py, PyAny>> {
+        guard(|| {
+            let programs = match self.programs.get() {
+                Some(programs) => programs,
+                None => {
+                    let made = detached(py, |poll| Programs::new(&self.core, poll))?;
+                    self.programs.get_or_init(|| made)
+                }
+            };
+            let steps = programs.steps_of(source, destination).map_err(to_py)?;
+            arrays::filled(py, &[steps.len(), 4], |out, _| {
+                for (row, step) in out.chunks_exact_mut(4).zip(steps) {
+                    row.copy_from_slice(&[step.kind as i64, step.peer, step.number as i64, step.addend]);
+                }
+                CoreResult::Ok(())
+            })
+        })
+    }
+
     /// The pieces of the transfers in the order of their rounds, and the number of pieces up to the end of each round.
     #[pyo3(signature = (budget, itemsize, /))]
     fn rounds<'py>(
@@ -177,12 +203,14 @@ impl ReshardPlan {
         py: Python<'_>,
         sources: &Bound<'_, PyList>,
         destinations: &Bound<'_, PyList>,
-        outputs: Vec<i64>,
+        outputs: &Bound<'_, PyAny>,
         progress: Option<Py<PyAny>>,
         streaming: Option<bool>,
     ) -> PyResult<()> {
         guard(|| {
             let way = streaming.map(|streaming| if streaming { Way::Streaming } else { Way::Ordinary });
+            room("the arrays", (sources.len() + destinations.len()).saturating_mul(ARRAY_BYTES))?;
+            let outputs = integers("outputs", outputs)?;
             let (_held, sources) = memory(sources, false)?;
             let (_kept, destinations) = memory(destinations, true)?;
             let outputs: Vec<Option<usize>> = outputs.iter().map(|&output| usize::try_from(output).ok()).collect();
@@ -234,6 +262,10 @@ impl ReshardPlan {
     }
 }
 
+/// The bytes that an array takes at most while it is copied from or to: its reference, its strides, its place among the
+/// others where overlaps are looked for, and its share of the copies.
+const ARRAY_BYTES: usize = 1024;
+
 /// The memory of arrays, which are held meanwhile.
 fn memory<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound<'py, PyUntypedArray>>, Vec<Strided>)> {
     let arrays = list.iter().map(|item| Ok(item.cast_into::<PyUntypedArray>()?)).collect::<PyResult<Vec<_>>>()?;
@@ -247,43 +279,4 @@ fn memory<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound<
     }
     let regions = arrays.iter().map(views::strided).collect();
     Ok((arrays, regions))
-}
-
-/// The cheapest sequence found, as tuples (kind, axes, gathered dim, cut dim, bytes, seconds, specs, unreduced), with
-/// axes by position; none if there is no sequence.
-#[pyfunction]
-#[pyo3(signature = (src, dst, itemsize, bandwidth, latency, /))]
-pub(crate) fn collectives<'py>(
-    py: Python<'py>,
-    src: &Partition,
-    dst: &Partition,
-    itemsize: i64,
-    bandwidth: Vec<f64>,
-    latency: Vec<f64>,
-) -> PyResult<Option<Bound<'py, PyList>>> {
-    guard(|| {
-        let axes = src.core.mesh().sizes().len();
-        if bandwidth.len() != axes || latency.len() != axes {
-            return Err(PyValueError::new_err(format!("links must have one entry for each of the {axes} mesh axes")));
-        }
-        let links = Links { bandwidth, latency };
-        let found = py.detach(|| sequence(&src.core, &dst.core, itemsize, &links));
-        let Some(steps) = found else { return Ok(None) };
-        let steps = steps.into_iter().map(|step| {
-            let specs =
-                step.after.specs.into_iter().map(|spec| PyTuple::new(py, spec)).collect::<PyResult<Vec<_>>>()?;
-            let tuple = (
-                step.kind.name(),
-                PyTuple::new(py, step.axes)?,
-                step.from_dim,
-                step.to_dim,
-                step.bytes,
-                step.seconds,
-                PyTuple::new(py, specs)?,
-                PyTuple::new(py, step.after.unreduced)?,
-            );
-            tuple.into_pyobject(py)
-        });
-        PyList::new(py, steps.collect::<PyResult<Vec<_>>>()?).map(Some)
-    })
 }
