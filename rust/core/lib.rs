@@ -54,6 +54,7 @@ pub mod region;
 pub mod reshard;
 pub mod rules;
 pub mod runs;
+pub mod shown;
 pub mod tiling;
 pub mod uneven;
 
