@@ -103,6 +103,46 @@ pub enum Error {
         /// Where it stands first.
         first: String,
     },
+    /// A sub-axis that its axis does not have.
+    #[error("{place} names {name:?}, which does not divide axis {axis:?} of size {size}")]
+    SubAxisSize {
+        /// Where: `axes[1]`, `unreduced`.
+        place: String,
+        /// The sub-axis.
+        name: String,
+        /// Its axis.
+        axis: String,
+        /// The size of the axis.
+        size: i64,
+    },
+    /// Two uses of one axis that share a factor of it.
+    #[error(
+        "{place} uses axis {name:?}, which overlaps {other:?} in {first}; \
+         a part of a mesh axis cuts at most one dim, once"
+    )]
+    OverlappingAxes {
+        /// Where the second stands.
+        place: String,
+        /// The second.
+        name: String,
+        /// Where the first stands.
+        first: String,
+        /// The first.
+        other: String,
+    },
+    /// Sub-axes of one axis that have no common refinement.
+    #[error(
+        "sub-axes of {axis:?} cannot stand together: one ends or begins at {first}, another at {second}, \
+         and neither divides the other"
+    )]
+    SubAxesClash {
+        /// The axis.
+        axis: String,
+        /// Where the one begins or ends.
+        first: i64,
+        /// Where the other does.
+        second: i64,
+    },
     /// A shape of another rank than the layout.
     #[error("shape has {given} dims but the layout has {rank}")]
     Rank {
@@ -122,7 +162,7 @@ pub enum Error {
     /// A dim that does not divide, under the rule `"even"`.
     #[error(
         "dim {dim} has {n} elements, which {k} shards do not divide evenly; \
-         uneven=\"ceil\", \"chunk\" or \"balanced\" would cut it"
+         uneven=\"ceil\", \"chunk\", \"balanced\" or \"floor\" would cut it"
     )]
     Indivisible {
         /// Position of the dim.
@@ -132,9 +172,9 @@ pub enum Error {
         /// The shards along it.
         k: i64,
     },
-    /// A rule name that is none of the four.
+    /// A rule name that is none of the five.
     #[error(
-        "uneven is {given}; the rules are \"even\", \"ceil\", \"chunk\" and \"balanced\"",
+        "uneven is {given}; the rules are \"even\", \"ceil\", \"chunk\", \"balanced\" and \"floor\"",
         given = shown::text(given)
     )]
     UnknownRule {
@@ -292,6 +332,16 @@ pub enum Error {
         /// What is wrong there.
         problem: String,
     },
+    /// A collective that cannot be made where it stands in a sequence.
+    #[error("steps[{number}], {kind}: {problem}")]
+    Collective {
+        /// Its position.
+        number: usize,
+        /// The name of its kind.
+        kind: &'static str,
+        /// Why not.
+        problem: String,
+    },
     /// The index of a distributed checkpoint that is not one.
     #[error("{problem}")]
     PickledIndex {
@@ -380,6 +430,9 @@ impl Error {
             | Self::CoordinateRank { .. } => ErrorKind::Mesh,
             Self::UnknownAxis { .. }
             | Self::RepeatedAxis { .. }
+            | Self::SubAxisSize { .. }
+            | Self::OverlappingAxes { .. }
+            | Self::SubAxesClash { .. }
             | Self::Rank { .. }
             | Self::NegativeDim { .. }
             | Self::Indivisible { .. }
@@ -395,6 +448,7 @@ impl Error {
             | Self::NotHeld { .. }
             | Self::BoxesOverlap { .. }
             | Self::BoxMissing { .. }
+            | Self::Collective { .. }
             | Self::Budget { .. }
             | Self::OverlapsItself { .. }
             | Self::OverlapsOther { .. } => ErrorKind::Layout,

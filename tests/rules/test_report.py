@@ -236,7 +236,7 @@ class TestBadInput:
             rules().report(names)
 
     def test_uneven(self) -> None:
-        with pytest.raises(LayoutError, match=r"uneven is 'odd'.*'even', 'ceil', 'chunk', 'balanced'"):
+        with pytest.raises(LayoutError, match=r"uneven is 'odd'.*'even', 'ceil', 'chunk', 'balanced', 'floor'"):
             rules().report({}, uneven="odd")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="uneven must be a string, got 3"):
             rules().report({}, uneven=3)  # type: ignore[arg-type]

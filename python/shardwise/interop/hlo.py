@@ -181,7 +181,7 @@ def hlo_sharding(layout: TensorLayout) -> HloSharding:
     >>> hlo_sharding(TensorLayout((None, "model"), mesh)).num_tiles
     (1, 4)
     """
-    layout, mesh = checked_layout(layout)
+    layout, mesh = checked_layout(checked_layout(layout)[0].refined())
     large = [name for name, size in zip(mesh.axis_names, mesh.shape, strict=True) if size > 1]
     cutting = [name for spec in layout.axes for name in spec_names(spec) if name in large]
     groups = {

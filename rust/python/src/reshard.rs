@@ -1,4 +1,4 @@
-//! `_core.ReshardPlan` and `_core.collectives`.
+//! `_core.ReshardPlan`.
 
 use std::{
     sync::OnceLock,
@@ -20,7 +20,6 @@ use shardwise_core::{
         program::Programs,
         rounds::rounds,
     },
-    reshard::collectives::{Links, sequence},
 };
 
 use crate::{
@@ -28,7 +27,6 @@ use crate::{
     convert::integers,
     errors::{detached, guard, to_py},
     memory::room,
-    partition::Partition,
     tiling::{numbers, tiling},
     views,
 };
@@ -210,9 +208,9 @@ impl ReshardPlan {
         streaming: Option<bool>,
     ) -> PyResult<()> {
         guard(|| {
+            let way = streaming.map(|streaming| if streaming { Way::Streaming } else { Way::Ordinary });
             room("the arrays", (sources.len() + destinations.len()).saturating_mul(ARRAY_BYTES))?;
             let outputs = integers("outputs", outputs)?;
-            let way = streaming.map(|streaming| if streaming { Way::Streaming } else { Way::Ordinary });
             let (_held, sources) = memory(sources, false)?;
             let (_kept, destinations) = memory(destinations, true)?;
             let outputs: Vec<Option<usize>> = outputs.iter().map(|&output| usize::try_from(output).ok()).collect();
@@ -281,43 +279,4 @@ fn memory<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound<
     }
     let regions = arrays.iter().map(views::strided).collect();
     Ok((arrays, regions))
-}
-
-/// The cheapest sequence found, as tuples (kind, axes, gathered dim, cut dim, bytes, seconds, specs, unreduced), with
-/// axes by position; none if there is no sequence.
-#[pyfunction]
-#[pyo3(signature = (src, dst, itemsize, bandwidth, latency, /))]
-pub(crate) fn collectives<'py>(
-    py: Python<'py>,
-    src: &Partition,
-    dst: &Partition,
-    itemsize: i64,
-    bandwidth: Vec<f64>,
-    latency: Vec<f64>,
-) -> PyResult<Option<Bound<'py, PyList>>> {
-    guard(|| {
-        let axes = src.core.mesh().sizes().len();
-        if bandwidth.len() != axes || latency.len() != axes {
-            return Err(PyValueError::new_err(format!("links must have one entry for each of the {axes} mesh axes")));
-        }
-        let links = Links { bandwidth, latency };
-        let found = py.detach(|| sequence(&src.core, &dst.core, itemsize, &links));
-        let Some(steps) = found else { return Ok(None) };
-        let steps = steps.into_iter().map(|step| {
-            let specs =
-                step.after.specs.into_iter().map(|spec| PyTuple::new(py, spec)).collect::<PyResult<Vec<_>>>()?;
-            let tuple = (
-                step.kind.name(),
-                PyTuple::new(py, step.axes)?,
-                step.from_dim,
-                step.to_dim,
-                step.bytes,
-                step.seconds,
-                PyTuple::new(py, specs)?,
-                PyTuple::new(py, step.after.unreduced)?,
-            );
-            tuple.into_pyobject(py)
-        });
-        PyList::new(py, steps.collect::<PyResult<Vec<_>>>()?).map(Some)
-    })
 }
