@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .model.scope import layout_map_scope
     from .model.variable import Variable, initialize_variables
     from .reshard.collectives import CollectiveStep, LinkModel
+    from .reshard.model import ModelPlan, plan_model
     from .reshard.plan import ReshardPlan, Transfer, plan_reshard
     from .reshard.program import LocalBox, Program, Step
     from .rules.layout_map import LayoutMap
@@ -47,6 +48,7 @@ __all__ = [
     "LinkModel",
     "LocalBox",
     "MeshError",
+    "ModelPlan",
     "ParseError",
     "Partition",
     "Piece",
@@ -76,6 +78,7 @@ __all__ = [
     "list_devices",
     "open_checkpoint",
     "open_safetensors",
+    "plan_model",
     "plan_reshard",
     "reduce_scatter",
 ]
@@ -86,6 +89,7 @@ _LAZY = {
     "model.scope": ("layout_map_scope",),
     "model.variable": ("Variable", "initialize_variables"),
     "reshard.collectives": ("CollectiveStep", "LinkModel"),
+    "reshard.model": ("ModelPlan", "plan_model"),
     "reshard.program": ("LocalBox", "Program", "Step"),
     "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
     "rules.layout_map": ("LayoutMap",),

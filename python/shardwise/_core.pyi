@@ -23,6 +23,7 @@ __all__ = [
     "_fail_at",
     "_operations",
     "_panic",
+    "balance_model",
     "collectives",
     "crc32c",
     "decode_layout",
@@ -124,7 +125,7 @@ class Tiling:
 
 @final
 class ReshardPlan:
-    def __new__(cls, src: Partition | Tiling, dst: Partition | Tiling, same: Any, /) -> ReshardPlan: ...
+    def __new__(cls, src: Partition | Tiling, dst: Partition | Tiling, same: Any, senders: Any, /) -> ReshardPlan: ...
     @property
     def count(self) -> int: ...
     @property
@@ -148,6 +149,9 @@ class ReshardPlan:
         /,
     ) -> None: ...
 
+def balance_model(
+    sorts: list[Any], tensors: list[int], itemsizes: list[int], participants: int, /
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], list[npt.NDArray[np.int64] | None]]: ...
 def collectives(
     src: Partition, dst: Partition, itemsize: int, bandwidth: Sequence[float], latency: Sequence[float], /
 ) -> list[Any] | None: ...

@@ -245,13 +245,17 @@ impl<'a> Copies<'a> {
         let jobs = &self.jobs[group.jobs.clone()];
         let form_of = |job: &Job| &self.forms[job.form as usize];
         let exp = std::env::var("EXP").map_or(4, |x| x.parse().unwrap());
-let mut stream = stream; stream.fetched = std::env::var("FETCH").map_or(512, |x| x.parse().unwrap());
+        let mut stream = stream;
+        stream.fetched = std::env::var("FETCH").map_or(512, |x| x.parse().unwrap());
         for turn in turns.clone() {
             let jobs = &jobs[..jobs.partition_point(|job| form_of(job).blocks() > turn)];
             let form = form_of(&jobs[0]);
             // Row by row through all arrays, if together they make whole lines of the wide destination; else array by
             // array, a few rows at a time.
-            let woven = std::env::var_os("NOWEAVE").is_none() && !form.wide_source && !form.is_stretch() && jobs.iter().all(|job| job.form == jobs[0].form);
+            let woven = std::env::var_os("NOWEAVE").is_none()
+                && !form.wide_source
+                && !form.is_stretch()
+                && jobs.iter().all(|job| job.form == jobs[0].form);
             let step = if woven { 1 } else { std::env::var("ROWS").map_or(STREAMED_ROWS, |x| x.parse().unwrap()) };
             let most = jobs.iter().map(|job| form_of(job).rows_of(turn)).map(|rows| rows.end - rows.start).max();
             for at in (0..most.unwrap_or(0)).step_by(step as usize) {
@@ -270,7 +274,7 @@ let mut stream = stream; stream.fetched = std::env::var("FETCH").map_or(512, |x|
                     if rows.is_empty() {
                         continue;
                     }
-                    if form.row < LINE as i64 { 
+                    if form.row < LINE as i64 {
                         bytes += (rows.end - rows.start) * form.row;
                         // SAFETY: as below.
                         unsafe { copy_rows(form, job.place, rows) };

@@ -44,7 +44,9 @@ impl Contest {
         let start = Instant::now();
         let bytes = work(way);
         let rate = start.elapsed().as_nanos() as u64 * 1000 / bytes.max(1) as u64;
-        if std::env::var_os("CONTEST").is_some() { eprintln!("{round} {way:?} {bytes} {rate}"); }
+        if std::env::var_os("CONTEST").is_some() {
+            eprintln!("{round} {way:?} {bytes} {rate}");
+        }
         self.least[way as usize].fetch_min(rate, Ordering::Relaxed);
         bytes
     }

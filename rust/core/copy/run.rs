@@ -94,7 +94,10 @@ fn run_parts(
         parallel::for_each(elements, parts.into_iter(), &mut poll_done, |devices| {
             let mut copies = collect(devices)?;
             let groups = copies.arrange();
-            done.fetch_add(copies.copy(groups.iter().map(|group| (group, 0..group.turns)), &contest), Ordering::Relaxed);
+            done.fetch_add(
+                copies.copy(groups.iter().map(|group| (group, 0..group.turns)), &contest),
+                Ordering::Relaxed,
+            );
             Ok(())
         })?;
     }

@@ -33,6 +33,12 @@ pub trait Tiles: Send + Sync {
     /// [`Error::TooMany`] if there is no memory for what the holders have sent.
     fn senders(&self) -> Result<Box<dyn Senders + '_>>;
 
+    /// All who hold an addend of a tile.
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] if they are too many to list.
+    fn replicas(&self, tile: i64, addend: usize) -> Result<Vec<i64>>;
+
     /// The piece in which `holder` holds the tile, if it does.
     fn held_by(&self, tile: i64, holder: i64) -> Option<Held>;
 }
@@ -48,6 +54,10 @@ impl<T: Tiles + ?Sized> Tiles for &T {
 
     fn senders(&self) -> Result<Box<dyn Senders + '_>> {
         (**self).senders()
+    }
+
+    fn replicas(&self, tile: i64, addend: usize) -> Result<Vec<i64>> {
+        (**self).replicas(tile, addend)
     }
 
     fn held_by(&self, tile: i64, holder: i64) -> Option<Held> {
@@ -217,6 +227,14 @@ impl Tiles for Shards<'_> {
         Ok(Box::new(ShardSenders { shards: self, balance: Balance::new(self.partition, self.addends.len()) }))
     }
 
+    fn replicas(&self, tile: i64, addend: usize) -> Result<Vec<i64>> {
+        let balance = Balance::new(self.partition, self.addends.len());
+        let first = self.canonical_owner(tile) + self.addends[addend];
+        let mut all = room(usize::try_from(balance.replicas()).unwrap_or(usize::MAX))?;
+        all.extend((0..balance.replicas()).map(|number| first + balance.step(number)));
+        Ok(all)
+    }
+
     fn held_by(&self, tile: i64, holder: i64) -> Option<Held> {
         (self.shard.at(holder) == tile).then(|| Held { holder, piece: 0, addend: self.addend.at(holder) })
     }
@@ -294,6 +312,10 @@ impl Tiles for Chunks<'_> {
 
     fn senders(&self) -> Result<Box<dyn Senders + '_>> {
         Ok(Box::new(Own))
+    }
+
+    fn replicas(&self, tile: i64, _: usize) -> Result<Vec<i64>> {
+        Ok(vec![tile])
     }
 
     fn held_by(&self, tile: i64, holder: i64) -> Option<Held> {
@@ -439,6 +461,15 @@ impl Tiles for Listed {
 
     fn senders(&self) -> Result<Box<dyn Senders + '_>> {
         Ok(Box::new(ListedSenders { tiles: self, loads: Vec::new(), heaps: Vec::new() }))
+    }
+
+    fn replicas(&self, tile: i64, _: usize) -> Result<Vec<i64>> {
+        let held = self.held(tile);
+        let mut all: Vec<i64> = room(held.len())?;
+        all.extend(held.iter().map(|&piece| self.pieces.owner(piece as usize).0));
+        // A holder may have the box twice; they are in order.
+        all.dedup();
+        Ok(all)
     }
 
     fn held_by(&self, tile: i64, holder: i64) -> Option<Held> {

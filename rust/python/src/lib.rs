@@ -45,7 +45,7 @@ mod _core {
     use super::{layout::Layout, mesh::Mesh, partition::Partition, rules::RuleSet};
 
     #[pymodule_export]
-    use super::reshard::{ReshardPlan, collectives};
+    use super::reshard::{ReshardPlan, balance_model, collectives};
 
     #[pymodule_export]
     use super::tiling::Tiling;
