@@ -1,4 +1,4 @@
-"""Times the I/O engine beside `cp` and safetensors: `python benches/engine.py [--mib 1024] [--rounds 5] [--folder DIR]`.
+"""Times the I/O engine beside `cp` and safetensors: `benches/engine.py [--mib 1024] [--rounds 5] [--folder DIR]`.
 
 Every line is a ratio of times in one run, on a warm page cache, without syncs on either side; the best of some rounds,
 taken in turns. Peak memory is measured from outside, of a process of its own. The files are removed at the end.
@@ -124,9 +124,9 @@ def copies(folder: Path, tensors: int, rounds: int, threads: int | None) -> Iter
             },
         )
         yield (
-            f"{name:22} {times['off'] / times['cp']:5.2f} x cp (goal {goal}), digests on {times['on'] / times['off']:5.2f} "
-            f"x off (goal 1.25); cp {times['cp']:.2f} s; bytes read {moved / (tensors * TENSOR):.3f} of those needed; "
-            f"{report.calls} calls"
+            f"{name:22} {times['off'] / times['cp']:5.2f} x cp (goal {goal}), digests on "
+            f"{times['on'] / times['off']:5.2f} x off (goal 1.25); cp {times['cp']:.2f} s; "
+            f"bytes read {moved / (tensors * TENSOR):.3f} of those needed; {report.calls} calls"
         )
 
 
@@ -173,7 +173,8 @@ def peak(folder: Path, tensors: int, budget: int) -> int:
         "import sys, resource; sys.path.insert(0, sys.argv[1]); import engine; from pathlib import Path\n"
         "folder, tensors, budget = Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])\n"
         "paths = [folder / f'shard{i}' for i in range(engine.WAYS)]\n"
-        "job = engine.job_for(paths, engine.columns_of(8), [folder / 'made'], engine.rows_of(1), tensors, digest=True)\n"
+        "made = [folder / 'made']\n"
+        "job = engine.job_for(paths, engine.columns_of(8), made, engine.rows_of(1), tensors, digest=True)\n"
         "job.run(budget=budget) if budget else None\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )

@@ -50,7 +50,7 @@ def read_every_view() -> int:
     count = 0
     for array in arrays():
         axes: list[Any] = [("c", "a"), "b", None][: array.ndim]
-        for rule in ("ceil", "chunk", "balanced"):
+        for rule in ("ceil", "chunk", "balanced", "floor"):
             partition = sw.TensorLayout(axes, mesh).partition(array.shape, rule)
             views = partition.views(array)
             sharded = sw.ShardedArray(partition, views)

@@ -23,23 +23,44 @@ from .tiling import Piece, Tiling
 if TYPE_CHECKING:
     from . import dtensor as dtensor
     from . import interop as interop
-    from .array.verbs import all_gather, all_reduce, gather, reduce_scatter
+    from .array.verbs import all_gather, all_reduce, all_to_all, gather, reduce_scatter
     from .model.scope import layout_map_scope
     from .model.variable import Variable, initialize_variables
-    from .reshard.collectives import CollectiveStep, LinkModel
+    from .reshard.collectives import CollectiveObstacle
+    from .reshard.cost import CollectiveCost, LinkModel, cost_of
+    from .reshard.kinds import Collective, CollectiveStep
     from .reshard.model import ModelPlan, plan_model
     from .reshard.plan import ReshardPlan, Transfer, plan_reshard
     from .reshard.program import LocalBox, Program, Step
     from .rules.layout_map import LayoutMap
     from .rules.report import LayoutReport, TensorReport
     from .show.svg import draw
-    from .store import Checkpoint, Entry, StoredCheckpoint, StoredTensor, open_checkpoint, open_safetensors
+    from .store import (
+        Checkpoint,
+        Difference,
+        Entry,
+        StoredCheckpoint,
+        StoredTensor,
+        VerifyReport,
+        WriteOutline,
+        WriteReport,
+        diff_checkpoints,
+        open_checkpoint,
+        open_safetensors,
+        reshard_checkpoint,
+        save_checkpoint,
+        verify_checkpoint,
+    )
 
 __all__ = [
     "Axes",
     "Checkpoint",
+    "Collective",
+    "CollectiveCost",
+    "CollectiveObstacle",
     "CollectiveStep",
     "DeviceMesh",
+    "Difference",
     "Entry",
     "InternalError",
     "LayoutError",
@@ -67,9 +88,15 @@ __all__ = [
     "Transfer",
     "UnevenRule",
     "Variable",
+    "VerifyReport",
+    "WriteOutline",
+    "WriteReport",
     "__version__",
     "all_gather",
     "all_reduce",
+    "all_to_all",
+    "cost_of",
+    "diff_checkpoints",
     "distribute_tensor",
     "draw",
     "gather",
@@ -81,21 +108,41 @@ __all__ = [
     "plan_model",
     "plan_reshard",
     "reduce_scatter",
+    "reshard_checkpoint",
+    "save_checkpoint",
+    "verify_checkpoint",
 ]
 
 # Loaded when they are first used, to keep `import shardwise` fast.
 _LAZY = {
-    "array.verbs": ("all_gather", "all_reduce", "gather", "reduce_scatter"),
+    "array.verbs": ("all_gather", "all_reduce", "all_to_all", "gather", "reduce_scatter"),
     "model.scope": ("layout_map_scope",),
     "model.variable": ("Variable", "initialize_variables"),
-    "reshard.collectives": ("CollectiveStep", "LinkModel"),
+    "reshard.collectives": ("CollectiveObstacle",),
+    "reshard.cost": ("CollectiveCost", "LinkModel", "cost_of"),
+    "reshard.kinds": ("Collective", "CollectiveStep"),
     "reshard.model": ("ModelPlan", "plan_model"),
     "reshard.program": ("LocalBox", "Program", "Step"),
     "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
     "rules.layout_map": ("LayoutMap",),
     "rules.report": ("LayoutReport", "TensorReport"),
     "show.svg": ("draw",),
-    "store": ("Checkpoint", "Entry", "StoredCheckpoint", "StoredTensor", "open_checkpoint", "open_safetensors"),
+    "store": (
+        "Checkpoint",
+        "Difference",
+        "Entry",
+        "StoredCheckpoint",
+        "StoredTensor",
+        "VerifyReport",
+        "WriteOutline",
+        "WriteReport",
+        "diff_checkpoints",
+        "open_checkpoint",
+        "open_safetensors",
+        "reshard_checkpoint",
+        "save_checkpoint",
+        "verify_checkpoint",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 _SUBPACKAGES = ("dtensor", "interop")

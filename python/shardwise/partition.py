@@ -156,7 +156,7 @@ class Partition(Tiling):
         """The largest extent that a shard has along each dim; costs O(rank) for a mesh of any size.
 
         >>> from shardwise import DeviceMesh, TensorLayout
-        >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((10,), "balanced").largest_shard_shape
+        >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((10,), "floor").largest_shard_shape
         (3,)
         """
         return self._core.largest_shard_shape

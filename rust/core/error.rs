@@ -2,8 +2,6 @@
 
 use thiserror::Error;
 
-use crate::region::Region;
-
 /// What the core returns.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -96,6 +94,46 @@ pub enum Error {
         /// Where it stands first.
         first: String,
     },
+    /// A sub-axis that its axis does not have.
+    #[error("{place} names {name:?}, which does not divide axis {axis:?} of size {size}")]
+    SubAxisSize {
+        /// Where: `axes[1]`, `unreduced`.
+        place: String,
+        /// The sub-axis.
+        name: String,
+        /// Its axis.
+        axis: String,
+        /// The size of the axis.
+        size: i64,
+    },
+    /// Two uses of one axis that share a factor of it.
+    #[error(
+        "{place} uses axis {name:?}, which overlaps {other:?} in {first}; \
+         a part of a mesh axis cuts at most one dim, once"
+    )]
+    OverlappingAxes {
+        /// Where the second stands.
+        place: String,
+        /// The second.
+        name: String,
+        /// Where the first stands.
+        first: String,
+        /// The first.
+        other: String,
+    },
+    /// Sub-axes of one axis that have no common refinement.
+    #[error(
+        "sub-axes of {axis:?} cannot stand together: one ends or begins at {first}, another at {second}, \
+         and neither divides the other"
+    )]
+    SubAxesClash {
+        /// The axis.
+        axis: String,
+        /// Where the one begins or ends.
+        first: i64,
+        /// Where the other does.
+        second: i64,
+    },
     /// A shape of another rank than the layout.
     #[error("shape has {given} dims but the layout has {rank}")]
     Rank {
@@ -115,7 +153,7 @@ pub enum Error {
     /// A dim that does not divide, under the rule `"even"`.
     #[error(
         "dim {dim} has {n} elements, which {k} shards do not divide evenly; \
-         uneven=\"ceil\", \"chunk\" or \"balanced\" would cut it"
+         uneven=\"ceil\", \"chunk\", \"balanced\" or \"floor\" would cut it"
     )]
     Indivisible {
         /// Position of the dim.
@@ -125,8 +163,8 @@ pub enum Error {
         /// The shards along it.
         k: i64,
     },
-    /// A rule name that is none of the four.
-    #[error("uneven is {given:?}; the rules are \"even\", \"ceil\", \"chunk\" and \"balanced\"")]
+    /// A rule name that is none of the five.
+    #[error("uneven is {given:?}; the rules are \"even\", \"ceil\", \"chunk\", \"balanced\" and \"floor\"")]
     UnknownRule {
         /// The name given.
         given: String,
@@ -241,7 +279,7 @@ pub enum Error {
         size: i64,
     },
     /// Two boxes that share elements.
-    #[error("{} overlap: both hold {}", holders_text(*first, *second), Region::new(start, stop).text())]
+    #[error("{} overlap: both hold {}", holders_text(*first, *second), box_text(start, stop))]
     BoxesOverlap {
         /// The holder of the one.
         first: i64,
@@ -253,7 +291,7 @@ pub enum Error {
         stop: Vec<i64>,
     },
     /// Elements that no box holds.
-    #[error("the boxes leave a gap: none holds {}", Region::new(start, stop).text())]
+    #[error("the boxes leave a gap: none holds {}", box_text(start, stop))]
     BoxMissing {
         /// Where the gap starts.
         start: Vec<i64>,
@@ -261,7 +299,7 @@ pub enum Error {
         stop: Vec<i64>,
     },
     /// Elements that a plan's destination asks for, and its source does not hold.
-    #[error("src does not hold {}, which holders[{holder}] of dst needs", Region::new(start, stop).text())]
+    #[error("src does not hold {}, which holders[{holder}] of dst needs", box_text(start, stop))]
     NotHeld {
         /// Who asks for them.
         holder: usize,
@@ -276,6 +314,16 @@ pub enum Error {
         /// The byte offset.
         at: usize,
         /// What is wrong there.
+        problem: String,
+    },
+    /// A collective that cannot be made where it stands in a sequence.
+    #[error("steps[{number}], {kind}: {problem}")]
+    Collective {
+        /// Its position.
+        number: usize,
+        /// The name of its kind.
+        kind: &'static str,
+        /// Why not.
         problem: String,
     },
     /// The index of a distributed checkpoint that is not one.
@@ -327,6 +375,13 @@ pub enum Error {
 }
 
 /// The holders of two boxes.
+/// A box as numpy would write it: `[0:4, 2:6]`, cut short if it has many dims.
+pub(crate) fn box_text(start: &[i64], stop: &[i64]) -> String {
+    const MOST: usize = 16;
+    let sides: Vec<_> = start.iter().zip(stop).take(MOST).map(|(start, stop)| format!("{start}:{stop}")).collect();
+    format!("[{}{}]", sides.join(", "), if start.len() > MOST { ", …" } else { "" })
+}
+
 fn holders_text(first: i64, second: i64) -> String {
     if first == second {
         format!("two boxes of holders[{first}]")
@@ -369,6 +424,9 @@ impl Error {
             | Self::CoordinateRank { .. } => ErrorKind::Mesh,
             Self::UnknownAxis { .. }
             | Self::RepeatedAxis { .. }
+            | Self::SubAxisSize { .. }
+            | Self::OverlappingAxes { .. }
+            | Self::SubAxesClash { .. }
             | Self::Rank { .. }
             | Self::NegativeDim { .. }
             | Self::Indivisible { .. }
@@ -385,6 +443,7 @@ impl Error {
             | Self::Sender { .. }
             | Self::BoxesOverlap { .. }
             | Self::BoxMissing { .. }
+            | Self::Collective { .. }
             | Self::Budget { .. }
             | Self::OverlapsItself { .. }
             | Self::OverlapsOther { .. } => ErrorKind::Layout,

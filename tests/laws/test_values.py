@@ -18,10 +18,10 @@ import pytest
 
 import shardwise as sw
 from shardwise import dtensor as dt
+from shardwise import store
 from shardwise.interop import hlo, megatron, torch
 from shardwise.model.scope import layout_map_scope
 from shardwise.rules import report
-from shardwise.store import Entry
 
 #: The modules whose names are public; those of frameworks that are not installed are left out.
 MODULES = (
@@ -125,7 +125,7 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     sw.Step: lambda: [*plan().program("cpu:0"), *flat_plan().program("rank")],
     sw.LocalBox: lambda: [sw.LocalBox((slice(0, 2),)), sw.LocalBox((slice(0, 2), slice(1, 2)), (3, (2, 2)))],
     sw.CollectiveStep: lambda: list(
-        sw.plan_reshard(layout("data", "model").partition((4, 8)), layout().partition((4, 8))).price("int8") or ()
+        sw.plan_reshard(layout("data", "model").partition((4, 8)), layout().partition((4, 8))).collectives("int8") or ()
     ),
     sw.LinkModel: lambda: [sw.LinkModel(), sw.LinkModel(1e9, 0)],
     dt.Mesh: lambda: [dt.Mesh.from_string(MESH), dt.Mesh.from_device("CPU:0")],
@@ -165,7 +165,15 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     report.Clash: lambda: list(report_of().clashes),
     report.RankMismatch: lambda: list(report_of().rank_mismatches),
     report.IndivisibleDim: lambda: list(report_of().indivisible),
-    Entry: lambda: [Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors"))],
+    store.Difference: lambda: [
+        store.Difference("a", "missing"),
+        store.Difference("a", "shape", (2, 3), (3, 2)),
+        store.Difference("a", "values", 1.5, -0.0, (1, 2), 3),
+    ],
+    store.VerifyReport: lambda: [store.VerifyReport(Path("model"), "safetensors", 2, 24, 0)],
+    store.WriteOutline: lambda: [store.WriteOutline((("model.safetensors", 24),), 24, 1 << 20, 2, 0, 1 << 30)],
+    store.WriteReport: lambda: [store.WriteReport(Path("model"), 2, 24, 24, 20, 4, 0)],
+    store.Entry: lambda: [store.Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors"))],
 }
 
 #: The public classes that are not values, and why.
@@ -175,6 +183,11 @@ NOT_VALUES: dict[type, str] = {
     sw.ShardedArray: "holds memory that can be written, as a numpy array does",
     sw.Variable: "gets its data later",
     sw.Checkpoint: "holds open files",
+    store.StoredCheckpoint: "holds open files",
+    store.StoredTensor: "reads from an open file",
+    store.StoredObject: "reads from an open file",
+    store.StoredPiece: "reads from an open file",
+    store.Form: "functions by name",
     dt.DTensor: "holds memory that can be written",
     dt.LayoutMap: "rules are added and removed",
     torch.LocalShards: "three numpy arrays by name",

@@ -16,6 +16,7 @@ from shardwise.dtensor.mesh import Mesh
 from shardwise.dtensor.proto import LayoutProto, MeshProto, SerializableMessage, message_bytes
 from shardwise.errors import LayoutError
 from shardwise.layout import TensorLayout, UnevenRule
+from shardwise.sub_axis import is_sub_axis
 
 if TYPE_CHECKING:
     from shardwise.partition import Partition
@@ -184,8 +185,8 @@ class Layout:
         """Give the layout of the same cuts in this dialect, over `mesh` or over the layout's own mesh.
 
         Raises:
-            LayoutError: What this dialect cannot express: several axes on one dim, unreduced axes; no mesh at all, or a
-                `mesh` of other axes than the layout's.
+            LayoutError: What this dialect cannot express: several axes on one dim, sub-axes, unreduced axes; no mesh at
+                all, or a `mesh` of other axes than the layout's.
 
         >>> from shardwise import DeviceMesh
         >>> layout = TensorLayout(("x", None), DeviceMesh((2,), ["x"]))
@@ -194,7 +195,10 @@ class Layout:
         """
         instance("layout", layout, TensorLayout)
         specs = []
+        names = () if layout.device_mesh is None else layout.device_mesh.axis_names
         for dim, axes in enumerate(layout.axes):
+            if isinstance(axes, str) and is_sub_axis(axes, names):
+                raise LayoutError(f"axes[{dim}] is the sub-axis {axes!r}; a DTensor layout has whole mesh axes only")
             if isinstance(axes, tuple):
                 raise LayoutError(f"axes[{dim}] is {shown(axes)}; a DTensor layout cuts a dim by one mesh axis at most")
             specs.append(UNSHARDED if axes is None else axes)

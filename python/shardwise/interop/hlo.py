@@ -151,19 +151,15 @@ class HloSharding:
         Raises:
             LayoutError: if the sharding is not tiled, or of another rank.
         """
+        rank = len(self.num_tiles)
         sizes = int64_array("shape", shape)
-        if self.kind != "tiled" or len(sizes) != len(self.num_tiles):
-            raise LayoutError(f"shape {tuple(sizes.tolist())}: the sharding {self} does not tile {len(sizes)} dims")
-        if (sizes < 0).any():
-            raise LayoutError(f"shape is {tuple(sizes.tolist())}; a dim must be at least 0")
-        tiles = self.tile_indices()[:, : len(sizes)]
-        boxes = np.empty((*tiles.shape, 2), np.int64)
-        for dim, (size, count) in enumerate(zip(sizes.tolist(), self.num_tiles, strict=True)):
-            step = -(-size // count)
-            # Made of Python's integers: a bound before it is cut off at n may be over 2**63 - 1.
-            bounds = np.array([min(i * step, size) for i in range(count + 1)], np.int64)
-            boxes[:, dim, 0], boxes[:, dim, 1] = bounds[tiles[:, dim]], bounds[tiles[:, dim] + 1]
-        return boxes
+        if self.kind != "tiled" or len(sizes) != rank:
+            raise LayoutError(f"shape {shown(tuple(shape))}: the sharding {self} does not tile {len(sizes)} dims")
+        # A mesh of the tiles, each dim cut by an axis of its own: device `i` of it holds tile `i`.
+        mesh = DeviceMesh(self.num_tiles or (1,), [f"dim {dim}" for dim in range(max(rank, 1))])
+        partition = TensorLayout(mesh.axis_names[:rank], mesh).partition(sizes.tolist(), "ceil")
+        tiles = self.tile_indices()[:, :rank] @ np.array(mesh.strides[:rank], np.int64)
+        return partition.boxes()[tiles]
 
     def __str__(self) -> str:
         if self.kind != "tiled":
@@ -185,7 +181,7 @@ def hlo_sharding(layout: TensorLayout) -> HloSharding:
     >>> hlo_sharding(TensorLayout((None, "model"), mesh)).num_tiles
     (1, 4)
     """
-    layout, mesh = checked_layout(layout)
+    layout, mesh = checked_layout(checked_layout(layout)[0].refined())
     large = [name for name, size in zip(mesh.axis_names, mesh.shape, strict=True) if size > 1]
     cutting = [name for spec in layout.axes for name in spec_names(spec) if name in large]
     groups = {

@@ -25,7 +25,7 @@ from ..array.sharded import ShardedArray
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from ._axes import checked_layout, checked_mesh, checked_rank
+from ._axes import check_whole_axes, checked_layout, checked_mesh, checked_rank
 
 __all__ = [
     "from_array",
@@ -46,10 +46,14 @@ _MOST_DEVICES = 2**31 - 1
 def to_partition_spec(layout: TensorLayout) -> PartitionSpec:
     """Give the layout's `PartitionSpec`, with an entry for each dim; the layout needs no mesh.
 
+    Raises:
+        LayoutError: if it names sub-axes, which JAX does not have; `layout.refined()` can be said.
+
     >>> to_partition_spec(TensorLayout(("data", None, ("x", "y")), unreduced=["z"]))
     P('data', None, ('x', 'y'), unreduced={'z'})
     """
     instance("layout", layout, TensorLayout)
+    check_whole_axes(layout, "JAX")
     # Only JAX 0.7 and later have unreduced axes.
     unreduced = {"unreduced": frozenset(layout.unreduced)} if layout.unreduced else {}
     return PartitionSpec(*layout.axes, **unreduced)

@@ -27,13 +27,13 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import instance
+from .._strided import strided_pieces
 from .._text import shown
 from ..array.sharded import ShardedArray
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from ._axes import checked_layout, checked_mesh, checked_rank, spec_names
-from ._strided import strided_pieces
+from ._axes import check_whole_axes, checked_layout, checked_mesh, checked_rank, spec_names
 from ._tensors import array_of_tensor, tensor_of_array
 
 __all__ = [
@@ -89,8 +89,8 @@ def to_placements(layout: TensorLayout) -> list[Placement]:
     """Give one placement per mesh dim.
 
     Raises:
-        LayoutError: if the layout has no mesh, or cuts a dim by several axes of size 1 in another order than the
-            mesh's.
+        LayoutError: if the layout has no mesh, names sub-axes, or cuts a dim by several axes of size 1 in another
+            order than the mesh's.
 
     >>> mesh = DeviceMesh((4, 2), ("dp", "tp"))
     >>> to_placements(TensorLayout(("dp", None), mesh))
@@ -99,6 +99,7 @@ def to_placements(layout: TensorLayout) -> list[Placement]:
     [StridedShard(dim=0, split_factor=2), Shard(dim=0)]
     """
     layout, mesh = checked_layout(layout)
+    check_whole_axes(layout, "PyTorch")
     placements: dict[str, Placement] = {name: Partial() for name in layout.unreduced}
     for dim, spec in enumerate(layout.axes):
         names = spec_names(spec)

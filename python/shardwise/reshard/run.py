@@ -203,8 +203,9 @@ def _aligned(nbytes: int) -> int:
 def _add(plan: Runnable, sources: list[Array], results: dict[int, Array]) -> None:
     """Add the second and further addends to the first, which is there, in the order of their coordinates."""
     assert isinstance(plan.src, Partition)
-    mesh = plan.src.device_mesh
-    axes = sorted(mesh.axis_names.index(name) for name in plan.src.layout.unreduced)
+    layout = plan.src.layout.refined()
+    mesh = layout._with_mesh("a plan")
+    axes = sorted(mesh.axis_names.index(name) for name in layout.unreduced)
     coordinates = mesh.coordinates()[:, axes].T
     addends = np.ravel_multi_index(tuple(coordinates), [mesh.shape[axis] for axis in axes])
     rows = np.concatenate([plan.kept, plan.transfers])

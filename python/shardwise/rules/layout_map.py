@@ -335,7 +335,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
     @classmethod
     def from_toml(cls, file: str | os.PathLike[str] | TextIO, device_mesh: DeviceMesh | None = None) -> LayoutMap:
-        r"""Make the layout map that a rules file describes; `shardwise.rules.toml` has the format.
+        r"""Make the layout map that a rules file describes; the page `docs/rules-file.md` has the format.
 
         Args:
             file: the path of the file, or an open text file.

@@ -1,23 +1,4 @@
-r"""Rules files: a layout map as TOML.
-
-```toml
-match = "search"                            # or "match", "fullmatch"; "search" if left out
-backtracking = false                        # true takes rules that need a backtracking search
-
-[mesh]                                      # may be left out
-shape = [2, 4]
-axis_names = ["data", "model"]              # and devices = ["a", "b", ...] for labels of your own
-
-[rules]
-'attn\.c_attn\.weight$' = [[], "model"]     # dim 0 is not cut, dim 1 by "model"
-'wte\.weight$' = [["data", "model"], []]    # dim 0 by both, "data" major
-'partial' = { axes = [[]], unreduced = ["data"] }
-```
-
-The key of a rule is a regular expression, best in single quotes, where a backslash is a backslash; its value has one
-entry for each dim: the name of the mesh axis that cuts it, a list of several, or an empty list (or an empty text) where
-the dim is not cut. The order of the rules is kept. An unknown key is an error, since it is most likely a mistyped one.
-"""
+"""Rules files: a layout map as TOML. The format is on the page `docs/rules-file.md`."""
 
 from __future__ import annotations
 
@@ -144,12 +125,13 @@ def _check_table(table: object, place: str, required: set[str] | None = None, op
         raise ParseError(f"{place} must be a table, got {shown(table)}")
     if required is None:
         return
-    for key in sorted(required - table.keys()):
-        raise ParseError(f"{place}: {shown(key)} is missing")
     known = required | (optional or set())
+    # A mistyped key before the one that is missing for it.
     for key in table:
         if key not in known:
             raise ParseError(f"{place}: unknown key {shown(key)}, expected one of {', '.join(sorted(known))}")
+    for key in sorted(required - table.keys()):
+        raise ParseError(f"{place}: {shown(key)} is missing")
 
 
 def _list(value: object, place: str) -> list[Any]:

@@ -254,7 +254,9 @@ class StoredTensor:
         """
         dtype = self.numpy_dtype
         if self.size == 0:
-            return np.empty(self.shape, dtype)
+            empty: npt.NDArray[Any] = np.empty(self.shape, dtype)
+            empty.flags.writeable = False
+            return empty
         if len(self.pieces) != 1 or not self.pieces[0].is_addressable:
             why = f"lies in {len(self.pieces)} pieces" if len(self.pieces) != 1 else "is compressed"
             raise ValueError(

@@ -14,12 +14,13 @@ use std::{cmp::Reverse, ops::Range};
 
 use crate::{
     copy::{
+        choices,
         contest::{Contest, Way},
         form::Form,
         kernel::{Place, copy_rows, prefetch},
         overlap::Disjoint,
         stream::{LINE, Stream},
-        tuning::{LARGEST_TURN, LONGEST_ROW, STREAMED_ROWS, TILE_BYTES},
+        tuning::{EXPECTED_AHEAD, LONGEST_ROW, STREAMED_ROWS},
     },
     error::{Error, Result},
 };
@@ -76,7 +77,7 @@ pub(super) struct Group {
 impl Group {
     /// The group in parts that are small enough for a worker in each turn; none if it is empty.
     fn split(&self) -> impl Iterator<Item = Self> {
-        let parts = crate::radix::ceil_div(self.bytes / self.turns.max(1), LARGEST_TURN).max(1);
+        let parts = choices::parts_of_group(self.bytes / self.turns.max(1));
         let step = self.jobs.len().div_ceil(parts as usize).max(1);
         let bytes = self.bytes / parts;
         self.jobs.clone().step_by(step).map(move |start| {
@@ -240,49 +241,41 @@ impl<'a> Copies<'a> {
     }
 
     /// Copies the given turns of a group with streaming stores.
+    ///
+    /// If the destination is the wide array, row by row through all sources, which together make whole lines of it; else
+    /// array by array, a few rows at a time.
     fn stream(&self, group: &Group, turns: Range<i64>, stream: &mut Stream) -> i64 {
         let mut bytes = 0;
         let jobs = &self.jobs[group.jobs.clone()];
         let form_of = |job: &Job| &self.forms[job.form as usize];
-        let exp = std::env::var("EXP").map_or(4, |x| x.parse().unwrap());
-        let mut stream = stream;
-        stream.fetched = std::env::var("FETCH").map_or(512, |x| x.parse().unwrap());
         for turn in turns.clone() {
             let jobs = &jobs[..jobs.partition_point(|job| form_of(job).blocks() > turn)];
-            let form = form_of(&jobs[0]);
-            // Row by row through all arrays, if together they make whole lines of the wide destination; else array by
-            // array, a few rows at a time.
-            let woven = std::env::var_os("NOWEAVE").is_none()
-                && !form.wide_source
-                && !form.is_stretch()
-                && jobs.iter().all(|job| job.form == jobs[0].form);
-            let step = if woven { 1 } else { std::env::var("ROWS").map_or(STREAMED_ROWS, |x| x.parse().unwrap()) };
+            let by_row = jobs.iter().all(|job| !form_of(job).wide_source && !form_of(job).is_stretch());
+            let step = if by_row { 1 } else { STREAMED_ROWS };
             let most = jobs.iter().map(|job| form_of(job).rows_of(turn)).map(|rows| rows.end - rows.start).max();
             for at in (0..most.unwrap_or(0)).step_by(step as usize) {
-                let part = |job| {
-                    let (form, rows) = (form_of(job), form_of(job).rows_of(turn));
+                // The form of a copy, its rows that come now, and all of its rows that come in these turns.
+                let part = |job: &Job| {
+                    let form = form_of(job);
+                    let rows = form.rows_of(turn);
                     let all = form.rows_of(turns.start).start..form.rows_of(turns.end - 1).end;
-                    let first = rows.start + at;
-                    (form, first..(first + step).min(rows.end), all)
+                    (form, rows.start + at..(rows.start + at + step).min(rows.end), all)
                 };
                 for (i, job) in jobs.iter().enumerate() {
-                    if let Some(next) = jobs.get(i + exp) {
+                    if let Some(next) = jobs.get(i + EXPECTED_AHEAD) {
                         let (form, rows, all) = part(next);
                         Stream::expect(form, next.place, rows, all);
                     }
                     let (form, rows, all) = part(job);
-                    if rows.is_empty() {
-                        continue;
-                    }
-                    if form.row < LINE as i64 {
-                        bytes += (rows.end - rows.start) * form.row;
-                        // SAFETY: as below.
-                        unsafe { copy_rows(form, job.place, rows) };
-                    } else {
-                        bytes += (rows.end - rows.start) * form.row;
-                        // SAFETY: rows of the box that `push` checked (point 1); no other thread has them, for each turn
-                        // of each group is handed out once, and nothing else overlaps them (point 2).
-                        unsafe { stream.copy_rows(form, job.place, rows, all) };
+                    bytes += (rows.end - rows.start).max(0) * form.row;
+                    // SAFETY: rows of the box that `push` checked (point 1); no other thread has them, for each turn of
+                    // each group is handed out once, and nothing else overlaps them (point 2).
+                    unsafe {
+                        match form.row >= LINE as i64 {
+                            _ if rows.is_empty() => {}
+                            true => stream.copy_rows(form, job.place, rows, all),
+                            false => copy_rows(form, job.place, rows),
+                        }
                     }
                 }
             }
@@ -295,7 +288,7 @@ impl<'a> Copies<'a> {
     /// A group's copies in each of the turns, as many side by side as make a tile.
     fn tiles<'s>(&'s self, group: &Group, turns: Range<i64>) -> impl Iterator<Item = (i64, &'s [Job])> + use<'s, 'a> {
         let jobs = &self.jobs[group.jobs.clone()];
-        let width = (TILE_BYTES / self.forms[jobs[0].form as usize].row).max(1) as usize;
+        let width = choices::side_by_side(self.forms[jobs[0].form as usize].row);
         turns.flat_map(move |turn| {
             let left = jobs.partition_point(|job| self.forms[job.form as usize].blocks() > turn);
             jobs[..left].chunks(width).map(move |tile| (turn, tile))

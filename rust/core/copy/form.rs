@@ -3,9 +3,7 @@
 use std::{cmp::Reverse, ops::Range};
 
 use crate::{
-    copy::tuning::{
-        BYTES_PER_BLOCK, LONG_BLOCK, LONG_ROW, LONGEST_PREFETCHED, LONGEST_ROW, PREFETCHED_FROM, ROWS_PER_BLOCK,
-    },
+    copy::{choices, tuning::LONGEST_ROW},
     radix,
 };
 
@@ -53,16 +51,11 @@ impl Form {
 
     fn of_rows(dims: Vec<(i64, isize, isize)>, row: i64) -> Self {
         let rows = dims.iter().map(|dim| dim.0).product();
-        let block = if row >= LONG_ROW {
-            LONG_BLOCK / row
-        } else {
-            (BYTES_PER_BLOCK / row.max(1)).min(ROWS_PER_BLOCK.max(256 / row.max(1)))
-        };
         let (from, to) = dims.last().map_or((0, 0), |&(_, from, to)| (from, to));
-        let wide_source = from.unsigned_abs() > to.unsigned_abs();
+        let wide_source = choices::has_wide_source(from, to);
         let stride = if wide_source { from } else { to };
-        let prefetched = stride.unsigned_abs() >= PREFETCHED_FROM && row <= LONGEST_PREFETCHED;
-        Self { dims, row, rows, block: block.max(1), wide_source, prefetched: prefetched.then_some(stride) }
+        let prefetched = choices::fetches_ahead(row, stride).then_some(stride);
+        Self { dims, row, rows, block: choices::rows_per_block(row), wide_source, prefetched }
     }
 
     /// The form with its rows cut into pieces of [`LONGEST_ROW`], and what is left of each row, with its offset.

@@ -41,6 +41,12 @@ impl Place {
         Self { from: source.data().cast_const(), to: destination.data() }
     }
 
+    /// The beginnings of two slices.
+    #[cfg(test)]
+    pub(super) fn new(source: &[u8], destination: &mut [u8]) -> Self {
+        Self { from: source.as_ptr(), to: destination.as_mut_ptr() }
+    }
+
     /// Further by so many bytes in the source and in the destination.
     pub(super) fn moved(self, from: isize, to: isize) -> Self {
         Self { from: self.from.wrapping_offset(from), to: self.to.wrapping_offset(to) }

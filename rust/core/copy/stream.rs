@@ -13,12 +13,12 @@
 //! Whether that is faster depends on the machine, on whether the destination is in a cache and on whether its pages are
 //! there: see `contest`. On other architectures, and for rows shorter than a line, nothing streams.
 
-use std::{ops::Range, ptr};
+use std::ops::Range;
 
 use crate::copy::{
     form::Form,
     kernel::{Place, copy_part, prefetch},
-    tuning::STRETCH,
+    tuning::{FETCHED_AHEAD, STRETCH},
 };
 
 /// The bytes of a line of the cache, at an address that is a multiple of it.
@@ -43,7 +43,6 @@ pub(super) struct Stream {
     /// behind a multiple of [`LINE`], is not stored yet; `owed` bytes of it must be.
     end: Place,
     owed: usize,
-    pub(super) fetched: usize,
 }
 
 impl Stream {
@@ -59,7 +58,7 @@ impl Stream {
         };
         #[cfg(not(target_arch = "x86_64"))]
         let width = None;
-        width.map(|width| Self { width, end: Place::nowhere(), owed: 0, fetched: 512 })
+        width.map(|width| Self { width, end: Place::nowhere(), owed: 0 })
     }
 
     /// Copies `rows` of a box, none shorter than a line, which are some of `all` that are copied this way; what
@@ -197,7 +196,7 @@ unsafe fn take<L: Lines>(stream: &mut Stream, run: Run) {
                 let end = if at + STRETCH >= row { row } else { head + at + STRETCH };
                 let mut offset = head + at;
                 while offset + LINE <= end.min(row) {
-                    prefetch(from.wrapping_add(offset + stream.fetched), 1);
+                    prefetch(from.wrapping_add(offset + FETCHED_AHEAD), 1);
                     L::store(from.wrapping_add(offset), to.wrapping_add(offset));
                     offset += LINE;
                 }
@@ -281,5 +280,67 @@ mod x86_64 {
     pub(super) unsafe fn take_128(stream: &mut Stream, run: Run) {
         // SAFETY: the caller's.
         unsafe { take::<Sse2>(stream, run) }
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The instructions that this processor has.
+    fn widths() -> Vec<Width> {
+        let has_512 = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
+        let has_256 = is_x86_feature_detected!("avx");
+        let all = [(Width::Sse2, true), (Width::Avx, has_256), (Width::Avx512, has_512)];
+        all.into_iter().filter(|(_, is_there)| *is_there).map(|(width, _)| width).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn every_width_stores_the_rows_and_nothing_else(
+            row in 64..1200_usize,
+            gaps in prop::collection::vec(prop::sample::select(vec![0_usize, 0, 1, 40, 64]), 2),
+            extents in (1..4_i64, 1..12_i64),
+            shifts in prop::collection::vec(0..64_usize, 2),
+            cuts in prop::collection::vec(0..36_i64, 3),
+            order in Just([0_usize, 1, 2, 3]).prop_shuffle(),
+        ) {
+            // Planes of rows: in the source with gaps between the rows, in the destination between the planes.
+            let (planes, rows) = extents;
+            let (stride_from, stride_to) = ((row + gaps[0]) as isize, row as isize);
+            let plane_to = rows as isize * stride_to + gaps[1] as isize;
+            let form = Form::new(
+                vec![(planes, rows as isize * stride_from, plane_to), (rows, stride_from, stride_to), (row as i64, 1, 1)],
+                1,
+            );
+            let source: Vec<u8> = (0..shifts[0] + 36 * 1300).map(|i| (i * 37 % 251) as u8 | 1).collect();
+            let length = shifts[1] + planes as usize * plane_to as usize + 100;
+            let mut want = vec![0; length];
+            for (plane, i) in (0..planes as usize).flat_map(|plane| (0..rows as usize).map(move |i| (plane, i))) {
+                let from = shifts[0] + (plane * rows as usize + i) * stride_from as usize;
+                let to = shifts[1] + plane * plane_to as usize + i * row;
+                want[to..to + row].copy_from_slice(&source[from..from + row]);
+            }
+            // All rows, in up to four parts that come in any order.
+            let mut ends: Vec<i64> = cuts.iter().map(|&cut| cut.min(form.rows)).chain([0, form.rows]).collect();
+            ends.sort_unstable();
+            for width in widths() {
+                let mut got = vec![0; length];
+                let mut stream = Stream { width, end: Place::nowhere(), owed: 0 };
+                let place = Place::new(&source[shifts[0]..], &mut got[shifts[1]..]);
+                for &part in &order {
+                    let rows = ends[part]..ends[part + 1];
+                    if !rows.is_empty() {
+                        Stream::expect(&form, place, rows.clone(), 0..form.rows);
+                        // SAFETY: the rows lie in the vectors, which nobody looks at meanwhile.
+                        unsafe { stream.copy_rows(&form, place, rows, 0..form.rows) };
+                    }
+                }
+                // SAFETY: as above.
+                unsafe { stream.finish() };
+                prop_assert!(got == want, "{width:?}");
+            }
+        }
     }
 }

@@ -25,7 +25,7 @@ use crate::{
     tiling::{
         Poll,
         balance::Balance,
-        tiles::{addend_function, addends},
+        shards::{addend_function, addends},
     },
 };
 

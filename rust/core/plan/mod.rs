@@ -16,10 +16,7 @@ use std::{ops::Range, sync::Arc};
 use crate::{
     error::{Error, Result},
     index::linear::Linear,
-    tiling::{
-        Poll, Tiling,
-        tiles::{Held, addend_function},
-    },
+    tiling::{Poll, Tiling, shards::addend_function, tiles::Held},
 };
 
 mod closed;

@@ -25,15 +25,19 @@ use crate::{
 
 pub(crate) mod balance;
 pub mod boxes;
+pub(crate) mod cells;
 pub mod check;
 mod edges;
 pub mod flat;
 pub mod grid;
+pub mod listed;
 mod partition;
+pub(crate) mod shards;
 pub mod tiles;
 mod tree;
 
-use tiles::{Listed, Tiles};
+use listed::Listed;
+use tiles::Tiles;
 
 /// What long calls ask now and then, to be told to stop.
 pub type Poll<'a> = &'a mut dyn FnMut() -> Result<()>;

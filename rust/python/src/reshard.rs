@@ -1,4 +1,4 @@
-//! `_core.ReshardPlan` and `_core.collectives`.
+//! `_core.ReshardPlan`.
 
 use std::{
     sync::OnceLock,
@@ -12,7 +12,7 @@ use pyo3::{
     types::{PyList, PyTuple},
 };
 use shardwise_core::{
-    copy::{overlap::Disjoint, run::run, strided::Strided},
+    copy::{contest::Way, overlap::Disjoint, run::run, strided::Strided},
     error::{Error, Result as CoreResult},
     plan::{
         Plan, Transfer,
@@ -21,13 +21,13 @@ use shardwise_core::{
         program::Programs,
         rounds::rounds,
     },
-    reshard::collectives::{Links, sequence},
 };
 
 use crate::{
     arrays,
+    convert::integers,
     errors::{detached, guard, to_py},
-    partition::Partition,
+    memory::room,
     tiling::{numbers, tiling},
     views,
 };
@@ -207,17 +207,22 @@ impl ReshardPlan {
 
     /// Copies into `destinations` what they are to hold, out of `sources`; `outputs[d]` is the position among the
     /// destinations of device `d`'s array, or -1 if nothing is to be copied for it. Of partial sums, the first addend.
-    /// Calls `progress` with the bytes done and the bytes in all.
-    #[pyo3(signature = (sources, destinations, outputs, progress, /))]
+    /// Calls `progress` with the bytes done and the bytes in all. `streaming` says whether bytes are stored past the cache;
+    /// `None`, if that turns out faster.
+    #[pyo3(signature = (sources, destinations, outputs, progress, streaming=None, /))]
     fn run(
         &self,
         py: Python<'_>,
         sources: &Bound<'_, PyList>,
         destinations: &Bound<'_, PyList>,
-        outputs: Vec<i64>,
+        outputs: &Bound<'_, PyAny>,
         progress: Option<Py<PyAny>>,
+        streaming: Option<bool>,
     ) -> PyResult<()> {
         guard(|| {
+            let way = streaming.map(|streaming| if streaming { Way::Streaming } else { Way::Ordinary });
+            room("the arrays", (sources.len() + destinations.len()).saturating_mul(ARRAY_BYTES))?;
+            let outputs = integers("outputs", outputs)?;
             let (_held, sources) = memory(sources, false)?;
             let (_kept, destinations) = memory(destinations, true)?;
             let outputs: Vec<Option<usize>> = outputs.iter().map(|&output| usize::try_from(output).ok()).collect();
@@ -227,9 +232,9 @@ impl ReshardPlan {
                 Python::attach(|py| progress.as_ref().map_or(Ok(()), |call| call.call1(py, (done, total)).map(drop)))
             };
             let done = detached(py, |poll| {
-                let regions = Disjoint::new(&sources, &destinations)?;
+                let regions = Disjoint::new(&sources, &destinations, poll)?;
                 let mut last: Option<Instant> = None;
-                run(&self.core, regions, &outputs, None, &mut |done, total| -> CoreResult<()> {
+                run(&self.core, regions, &outputs, way, &mut |done, total| -> CoreResult<()> {
                     if done < total && last.is_some_and(|last| last.elapsed() < POLL_EVERY) {
                         return Ok(());
                     }
@@ -268,6 +273,10 @@ impl ReshardPlan {
         Err(PyValueError::new_err("the arrays are not as many as the plan's holders"))
     }
 }
+
+/// The bytes that an array takes at most while it is copied from or to: its reference, its strides, its place among the
+/// others where overlaps are looked for, and its share of the copies.
+const ARRAY_BYTES: usize = 1024;
 
 /// The memory of arrays, which are held meanwhile.
 fn memory<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound<'py, PyUntypedArray>>, Vec<Strided>)> {
@@ -329,44 +338,5 @@ pub(crate) fn balance_model<'py>(
             senders.append(own.as_ref().map(|own| copy(own)).transpose()?)?;
         }
         Ok((copy(&model.sent)?, copy(&model.received)?, copy(&model.kept)?, senders))
-    })
-}
-
-/// The cheapest sequence found, as tuples (kind, axes, gathered dim, cut dim, bytes, seconds, specs, unreduced), with
-/// axes by position; none if there is no sequence.
-#[pyfunction]
-#[pyo3(signature = (src, dst, itemsize, bandwidth, latency, /))]
-pub(crate) fn collectives<'py>(
-    py: Python<'py>,
-    src: &Partition,
-    dst: &Partition,
-    itemsize: i64,
-    bandwidth: Vec<f64>,
-    latency: Vec<f64>,
-) -> PyResult<Option<Bound<'py, PyList>>> {
-    guard(|| {
-        let axes = src.core.mesh().sizes().len();
-        if bandwidth.len() != axes || latency.len() != axes {
-            return Err(PyValueError::new_err(format!("links must have one entry for each of the {axes} mesh axes")));
-        }
-        let links = Links { bandwidth, latency };
-        let found = py.detach(|| sequence(&src.core, &dst.core, itemsize, &links));
-        let Some(steps) = found else { return Ok(None) };
-        let steps = steps.into_iter().map(|step| {
-            let specs =
-                step.after.specs.into_iter().map(|spec| PyTuple::new(py, spec)).collect::<PyResult<Vec<_>>>()?;
-            let tuple = (
-                step.kind.name(),
-                PyTuple::new(py, step.axes)?,
-                step.from_dim,
-                step.to_dim,
-                step.bytes,
-                step.seconds,
-                PyTuple::new(py, specs)?,
-                PyTuple::new(py, step.after.unreduced)?,
-            );
-            tuple.into_pyobject(py)
-        });
-        PyList::new(py, steps.collect::<PyResult<Vec<_>>>()?).map(Some)
     })
 }

@@ -32,6 +32,8 @@ def sharding_of(layout: TensorLayout) -> Any:
     """The `jax.sharding.NamedSharding` of a layout; `None` if the backend is not JAX or a device does not exist."""
     if keras.backend.backend() != "jax" or layout.device_mesh is None:
         return None
+    layout = layout.refined()
+    assert layout.device_mesh is not None
     mesh = _jax_mesh(layout.device_mesh)
     if mesh is None:
         return None

@@ -315,6 +315,7 @@ class _Chunk(NamedTuple):
     def read(self, local: Bounds | None = None) -> npt.NDArray[Any]:
         """Decode a box of the chunk, which is counted from the chunk's beginning; all of it if left out."""
         array = self.array
+        self.store.files.check_open(self.store.folder)
         sizes = tuple(stop - start for start, stop in self.box)
         bounds = tuple((0, size) for size in sizes) if local is None else local
         shape = tuple(stop - start for start, stop in bounds)

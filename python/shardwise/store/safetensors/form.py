@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +27,22 @@ def open_form(path: Path) -> StoredCheckpoint:
         dtype = CODES[entry.dtype]
         piece = stored_piece(entry, by_path[entry.file], whole_box(entry.shape))
         tensors[name] = StoredTensor(name, dtype, entry.shape, (piece,))
+    tensors |= {
+        alias: StoredTensor(alias, tensors[name]._dtype, tensors[name].shape, tensors[name].pieces, alias_of=name)
+        for alias, name in _aliases(metadata).items()
+        if name in tensors and alias not in tensors
+    }
     return StoredCheckpoint(located, "safetensors", tensors, files, metadata=metadata)
+
+
+def _aliases(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The names that are tied to others, which the format cannot express; as `save_checkpoint` notes them down."""
+    try:
+        said = json.loads(metadata.get("shardwise.aliases", "{}"))
+    except (ValueError, RecursionError):
+        return {}
+    pairs = said.items() if isinstance(said, dict) else ()
+    return {alias: name for alias, name in pairs if isinstance(name, str)}
 
 
 def stored_piece(entry: Entry, file: DataFile, box: tuple[tuple[int, int], ...]) -> StoredPiece:

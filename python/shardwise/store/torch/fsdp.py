@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._dtypes import Dtype
+from ..._strided import strided_pieces
 from ...errors import ParseError
-from ...interop._strided import strided_pieces
 from ..boxes import Bounds
 from ..coverage import tile
 from ..files import DataFile

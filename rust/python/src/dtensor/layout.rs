@@ -134,8 +134,8 @@ impl DtensorLayout {
     }
 
     #[getter]
-    fn mesh(&self) -> DtensorMesh {
-        DtensorMesh::of(Arc::clone(self.layout.mesh()))
+    fn mesh(&self) -> PyResult<DtensorMesh> {
+        guard(|| Ok(DtensorMesh::of(Arc::clone(self.layout.mesh()))))
     }
 
     #[getter]
@@ -150,13 +150,15 @@ impl DtensorLayout {
 
     /// The number that TensorFlow gives the form of the layout, in `LayoutType`.
     #[getter]
-    fn layout_type(&self) -> u8 {
-        match self.layout.kind() {
-            LayoutKind::Empty => 0,
-            LayoutKind::Static => 1,
-            LayoutKind::SingleDevice => 2,
-            LayoutKind::Parted => 3,
-        }
+    fn layout_type(&self) -> PyResult<u8> {
+        guard(|| {
+            Ok(match self.layout.kind() {
+                LayoutKind::Empty => 0,
+                LayoutKind::Static => 1,
+                LayoutKind::SingleDevice => 2,
+                LayoutKind::Parted => 3,
+            })
+        })
     }
 
     fn delete(&self, dims: &Bound<'_, PyAny>) -> PyResult<Self> {
@@ -167,12 +169,12 @@ impl DtensorLayout {
         guard(|| Self::made(self.layout.to_parted()))
     }
 
-    fn is_fully_replicated(&self) -> bool {
-        self.layout.is_fully_replicated()
+    fn is_fully_replicated(&self) -> PyResult<bool> {
+        guard(|| Ok(self.layout.is_fully_replicated()))
     }
 
-    fn is_batch_parallel(&self) -> bool {
-        self.layout.is_batch_parallel()
+    fn is_batch_parallel(&self) -> PyResult<bool> {
+        guard(|| Ok(self.layout.is_batch_parallel()))
     }
 
     fn num_shards<'py>(&self, py: Python<'py>, dim: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
@@ -218,12 +220,12 @@ impl DtensorLayout {
         })
     }
 
-    fn __eq__(&self, other: &Self) -> bool {
-        self.layout == other.layout
+    fn __eq__(&self, other: &Self) -> PyResult<bool> {
+        guard(|| Ok(self.layout == other.layout))
     }
 
-    fn __hash__(&self) -> u64 {
-        *self.hash.get_or_init(|| hash_of(&self.layout))
+    fn __hash__(&self) -> PyResult<u64> {
+        guard(|| Ok(*self.hash.get_or_init(|| hash_of(&self.layout))))
     }
 }
 

@@ -133,8 +133,8 @@ impl DtensorMesh {
     }
 
     #[getter]
-    fn use_xla_spmd(&self) -> bool {
-        self.mesh.use_xla_spmd()
+    fn use_xla_spmd(&self) -> PyResult<bool> {
+        guard(|| Ok(self.mesh.use_xla_spmd()))
     }
 
     #[getter]
@@ -243,12 +243,12 @@ impl DtensorMesh {
         })
     }
 
-    fn __eq__(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.mesh, &other.mesh) || self.mesh == other.mesh
+    fn __eq__(&self, other: &Self) -> PyResult<bool> {
+        guard(|| Ok(Arc::ptr_eq(&self.mesh, &other.mesh) || self.mesh == other.mesh))
     }
 
-    fn __hash__(&self) -> u64 {
-        *self.hash.get_or_init(|| hash_of(&*self.mesh))
+    fn __hash__(&self) -> PyResult<u64> {
+        guard(|| Ok(*self.hash.get_or_init(|| hash_of(&*self.mesh))))
     }
 }
 
