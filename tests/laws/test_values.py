@@ -110,7 +110,16 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         sw.Tiling.from_flat_ranges((4, 2), {0: (0, 8), 1: (0, 8)}, replicas=True),
     ],
     sw.Piece: lambda: [sw.Piece((slice(0, 2),), (1,)), sw.Piece((slice(0, 2),), 1), sw.Piece((), ())],
-    sw.ReshardPlan: lambda: [plan(), flat_plan(), sw.plan_reshard(layout().partition((8, 8)), flat_plan().dst)],
+    sw.ModelPlan: lambda: [
+        sw.plan_model({"w": layout(None)}, {"w": layout("data")}, {"w": ((8,), "float32")}),
+        sw.plan_model({}, {}, {}),
+    ],
+    sw.ReshardPlan: lambda: [
+        plan(),
+        flat_plan(),
+        sw.ReshardPlan(plan().src, flat_plan().dst, []),
+        sw.plan_reshard(layout().partition((8, 8)), flat_plan().dst),
+    ],
     sw.Transfer: lambda: [*list(plan())[:2], *list(flat_plan())[:2]],
     sw.Program: lambda: [plan().program("cpu:0"), flat_plan().program("cpu:3"), flat_plan().program("rank")],
     sw.Step: lambda: [*plan().program("cpu:0"), *flat_plan().program("rank")],
