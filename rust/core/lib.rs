@@ -55,6 +55,7 @@ pub mod plan;
 pub mod region;
 pub mod rules;
 pub mod runs;
+pub mod shown;
 pub mod sub_axis;
 pub mod tiling;
 pub mod uneven;
