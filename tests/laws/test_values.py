@@ -124,7 +124,7 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     sw.Step: lambda: [*plan().program("cpu:0"), *flat_plan().program("rank")],
     sw.LocalBox: lambda: [sw.LocalBox((slice(0, 2),)), sw.LocalBox((slice(0, 2), slice(1, 2)), (3, (2, 2)))],
     sw.CollectiveStep: lambda: list(
-        sw.plan_reshard(layout("data", "model").partition((4, 8)), layout().partition((4, 8))).price("int8") or ()
+        sw.plan_reshard(layout("data", "model").partition((4, 8)), layout().partition((4, 8))).collectives("int8") or ()
     ),
     sw.LinkModel: lambda: [sw.LinkModel(), sw.LinkModel(1e9, 0)],
     dt.Mesh: lambda: [dt.Mesh.from_string(MESH), dt.Mesh.from_device("CPU:0")],
