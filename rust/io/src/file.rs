@@ -186,6 +186,16 @@ pub(crate) fn read_scattered(file: &File, path: &Path, buffers: &mut [IoSliceMut
     Ok(())
 }
 
+/// The most that is written in one call. The page cache takes a write in the largest blocks that fit it, and where
+/// memory is in pieces, blocks of a MiB are hard to find: on ext4 with Linux 6.18, writes of 1 MiB took three to eight
+/// times as long as two of half of it. For the same reason writes end where such blocks do.
+const MAX_WRITE: usize = 512 << 10;
+
+/// From byte `at` of a file to the next place where a write should end.
+fn to_boundary(at: i64) -> usize {
+    MAX_WRITE - at as usize % MAX_WRITE
+}
+
 /// Writes all of `bytes` from byte `offset` on.
 pub(crate) fn write(file: &File, path: &Path, bytes: &[u8], offset: i64) -> Result<()> {
     let mut done = 0;
@@ -193,7 +203,7 @@ pub(crate) fn write(file: &File, path: &Path, bytes: &[u8], offset: i64) -> Resu
         let at = offset + done as i64;
         let count = retried(|| {
             let step = faults::step()?;
-            let part = step.part(bytes.len() - done);
+            let part = step.part((bytes.len() - done).min(to_boundary(at)));
             let count = write_at(file, &bytes[done..done + part], at as u64)?;
             if step == Step::Torn { faults::kill() } else { Ok(count) }
         });

@@ -24,10 +24,10 @@
 //!
 //! | module | answers |
 //! |---|---|
-//! | [`job`] | what is to be done, and whether it can be |
+//! | [`job`], `piece`, `check` | what is to be done, and whether it can be |
 //! | `tiles` | in which units |
 //! | `pair`, `strided` | what a unit reads, and where it goes |
-//! | `unit` | one unit, done |
+//! | `unit`, `slot` | one unit, done |
 //! | [`run`] | all of them: threads, progress, what is left after a failure |
 //! | [`digest`] | a digest that does not depend on how a tensor is cut |
 //! | `journal` | what is done, on disk |
@@ -37,6 +37,7 @@
 //! | [`faults`] | operations that fail on demand |
 
 mod boxes;
+mod check;
 pub mod commit;
 pub mod crc32c;
 pub mod digest;
@@ -46,7 +47,9 @@ mod file;
 pub mod job;
 mod journal;
 mod pair;
+mod piece;
 pub mod run;
+mod slot;
 mod strided;
 mod table;
 mod tiles;

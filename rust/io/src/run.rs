@@ -18,9 +18,10 @@ use crate::{
     file,
     job::{Destination, Job},
     journal::{Journal, Past, fingerprint},
+    slot::Finding,
     table::{Table, lock},
     tiles::{Unit, Units, Work},
-    unit::{Files, Finding, Traffic, Worker},
+    unit::{Files, Traffic, Worker},
 };
 
 /// Bytes of a thread's buffer, of which it has two: what stays in a core's cache between being read and being written.
@@ -335,7 +336,7 @@ impl<'a> Run<'a> {
         }
         if self.sync {
             for (index, path) in self.files.destinations.files() {
-                file::sync(&*self.files.destinations.get(index)?.0, path)?;
+                file::sync(&self.files.destinations.get(index)?.0, path)?;
             }
         }
         recorder.journal.append(&recorder.units)?;
@@ -353,7 +354,7 @@ impl<'a> Run<'a> {
         let mut folders = HashSet::new();
         for (index, path) in self.files.destinations.files() {
             poll(self.total, self.total)?;
-            file::sync(&*self.files.destinations.get(index)?.0, path)?;
+            file::sync(&self.files.destinations.get(index)?.0, path)?;
             folders.insert(commit::folder_of(path));
         }
         folders.into_iter().try_for_each(commit::sync_folder)

@@ -32,6 +32,8 @@ use crate::{
 
 /// How often a running job looks for signals and reports its progress.
 const POLL_EVERY: Duration = Duration::from_millis(20);
+/// Tensors that are added in between.
+const POLL_TENSORS: usize = 4096;
 /// The error numbers of a full disk and of a lock that is held, where the system gives none of its own.
 const NO_SPACE: i32 = 28;
 const WOULD_BLOCK: i32 = 11;
@@ -79,7 +81,11 @@ impl CopyJob {
                     }
                     checked => checked?,
                 };
-                Ok(Job::new(sources, destinations).and_then(|mut job| add_all(&mut job, program).map(|()| job)))
+                let mut job = match Job::new(sources, destinations) {
+                    Ok(job) => job,
+                    refused => return Ok(refused),
+                };
+                Ok(add_all(&mut job, program, poll)?.map(|()| job))
             })?;
             Ok(Self { job: job.map_err(to_py)?, _arrays: arrays })
         })
@@ -234,25 +240,36 @@ fn overlap(error: &CoreError) -> String {
 }
 
 /// Adds the tensors of a program.
-fn add_all(job: &mut Job, program: &[i64]) -> Result<()> {
-    let mut rest = program;
+fn add_all(job: &mut Job, program: &[i64], poll: &mut dyn FnMut() -> CoreResult<()>) -> CoreResult<Result<()>> {
+    let (mut rest, mut count) = (program, 0);
     while !rest.is_empty() {
-        let take = |rest: &mut &[i64], count: Option<usize>| -> Result<Vec<i64>> {
-            let taken = count.and_then(|count| rest.split_at_checked(count));
-            let (taken, after) = taken.ok_or_else(|| Error::Job("program ends within a tensor".to_owned()))?;
-            *rest = after;
-            Ok(taken.to_vec())
-        };
-        let head = take(&mut rest, Some(5))?;
-        let dims = usize::try_from(head[2]).ok();
-        let rows = |pieces: i64| usize::try_from(pieces).ok()?.checked_mul(dims?.checked_mul(3)?.checked_add(2)?);
-        let shape = take(&mut rest, dims)?;
-        let sources = take(&mut rest, rows(head[3]))?;
-        let destinations = take(&mut rest, rows(head[4]))?;
-        let wanted = Wanted { digest: head[1] & 1 != 0, crc: head[1] & 2 != 0 };
-        job.add(head[0], &shape, &sources, &destinations, wanted)?;
+        count += 1;
+        if count % POLL_TENSORS == 0 {
+            poll()?;
+        }
+        if let Err(error) = add_one(job, &mut rest) {
+            return Ok(Err(error));
+        }
     }
-    Ok(())
+    Ok(Ok(()))
+}
+
+/// Adds the first tensor of what is left of a program.
+fn add_one(job: &mut Job, rest: &mut &[i64]) -> Result<()> {
+    let mut take = |count: Option<usize>| -> Result<&[i64]> {
+        let taken = count.and_then(|count| rest.split_at_checked(count));
+        let (taken, after) = taken.ok_or_else(|| Error::Job("program ends within a tensor".to_owned()))?;
+        *rest = after;
+        Ok(taken)
+    };
+    let head = take(Some(5))?;
+    let dims = usize::try_from(head[2]).ok();
+    let rows = |pieces: i64| usize::try_from(pieces).ok()?.checked_mul(dims?.checked_mul(3)?.checked_add(2)?);
+    let shape = take(dims)?;
+    let sources = take(rows(head[3]))?;
+    let destinations = take(rows(head[4]))?;
+    let wanted = Wanted { digest: head[1] & 1 != 0, crc: head[1] & 2 != 0 };
+    job.add(head[0], shape, sources, destinations, wanted)
 }
 
 fn to_py(error: Error) -> PyErr {
