@@ -10,6 +10,7 @@
 //! | [`layout`] | which mesh axes cut which tensor dims |
 //! | [`uneven`] | how a dim that does not divide is cut |
 //! | [`partition`] | a layout applied to a shape: boxes, shard ids, replicas |
+//! | [`sections`] | packed dims: several parts one after the other |
 //! | [`locate`] | global offset ↔ shard id and local offset |
 //! | [`runs`] | the contiguous runs of a box |
 //! | [`rules`] | which of many regular expressions match a path |
@@ -47,5 +48,6 @@ pub mod radix;
 pub mod reshard;
 pub mod rules;
 pub mod runs;
+pub mod sections;
 pub mod sub_axis;
 pub mod uneven;
