@@ -6,12 +6,19 @@ BIN := $(VENV)/bin
 # A checkpoint to plan in `make demo`; without one, a small model's is written and used.
 CKPT ?=
 
-# Of `make prove`: the seed, by default a new one, or that of the run that was interrupted; a part of the cases, of 1.0.
+# Of `make prove`: the seed, by default a new one, or that of the run that was interrupted; a part of the cases, of 1.0;
+# after how many seconds it is to end, by default when all cases are done.
 SEED ?=
 SCALE ?= 1.0
+LIMIT ?=
 JOBS ?= 2
 
-.PHONY: help demo test test-rust test-python test-oracle prove frameworks check format bench fuzz valgrind coverage mutants build clean
+# Of the Python tests marked `slow`: how many seconds they may take together, and the seed of their order; what there is
+# no time for is skipped, and the next seed begins with others.
+SLOW_SECONDS ?= 60
+SLOW_SEED ?= 20261121
+
+.PHONY: help dev demo test test-fast test-rust test-release test-python test-oracle test-slow prove frameworks check format bench fuzz valgrind coverage mutants build clean
 .DEFAULT_GOAL := help
 
 help: ## say what the targets are
@@ -29,26 +36,38 @@ $(BIN)/maturin:
 	$(QUIETLY) "Installing maturin" $(BIN)/python -m pip install --upgrade pip 'maturin>=1.9.4,<2'
 
 # The extras are installed when pyproject.toml changes; the package itself is built on each call, which takes a second
-# when nothing has changed.
+# when nothing has changed. What a target needs is built as the target is.
+PROFILE := --release
 $(VENV)/.extras: pyproject.toml $(BIN)/maturin
 	$(QUIETLY) "Building shardwise, installing what its tests need" \
-	  env VIRTUAL_ENV=$(VENV) $(BIN)/maturin develop --release --extras cli,dtypes,test,dev
+	  env VIRTUAL_ENV=$(VENV) $(BIN)/maturin develop $(PROFILE) --extras cli,dtypes,test,dev
 	@touch $@
 
 build: $(VENV)/.extras ## build the package into .venv
 	$(QUIETLY) "Building shardwise" env VIRTUAL_ENV=$(VENV) $(BIN)/maturin develop --release --skip-install
+
+dev test-fast: PROFILE :=
+dev: $(VENV)/.extras ## build it unoptimised: an edit in Rust is seen from Python in seconds
+	$(QUIETLY) "Building shardwise, unoptimised" env VIRTUAL_ENV=$(VENV) $(BIN)/maturin develop --skip-install
 
 demo: build ## plan a real checkpoint on a 2 × 4 mesh and check its shards
 	@$(BIN)/python examples/demo.py $(if $(CKPT),"$(CKPT)")
 
 test: test-rust test-python ## run all tests: Rust, Python, doctests, the README's code
 
+test-fast: dev ## in half a minute: no slow test, few examples, of Rust the unit tests
+	cargo test --quiet --lib
+	$(BIN)/python -m pytest -q --slow-seconds 0 --hypothesis-profile fast
+
 test-rust:
 	cargo test --quiet
-	cargo test --quiet --release --lib
+
+# Without debug assertions, as users have it.
+test-release:
+	cargo test --quiet --profile release-test --lib
 
 test-python: build
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --slow-seconds $(SLOW_SECONDS) --slow-seed $(SLOW_SEED)
 
 # Not by the name of the package, which would be built once more for it.
 install_extras = $(BIN)/python -m pip install --quiet $$($(BIN)/python -c "import sys, tomllib; \
@@ -59,10 +78,14 @@ frameworks: build
 	$(call install_extras,oracle)
 
 test-oracle: frameworks ## install the frameworks and compare with them
-	$(BIN)/python -m pytest tests/oracle tests/interop -rs
+	$(BIN)/python -m pytest tests/oracle tests/interop -rs --slow-seconds $(SLOW_SECONDS) --slow-seed $(SLOW_SEED)
 
 prove: frameworks ## compare millions of cases with oracles; Ctrl-C stops, the same command goes on; SEED=… repeats
-	$(BIN)/python -m tests.prove --resume --jobs $(JOBS) --scale $(SCALE) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.prove --resume --jobs $(JOBS) --scale $(SCALE) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(LIMIT),--limit $(LIMIT))
+
+test-slow: frameworks ## run all tests that are marked slow, however long they take
+	$(BIN)/python -m pytest -m slow -rs
 
 check: build ## everything that continuous integration checks
 	cargo fmt --all --check
@@ -71,7 +94,7 @@ check: build ## everything that continuous integration checks
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest shardwise._core
-	$(MAKE) test
+	$(MAKE) test test-release
 
 format: build ## format the Rust and Python code
 	cargo fmt --all

@@ -6,12 +6,7 @@ use std::{hint::black_box, sync::Arc, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use shardwise_core::{
-    layout::Layout,
-    mesh::Mesh,
-    parallel::never,
-    partition::Partition,
-    reshard::{collectives, plan::Plan},
-    uneven::Uneven,
+    layout::Layout, mesh::Mesh, parallel::never, partition::Partition, plan::Plan, reshard::collectives, uneven::Uneven,
 };
 
 fn grid(sizes: [i64; 2], shape: [i64; 2]) -> Arc<Partition> {
@@ -41,12 +36,12 @@ fn plans(c: &mut Criterion) {
     for side in [4, 16, 64] {
         let (source, destination) = (grid([side, side], [8192, 8192]), grid([side / 2, side * 2], [8192, 8192]));
         let same = vec![-1; (side * side) as usize];
-        let count = Plan::new(source.clone(), destination.clone(), same.clone()).unwrap().transfers();
+        let count = Plan::new(source.clone(), destination.clone(), same.clone(), &mut never).unwrap().transfers();
         let mut out = vec![0; count * 6];
         group.throughput(Throughput::Elements(count as u64));
         group.bench_function(BenchmarkId::new("shardwise", count), |b| {
             b.iter(|| {
-                let plan = Plan::new(source.clone(), destination.clone(), same.clone()).unwrap();
+                let plan = Plan::new(source.clone(), destination.clone(), same.clone(), &mut never).unwrap();
                 plan.transfers_into(&mut out, &mut never).unwrap();
             })
         });

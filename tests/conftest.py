@@ -1,4 +1,4 @@
-"""Settings of the property tests."""
+"""Settings of the property tests, and slices of the slow ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from hypothesis import HealthCheck, settings
 
 # Deadlines measure the machine's load, not the code.
 settings.register_profile("shardwise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fast", settings.get_profile("shardwise"), max_examples=10)
 settings.load_profile("shardwise")
+
+pytest_plugins = ["tests.slices"]
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

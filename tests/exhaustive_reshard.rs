@@ -11,8 +11,9 @@
 use shardwise_core::{
     layout::Layout,
     mesh::Mesh,
+    parallel::never,
     partition::{Bounds, Partition},
-    reshard::plan::Plan,
+    plan::Plan,
     uneven::Uneven,
 };
 use small_scope::{NAMES, Part, layouts, lists, sum_of};
@@ -63,12 +64,12 @@ fn read(row: &[i64], shape: &[i64]) -> (usize, usize, Vec<i64>) {
 
 /// One plan; `same` says which source device each destination device is.
 fn check(source: &Side, destination: &Side, same: &[i64]) {
-    let plan = Plan::new(Arc::clone(&source.partition), Arc::clone(&destination.partition), same.to_vec()).unwrap();
+    let plan = Plan::new(source.partition.clone(), destination.partition.clone(), same.to_vec(), &mut never).unwrap();
     let shape = source.partition.shape();
     let context = || format!("{:?} to {:?}, same {same:?}", source.partition, destination.partition);
     let mut arrived = vec![vec![0; source.partition.size() as usize]; destination.held.len()];
     let mut pieces = vec![0; destination.held.len()];
-    for row in plan.transfer_rows().unwrap().chunks(plan.row()) {
+    for row in plan.transfer_rows(&mut never).unwrap().chunks(plan.row()) {
         let (sender, receiver, offsets) = read(row, shape);
         assert!(same[receiver] != sender as i64, "a device sends to itself: {}", context());
         assert!(!offsets.is_empty(), "nothing is sent: {}", context());

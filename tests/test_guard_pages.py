@@ -153,6 +153,7 @@ def test_no_view_reaches_over_the_end_of_its_array() -> None:
     assert int(done.stdout) > 10_000
 
 
+@pytest.mark.slow
 def test_no_copy_reaches_over_the_end_of_its_arrays() -> None:
     done = child("copy")
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise import LayoutError
+from shardwise import LayoutError, MeshError
 from tests.checks import refused
 
 
@@ -176,7 +176,7 @@ class TestShorthands:
         layout = sw.TensorLayout((("z", "x"), None), mesh())
         partition = layout.partition((16, 3))
         assert layout.box("cpu:5", (16, 3)) == partition.box("cpu:5")
-        assert layout.shard_shape((16, 3)) == (2, 3) == partition.shard_shape("cpu:5")
+        assert layout.shard_shape("cpu:5", (16, 3)) == (2, 3) == partition.shard_shape("cpu:5")
         assert layout.devices_indices_map((16, 3)) == partition.devices_indices_map()
         assert (layout.boxes((16, 3)) == partition.boxes()).all()
 
@@ -184,8 +184,11 @@ class TestShorthands:
         layout = sw.TensorLayout(("y",), mesh())
         assert layout.box("cpu:23", (4,), "balanced") == (slice(3, 4),)
         assert layout.box("cpu:23", (4,), "ceil") == (slice(4, 4),)
+        assert layout.shard_shape("cpu:23", (4,), "ceil") == (0,)
         assert layout.devices_indices_map((4,), "ceil")["cpu:4"] == (slice(2, 4),)
 
-    def test_one_shape_for_all_shards_needs_a_dim_that_divides(self) -> None:
+    def test_a_shape_in_the_place_of_a_device(self) -> None:
+        with refused(MeshError, "device (6,)"):
+            sw.TensorLayout(("y",), mesh()).shard_shape((6,), (6,))
         with refused(LayoutError, "dim 0", "4 elements", "3 shards"):
-            sw.TensorLayout(("y",), mesh()).shard_shape((4,))
+            sw.TensorLayout(("y",), mesh()).shard_shape("cpu:0", (4,))

@@ -42,7 +42,7 @@ class TestArithmetic:
         mesh = sw.DeviceMesh((1 << 16, 2), ("x", "y"))
         assert mesh.devices[-1].tolist() == ["cpu:131070", "cpu:131071"]
         assert mesh.device(131_071) == "cpu:131071"
-        assert mesh.index_of("cpu:131071") == 131_071
+        assert mesh.index_of_label("cpu:131071") == 131_071
 
     def test_a_mesh_of_a_million_devices_costs_no_more_than_one_of_eight(self) -> None:
         tracemalloc.start()
@@ -57,7 +57,7 @@ class TestArithmetic:
     def test_the_largest_mesh_there_can_be(self) -> None:
         mesh = sw.DeviceMesh((INT64_MAX,), ("x",))
         assert mesh.coordinate(INT64_MAX - 1) == (INT64_MAX - 1,)
-        assert mesh.index_of(f"cpu:{INT64_MAX - 1}") == INT64_MAX - 1
+        assert mesh.index_of_label(f"cpu:{INT64_MAX - 1}") == INT64_MAX - 1
         assert mesh == eval(repr(mesh), {"DeviceMesh": sw.DeviceMesh})
 
 
@@ -80,13 +80,13 @@ class TestDevices:
     def test_labels_in_any_order_and_nesting(self, devices: Any) -> None:
         mesh = sw.DeviceMesh((2, 2), ("x", "y"), devices)
         assert mesh.devices.tolist() == [["d", "c"], ["b", "a"]]
-        assert [mesh.index_of(label) for label in "abcd"] == [3, 2, 1, 0]
+        assert [mesh.index_of_label(label) for label in "abcd"] == [3, 2, 1, 0]
 
     def test_labels_may_be_tuples_integers_or_any_hashable(self) -> None:
         labels = [(0, 1), 7, None, frozenset({3})]
         mesh = sw.DeviceMesh((4,), ("x",), labels)
         assert list(mesh.devices) == labels
-        assert [mesh.index_of(label) for label in labels] == [0, 1, 2, 3]
+        assert [mesh.index_of_label(label) for label in labels] == [0, 1, 2, 3]
 
     def test_a_returned_mesh_array_is_read_only(self) -> None:
         for mesh in (small(), sw.DeviceMesh((2,), ("x",), "ab")):
@@ -122,15 +122,25 @@ class TestDevices:
             sw.DeviceMesh((2,), ("x",), [{}, {}])
 
     @pytest.mark.parametrize(
-        "label", ["cpu:6", "cpu:-1", "cpu:00", "cpu:", "cpu:1 ", "cpu:²", "gpu:0", 0, None, ("cpu", 0)]
+        "label", ["cpu:6", "cpu:-1", "cpu:00", "cpu:", "cpu:1 ", "cpu:²", "gpu:0", -1, 6, False, 0.0, None, ("cpu", 0)]
     )
     def test_a_device_that_the_mesh_has_not(self, label: Any) -> None:
         with refused(MeshError, "device", repr(label), "'cpu:0'", "'cpu:5'"):
-            small().index_of(label)
+            small().index_of_label(label)
 
-    def test_an_unhashable_device(self) -> None:
+    @pytest.mark.parametrize("devices", [None, "ab"])
+    def test_an_unhashable_device(self, devices: str | None) -> None:
         with refused(TypeError, "device", "list"):
-            sw.DeviceMesh((2,), ("x",), "ab").index_of([])  # type: ignore[arg-type]
+            sw.DeviceMesh((2,), ("x",), devices).index_of_label([])  # type: ignore[arg-type]
+
+    def test_a_position_is_taken_only_where_the_labels_are_the_default_ones(self) -> None:
+        assert [small().index_of_label(i) for i in (0, 5, np.int64(3), np.uint8(2))] == [0, 5, 3, 2]
+        assert sw.DeviceMesh((2,), ("x",), [1, 0]).index_of_label(0) == 1  # A label, not a position.
+        mesh = sw.DeviceMesh((2,), ("x",), ["gpu:1", "gpu:0"])
+        with refused(MeshError, "device 1", "'gpu:1', 'gpu:0'", "mesh.device(1)"):
+            mesh.index_of_label(1)
+        with refused(MeshError, "device (0, 1)", "device_index takes a coordinate"):
+            small().index_of_label((0, 1))
 
     def test_labels_that_memory_cannot_hold(self) -> None:
         mesh = sw.DeviceMesh((1 << 60,), ("x",))

@@ -204,10 +204,22 @@ class TestDevices:
     ]
 
     @pytest.mark.parametrize("call", calls)
-    @pytest.mark.parametrize("device", ["cpu:8", "", 0, None, ["cpu:0"]])
+    @pytest.mark.parametrize("device", ["cpu:8", "", -1, 8, True, 0.0, None])
     def test_a_device_that_the_mesh_has_not(self, call: Callable[[sw.Partition, Any], object], device: Any) -> None:
         with refused(MeshError, "device", repr(device), "'cpu:7'"):
             call(grid(), device)
+
+    @pytest.mark.parametrize("uneven", ["ceil", "chunk", "balanced", "floor"])
+    def test_the_box_of_a_shard_is_that_of_its_holders(self, uneven: Any) -> None:
+        mesh = sw.DeviceMesh((2, 3, 2), ("x", "y", "z"), [f"d{i}" for i in range(11, -1, -1)])
+        partition = sw.TensorLayout((("y", "x"), None), mesh).partition((7, 5), uneven)
+        assert partition.total_shards == 6
+        for shard_id in range(6):
+            boxes = [partition.box(device) for device in partition.devices_holding(shard_id)]
+            assert boxes == [partition.shard_box(shard_id)] * 2
+        for wrong in (-1, 6, 2**80):
+            with refused(IndexError, "shard_id", wrong):
+                partition.shard_box(wrong)
 
     def test_permuted_devices(self) -> None:
         mesh = sw.DeviceMesh((2, 2), ("x", "y"), ["d3", "d1", "d0", "d2"])

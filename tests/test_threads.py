@@ -27,7 +27,7 @@ def questions(tmp_path: Path) -> dict[str, Callable[[], object]]:
     partition = layout.partition((50, 7), "chunk")
     array, offsets = np.arange(350).reshape(50, 7), np.arange(350)
     sharded = sw.distribute_tensor(array, layout, "chunk")
-    rules = sw.LayoutMap(mesh)
+    rules = sw.LayoutMap(mesh, backtracking=True)
     rules[r"kernel\d*$"] = (None, "y")
     rules[r"(?<=b)ias"] = ("x",)
     paths = [f"layer{i}/{name}" for i in range(20) for name in ("kernel", "kernel3", "bias", "other")]
@@ -45,7 +45,7 @@ def questions(tmp_path: Path) -> dict[str, Callable[[], object]]:
             hash(mesh),
             mesh.devices.tolist(),
             mesh.coordinates().tolist(),
-            mesh.index_of("d7"),
+            mesh.index_of_label("d7"),
             repr(mesh),
         ),
         "layout": lambda: (layout.num_shards, layout.partition((50, 7), "chunk") == partition, hash(layout)),

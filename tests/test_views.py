@@ -148,7 +148,7 @@ def test_writes_go_through() -> None:
     for i, view in enumerate(partition.views(array)):
         view[...] = i
     for device, box in partition.devices_indices_map().items():
-        last = partition.device_mesh.index_of(partition.devices_holding(partition.shard_id(device))[-1])
+        last = partition.device_mesh.index_of_label(partition.devices_holding(partition.shard_id(device))[-1])
         assert (array[box] == last).all()
 
 

@@ -11,43 +11,57 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ._core import __version__
 from .array.sharded import Shard, ShardedArray, distribute_tensor
 from .errors import InternalError, LayoutError, MeshError, ParseError, ShardwiseError, SizeOverflowError
 from .layout import Axes, TensorLayout, UnevenRule
 from .mesh import DeviceMesh, list_devices
+from .model.hooks import load_with
 from .partition import Partition
+from .tiling import Piece, Tiling
 
 if TYPE_CHECKING:
+    from . import dtensor as dtensor
+    from . import interop as interop
     from .array.verbs import all_gather, all_reduce, gather, reduce_scatter
     from .model.scope import layout_map_scope
     from .model.variable import Variable, initialize_variables
     from .reshard.collectives import CollectiveStep, LinkModel
-    from .reshard.plan import ReshardPlan, Transfer, plan_from_boxes, plan_reshard
+    from .reshard.plan import ReshardPlan, Transfer, plan_reshard
     from .rules.layout_map import LayoutMap
-    from .show.drawing import draw
-    from .store import Checkpoint, open_safetensors
+    from .rules.report import LayoutReport, TensorReport
+    from .show.svg import draw
+    from .store import Checkpoint, Entry, StoredCheckpoint, StoredTensor, open_checkpoint, open_safetensors
 
 __all__ = [
     "Axes",
     "Checkpoint",
     "CollectiveStep",
     "DeviceMesh",
+    "Entry",
     "InternalError",
     "LayoutError",
     "LayoutMap",
+    "LayoutReport",
     "LinkModel",
     "MeshError",
     "ParseError",
     "Partition",
+    "Piece",
     "ReshardPlan",
     "Shard",
     "ShardedArray",
     "ShardwiseError",
     "SizeOverflowError",
+    "StoredCheckpoint",
+    "StoredTensor",
     "TensorLayout",
+    "TensorReport",
+    "Tiling",
     "Transfer",
     "UnevenRule",
     "Variable",
+    "__version__",
     "all_gather",
     "all_reduce",
     "distribute_tensor",
@@ -56,27 +70,34 @@ __all__ = [
     "initialize_variables",
     "layout_map_scope",
     "list_devices",
+    "open_checkpoint",
     "open_safetensors",
-    "plan_from_boxes",
     "plan_reshard",
     "reduce_scatter",
 ]
 
-# Imported when a name of theirs is first used, to keep `import shardwise` fast.
+# Loaded when they are first used, to keep `import shardwise` fast.
 _LAZY = {
     "array.verbs": ("all_gather", "all_reduce", "gather", "reduce_scatter"),
     "model.scope": ("layout_map_scope",),
     "model.variable": ("Variable", "initialize_variables"),
     "reshard.collectives": ("CollectiveStep", "LinkModel"),
-    "reshard.plan": ("ReshardPlan", "Transfer", "plan_from_boxes", "plan_reshard"),
+    "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
     "rules.layout_map": ("LayoutMap",),
-    "show.drawing": ("draw",),
-    "store": ("Checkpoint", "open_safetensors"),
+    "rules.report": ("LayoutReport", "TensorReport"),
+    "show.svg": ("draw",),
+    "store": ("Checkpoint", "Entry", "StoredCheckpoint", "StoredTensor", "open_checkpoint", "open_safetensors"),
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
+_SUBPACKAGES = ("dtensor", "interop")
+
+# Who has not imported a framework needs no part of ours for it.
+load_with("keras", "shardwise.interop.keras")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return import_module(f".{name}", __name__)
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
@@ -84,4 +105,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted((*__all__, *_SUBPACKAGES))

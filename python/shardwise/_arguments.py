@@ -11,7 +11,7 @@ from .errors import SizeOverflowError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["array_like", "array_of", "dtype_of", "int64_array"]
+__all__ = ["array_like", "array_of", "int64_array"]
 
 _INT64_MAX = 2**63 - 1
 
@@ -40,15 +40,6 @@ def int64_array(name: str, value: Any) -> npt.NDArray[np.int64]:
         position = int(np.argmax(array > _INT64_MAX))
         raise SizeOverflowError(f"{name}[{position}] is {array.flat[position]}, over the limit of {_INT64_MAX}")
     return np.require(array, np.int64, ["C_CONTIGUOUS", "ALIGNED"])
-
-
-def dtype_of(value: Any, name: str = "dtype") -> np.dtype[Any]:
-    """`value` as a dtype; what numpy cannot read as one is a `TypeError`, whatever numpy calls it."""
-    try:
-        dtype: np.dtype[Any] = np.dtype(value)
-    except (TypeError, ValueError, SyntaxError, OverflowError) as error:
-        raise TypeError(f"{name} must be a numpy dtype, got {value!r}: {error}") from None
-    return dtype
 
 
 def array_like(name: str, value: Any) -> npt.NDArray[Any]:

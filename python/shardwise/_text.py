@@ -1,6 +1,11 @@
-"""Numbers as people write them."""
+"""Numbers as people write them, and values in messages."""
 
-__all__ = ["bytes_text", "seconds_text"]
+from __future__ import annotations
+
+import reprlib
+from typing import Any
+
+__all__ = ["bytes_text", "seconds_text", "shown"]
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -27,3 +32,49 @@ def seconds_text(seconds: float) -> str:
         if seconds * factor >= 1 or seconds == 0:
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds * 1e9:.3g} ns"
+
+
+def shown(value: object) -> str:
+    """Write a value for a message: its `repr`, but short, whatever the value.
+
+    Of long sequences the first eight entries are there, of long texts both ends.
+
+    >>> shown(list(range(1_000_000))), shown("a" * 1000)[-3:], shown(10**5000)
+    ('[0, 1, 2, 3, 4, 5, 6, 7, ...]', "aa'", 'an integer of 16610 bits')
+    """
+    try:
+        text = _SHORT.repr(value)
+    except Exception:  # Of a value of a caller's class, which may raise anything.
+        text = f"a {type(value).__name__} whose repr fails"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+_LONGEST = 400
+
+
+class _Short(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxtuple = self.maxlist = self.maxarray = self.maxdict = self.maxset = self.maxfrozenset = 8
+        self.maxstring, self.maxother = 120, 160
+
+    def repr_int(self, x: int, level: int) -> str:
+        # Python itself writes no more than 4,300 digits.
+        return repr(x) if x.bit_length() <= 256 else f"an integer of {x.bit_length()} bits"
+
+    def repr_DeviceMesh(self, x: Any, level: int) -> str:  # noqa: N802 (named after the class)
+        if x.size <= self.maxlist:
+            return repr(x)
+        axes = f"{self.repr1(x.shape, level)}, {self.repr1(x.axis_names, level)}"
+        if x.has_default_devices:
+            return f"DeviceMesh({axes})"
+        return f"DeviceMesh({axes}, devices={self.repr1([x.device(i) for i in range(self.maxlist + 1)], level)})"
+
+    def repr_TensorLayout(self, x: Any, level: int) -> str:  # noqa: N802
+        mesh = "" if x.device_mesh is None else f", {self.repr1(x.device_mesh, level)}"
+        unreduced = f", unreduced={self.repr1(x.unreduced, level)}" if x.unreduced else ""
+        return f"TensorLayout({self.repr1(x.axes, level)}{mesh}{unreduced})"
+
+
+_SHORT = _Short()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from ._text import shown
 from .errors import LayoutError
 
 __all__ = ["map_arrays"]
@@ -22,7 +23,7 @@ def map_arrays(function: Callable[[str, int], object], tree: Any, separator: str
     {'h': ['h/0 has rank 1', None]}
     """
     if not isinstance(separator, str):
-        raise TypeError(f"separator must be a string, got {separator!r}")
+        raise TypeError(f"separator must be a string, got {shown(separator)}")
     try:
         return _Walk(function, separator).node(tree, ())
     except RecursionError:
@@ -41,7 +42,8 @@ class _Walk:
         if isinstance(node, Mapping):
             with self._inside(node, path):
                 return {key: self.node(child, (*path, self._key(key, path))) for key, child in node.items()}
-        if isinstance(node, (list, tuple)):
+        # A named tuple with a shape is the description of an array, as the entries of a checkpoint are.
+        if isinstance(node, (list, tuple)) and not _is_described(node):
             with self._inside(node, path):
                 return self._sequence(node, path)
         if hasattr(node, "shape"):
@@ -81,13 +83,18 @@ class _Walk:
                 raise TypeError
             return str(operator.index(key))  # type: ignore[arg-type]
         except TypeError:
-            raise TypeError(f"a key of {self._name(path)} must be a string or an integer, got {key!r}") from None
+            raise TypeError(f"a key of {self._name(path)} must be a string or an integer, got {shown(key)}") from None
 
     def _rank(self, node: Any, path: tuple[str, ...]) -> int:
         try:
             return len(node.shape)
         except (TypeError, ValueError):
-            raise TypeError(f"{self._name(path)} must have a shape of known rank, got {node.shape!r}") from None
+            raise TypeError(f"{self._name(path)} must have a shape of known rank, got {shown(node.shape)}") from None
 
     def _name(self, path: tuple[str, ...]) -> str:
         return f"tree at {self._separator.join(path)!r}" if path else "tree"
+
+
+def _is_described(node: Any) -> bool:
+    shape = getattr(node, "shape", None)
+    return isinstance(shape, tuple) and all(isinstance(size, int) for size in shape) and hasattr(node, "dtype")

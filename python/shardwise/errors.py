@@ -14,12 +14,25 @@ __all__ = [
 ]
 
 
+_LONGEST = 1000
+
+
+def _cut(message: str) -> str:
+    half = _LONGEST // 2
+    return message if len(message) <= _LONGEST else f"{message[:half]} … {message[-half:]}"
+
+
 class ShardwiseError(Exception):
     """The base of every exception that shardwise defines.
+
+    A message of more than a thousand characters is cut in its middle: it may hold what a file or a caller had in it.
 
     >>> issubclass(MeshError, ShardwiseError) and issubclass(MeshError, ValueError)
     True
     """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(_cut(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class MeshError(ShardwiseError, ValueError):

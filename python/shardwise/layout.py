@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _core
+from ._text import shown
 from .errors import LayoutError
 from .mesh import DeviceMesh
 from .partition import Partition
@@ -32,7 +33,7 @@ class TensorLayout:
         axes: for each dim `None` (not cut), an axis name, or a tuple of axis names, of which the first is major:
             `("x", "y")` and `("y", "x")` are different layouts. A name may be that of a sub-axis: `"tp:(1)4"` is the
             factor of size 4 of axis `"tp"` that comes first, `"tp:(4)2"` that of size 2 after it (Shardy's notation).
-        device_mesh: the mesh; may be given later, once, by assigning `layout.device_mesh`.
+        device_mesh: the mesh; may be given later, once, by assigning `layout.device_mesh`, or to a copy by `with_mesh`.
         unreduced: axes over which the values are partial sums still to be reduced. All other axes that cut nothing
             replicate.
 
@@ -121,7 +122,21 @@ class TensorLayout:
         if self._mesh is None:
             self._bind(mesh)
         elif self._mesh != mesh:
-            raise LayoutError(f"device_mesh is set already, to {self._mesh!r}; make a new layout")
+            raise LayoutError(f"device_mesh is set already, to {shown(self._mesh)}; make a new layout")
+
+    def with_mesh(self, mesh: DeviceMesh) -> TensorLayout:
+        """Give this layout over a mesh: itself if that is its mesh already, else a new one; this one stays as it is.
+
+        Raises:
+            LayoutError: if it has another mesh, or the mesh lacks an axis.
+
+        >>> layout = TensorLayout(("data",))
+        >>> layout.with_mesh(DeviceMesh((2,), ("data",))).num_shards, layout.device_mesh
+        ((2,), None)
+        """
+        bound = self if self._mesh is not None else TensorLayout(self._axes, unreduced=self._unreduced)
+        bound.device_mesh = mesh
+        return bound
 
     @property
     def replicated_axes(self) -> tuple[str, ...]:
@@ -198,14 +213,13 @@ class TensorLayout:
         """
         return self.partition(shape, uneven).box(device)
 
-    def shard_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Give the shape of every shard of a tensor of `shape`, which must divide; see `Partition.shard_shape`.
+    def shard_shape(self, device: Any, shape: Sequence[int], uneven: UnevenRule = "even") -> tuple[int, ...]:
+        """Give the shape of the shard of a tensor of `shape` that `device` holds; see `Partition.shard_shape`.
 
-        >>> TensorLayout((None, "x"), DeviceMesh((2,), ("x",))).shard_shape((3, 8))
+        >>> TensorLayout((None, "x"), DeviceMesh((2,), ("x",))).shard_shape("cpu:1", (3, 8))
         (3, 4)
         """
-        partition = self.partition(shape)
-        return tuple(n // k for n, k in zip(partition.shape, partition.num_shards, strict=True))
+        return self.partition(shape, uneven).shard_shape(device)
 
     def devices_indices_map(self, shape: Sequence[int], uneven: UnevenRule = "even") -> dict[Any, tuple[slice, ...]]:
         """Give every device's slices of a tensor of `shape`; see `Partition.devices_indices_map`.
@@ -258,7 +272,7 @@ class TensorLayout:
         return self._bound
 
     def _no_mesh(self, what: str) -> LayoutError:
-        return LayoutError(f"{what} needs a device_mesh, and the layout {self!r} has none yet")
+        return LayoutError(f"{what} needs a device_mesh, and the layout {shown(self)} has none yet")
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -292,7 +306,7 @@ def _spec_names(spec: Spec) -> tuple[str, ...]:
 
 def _normalised(axes: Any) -> Axes:
     if isinstance(axes, (str, bytes)) or not isinstance(axes, Sequence):
-        raise TypeError(f"axes must be a sequence with one entry per dim, got {axes!r}")
+        raise TypeError(f"axes must be a sequence with one entry per dim, got {shown(axes)}")
     return tuple(_spec(dim, entry) for dim, entry in enumerate(axes))
 
 
@@ -304,13 +318,13 @@ def _spec(dim: int, entry: Any) -> Spec:
     if isinstance(entry, (tuple, list)) and all(isinstance(name, str) for name in entry):
         names = tuple(str(name) for name in entry)
         return names if len(names) > 1 else names[0] if names else None
-    raise TypeError(f"axes[{dim}] must be None, an axis name or a tuple of axis names, got {entry!r}")
+    raise TypeError(f"axes[{dim}] must be None, an axis name or a tuple of axis names, got {shown(entry)}")
 
 
 def _names(argument: str, names: Any) -> tuple[str, ...]:
     items = () if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
     if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(name, str) for name in items):
-        raise TypeError(f"{argument} must be a sequence of axis names, got {names!r}")
+        raise TypeError(f"{argument} must be a sequence of axis names, got {shown(names)}")
     return tuple(str(name) for name in items)
 
 
@@ -323,6 +337,7 @@ def _check_used_once(axes: Axes, unreduced: tuple[str, ...]) -> None:
             raise LayoutError(f"{place} holds an empty axis name; write None for a dim that is not cut")
         if name in seen:
             raise LayoutError(
-                f"{place} uses axis {name!r}, which {seen[name]} uses already; a mesh axis cuts at most one dim, once"
+                f"{place} uses axis {shown(name)}, which {seen[name]} uses already; a mesh axis cuts at most one "
+                "dim, once"
             )
         seen[name] = place

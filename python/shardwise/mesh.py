@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Sequence, Set
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import _core
+from ._text import shown
 from .errors import MeshError
 from .sub_axis import parse_sub_axis
 
@@ -38,9 +40,11 @@ def list_devices(device_type: str | None = None) -> list[str]:
     """
     if device_type is not None:
         if not isinstance(device_type, str):
-            raise TypeError(f"device_type must be a string or None, got {device_type!r}")
+            raise TypeError(f"device_type must be a string or None, got {shown(device_type)}")
         if device_type.lower() != "cpu":
-            raise MeshError(f"device_type is {device_type!r}; the only devices of this host that we know are 'cpu'")
+            raise MeshError(
+                f"device_type is {shown(device_type)}; the only devices of this host that we know are 'cpu'"
+            )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return [f"{_PREFIX}{i}" for i in range(cores)]
 
@@ -101,7 +105,7 @@ class DeviceMesh:
     def _set_devices(self, labels: list[Any]) -> None:
         if len(labels) != self.size:
             raise MeshError(
-                f"devices has {len(labels)} entries but a mesh of shape {self.shape} has {self.size} positions"
+                f"devices has {len(labels)} entries but a mesh of shape {shown(self.shape)} has {self.size} positions"
             )
         try:
             index = {label: i for i, label in enumerate(labels)}
@@ -109,7 +113,7 @@ class DeviceMesh:
             raise TypeError(f"devices: every label must be hashable ({error})") from None
         if len(index) != len(labels):
             second, label = next((i, label) for i, label in enumerate(labels) if index[label] != i)
-            raise MeshError(f"devices[{second}] is {label!r}, which devices[{index[label]}] is as well")
+            raise MeshError(f"devices[{second}] repeats the label {shown(label)} of devices[{index[label]}]")
         # The default labels, written out, are the default mesh.
         if any(type(label) is not str or label != f"{_PREFIX}{i}" for i, label in enumerate(labels)):
             self._labels = tuple(labels)
@@ -179,10 +183,12 @@ class DeviceMesh:
         except ValueError:
             sub = parse_sub_axis(axis_name) if isinstance(axis_name, str) else None
         if sub is None or sub.axis not in self.axis_names:
-            raise MeshError(f"axis_name is {axis_name!r}; the axes of this mesh are {self.axis_names}")
+            raise MeshError(f"axis_name is {shown(axis_name)}; the axes of this mesh are {shown(self.axis_names)}")
         size = self.axis_size(sub.axis)
         if size % (sub.before * sub.size):
-            raise MeshError(f"axis_name is {axis_name!r}, which does not divide axis {sub.axis!r} of size {size}")
+            raise MeshError(
+                f"axis_name is {shown(axis_name)}, which does not divide axis {shown(sub.axis)} of size {size}"
+            )
         return sub.size
 
     def __getitem__(self, names: str | Sequence[str]) -> DeviceMesh:
@@ -280,7 +286,7 @@ class DeviceMesh:
         return self._core.coordinate(index)
 
     def device_index(self, coordinate: Sequence[int]) -> int:
-        """Give the row-major position of a coordinate: the inverse of `coordinate`.
+        """Give the row-major position of a coordinate: the inverse of `coordinate`; of a label it is `index_of_label`.
 
         Raises:
             IndexError: if an entry is outside its axis.
@@ -311,27 +317,44 @@ class DeviceMesh:
         position = self._core.checked(index)
         return f"{_PREFIX}{position}" if self._labels is None else self._labels[position]
 
-    def index_of(self, device: Hashable) -> int:
+    def index_of_label(self, device: Hashable) -> int:
         """Give the row-major position of the device labelled `device`: the inverse of `device`.
+
+        Where the labels are the default ones, the position itself will do as well: `3` for `"cpu:3"`. Labels of your
+        own may have numbers of their own in them, so there it is not taken; `mesh.device(3)` gives the label.
 
         Raises:
             MeshError: if the mesh has no such label.
 
-        >>> DeviceMesh((2,), ("x",), devices=["left", "right"]).index_of("right")
+        >>> DeviceMesh((2,), ("x",), devices=["left", "right"]).index_of_label("right")
         1
+        >>> DeviceMesh((2,), ("x",), devices=["gpu:3", "gpu:0"]).index_of_label(0)
+        Traceback (most recent call last):
+        shardwise.errors.MeshError: device 0 is not in the mesh, whose devices are labelled 'gpu:3', 'gpu:0'; for the
+        device at position 0 give mesh.device(0)
         """
+        position = None
         if self._index is None:
             position = self._core.default_index(device)
-            if position is not None:
-                return position
         else:
-            try:
-                return self._index[device]
-            except KeyError:
-                pass
-            except TypeError:
-                raise TypeError(f"device must be a label of the mesh, got {type(device).__name__}") from None
-        raise MeshError(f"device {device!r} is not in the mesh, whose devices are labelled {self._label_summary()}")
+            with suppress(TypeError):  # A list cannot be a label: it has no hash.
+                position = self._index.get(device)
+        if position is not None:
+            return position
+        is_integer = isinstance(device, (int, np.integer)) and not isinstance(device, bool)
+        if is_integer and self._index is None and 0 <= device < self.size:  # type: ignore[operator]
+            return int(device)  # type: ignore[call-overload, no-any-return]
+        raise self._no_such_device(device, is_integer)
+
+    def _no_such_device(self, device: object, is_integer: bool) -> Exception:
+        if not isinstance(device, Hashable):
+            return TypeError(f"device must be a label of the mesh, got {type(device).__name__}")
+        message = f"device {shown(device)} is not in the mesh, whose devices are labelled {self._label_summary()}"
+        if is_integer and 0 <= device < self.size:  # type: ignore[operator]
+            message += f"; for the device at position {device} give mesh.device({device})"
+        elif isinstance(device, tuple) and len(device) == self.ndim:
+            message += "; device_index takes a coordinate"
+        return MeshError(message)
 
     def _view(self, shape: Sequence[int], axis_names: Sequence[str]) -> DeviceMesh:
         """A mesh of the same devices in the same order, by other axes: it shares the labels."""

@@ -22,7 +22,7 @@ __all__ = ["factored", "flatten", "submesh", "transpose", "unflatten"]
 def submesh(mesh: DeviceMesh, names: str | Sequence[str], through: Hashable) -> DeviceMesh:
     """See `DeviceMesh.submesh`."""
     chosen = _names("names", names)
-    position = 0 if through is None else mesh.index_of(through)
+    position = 0 if through is None else mesh.index_of_label(through)
     whole = factored(mesh, chosen)
     axes = _positions(whole, chosen)
     if axes == list(range(len(whole.shape))) and whole.axis_names == chosen:

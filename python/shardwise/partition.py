@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from . import _core
-from ._arguments import dtype_of
+from ._dtypes import bits_of, bytes_for
+from ._text import shown
 from .errors import SizeOverflowError
+from .tiling import Piece, Tiling
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Partition"]
 
 
-class Partition:
-    """Where each shard of a tensor begins and ends, and who holds it.
+class Partition(Tiling):
+    """Where each shard of a tensor begins and ends, and who holds it: the tiling that a layout makes of a shape.
 
     Args:
         layout: a layout that has its mesh.
@@ -32,9 +34,9 @@ class Partition:
         LayoutError: if shape and layout do not fit together.
         SizeOverflowError: if the tensor has more than 2**63 - 1 elements.
 
-    Devices are named by their labels in the mesh; arrays over all devices stand in device-index order. Making a
-    partition, and asking it for one device, costs O(rank) for a mesh of any size. A partition is immutable, hashable
-    and picklable.
+    Devices are named by their labels in the mesh; where those are the default ones, `"cpu:0"`, `"cpu:1"`, …, the device
+    index does as well. Arrays over all devices stand in device-index order. Making a partition, and asking it for one
+    device, costs O(rank) for a mesh of any size. A partition is immutable, hashable and picklable.
 
     >>> from shardwise import DeviceMesh, TensorLayout
     >>> mesh = DeviceMesh((2, 4), ("data", "model"))
@@ -45,7 +47,7 @@ class Partition:
     (5, 1)
     """
 
-    __slots__ = ("__weakref__", "_core", "_layout", "_mesh", "_uneven")
+    __slots__ = ("_layout", "_mesh", "_uneven")
 
     _core: _core.Partition
     _layout: TensorLayout
@@ -60,7 +62,7 @@ class Partition:
         if bound is None or mesh is None:
             raise layout._no_mesh("a partition")
         if not isinstance(uneven, str):
-            raise TypeError(f"uneven must be a string, got {uneven!r}")
+            raise TypeError(f"uneven must be a string, got {shown(uneven)}")
         self._core = _core.Partition(bound, shape, uneven)
         self._layout = layout
         self._mesh = mesh
@@ -117,14 +119,26 @@ class Partition:
         Raises:
             MeshError: if the mesh has no such device.
 
-        An empty shard starts and stops at the end of the dim.
+        An empty shard starts and stops at the end of the dim. Of a shard by its number, see `shard_box`.
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> partition = TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((9,), uneven="ceil")
         >>> partition.box("cpu:2"), partition.box("cpu:3")
         ((slice(6, 9, None),), (slice(9, 9, None),))
         """
-        return self._core.box(self._mesh.index_of(device))
+        return self._core.box(self._mesh.index_of_label(device))
+
+    def shard_box(self, shard_id: int) -> tuple[slice, ...]:
+        """Give the slices of the tensor that the shard of this number is, whichever devices hold it.
+
+        Raises:
+            IndexError: if there is no such shard.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> TensorLayout(("y",), DeviceMesh((2, 3), ("x", "y"))).partition((9,)).shard_box(1)
+        (slice(3, 6, None),)
+        """
+        return self._core.shard_box(shard_id)
 
     def shard_shape(self, device: Any) -> tuple[int, ...]:
         """Give the shape of the shard that `device` holds.
@@ -136,7 +150,7 @@ class Partition:
         >>> TensorLayout((None, "x"), DeviceMesh((2,), ("x",))).partition((3, 8)).shard_shape("cpu:1")
         (3, 4)
         """
-        return self._core.shard_shape(self._mesh.index_of(device))
+        return self._core.shard_shape(self._mesh.index_of_label(device))
 
     @property
     def largest_shard_shape(self) -> tuple[int, ...]:
@@ -180,7 +194,7 @@ class Partition:
         >>> TensorLayout(("x",), DeviceMesh((2, 3), ("x", "y"))).partition((8,)).shard_id("cpu:4")
         1
         """
-        return self._core.shard_id(self._mesh.index_of(device))
+        return self._core.shard_id(self._mesh.index_of_label(device))
 
     def replica_id(self, device: Any) -> int:
         """Say which of the devices that hold the same shard this one is, counted in device-index order.
@@ -192,7 +206,7 @@ class Partition:
         >>> TensorLayout(("x",), DeviceMesh((2, 3), ("x", "y"))).partition((8,)).replica_id("cpu:4")
         1
         """
-        return self._core.replica_id(self._mesh.index_of(device))
+        return self._core.replica_id(self._mesh.index_of_label(device))
 
     def shard_ids(self) -> npt.NDArray[np.int64]:
         """Give the shard id of every device: int64 of shape (devices,).
@@ -298,7 +312,7 @@ class Partition:
         >>> TensorLayout((None, "x"), DeviceMesh((2,), ("x",))).partition((3, 8)).runs("cpu:1").tolist()
         [[4, 4], [12, 4], [20, 4]]
         """
-        return self._core.runs(self._mesh.index_of(device))
+        return self._core.runs(self._mesh.index_of_label(device))
 
     def views(self, array: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         """Cut an array into zero-copy views, one per device, in device-index order.
@@ -330,10 +344,15 @@ class Partition:
         """
         if not isinstance(array, np.ndarray):
             raise TypeError(f"array must be a numpy array, got {type(array).__name__}")
-        return self._core.view(array, self._mesh.index_of(device))
+        return self._core.view(array, self._mesh.index_of_label(device))
 
     def nbytes(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
         """Give the bytes that each device holds of a tensor of `dtype`: int64 of shape (devices,).
+
+        Args:
+            dtype: A dtype, or its name as numpy, ml_dtypes, PyTorch or safetensors write it.
+
+        Of the whole tensor they are `size` times the bytes of an element, and `ShardedArray.nbytes`.
 
         Raises:
             SizeOverflowError: if the whole tensor has more than 2**63 - 1 bytes.
@@ -342,15 +361,67 @@ class Partition:
         >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((10,), "balanced").nbytes("float32").tolist()
         [12, 12, 8, 8]
         """
-        itemsize = dtype_of(dtype).itemsize
-        if self.size * itemsize > 2**63 - 1:
-            raise SizeOverflowError(
-                f"nbytes: {self.size} elements of {itemsize} bytes are over the limit of {2**63 - 1} bytes"
-            )
+        bits = bits_of(dtype)
+        if self.size * bits > 8 * (2**63 - 1):
+            size = f"{bits} bits" if bits % 8 else f"{bits // 8} bytes"
+            raise SizeOverflowError(f"nbytes: {self.size} elements of {size} are over the limit of {2**63 - 1} bytes")
         boxes = self.boxes()
         extents = boxes[:, :, 1] - boxes[:, :, 0]
         elements: npt.NDArray[np.int64] = extents.prod(axis=1, dtype=np.int64)
-        return elements * itemsize
+        return bytes_for(elements, bits)
+
+    @property
+    def holders(self) -> tuple[Any, ...]:
+        """The labels of the devices, in device-index order."""
+        return self._mesh._all_labels()
+
+    def holder_shape(self, holder: Any) -> tuple[int, ...]:
+        """Give the shape of a device's shard.
+
+        Raises:
+            MeshError: if the mesh has no such device.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((10,), "ceil").holder_shape("cpu:3")
+        (1,)
+        """
+        return self._core.shard_shape(self._mesh.index_of_label(holder))
+
+    def pieces(self, holder: Any) -> list[Piece]:
+        """Give the device's box, which begins at the corner of its shard.
+
+        Raises:
+            MeshError: if the mesh has no such device.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> TensorLayout(("x",), DeviceMesh((2,), ("x",))).partition((8,)).pieces("cpu:1")
+        [Piece(box=(slice(4, 8, None),), start=(0,))]
+        """
+        return [Piece(self._core.box(self._mesh.index_of_label(holder)), (0,) * len(self.shape))]
+
+    def check(self) -> None:
+        """Do nothing: the shards of a partition hold every element, and devices with the same shard are replicas."""
+
+    @property
+    def _count(self) -> int:
+        return self._mesh.size
+
+    def _shapes(self) -> list[tuple[int, ...]]:
+        boxes = self._core.boxes()
+        return list(map(tuple, (boxes[..., 1] - boxes[..., 0]).tolist()))
+
+    def _covered(self) -> None:
+        return None
+
+    @property
+    def _is_named(self) -> bool:
+        return True
+
+    def _label(self, position: int) -> Any:
+        return self._mesh.device(position)
+
+    def _position(self, holder: Any) -> int:
+        return self._mesh.index_of_label(holder)
 
     def __eq__(self, other: object) -> bool:
         if self is other:

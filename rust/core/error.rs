@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::region::Region;
+
 /// What the core returns.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -279,11 +281,8 @@ pub enum Error {
         /// Its length.
         right_len: usize,
     },
-    /// What only the DTensor dialect refuses.
-    #[error(transparent)]
-    Dtensor(#[from] crate::dtensor::Error),
     /// Two partitions of different shapes.
-    #[error("src is of shape {given:?} but dst of {destination:?}; a plan is between partitions of one shape")]
+    #[error("src is of shape {given:?} but dst of {destination:?}; a plan is between tilings of one shape")]
     Shapes {
         /// The source's shape.
         given: Vec<i64>,
@@ -297,10 +296,15 @@ pub enum Error {
         axes: Vec<String>,
     },
     /// A box that is not within the tensor.
-    #[error("boxes[{index}] is [{start}, {stop}) along dim {dim}, which is not within [0, {size})")]
+    #[error(
+        "holders[{holder}]: its box{} is [{start}, {stop}) along dim {dim}, which is not within [0, {size})",
+        if *piece == 0 { String::new() } else { format!(" {piece}") }
+    )]
     BoxBounds {
-        /// Which box.
-        index: usize,
+        /// Whose box.
+        holder: usize,
+        /// Which of its boxes.
+        piece: usize,
         /// Which dim of it.
         dim: usize,
         /// Where it starts.
@@ -310,25 +314,79 @@ pub enum Error {
         /// The elements of the dim.
         size: i64,
     },
+    /// A range that is not within the flattened tensor.
+    #[error("holders[{holder}]: its range is [{start}, {stop}), which is not within [0, {size})")]
+    FlatRange {
+        /// Whose range.
+        holder: usize,
+        /// Where it starts.
+        start: i64,
+        /// Where it stops.
+        stop: i64,
+        /// The elements of the tensor.
+        size: i64,
+    },
+    /// Boxes that do not fit into their holder's array.
+    #[error("holders[{holder}] {what}")]
+    Places {
+        /// Whose.
+        holder: usize,
+        /// What is wrong with them.
+        what: String,
+    },
+    /// A grid whose chunks are of another rank than the tensor.
+    #[error("chunks has {given} dims but shape has {rank}")]
+    Chunks {
+        /// Dims of the chunks.
+        given: usize,
+        /// Dims of the shape.
+        rank: usize,
+    },
+    /// A chunk without elements.
+    #[error("chunks[{dim}] is {size}; a chunk must be at least 1 long")]
+    ChunkSize {
+        /// Which dim.
+        dim: usize,
+        /// The length given.
+        size: i64,
+    },
     /// Two boxes that share elements.
-    #[error("boxes[{first}] and boxes[{second}] overlap: both hold {}", box_text(start, stop))]
+    #[error("{} overlap: both hold {}", holders_text(*first, *second), Region::new(start, stop).text())]
     BoxesOverlap {
-        /// The one.
-        first: usize,
-        /// The other.
-        second: usize,
+        /// The holder of the one.
+        first: i64,
+        /// The holder of the other.
+        second: i64,
         /// Where the common part starts.
         start: Vec<i64>,
         /// Where it stops.
         stop: Vec<i64>,
     },
     /// Elements that no box holds.
-    #[error("the boxes leave a gap: none holds {}", box_text(start, stop))]
+    #[error("the boxes leave a gap: none holds {}", Region::new(start, stop).text())]
     BoxMissing {
         /// Where the gap starts.
         start: Vec<i64>,
         /// Where it stops.
         stop: Vec<i64>,
+    },
+    /// Elements that a plan's destination asks for, and its source does not hold.
+    #[error("src does not hold {}, which holders[{holder}] of dst needs", Region::new(start, stop).text())]
+    NotHeld {
+        /// Who asks for them.
+        holder: usize,
+        /// Where they start.
+        start: Vec<i64>,
+        /// Where they stop.
+        stop: Vec<i64>,
+    },
+    /// A pickle that stops making sense, or asks for what is not read.
+    #[error("byte {at} of the pickle: {problem}")]
+    Pickle {
+        /// The byte offset.
+        at: usize,
+        /// What is wrong there.
+        problem: String,
     },
     /// A budget below one element.
     #[error("max_bytes_in_flight is {given}; it must hold at least one element of {itemsize} bytes")]
@@ -362,10 +420,13 @@ pub enum Error {
     WorkerPanicked(String),
 }
 
-/// A box as numpy would write it.
-fn box_text(start: &[i64], stop: &[i64]) -> String {
-    let sides: Vec<_> = start.iter().zip(stop).map(|(start, stop)| format!("{start}:{stop}")).collect();
-    format!("[{}]", sides.join(", "))
+/// The holders of two boxes.
+fn holders_text(first: i64, second: i64) -> String {
+    if first == second {
+        format!("two boxes of holders[{first}]")
+    } else {
+        format!("holders[{first}] and holders[{second}]")
+    }
 }
 
 /// What sort of mistake an [`Error`] is; bindings choose their exception by it.
@@ -416,16 +477,21 @@ impl Error {
             | Self::Shapes { .. }
             | Self::UnreducedDestination { .. }
             | Self::BoxBounds { .. }
+            | Self::FlatRange { .. }
+            | Self::Places { .. }
+            | Self::Chunks { .. }
+            | Self::ChunkSize { .. }
+            | Self::NotHeld { .. }
             | Self::BoxesOverlap { .. }
             | Self::BoxMissing { .. }
             | Self::Budget { .. }
             | Self::OverlapsItself { .. }
             | Self::OverlapsOther { .. } => ErrorKind::Layout,
+            Self::Pickle { .. } => ErrorKind::Parse,
             Self::Overflow { .. } | Self::TooMany { .. } => ErrorKind::Overflow,
             Self::DeviceIndex { .. } | Self::Coordinate { .. } | Self::OutOfRange { .. } | Self::Padding { .. } => {
                 ErrorKind::Index
             }
-            Self::Dtensor(error) => error.kind(),
             Self::Interrupted => ErrorKind::Interrupted,
             Self::WorkerPanicked(_) => ErrorKind::Internal,
         }

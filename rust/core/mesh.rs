@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::{
     error::{Error, Result},
-    linear::Linear,
+    index::linear::Linear,
     parallel, radix,
 };
 
@@ -146,7 +146,7 @@ impl Mesh {
                 right_len: expected.unwrap_or(usize::MAX),
             });
         }
-        let columns: Vec<Linear> = (0..axes).map(|axis| Linear::new(self, |a| i64::from(a == axis))).collect();
+        let columns: Vec<Linear> = (0..axes).map(|axis| Linear::new(&self.sizes, |a| i64::from(a == axis))).collect();
         let devices_per_piece = (parallel::PIECE / axes).max(1);
         let pieces = out.chunks_mut(devices_per_piece * axes).enumerate();
         parallel::for_each(self.size as usize * axes, pieces, poll, |(number, piece)| {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::{
     error::{Error, Result},
+    index::linear::Linear,
     layout::{AxisRole, Layout},
-    linear::Linear,
     mesh::Mesh,
     parallel, radix,
     uneven::{Cut, Uneven},
@@ -286,14 +286,14 @@ impl Partition {
 
     /// The shard index along `dim`, as a function of the device.
     pub(crate) fn shard_index_function(&self, dim: usize) -> Linear {
-        Linear::new(self.mesh(), |axis| match self.layout.roles()[axis] {
+        Linear::new(self.mesh().sizes(), |axis| match self.layout.roles()[axis] {
             AxisRole::Cuts { dim: cut, weight } if cut == dim => weight,
             _ => 0,
         })
     }
 
-    fn shard_id_function(&self) -> Linear {
-        Linear::new(self.mesh(), |axis| match self.layout.roles()[axis] {
+    pub(crate) fn shard_id_function(&self) -> Linear {
+        Linear::new(self.mesh().sizes(), |axis| match self.layout.roles()[axis] {
             AxisRole::Cuts { dim, weight } => weight * self.shard_strides()[dim],
             AxisRole::Replicates | AxisRole::Unreduced => 0,
         })
@@ -312,7 +312,7 @@ impl Partition {
                 weight *= sizes[axis];
             }
         }
-        Linear::new(self.mesh(), |axis| weights[axis])
+        Linear::new(self.mesh().sizes(), |axis| weights[axis])
     }
 }
 

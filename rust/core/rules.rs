@@ -1,28 +1,31 @@
 //! Which of many regular expressions match a path, found in one pass over the path.
 //!
 //! The expressions are Python's, and what matches is what Python's `re` says. Those whose meaning is certain in the
-//! syntax of the `regex` crate are compiled into one automaton, which reads each character of a path once, whatever the
-//! number of rules, and cannot backtrack. The others are reported as left over, for the caller to try one by one; so
-//! are the rules that agree with Python on some paths only, for a path that is not one of these:
+//! syntax of the `regex` crate are compiled into automata, which read each character of a path once, whatever the
+//! number of rules, and cannot backtrack. So neither a rule nor a path can make a look-up hang. The others, which need a
+//! search that backtracks, are reported as left over.
 //!
-//! - an ASCII path without control characters is served by every rule that could be translated;
-//! - any other path by those that use neither `\d`, `\w`, `\s`, `\b` nor `(?i)`, whose meaning for other characters is
-//!   Python's own (its `\w` is not Unicode's, its `\s` contains `\x1c`, its `\B` depends on its version for an empty path);
-//! - a path with a newline before its last character by none, since `$` is translated as the end of a line.
+//! Python's classes beyond ASCII are its own: its `\w` is not Unicode's, its `\s` contains `\x1c`, its `(?i)k` finds the
+//! Kelvin sign. So the caller says of what [`CharClass`] a character is, and a path is searched in up to three forms
+//! (`translate::Group`); and in a path that ends in a newline, that one is told from the others (`translate::Ending`).
 
 mod translate;
 
-use std::sync::OnceLock;
+use std::{collections::HashMap, sync::OnceLock};
 
-use regex::bytes::{RegexSet, RegexSetBuilder};
+use regex::bytes::{Regex, RegexBuilder, RegexSet, RegexSetBuilder};
 
-use translate::{Translated, translate};
+use translate::{Ending, Group, LAST_NEWLINE, Traits, translate};
 
-/// The most memory that the automaton of a rule set may take before it is run, in bytes.
-const PROGRAM_LIMIT: usize = 32 << 20;
+/// The most memory that one automaton may take before it is run, in bytes; rules that need more are shared among several.
+const PROGRAM_LIMIT: usize = 16 << 20;
 
 /// The most memory that the states found while running may take, in bytes for each thread; past it they are forgotten.
 const STATES_LIMIT: usize = 16 << 20;
+
+/// What stands for a lone surrogate, which Python has in its texts and Rust has not. Python takes both for neither a digit,
+/// nor a word character, nor white space.
+pub const SURROGATE: char = '\u{10ffff}';
 
 /// Where in the path a rule has to match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,32 +38,73 @@ pub enum MatchMode {
     FullMatch,
 }
 
+/// What Python takes a character beyond ASCII for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CharClass {
+    /// A decimal digit, which is a word character as well.
+    Digit,
+    /// Another word character.
+    Word,
+    /// White space.
+    Space,
+    /// Anything else.
+    Other,
+}
+
+impl CharClass {
+    /// The character that stands for the class, and of which Python and the `regex` crate say that it is of it.
+    fn character(self) -> char {
+        match self {
+            Self::Digit => '\u{660}',
+            Self::Word => 'é',
+            Self::Space => '\u{2003}',
+            Self::Other => '€',
+        }
+    }
+
+    /// What the `regex` crate takes a character for.
+    fn of_regex(c: char) -> Self {
+        static CLASSES: OnceLock<Vec<(Regex, CharClass)>> = OnceLock::new();
+        let classes = CLASSES.get_or_init(|| {
+            let compiled = |pattern| RegexBuilder::new(pattern).unicode(true).build().ok();
+            [(r"\d", Self::Digit), (r"\w", Self::Word), (r"\s", Self::Space)]
+                .into_iter()
+                .filter_map(|(pattern, class)| Some((compiled(pattern)?, class)))
+                .collect()
+        });
+        let text = c.to_string();
+        classes.iter().find(|(regex, _)| regex.is_match(text.as_bytes())).map_or(Self::Other, |&(_, class)| class)
+    }
+}
+
 /// The rules that match one path, by their position in the rule set.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Found<'rules> {
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Found {
     /// Those known to match, in order.
     pub matches: Vec<usize>,
-    /// Those still to be tried with Python's engine, in order; none of them is among the matches.
-    pub rest: &'rules [usize],
+    /// Those that only a backtracking search could tell of this path, in order; none of them is among the matches.
+    pub rest: Vec<usize>,
 }
 
 /// Python regular expressions that are searched for together.
 ///
 /// # Examples
 /// ```
-/// use shardwise_core::rules::{MatchMode, RuleSet};
+/// use shardwise_core::rules::{CharClass, MatchMode, RuleSet};
 ///
 /// let rules = RuleSet::new(&["dense.*kernel", "dense.*bias", "(?<!conv)bias"], MatchMode::Search);
-/// let found = rules.find("dense_1/bias");
-/// assert_eq!((found.matches, found.rest), (vec![1], &[2][..]));
+/// let found = rules.find("dense_1/bias", &mut |_| CharClass::Other);
+/// assert_eq!((found.matches, found.rest), (vec![1], vec![2]));
 /// ```
 #[derive(Debug)]
 pub struct RuleSet {
     mode: MatchMode,
-    translated: Vec<Option<Translated>>,
-    all: Vec<usize>,
-    plain_paths: OnceLock<Automaton>,
-    other_paths: OnceLock<Automaton>,
+    patterns: Vec<String>,
+    traits: Vec<Option<Traits>>,
+    /// For printable ASCII paths.
+    plain: OnceLock<Automata>,
+    /// For other paths, by form and by ending.
+    other: [[OnceLock<Automata>; 3]; 3],
 }
 
 impl RuleSet {
@@ -69,107 +113,198 @@ impl RuleSet {
     pub fn new(patterns: &[impl AsRef<str>], mode: MatchMode) -> Self {
         Self {
             mode,
-            translated: patterns.iter().map(|pattern| translate(pattern.as_ref())).collect(),
-            all: (0..patterns.len()).collect(),
-            plain_paths: OnceLock::new(),
-            other_paths: OnceLock::new(),
+            patterns: patterns.iter().map(|pattern| pattern.as_ref().to_owned()).collect(),
+            traits: patterns
+                .iter()
+                .map(|pattern| translate(pattern.as_ref(), Ending::Plain, true).map(|(_, traits)| traits))
+                .collect(),
+            plain: OnceLock::new(),
+            other: Default::default(),
         }
     }
 
-    /// What is known of a path that is not even text: all rules are still to be tried.
+    /// The rules that only a backtracking search can find, whatever the path, in order: those that cannot be translated,
+    /// and those too large for an automaton.
     #[must_use]
-    pub fn nothing_tried(&self) -> Found<'_> {
-        Found { matches: Vec::new(), rest: &self.all }
+    pub fn backtracking(&self) -> Vec<usize> {
+        let mut rest: Vec<usize> = (0..3).flat_map(|group| self.automata(group, 0).rest.iter().copied()).collect();
+        rest.sort_unstable();
+        rest.dedup();
+        rest
     }
 
-    /// Which rules match the path, and which are still to be tried.
+    /// Which rules match the path, and which are still to be tried. `class_of` is asked about characters beyond ASCII. A lone
+    /// surrogate is [`SURROGATE`].
     #[must_use]
-    pub fn find(&self, path: &str) -> Found<'_> {
+    pub fn find(&self, path: &str, class_of: &mut dyn FnMut(char) -> CharClass) -> Found {
         let bytes = path.as_bytes();
-        let newline = bytes.iter().position(|&byte| byte == b'\n');
-        if newline.is_some_and(|position| position + 1 < bytes.len()) {
-            return self.nothing_tried();
+        if !bytes.is_empty() && bytes.iter().all(|byte| matches!(byte, b' '..=b'~')) {
+            let automata = self.plain.get_or_init(|| Automata::new(self, None, Ending::Plain, |_| true));
+            let mut found = Found { matches: Vec::new(), rest: automata.rest.clone() };
+            automata.find(bytes, &mut found.matches);
+            return found;
         }
-        let is_plain = !bytes.is_empty() && bytes.iter().all(|byte| matches!(byte, b' '..=b'~'));
-        if is_plain {
-            self.plain_paths.get_or_init(|| Automaton::new(self, Paths::Plain)).find(bytes)
-        } else {
-            self.other_paths.get_or_init(|| Automaton::new(self, Paths::Other)).find(bytes)
+        self.find_other(path, class_of)
+    }
+
+    fn find_other(&self, path: &str, class_of: &mut dyn FnMut(char) -> CharClass) -> Found {
+        let mut classes: HashMap<char, CharClass> = HashMap::new();
+        let mut agree = true;
+        let mut form = |folded: bool| -> String {
+            let stands_for = |c: char| match c {
+                _ if c.is_ascii() => c,
+                // What Python's `(?i)` takes for an ASCII letter.
+                'İ' | 'ı' if folded => 'i',
+                'ſ' if folded => 's',
+                '\u{212a}' if folded => 'k',
+                _ => classes
+                    .entry(c)
+                    .or_insert_with(|| {
+                        let class = class_of(c);
+                        agree &= class == CharClass::of_regex(c);
+                        class
+                    })
+                    .character(),
+            };
+            path.chars().map(stands_for).collect()
+        };
+        let forms = [form(false), form(true), path.to_owned()];
+        let mut found = Found::default();
+        for (group, form) in forms.iter().enumerate() {
+            let mut search = |ending: usize, bytes: &[u8]| {
+                let automata = self.automata(group, ending);
+                automata.find(bytes, &mut found.matches);
+                found.rest.extend(&automata.rest);
+            };
+            if form.ends_with('\n') {
+                search(1, form.as_bytes());
+                let mut marked = form.clone().into_bytes();
+                marked.pop();
+                marked.push(LAST_NEWLINE);
+                search(2, &marked);
+            } else {
+                search(0, form.as_bytes());
+            }
         }
+        // What depends on classes of which the two engines differ, and what depends on the version of Python.
+        let undecided = |position: &usize| {
+            self.traits[*position].is_some_and(|traits| {
+                (traits.group == Group::Original && traits.has_class && !agree)
+                    || (traits.beyond_surrogates && path.contains(SURROGATE))
+                    || (traits.has_not_boundary && path.is_empty())
+            })
+        };
+        found.matches.retain(|position| !undecided(position));
+        found.rest.extend((0..self.traits.len()).filter(undecided));
+        for list in [&mut found.matches, &mut found.rest] {
+            list.sort_unstable();
+            list.dedup();
+        }
+        found
+    }
+
+    /// The automata of the rules for one form of the path; of the endings, 0 is none, 1 a newline as it is, for the rules
+    /// that have no `$`, and 2 a newline that is marked, for those that have.
+    fn automata(&self, group: usize, ending: usize) -> &Automata {
+        self.other[group][ending].get_or_init(|| {
+            let group = [Group::Classed, Group::Folded, Group::Original][group];
+            let written = if ending == 2 { Ending::Marked } else { Ending::Plain };
+            Automata::new(self, Some(group), written, |traits| match ending {
+                0 => true,
+                1 => !traits.has_end,
+                _ => traits.has_end,
+            })
+        })
     }
 }
 
-/// The kinds of path that differ in what a rule means.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Paths {
-    /// ASCII without control characters, and not empty.
-    Plain,
-    /// Everything else.
-    Other,
-}
-
-/// The rules that serve one kind of path, compiled together.
+/// The rules that serve one kind of path, compiled together, in as few automata as memory allows.
 #[derive(Debug)]
-struct Automaton {
-    set: RegexSet,
-    /// The rule of each expression of the set.
-    rules: Vec<usize>,
-    /// The rules that are not in the set.
+struct Automata {
+    /// Each with the rules of its expressions.
+    sets: Vec<(RegexSet, Vec<usize>)>,
+    /// The rules that no automaton serves.
     rest: Vec<usize>,
 }
 
-impl Automaton {
-    fn new(rules: &RuleSet, paths: Paths) -> Self {
-        let expression = |rule: &Translated| {
-            // Without Unicode a character is a byte, which makes a far smaller automaton.
-            let unicode = if paths == Paths::Other || rule.beyond_ascii { "u" } else { "" };
-            let text = &rule.text;
-            match rules.mode {
-                MatchMode::Search => format!("(?{unicode}:{text})"),
-                MatchMode::Match => format!(r"\A(?{unicode}:{text})"),
-                MatchMode::FullMatch => format!(r"\A(?{unicode}:{text})\z"),
-            }
-        };
-        let mut served: Vec<(usize, String)> = Vec::with_capacity(rules.all.len());
-        for (position, rule) in rules.translated.iter().enumerate() {
-            if let Some(rule) = rule.as_ref().filter(|rule| paths == Paths::Plain || !rule.ascii_paths_only) {
-                served.push((position, expression(rule)));
+impl Automata {
+    /// Of the rules of a group (for plain paths, of all), those that are `wanted`.
+    fn new(rules: &RuleSet, group: Option<Group>, ending: Ending, wanted: impl Fn(&Traits) -> bool) -> Self {
+        let mut served: Vec<(usize, String)> = Vec::new();
+        let mut rest = Vec::new();
+        for (position, pattern) in rules.patterns.iter().enumerate() {
+            // Plain paths need no characters but ASCII, unless the rule names others.
+            let unicode =
+                group.is_some() || rules.traits[position].is_some_and(|traits| traits.group == Group::Original);
+            match translate(pattern, ending, unicode) {
+                None => rest.push(position),
+                Some((_, traits)) if group.is_some_and(|group| group != traits.group) || !wanted(&traits) => {}
+                Some((text, _)) => {
+                    let flag = if unicode { "u" } else { "" };
+                    served.push((
+                        position,
+                        match rules.mode {
+                            MatchMode::Search => format!("(?{flag}:{text})"),
+                            MatchMode::Match => format!(r"\A(?{flag}:{text})"),
+                            MatchMode::FullMatch => format!(r"\A(?{flag}:{text})\z"),
+                        },
+                    ));
+                }
             }
         }
-        let all_together = compile(served.iter().map(|(_, expression)| expression), PROGRAM_LIMIT);
-        let set = all_together.unwrap_or_else(|| {
-            // One of them is not for this engine (too large, too deep): the others still are.
-            let share = PROGRAM_LIMIT / served.len().max(1);
-            served.retain(|(_, expression)| compile([expression], share).is_some());
-            let fitting = compile(served.iter().map(|(_, expression)| expression), PROGRAM_LIMIT);
-            fitting.unwrap_or_else(|| {
-                served.clear();
-                RegexSet::empty()
-            })
-        });
-        let served: Vec<usize> = served.into_iter().map(|(position, _)| position).collect();
-        let rest = rules.all.iter().copied().filter(|position| served.binary_search(position).is_err()).collect();
-        Self { set, rules: served, rest }
+        let mut automata = Self { sets: Vec::new(), rest };
+        automata.compile(&served, ending);
+        automata.rest.sort_unstable();
+        automata
     }
 
-    fn find(&self, path: &[u8]) -> Found<'_> {
-        let matches = self.set.matches(path).into_iter().map(|expression| self.rules[expression]).collect();
-        Found { matches, rest: &self.rest }
+    /// Compiles the rules together, or where they are too large together, each half by itself.
+    fn compile(&mut self, served: &[(usize, String)], ending: Ending) {
+        let mut builder = RegexSetBuilder::new(served.iter().map(|(_, expression)| expression));
+        builder.unicode(false).size_limit(PROGRAM_LIMIT).dfa_size_limit(STATES_LIMIT);
+        if ending == Ending::Marked {
+            builder.line_terminator(LAST_NEWLINE);
+        }
+        match (builder.build(), served) {
+            (_, []) => {}
+            (Ok(set), _) => self.sets.push((set, served.iter().map(|(position, _)| *position).collect())),
+            (Err(_), [(position, _)]) => self.rest.push(*position),
+            (Err(_), _) => {
+                let (first, second) = served.split_at(served.len() / 2);
+                self.compile(first, ending);
+                self.compile(second, ending);
+            }
+        }
     }
-}
 
-fn compile<'text>(expressions: impl IntoIterator<Item = &'text String>, limit: usize) -> Option<RegexSet> {
-    let mut builder = RegexSetBuilder::new(expressions);
-    builder.unicode(false).size_limit(limit).dfa_size_limit(STATES_LIMIT).build().ok()
+    /// Adds the rules that match; in order, if there is one automaton.
+    fn find(&self, path: &[u8], matches: &mut Vec<usize>) {
+        for (set, rules) in &self.sets {
+            matches.extend(set.matches(path).into_iter().map(|expression| rules[expression]));
+        }
+        if self.sets.len() > 1 {
+            matches.sort_unstable();
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn python(c: char) -> CharClass {
+        if c.is_numeric() {
+            CharClass::Digit
+        } else if c.is_alphabetic() {
+            CharClass::Word
+        } else {
+            CharClass::Other
+        }
+    }
+
     fn matches(patterns: &[&str], mode: MatchMode, path: &str) -> Vec<usize> {
         let rules = RuleSet::new(patterns, mode);
-        let found = rules.find(path);
+        let found = rules.find(path, &mut python);
         assert!(found.rest.is_empty(), "{path}: {:?} left over", found.rest);
         found.matches
     }
@@ -193,23 +328,35 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_also_before_a_last_newline() {
-        assert_eq!(matches(&["a$", r"a\Z", "^a$", "a"], MatchMode::Search, "a\n"), [0, 2, 3]);
-        assert_eq!(matches(&["a$", "a$[^b]"], MatchMode::FullMatch, "a\n"), [1]);
+    fn the_end_is_also_before_a_last_newline_and_no_other() {
+        assert_eq!(matches(&["a$", r"a\Z", "^a$", "a", "a$\n", r"a\s$"], MatchMode::Search, "a\n"), [0, 2, 3, 4, 5]);
+        assert_eq!(matches(&["a$", "a$[^b]", r"a\n"], MatchMode::FullMatch, "a\n"), [1, 2]);
+        let patterns = ["a$", "b$", "a.b", "(?s)a.b$", "a[^x]b", "(?m)a$", "(?m)^b", "^b", r"b\n"];
+        assert_eq!(matches(&patterns, MatchMode::Search, "a\nb"), [1, 3, 4, 5, 6]);
+        assert_eq!(matches(&patterns, MatchMode::Search, "a\nb\n"), [1, 3, 4, 5, 6, 8]);
     }
 
     #[test]
-    fn a_rule_is_left_over_where_python_may_differ() {
-        let rules = RuleSet::new(&["a", r"\w", "(?=a)", "é", "(?i)a"], MatchMode::Search);
-        for (path, found, rest) in [
-            ("a", &[0, 1, 4][..], &[2][..]),
-            ("né", &[3], &[1, 2, 4]),
-            ("a\x1c", &[0], &[1, 2, 4]),
-            ("", &[], &[1, 2, 4]),
-            ("a\n", &[0], &[1, 2, 4]),
-            ("a\nb", &[], &[0, 1, 2, 3, 4]),
-        ] {
-            assert_eq!(rules.find(path), Found { matches: found.to_vec(), rest }, "{path:?}");
+    fn characters_beyond_ascii_are_what_the_caller_says() {
+        // é is a word character, € is not; the engines agree on both. Of the sign ` ̈ ` they may differ.
+        assert_eq!(matches(&[r"^\w$", r"^\W$", r"a\b", "^.$", "^[^a]$", "[a-z]"], MatchMode::Search, "é"), [0, 3, 4]);
+        assert_eq!(matches(&[r"^\w$", r"^\W$"], MatchMode::Search, "€"), [1]);
+        assert_eq!(matches(&["(?i)k", "(?ia)k", "(?i)[^k]"], MatchMode::Search, "\u{212a}"), [0]);
+        assert_eq!(matches(&["é", r"é\w", "[à-ü]", "[^é]"], MatchMode::Search, "éü"), [0, 1, 2, 3]);
+        let rules = RuleSet::new(&[r"é\W", r"\W"], MatchMode::Search);
+        let found = rules.find("é\u{308}", &mut |c| if c == 'é' { CharClass::Word } else { CharClass::Other });
+        assert_eq!(found, Found { matches: vec![1], rest: vec![0] });
+    }
+
+    #[test]
+    fn a_rule_that_needs_backtracking_is_left_over() {
+        let rules = RuleSet::new(&["a", r"\w", "(?=a)", "é", "(?i)a", r"(a)\1"], MatchMode::Search);
+        assert_eq!(rules.backtracking(), [2, 5]);
+        for (path, found) in
+            [("a", &[0, 1, 4][..]), ("né", &[1, 3]), ("a\x1c", &[0, 1, 4]), ("", &[]), ("a\nb", &[0, 1, 4])]
+        {
+            let expected = Found { matches: found.to_vec(), rest: vec![2, 5] };
+            assert_eq!(rules.find(path, &mut python), expected, "{path:?}");
         }
     }
 
@@ -217,14 +364,26 @@ mod tests {
     fn a_rule_that_is_too_large_leaves_the_others_compiled() {
         let deep = format!("{}a{}", "(".repeat(5_000), ")".repeat(5_000));
         let rules = RuleSet::new(&["a", "((a{1000}){1000}){1000}", &deep, "b"], MatchMode::Search);
-        assert_eq!(rules.find("ab"), Found { matches: vec![0, 3], rest: &[1, 2] });
+        assert_eq!(rules.find("ab", &mut python), Found { matches: vec![0, 3], rest: vec![1, 2] });
+        assert_eq!(rules.backtracking(), [1, 2]);
     }
 
     #[test]
     fn what_makes_python_backtrack_for_ever_comes_to_an_end() {
-        let rules = ["(a+)+$", "(a|aa)+$", "(a|a?)+!", "(.*a){20}c", "([a-z]+)*!", "(x+x+)+y"];
-        for path in ["a".repeat(40) + "b", "a".repeat(10_000) + "é", "a".repeat(40) + "b\n"] {
-            assert_eq!(matches(&rules, MatchMode::Search, &path), [0_usize; 0]);
+        let rules = [
+            "(a+)+$",
+            "(a|aa)+$",
+            "(a|a?)+!",
+            "(.*a){20}c",
+            "([a-z]+)*!",
+            "(x+x+)+y",
+            r"(\w+)+$",
+            "(?s)(a+)+$",
+            "(?m)(a+)+%$",
+        ];
+        for path in ["a".repeat(40) + "b#", "a".repeat(10_000) + "€", "a".repeat(40) + "b€\n", "a".repeat(40) + "b\nc€"]
+        {
+            assert_eq!(matches(&rules, MatchMode::Search, &path), [0_usize; 0], "{path:?}");
         }
     }
 }

@@ -97,6 +97,12 @@ impl Cut {
         Self { n, k, kind: CutKind::Uniform { step } }
     }
 
+    /// The cut of a dim of `n` elements into pieces of `chunk`, which is at least 1; the last holds what is left.
+    #[must_use]
+    pub fn in_chunks(n: i64, chunk: i64) -> Self {
+        Self { n, k: ceil_div(n, chunk), kind: CutKind::Uniform { step: chunk } }
+    }
+
     /// The number of elements.
     #[must_use]
     pub fn elements(&self) -> i64 {

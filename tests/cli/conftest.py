@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.store.dtypes import DTYPES
+from shardwise._dtypes import CODES
 
 from ..store.conftest import encode
 
@@ -14,7 +14,7 @@ def write_checkpoint(path: Path, tensors: Tensors) -> Path:
     """A safetensors file of zeros that takes no room on the disk."""
     header, end = {}, 0
     for name, (dtype, shape) in tensors.items():
-        begin, end = end, end + math.prod(shape) * DTYPES[dtype].bits // 8
+        begin, end = end, end + math.prod(shape) * CODES[dtype].bits // 8
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
     data = encode(header)
     path.write_bytes(data)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise import LayoutError, MeshError, ParseError, SizeOverflowError, TensorLayout
+from shardwise._dtypes import CODES
 from shardwise.cli.notation import (
     format_layout,
     format_mesh,
@@ -14,7 +15,6 @@ from shardwise.cli.notation import (
     parse_mesh,
     parse_shape,
 )
-from shardwise.store.dtypes import DTYPES
 
 
 def test_meshes() -> None:
@@ -79,10 +79,10 @@ def test_ways_to_write_that_a_dim_is_not_cut() -> None:
 
 
 def test_dtypes() -> None:
-    for code, dtype in DTYPES.items():
-        assert parse_dtype(code) == parse_dtype(code.lower()) == dtype.bits
-        if dtype.ml_dtypes:
-            assert parse_dtype(dtype.ml_dtypes) == dtype.bits
+    for code, dtype in CODES.items():
+        assert parse_dtype(code) == parse_dtype(dtype.name) == dtype.bits
+    # In lower case numpy's meaning goes before the code of safetensors.
+    assert [parse_dtype(name) for name in ("bf16", "f32", "i8", "u8", "f4", "f8_e4m3")] == [16, 32, 64, 64, 32, 8]
     for name in ("float16", "int64", "bool", "complex128", ">f4", "f2"):
         assert parse_dtype(name) == 8 * np.dtype(name).itemsize
     for name in ("floaty", "", "O0", "S"):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shardwise import DeviceMesh, TensorLayout, UnevenRule
+from shardwise._dtypes import CODES
 from shardwise.cli import main
-from shardwise.store.dtypes import DTYPES
 
 from .conftest import Tensors, write_checkpoint
 
@@ -44,8 +44,8 @@ def test_a_plan(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path) -> N
         "wte.weight                   50 x 16  BF16   -,data+model   50 x 2       200 B",
         "",
         "each device holds 2.6 KiB of 10.8 KiB, 24.5%",
-        "all devices hold 21.1 KiB, 1.96 times the checkpoint",
-        "1.74% of the checkpoint is on every device",
+        "all 8 devices hold 21.1 KiB, 1.96 times the tensors' size",
+        "1.74% of the bytes are on every device",
     ]
 
 
@@ -80,6 +80,7 @@ def test_json(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path) -> Non
         "shard_shape": [50, 2],
         "nbytes": 1600,
         "bytes_per_device": 200,
+        "bytes_total": 1600,
     }
 
 
@@ -100,7 +101,7 @@ def test_everything_that_looks_wrong(capsys: pytest.CaptureFixture[str], gpt: Pa
     for text in ("wte.weight", "dim 0", "50", "4 shards"):
         assert text in indivisible
     assert "'lm_head'" in unused
-    assert "without the 7 tensors that have no place:" in lines
+    assert "without the 7 tensors that cannot be placed:" in lines
     assert planned(capsys, *arguments, "--strict", status=1) == lines
     plan = planned_json(capsys, *arguments, "--strict", status=1)
     assert [len(plan[kind]) for kind in ("clashes", "rank_mismatches", "indivisible", "unused_rules")] == [3, 3, 1, 1]
@@ -147,11 +148,11 @@ def test_every_dtype_is_planned_without_ml_dtypes(
     capsys: pytest.CaptureFixture[str], file: Path, rules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    write_checkpoint(file, {f"wte.{code}": (code, (3, 32)) for code in DTYPES})
+    write_checkpoint(file, {f"wte.{code}": (code, (3, 32)) for code in CODES})
     rules.write_text("[rules]\n'wte' = [[], ['data', 'model']]")
     plan = planned_json(capsys, file, "--mesh", MESH, "--rules", rules)
     for tensor in plan["tensors"]:
-        bits = DTYPES[tensor["dtype"]].bits
+        bits = CODES[tensor["dtype"]].bits
         assert (tensor["nbytes"], tensor["bytes_per_device"]) == (96 * bits // 8, -(-12 * bits // 8))
 
 

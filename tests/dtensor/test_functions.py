@@ -308,7 +308,8 @@ def test_layouts_of_tensors() -> None:
     check_layout(tensor, layout)
     with pytest.raises(LayoutError, match="did not match expected layout"):
         check_layout(tensor, Layout(["y"], MESH))
-    for function in (fetch_layout, unpack):
+    assert fetch_layout(-1024) is fetch_layout(np.arange(2)) is None
+    for function in (lambda tensor: check_layout(tensor, layout), unpack):
         with pytest.raises(TypeError, match="must be a DTensor, got ndarray"):
             function(np.arange(2))  # type: ignore[arg-type]
     assert not is_dtensor(np.arange(2))
@@ -343,7 +344,7 @@ def test_an_exact_key_goes_before_every_rule(layout_map: LayoutMap) -> None:
 @pytest.mark.parametrize("first", ["(?<!b)a.*", "a.*"])
 @pytest.mark.parametrize("second", ["(?=a)a.*", "a+"])
 def test_the_first_wins_whichever_engine_finds_it(first: str, second: str) -> None:
-    mapped = LayoutMap()
+    mapped = LayoutMap(backtracking=True)
     mapped["never(?=x)"] = Layout.replicated(MESH, 3)
     mapped[first] = Layout.replicated(MESH, 1)
     mapped[second] = Layout.replicated(MESH, 2)
@@ -386,3 +387,18 @@ def test_what_a_layout_map_refuses(layout_map: LayoutMap) -> None:
     with pytest.raises(TypeError):
         LayoutMap(mesh="mesh")  # type: ignore[arg-type]
     assert len(layout_map) == 4
+
+
+def test_a_tensor_is_printed_and_iterated_over_as_a_whole() -> None:
+    tensor = copy_to_mesh(np.arange(4).reshape(2, 2), Layout(["x", "unsharded"], MESH))
+    assert [row.tolist() for row in tensor] == [[0, 1], [2, 3]]
+    assert len(tensor) == 2
+    text = str(tensor)
+    assert text.startswith('tf.Tensor({"')
+    assert text.count('": [[') == MESH.num_local_devices()
+    assert f'layout="{tensor.layout.to_string()}", shape=(2, 2), dtype=int64)' in text
+    scalar = copy_to_mesh(np.int32(3), Layout([], MESH))
+    with pytest.raises(TypeError, match="rank 0"):
+        iter(scalar)
+    with pytest.raises(TypeError, match="rank 0"):
+        len(scalar)

@@ -322,6 +322,7 @@ def test_long_inputs_end_soon(read: Callable[[Any], Any], make: Callable[[], Any
     assert len(str(caught.value)) < 1000
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from Linux's /proc")
 def test_long_inputs_need_little_memory() -> None:
     program = """

@@ -57,7 +57,7 @@ LINE, SUMS = (
 PLANS = [
     sw.plan_reshard(ROWS.partition((6, 6)), COLUMNS.partition((6, 6))),
     sw.plan_reshard(SUMS, LINE),
-    sw.plan_from_boxes([[[0, 3]], [[3, 6]]], LINE),
+    sw.plan_reshard(sw.Tiling.from_boxes((6,), [[[0, 3]], [[3, 6]]]), LINE),
     sw.plan_reshard(sw.TensorLayout(("a",), OTHER).partition((7,), "ceil"), BOUND[1].partition((7,), "chunk")),
 ]
 DTENSOR_LAYOUTS = [

@@ -22,6 +22,7 @@ from tests.fuzz.surface import members, public_classes, public_names
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the limits of time and memory are Linux's")
 
 
+@pytest.mark.slow
 @linux
 def test_every_fuzzer_runs_and_finds_nothing() -> None:
     """In a process of its own, which a fault would end. `make fuzz` runs them for as long as one likes."""

@@ -29,7 +29,7 @@ def test_named_shardings_over_abstract_meshes_come_back(layout: TensorLayout) ->
     named = dialect.to_named_sharding(layout, abstract=True)
     assert dialect.from_named_sharding(named, layout.rank) == layout
     shape = tuple(3 * count for count in layout.num_shards)
-    assert named.shard_shape(shape) == layout.shard_shape(shape)
+    assert named.shard_shape(shape) == layout.shard_shape(mesh_of(layout).device(0), shape)
 
 
 def test_trailing_dims_may_be_left_out() -> None:

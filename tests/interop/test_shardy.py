@@ -153,3 +153,23 @@ def test_names_that_mlir_cannot_hold() -> None:
 def test_a_text_of_a_wrong_type(text: Any) -> None:
     with pytest.raises(TypeError, match="text must be a str"):
         from_shardy(text, MESH)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ('#sdy.sharding<@m, [{}], unreduced=max{"x"}>', LayoutError, "reduced by 'max'.* summed"),
+        ('#sdy.sharding<@m, [{}], unreduced=min{"x"}>', LayoutError, "reduced by 'min'"),
+        ('#sdy.sharding<@m, [{}], replicated={"x", "x"}>', ParseError, "listed once"),
+        (
+            '#sdy.sharding<@m, [{}], replicated={"y", "x"}>',
+            ParseError,
+            "in the order of the mesh, but 'x' comes after 'y'",
+        ),
+        ("#sdy.sharding<@m, [{}], replicated={}, replicated={}>", ParseError, "replicated axes are listed twice"),
+    ],
+)
+def test_what_shardy_refuses_or_a_layout_cannot_express(text: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        from_shardy(text, MESH)
+    assert from_shardy('#sdy.sharding<@m, [{}], unreduced=sum{"x"}>', MESH).unreduced == ("x",)

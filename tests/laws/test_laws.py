@@ -7,6 +7,7 @@ import pickle
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +31,7 @@ def test_law_1_ravel_is_the_inverse_of_unravel(mesh: sw.DeviceMesh) -> None:
 
 @given(meshes())
 def test_law_1_label_and_device_index_are_inverse(mesh: sw.DeviceMesh) -> None:
-    assert [mesh.index_of(mesh.device(i)) for i in range(mesh.size)] == list(range(mesh.size))
+    assert [mesh.index_of_label(mesh.device(i)) for i in range(mesh.size)] == list(range(mesh.size))
     assert list(mesh.devices.ravel()) == [mesh.device(i) for i in range(mesh.size)]
 
 
@@ -50,6 +51,14 @@ def test_law_2_replicas_hold_one_box_and_are_numbered(partition: sw.Partition) -
         holders = np.flatnonzero(ids == shard_id)
         assert replicas[holders].tolist() == list(range(partition.replicas))
         assert (boxes[holders] == boxes[holders[0]]).all()
+        assert partition.canonical_device(shard_id) == partition.device_mesh.device(holders[0])
+        assert [[part.start, part.stop] for part in partition.shard_box(shard_id)] == boxes[holders[0]].tolist()
+    for shard_id in (-1, partition.total_shards):
+        for ask in (partition.shard_box, partition.canonical_device):
+            with pytest.raises(IndexError, match="shard_id"):
+                ask(shard_id)
+    extents = boxes[..., 1] - boxes[..., 0]
+    assert partition.largest_shard_shape == tuple(extents.max(axis=0).tolist())
 
 
 @given(partitions())

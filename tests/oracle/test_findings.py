@@ -73,9 +73,17 @@ def saved(name: str, array: str, theirs: list[Any], right: list[Any]) -> Finding
     return Finding(name, "safetensors", SAFETENSORS, expression, theirs, copied, right)
 
 
+def nans_moved() -> list[str]:
+    import ml_dtypes
+
+    values = np.array([0x7F81, 0x7FC1], np.uint16).view(ml_dtypes.bfloat16)
+    parts = sw.ShardedArray(CUT.partition((2,)), [values[:1], values[1:]])
+    turned = sw.TensorLayout(("x",), sw.DeviceMesh((2,), ("x",), list(MESH.devices[::-1])))
+    return [hex(bits) for bits in parts.reshard(turned).numpy().view(np.uint16)]
+
+
 def boxes_of(*bounds: tuple[int, int]) -> Callable[[], Any]:
-    whole = sw.TensorLayout((None,), MESH).partition((5,))
-    return lambda: sw.plan_from_boxes([[list(pair)] for pair in bounds], whole)
+    return lambda: sw.Tiling.from_boxes((5,), [[list(pair)] for pair in bounds]).check()
 
 
 FINDINGS = [
@@ -88,6 +96,30 @@ FINDINGS = [
         [0, 1],
         lambda: CUT.partition((0,)).replica_ids().tolist(),
         [0, 0],
+    ),
+    Finding(
+        "jax-empty-reordered",
+        "jax",
+        JAX,
+        "(lambda s: [s.shard_shape((0, 4))] + [x.data.shape for x in jax.device_put(jax.device_put(np.zeros((0, 4)), "
+        "NamedSharding(Mesh(np.array(d[:2]), 'x'), P())), s).addressable_shards])"
+        "(NamedSharding(Mesh(np.array([d[1], d[0]]), 'x'), P(None, 'x')))",
+        [(0, 2), (0, 4), (0, 4)],
+        lambda: [
+            sw.TensorLayout((None, "x"), MESH).partition((0, 4)).shard_shape(label) for label in MESH.devices.flat
+        ],
+        [(0, 2), (0, 2)],
+    ),
+    Finding(
+        "jax-nan-payload",
+        "jax",
+        (*JAX, "import ml_dtypes", "nan = np.array([0x7F81, 0x7FC1], np.uint16)"),
+        "[hex(bits) for bits in np.asarray(jax.device_put(jax.device_put(nan.view(ml_dtypes.bfloat16), "
+        "NamedSharding(Mesh(np.array(d[:2]), 'x'), P('x'))), NamedSharding(Mesh(np.array([d[1], d[0]]), 'x'), P('x'))))"
+        ".view(np.uint16)]",
+        ["0x7fc0", "0x7fc0"],
+        nans_moved,
+        ["0x7f81", "0x7fc1"],
     ),
     Finding(
         "jax-device-twice",

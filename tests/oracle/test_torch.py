@@ -236,7 +236,7 @@ def test_the_checkpoint_planner_says_nothing_of_gaps_and_overlaps(worker: Worker
     for case in (gap, overlap):
         boxes = [[[offsets[0], offsets[0] + sizes[0]]] for offsets, sizes in case["saved"]]
         with pytest.raises(sw.LayoutError):
-            sw.plan_from_boxes(boxes, whole)
+            sw.plan_reshard(sw.Tiling.from_boxes((8,), boxes), whole)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed in this Python")

@@ -32,7 +32,7 @@ def answer(case: dict[str, Any]) -> Any:
     ours = sw.DeviceMesh(shape, names, devices)
     mesh = to_keras(ours)
     layout_map = keras.distribution.LayoutMap(theirs)
-    our_map = sw.LayoutMap(ours, match=case["match"])
+    our_map = sw.LayoutMap(ours, match=case["match"], backtracking=True)
     for key, axes in case["rules"]:
         layout_map[key] = tuple(axes)
         our_map[key] = axes

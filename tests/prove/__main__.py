@@ -15,6 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="repeats a run; by default a new one, or that of the run taken up")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--scale", type=float, default=1.0, help="of the stated numbers of cases (default: 1.0)")
+    parser.add_argument("--limit", type=float, help="end after so many seconds, shared out among the subjects")
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted run of this version and scale")
     parser.add_argument("--only", default="", help="a part of the names of the subjects to go through")
     parser.add_argument("--registry", default="tests.prove.registry", help=argparse.SUPPRESS)
@@ -27,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
         ledger = Ledger.unfinished(given.scale, version)
     if ledger is None:
         ledger = Ledger(random.SystemRandom().randrange(10**9), given.scale, version)
-    return prove(given.registry, ledger, given.jobs, given.resume, given.only)
+    return prove(given.registry, ledger, given.jobs, given.resume, given.only, given.limit)
 
 
 if __name__ == "__main__":

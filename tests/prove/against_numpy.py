@@ -44,7 +44,7 @@ def check_devices(partition: sw.Partition, oracle: Oracle) -> None:
     slices = [tuple(slice(start, stop) for start, stop in box) for box in boxes]
     same("devices_indices_map()", list(partition.devices_indices_map().items()), list(zip(labels, slices, strict=True)))
     for i, label in enumerate(labels):
-        same("index_of", mesh.index_of(label), i)
+        same("index_of", mesh.index_of_label(label), i)
         same("coordinate", mesh.coordinate(i), oracle.devices[i])
         same("device_index", mesh.device_index(oracle.devices[i]), i)
         same("box", partition.box(label), slices[i])

@@ -50,7 +50,8 @@ class MapCase:
         return NAMES[: len(self.mesh_shape)]
 
     def layout_map(self) -> sw.LayoutMap:
-        layout_map = sw.LayoutMap(sw.DeviceMesh(self.mesh_shape, self.names, self.devices), match=self.match)
+        mesh = sw.DeviceMesh(self.mesh_shape, self.names, self.devices)
+        layout_map = sw.LayoutMap(mesh, match=self.match, backtracking=True)
         for key, axes in self.rules:
             layout_map[key] = axes
         return layout_map
@@ -58,7 +59,7 @@ class MapCase:
     def snippet(self) -> str:
         lines = [f"rules[{key!r}] = {axes}" for key, axes in self.rules]
         mesh = f"sw.DeviceMesh({self.mesh_shape}, {self.names}, {list(self.devices)})"
-        head = f"import shardwise as sw\n\nrules = sw.LayoutMap({mesh}, match={self.match!r})"
+        head = f"import shardwise as sw\n\nrules = sw.LayoutMap({mesh}, match={self.match!r}, backtracking=True)"
         return "\n".join([head, *lines, f"paths = {self.paths}"])
 
     def simpler(self) -> Iterator[MapCase]:

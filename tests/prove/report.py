@@ -21,6 +21,8 @@ class Row:
     mismatches: int = 0
     seconds: float = 0.0
     missing: str | None = None
+    #: Whether a limit of time left some of its batches out.
+    is_cut_short: bool = False
 
     def add(self, outcome: Outcome) -> None:
         self.cases += outcome.cases

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from .ledger import Ledger
 from .pool import Pool, Work, subjects_of
@@ -20,17 +20,37 @@ def goal_of(goal: int, scale: float) -> int:
     return math.ceil(goal * scale)
 
 
-def works_of(rows: Sequence[Row], done: dict[tuple[str, int], Outcome]) -> Iterator[Work]:
-    """Give what is not done yet, subject by subject, so that a framework is started once."""
+def works_of(
+    rows: Sequence[Row],
+    done: dict[tuple[str, int], Outcome],
+    limit: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Work]:
+    """Give what is not done yet, subject by subject, so that a framework is started once.
+
+    A limit, in seconds, is shared out: each subject may take as much of what is left as those after it, and does one
+    batch however little that is. So a run with a limit ends, however many subjects there are, and reaches them all.
+    """
+    end = math.inf if limit is None else clock() + limit
+    left = sum(row.missing is None for row in rows)
     for number, row in enumerate(rows):
-        batches = 0 if row.missing is not None else math.ceil(row.goal / row.subject.batch)
-        for batch in range(batches):
-            if (row.subject.name, batch) not in done:
-                yield Work(number, batch, min(row.subject.batch, row.goal - batch * row.subject.batch))
+        if row.missing is not None:
+            continue
+        share_ends = clock() + max(end - clock(), 0) / left
+        left -= 1
+        begun = False
+        for batch in range(math.ceil(row.goal / row.subject.batch)):
+            if (row.subject.name, batch) in done:
+                continue
+            if begun and clock() >= share_ends:
+                row.is_cut_short = True
+                break
+            begun = True
+            yield Work(number, batch, min(row.subject.batch, row.goal - batch * row.subject.batch))
 
 
-def prove(registry: str, ledger: Ledger, jobs: int, resume: bool, only: str = "") -> int:
-    """Go through all subjects; gives the exit status: 0, or 1 if anything differs."""
+def prove(registry: str, ledger: Ledger, jobs: int, resume: bool, only: str = "", limit: float | None = None) -> int:
+    """Go through all subjects, or as far as a limit in seconds allows; gives the exit status, 1 if anything differs."""
     start = time.monotonic()
     done = ledger.start(resume)
     rows = [Row(subject, goal_of(subject.goal, ledger.scale)) for subject in subjects_of(registry)]
@@ -46,7 +66,7 @@ def prove(registry: str, ledger: Ledger, jobs: int, resume: bool, only: str = ""
     pool = Pool(registry, ledger.seed, jobs)
     try:
         with progress(rows) as shown:
-            for work, outcome in pool.outcomes(works_of(rows, done)):
+            for work, outcome in pool.outcomes(works_of(rows, done, limit)):
                 row = rows[work.subject]
                 for number, text in enumerate(outcome.mismatches):
                     path = ledger.save_mismatch(row.subject.name, work.batch, number, text)
@@ -61,7 +81,9 @@ def prove(registry: str, ledger: Ledger, jobs: int, resume: bool, only: str = ""
         return 130
     finally:
         pool.close()
-    if not only:
+    if short := sum(row.is_cut_short for row in rows):
+        print(f"\nthe limit of {limit} seconds leaves cases of {short} subjects; the same command goes on from here")
+    elif not only:
         ledger.finish()
     return conclude(rows, ledger.seed, time.monotonic() - start)
 

@@ -18,7 +18,7 @@ from tests.prove import against_dask, against_numpy, laws, layout_maps, reshards
 from tests.prove.ledger import Ledger, code_version
 from tests.prove.pool import seeded
 from tests.prove.report import HEAD, Row, table
-from tests.prove.run import prove
+from tests.prove.run import prove, works_of
 from tests.prove.subject import Case, Outcome, Subject
 
 PLANTED = "tests.prove.planted"
@@ -62,19 +62,47 @@ def test_what_was_found_before_an_interruption_counts(tmp_path: Path, capsys: py
     assert "100 cases, 1 mismatches" in capsys.readouterr().out
 
 
+def test_a_limit_of_time_is_shared_out_and_reaches_every_subject(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each batch takes a second of a made-up clock: what the first subject leaves unused is the others'."""
+    clock = [0.0]
+
+    def subject(operation: str, batches: int) -> Subject:
+        return Subject("nobody", operation, 10 * batches, 10, lambda *_: Outcome())
+
+    rows = [Row(subject(f"of {n}", n), 10 * n) for n in (2, 100, 100, 1)]
+    given = []
+    for work in works_of(rows, {}, limit=20, clock=lambda: clock[0]):
+        given.append(work.subject)
+        clock[0] += 1.0
+    # 20 / 4 = 5 seconds for the first, which needs 2; 18 / 3 = 6 for the second; 12 / 2 = 6 for the third.
+    assert [given.count(number) for number in range(4)] == [2, 6, 6, 1]
+    assert [row.is_cut_short for row in rows] == [False, True, True, False]
+    # With no time at all, one batch of each.
+    assert [work.subject for work in works_of(rows, {}, limit=0, clock=lambda: clock[0])] == [0, 1, 2, 3]
+
+    ledger = Ledger(1, 0.1, "v", tmp_path)
+    assert prove(PLANTED, ledger, jobs=1, resume=True, limit=0) == 0
+    assert "the same command goes on from here" in capsys.readouterr().out
+    assert Ledger.unfinished(0.1, "v", tmp_path) is not None
+    assert prove(PLANTED, ledger, jobs=1, resume=True) == 0
+    assert "100 cases, 0 mismatches" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_is_taken_up(signal_number: int) -> None:
     """The run of another process, in the project's own folder, with a scale that nobody else has."""
     scale = f"0.{random.SystemRandom().randrange(10**8, 10**9)}"
     command = [sys.executable, "-m", "tests.prove", "--registry", PLANTED, "--scale", scale, "--jobs", "1", "--resume"]
-    # A shell's background jobs, and all that they start, are deaf to SIGINT unless told otherwise.
+    # A shell's background jobs, and all that they start, ignore SIGINT unless told otherwise. The new process tells
+    # itself, since a function that runs between fork and exec is unsafe beside threads: JAX warns of it.
+    hearing = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    )
     first = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        [sys.executable, "-c", hearing, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     ledger = None
     try:

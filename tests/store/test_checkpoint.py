@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise import ParseError, open_safetensors
-from shardwise.store.dtypes import DTYPES
+from shardwise._dtypes import CODES
 
 from .conftest import Write, encode, peer
 
@@ -63,8 +63,8 @@ def test_files_that_the_package_writes_are_read_bit_for_bit(model: tuple[Path, d
 
 
 def test_every_dtype_of_the_package(write: Write) -> None:
-    assert set(NUMPY_TYPES) | PACKED == set(DTYPES)
-    for code, (bits, *_) in DTYPES.items():
+    assert set(NUMPY_TYPES) | PACKED == set(CODES)
+    for code, (_, bits, *_) in CODES.items():
         data = bytes([0, 1, 1, 0, 1, 0, 1, 1] if code == "BOOL" else range(100, 100 + bits))
         header = {"x": {"dtype": code, "shape": [len(data) * 8 // bits], "data_offsets": [0, len(data)]}}
         assert peer(encode(header, data)) == {"x": (code, (len(data) * 8 // bits,))}
@@ -97,9 +97,8 @@ def test_without_ml_dtypes_only_the_array_is_refused(write: Write, monkeypatch: 
         checkpoint["x"]
 
 
-@pytest.mark.parametrize("shape", [[0, 2**62, 2**62], [1] * 70])
-def test_shapes_that_no_array_has(write: Write, shape: list[int]) -> None:
-    data = bytes(0 if 0 in shape else 4)
+def test_shapes_that_no_array_has(write: Write) -> None:
+    shape, data = [0, 2**62, 2**62], b""
     path = write({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, len(data)]}}, data)
     checkpoint = open_safetensors(path)
     assert checkpoint.info("a").shape == tuple(shape)

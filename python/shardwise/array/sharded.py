@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._arguments import array_of
+from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
 from ..partition import Partition
 from ..reshard.source import ShardSource
+from .replicas import check_replicas as check_equal_replicas
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -84,8 +86,9 @@ class ShardedArray(ShardSource):
             shape = tuple((box[:, 1] - box[:, 0]).tolist())
             if view.shape != shape or view.dtype != views[0].dtype:
                 raise LayoutError(
-                    f"shards[{i}] (device {mesh.device(i)!r}) is of shape {view.shape} and dtype {view.dtype}; "
-                    f"it must be of shape {shape} and dtype {views[0].dtype}"
+                    f"shards[{i}] (device {shown(mesh.device(i))}) is of shape {shown(view.shape)} and dtype "
+                    f"{view.dtype}; "
+                    f"it must be of shape {shown(shape)} and dtype {views[0].dtype}"
                 )
         self._partition = partition
         self._dtype = views[0].dtype
@@ -105,6 +108,11 @@ class ShardedArray(ShardSource):
     @property
     def partition(self) -> Partition:
         """Who holds what."""
+        return self._partition
+
+    @property
+    def tiling(self) -> Partition:
+        """Who holds what: the same as `partition`."""
         return self._partition
 
     @property
@@ -132,6 +140,18 @@ class ShardedArray(ShardSource):
         """The dtype."""
         return self._dtype
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the global array, each element counted once; those of each device: `partition.nbytes(dtype)`.
+
+        >>> import numpy as np
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> sharded = distribute_tensor(np.zeros((4, 2), "int8"), TensorLayout(("x", None), DeviceMesh((2,), ("x",))))
+        >>> sharded.nbytes, sharded.partition.nbytes(sharded.dtype).tolist()
+        (8, [4, 4])
+        """
+        return self._partition.size * self._dtype.itemsize
+
     def _data(self) -> list[npt.NDArray[Any]]:
         """One array per device, in device-index order; all views are made in one call."""
         if self._views is None:
@@ -156,26 +176,46 @@ class ShardedArray(ShardSource):
             for (device, index), replica, data in zip(indices.items(), replicas, self._data(), strict=True)
         ]
 
-    def shard(self, device: Any) -> npt.NDArray[Any]:
+    def shard(self, device: Any, *, contiguous: bool = False) -> npt.NDArray[Any]:
         """Give what one device holds; for a view of one array this costs O(rank), whatever the mesh's size.
+
+        Args:
+            device: the device's label.
+            contiguous: whether the shard must be contiguous, in C order: a copy of it is, where it is not already.
 
         Raises:
             MeshError: if the mesh has no such device.
 
+        A shard of one array is a view with the array's strides. What takes an array's memory as it lies, whatever its
+        strides, writes other values than the shard's: `safetensors.numpy.save_file` does. Give it contiguous shards:
+        `save_file({"weight": sharded.shard(device, contiguous=True)}, path)`.
+
         >>> import numpy as np
         >>> from shardwise import DeviceMesh, TensorLayout
-        >>> distribute_tensor(np.arange(4), TensorLayout(("x",), DeviceMesh((2,), ("x",)))).shard("cpu:1")
-        array([2, 3])
+        >>> layout = TensorLayout((None, "x"), DeviceMesh((2,), ("x",)))
+        >>> sharded = distribute_tensor(np.arange(8).reshape(2, 4), layout)
+        >>> sharded.shard("cpu:1")
+        array([[2, 3],
+               [6, 7]])
+        >>> [shard.strides for shard in (sharded.shard("cpu:1"), sharded.shard("cpu:1", contiguous=True))]
+        [(32, 8), (16, 8)]
         """
         if self._array is not None and self._views is None:
-            return self._partition.view(self._array, device)
-        return self._data()[self._partition.device_mesh.index_of(device)]
+            shard = self._partition.view(self._array, device)
+        else:
+            shard = self._data()[self._partition.device_mesh.index_of_label(device)]
+        return shard.copy(order="C") if contiguous and not shard.flags.c_contiguous else shard
 
-    def numpy(self) -> npt.NDArray[Any]:
+    def numpy(self, *, check_replicas: bool = True) -> npt.NDArray[Any]:
         """Put the shards together: a new array, which shares no memory with them.
 
+        Args:
+            check_replicas: whether devices that hold the same shard must hold the same bytes. The check takes one pass
+                over the memory of the shards that have replicas; without it the values of replica 0 count.
+
         Raises:
-            LayoutError: if the layout has unreduced axes, whose partial sums are no values yet.
+            LayoutError: if the layout has unreduced axes, whose partial sums are not values yet; if replicas differ: it
+                names the first element that does.
 
         >>> import numpy as np
         >>> from shardwise import DeviceMesh, TensorLayout
@@ -188,8 +228,10 @@ class ShardedArray(ShardSource):
         # An axis of one coordinate has one addend, which is the sum.
         if partial := [axis for axis in self.layout.unreduced if self._partition.device_mesh.axis_size(axis) > 1]:
             raise LayoutError(f"numpy() needs reduced values, but the layout is unreduced over {tuple(partial)}")
-        if self._partition.size * self._dtype.itemsize >= _PLANNED and not self._dtype.hasobject:
-            return gathered(self)
+        if check_replicas:
+            check_equal_replicas(self._partition, self._data())
+        if self.nbytes >= _PLANNED and not self._dtype.hasobject:
+            return gathered(self, check_replicas=False)
         array = np.empty(self.shape, self._dtype)
         shards, targets = self._data(), self._partition.views(array)
         # The canonical owners' shards, each element once.
@@ -197,12 +239,16 @@ class ShardedArray(ShardSource):
             targets[owner][...] = shards[owner]
         return array
 
-    def reshard(self, layout: TensorLayout, uneven: UnevenRule = "even") -> ShardedArray:
+    def reshard(
+        self, layout: TensorLayout, uneven: UnevenRule = "even", *, check_replicas: bool = True
+    ) -> ShardedArray:
         """Change the layout, moving no more than `plan_reshard` says must move.
 
         Args:
             layout: a layout that has its mesh, which may be another; devices are matched by label.
             uneven: how a dim that does not divide is cut; see `TensorLayout.partition`.
+            check_replicas: whether devices that hold the same shard must hold the same bytes; see `numpy`. Without it
+                the new shards may be made of several replicas.
 
         Returns:
             A `ShardedArray`. If this one's shards are views of one array, so are the new ones; else what a device holds
@@ -210,7 +256,7 @@ class ShardedArray(ShardSource):
             added.
 
         Raises:
-            LayoutError: if the layout does not fit, or is unreduced.
+            LayoutError: if the layout does not fit, or is unreduced; if replicas differ.
 
         >>> import numpy as np
         >>> from shardwise import DeviceMesh, TensorLayout
@@ -227,9 +273,13 @@ class ShardedArray(ShardSource):
             raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}")
         partition = layout.partition(self.shape, uneven)
         if layout.unreduced:
-            raise LayoutError(f"layout is unreduced over {layout.unreduced}; a value cannot be cut into partial sums")
+            raise LayoutError(
+                f"layout is unreduced over {shown(layout.unreduced)}; a value cannot be cut into partial sums"
+            )
         if self._array is not None:
             return ShardedArray._of_array(partition, self._array)
+        if check_replicas:
+            check_equal_replicas(self._partition, self._data())
         return ShardedArray(partition, plan_reshard(self._partition, partition).run(self))
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -242,9 +292,12 @@ class ShardedArray(ShardSource):
         return f"<ShardedArray {self.shape} {self._dtype}, {self.layout!r}>"
 
 
-def gathered(sharded: ShardedArray) -> npt.NDArray[Any]:
+def gathered(sharded: ShardedArray, check_replicas: bool) -> npt.NDArray[Any]:
     """Put an array together from its shards by a plan, adding up partial sums; see `shardwise.gather`."""
     from ..reshard.plan import plan_reshard  # Late, to keep `import shardwise` fast.
+
+    if check_replicas and sharded._array is None:
+        check_equal_replicas(sharded.partition, sharded._data())
 
     whole = TensorLayout((None,) * sharded.ndim, DeviceMesh((1,), ("whole",), [object()]))
     return plan_reshard(sharded.partition, whole.partition(sharded.shape)).run(sharded)[0]
@@ -283,7 +336,9 @@ def distribute_tensor(tensor: Any, layout: TensorLayout, uneven: UnevenRule = "e
     if not isinstance(layout, TensorLayout):
         raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}")
     if layout.unreduced:
-        raise LayoutError(f"layout is unreduced over {layout.unreduced}; a value cannot be cut into partial sums")
+        raise LayoutError(
+            f"layout is unreduced over {shown(layout.unreduced)}; a value cannot be cut into partial sums"
+        )
     if isinstance(tensor, ShardedArray):
         return tensor.reshard(layout, uneven)
     array = array_of("tensor", tensor)

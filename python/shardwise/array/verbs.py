@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, _names, _spec_names
 from .sharded import ShardedArray, gathered
@@ -17,8 +18,15 @@ __all__ = ["all_gather", "all_reduce", "gather", "reduce_scatter"]
 Array = npt.NDArray[Any]
 
 
-def gather(sharded: ShardedArray) -> Array:
+def gather(sharded: ShardedArray, *, check_replicas: bool = True) -> Array:
     """Put an array together from its shards, adding up partial sums: a new array.
+
+    Args:
+        sharded: the array.
+        check_replicas: whether devices that hold the same values must hold the same bytes; see `ShardedArray.numpy`.
+
+    Raises:
+        LayoutError: if replicas differ; names the first element that does.
 
     >>> import numpy as np
     >>> from shardwise import DeviceMesh, TensorLayout
@@ -27,7 +35,7 @@ def gather(sharded: ShardedArray) -> Array:
     >>> gather(ShardedArray(sums, [np.array([1, 2, 3]), np.array([10, 20, 30])]))
     array([11, 22, 33])
     """
-    return gathered(_checked(sharded))
+    return gathered(_checked(sharded), check_replicas)
 
 
 def all_gather(sharded: ShardedArray, axes: str | Sequence[str] | None = None) -> ShardedArray:
@@ -91,9 +99,11 @@ def reduce_scatter(sharded: ShardedArray, axis: str, dim: int) -> ShardedArray:
     """
     layout = _checked(sharded).layout
     if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)):
-        raise TypeError(f"dim must be an integer, got {dim!r}")
+        raise TypeError(f"dim must be an integer, got {shown(dim)}")
     if layout.unreduced != (axis,):
-        raise LayoutError(f"reduce_scatter needs an array unreduced over {axis!r} alone, not over {layout.unreduced}")
+        raise LayoutError(
+            f"reduce_scatter needs an array unreduced over {shown(axis)} alone, not over {shown(layout.unreduced)}"
+        )
     if not 0 <= dim < sharded.ndim:
         raise IndexError(f"dim is {dim}, outside 0 to {sharded.ndim - 1}")
     specs = [[*_spec_names(spec), axis] if i == dim else _spec_names(spec) for i, spec in enumerate(layout.axes)]
@@ -113,4 +123,6 @@ def _become(sharded: ShardedArray, layout: TensorLayout) -> ShardedArray:
 def _check_among(argument: str, names: list[str], allowed: list[str], what: str) -> None:
     for name in names:
         if name not in allowed:
-            raise LayoutError(f"{argument} names {name!r}, which does not {what}; those that do are {allowed}")
+            raise LayoutError(
+                f"{argument} names {shown(name)}, which does not {what}; those that do are {shown(allowed)}"
+            )

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import ShardwiseError
+from ..show.lines import printable
 from .arguments import parse_arguments
-from .terminal import Screen, printable
+from .terminal import Screen
 
 __all__ = ["main"]
 

@@ -2,12 +2,10 @@
 
 import re
 
-import numpy as np
-
+from .._dtypes import bits_of
 from ..errors import ParseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from ..store.dtypes import DTYPES
 
 __all__ = [
     "format_layout",
@@ -67,20 +65,17 @@ def parse_layout(text: str, rank: int) -> TensorLayout:
 
 
 def parse_dtype(text: str) -> int:
-    """Read a dtype as numpy, ml_dtypes or safetensors write it: the bits of an element; needs no ml_dtypes.
+    """Read a dtype as numpy, ml_dtypes, PyTorch or safetensors write it: the bits of an element; needs no ml_dtypes.
 
     >>> parse_dtype("float32"), parse_dtype("bfloat16"), parse_dtype("F4")
     (32, 16, 4)
     """
-    for code, dtype in DTYPES.items():
-        if text in (code, code.lower(), dtype.ml_dtypes):
-            return dtype.bits
     try:
-        bits = 8 * np.dtype(text).itemsize
-    except (TypeError, ValueError, SyntaxError, OverflowError):
+        bits = bits_of(text)
+    except TypeError:
         bits = 0
     if not bits:
-        raise ParseError(f"dtype {text!r}: unknown; float32, bfloat16 and F8_E4M3 would be some")
+        raise ParseError(f"dtype {text!r}: unknown; expected e.g. float32, bfloat16 or F8_E4M3")
     return bits
 
 

@@ -5,18 +5,19 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._text import bytes_text
 from ..layout import UnevenRule
 from ..mesh import DeviceMesh
 from ..rules.layout_map import LayoutMap
+from ..rules.report import LayoutReport, TensorReport
+from ..show.lines import Part
+from ..show.names import brief, group_names
+from ..show.table import table_lines
 from ..store import open_safetensors
-from .names import brief, group_names
 from .notation import format_layout, format_mesh, format_shape, parse_mesh
-from .planning import Plan, PlannedTensor
-from .table import table_lines
-from .terminal import Part, Screen
+from .terminal import Screen
 
 __all__ = ["make_plan", "run_plan"]
 
@@ -28,20 +29,36 @@ _PROBLEMS = ("unmatched", "unused_rules", "clashes", "rank_mismatches", "indivis
 def run_plan(screen: Screen, options: argparse.Namespace) -> int:
     """Print a plan and give the exit status: 1 if it is to be strict and there are warnings, else 0."""
     mesh = None if options.mesh is None else parse_mesh(options.mesh)
-    path, plan = make_plan(options.file, options.rules, mesh, options.uneven)
+    plan = make_plan(options.file, options.rules, mesh, options.uneven)
     if options.json:
-        print(json.dumps(_as_json(path, plan, options.devices), indent=2))
+        print(json.dumps(_as_json(plan, options.devices), indent=2))
     else:
-        _print(screen, path, plan, apart=options.all, devices=options.devices)
-        for number, warning in enumerate(_warnings(plan)):
+        _print(screen, plan, apart=options.all, devices=options.devices)
+        for number, warning in enumerate(_warnings(plan.report)):
             if number == 0:
                 screen.write("")
             screen.write(("warning: ", "bold yellow"), warning)
     return 1 if options.strict and plan.report.warnings else 0
 
 
-def make_plan(file: Path, rules: Path, mesh: DeviceMesh | None, uneven: UnevenRule = "even") -> tuple[Path, Plan]:
-    """Apply a file of rules to a checkpoint: the file or index that was read, and the plan.
+class Plan(NamedTuple):
+    """A checkpoint under the rules of a layout map.
+
+    Attributes:
+        path: The file or index that was read.
+        mesh: The mesh.
+        dtypes: The dtype of each tensor, as the file writes it.
+        report: What each device would hold.
+    """
+
+    path: Path
+    mesh: DeviceMesh
+    dtypes: dict[str, str]
+    report: LayoutReport
+
+
+def make_plan(file: Path, rules: Path, mesh: DeviceMesh | None, uneven: UnevenRule = "even") -> Plan:
+    """Apply a file of rules to a checkpoint.
 
     The mesh, if there is none, is that of the rules; a ValueError if they have none either.
     """
@@ -51,22 +68,21 @@ def make_plan(file: Path, rules: Path, mesh: DeviceMesh | None, uneven: UnevenRu
         raise ValueError(f"--mesh is missing, and {rules} has no mesh of its own")
     with open_safetensors(file) as checkpoint:
         entries = checkpoint.entries
-        report = layout_map.report({name: entry.shape for name, entry in entries.items()}, uneven=uneven)
-        return checkpoint.path, Plan(entries, mesh, report)
+        dtypes = {name: entry.dtype for name, entry in entries.items()}
+        return Plan(checkpoint.path, mesh, dtypes, layout_map.report(entries, uneven=uneven))
 
 
-def _print(screen: Screen, path: Path, plan: Plan, *, apart: bool, devices: bool) -> None:
-    count = len(plan.tensors)
+def _print(screen: Screen, plan: Plan, *, apart: bool, devices: bool) -> None:
+    mesh, (count, *totals) = plan.mesh, plan.report.totals
     screen.write(
-        (str(path), "bold"),
-        f": {count} tensor{'s' * (count != 1)}, {bytes_text(plan.nbytes)}, ",
-        f"on the mesh {format_mesh(plan.mesh)} of {plan.mesh.size:,} device{'s' * (plan.mesh.size > 1)}",
+        (str(plan.path), "bold"),
+        f": {count}, on the mesh {format_mesh(mesh)} of {mesh.size:,} device{'s' * (mesh.size > 1)}",
     )
     screen.write("")
     for line in table_lines(_TITLES, _rows(plan, apart), screen.size and screen.size.columns):
         screen.write(*line)
     screen.write("")
-    for text in _totals(plan):
+    for text in totals:
         screen.write(text)
     if devices:
         screen.write("")
@@ -75,72 +91,54 @@ def _print(screen: Screen, path: Path, plan: Plan, *, apart: bool, devices: bool
 
 
 def _rows(plan: Plan, apart: bool) -> list[list[Part]]:
-    by_name = {tensor.entry.name: tensor for tensor in plan.tensors}
+    by_name = {tensor.name: tensor for tensor in plan.report.tensors}
     if apart:
-        return [_row(name, 1, tensor) for name, tensor in by_name.items()]
-    groups = group_names((name, _look(tensor)) for name, tensor in by_name.items())
-    return [_row(text, len(names), by_name[names[0]]) for text, names, _ in groups]
+        return [_row(plan, name, 1, tensor) for name, tensor in by_name.items()]
+    groups = group_names((name, _look(plan, tensor)) for name, tensor in by_name.items())
+    return [_row(plan, text, len(names), by_name[names[0]]) for text, names, _ in groups]
 
 
-def _look(tensor: PlannedTensor) -> tuple[object, ...]:
+def _look(plan: Plan, tensor: TensorReport) -> tuple[object, ...]:
     """Give what tensors in one row have in common."""
-    return tensor.entry.shape, tensor.entry.dtype, tensor.report.layout, tensor.report.rule, tensor.bytes_per_device
+    return tensor.shape, plan.dtypes[tensor.name], tensor.layout, tensor.rule, tensor.bytes_per_device
 
 
-def _row(name: str, count: int, tensor: PlannedTensor) -> list[Part]:
-    entry, report, size = tensor
-    shard = "no place" if report.shard_shape is None else format_shape(report.shard_shape)
+def _row(plan: Plan, name: str, count: int, tensor: TensorReport) -> list[Part]:
+    size = tensor.bytes_per_device
+    shard = "cannot be placed" if tensor.shard_shape is None else format_shape(tensor.shard_shape)
     held = "" if size is None else bytes_text(size)
     return [
         (name, ""),
-        (format_shape(entry.shape), ""),
-        (entry.dtype, ""),
+        (format_shape(tensor.shape), ""),
+        (plan.dtypes[tensor.name], ""),
         _layout_part(tensor),
         (f"≤ {shard}" if tensor.is_uneven else shard, "red" if size is None else ""),
         (f"{count} x {held}" if held and count > 1 else held, ""),
     ]
 
 
-def _layout_part(tensor: PlannedTensor) -> Part:
-    report = tensor.report
-    if report.layout is None:
+def _layout_part(tensor: TensorReport) -> Part:
+    if tensor.layout is None:
         return "clash", "red"
-    if report.rule is None:
+    if tensor.rule is None:
         return "no rule", "yellow"
-    style = "red" if report.shard_shape is None else "dim" if report.is_replicated else "cyan"
-    return format_layout(report.layout) or "()", style
-
-
-def _totals(plan: Plan) -> Iterator[str]:
-    if plan.displaced:
-        yield f"without the {plan.displaced} tensor{'s' * (plan.displaced > 1)} that have no place:"
-    whole, each = plan.nbytes, plan.device_bytes
-    if each is None:
-        largest = sum(tensor.bytes_per_device or 0 for tensor in plan.tensors)
-        yield f"a device holds at most {bytes_text(largest)} of {bytes_text(whole)}"
-    else:
-        least, most = bytes_text(int(each.min())), bytes_text(int(each.max()))
-        share = f", {100 * int(each.max()) / whole:.3g}%" if whole else ""
-        yield f"each device holds {least if least == most else f'{least} to {most}'} of {bytes_text(whole)}{share}"
-        total = sum(each.tolist())
-        times = f", {total / whole:.2f} times the checkpoint" if whole else ""
-        yield f"all devices hold {bytes_text(total)}{times}"
-    yield f"{100 * plan.replicated_share:.3g}% of the checkpoint is on every device"
+    style = "red" if tensor.shard_shape is None else "dim" if tensor.is_replicated else "cyan"
+    return format_layout(tensor.layout) or "()", style
 
 
 def _device_rows(plan: Plan) -> list[list[Part]]:
     """Give a row for each number of bytes that devices hold: which devices, and the bytes."""
-    if plan.device_bytes is None:
+    each = plan.report.to_dict()["device_bytes"]
+    if each is None:
         raise ValueError(f"--devices: {plan.mesh.size} devices are too many to list")
     holders: dict[int, list[str]] = {}
-    for device, size in enumerate(plan.device_bytes.tolist()):
+    for device, size in enumerate(each):
         holders.setdefault(size, []).append(str(plan.mesh.device(device)))
     return [[(brief(devices), ""), (f"{size:,}", "")] for size, devices in holders.items()]
 
 
-def _warnings(plan: Plan) -> Iterator[str]:
+def _warnings(report: LayoutReport) -> Iterator[str]:
     """Give a line for each thing that looks wrong, where the report has one for each tensor."""
-    report = plan.report
     problems: list[Any] = [*report.clashes, *report.rank_mismatches]
     if report.uneven == "even":
         problems += report.indivisible
@@ -149,7 +147,7 @@ def _warnings(plan: Plan) -> Iterator[str]:
     if report.unmatched:
         names = [name for name, _, _ in group_names((tensor.name, None) for tensor in report.unmatched)]
         more = f" and {len(names) - _MAX_UNMATCHED} more" if len(names) > _MAX_UNMATCHED else ""
-        size = bytes_text(sum(plan.entries[tensor.name].nbytes for tensor in report.unmatched))
+        size = bytes_text(sum(tensor.nbytes or 0 for tensor in report.unmatched))
         count = len(report.unmatched)
         match = "1 tensor matches no rule and is" if count == 1 else f"{count} tensors match no rule and are"
         yield f"{match} replicated, {size}: {', '.join(names[:_MAX_UNMATCHED])}{more}"
@@ -157,18 +155,20 @@ def _warnings(plan: Plan) -> Iterator[str]:
         yield f"rule {rule!r} applies to no name"
 
 
-def _as_json(path: Path, plan: Plan, devices: bool) -> dict[str, Any]:
-    each, report = plan.device_bytes, plan.report.to_dict()
+def _as_json(plan: Plan, devices: bool) -> dict[str, Any]:
+    report = plan.report.to_dict()
+    each = report["device_bytes"]
+    tensors = [tensor | {"dtype": plan.dtypes[tensor["name"]]} for tensor in report["tensors"]]
     return {
-        "file": str(path),
+        "file": str(plan.path),
         "mesh": dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),
         "uneven": plan.report.uneven,
-        "tensors": [tensor.to_dict() for tensor in plan.tensors],
-        "nbytes": plan.nbytes,
-        "replicated_share": plan.replicated_share,
-        "bytes_per_device": None if each is None else {"least": int(each.min()), "most": int(each.max())},
-        "bytes_on_all_devices": None if each is None else sum(each.tolist()),
-        **({"device_bytes": None if each is None else each.tolist()} if devices else {}),
+        "tensors": tensors,
+        "nbytes": report["nbytes"],
+        "replicated_share": report["replicated_share"] or 0.0,
+        "bytes_per_device": None if each is None else {"least": min(each), "most": max(each)},
+        "bytes_on_all_devices": None if each is None else sum(each),
+        **({"device_bytes": each} if devices else {}),
         **{problem: report[problem] for problem in _PROBLEMS},
-        "warnings": list(_warnings(plan)),
+        "warnings": list(_warnings(plan.report)),
     }

@@ -8,17 +8,14 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+from ..show.lines import Line, Part, printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Line", "Part", "Screen", "printable"]
+__all__ = ["Screen"]
 
-Part = tuple[str, str]
-"""Text and its style, in the words of rich; "" is plain."""
-
-Line = list[Part]
-
-# Drawn without Unicode where the output cannot say it. A name in a checkpoint may hold anything; see `printable`.
+# Drawn without Unicode where the output cannot say it. A name in a checkpoint may hold anything; see `lines.printable`.
 _ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│…⋮≤", "+++++++++-|.:<")
 
 
@@ -69,14 +66,3 @@ def _rich_console(stream: TextIO) -> "Console | None":
     except ImportError:
         return None
     return Console(file=stream, highlight=False, markup=False, emoji=False)
-
-
-def printable(text: str) -> str:
-    r"""Give text with its control characters escaped: a tensor's name must not steer the terminal.
-
-    >>> printable("h.0\x1b[2J")
-    'h.0\\x1b[2J'
-    """
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)

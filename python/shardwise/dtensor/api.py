@@ -6,13 +6,14 @@ of the tensor they are. Nothing is copied but where components have to be put to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from shardwise._arguments import array_like
+from shardwise._text import shown
 from shardwise.dtensor.layout import MATCH, UNSHARDED, Layout, LayoutType
 from shardwise.errors import LayoutError
 from shardwise.partition import Partition
@@ -98,6 +99,24 @@ class DTensor:
             return np.array(whole, dtype=dtype)
         return np.asarray(whole, dtype=dtype)
 
+    def __len__(self) -> int:
+        if not self._shape:
+            raise TypeError("a DTensor of rank 0 has no length")
+        return self._shape[0]
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        """Give the whole tensor's rows, as iterating over an array does."""
+        if not self._shape:
+            raise TypeError("a DTensor of rank 0 cannot be iterated over")
+        return iter(self.numpy())
+
+    def __str__(self) -> str:
+        """What each device of this client holds, and the layout, as TensorFlow prints it."""
+        mesh = self._layout.mesh
+        names = [mesh.single_device] if self._layout.is_single_device() else mesh.local_devices()
+        held = ", ".join(f'"{name}": {array}' for name, array in zip(names, self._components, strict=True))
+        return f'tf.Tensor({{{held}}}, layout="{self._layout.to_string()}", shape={self._shape}, dtype={self.dtype})'
+
     def __repr__(self) -> str:
         return (
             f"DTensor(shape={self.shape}, dtype={self.dtype}, sharding_specs={self.layout.sharding_specs}, "
@@ -129,7 +148,7 @@ def pack(tensors: Sequence[ArrayLike], layout: Layout) -> DTensor:
     for position, array in enumerate(arrays):
         if (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):
             raise LayoutError(
-                f"tensors[{position}] has shape {array.shape} and dtype {array.dtype}, tensors[0] has "
+                f"tensors[{position}] has shape {shown(array.shape)} and dtype {array.dtype}, tensors[0] has "
                 f"{arrays[0].shape} and {arrays[0].dtype}; all must have the same"
             )
     shape = layout.global_shape_from_local_shape(arrays[0].shape)
@@ -198,18 +217,17 @@ def relayout(tensor: ArrayLike | DTensor, layout: Layout, name: str | None = Non
     return DTensor([partition.view(whole, label) for label in labels], layout, whole.shape, whole)
 
 
-def fetch_layout(tensor: DTensor) -> Layout:
-    """Give the layout of a tensor.
-
-    Raises:
-        TypeError: What is no `DTensor`; a plain array has no layout.
+def fetch_layout(tensor: object) -> Layout | None:
+    """Give the layout of a tensor, or `None` for what is not a `DTensor` and so has none.
 
     >>> from shardwise.dtensor import Mesh
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
     >>> fetch_layout(copy_to_mesh(np.arange(4), Layout(["x"], mesh))).sharding_specs
     ['x']
+    >>> print(fetch_layout(-1024))
+    None
     """
-    return _dtensor(tensor).layout
+    return tensor.layout if isinstance(tensor, DTensor) else None
 
 
 def check_layout(tensor: DTensor, layout: Layout) -> None:
@@ -222,7 +240,7 @@ def check_layout(tensor: DTensor, layout: Layout) -> None:
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
     >>> check_layout(copy_to_mesh(np.arange(4), Layout(["x"], mesh)), Layout(["x"], mesh))
     """
-    fetched = fetch_layout(tensor)
+    fetched = _dtensor(tensor).layout
     if fetched != layout:
         raise LayoutError(f"Layout of tensor: {fetched}, did not match expected layout: {layout}")
 

@@ -16,6 +16,7 @@ import os
 
 import numpy as np
 
+from shardwise._text import shown
 from shardwise.errors import MeshError, ParseError
 
 __all__ = ["client_id", "full_job_name", "job_name", "jobs", "num_clients"]
@@ -48,7 +49,7 @@ def jobs() -> list[str]:
     if any(job.startswith("/bns/") for job in listed):
         tasks = [_task_of(job) for job in listed]
         if tasks != sorted(tasks):
-            raise MeshError(f"{_JOBS} is {text!r}, whose entries are not in the order of their tasks {tasks}")
+            raise MeshError(f"{_JOBS} is {shown(text)}, whose entries are not in the order of their tasks {tasks}")
     return listed
 
 
@@ -103,7 +104,7 @@ def full_job_name(task_id: int | None = None) -> str:
     'localhost/replica:0/task:0'
     """
     if isinstance(task_id, bool) or not isinstance(task_id, (int, np.integer, type(None))):
-        raise TypeError(f"task_id must be an integer, got {task_id!r}")
+        raise TypeError(f"task_id must be an integer, got {shown(task_id)}")
     task = client_id() if task_id is None else task_id
     if not 0 <= task < num_clients():
         raise MeshError(f"task_id is {task}; it must be 0 to {num_clients() - 1}")
@@ -113,7 +114,7 @@ def full_job_name(task_id: int | None = None) -> str:
 def _task_of(job: str) -> int:
     number = job.rsplit("/", 1)[-1].split(":", 1)[0]
     if not (number.isascii() and number.isdigit()):
-        raise MeshError(f"{_JOBS} has {job!r}, which ends in no task number")
+        raise MeshError(f"{_JOBS} has {shown(job)}, which ends in no task number")
     return int(number)
 
 
@@ -122,5 +123,5 @@ def _number(variable: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise ParseError(f"{variable} is {text!r}, which is no number of at most 18 digits")
+        raise ParseError(f"{variable} is {shown(text)}, which is no number of at most 18 digits")
     return int(text)

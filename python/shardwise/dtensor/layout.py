@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwise import _core
+from shardwise._text import shown
 from shardwise.dtensor.mesh import Mesh
 from shardwise.dtensor.proto import LayoutProto, MeshProto, SerializableMessage, message_bytes
 from shardwise.errors import LayoutError
@@ -61,18 +61,24 @@ class Layout:
     [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0), (2, 0)]
     """
 
+    __slots__ = ("__weakref__", "_inner", "_mesh", "_tensor_layout")
+
     _inner: _core.DtensorLayout
     _mesh: Mesh
+    #: Made when it is asked for.
+    _tensor_layout: TensorLayout | None
 
     def __init__(self, sharding_specs: Sequence[str], mesh: Mesh) -> None:
         if isinstance(sharding_specs, str) or not isinstance(sharding_specs, Iterable):
             raise TypeError(f"sharding_specs must be a list of str, got {type(sharding_specs).__name__}")
+        self._tensor_layout = None
         self._inner = _core.DtensorLayout.new(list(sharding_specs), _mesh_core(mesh))
         self._mesh = mesh
 
     @classmethod
     def _of(cls, core: _core.DtensorLayout, mesh: Mesh | None = None) -> Layout:
         layout = cls.__new__(cls)
+        layout._tensor_layout = None
         layout._inner = core
         layout._mesh = Mesh._of(core.mesh) if mesh is None else mesh
         return layout
@@ -194,10 +200,10 @@ class Layout:
             if isinstance(axes, str) and is_sub_axis(axes, names):
                 raise LayoutError(f"axes[{dim}] is the sub-axis {axes!r}; a DTensor layout has whole mesh axes only")
             if isinstance(axes, tuple):
-                raise LayoutError(f"axes[{dim}] is {axes}; a DTensor layout cuts a dim by one mesh axis at most")
+                raise LayoutError(f"axes[{dim}] is {shown(axes)}; a DTensor layout cuts a dim by one mesh axis at most")
             specs.append(UNSHARDED if axes is None else axes)
         if layout.unreduced:
-            raise LayoutError(f"unreduced is {layout.unreduced}; a DTensor layout has no unreduced axes")
+            raise LayoutError(f"unreduced is {shown(layout.unreduced)}; a DTensor layout has no unreduced axes")
         own = layout.device_mesh
         if mesh is None:
             if own is None:
@@ -206,7 +212,7 @@ class Layout:
         elif not isinstance(mesh, Mesh):
             raise TypeError(f"mesh must be a dtensor.Mesh, got {type(mesh).__name__}")
         elif own is not None and (tuple(mesh.dim_names), tuple(mesh.shape())) != (own.axis_names, own.shape):
-            raise LayoutError(f"mesh is {mesh!r}, of other axes than the layout's {own!r}")
+            raise LayoutError(f"mesh is {shown(mesh)}, of other axes than the layout's {shown(own)}")
         return cls(specs, mesh)
 
     def to_tensor_layout(self) -> TensorLayout:
@@ -220,15 +226,16 @@ class Layout:
         """
         if self.type is not LayoutType.STATIC:
             raise LayoutError(f"a TensorLayout is static; it cannot express a layout of type {self.type.name}")
-        return self._cuts
+        return self._cuts()
 
-    @cached_property
     def _cuts(self) -> TensorLayout:
-        if self.type in (LayoutType.EMPTY, LayoutType.SINGLE_DEVICE):
-            raise LayoutError(f"a layout of type {self.type.name} says nothing of axes")
-        self._inner.all_num_shards()  # refuses what leaves open how a dim is cut
-        axes = tuple(None if spec == UNSHARDED else spec for spec in self.sharding_specs)
-        return TensorLayout(axes, self.mesh.to_device_mesh())
+        if self._tensor_layout is None:
+            if self.type in (LayoutType.EMPTY, LayoutType.SINGLE_DEVICE):
+                raise LayoutError(f"a layout of type {self.type.name} says nothing of axes")
+            self._inner.all_num_shards()  # refuses what leaves open how a dim is cut
+            axes = tuple(None if spec == UNSHARDED else spec for spec in self.sharding_specs)
+            self._tensor_layout = TensorLayout(axes, self.mesh.to_device_mesh())
+        return self._tensor_layout
 
     def partition(self, shape: Sequence[int], uneven: UnevenRule = "even") -> Partition:
         """Apply the layout to a shape, for all that a `Partition` answers; devices are named as in `to_device_mesh`.
@@ -240,7 +247,7 @@ class Layout:
         >>> Layout(["x"], mesh).partition((6,)).box("CPU:1")
         (slice(3, 6, None),)
         """
-        return self._cuts.partition(shape, uneven)
+        return self._cuts().partition(shape, uneven)
 
     @property
     def mesh(self) -> Mesh:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from shardwise._core import RuleSet
+from shardwise._text import shown
 from shardwise.dtensor.layout import Layout
 from shardwise.dtensor.mesh import Mesh
 from shardwise.errors import LayoutError
@@ -27,6 +28,7 @@ class LayoutMap(MutableMapping[str, "Layout | None"]):
 
     Args:
         mesh: A mesh for the layouts of variables that no key matches.
+        backtracking: Whether keys are taken that only a backtracking search can match; see `shardwise.LayoutMap`.
 
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
     >>> layout_map = LayoutMap(mesh=mesh)
@@ -38,10 +40,11 @@ class LayoutMap(MutableMapping[str, "Layout | None"]):
     True
     """
 
-    def __init__(self, mesh: Mesh | None = None) -> None:
+    def __init__(self, mesh: Mesh | None = None, *, backtracking: bool = False) -> None:
         if mesh is not None and not isinstance(mesh, Mesh):
             raise TypeError(f"mesh must be a Mesh or None, got {type(mesh).__name__}")
         self._mesh = mesh
+        self._backtracking = backtracking
         self._rules: dict[str, tuple[re.Pattern[str], Layout]] = {}
         self._compiled: _Compiled | None = None
 
@@ -63,11 +66,11 @@ class LayoutMap(MutableMapping[str, "Layout | None"]):
         return default if layout is None else layout
 
     def __setitem__(self, key: str, layout: Layout | None) -> None:
-        pattern = compiled_rule(key)
+        pattern = compiled_rule(key, "match", self._backtracking)
         if not isinstance(layout, Layout):
-            raise TypeError(f"the layout of {key!r} must be a Layout, got {type(layout).__name__}")
+            raise TypeError(f"the layout of {shown(key)} must be a Layout, got {type(layout).__name__}")
         if key in self._rules:
-            raise LayoutError(f"{key!r} is in the LayoutMap already, with {self._rules[key][1]!r}")
+            raise LayoutError(f"{shown(key)} is in the LayoutMap already, with {shown(self._rules[key][1])}")
         self._rules[key] = (pattern, layout)
         self._compiled = None
 
@@ -129,7 +132,7 @@ def layout_map_scope(layout_map: LayoutMap) -> AbstractContextManager[LayoutScop
     mesh = layout_map.get_default_mesh()
     if mesh is None:
         raise LayoutError("layout_map has no mesh; make it as LayoutMap(mesh=…)")
-    rules = _FirstCounts(mesh.to_device_mesh(), match="match")
+    rules = _FirstCounts(mesh.to_device_mesh(), match="match", backtracking=layout_map._backtracking)
     for key in layout_map:
         rules[key] = layout_map._rules[key][1].to_tensor_layout()
     return scope_of_tensor_layouts(rules)

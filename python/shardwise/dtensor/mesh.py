@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from shardwise import _core
 from shardwise._arguments import int64_array
+from shardwise._text import shown
 from shardwise.dtensor.proto import MeshProto, SerializableMessage, message_bytes
 from shardwise.errors import MeshError
 from shardwise.mesh import DeviceMesh
@@ -63,7 +63,12 @@ class Mesh:
     Mesh.from_string('|x=2,y=2|0,1,2,3|0,1,2,3|CPU:0,CPU:1,CPU:2,CPU:3')
     """
 
+    __slots__ = ("__weakref__", "_device_mesh", "_host_mesh", "_inner")
+
     _inner: _core.DtensorMesh
+    #: Both are made when they are asked for.
+    _device_mesh: DeviceMesh | None
+    _host_mesh: Mesh | None
 
     def __init__(
         self,
@@ -75,6 +80,7 @@ class Mesh:
         global_devices: Sequence[str | Device] | NDArray[Any] | None = None,
         use_xla_spmd: bool = False,
     ) -> None:
+        self._device_mesh = self._host_mesh = None
         ids = int64_array("global_device_ids", global_device_ids)
         if not isinstance(use_xla_spmd, bool | np.bool_):
             raise TypeError(f"use_xla_spmd must be a bool, got {type(use_xla_spmd).__name__}")
@@ -92,6 +98,7 @@ class Mesh:
     @classmethod
     def _of(cls, core: _core.DtensorMesh) -> Mesh:
         mesh = cls.__new__(cls)
+        mesh._device_mesh = mesh._host_mesh = None
         mesh._inner = core
         return mesh
 
@@ -165,13 +172,11 @@ class Mesh:
         >>> Mesh.from_string("|x=2|4,5|5|TPU:1").to_device_mesh().devices.tolist()
         ['/device:TPU:4', '/device:TPU:5']
         """
+        if self._device_mesh is None:
+            if self.size == 0:
+                raise MeshError(f"{shown(self)} has no axes; a DeviceMesh needs at least one")
+            self._device_mesh = DeviceMesh(tuple(self.shape()), self.dim_names, self._labels())
         return self._device_mesh
-
-    @cached_property
-    def _device_mesh(self) -> DeviceMesh:
-        if self.size == 0:
-            raise MeshError(f"{self!r} has no axes; a DeviceMesh needs at least one")
-        return DeviceMesh(tuple(self.shape()), self.dim_names, self._labels())
 
     def _labels(self) -> list[str]:
         first = self._inner.first_global_id
@@ -247,7 +252,9 @@ class Mesh:
         1
         """
         if not self.contains_dim(dim_name):
-            raise MeshError(f"dim_name is {dim_name!r}, which the mesh does not have; its axes are {self.dim_names}")
+            raise MeshError(
+                f"dim_name is {shown(dim_name)}, which the mesh does not have; its axes are {self.dim_names}"
+            )
         return self._inner.shape[self._inner.dim_names.index(dim_name)]
 
     def __getitem__(self, dim_name: str) -> MeshDimension:
@@ -279,7 +286,7 @@ class Mesh:
         4
         """
         if self.size == 0:
-            raise MeshError(f"{self!r} has no axes, and so no device ids")
+            raise MeshError(f"{shown(self)} has no axes, and so no device ids")
         return self._inner.first_global_id
 
     def global_device_ids(self) -> NDArray[np.int64]:
@@ -368,11 +375,9 @@ class Mesh:
         >>> Mesh.from_string("m|x=1|0|0|/job:a/task:1/device:TPU:3").host_mesh().to_string()
         '|x=1|0|0|/job:a/replica:0/task:1/device:CPU:3'
         """
+        if self._host_mesh is None:
+            self._host_mesh = Mesh._of(self._inner.host_mesh())
         return self._host_mesh
-
-    @cached_property
-    def _host_mesh(self) -> Mesh:
-        return Mesh._of(self._inner.host_mesh())
 
     def to_string(self) -> str:
         """Write the text form: `name|axes|global ids|local ids|local devices`, which `from_string` reads.

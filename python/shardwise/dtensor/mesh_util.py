@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwise._text import shown
 from shardwise.dtensor import config
 from shardwise.dtensor.device_spec import DeviceSpec
 from shardwise.dtensor.mesh import Device, Mesh
@@ -58,7 +59,9 @@ def create_mesh(
     if size is None:
         shape = [len(local)]
     elif size != len(local):
-        raise MeshError(f"length of devices ({len(local)}) must be equal to total size of the mesh of shape {shape}")
+        raise MeshError(
+            f"length of devices ({len(local)}) must be equal to total size of the mesh of shape {shown(shape)}"
+        )
     ids = np.arange(len(local))
     return Mesh(names, ids.reshape(shape), ids.tolist(), local, mesh_name, use_xla_spmd=use_xla_spmd)
 
@@ -108,7 +111,9 @@ def create_distributed_mesh(
     if not 0 <= client < clients:
         raise MeshError(f"client_id is {client}; it must be 0 to {clients - 1}")
     if local_devices is None and size % clients:
-        raise MeshError(f"total size {size} of the mesh of shape {shape} is not a multiple of the {clients} clients")
+        raise MeshError(
+            f"total size {size} of the mesh of shape {shown(shape)} is not a multiple of the {clients} clients"
+        )
     if job_name is None:
         job_name = config.job_name() if num_clients is None else ("localhost" if clients == 1 else "worker")
     here = DeviceSpec(job=job_name, replica=0, task=client)
@@ -116,7 +121,7 @@ def create_distributed_mesh(
     if len(local) * clients != size:
         raise MeshError(
             f"global number of devices ({len(local)} per client * {clients} clients = {len(local) * clients}) must be "
-            f"equal to total size of the mesh of shape {shape}"
+            f"equal to total size of the mesh of shape {shown(shape)}"
         )
     local_ids = list(range(client * len(local), (client + 1) * len(local)))
     return Mesh(names, np.arange(size).reshape(shape), local_ids, local, mesh_name, use_xla_spmd=use_xla_spmd)
@@ -127,7 +132,7 @@ def _device_names(
 ) -> list[str]:
     """Give the names of the devices with what they leave open filled in from `here`."""
     if device_type is not None and not isinstance(device_type, str):
-        raise TypeError(f"device_type must be a string or None, got {device_type!r}")
+        raise TypeError(f"device_type must be a string or None, got {shown(device_type)}")
     if devices is None:
         number = len(list_devices()) if count is None else count
         if number > _MAX_MADE_UP:
@@ -135,14 +140,16 @@ def _device_names(
         wanted = here.replace(device_type="CPU" if device_type is None else device_type.upper())
         return [f"{wanted.to_string().removesuffix('*')}{index}" for index in range(number)]
     if isinstance(devices, str):
-        raise TypeError(f"devices must be a list, got the str {devices!r}")
+        raise TypeError(f"devices must be a list, got the str {shown(devices)}")
     specs = [_spec(device) for device in devices]
     if not specs:
         raise MeshError("Empty list of devices not allowed")
     if device_type is not None:
         for position, spec in enumerate(specs):
             if (spec.device_type or "").upper() != device_type.upper():
-                raise MeshError(f"Conflicting devices: number {position} is {spec}, device_type is {device_type!r}")
+                raise MeshError(
+                    f"Conflicting devices: number {position} is {spec}, device_type is {shown(device_type)}"
+                )
     return [here.make_merged_spec(spec).to_string() for spec in specs]
 
 
@@ -150,7 +157,7 @@ def _spec(device: str | Device) -> DeviceSpec:
     if isinstance(device, DeviceSpec):
         return device
     if not isinstance(device, str) and not hasattr(device, "to_string"):
-        raise TypeError(f"devices must hold strings or DeviceSpecs, got {device!r}")
+        raise TypeError(f"devices must hold strings or DeviceSpecs, got {shown(device)}")
     return DeviceSpec.from_string(device if isinstance(device, str) else device.to_string())
 
 
@@ -159,7 +166,7 @@ def _read_dims(mesh_dims: MeshDims) -> tuple[list[str], list[int]]:
     names, shape = [], []
     for position, pair in enumerate(pairs):
         if isinstance(pair, str) or len(pair) != 2:
-            raise TypeError(f"mesh_dims[{position}] is {pair!r}, which is no pair of a name and a size")
+            raise TypeError(f"mesh_dims[{position}] is {shown(pair)}, which is no pair of a name and a size")
         names.append(pair[0])
         shape.append(_integer(f"mesh_dims[{position}][1]", pair[1]))
     return names, shape
@@ -175,8 +182,8 @@ def _product(shape: list[int]) -> int:
 
 def _integer(what: str, value: Any) -> int:
     if isinstance(value, bool | np.bool_):
-        raise TypeError(f"{what} must be an integer, got {value!r}")
+        raise TypeError(f"{what} must be an integer, got {shown(value)}")
     try:
         return operator.index(value)
     except TypeError:
-        raise TypeError(f"{what} must be an integer, got {value!r}") from None
+        raise TypeError(f"{what} must be an integer, got {shown(value)}") from None

@@ -7,6 +7,7 @@ A message is a value: what it holds need not fit together, `Mesh.from_proto` and
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -63,6 +64,10 @@ class MeshProto:
     name: str = ""
     use_xla_spmd: bool = False
     single_device: str = ""
+
+    def __post_init__(self) -> None:
+        for repeated in ("mesh_dimensions", "global_device_ids", "local_device_ids", "local_devices", "global_devices"):
+            _keep_as_tuple(self, repeated)
 
     def SerializeToString(self, *, deterministic: bool = True) -> bytes:  # noqa: N802
         """Give the bytes of the message; they are always the same for the same fields."""
@@ -128,6 +133,9 @@ class LayoutProto:
     mesh_config: MeshProto | None = None
     type: int = 0
 
+    def __post_init__(self) -> None:
+        _keep_as_tuple(self, "sharding_specs")
+
     def SerializeToString(self, *, deterministic: bool = True) -> bytes:  # noqa: N802
         """Give the bytes of the message; they are always the same for the same fields."""
         mesh = None if self.mesh_config is None else self.mesh_config._fields()
@@ -150,6 +158,14 @@ class LayoutProto:
             mesh_config=None if mesh is None else MeshProto._of(mesh),
             type=cls.LayoutType(layout_type),
         )
+
+
+def _keep_as_tuple(message: MeshProto | LayoutProto, field: str) -> None:
+    """Lists are as good for a repeated field, but a list could be changed, and has no hash."""
+    given = getattr(message, field)
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"{field} must be a sequence, got {type(given).__name__}")
+    object.__setattr__(message, field, tuple(given))
 
 
 def message_bytes(what: str, message: object) -> bytes:

@@ -12,8 +12,20 @@
 
 TensorFlow's text and bytes are `shardwise.dtensor`'s; the words of Keras are those of `shardwise` itself. Each
 conversion is exact, or raises an error that says what cannot be expressed. `translate` shows a layout in all of them.
+Each module is loaded when it is first used: `shardwise.interop.hlo` needs no import of its own.
 """
+
+from importlib import import_module
+from types import ModuleType
 
 from .translation import DIALECTS, translate
 
 __all__ = ["DIALECTS", "translate"]
+
+_MODULES = ("hlo", "jax", "keras", "megatron", "shardy", "tensorflow", "torch")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

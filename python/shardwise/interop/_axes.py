@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .._text import shown
 from ..errors import LayoutError
 from ..layout import Axes, TensorLayout
 from ..mesh import DeviceMesh
@@ -41,7 +42,7 @@ def checked_layout(layout: object) -> tuple[TensorLayout, DeviceMesh]:
     if not isinstance(layout, TensorLayout):
         raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}")
     if layout.device_mesh is None:
-        raise LayoutError(f"layout {layout!r} has no device_mesh yet; a dialect needs the sizes of its axes")
+        raise LayoutError(f"layout {shown(layout)} has no device_mesh yet; a dialect needs the sizes of its axes")
     return layout, layout.device_mesh
 
 
@@ -67,7 +68,7 @@ def checked_mesh(mesh: object) -> DeviceMesh:
 def checked_rank(rank: object) -> int:
     """Give the number of dims as an int; an error if it is no integer, or negative."""
     if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
-        raise TypeError(f"rank must be an integer, got {rank!r}")
+        raise TypeError(f"rank must be an integer, got {shown(rank)}")
     if rank < 0:
         raise LayoutError(f"rank is {rank}; a tensor has at least 0 dims")
     return int(rank)
@@ -151,7 +152,8 @@ def layout_of_indices(
         names = axes_along(mesh, indices[:, dim], count)
         if names is None:
             raise LayoutError(
-                f"{what}: no axes of {mesh!r}, in any order, cut dim {dim} into {count} so that every device gets the "
+                f"{what}: no axes of {shown(mesh)}, in any order, cut dim {dim} into {count} so that every device "
+                "gets the "
                 "shard it is given here"
             )
         axes.append(names)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
+
+from .._dtypes import dtype_of
 
 __all__ = ["array_of_tensor", "tensor_of_array"]
 
@@ -31,10 +32,9 @@ def array_of_tensor(tensor: Any) -> npt.NDArray[Any]:
     if not _narrow(name):
         array: npt.NDArray[Any] = tensor.numpy()
         return array
-    import ml_dtypes
     import torch
 
-    dtype = np.dtype(getattr(ml_dtypes, name))
+    dtype = dtype_of(tensor.dtype)
     bits = getattr(torch, _bits(dtype.itemsize))
     viewed: npt.NDArray[Any] = tensor.view(bits).numpy()
     return viewed.view(dtype)

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import int64_array
+from .._text import shown
 from ..errors import LayoutError, ParseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -48,6 +49,11 @@ class Iota:
 
     reshape: tuple[int, ...]
     perm: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        # A list could be changed, and has no hash.
+        object.__setattr__(self, "reshape", tuple(self.reshape))
+        object.__setattr__(self, "perm", tuple(self.perm))
 
     @property
     def devices(self) -> npt.NDArray[np.int64]:
@@ -106,6 +112,12 @@ class HloSharding:
     subgroups: tuple[str, ...] = ()
     #: The device of a `"maximal"` sharding.
     device: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tile", tuple(self.tile))
+        object.__setattr__(self, "subgroups", tuple(self.subgroups))
+        if not isinstance(self.order, Iota):
+            object.__setattr__(self, "order", tuple(self.order))
 
     @property
     def num_tiles(self) -> tuple[int, ...]:
@@ -237,16 +249,16 @@ def from_hlo(text: str, mesh: DeviceMesh, rank: int | None = None) -> TensorLayo
         sharding = HloSharding("replicated")
     if sharding.kind in ("replicated", "unreduced"):
         if rank is None:
-            raise LayoutError(f"rank is needed: {text!r} is a sharding of tensors with any number of dims")
+            raise LayoutError(f"rank is needed: {shown(text)} is a sharding of tensors with any number of dims")
         large = [name for name in mesh.axis_names if mesh.axis_size(name) > 1]
         unreduced = large if sharding.kind == "unreduced" else ()
         return TensorLayout((None,) * checked_rank(rank), mesh, unreduced=unreduced)
     if sharding.kind != "tiled" or "manual" in sharding.subgroups:
-        raise LayoutError(f"{text!r}: a layout cannot express a {sharding.kind} sharding{_why(sharding)}")
+        raise LayoutError(f"{shown(text)}: a layout cannot express a {sharding.kind} sharding{_why(sharding)}")
     if rank is not None and len(sharding.num_tiles) != checked_rank(rank):
-        raise LayoutError(f"rank is {rank}, but {text!r} tiles {len(sharding.num_tiles)} dims")
+        raise LayoutError(f"rank is {rank}, but {shown(text)} tiles {len(sharding.num_tiles)} dims")
     if sharding.num_devices != mesh.size:
-        raise LayoutError(f"{text!r} is over {sharding.num_devices} devices, but the mesh has {mesh.size}")
+        raise LayoutError(f"{shown(text)} is over {sharding.num_devices} devices, but the mesh has {mesh.size}")
     indices = sharding.tile_indices()
     summed: list[str] = []
     for entry, kind in enumerate(sharding.subgroups, len(sharding.num_tiles)):
@@ -254,7 +266,7 @@ def from_hlo(text: str, mesh: DeviceMesh, rank: int | None = None) -> TensorLayo
         if kind == "unreduced":
             names = axes_along(mesh, indices[:, entry], sharding.tile[entry])
             if names is None:
-                raise LayoutError(f"{text!r}: the partial sums are not those over any axes of {mesh!r}")
+                raise LayoutError(f"{shown(text)}: the partial sums are not those over any axes of {shown(mesh)}")
             summed += names
     return layout_of_indices(repr(text), mesh, indices, sharding.num_tiles, summed)
 
@@ -296,7 +308,9 @@ def _tiled(text: str, match: re.Match[str]) -> HloSharding:
     subgroups = ("replicated",) if match["last"] else types
     for kind in subgroups:
         if kind not in _SUBGROUPS:
-            raise ParseError(f"{_shown(text)}: last_tile_dims holds {kind!r}; the types are {', '.join(_SUBGROUPS)}")
+            raise ParseError(
+                f"{_shown(text)}: last_tile_dims holds {shown(kind)}; the types are {', '.join(_SUBGROUPS)}"
+            )
     if len(subgroups) > len(tile):
         raise ParseError(f"{_shown(text)}: {len(subgroups)} types of last tile dims, but {len(tile)} tile dims")
     order: Iota | tuple[int, ...]

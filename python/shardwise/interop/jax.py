@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
+from .._text import shown
 from ..array.sharded import ShardedArray
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
@@ -91,7 +92,7 @@ def from_partition_spec(spec: PartitionSpec, mesh: DeviceMesh | Mesh | AbstractM
             )
     summed = [name for name in own.axis_names if name in unreduced]
     if len(summed) < len(unreduced):
-        raise LayoutError(f"spec {spec} is unreduced over an axis that is none of the mesh's, {own.axis_names}")
+        raise LayoutError(f"spec {spec} is unreduced over an axis that is none of the mesh's, {shown(own.axis_names)}")
     return TensorLayout((*entries, *[None] * (dims - len(entries))), own, unreduced=summed)
 
 
@@ -117,7 +118,7 @@ def to_mesh(mesh: DeviceMesh, axis_types: Any = None) -> Mesh:
             known[platform] = _devices(platform)
         if label not in known[platform]:
             present = ", ".join(map(_label, jax.devices()))
-            raise MeshError(f"mesh has the device {label!r}, which JAX does not have; it has {present}")
+            raise MeshError(f"mesh has the device {shown(label)}, which JAX does not have; it has {present}")
         devices[i] = known[platform][label]
     return Mesh(devices.reshape(mesh.shape), mesh.axis_names, axis_types=axis_types)
 
@@ -132,7 +133,7 @@ def to_abstract_mesh(mesh: DeviceMesh, axis_types: Any = None) -> AbstractMesh:
     {'data': 256, 'model': 16}
     """
     if not checked_mesh(mesh).has_default_devices:
-        raise MeshError(f"an AbstractMesh has no devices, so it cannot express the labels of {mesh!r}")
+        raise MeshError(f"an AbstractMesh has no devices, so it cannot express the labels of {shown(mesh)}")
     return AbstractMesh(mesh.shape, mesh.axis_names, axis_types=axis_types)
 
 
@@ -149,7 +150,7 @@ def from_mesh(mesh: Mesh | AbstractMesh) -> DeviceMesh:
         raise TypeError(f"mesh must be a Mesh or an AbstractMesh of JAX, got {type(mesh).__name__}")
     for name in mesh.axis_names:
         if not isinstance(name, str):
-            raise MeshError(f"mesh has an axis named {name!r}; the axes of a DeviceMesh are named by strings")
+            raise MeshError(f"mesh has an axis named {shown(name)}; the axes of a DeviceMesh are named by strings")
     devices = None if isinstance(mesh, AbstractMesh) else [_label(device) for device in mesh.devices.flat]
     return DeviceMesh(tuple(mesh.axis_sizes), mesh.axis_names, devices)
 
@@ -168,7 +169,7 @@ def to_named_sharding(layout: TensorLayout, *, abstract: bool = False) -> NamedS
     """
     layout, mesh = checked_layout(layout)
     if mesh.size > _MOST_DEVICES:
-        raise MeshError(f"a NamedSharding is of at most {_MOST_DEVICES} devices, but {mesh!r} has {mesh.size}")
+        raise MeshError(f"a NamedSharding is of at most {_MOST_DEVICES} devices, but {shown(mesh)} has {mesh.size}")
     # JAX has unreduced values on axes of this type only.
     types = (AxisType.Explicit,) * mesh.ndim if layout.unreduced else None
     made = to_abstract_mesh(mesh, types) if abstract else to_mesh(mesh, types)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -48,7 +49,9 @@ def to_rank_offsets(layout: TensorLayout) -> list[RankOffsets]:
     """
     layout, _ = checked_layout(layout)
     if layout.unreduced:
-        raise LayoutError(f"Megatron's rank offsets cannot express partial sums, and {layout.unreduced} are unreduced")
+        raise LayoutError(
+            f"Megatron's rank offsets cannot express partial sums, and {shown(layout.unreduced)} are unreduced"
+        )
     counts = layout.num_shards
     # Of a tensor with one element per shard, the box of a device begins at its shard index.
     partition = layout.partition(counts)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+from .._text import shown
 from ..errors import LayoutError, MeshError, ParseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -93,9 +94,16 @@ def from_shardy(text: str, mesh: DeviceMesh | None = None) -> TensorLayout:
         reader.expect(",")
         name = reader.word("replicated", "unreduced")
         if name in lists:
-            raise reader.error(f"a second list of {name} axes")
+            raise reader.refusal(f"{name} axes are listed twice")
         reader.expect("=")
+        if not reader.skip_word("sum") and reader.at_word():
+            raise LayoutError(
+                f"{name} axes are to be reduced by {reader.word()!r}; the unreduced axes of a layout are summed, it "
+                "expresses no other reduction"
+            )
         lists[name] = _read_axes(reader)
+        if name == "replicated":
+            _check_sorted(lists[name], written if mesh is None else mesh)
     reader.end()
     mesh = _one_mesh(mesh, written)
     axes = [tuple(_axis_of(mesh, axis) for axis in dim) for dim in dims]
@@ -106,7 +114,9 @@ def from_shardy(text: str, mesh: DeviceMesh | None = None) -> TensorLayout:
         try:
             TensorLayout((*axes, (name,)), mesh, unreduced=unreduced)
         except LayoutError:
-            raise LayoutError(f"axis {name!r} is listed as replicated, but it cuts a dim or is unreduced") from None
+            raise LayoutError(
+                f"axis {shown(name)} is listed as replicated, but it cuts a dim or is unreduced"
+            ) from None
     return layout
 
 
@@ -156,7 +166,7 @@ def mesh_from_shardy(text: str, devices: Sequence[Hashable] | None = None) -> De
         return _labelled(mesh, ids, None)
     labels = list(devices)
     if len(labels) != mesh.size:
-        raise MeshError(f"devices has {len(labels)} labels, but the mesh {text!r} has {mesh.size} devices")
+        raise MeshError(f"devices has {len(labels)} labels, but the mesh {shown(text)} has {mesh.size} devices")
     return _labelled(mesh, ids, labels)
 
 
@@ -169,7 +179,8 @@ def _device_ids(mesh: DeviceMesh, devices: Sequence[Hashable] | None) -> list[in
     own = list(mesh.devices.flat)
     if len(labels) != len(number_of) or set(own) != set(number_of):
         raise MeshError(
-            f"devices: Shardy numbers devices and has no labels; give the {mesh.size} labels of {mesh!r} in the order "
+            f"devices: Shardy numbers devices and has no labels; give the {mesh.size} labels of {shown(mesh)} in "
+            "the order "
             "of their numbers"
         )
     ids = [number_of[label] for label in own]
@@ -233,10 +244,12 @@ def _read_mesh(reader: _Reader) -> tuple[DeviceMesh, list[int] | None]:
             ids.append(reader.number())
     reader.expect(">")
     if not names:
-        raise MeshError(f"{reader.text!r}: a mesh without axes is a single device; a DeviceMesh has at least one axis")
+        raise MeshError(
+            f"{shown(reader.text)}: a mesh without axes is a single device; a DeviceMesh has at least one axis"
+        )
     mesh = DeviceMesh(sizes, names)
     if ids is not None and (len(ids) != mesh.size or set(ids) != set(range(mesh.size))):
-        raise MeshError(f"{reader.text!r}: device_ids are not 0 to {mesh.size - 1}, each once")
+        raise MeshError(f"{shown(reader.text)}: device_ids are not 0 to {mesh.size - 1}, each once")
     return mesh, ids
 
 
@@ -244,6 +257,18 @@ def _labelled(mesh: DeviceMesh, ids: list[int] | None, labels: list[Hashable] | 
     if ids is None:
         return mesh if labels is None else DeviceMesh(mesh.shape, mesh.axis_names, labels)
     return DeviceMesh(mesh.shape, mesh.axis_names, [f"cpu:{i}" if labels is None else labels[i] for i in ids])
+
+
+def _check_sorted(axes: list[_AxisRef], mesh: DeviceMesh | None) -> None:
+    """Shardy lists replicated axes once, in the order of the mesh, and parts of one axis from the major one on."""
+    names = [] if mesh is None else list(mesh.axis_names)
+    places = [(names.index(axis.name) if axis.name in names else len(names), axis.part or (1, 1)) for axis in axes]
+    for first, second, before, after in zip(axes, axes[1:], places, places[1:], strict=False):
+        if first == second or (before >= after and first.name in names):
+            raise ParseError(
+                f"replicated axes are listed once, in the order of the mesh, but {shown(second.name)} comes after "
+                f"{shown(first.name)}"
+            )
 
 
 def _one_mesh(given: DeviceMesh | None, written: DeviceMesh | None) -> DeviceMesh:
@@ -257,20 +282,21 @@ def _one_mesh(given: DeviceMesh | None, written: DeviceMesh | None) -> DeviceMes
         # Numbers stand for labels that the text does not have; only where they stand for the same ones can they differ.
         reordered = not written.has_default_devices and set(given.devices.flat) == set(written.devices.flat)
         if not same_axes or reordered:
-            raise LayoutError(f"mesh is {given!r}, but the text holds {written!r}")
+            raise LayoutError(f"mesh is {shown(given)}, but the text holds {shown(written)}")
     return given
 
 
 def _axis_of(mesh: DeviceMesh, axis: _AxisRef) -> str:
     """The axis, or the sub-axis, as a layout names it."""
     if axis.name not in mesh.axis_names:
-        raise LayoutError(f"axis {axis.name!r} is none of the mesh's, {mesh.axis_names}")
+        raise LayoutError(f"axis {shown(axis.name)} is none of the mesh's, {shown(mesh.axis_names)}")
     if axis.part is None or axis.part == (1, mesh.axis_size(axis.name)):
         return axis.name
     before, size = axis.part
     if before < 1 or size < 1 or mesh.axis_size(axis.name) % (before * size):
         raise LayoutError(
-            f"{axis.name!r}:({before}){size} does not divide the axis {axis.name!r} of size {mesh.axis_size(axis.name)}"
+            f"{shown(axis.name)}:({before}){size} does not divide the axis {shown(axis.name)} of size "
+            f"{mesh.axis_size(axis.name)}"
         )
     return str(SubAxis(axis.name, before, size))
 
@@ -310,7 +336,7 @@ def _string(text: str) -> str:
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
-        raise LayoutError(f"{text!r} cannot be written as UTF-8, in which MLIR's strings are") from error
+        raise LayoutError(f"{shown(text)} cannot be written as UTF-8, in which MLIR's strings are") from error
     special = {ord('"'): r"\22", ord("\\"): r"\\"}
     letters = [special.get(byte) or (chr(byte) if 32 <= byte < 127 else rf"\{byte:02X}") for byte in data]
     return f'"{"".join(letters)}"'
@@ -345,7 +371,12 @@ class _Reader:
 
     def error(self, wanted: str) -> ParseError:
         found = self.text[self._position : self._position + 40].lstrip()[:20]
-        return ParseError(f"expected {wanted} at character {self._position}, found {found!r} in {self.text[:200]!r}")
+        return ParseError(
+            f"expected {wanted} at character {self._position}, found {shown(found)} in {shown(self.text[:200])}"
+        )
+
+    def refusal(self, what: str) -> ParseError:
+        return ParseError(f"{what}, the second time before character {self._position} of {self.text[:200]!r}")
 
     def at(self, mark: str) -> bool:
         return self._next is not None and self._next["mark"] == mark
@@ -361,7 +392,7 @@ class _Reader:
 
     def expect(self, mark: str) -> None:
         if not self.skip(mark):
-            raise self.error(f"a {mark!r}")
+            raise self.error(f"a {shown(mark)}")
 
     def skip_word(self, *words: str) -> bool:
         found = self._next is not None and self._next["word"] in words

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .._text import shown
 from ..array.sharded import ShardedArray
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
@@ -110,7 +111,8 @@ def to_placements(layout: TensorLayout) -> list[Placement]:
     back = from_placements(result, mesh, layout.rank)
     if back != layout:
         raise LayoutError(
-            f"placements cannot say in which order axes of size 1 cut a dim: {layout.axes} would become {back.axes}"
+            f"placements cannot say in which order axes of size 1 cut a dim: {shown(layout.axes)} would become "
+            f"{shown(back.axes)}"
         )
     return result
 
@@ -175,7 +177,7 @@ def read_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> l
     read = [_read(i, placement, dims) for i, placement in enumerate(placements)]
     if len(read) != checked_mesh(mesh).ndim:
         raise LayoutError(
-            f"placements has {len(read)} entries, but the mesh has the {mesh.ndim} axes {mesh.axis_names}"
+            f"placements has {len(read)} entries, but the mesh has the {mesh.ndim} axes {shown(mesh.axis_names)}"
         )
     return read
 
@@ -194,13 +196,13 @@ def _read(i: int, placement: Any, rank: int) -> Placement:
         raise LayoutError(message) if known else TypeError(message)
     dim = _integer(i, placement, "dim")
     if not -rank <= dim < rank:
-        raise LayoutError(f"placements[{i}] is {placement!r}, but the tensor has {rank} dims")
+        raise LayoutError(f"placements[{i}] is {shown(placement)}, but the tensor has {rank} dims")
     dim += rank * (dim < 0)
     if kind == "Shard":
         return Shard(dim)
     split_factor = _integer(i, placement, "split_factor")
     if split_factor < 1:
-        raise LayoutError(f"placements[{i}] is {placement!r}; a split_factor is at least 1")
+        raise LayoutError(f"placements[{i}] is {shown(placement)}; a split_factor is at least 1")
     return StridedShard(dim, split_factor)
 
 
@@ -208,7 +210,7 @@ def _integer(i: int, placement: Any, name: str) -> int:
     # Other classes are called Shard too, such as that of a sharded array.
     value = getattr(placement, name, None)
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"placements[{i}] must have an integer {name}, got {placement!r}")
+        raise TypeError(f"placements[{i}] must have an integer {name}, got {shown(placement)}")
     return int(value)
 
 
@@ -314,7 +316,7 @@ def _types_and_ranks(mesh: DeviceMesh) -> tuple[str, npt.NDArray[np.int64]]:
     for label in checked_mesh(mesh).devices.flat:
         kind, _, rank = label.rpartition(":") if isinstance(label, str) else ("", "", "")
         if not kind or not (rank.isascii() and rank.isdigit()) or str(int(rank)) != rank:
-            raise MeshError(f"mesh has the device {label!r}; PyTorch knows a type and a rank, as in 'cuda:5'")
+            raise MeshError(f"mesh has the device {shown(label)}; PyTorch knows a type and a rank, as in 'cuda:5'")
         pairs.append((kind, int(rank)))
     kinds = sorted({kind for kind, _ in pairs})
     if len(kinds) > 1:
@@ -389,7 +391,8 @@ def _check_torch_agrees(sharded: ShardedArray) -> None:
         i = int(wrong[0])
         device = partition.device_mesh.device(i)
         raise LayoutError(
-            f"device {device!r} holds {partition.box(device)}, where PyTorch gives it other elements: a local tensor "
+            f"device {shown(device)} holds {partition.box(device)}, where PyTorch gives it other elements: a local "
+            "tensor "
             f"of shape {tuple(shards.shapes[i].tolist())} that begins at {tuple(shards.offsets[i].tolist())}; "
             'uneven="chunk" is its rule for axes in mesh order'
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from .._text import shown
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ._axes import check_whole_axes, checked_layout, spec_names
@@ -46,7 +47,7 @@ def translate(layout: TensorLayout, to: str | Iterable[str] | None = None) -> di
         if not isinstance(name, str):
             raise TypeError(f"to must be a dialect's name, or a sequence of them, got {type(name).__name__} in it")
         if name not in DIALECTS:
-            raise LayoutError(f"to holds {name!r}; the dialects are {', '.join(DIALECTS)}")
+            raise LayoutError(f"to holds {shown(name)}; the dialects are {', '.join(DIALECTS)}")
     return {name: _attempt(_WRITERS[name], layout) for name in names}
 
 
@@ -83,7 +84,7 @@ def _tf(layout: TensorLayout) -> str:
     if not mesh.has_default_devices:
         for label in mesh.devices.flat:
             if not isinstance(label, str):
-                raise MeshError(f"TensorFlow's devices have names, and {label!r} is none")
+                raise MeshError(f"TensorFlow's devices have names, and {shown(label)} is none")
     from ..dtensor import Layout
 
     return Layout.from_tensor_layout(layout).to_string()
@@ -100,12 +101,12 @@ def _check_one_axis_a_dim(layout: TensorLayout, who: str) -> None:
         if isinstance(spec, tuple):
             raise LayoutError(f"dim {dim} is cut by the axes {spec}; {who} has one axis a dim")
     if layout.unreduced:
-        raise LayoutError(f"{layout.unreduced} are unreduced; {who} has no partial sums")
+        raise LayoutError(f"{shown(layout.unreduced)} are unreduced; {who} has no partial sums")
 
 
 def _megatron(layout: TensorLayout) -> str:
     if layout.unreduced:
-        raise LayoutError(f"{layout.unreduced} are unreduced; Megatron has no partial sums")
+        raise LayoutError(f"{shown(layout.unreduced)} are unreduced; Megatron has no partial sums")
     offsets = [
         f"({dim}, {_number(layout, spec_names(spec))}, {count})"
         for dim, (spec, count) in enumerate(zip(layout.axes, layout.num_shards, strict=True))

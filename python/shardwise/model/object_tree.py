@@ -13,6 +13,9 @@ __all__ = ["children", "named_leaves"]
 
 Leaf = TypeVar("Leaf")
 
+#: The path of what holds an object, and its name there.
+_Chain = tuple["_Chain | None", str]
+
 _ATOMS = (
     *(type(None), str, bytes, bytearray, bool, int, float, complex, np.ndarray, np.generic, np.dtype),
     *(type, ModuleType, FunctionType, BuiltinFunctionType, MethodType),
@@ -40,18 +43,28 @@ def named_leaves(
     """
     # Kept by reference: the id of a temporary object would be given out again.
     seen: dict[int, Any] = {}
-    stack: list[tuple[tuple[str, ...], Any]] = [((), root)]
+    # A path is a chain of names up to the root, spelt out for leaves only: of all objects of a deep tree, the paths
+    # would take memory in the square of its depth.
+    stack: list[tuple[_Chain | None, Any]] = [(None, root)]
     while stack:
         path, node = stack.pop()
         if id(node) in seen:
             continue
         if isinstance(node, leaf):
             seen[id(node)] = node
-            yield path, node
+            yield _names(path), node
         elif not isinstance(node, _ATOMS):
             seen[id(node)] = node
             held = (children if children_of is None else children_of)(node)
-            stack.extend([((*path, name), child) for name, child in held][::-1])
+            stack.extend([((path, name), child) for name, child in held][::-1])
+
+
+def _names(path: _Chain | None) -> tuple[str, ...]:
+    names = []
+    while path is not None:
+        path, name = path
+        names.append(name)
+    return tuple(names[::-1])
 
 
 def children(node: Any) -> Iterator[tuple[str, Any]]:

@@ -6,16 +6,18 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..partition import Partition
 from ..rules.layout_map import LayoutMap
+from .hooks import entered
 
 __all__ = ["LayoutScope", "Placement", "current_scope", "layout_map_scope"]
 
@@ -23,6 +25,8 @@ __all__ = ["LayoutScope", "Placement", "current_scope", "layout_map_scope"]
 _CURRENT: ContextVar[LayoutScope | None] = ContextVar("shardwise.layout_map_scope", default=None)
 
 _MOST_NAMED = 5
+#: With so many paths, and so many of their characters, rules are compared to find the nearest; comparing is quadratic.
+_MOST_COMPARED, _LONGEST_COMPARED = 200, 100
 
 #: The packages between a user's line and what it comes to.
 _INNER_MODULES = frozenset({"contextlib", "jax", "keras", "shardwise", "tensorflow", "torch"})
@@ -104,7 +108,7 @@ class LayoutScope:
         (rule,) = self._layout_map.matching_rules(path)
         what = f"variable {path!r} of shape {tuple(shape)}: rule {rule!r} gives the layout {layout.axes}"
         if layout.unreduced:
-            raise LayoutError(f"{what}, unreduced over {layout.unreduced}; a variable cannot be a partial sum")
+            raise LayoutError(f"{what}, unreduced over {shown(layout.unreduced)}; a variable cannot be a partial sum")
         if layout.rank != len(shape):
             raise LayoutError(f"{what}, of rank {layout.rank}, but the variable has rank {len(shape)}")
         for dim, (size, shards, spec) in enumerate(zip(shape, layout.num_shards, layout.axes, strict=True)):
@@ -121,9 +125,13 @@ class LayoutScope:
         if self._matched or self._warned or not self._layout_map or not paths:
             return
         self._warned = True
-        nearest = [(rule, difflib.get_close_matches(rule, paths, 1, 0.0)[0]) for rule in list(self._layout_map)]
-        listed = ", ".join(f"{path!r} (nearest to rule {rule!r})" for rule, path in nearest[:_MOST_NAMED])
-        more = f", and {len(nearest) - _MOST_NAMED} rules more" if len(nearest) > _MOST_NAMED else ""
+        rules, candidates = list(self._layout_map), {path[:_LONGEST_COMPARED]: path for path in paths[:_MOST_COMPARED]}
+        nearest = [
+            (rule, candidates[difflib.get_close_matches(rule[:_LONGEST_COMPARED], candidates, 1, 0.0)[0]])
+            for rule in rules[:_MOST_NAMED]
+        ]
+        listed = ", ".join(f"{shown(path)} (nearest to rule {shown(rule)})" for rule, path in nearest)
+        more = f", and {len(rules) - _MOST_NAMED} rules more" if len(rules) > _MOST_NAMED else ""
         warnings.warn(
             f"no rule of the layout map matches, so all {len(paths)} variables are replicated: {listed}{more}",
             stacklevel=_level_of_caller(),
@@ -178,21 +186,12 @@ def layout_map_scope(layout_map: LayoutMap, *, local_devices: Iterable[Any] | No
     (None,)
     """
     scope = LayoutScope(layout_map, local_devices)
-    with _framework_part(scope):
+    with entered(scope):
         token = _CURRENT.set(scope)
         try:
             yield scope
         finally:
             _CURRENT.reset(token)
-
-
-def _framework_part(scope: LayoutScope) -> AbstractContextManager[None]:
-    """What the scope does to a framework, if that is loaded: who has not imported Keras builds no Keras model."""
-    if "keras" not in sys.modules:
-        return nullcontext()
-    from ..interop.keras import building
-
-    return building(scope)
 
 
 def _level_of_caller() -> int:
@@ -205,5 +204,5 @@ def _level_of_caller() -> int:
 
 def _in_mesh_order(mesh: DeviceMesh, devices: Iterable[Any]) -> tuple[Any, ...]:
     if isinstance(devices, str):
-        raise TypeError(f"local_devices must be a sequence of device labels, got the string {devices!r}")
-    return tuple(mesh.device(i) for i in sorted({mesh.index_of(device) for device in devices}))
+        raise TypeError(f"local_devices must be a sequence of device labels, got the string {shown(devices)}")
+    return tuple(mesh.device(i) for i in sorted({mesh.index_of_label(device) for device in devices}))

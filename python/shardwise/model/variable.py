@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import dtype_of
+from .._dtypes import dtype_of
+from .._text import shown
 from ..array.sharded import Shard, ShardedArray
 from ..errors import LayoutError
 from ..layout import TensorLayout
@@ -79,9 +80,9 @@ class Variable:
         if self._dtype.hasobject:
             raise TypeError(f"dtype must be made of bytes, got {self._dtype}")
         if not callable(initializer):
-            raise TypeError(f"initializer must be callable, as initializer(shape, dtype), got {initializer!r}")
+            raise TypeError(f"initializer must be callable, as initializer(shape, dtype), got {shown(initializer)}")
         if name is not None and not isinstance(name, str):
-            raise TypeError(f"name must be a string or None, got {name!r}")
+            raise TypeError(f"name must be a string or None, got {shown(name)}")
         self._initializer = initializer
         self._name = name
         self._scope = current_scope()
@@ -183,10 +184,13 @@ class Variable:
 
     def _placed(self) -> Placement:
         if self._scope is None:
-            raise LayoutError(f"variable {self._label()!r} was made outside of any layout_map_scope: it has no layout")
+            raise LayoutError(
+                f"variable {shown(self._label())} was made outside of any layout_map_scope: it has no layout"
+            )
         if self._placement is None:
             raise LayoutError(
-                f"variable {self._label()!r} of shape {self._shape} has no path yet: call initialize_variables with "
+                f"variable {shown(self._label())} of shape {self._shape} has no path yet: call initialize_variables "
+                "with "
                 "the object that holds it"
             )
         return self._placement
@@ -197,7 +201,7 @@ class Variable:
         assert buffers is not None
         if len(buffers) < partition.total_shards:
             raise LayoutError(
-                f"variable {self._label()!r}: {len(buffers)} of its {partition.total_shards} shards are on local "
+                f"variable {shown(self._label())}: {len(buffers)} of its {partition.total_shards} shards are on local "
                 "devices; .shards gives those"
             )
         return buffers
@@ -232,7 +236,8 @@ class Variable:
             raise LayoutError(f"{what} raised {type(error).__name__}: {error}") from error
         if array.shape != shape or array.dtype != self._dtype:
             raise LayoutError(
-                f"{what} gave shape {array.shape} and dtype {array.dtype}; it must give shape {shape} and dtype "
+                f"{what} gave shape {shown(array.shape)} and dtype {array.dtype}; it must give shape {shown(shape)} "
+                "and dtype "
                 f"{self._dtype}"
             )
         return np.require(array, requirements=["W"])
@@ -303,7 +308,7 @@ def _checked_shape(shape: Any) -> tuple[int, ...]:
             raise TypeError
         sizes = tuple(operator.index(size) for size in given)
     except TypeError:
-        raise TypeError(f"shape must be a sequence of integers, got {shape!r}") from None
+        raise TypeError(f"shape must be a sequence of integers, got {shown(shape)}") from None
     for dim, size in enumerate(sizes):
         if size < 0:
             raise LayoutError(f"shape[{dim}] is {size}, but a dim has at least 0 elements")

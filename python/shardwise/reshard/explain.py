@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._text import bytes_text, seconds_text
+from ..partition import Partition
 
 if TYPE_CHECKING:
+    from ..tiling import Tiling
     from .collectives import LinkModel
     from .plan import ReshardPlan
 
@@ -19,9 +21,10 @@ def explain(plan: ReshardPlan, dtype: np.dtype[Any], links: LinkModel | None) ->
     """Describe a plan; see `ReshardPlan.explain`."""
     dst, src = plan.dst, plan.src
     size = bytes_text(dst.size * dtype.itemsize)
-    origin = "boxes made by hand" if src is None else f"{_layout_text(src)}"
     article = "An" if str(dtype).startswith(("i", "o")) else "A"
-    lines = [f"{article} {dtype} tensor of shape {dst.shape}, {size}, goes from {origin} to {_layout_text(dst)}."]
+    lines = [
+        f"{article} {dtype} tensor of shape {dst.shape}, {size}, goes from {_tiling_text(src)} to {_tiling_text(dst)}."
+    ]
     kept = sum(plan.bytes_kept(dtype).tolist())
     amount = f"{bytes_text(kept)}{' of addends' if plan.addends > 1 else ''}"
     stays = f"; {amount} stays in place"
@@ -43,15 +46,17 @@ def explain(plan: ReshardPlan, dtype: np.dtype[Any], links: LinkModel | None) ->
     if steps:
         lines.append(f"As collectives, about {seconds_text(sum(step.seconds for step in steps))}:")
         lines.extend(f"{number}. {step}." for number, step in enumerate(steps, 1))
-    elif steps is None and src is not None:
+    elif steps is None and isinstance(src, Partition) and isinstance(dst, Partition):
         reason = "the meshes differ" if src.device_mesh != dst.device_mesh else "a dim does not divide evenly"
         lines.append(f"It has no form as collectives ({reason}): the boxes go from device to device.")
     return "\n".join(lines)
 
 
-def _layout_text(partition: Any) -> str:
-    layout = partition.layout
+def _tiling_text(tiling: Tiling) -> str:
+    count = tiling._count
+    if not isinstance(tiling, Partition):
+        return f"{tiling._kind_text()} held by {count} holder{'' if count == 1 else 's'}"
+    layout = tiling.layout
     unreduced = f" unreduced over {', '.join(layout.unreduced)}" if layout.unreduced else ""
-    rule = "" if partition.uneven == "even" else f" cut by the rule {partition.uneven!r}"
-    count = layout.device_mesh.size
+    rule = "" if tiling.uneven == "even" else f" cut by the rule {tiling.uneven!r}"
     return f"{layout.axes}{unreduced}{rule} on {count} device{'' if count == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""From one partition to another: what must move, what it costs, and moving it."""
+"""From one tiling to another: what must move, what it costs, and moving it."""
 
 from __future__ import annotations
 
@@ -11,51 +11,71 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import dtype_of, int64_array
 from .._core import ReshardPlan as CorePlan
+from .._dtypes import dtype_of, itemsize_of
+from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
+from ..tiling import Tiling
 from .collectives import CollectiveStep, LinkModel, apply_steps, price
-from .run import run_plan
+from .run import Window, run_plan, view_of, views_of
 from .source import ShardSource
 
 if TYPE_CHECKING:
     from ..mesh import DeviceMesh
 
-__all__ = ["ReshardPlan", "Transfer", "plan_from_boxes", "plan_reshard"]
+__all__ = ["ReshardPlan", "Transfer", "plan_reshard"]
 
 Slices = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """One box on its way from one device to another."""
+    """One box on its way from one holder to another."""
 
-    #: The sender's label; for boxes made by hand, the number of the box.
+    #: The sender's label.
     src_device: Any
     #: The receiver's label.
     dst_device: Any
     #: The box in the global tensor.
     box: Slices
-    #: The same box in the sender's shard.
+    #: The same box in the sender's array; if that is flat, in the part of it that `src_window` says.
     src_box: Slices
-    #: The same box in the receiver's shard.
+    #: The same box in the receiver's array; if that is flat, in the part of it that `dst_window` says.
     dst_box: Slices
     #: Its elements.
     size: int
+    #: `None` if the sender's array has the tensor's rank. If it has one dim, offset and shape of the piece there:
+    #: `src_box` lies in `array[offset : offset + prod(shape)].reshape(shape)`.
+    src_window: Window | None = None
+    #: The same for the receiver.
+    dst_window: Window | None = None
 
     def nbytes(self, dtype: npt.DTypeLike) -> int:
         """Give the bytes of the box for a dtype."""
-        return self.size * dtype_of(dtype).itemsize
+        return self.size * itemsize_of(dtype)
+
+    def src_view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Give the box as a view of the sender's array."""
+        return view_of(array, self.src_window, self.src_box)
+
+    def dst_view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Give the box as a view of the receiver's array."""
+        return view_of(array, self.dst_window, self.dst_box)
+
+    def __hash__(self) -> int:
+        # Slices cannot be hashed before Python 3.12.
+        sides = tuple((side.start, side.stop) for box in (self.box, self.src_box, self.dst_box) for side in box)
+        return hash((self.src_device, self.dst_device, sides, self.src_window, self.dst_window))
 
 
 class ReshardPlan:
-    """What must move from one partition of a tensor to another; `plan_reshard` makes one.
+    """What must move from one tiling of a tensor to another; `plan_reshard` makes one.
 
-    Each element of each destination shard is received exactly once, unless it is on the destination device already:
-    then it stays. Devices are matched by label, whichever meshes they are in. Among the replicas that could send, the
-    load is spread: the busiest sends at most `2 - 1/r` times what the best assignment to `r` replicas could achieve,
-    and boxes of one size are shared out perfectly. If the source is unreduced, "once" holds for each addend.
+    Each element of each destination shard is received exactly once, unless its holder has it already: then it stays.
+    Devices and other holders are matched by label, whichever meshes they are in. Among the replicas that could send,
+    the load is spread: the busiest sends at most `2 - 1/r` times what the best assignment to `r` replicas could
+    achieve, and boxes of one size are shared out perfectly. If the source is unreduced, "once" holds for each addend.
 
     A plan is a sequence of `Transfer` objects, made when asked for; `transfers` is all of them as one array. Planning
     costs time and memory in the number of transfers, however large the tensor. Plans are immutable, comparable,
@@ -71,33 +91,31 @@ class ReshardPlan:
     ('cpu:1', 'cpu:0', (slice(2, 4, None), slice(0, 3, None)))
     """
 
-    __slots__ = ("__weakref__", "_boxes", "_core", "_dst", "_kept", "_src", "_transfers")
+    __slots__ = ("__weakref__", "_core", "_dst", "_kept", "_pieces", "_src", "_transfers")
 
     _core: CorePlan
-    _src: Partition | None
-    _dst: Partition
-    _boxes: npt.NDArray[np.int64] | None
+    _src: Tiling
+    _dst: Tiling
     _transfers: npt.NDArray[np.void] | None
     _kept: npt.NDArray[np.void] | None
+    _pieces: npt.NDArray[np.int64] | None
 
-    def __init__(self, src: Partition, dst: Partition) -> None:
-        _check_partition("src", src)
-        _check_partition("dst", dst)
-        same = _same_devices(src.device_mesh, dst.device_mesh)
-        self._set(CorePlan(src._core, dst._core, same), src, dst, None)
-
-    def _set(self, core: CorePlan, src: Partition | None, dst: Partition, boxes: npt.NDArray[np.int64] | None) -> None:
-        self._core, self._src, self._dst, self._boxes = core, src, dst, boxes
-        self._transfers = self._kept = None
+    def __init__(self, src: Tiling, dst: Tiling) -> None:
+        for name, value in (("src", src), ("dst", dst)):
+            if not isinstance(value, Tiling):
+                raise TypeError(f"{name} must be a Partition or another Tiling, got {type(value).__name__}")
+        self._core = CorePlan(src._core, dst._core, _same_holders(src, dst))
+        self._src, self._dst = src, dst
+        self._transfers = self._kept = self._pieces = None
 
     @property
-    def src(self) -> Partition | None:
-        """The partition to start from; `None` for boxes made by hand."""
+    def src(self) -> Tiling:
+        """The tiling to start from."""
         return self._src
 
     @property
-    def dst(self) -> Partition:
-        """The partition to end with."""
+    def dst(self) -> Tiling:
+        """The tiling to end with."""
         return self._dst
 
     @property
@@ -109,8 +127,9 @@ class ReshardPlan:
     def transfers(self) -> npt.NDArray[np.void]:
         """All transfers, in the order of the destination devices: a read-only structured array.
 
-        The fields are `src_device` and `dst_device`, device indices in the two meshes (for boxes made by hand,
-        `src_device` is the number of the box), and `start` and `stop`, one int64 per dim: the global box.
+        The fields are `src_device` and `dst_device`, the positions of the holders in `src.holders` and `dst.holders`
+        (for partitions the device indices in the two meshes), and `start` and `stop`, one int64 per dim: the global
+        box.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((2,), ("x",))
@@ -125,7 +144,7 @@ class ReshardPlan:
 
     @property
     def kept(self) -> npt.NDArray[np.void]:
-        """The boxes that stay on their device, at most one each, with the fields of `transfers`.
+        """The boxes that stay with their holder, with the fields of `transfers`; between partitions at most one each.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((2,), ("x",))
@@ -141,12 +160,31 @@ class ReshardPlan:
         rank = len(self._dst.shape)
         side = (np.int64, (rank,))
         dtype = np.dtype([("src_device", np.int64), ("dst_device", np.int64), ("start", *side), ("stop", *side)])
+        # The array that owns the memory too: of a read-only array numpy makes no view that can be written again.
+        owner = rows if rows.base is None else rows.base
+        assert isinstance(owner, np.ndarray)
+        owner.flags.writeable = rows.flags.writeable = False
         array: npt.NDArray[np.void] = rows.reshape(-1).view(dtype)
-        array.flags.writeable = False
         return array
 
+    def pieces(self) -> npt.NDArray[np.int64]:
+        """Give the numbers of the pieces that each transfer is from and to: int64 (transfers, 2).
+
+        They count the pieces of the sender and of the receiver; between partitions, which have one each, all are 0.
+
+        >>> from shardwise import Tiling, plan_reshard
+        >>> src = Tiling.from_boxes((6,), {"file": [[(0, 2)], [(2, 6)]]})
+        >>> plan_reshard(src, Tiling.from_boxes((6,), [[(1, 3)]])).pieces().tolist()
+        [[0, 0], [1, 0]]
+        """
+        if self._pieces is None:
+            self._pieces = self._core.pieces()
+        return self._pieces.copy()
+
     def source_boxes(self) -> npt.NDArray[np.int64]:
-        """Give each transfer's box in the sender's shard: int64 (transfers, dims, 2), start and stop.
+        """Give each transfer's box in the sender's array: int64 (transfers, dims, 2), start and stop.
+
+        If that array is flat, the box lies in the part of it that `Transfer.src_window` says.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((2,), ("x",))
@@ -154,10 +192,12 @@ class ReshardPlan:
         >>> plan_reshard(cut.partition((8,)), whole.partition((8,))).source_boxes().tolist()
         [[[0, 4]], [[0, 4]]]
         """
-        return _relative(self.transfers, self._source_bounds()[self.transfers["src_device"]])
+        return self._core.local_boxes(0, False)
 
     def destination_boxes(self) -> npt.NDArray[np.int64]:
-        """Give each transfer's box in the receiver's shard: int64 (transfers, dims, 2), start and stop.
+        """Give each transfer's box in the receiver's array: int64 (transfers, dims, 2), start and stop.
+
+        If that array is flat, the box lies in the part of it that `Transfer.dst_window` says.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((2,), ("x",))
@@ -165,42 +205,37 @@ class ReshardPlan:
         >>> plan_reshard(cut.partition((8,)), whole.partition((8,))).destination_boxes().tolist()
         [[[4, 8]], [[0, 4]]]
         """
-        return _relative(self.transfers, self._dst.boxes()[self.transfers["dst_device"]])
-
-    def _source_bounds(self) -> npt.NDArray[np.int64]:
-        """Start and stop of every source's box: (sources, dims, 2)."""
-        if self._src is not None:
-            return self._src.boxes()
-        assert self._boxes is not None
-        return self._boxes
+        return self._core.local_boxes(1, False)
 
     def __len__(self) -> int:
         return self._core.count
 
     def __getitem__(self, number: int) -> Transfer:
-        row = self.transfers[operator.index(number)]
+        number = operator.index(number)
+        row = self.transfers[number]
+        if self._pieces is None:
+            self._pieces = self._core.pieces()
         source, device = int(row["src_device"]), int(row["dst_device"])
         start, stop = row["start"], row["stop"]
-        from_start = self._src._core.box(source) if self._src is not None else None
-        if from_start is None:
-            origin = self._source_bounds()[source, :, 0]
-        else:
-            origin = np.array([side.start for side in from_start], np.int64)
-        target = np.array([side.start for side in self._dst._core.box(device)], np.int64)
+        src_piece, dst_piece = self._pieces[number].tolist()
+        src_origin, src_window = self._core.place(0, source, src_piece)
+        dst_origin, dst_window = self._core.place(1, device, dst_piece)
         return Transfer(
-            source if self._src is None else self._src.device_mesh.device(source),
-            self._dst.device_mesh.device(device),
+            self._src._label(source),
+            self._dst._label(device),
             _slices(start, stop),
-            _slices(start - origin, stop - origin),
-            _slices(start - target, stop - target),
+            _slices(start - src_origin, stop - src_origin),
+            _slices(start - dst_origin, stop - dst_origin),
             int(np.prod(stop - start, dtype=np.int64)),
+            src_window,
+            dst_window,
         )
 
     def __iter__(self) -> Iterator[Transfer]:
         return (self[number] for number in range(len(self)))
 
     def bytes_sent(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
-        """Give the bytes that each source device sends of a tensor of `dtype`: int64 (source devices,).
+        """Give the bytes that each source holder sends of a tensor of `dtype`: int64 (source holders,).
 
         Raises:
             SizeOverflowError: if all that is sent is over 2**63 - 1 bytes.
@@ -211,15 +246,15 @@ class ReshardPlan:
         >>> plan_reshard(cut.partition((8,)), whole.partition((8,))).bytes_sent("int16").tolist()
         [12, 12, 12, 12]
         """
-        return _bytes_by(self.transfers, "src_device", len(self._source_bounds()), dtype)
+        return _bytes_by(self.transfers, "src_device", self._src._count, dtype)
 
     def bytes_received(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
-        """Give the bytes that each destination device receives: int64 (destination devices,); see `bytes_sent`."""
-        return _bytes_by(self.transfers, "dst_device", self._dst.device_mesh.size, dtype)
+        """Give the bytes that each destination holder receives: int64 (destination holders,); see `bytes_sent`."""
+        return _bytes_by(self.transfers, "dst_device", self._dst._count, dtype)
 
     def bytes_kept(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
-        """Give the bytes that each destination device has already: int64 (destination devices,); see `bytes_sent`."""
-        return _bytes_by(self.kept, "dst_device", self._dst.device_mesh.size, dtype)
+        """Give the bytes that each destination holder has already: int64 (destination holders,); see `bytes_sent`."""
+        return _bytes_by(self.kept, "dst_device", self._dst._count, dtype)
 
     def total_bytes(self, dtype: npt.DTypeLike) -> int:
         """Give the bytes that move in all.
@@ -230,12 +265,12 @@ class ReshardPlan:
         >>> plan_reshard(cut.partition((8,)), whole.partition((8,))).total_bytes("int16")
         48
         """
-        return _sum(_volumes(self.transfers)) * dtype_of(dtype).itemsize
+        return _sum(_volumes(self.transfers)) * itemsize_of(dtype)
 
     def peak_extra_memory(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
-        """Give the bytes that each destination device needs on top of what it holds: int64 (destination devices,).
+        """Give the bytes that each destination holder needs on top of what it holds: int64 (destination holders,).
 
-        That is its new shard, or nothing where the new shard is a part of what it holds, of which a view will do.
+        That is its new array, or nothing where that is a part of what it holds, of which a view will do.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((4,), ("x",))
@@ -246,9 +281,12 @@ class ReshardPlan:
         [0, 0, 0, 0]
         """
         needed = self._dst.nbytes(dtype)
-        receives = np.zeros(len(needed), np.bool_)
-        receives[self.transfers["dst_device"]] = True
-        return np.where(receives, needed, 0)
+        if self.addends > 1:
+            receives = np.zeros(len(needed), np.bool_)
+            receives[self.transfers["dst_device"]] = True
+            return np.where(receives, needed, 0)
+        needed[[device for device, *_ in views_of(self)]] = 0
+        return needed
 
     def rounds(self, max_bytes_in_flight: int, dtype: npt.DTypeLike) -> list[npt.NDArray[np.void]]:
         """Order the transfers in rounds in which no device sends, and none receives, more than so many bytes.
@@ -274,7 +312,7 @@ class ReshardPlan:
         if isinstance(max_bytes_in_flight, bool) or not hasattr(max_bytes_in_flight, "__index__"):
             raise TypeError(f"max_bytes_in_flight must be an integer, got {max_bytes_in_flight!r}")
         budget = max(min(operator.index(max_bytes_in_flight), 2**63 - 1), -(2**63))
-        pieces, ends = self._core.rounds(budget, dtype_of(dtype).itemsize)
+        pieces, ends = self._core.rounds(budget, itemsize_of(dtype))
         return np.split(self._structured(pieces), ends[:-1]) if len(ends) else []
 
     @property
@@ -300,9 +338,9 @@ class ReshardPlan:
         >>> [(step.kind, step.axes, step.bytes) for step in plan.price("float32")]
         [('all-to-all', ('y',), 3072)]
         """
-        if self._src is None:
+        if not (isinstance(self._src, Partition) and isinstance(self._dst, Partition)):
             return None
-        return price(self._src, self._dst, dtype_of(dtype).itemsize, LinkModel() if links is None else links)
+        return price(self._src, self._dst, itemsize_of(dtype), LinkModel() if links is None else links)
 
     def explain(self, dtype: npt.DTypeLike = np.float32, links: LinkModel | None = None) -> str:
         """Say in plain words what the plan does.
@@ -330,16 +368,17 @@ class ReshardPlan:
         """Carry out the plan on numpy arrays in the memory of this process.
 
         Args:
-            src_shards: one array per source device, in device-index order, all of one dtype and with any strides; or
-                a `ShardedArray` of the partition `src`. For boxes made by hand, one array per box.
-            out: one writeable array per destination device to write into; by default new ones.
+            src_shards: one array per source holder, in their order, all of one dtype and with any strides; or a
+                `ShardedArray` of the tiling `src`.
+            out: one writeable array per destination holder to write into; by default new ones.
             progress: called now and then with the bytes copied so far and the bytes in all; an exception that it
                 raises ends the run, with the destinations partly written.
 
         Returns:
-            One array per destination device, in device-index order: those of `out` if given. Otherwise each is an array
-            of its own, except where the new shard is part of what its device holds: then it is a view of that, and
-            nothing is copied. Partial sums are added in the order of their coordinates, by `numpy.add`.
+            One array per destination holder, in their order: those of `out` if given. Otherwise each is an array of its
+            own, except where the new one is part of what its holder has: then it is a view of that, and nothing is
+            copied. What no piece of a new array covers is 0. Partial sums are added in the order of their coordinates,
+            by `numpy.add`.
 
         Raises:
             LayoutError: if shards are missing, of another shape or dtype than the plan's, or if memory of `out` is also
@@ -360,13 +399,12 @@ class ReshardPlan:
                [6, 7]])
         """
         if isinstance(src_shards, ShardSource):
-            src_shards = self._data_of(src_shards)
+            self._check_source(src_shards)
         return run_plan(self, src_shards, out, progress)
 
-    def _data_of(self, source: ShardSource) -> list[npt.NDArray[Any]]:
-        if source.partition != self._src:
-            raise LayoutError(f"src_shards is cut by {source.partition!r}, but the plan is for {self._src!r}")
-        return source._data()
+    def _check_source(self, source: ShardSource) -> None:
+        if source.tiling != self._src:
+            raise LayoutError(f"src_shards is cut by {shown(source.tiling)}, but the plan is for {shown(self._src)}")
 
     def run_collectives(self, src_shards: ShardSource, links: LinkModel | None = None) -> list[npt.NDArray[Any]]:
         """Do what the plan does one collective at a time, as the devices of a cluster would, in plain numpy.
@@ -389,97 +427,66 @@ class ReshardPlan:
         """
         if not isinstance(src_shards, ShardSource):
             raise TypeError(f"src_shards must be a ShardedArray, got {type(src_shards).__name__}")
-        shards = self._data_of(src_shards)
+        self._check_source(src_shards)
+        shards = src_shards._data()
         steps = self.price(shards[0].dtype, links)
-        if self._src is None or steps is None:
+        if not (isinstance(self._src, Partition) and isinstance(self._dst, Partition)) or steps is None:
             raise LayoutError("the plan has no collectives: the meshes differ, or a dim does not divide evenly")
         return apply_steps(self._src, shards, steps, self._dst)
-
-    def _identity(self) -> tuple[Any, ...]:
-        boxes = None if self._boxes is None else (self._boxes.shape, self._boxes.tobytes())
-        return self._src, self._dst, boxes
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ReshardPlan):
             return NotImplemented
-        return self is other or self._identity() == other._identity()
+        return self is other or (self._src == other._src and self._dst == other._dst)
 
     def __hash__(self) -> int:
-        return hash(self._identity())
+        return hash((self._src, self._dst))
 
     def __repr__(self) -> str:
-        if self._src is None:
-            return f"plan_from_boxes({self._source_bounds().tolist()}, {self._dst!r})"
         return f"plan_reshard({self._src!r}, {self._dst!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._src is None:
-            return plan_from_boxes, (self._boxes, self._dst)
         return plan_reshard, (self._src, self._dst)
 
 
-def plan_reshard(src: Partition, dst: Partition) -> ReshardPlan:
-    """Plan how to go from one partition of a tensor to another.
+def plan_reshard(src: Tiling, dst: Tiling) -> ReshardPlan:
+    """Plan how to go from one tiling of a tensor to another.
 
     Args:
-        src: who holds what now.
-        dst: who is to hold what; of the same shape. Mesh, device labels, axes and uneven rule may all differ.
+        src: who holds what now: a `Partition`, or any other `Tiling`.
+        dst: who is to hold what; of the same shape. Everything else may differ. It need not be the whole tensor, and
+            its holders may ask for the same elements: a reader's request.
 
     Raises:
-        LayoutError: if the shapes differ, or `dst` is unreduced: a value cannot be cut into partial sums.
+        LayoutError: if the shapes differ; if boxes of `src` overlap that are not declared replicas, or `src` does not
+            hold what `dst` needs: names the box; or if `dst` is unreduced: a value cannot be cut into partial sums.
 
     If `src` is unreduced, every addend is sent, and `run` adds them where they arrive.
 
-    >>> from shardwise import DeviceMesh, TensorLayout
+    >>> from shardwise import DeviceMesh, TensorLayout, Tiling
     >>> saved = TensorLayout(("x", "y"), DeviceMesh((64, 64), ("x", "y"))).partition((4096, 4096))
     >>> labels = [f"gpu:{i}" for i in range(4096)]
     >>> wanted = TensorLayout(("x", "y"), DeviceMesh((32, 128), ("x", "y"), labels)).partition((4096, 4096))
     >>> len(plan_reshard(saved, wanted))
     8192
+    >>> chunks = Tiling.from_boxes((6,), [[(0, 4)], [(4, 5)]])
+    >>> plan_reshard(chunks, Tiling.from_boxes((6,), {"reader": [(2, 5)]})).transfers["src_device"].tolist()
+    [0, 1]
+    >>> plan_reshard(chunks, TensorLayout(("x",), DeviceMesh((2,), ("x",))).partition((6,)))
+    Traceback (most recent call last):
+    shardwise.errors.LayoutError: src does not hold [5:6], which holders[1] of dst needs
     """
     return ReshardPlan(src, dst)
 
 
-def plan_from_boxes(boxes: npt.ArrayLike, dst: Partition) -> ReshardPlan:
-    """Plan how to assemble the shards of a partition from boxes made by hand, such as the chunks of a checkpoint.
-
-    Args:
-        boxes: int64 (boxes, dims, 2): start and stop per dim, in elements. Together they must be the whole tensor, each
-            element once; empty boxes are allowed.
-        dst: who is to hold what.
-
-    Returns:
-        A plan whose `src_device` is the number of the box; nothing counts as kept.
-
-    Raises:
-        LayoutError: if a box leaves the tensor, two overlap, or some elements are in none; names the box.
-
-    >>> from shardwise import DeviceMesh, TensorLayout
-    >>> dst = TensorLayout(("x",), DeviceMesh((2,), ("x",))).partition((6,))
-    >>> plan_from_boxes([[[0, 4]], [[4, 6]]], dst).transfers["src_device"].tolist()
-    [0, 0, 1]
-    >>> plan_from_boxes([[[0, 4]], [[5, 6]]], dst)
-    Traceback (most recent call last):
-    shardwise.errors.LayoutError: the boxes leave a gap: none holds [4:5]
-    """
-    _check_partition("dst", dst)
-    array = int64_array("boxes", boxes).copy()
-    rank = len(dst.shape)
-    if array.ndim in (1, 2) and array.size == len(array) * rank == 0:
-        array = array.reshape(len(array), rank, 2)  # lists that hold no number: no boxes, or those of a scalar
-    if array.ndim != 3 or array.shape[1:] != (rank, 2):
-        raise LayoutError(f"boxes is of shape {array.shape}; it must be (boxes, {rank}, 2)")
-    if rank == 0 and len(array) != 1:
-        raise LayoutError(f"boxes has {len(array)} boxes, but a tensor of rank 0 is one element, which one box holds")
-    array.flags.writeable = False
-    plan = ReshardPlan.__new__(ReshardPlan)
-    plan._set(CorePlan.from_boxes(array, dst._core), None, dst, array)
-    return plan
-
-
-def _check_partition(name: str, value: Any) -> None:
-    if not isinstance(value, Partition):
-        raise TypeError(f"{name} must be a Partition, got {type(value).__name__}; layout.partition(shape) makes one")
+def _same_holders(src: Tiling, dst: Tiling) -> npt.NDArray[np.int64]:
+    """For each holder of `dst`, the position that its label has in `src`, or -1."""
+    if isinstance(src, Partition) and isinstance(dst, Partition):
+        return _same_devices(src.device_mesh, dst.device_mesh)
+    if not (src._is_named and dst._is_named):
+        return np.full(dst._count, -1, np.int64)
+    index = {label: i for i, label in enumerate(src.holders)}
+    return np.array([index.get(label, -1) for label in dst.holders], np.int64)
 
 
 @lru_cache(maxsize=16)  # the tensors of a checkpoint share their meshes
@@ -499,10 +506,6 @@ def _same_devices(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64]:
     return same
 
 
-def _relative(transfers: npt.NDArray[np.void], bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return np.stack([transfers["start"], transfers["stop"]], axis=-1) - bounds[..., :1]
-
-
 def _slices(start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]) -> Slices:
     return tuple(slice(a, b) for a, b in zip(start.tolist(), stop.tolist(), strict=True))
 
@@ -518,7 +521,7 @@ def _sum(numbers: npt.NDArray[np.int64]) -> int:
 
 
 def _bytes_by(transfers: npt.NDArray[np.void], field: str, devices: int, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
-    volumes, itemsize = _volumes(transfers), dtype_of(dtype).itemsize
+    volumes, itemsize = _volumes(transfers), itemsize_of(dtype)
     if _sum(volumes) * itemsize > 2**63 - 1:
         raise SizeOverflowError(f"{_sum(volumes)} elements of {itemsize} bytes are over the limit of {2**63 - 1} bytes")
     totals = np.zeros(devices, np.int64)

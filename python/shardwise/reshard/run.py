@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
+from ..partition import Partition
+from .source import ShardSource
 
 if TYPE_CHECKING:
+    from ..tiling import Tiling
     from .plan import ReshardPlan
 
-__all__ = ["check_addable", "run_plan"]
+__all__ = ["Window", "check_addable", "checked_arrays", "run_plan", "view_of", "views_of"]
 
 Array = npt.NDArray[Any]
+#: The part of a flat array that a piece is: its offset, and its shape.
+Window = tuple[int, tuple[int, ...]]
 
 #: Up to how many bytes are allocated together; what is allocated together is freed together.
 _BLOCK_BYTES = 1 << 24
@@ -24,31 +30,34 @@ _BLOCK_BYTES = 1 << 24
 
 def run_plan(
     plan: ReshardPlan,
-    src_shards: Sequence[Array],
+    src_shards: Sequence[Array] | ShardSource,
     out: Sequence[Array] | None,
     progress: Callable[[int, int], Any] | None,
 ) -> list[Array]:
     """Check everything, then write; see `ReshardPlan.run`."""
     if progress is not None and not callable(progress):
         raise TypeError(f"progress must be callable or None, got {type(progress).__name__}")
-    sources = _checked("src_shards", src_shards, plan._source_bounds(), None)
+    if isinstance(src_shards, ShardSource):  # whose arrays were checked when it was made
+        sources = src_shards._data()
+    else:
+        sources = checked_arrays("src_shards", src_shards, plan.src, None)
     dtype = sources[0].dtype if sources else np.dtype(np.float64)
-    bounds = plan.dst.boxes()
+    count = plan.dst._count
     if plan.addends > 1:
         check_addable(dtype)
     if out is None:
-        results = _views(plan, sources)
+        results = {} if plan.addends > 1 else {d: view_of(sources[s], w, box) for d, s, w, box in views_of(plan)}
     else:
-        results = dict(enumerate(_checked("out", out, bounds, dtype)))
+        results = dict(enumerate(checked_arrays("out", out, plan.dst, dtype)))
         for device, array in results.items():
             if not array.flags.writeable:
                 raise ValueError(f"out[{device}] is read-only, so the shard cannot be written into it")
-    copied = list(results) if out is not None else [d for d in range(len(bounds)) if d not in results]
+    copied = list(results) if out is not None else [d for d in range(count) if d not in results]
     if dtype.hasobject and copied:
         raise TypeError(f"shards of dtype {dtype} hold references, which cannot be copied as bytes")
-    if out is None:
-        results |= _allocated(copied, bounds, dtype)
-    outputs = np.full(len(bounds), -1, np.int64)
+    if out is None and copied:
+        results |= _allocated(copied, plan.dst, dtype)
+    outputs = np.full(count, -1, np.int64)
     outputs[copied] = np.arange(len(copied))
     if copied:
         plan._core.run(sources, [results[device] for device in copied], outputs.tolist(), progress)
@@ -56,7 +65,7 @@ def run_plan(
         progress(0, 0)
     if plan.addends > 1:
         _add(plan, sources, results)
-    return [results[device] for device in range(len(bounds))]
+    return [results[device] for device in range(count)]
 
 
 def check_addable(dtype: np.dtype[Any]) -> None:
@@ -66,57 +75,75 @@ def check_addable(dtype: np.dtype[Any]) -> None:
         raise TypeError(f"partial sums of dtype {dtype} cannot be added to one of the same dtype")
 
 
-def _checked(
-    name: str, arrays: Sequence[Array], bounds: npt.NDArray[np.int64], dtype: np.dtype[Any] | None
-) -> list[Array]:
-    """The arrays as a list, each of the shape of its box and all of one dtype."""
+def checked_arrays(name: str, arrays: Sequence[Array], tiling: Tiling, dtype: np.dtype[Any] | None) -> list[Array]:
+    """The arrays as a list, each of the shape of its holder's own array and all of one dtype."""
     if isinstance(arrays, (str, bytes, dict)) or not hasattr(arrays, "__iter__"):
         raise TypeError(f"{name} must be a sequence of numpy arrays, got {type(arrays).__name__}")
     checked = list(arrays)
-    if len(checked) != len(bounds):
-        raise LayoutError(f"{name} has {len(checked)} arrays but the plan has {len(bounds)}")
-    shapes = (bounds[..., 1] - bounds[..., 0]).tolist()
-    for i, (array, shape) in enumerate(zip(checked, shapes, strict=True)):
+    if len(checked) != tiling._count:
+        raise LayoutError(f"{name} has {len(checked)} arrays but there are {tiling._count} holders")
+    for i, (array, shape) in enumerate(zip(checked, tiling._shapes(), strict=True)):
         if not isinstance(array, np.ndarray):
             raise TypeError(f"{name}[{i}] must be a numpy array, got {type(array).__name__}")
         if isinstance(array, np.ma.MaskedArray):
             raise TypeError(f"{name}[{i}] is a masked array, whose mask would be lost; give its filled() values")
         dtype = array.dtype if dtype is None else dtype
-        if array.shape != tuple(shape) or array.dtype != dtype:
+        if array.shape != shape or array.dtype != dtype:
             raise LayoutError(
-                f"{name}[{i}] is of shape {array.shape} and dtype {array.dtype}; "
-                f"it must be of shape {tuple(shape)} and dtype {dtype}"
+                f"{name}[{i}] ({shown(tiling._label(i))}) is of shape {array.shape} and dtype {array.dtype}; "
+                f"it must be of shape {shape} and dtype {dtype}"
             )
     return checked
 
 
-def _views(plan: ReshardPlan, sources: list[Array]) -> dict[int, Array]:
-    """The destination shards that lie within what their device holds, as views of that."""
-    if plan.addends > 1:
-        return {}
-    receives = np.zeros(plan.dst.device_mesh.size, np.bool_)
-    receives[plan.transfers["dst_device"]] = True
-    whole = plan.kept[~receives[plan.kept["dst_device"]]]
-    origins = plan._source_bounds()[whole["src_device"], :, 0]
-    pairs = zip(whole["src_device"].tolist(), whole["dst_device"].tolist(), strict=True)
-    boxes = map(_box, whole["start"] - origins, whole["stop"] - origins)
-    return {device: sources[source][box] for (source, device), box in zip(pairs, boxes, strict=True)}
+def view_of(array: Array, window: Window | None, box: tuple[slice, ...]) -> Array:
+    """A box of an array, or of the part of a flat one that `window` says, as a view."""
+    if window is not None:
+        offset, shape = window
+        array = array[offset : offset + math.prod(shape)].reshape(shape)
+    view: Array = array[(*box, ...)]
+    return view
 
 
-def _allocated(devices: list[int], bounds: npt.NDArray[np.int64], dtype: np.dtype[Any]) -> dict[int, Array]:
+def views_of(plan: ReshardPlan) -> Iterator[tuple[int, int, Window | None, tuple[slice, ...]]]:
+    """The new arrays that are a part of what their holder has: holder, the same in the source, window and box there."""
+    kept = plan.kept
+    if not len(kept):
+        return
+    times = np.bincount(kept["dst_device"], minlength=plan.dst._count)
+    times[plan.transfers["dst_device"]] = 0
+    alone = np.flatnonzero(times[kept["dst_device"]] == 1)
+    boxes = plan._core.local_boxes(0, True)[alone]
+    extents = boxes[..., 1] - boxes[..., 0]
+    pieces = plan._core.kept_pieces()[alone]
+    shapes = None if isinstance(plan.dst, Partition) else plan.dst._shapes()
+    for row, (piece, _), box, extent in zip(
+        kept[alone], pieces.tolist(), boxes.tolist(), extents.tolist(), strict=True
+    ):
+        source, device = int(row["src_device"]), int(row["dst_device"])
+        # A shard of a partition is one box; other arrays may be more than this box, or of one dim.
+        if shapes is None or shapes[device] == tuple(extent):
+            yield device, source, plan._core.place(0, source, piece)[1], tuple(slice(*side) for side in box)
+
+
+def _allocated(devices: list[int], tiling: Tiling, dtype: np.dtype[Any]) -> dict[int, Array]:
     """New arrays; many small ones are cut from common blocks, for which the operating system has large pages.
 
     A page is made when it is first written to, and for many small arrays that takes longer than the copy itself.
     """
-    shapes = (bounds[devices, :, 1] - bounds[devices, :, 0]).tolist()
+    all_shapes, covered = tiling._shapes(), tiling._covered()
+    shapes = [all_shapes[device] for device in devices]
     nbytes = [math.prod(shape) * dtype.itemsize for shape in shapes]
-    arrays = {}
+    arrays: dict[int, Array] = {}
     try:
+        for device, shape in zip(devices, shapes, strict=True):
+            if covered is not None and not covered[device]:
+                arrays[device] = np.zeros(shape, dtype)
         if dtype.itemsize and sum(nbytes) >= _BLOCK_BYTES:
             for positions in _blocks(nbytes):
                 block, at = np.empty(sum(_aligned(nbytes[i]) for i in positions), np.uint8), 0
                 for i in positions:
-                    arrays[devices[i]] = block[at : at + nbytes[i]].view(dtype).reshape(shapes[i])
+                    arrays.setdefault(devices[i], block[at : at + nbytes[i]].view(dtype).reshape(shapes[i]))
                     at += _aligned(nbytes[i])
         for device, shape in zip(devices, shapes, strict=True):
             if device not in arrays:
@@ -148,23 +175,21 @@ def _aligned(nbytes: int) -> int:
 
 def _add(plan: ReshardPlan, sources: list[Array], results: dict[int, Array]) -> None:
     """Add the second and further addends to the first, which is there, in the order of their coordinates."""
-    assert plan.src is not None
+    assert isinstance(plan.src, Partition)
     layout = plan.src.layout.refined()
     mesh = layout._with_mesh("a plan")
     axes = sorted(mesh.axis_names.index(name) for name in layout.unreduced)
     coordinates = mesh.coordinates()[:, axes].T
     addends = np.ravel_multi_index(tuple(coordinates), [mesh.shape[axis] for axis in axes])
     rows = np.concatenate([plan.kept, plan.transfers])
-    rows = rows[np.argsort(addends[rows["src_device"]], kind="stable")]
-    rows = rows[addends[rows["src_device"]] > 0]
-    source_origins = plan._source_bounds()[rows["src_device"], :, 0]
-    target_origins = plan.dst.boxes()[rows["dst_device"], :, 0]
-    for i, (source, device) in enumerate(zip(rows["src_device"].tolist(), rows["dst_device"].tolist(), strict=True)):
-        start, stop = rows["start"][i], rows["stop"][i]
-        addend = sources[source][_box(start - source_origins[i], stop - source_origins[i])]
-        total = results[device][_box(start - target_origins[i], stop - target_origins[i])]
-        np.add(total, addend, out=total)
-
-
-def _box(start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]) -> tuple[Any, ...]:
-    return (*map(slice, start.tolist(), stop.tolist()), ...)
+    pieces = np.concatenate([plan._core.kept_pieces(), plan._core.pieces()])[:, 1]
+    sides = [
+        np.concatenate([plan._core.local_boxes(side, True), plan._core.local_boxes(side, False)]) for side in (0, 1)
+    ]
+    order = np.argsort(addends[rows["src_device"]], kind="stable")
+    for i in order[addends[rows["src_device"][order]] > 0].tolist():
+        source, device = int(rows["src_device"][i]), int(rows["dst_device"][i])
+        from_box, to_box = (tuple(slice(*side) for side in boxes[i].tolist()) for boxes in sides)
+        window = plan._core.place(1, device, int(pieces[i]))[1]
+        total = view_of(results[device], window, to_box)
+        np.add(total, view_of(sources[source], None, from_box), out=total)

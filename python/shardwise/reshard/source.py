@@ -1,4 +1,4 @@
-"""Arrays that a plan can be run on, together with the partition that they are cut by."""
+"""Arrays that a plan can be run on, together with the tiling that they are cut by."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ..partition import Partition
+    from ..tiling import Tiling
 
 __all__ = ["ShardSource"]
 
@@ -20,9 +20,9 @@ class ShardSource(ABC):
 
     @property
     @abstractmethod
-    def partition(self) -> Partition:
+    def tiling(self) -> Tiling:
         """Who holds what."""
 
     @abstractmethod
     def _data(self) -> list[npt.NDArray[Any]]:
-        """One array per device, in device-index order."""
+        """One array per holder, in their order, checked to be of its shape."""

@@ -8,6 +8,7 @@ from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, Sequen
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, overload
 
+from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -29,9 +30,11 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     r"""Layouts under keys that are regular expressions when a path is looked up.
 
     Args:
-        device_mesh: the mesh that inserted layouts get when they have none; a layout that has its own keeps it.
+        device_mesh: the mesh over which layouts without one are kept; a layout that has its own keeps it.
         match: `"search"` finds a rule anywhere in a path, `"match"` at its beginning, `"fullmatch"` only as the whole
             path. Keras began with `"match"`, went on to `"search"`, and is at `"fullmatch"`.
+        backtracking: whether rules are taken that only a backtracking search can find, in time that may be exponential
+            in the length of a path.
 
     Raises:
         LayoutError: if `match` is none of these.
@@ -41,11 +44,11 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     `LayoutError` that lists them. As a mapping, a map has the keys that were inserted: `in`, `len`, iteration, `del`,
     `pop` and `setdefault` match nothing.
 
-    A rule means what Python's `re` says. Those made of characters, `.`, `^`, `$`, `\A`, `\Z`, groups, alternatives,
-    classes, repetitions, `\d \w \s \b` and a leading `(?i)` are searched for together, in time linear in the length of
-    the path, so no nesting of repetitions makes them hang. Python's own engine is used, one rule after another, for
-    look-around, back-references, possessive repetitions and whatever else is not in this list; for `\d \w \s \b (?i)`
-    in paths that are not printable ASCII; and for all rules in paths with a newline before the last character.
+    A rule means what Python's `re` says. All rules are searched for together, in time linear in the length of the path,
+    so neither a rule nor a name from a checkpoint can make a look-up hang. Look-around, back-references, atomic groups,
+    possessive repetitions, `(?i)` beside letters beyond ASCII, and what needs megabytes once compiled, can only be
+    found by a search that backtracks: such a rule is refused when it is inserted, unless the map has
+    `backtracking=True`.
 
     Threads may share a map. It remembers the paths that it was asked for, up to 65,536 of them.
 
@@ -60,29 +63,39 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     None
     """
 
-    def __init__(self, device_mesh: DeviceMesh | None = None, *, match: MatchMode = "search") -> None:
+    def __init__(
+        self, device_mesh: DeviceMesh | None = None, *, match: MatchMode = "search", backtracking: bool = False
+    ) -> None:
         if device_mesh is not None and not isinstance(device_mesh, DeviceMesh):
             raise TypeError(f"device_mesh must be a DeviceMesh or None, got {type(device_mesh).__name__}")
         if not isinstance(match, str):
-            raise TypeError(f"match must be a string, got {match!r}")
+            raise TypeError(f"match must be a string, got {shown(match)}")
         if match not in MATCH_MODES:
-            raise LayoutError(f"match is {match!r}; it must be one of {', '.join(map(repr, MATCH_MODES))}")
+            raise LayoutError(f"match is {shown(match)}; it must be one of {', '.join(map(repr, MATCH_MODES))}")
         self._device_mesh = device_mesh
         self._match: MatchMode = match
+        if not isinstance(backtracking, bool):
+            raise TypeError(f"backtracking must be a bool, got {backtracking!r}")
+        self._backtracking = backtracking
         self._rules: dict[str, Rule] = {}
         # For those who change the rules. Who looks up takes none: a change puts new answers in the place of the old.
         self._lock = threading.RLock()
-        self._answers = Answers(self._rules, match)
+        self._answers = Answers(self._rules, match, backtracking)
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
-        """The mesh that inserted layouts get when they have none."""
+        """The mesh over which layouts without one are kept."""
         return self._device_mesh
 
     @property
     def match(self) -> MatchMode:
         """Where in a path a rule has to match: `"search"`, `"match"` or `"fullmatch"`."""
         return self._match
+
+    @property
+    def backtracking(self) -> bool:
+        """Whether rules are taken that only a backtracking search can find."""
+        return self._backtracking
 
     # The types of a Mapping have no room for a look-up that finds nothing.
     def __getitem__(self, path: str) -> TensorLayout | None:  # type: ignore[override]
@@ -126,35 +139,48 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
         Args:
             key: a regular expression, which is not a key yet.
-            layout: a `TensorLayout`, which gets the mesh of the map if it has none, or the tuple or list of its axes.
+            layout: a `TensorLayout`, or the tuple or list of its axes. If it has no mesh, the map keeps a copy of it
+                over the map's own mesh; the layout that was given does not change.
 
         Raises:
-            LayoutError: if the key is there already or is no regular expression, or if the axes are no layout over the
-                mesh. The map and the layout are as they were.
-            TypeError: if the key is no string or empty, or the layout something else.
+            LayoutError: if the key is there already or is not a regular expression, or if the axes are not a layout
+                over the mesh. The map is as it was.
+            TypeError: if the key is not a string or is empty, or the layout is something else.
+
+        >>> layout = TensorLayout((None, "model"))
+        >>> for size in (2, 4):
+        ...     layout_map = LayoutMap(DeviceMesh((size,), ("model",)))
+        ...     layout_map["kernel"] = layout
+        ...     print(layout_map["kernel"].num_shards, layout.device_mesh)
+        (1, 2) None
+        (1, 4) None
         """
-        pattern = compiled_rule(key)
+        pattern = compiled_rule(key, self._match, self._backtracking)
         if isinstance(layout, (tuple, list)):
             with _naming_rule(key):
                 layout = TensorLayout(layout)
         elif not isinstance(layout, TensorLayout):
             given = type(layout).__name__
-            raise TypeError(f"rule {key!r}: the value must be a TensorLayout or a tuple or list of axes, got {given}")
+            raise TypeError(
+                f"rule {shown(key)}: the value must be a TensorLayout or a tuple or list of axes, got {given}"
+            )
         with self._lock:
             if key in self._rules:
                 axes = self._rules[key].layout.axes
-                raise LayoutError(f"rule {key!r} is in the map already, with axes {axes}; delete it to replace it")
+                raise LayoutError(
+                    f"rule {shown(key)} is in the map already, with axes {shown(axes)}; delete it to replace it"
+                )
             if layout.device_mesh is None and self._device_mesh is not None:
                 with _naming_rule(key):
-                    layout.device_mesh = self._device_mesh
+                    layout = layout.with_mesh(self._device_mesh)
             self._rules[key] = Rule(layout, pattern)
-            self._answers = Answers(self._rules, self._match)
+            self._answers = Answers(self._rules, self._match, self._backtracking)
 
     def __delitem__(self, key: str) -> None:
         """Remove the rule under this very key; a `KeyError` if there is none."""
         with self._lock:
             del self._rules[key]
-            self._answers = Answers(self._rules, self._match)
+            self._answers = Answers(self._rules, self._match, self._backtracking)
 
     def __len__(self) -> int:
         return len(self._rules)
@@ -193,7 +219,10 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             return self._rules[key].layout
 
     def __eq__(self, other: object) -> bool:
-        """Say whether the rules are the same; for two layout maps, their meshes and ways of matching as well."""
+        """Say whether the rules are the same; for two layout maps, their meshes and ways of matching as well.
+
+        What a map permits (`backtracking`) changes no answer, and does not count.
+        """
         if isinstance(other, LayoutMap) and (self._device_mesh, self._match) != (other._device_mesh, other._match):
             return False
         return super().__eq__(other)
@@ -204,12 +233,14 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         rules = ", ".join(f"{key!r}: {layout.axes}" for key, layout in self.items())
         return f"<LayoutMap {{{rules}}}, device_mesh={self._device_mesh!r}, match={self._match!r}>"
 
-    def __getstate__(self) -> tuple[DeviceMesh | None, MatchMode, tuple[tuple[str, TensorLayout], ...]]:
-        return self._device_mesh, self._match, tuple(self.items())
+    def __getstate__(self) -> tuple[DeviceMesh | None, MatchMode, bool, tuple[tuple[str, TensorLayout], ...]]:
+        return self._device_mesh, self._match, self._backtracking, tuple(self.items())
 
-    def __setstate__(self, state: tuple[DeviceMesh | None, MatchMode, tuple[tuple[str, TensorLayout], ...]]) -> None:
-        device_mesh, match, rules = state
-        LayoutMap.__init__(self, device_mesh, match=match)
+    def __setstate__(
+        self, state: tuple[DeviceMesh | None, MatchMode, bool, tuple[tuple[str, TensorLayout], ...]]
+    ) -> None:
+        device_mesh, match, backtracking, rules = state
+        LayoutMap.__init__(self, device_mesh, match=match, backtracking=backtracking)
         self.update(rules)
 
     def report(self, names: Names, *, uneven: UnevenRule = "even") -> LayoutReport:
@@ -320,7 +351,11 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         from .toml import located, read_rules
 
         rules = read_rules(file)
-        layout_map = cls(rules.device_mesh if device_mesh is None else device_mesh, match=rules.match)
+        layout_map = cls(
+            rules.device_mesh if device_mesh is None else device_mesh,
+            match=rules.match,
+            backtracking=rules.backtracking,
+        )
         with located(rules.source):
             layout_map.update(rules.layouts)
         return layout_map
@@ -348,9 +383,9 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         [rules]
         'attn/kernel$' = [[], "model"]
         """
-        from .toml import write_rules
+        from .toml import Rules, write_rules
 
-        write_rules(file, self)
+        write_rules(file, Rules(self._match, self._backtracking, self._device_mesh, dict(self.items())))
 
     def _layout_of_rank(self, path: str, rank: int) -> TensorLayout:
         layout = self[path]
@@ -358,7 +393,9 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             return TensorLayout((None,) * rank, self._device_mesh)
         if layout.rank != rank:
             rule = ", ".join(map(repr, self.matching_rules(path)))
-            raise LayoutError(f"the array at {path!r} has rank {rank}, the layout of its rule {rule} has {layout.rank}")
+            raise LayoutError(
+                f"the array at {shown(path)} has rank {rank}, the layout of its rule {rule} has {layout.rank}"
+            )
         return layout
 
 
@@ -386,4 +423,4 @@ def _naming_rule(key: str) -> Iterator[None]:
     try:
         yield
     except (LayoutError, TypeError) as error:
-        raise type(error)(f"rule {key!r}: {error}") from None
+        raise type(error)(f"rule {shown(key)}: {error}") from None

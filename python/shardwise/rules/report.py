@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,17 +12,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .._dtypes import bytes_for
 from .._text import bytes_text
 from ..errors import SizeOverflowError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from ..show.table import table_lines
+from .problems import Clash, IndivisibleDim, RankMismatch
 
 if TYPE_CHECKING:
     from ..layout import UnevenRule
 
-__all__ = ["Clash", "IndivisibleDim", "LayoutReport", "RankMismatch", "TensorReport", "checked_size"]
+__all__ = ["LayoutReport", "TensorReport", "checked_size"]
 
 _NAMES_SHOWN = 3
+_TITLES = ("tensor", "shape", "dtype", "layout", "shard", ">bytes per device", "rule")
+#: Of larger meshes texts do not list the bytes of each device.
+_MAX_DEVICES = 2**20
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class TensorReport:
         name: The path that was looked up.
         shape: The shape of the tensor.
         dtype: The name of its dtype, or `None` if none was given.
-        itemsize: Bytes per element, or `None`.
+        bits: Bits per element, or `None`.
         rule: The key whose layout applies; `None` where no key does, or several.
         layout: That layout; one that cuts nothing where no key applies; `None` where several do.
         num_shards: Shards per dim, or `None` without a place.
@@ -45,7 +51,7 @@ class TensorReport:
     name: str
     shape: tuple[int, ...]
     dtype: str | None
-    itemsize: int | None
+    bits: int | None
     rule: str | None
     layout: TensorLayout | None
     num_shards: tuple[int, ...] | None
@@ -54,14 +60,14 @@ class TensorReport:
     @property
     def nbytes(self) -> int | None:
         """Bytes of the tensor, counted once; `None` where the dtype is not known."""
-        return None if self.itemsize is None else math.prod(self.shape) * self.itemsize
+        return None if self.bits is None else bytes_for(math.prod(self.shape), self.bits)
 
     @property
     def bytes_per_device(self) -> int | None:
         """Bytes of the largest shard; `None` without a place or a dtype."""
-        if self.itemsize is None or self.shard_shape is None:
+        if self.bits is None or self.shard_shape is None:
             return None
-        return math.prod(self.shard_shape) * self.itemsize
+        return bytes_for(math.prod(self.shard_shape), self.bits)
 
     @property
     def bytes_total(self) -> int | None:
@@ -70,6 +76,12 @@ class TensorReport:
         if self.nbytes is None or self.num_shards is None or mesh is None:
             return None
         return self.nbytes * (mesh.size // math.prod(self.num_shards))
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether it has a place and its shards are of different sizes."""
+        counts = self.num_shards
+        return counts is not None and any(size % count for size, count in zip(self.shape, counts, strict=True))
 
     @property
     def is_replicated(self) -> bool:
@@ -90,48 +102,6 @@ class TensorReport:
             "bytes_per_device": self.bytes_per_device,
             "bytes_total": self.bytes_total,
         }
-
-
-@dataclass(frozen=True)
-class Clash:
-    """A name that several rules match, which a look-up refuses."""
-
-    name: str
-    rules: tuple[str, ...]
-
-    def __str__(self) -> str:
-        rules = ", ".join(map(repr, self.rules))
-        return f"{self.name!r} matches {len(self.rules)} rules, only one may: {rules}"
-
-
-@dataclass(frozen=True)
-class RankMismatch:
-    """A tensor of another rank than the layout of its rule."""
-
-    name: str
-    rule: str
-    rank: int
-    layout_rank: int
-
-    def __str__(self) -> str:
-        return f"{self.name!r} has rank {self.rank}, the layout of its rule {self.rule!r} has rank {self.layout_rank}"
-
-
-@dataclass(frozen=True)
-class IndivisibleDim:
-    """A dim of `size` elements that a rule cuts into a number of shards which does not divide it."""
-
-    name: str
-    rule: str
-    dim: int
-    size: int
-    num_shards: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.name!r}: dim {self.dim} has {self.size} elements, which do not divide by the {self.num_shards} "
-            f"shards of its rule {self.rule!r}"
-        )
 
 
 @dataclass(frozen=True)
@@ -198,15 +168,24 @@ class LayoutReport:
         if mesh is None or largest is None or not meshes <= {mesh}:
             return None
         checked_size(largest, "the bytes on a device")
-        itemsizes: Counter[tuple[TensorLayout, tuple[int, ...]]] = Counter()
+        # What is cut evenly is the same everywhere. Of the rest, whole bytes are added up, so that a shape is cut once
+        # for all its dtypes.
+        alike = sum(tensor.bytes_per_device or 0 for tensor in self.placed if not tensor.is_uneven)
+        try:
+            result = np.full(mesh.size, alike, np.int64)
+        except ValueError:  # numpy's word for a size that no address space holds
+            raise SizeOverflowError(f"the bytes of {mesh.size} devices are over the address space") from None
+        counts: Counter[tuple[TensorLayout, tuple[int, ...], int]] = Counter()
         for tensor in self.placed:
-            if tensor.layout is not None and tensor.itemsize is not None:
-                itemsizes[tensor.layout, tensor.shape] += tensor.itemsize
-        result = np.zeros(mesh.size, np.int64)
-        for (layout, shape), itemsize in itemsizes.items():
-            result += layout.partition(shape, uneven=self.uneven).nbytes(np.uint8) * itemsize
+            if tensor.is_uneven and tensor.layout is not None and tensor.bits is not None:
+                packed = tensor.bits % 8 != 0
+                counts[tensor.layout, tensor.shape, tensor.bits if packed else 8] += 1 if packed else tensor.bits // 8
+        for (layout, shape, bits), count in counts.items():
+            result += bytes_for(layout.partition(shape, uneven=self.uneven).nbytes("uint8"), bits) * count
         result.flags.writeable = False
-        return result
+        # A view: of the array itself numpy would let anyone set the flag again.
+        readonly: npt.NDArray[np.int64] = result.view()
+        return readonly
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -225,8 +204,8 @@ class LayoutReport:
         return not self.warnings
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON has it."""
-        mesh, device_bytes = self.device_mesh, self.device_bytes
+        """The report as JSON has it; without the bytes of each device for meshes of more than 2**20 devices."""
+        mesh, device_bytes = self.device_mesh, self._listed_device_bytes()
         return {
             "tensors": [tensor.to_dict() for tensor in self.tensors],
             "uneven": self.uneven,
@@ -238,15 +217,59 @@ class LayoutReport:
             "indivisible": [dict(vars(dim)) for dim in self.indivisible],
             "nbytes": self.nbytes,
             "replicated_share": self.replicated_share,
-            "device_bytes": None if device_bytes is None else device_bytes.tolist(),
+            "device_bytes": device_bytes,
             "warnings": list(self.warnings),
             "ok": self.ok,
         }
 
-    def __str__(self) -> str:
-        from .report_text import report_text
+    @cached_property
+    def totals(self) -> tuple[str, ...]:
+        """What the devices hold in all, a line each; nothing of bytes where a dtype is not known."""
+        count, displaced = len(self.tensors), len(self.tensors) - len(self.placed)
+        size = "" if self.nbytes is None else f", {bytes_text(self.nbytes)}"
+        lines = [f"{count} tensor{'s' * (count != 1)}{size}"]
+        if displaced:
+            lines.append(f"without the {displaced} tensor{'s' * (displaced > 1)} that cannot be placed:")
+        if self.nbytes is not None:
+            lines += self._held(self.nbytes)
+        if self.replicated_share is not None:
+            lines.append(f"{100 * self.replicated_share:.3g}% of the bytes are on every device")
+        return tuple(lines)
 
-        return report_text(self)
+    def _held(self, whole: int) -> Iterator[str]:
+        each = self._listed_device_bytes()
+        if each is not None:
+            least, most, total = bytes_text(min(each)), bytes_text(max(each)), sum(each)
+            share = f", {100 * max(each) / whole:.3g}%" if whole else ""
+            yield f"each device holds {least if least == most else f'{least} to {most}'} of {bytes_text(whole)}{share}"
+            times = f", {total / whole:.2f} times the tensors' size" if whole else ""
+            yield f"all {len(each):,} devices hold {bytes_text(total)}{times}"
+        elif self.placed:
+            largest = sum(tensor.bytes_per_device or 0 for tensor in self.placed)
+            yield f"a device holds at most {bytes_text(largest)} of {bytes_text(whole)}"
+
+    def _listed_device_bytes(self) -> list[int] | None:
+        mesh = self.device_mesh
+        each = None if mesh is None or mesh.size > _MAX_DEVICES else self.device_bytes
+        return None if each is None else each.tolist()
+
+    def __str__(self) -> str:
+        rows = [[(text, "") for text in _row(tensor)] for tensor in self.tensors]
+        table = ["".join(text for text, _ in line).rstrip() for line in table_lines(_TITLES, rows)]
+        return "\n".join([*table, "", *self.totals, *(f"warning: {warning}" for warning in self.warnings)])
+
+
+def _row(tensor: TensorReport) -> tuple[str, ...]:
+    nbytes = tensor.bytes_per_device
+    return (
+        tensor.name,
+        str(tensor.shape),
+        tensor.dtype or "?",
+        "?" if tensor.layout is None else str(tensor.layout.axes),
+        "?" if tensor.shard_shape is None else str(tensor.shard_shape),
+        "?" if nbytes is None else bytes_text(nbytes),
+        "" if tensor.rule is None else repr(tensor.rule),
+    )
 
 
 def checked_size(size: int, what: str) -> int:

@@ -7,11 +7,13 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
-from .._arguments import dtype_of
+from .._dtypes import dtype_of, find_dtype
+from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
-from .report import Clash, IndivisibleDim, LayoutReport, RankMismatch, TensorReport, checked_size
+from .problems import Clash, IndivisibleDim, RankMismatch
+from .report import LayoutReport, TensorReport, checked_size
 from .search import RuleSearch
 
 __all__ = ["Names", "make_report"]
@@ -23,9 +25,9 @@ Names = Mapping[str, Any] | Iterable[tuple[Any, ...]]
 def make_report(search: RuleSearch, mesh: DeviceMesh | None, names: Names, uneven: UnevenRule) -> LayoutReport:
     """Make the report on tensors of these names, for the rules of a map with this mesh; see `LayoutMap.report`."""
     if not isinstance(uneven, str):
-        raise TypeError(f"uneven must be a string, got {uneven!r}")
+        raise TypeError(f"uneven must be a string, got {shown(uneven)}")
     if uneven not in get_args(UnevenRule):
-        raise LayoutError(f"uneven is {uneven!r}; it must be one of {', '.join(map(repr, get_args(UnevenRule)))}")
+        raise LayoutError(f"uneven is {shown(uneven)}; it must be one of {', '.join(map(repr, get_args(UnevenRule)))}")
     return _Maker(search, mesh, uneven).report(_tensors(names))
 
 
@@ -33,7 +35,7 @@ class _Tensor(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: str | None
-    itemsize: int | None
+    bits: int | None
 
 
 class _Maker:
@@ -51,7 +53,7 @@ class _Maker:
         reports: dict[str, TensorReport] = {}
         for tensor in tensors:
             if tensor.name in reports:
-                raise LayoutError(f"names holds {tensor.name!r} twice")
+                raise LayoutError(f"names holds {shown(tensor.name)} twice")
             rules = self._search.matching(tensor.name)
             for rule in rules:
                 unused.pop(rule, None)
@@ -67,7 +69,7 @@ class _Maker:
         )
 
     def _tensor(self, tensor: _Tensor, rules: tuple[str, ...]) -> TensorReport:
-        name, shape, dtype, itemsize = tensor
+        name, shape, dtype, bits = tensor
         rule = layout = num_shards = shard_shape = None
         if len(rules) > 1:
             self._clashes.append(Clash(name, rules))
@@ -79,7 +81,7 @@ class _Maker:
         if layout is not None and self._fits(name, shape, rule, layout) and layout.device_mesh is not None:
             num_shards = layout.num_shards
             shard_shape = self._largest_shard(layout, shape)
-        return TensorReport(name, shape, dtype, itemsize, rule, layout, num_shards, shard_shape)
+        return TensorReport(name, shape, dtype, bits, rule, layout, num_shards, shard_shape)
 
     def _fits(self, name: str, shape: tuple[int, ...], rule: str | None, layout: TensorLayout) -> bool:
         """Say whether the layout can cut the shape; what stands against it is put on record."""
@@ -111,17 +113,17 @@ def _shared_mesh(layouts: Iterable[TensorLayout]) -> DeviceMesh | None:
 def _tensors(names: Names) -> Iterator[_Tensor]:
     expected = "names must be a mapping, or tuples of (name, shape) or (name, shape, dtype)"
     if not isinstance(names, Iterable):
-        raise TypeError(f"{expected}, got {names!r}")
+        raise TypeError(f"{expected}, got {shown(names)}")
     for item in names.items() if isinstance(names, Mapping) else names:
         if not isinstance(item, (tuple, list)) or not 2 <= len(item) <= 3:
-            raise TypeError(f"{expected}, got {item!r}")
+            raise TypeError(f"{expected}, got {shown(item)}")
         if not isinstance(item[0], str):
-            raise TypeError(f"names: a name must be a string, got {item[0]!r}")
+            raise TypeError(f"names: a name must be a string, got {shown(item[0])}")
         name, *described = item
         shape, dtype = described if len(described) == 2 else _shape_and_dtype(described[0])
-        shape, (dtype, itemsize) = _checked_shape(name, shape), _named_dtype(name, dtype)
-        checked_size(math.prod(shape) * (itemsize or 0), f"the bytes of {name!r}")
-        yield _Tensor(name, shape, dtype, itemsize)
+        shape, (dtype, bits) = _checked_shape(name, shape), _named_dtype(name, dtype)
+        checked_size(-(-math.prod(shape) * (bits or 0) // 8), f"the bytes of {name!r}")
+        yield _Tensor(name, shape, dtype, bits)
 
 
 def _shape_and_dtype(described: Any) -> tuple[Any, Any]:
@@ -136,10 +138,10 @@ def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
     try:
         sizes = tuple([size if type(size) is int else _integer(size) for size in tuple(shape)])
     except TypeError:
-        raise TypeError(f"the shape of {name!r} must be a sequence of integers, got {shape!r}") from None
+        raise TypeError(f"the shape of {shown(name)} must be a sequence of integers, got {shown(shape)}") from None
     for dim, size in enumerate(sizes):
         if size < 0:
-            raise LayoutError(f"dim {dim} of {name!r} has the size {size}, which is negative")
+            raise LayoutError(f"dim {dim} of {shown(name)} has the size {size}, which is negative")
         checked_size(size, f"dim {dim} of {name!r}")
     checked_size(math.prod(sizes), f"the elements of {name!r}")
     return sizes
@@ -154,12 +156,15 @@ def _integer(size: Any) -> int:
 def _named_dtype(name: str, dtype: Any) -> tuple[str | None, int | None]:
     if dtype is None:
         return None, None
+    found = find_dtype(dtype)
+    if found is not None:
+        return found.name, found.bits
     # Frameworks have dtypes of their own, which know their size too; the scalar types of numpy only seem to.
     itemsize = getattr(dtype, "itemsize", None)
     if not isinstance(itemsize, int):
         try:
             dtype = dtype_of(dtype)
         except TypeError:
-            raise TypeError(f"the dtype of {name!r} must be a dtype, got {dtype!r}") from None
+            raise TypeError(f"the dtype of {shown(name)} must be a dtype, got {shown(dtype)}") from None
         itemsize = dtype.itemsize
-    return str(dtype), itemsize
+    return str(dtype), 8 * itemsize

@@ -1,6 +1,7 @@
 """The search for the rules of a layout map that match a path.
 
-The compiled core searches for all rules at once and names those that it leaves to Python's own engine.
+The compiled core searches for all rules at once, in time linear in the path. Rules that it leaves to Python's own
+engine, which may take time exponential in the path, are refused unless the map was told to take them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from .._core import RuleSet
+from .._text import shown
 from ..errors import LayoutError
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ MATCH_MODES: tuple[MatchMode, ...] = ("search", "match", "fullmatch")
 #: A layout map remembers the layout of so many paths; past that it forgets all of them and begins anew.
 REMEMBERED_PATHS = 65_536
 
+#: What a message says of rules that need it.
+ASKED_FOR = "LayoutMap(..., backtracking=True)"
+
 
 class Rule(NamedTuple):
     """What a layout map keeps under one key."""
@@ -49,7 +54,8 @@ class RuleSearch:
         layouts: the layout of each key, in the order of the map.
     """
 
-    def __init__(self, rules: Mapping[str, Rule], match: MatchMode) -> None:
+    def __init__(self, rules: Mapping[str, Rule], match: MatchMode, backtracking: bool = False) -> None:
+        self._backtracking = backtracking
         self.layouts = {key: rule.layout for key, rule in rules.items()}
         self._rules = tuple(rules.items())
         self._find_together = RuleSet(tuple(rules), match).find
@@ -75,12 +81,18 @@ class RuleSearch:
             return None
         if len(found) > 1:
             keys = ", ".join(repr(self._rules[position][0]) for position in found)
-            raise LayoutError(f"path {path!r} matches {len(found)} rules, only one may: {keys}")
+            raise LayoutError(f"path {shown(path)} matches {len(found)} rules, only one may: {keys}")
         return self._rules[found[0]][1].layout
 
     def _matching(self, path: str) -> tuple[int, ...]:
         found, rest = self._find_together(path)
         if rest:
+            if path and not self._backtracking:
+                rule = self._rules[rest[0]][0]
+                raise LayoutError(
+                    f"rule {shortened(rule)} names characters beyond ASCII, and of the path {shortened(path)} only a "
+                    f"backtracking search can tell whether it matches; {ASKED_FOR} allows it"
+                )
             return tuple(sorted([*found, *(position for position in rest if self._find_alone[position](path))]))
         return found
 
@@ -95,8 +107,9 @@ class Answers(dict[str, "TensorLayout | None"]):
         match: where in a path a rule has to match.
     """
 
-    def __init__(self, rules: dict[str, Rule], match: MatchMode) -> None:
+    def __init__(self, rules: dict[str, Rule], match: MatchMode, backtracking: bool = False) -> None:
         super().__init__()
+        self._backtracking = backtracking
         self._rules = rules
         self._match = match
         self._search: RuleSearch | None = None
@@ -108,7 +121,7 @@ class Answers(dict[str, "TensorLayout | None"]):
         if self._search is None:
             with self._lock:
                 if self._search is None:
-                    self._search = RuleSearch(self._rules.copy(), self._match)
+                    self._search = RuleSearch(self._rules.copy(), self._match, self._backtracking)
         return self._search
 
     def __missing__(self, path: str) -> TensorLayout | None:
@@ -122,26 +135,42 @@ class Answers(dict[str, "TensorLayout | None"]):
 def checked_path(path: object) -> str:
     """Give the path back, if it is a string."""
     if not isinstance(path, str):
-        raise TypeError(f"path must be a string, got {path!r}")
+        raise TypeError(f"path must be a string, got {shown(path)}")
     return path
 
 
-def compiled_rule(key: object) -> re.Pattern[str]:
+def shortened(text: str) -> str:
+    """Write a text of which a message needs the beginning only."""
+    return repr(text if len(text) <= 80 else text[:79] + "…")
+
+
+def compiled_rule(key: object, match: MatchMode = "search", backtracking: bool = False) -> re.Pattern[str]:
     """Compile the key of a rule.
 
     Raises:
-        LayoutError: if it is no regular expression; says where and why.
-        TypeError: if it is no string, or empty.
+        LayoutError: if it is not a regular expression; says where and why. If only a backtracking search can find what
+            it matches, unless `backtracking` allows one.
+        TypeError: if it is not a string, or empty.
     """
+    pattern = _compiled(key)
+    if not backtracking and RuleSet((pattern.pattern,), match).backtracking():
+        raise LayoutError(
+            f"rule {shortened(pattern.pattern)} uses look-around, a back-reference or another construct that only a "
+            f"backtracking search can find, which may take time exponential in a path; {ASKED_FOR} allows it"
+        )
+    return pattern
+
+
+def _compiled(key: object) -> re.Pattern[str]:
     if not isinstance(key, str) or not key:
-        raise TypeError(f"the key of a rule must be a non-empty string, got {key!r}")
+        raise TypeError(f"the key of a rule must be a non-empty string, got {shown(key)}")
     try:
         key.encode()
         return re.compile(key)
     except UnicodeEncodeError as error:
-        raise LayoutError(f"rule {key!r} holds a lone surrogate at position {error.start}") from None
+        raise LayoutError(f"rule {shown(key)} holds a lone surrogate at position {error.start}") from None
     except re.error as error:
         at = "" if error.pos is None else f" at position {error.pos}"
-        raise LayoutError(f"rule {key!r} is not a regular expression: {error.msg}{at}") from None
+        raise LayoutError(f"rule {shown(key)} is not a regular expression: {error.msg}{at}") from None
     except (OverflowError, RecursionError) as error:
-        raise LayoutError(f"rule {key!r} is not a regular expression that Python takes: {error}") from None
+        raise LayoutError(f"rule {shown(key)} is not a regular expression that Python takes: {error}") from None

@@ -2,6 +2,7 @@ r"""Rules files: a layout map as TOML.
 
 ```toml
 match = "search"                            # or "match", "fullmatch"; "search" if left out
+backtracking = false                        # true takes rules that need a backtracking search
 
 [mesh]                                      # may be left out
 shape = [2, 4]
@@ -25,64 +26,66 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from .._atomic import replace_file
 from .._paths import path_of
+from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from .search import MATCH_MODES, MatchMode
-
-if TYPE_CHECKING:
-    from .layout_map import LayoutMap
 
 __all__ = ["Rules", "located", "read_rules", "write_rules"]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a rules file says, and the name of the file."""
+    """What a rules file says, and for messages the name of the file."""
 
-    source: str
     match: MatchMode
+    backtracking: bool
     device_mesh: DeviceMesh | None
     layouts: Mapping[str, TensorLayout]
+    source: str = "the rules file"
 
 
 def read_rules(file: str | os.PathLike[str] | TextIO) -> Rules:
     """Read a rules file; see `LayoutMap.from_toml` for what it raises."""
     source = repr(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else "the rules file"
     document = _parse(_text(file, source), source)
-    _check_table(document, source, required={"rules"}, optional={"match", "mesh"})
+    _check_table(document, source, required={"rules"}, optional={"match", "backtracking", "mesh"})
     match = document.get("match", "search")
     if match not in MATCH_MODES:
-        raise ParseError(f"{source}: match must be one of {', '.join(map(repr, MATCH_MODES))}, got {match!r}")
+        raise ParseError(f"{source}: match must be one of {', '.join(map(repr, MATCH_MODES))}, got {shown(match)}")
+    backtracking = document.get("backtracking", False)
+    if not isinstance(backtracking, bool):
+        raise ParseError(f"{source}: backtracking must be true or false, got {shown(backtracking)}")
     mesh = _mesh(document["mesh"], f"{source}: mesh") if "mesh" in document else None
     rules = document["rules"]
     _check_table(rules, f"{source}: rules")
     layouts = {key: _layout(value, f"{source}: rule {key!r}") for key, value in rules.items()}
-    return Rules(source, match, mesh, layouts)
+    return Rules(match, backtracking, mesh, layouts, source)
 
 
-def write_rules(file: str | os.PathLike[str] | TextIO, layout_map: LayoutMap) -> None:
+def write_rules(file: str | os.PathLike[str] | TextIO, rules: Rules) -> None:
     """Write a rules file; see `LayoutMap.to_toml` for what it raises."""
     _check_file(file, "write")
-    lines = [f"match = {_string(layout_map.match)}"]
-    mesh = layout_map.device_mesh
+    lines = [f"match = {_string(rules.match)}", *["backtracking = true"][: rules.backtracking]]
+    mesh = rules.device_mesh
     if mesh is not None:
         lines += ["", "[mesh]", *_mesh_lines(mesh)]
     lines += ["", "[rules]"]
-    for key, layout in layout_map.items():
+    for key, layout in rules.layouts.items():
         if layout.device_mesh != mesh:
-            raise LayoutError(f"rule {key!r} has a mesh of its own, a rules file has one mesh for all rules")
+            raise LayoutError(f"rule {shown(key)} has a mesh of its own, a rules file has one mesh for all rules")
         lines.append(f"{_key(key)} = {_value(layout)}")
     text = "\n".join(lines) + "\n"
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
         surrogate = text[error.start]
-        raise LayoutError(f"a name or label with the lone surrogate {surrogate!r} cannot be written") from None
+        raise LayoutError(f"a name or label with the lone surrogate {shown(surrogate)} cannot be written") from None
     if isinstance(file, (str, os.PathLike)):
         replace_file(file, data)
     else:
@@ -138,20 +141,20 @@ def _parse(text: str, source: str) -> dict[str, Any]:
 
 def _check_table(table: object, place: str, required: set[str] | None = None, optional: set[str] | None = None) -> None:
     if not isinstance(table, dict):
-        raise ParseError(f"{place} must be a table, got {table!r}")
+        raise ParseError(f"{place} must be a table, got {shown(table)}")
     if required is None:
         return
     for key in sorted(required - table.keys()):
-        raise ParseError(f"{place}: {key!r} is missing")
+        raise ParseError(f"{place}: {shown(key)} is missing")
     known = required | (optional or set())
     for key in table:
         if key not in known:
-            raise ParseError(f"{place}: unknown key {key!r}, expected one of {', '.join(sorted(known))}")
+            raise ParseError(f"{place}: unknown key {shown(key)}, expected one of {', '.join(sorted(known))}")
 
 
 def _list(value: object, place: str) -> list[Any]:
     if not isinstance(value, list):
-        raise ParseError(f"{place} must be a list, got {value!r}")
+        raise ParseError(f"{place} must be a list, got {shown(value)}")
     return value
 
 
@@ -182,7 +185,7 @@ def _spec(entry: Any, place: str) -> str | tuple[str, ...] | None:
         return entry
     if isinstance(entry, list):
         return tuple(entry)
-    raise ParseError(f"{place} must be the name of a mesh axis or a list of names, got {entry!r}")
+    raise ParseError(f"{place} must be the name of a mesh axis or a list of names, got {shown(entry)}")
 
 
 def _mesh_lines(mesh: DeviceMesh) -> list[str]:
@@ -200,7 +203,7 @@ def _device(label: object) -> str:
         return _string(label)
     if isinstance(label, int) and not isinstance(label, bool) and -(2**63) <= label < 2**63:
         return str(label)
-    raise LayoutError(f"device {label!r} cannot be written: a rules file has labels that are str or 64-bit int")
+    raise LayoutError(f"device {shown(label)} cannot be written: a rules file has labels that are str or 64-bit int")
 
 
 def _value(layout: TensorLayout) -> str:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
+from .._text import shown
 from ..errors import LayoutError, MeshError
 from ..layout import Axes
 from ..mesh import DeviceMesh
@@ -65,14 +66,14 @@ def rules_of_plan(plan: Mapping[str, str], mesh: DeviceMesh, axis: str) -> dict[
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh must be a DeviceMesh, got {type(mesh).__name__}")
     if axis not in mesh.axis_names:
-        raise MeshError(f"axis is {axis!r}; the axes of the mesh are {mesh.axis_names}")
+        raise MeshError(f"axis is {shown(axis)}; the axes of the mesh are {shown(mesh.axis_names)}")
     rules: dict[str, Axes] = {}
     for name, style in plan.items():
         if not isinstance(name, str) or not isinstance(style, str):
-            raise TypeError(f"plan must map strings to strings, got {name!r}: {style!r}")
+            raise TypeError(f"plan must map strings to strings, got {shown(name)}: {shown(style)}")
         if style not in _STYLES:
             known = ", ".join(sorted(_STYLES))
-            raise LayoutError(f"plan[{name!r}] is the style {style!r}, which is none of {known}")
+            raise LayoutError(f"plan[{shown(name)}] is the style {shown(style)}, which is none of {known}")
         rules.update(_rules_of_entry(name, _STYLES[style], axis))
     return rules
 

@@ -4,17 +4,26 @@ Why not the map alone: a page of a map that a truncation took away cannot be rea
 attempt with SIGBUS, which kills the process. No library can prevent that for an array that numpy code reads on its own;
 what can be done is to look at the file again each time an array is asked for (`DataFile.check`), and to offer reads
 that go through the file descriptor and fail with an exception instead (`DataFile.read_into`).
+
+A checkpoint may have more files than a process may have descriptors. A file that nobody reads right now may lose its
+descriptor to another; it is opened again when it is next read, and must then be the file that it was.
 """
+
+from __future__ import annotations
 
 import mmap
 import os
 import stat
+import threading
 import weakref
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import ParseError
 
-__all__ = ["DataFile"]
+__all__ = ["DataFile", "FileStatus"]
 
 # Opening a FIFO without O_NONBLOCK waits for a writer, perhaps for ever. Windows has neither flag, and no FIFO either.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -27,9 +36,67 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 
+# How many files have a descriptor at a time. A process has 1,024 of them by default, and needs some for itself.
+_MOST_OPEN = 256
+
+FileStatus = tuple[int, int, int, int]
+"""Device, inode, size and time of modification of a file."""
+
+_open_files: OrderedDict[int, weakref.ref[_Descriptor]] = OrderedDict()
+# Reentrant: a finalizer may run while it is held.
+_open_lock = threading.RLock()
+
+
+class _Descriptor:
+    """A descriptor that stays open as long as someone uses it, whatever happens to the file object meanwhile."""
+
+    __slots__ = ("__weakref__", "_ended", "_lock", "_number", "_users")
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._users = 0
+        self._ended = False
+        self._lock = threading.RLock()
+        with _open_lock:
+            _open_files[id(self)] = weakref.ref(self)
+            idle = [ref() for ref in list(_open_files.values())[: max(0, len(_open_files) - _MOST_OPEN)]]
+        for other in idle:
+            if other is not None and other is not self:
+                other.end(idle_only=True)
+
+    def take(self) -> int | None:
+        """Give the descriptor to a user, who gives it back with `put`; None if it was closed."""
+        with self._lock:
+            if self._ended:
+                return None
+            self._users += 1
+            return self._number
+
+    def put(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._ended and not self._users:
+                os.close(self._number)
+
+    def end(self, *, idle_only: bool = False) -> None:
+        """Close it when its last user has given it back."""
+        with self._lock:
+            if self._ended or (idle_only and self._users):
+                return
+            self._ended = True
+            if not self._users:
+                os.close(self._number)
+        with _open_lock:
+            _open_files.pop(id(self), None)
+
 
 class DataFile:
     """A regular file, open for reading.
+
+    Attributes:
+        path: The file.
+        size: Its bytes.
+        status: Device, inode, size and time of modification when it was opened.
 
     Raises:
         OSError: the file cannot be opened.
@@ -38,45 +105,103 @@ class DataFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = os.open(path, _FLAGS)
-        # Closes once: at `close()`, or when nobody refers to the file any more.
-        self.close = weakref.finalize(self, os.close, self._descriptor)
-        status = os.fstat(self._descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            self.close()
-            kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a file")
-            raise ParseError(f"{path}: is {kind}; a regular file is needed")
-        self.size = status.st_size
-        self._modified = status.st_mtime_ns
+        self._lock = threading.Lock()
+        self._closed = False
         self._map: mmap.mmap | None = None
+        self._descriptor, self.status = self._open()
+        self.size = self.status[2]
+        self._finalize = weakref.finalize(self, _end, [self._descriptor])
+
+    def _open(self) -> tuple[_Descriptor, FileStatus]:
+        number = os.open(self.path, _FLAGS)
+        try:
+            status = os.fstat(number)
+            if not stat.S_ISREG(status.st_mode):
+                kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a file")
+                raise ParseError(f"{self.path}: is {kind}; a regular file is needed")
+            return _Descriptor(number), (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        except BaseException:
+            os.close(number)
+            raise
+
+    def close(self) -> None:
+        """Close the file, once those who are reading it are done; maps stay valid. Closing twice is no error."""
+        with self._lock:
+            self._closed = True
+            self._descriptor.end()
+
+    @contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """Hold the file's descriptor: nothing closes it, or gives its number to another file, until this ends.
+
+        Raises:
+            ValueError: the file was closed.
+            ParseError: it had to be opened again, and is another file now.
+        """
+        with self._lock:
+            if self._closed:
+                raise ValueError(f"{self.path}: this checkpoint is closed")
+            held, number = self._descriptor, self._descriptor.take()
+            if number is None:
+                held, number = self._reopen()
+        try:
+            yield number
+        finally:
+            held.put()
+
+    def _reopen(self) -> tuple[_Descriptor, int]:
+        descriptor, status = self._open()
+        number = descriptor.take()
+        if status != self.status or number is None:
+            descriptor.put()
+            descriptor.end()
+            raise ParseError(f"{self.path}: is not the file that was opened: it was replaced or written to")
+        self._descriptor = descriptor
+        self._finalize.detach()
+        self._finalize = weakref.finalize(self, _end, [descriptor])
+        return descriptor, number
 
     def check(self) -> None:
         """Raise ParseError if the file's size or time of modification changed since it was opened."""
-        status = os.fstat(self._descriptor)
+        with self.descriptor() as number:
+            status = os.fstat(number)
         if status.st_size != self.size:
             raise ParseError(f"{self.path}: had {self.size} bytes when it was opened, has {status.st_size} now")
-        if status.st_mtime_ns != self._modified:
+        if status.st_mtime_ns != self.status[3]:
             raise ParseError(f"{self.path}: was written to after it was opened")
 
     def map(self) -> mmap.mmap:
         """Map the file into memory, read-only; made once, and alive as long as any array refers to it."""
         self.check()
-        if self._map is None:
-            self._map = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ)
-        return self._map
+        with self.descriptor() as number, self._lock:
+            if self._map is None:
+                try:
+                    self._map = mmap.mmap(number, self.size, access=mmap.ACCESS_READ)
+                except ValueError as error:  # It was cut short since `check`, or is empty.
+                    raise ParseError(f"{self.path}: cannot be mapped into memory: {error}") from None
+            return self._map
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a buffer of bytes from the file's byte `offset` on; ParseError if the file ends before."""
-        done = 0
-        while done < len(buffer):
-            count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
-            if count == 0:
-                end = offset + len(buffer)
-                raise ParseError(f"{self.path}: ends at byte {offset + done}; bytes {offset} to {end} were needed")
-            done += count
+        with self.descriptor() as number:
+            done = 0
+            while done < len(buffer):
+                count = os.preadv(number, [buffer[done:]], offset + done)
+                if count == 0:
+                    end = offset + len(buffer)
+                    raise ParseError(f"{self.path}: ends at byte {offset + done}; bytes {offset} to {end} were needed")
+                done += count
 
     def read(self, offset: int, count: int) -> bytes:
         """Read `count` bytes from the file's byte `offset` on; ParseError if the file ends before."""
+        if offset + count > self.size:
+            end = offset + count
+            raise ParseError(f"{self.path}: has {self.size} bytes; bytes {offset} to {end} were needed")
         data = bytearray(count)
         self.read_into(memoryview(data), offset)
         return bytes(data)
+
+
+def _end(descriptors: list[_Descriptor]) -> None:
+    for descriptor in descriptors:
+        descriptor.end()

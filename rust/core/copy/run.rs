@@ -13,7 +13,11 @@ use crate::{
     },
     error::{Error, Result},
     parallel,
-    reshard::plan::Plan,
+    plan::{
+        Plan, Transfer,
+        places::{Places, Window},
+    },
+    tiling::Tiling,
 };
 
 /// The least and the most bytes that a worker copies at a time: long enough to be worth taking, short enough for all to
@@ -43,12 +47,13 @@ pub fn run(
     poll: &mut dyn FnMut(i64, i64) -> Result<()>,
 ) -> Result<()> {
     let devices = outputs.len();
-    if devices as i64 != plan.destination().mesh().size() {
-        let size = plan.destination().mesh().size() as usize;
-        return Err(Error::Length { left: "out", left_len: devices, right: "devices", right_len: size });
+    if devices as i64 != plan.destination().holders() {
+        let size = plan.destination().holders() as usize;
+        return Err(Error::Length { left: "out", left_len: devices, right: "holders", right_len: size });
     }
-    // Each byte of a destination is written once.
-    let total = regions.destinations().iter().map(Strided::bytes).fold(0, i64::saturating_add);
+    // Each byte of a piece is written once.
+    let sides = Sides::new(plan, regions, outputs)?;
+    let total = sides.to.bytes(outputs, regions.destinations().first().map_or(0, Strided::itemsize));
     let mut parts = Vec::new();
     if total / (plan.transfers() as i64).max(1) < SHORT_TRANSFER {
         parts = plan.ranges((plan.transfers() / PART.0).min(devices / PART.1));
@@ -56,25 +61,25 @@ pub fn run(
     if parts.len() < parallel::PIECES_PER_THREAD * parallel::threads() {
         parts = plan.ranges(1);
     }
-    run_parts(plan, regions, outputs, total, parts, poll)
+    run_parts(plan, &sides, regions, outputs, (total, parts), poll)
 }
 
 /// [`run`], with the destination devices in parts: by one worker each, or if there is only one part, by all.
 fn run_parts(
     plan: &Plan,
+    sides: &Sides,
     regions: Disjoint<'_>,
     outputs: &[Option<usize>],
-    total: i64,
-    mut parts: Vec<Range<usize>>,
+    (total, mut parts): (i64, Vec<Range<usize>>),
     poll: &mut dyn FnMut(i64, i64) -> Result<()>,
 ) -> Result<()> {
-    let boxes = Boxes::of(plan)?;
-    let collect = |devices| boxes.collect(plan, regions, outputs, devices);
+    let regions = sides.views(regions)?;
+    let collect = |devices| sides.collect(plan, regions, outputs, devices);
     let done = AtomicI64::new(0);
     let mut poll_done = || poll(done.load(Ordering::Relaxed), total);
     let elements = usize::try_from(total / 8).unwrap_or(usize::MAX);
-    if parts.len() == 1 {
-        let mut copies = collect(parts.remove(0))?;
+    if parts.len() <= 1 {
+        let mut copies = collect(parts.pop().unwrap_or_default())?;
         let groups = copies.arrange();
         let pieces = Pieces::new(total, &groups);
         parallel::for_each(elements, pieces, &mut poll_done, |piece| {
@@ -92,16 +97,27 @@ fn run_parts(
     poll_done()
 }
 
-/// Start and stop of the devices' boxes, (devices, dims, 2), and the rows of the plan that stay where they are.
-struct Boxes {
-    from: Vec<i64>,
-    to: Vec<i64>,
-    kept: Vec<i64>,
+/// Both sides of a plan.
+struct Sides {
+    from: Holders,
+    to: Holders,
 }
 
-impl Boxes {
-    fn of(plan: &Plan) -> Result<Self> {
-        Ok(Self { from: plan.source_boxes()?, to: plan.destination_boxes()?, kept: plan.kept_rows()? })
+impl Sides {
+    fn new(plan: &Plan, regions: Disjoint<'_>, outputs: &[Option<usize>]) -> Result<Self> {
+        Ok(Self {
+            from: Holders::new(&**plan.source(), regions.sources(), Some)?,
+            to: Holders::new(&**plan.destination(), regions.destinations(), |device| outputs[device])?,
+        })
+    }
+
+    /// What the boxes are copied from and to: the arrays, or the parts of them that the pieces are seen in.
+    fn views<'a>(&'a self, regions: Disjoint<'a>) -> Result<Disjoint<'a>> {
+        if self.from.views.is_empty() && self.to.views.is_empty() {
+            return Ok(regions);
+        }
+        let of = |side: &'a Holders, arrays: &'a [Strided]| if side.views.is_empty() { arrays } else { &side.views };
+        Disjoint::new(of(&self.from, regions.sources()), of(&self.to, regions.destinations()))
     }
 
     /// The plan's boxes for some of the destination devices.
@@ -112,30 +128,98 @@ impl Boxes {
         outputs: &[Option<usize>],
         devices: Range<usize>,
     ) -> Result<Copies<'a>> {
-        let rank = plan.destination().shape().len();
-        let kept = self.kept.chunks_exact(plan.row()).filter(|row| devices.contains(&(row[1] as usize)));
         // About: a transfer more or less makes the list grow.
         let share = plan.transfers().div_ceil(outputs.len().max(1)) * devices.len();
-        let mut copies = Copies::new(regions, share + kept.clone().count())?;
-        let mut sides = vec![Side::default(); rank];
-        let mut collect = |row: &[i64]| {
-            let (source, device) = (row[0] as usize, row[1] as usize);
-            let Some(output) = outputs[device] else { return Ok(()) };
-            if plan.addend_of(row[0]) != 0 {
+        let kept = plan.kept().div_ceil(outputs.len().max(1)) * devices.len();
+        let mut copies = Copies::new(regions, share + kept)?;
+        let mut sides = vec![Side::default(); plan.destination().shape().len()];
+        let mut collect = |transfer: Transfer<'_>| {
+            let Some(output) = outputs[transfer.destination as usize] else { return Ok(()) };
+            if plan.addend_of(transfer.source) != 0 {
                 return Ok(());
             }
-            let have = self.from[source * rank * 2..].chunks_exact(2);
-            let want = self.to[device * rank * 2..].chunks_exact(2);
-            let (starts, stops) = row[2..].split_at(rank);
-            for ((((side, have), want), start), stop) in sides.iter_mut().zip(have).zip(want).zip(starts).zip(stops) {
-                *side = Side { from: start - have[0], to: start - want[0], extent: stop - start };
+            let (source, have) = self.from.piece(transfer.source, transfer.source_piece, transfer.source as usize);
+            let (output, want) = self.to.piece(transfer.destination, transfer.destination_piece, output);
+            for (((side, have), want), (start, stop)) in
+                sides.iter_mut().zip(have).zip(want).zip(transfer.region.sides())
+            {
+                *side = Side { from: start - have, to: start - want, extent: stop - start };
             }
             copies.push(source, output, &sides)
         };
-        kept.into_iter().try_for_each(&mut collect)?;
-        plan.visit_transfers(devices.clone(), collect)?;
+        plan.visit_kept(devices.clone(), &mut collect)?;
+        plan.visit_transfers(devices, &mut parallel::never, collect)?;
         Ok(copies)
     }
+}
+
+/// Where the pieces of one side lie in the holders' arrays.
+struct Holders {
+    places: Places,
+    /// If an array is flat: what the pieces are seen in, which is a flat piece's part of the array, in its shape, or else
+    /// the array itself.
+    views: Vec<Strided>,
+    /// The view of each piece.
+    of_piece: Vec<usize>,
+}
+
+impl Holders {
+    /// `array` says which of `arrays` a holder has, if any.
+    fn new(tiling: &dyn Tiling, arrays: &[Strided], array: impl Fn(usize) -> Option<usize>) -> Result<Self> {
+        let places = Places::new(tiling, &mut parallel::never)?;
+        let (mut views, mut of_piece) = (Vec::new(), Vec::new());
+        if places.has_flat() {
+            let too_many = |_| Error::TooMany { what: "the views of flat arrays".to_owned() };
+            of_piece.try_reserve_exact(places.pieces().len()).map_err(too_many)?;
+            for holder in 0..places.pieces().holders() {
+                let whole = array(holder).and_then(|at| arrays.get(at));
+                let mut is_seen_whole = false;
+                for piece in 0..places.pieces().of_holder(holder).len() {
+                    let Some(whole) = whole else {
+                        of_piece.push(usize::MAX);
+                        continue;
+                    };
+                    let window = places.window(holder as i64, piece as i64);
+                    if window != Window::Whole || !is_seen_whole {
+                        views.try_reserve(1).map_err(too_many)?;
+                        views.push(seen(whole, window)?);
+                        is_seen_whole = window == Window::Whole;
+                    }
+                    of_piece.push(views.len() - 1);
+                }
+            }
+        }
+        Ok(Self { places, views, of_piece })
+    }
+
+    /// What a piece is seen in, and the position in the tensor of its position 0; `array` is the holder's.
+    fn piece(&self, holder: i64, piece: i64, array: usize) -> (usize, &[i64]) {
+        let view = match self.of_piece.is_empty() {
+            true => array,
+            false => self.of_piece[self.places.pieces().position(holder, piece)],
+        };
+        (view, self.places.origin(holder, piece))
+    }
+
+    /// The bytes of the pieces of the holders that have an array.
+    fn bytes(&self, arrays: &[Option<usize>], itemsize: usize) -> i64 {
+        let pieces = self.places.pieces();
+        let held = arrays.iter().enumerate().filter(|(_, array)| array.is_some());
+        let volumes = held.flat_map(|(holder, _)| pieces.of_holder(holder)).map(|at| pieces.regions().get(at).volume());
+        volumes.fold(0_i64, i64::saturating_add).saturating_mul(itemsize as i64)
+    }
+}
+
+/// An array as a piece of it is seen.
+fn seen(whole: &Strided, window: Window<'_>) -> Result<Strided> {
+    let Window::Flat { offset, piece } = window else { return Ok(whole.clone()) };
+    let extents: Vec<i64> = piece.extents().collect();
+    whole.shaped(offset, &extents).ok_or_else(|| Error::OutOfRange {
+        what: "the end of a piece in a flat array",
+        position: None,
+        value: offset.saturating_add(piece.volume()),
+        limit: whole.dims().first().map_or(0, |dim| dim.0).saturating_add(1),
+    })
 }
 
 /// The turns of all groups, cut into pieces.
@@ -219,7 +303,7 @@ mod tests {
             };
             let (source, target) = (cut(usize::from(swapped), &specs[0]), cut(usize::from(!swapped), &specs[1]));
             let same = (0..6).map(|device| if first_same < 0 { -1 } else { (device + first_same) % 6 }).collect();
-            let plan = Plan::new(source.clone(), target.clone(), same).unwrap();
+            let plan = Plan::new(source.clone(), target.clone(), same, &mut parallel::never).unwrap();
             let (have, want) = (shards(&source), shards(&target));
             let mut got: Vec<Vec<u16>> = want.iter().map(|(values, _)| vec![u16::MAX; values.len()]).collect();
             let from: Vec<Strided> = have.iter().map(|(values, extents)| region(values.as_ptr(), extents)).collect();
@@ -228,12 +312,13 @@ mod tests {
             let regions = Disjoint::new(&from, &to).unwrap();
             let total = to.iter().map(Strided::bytes).sum();
             let outputs: Vec<_> = (0..6).map(Some).collect();
+            let sides = Sides::new(&plan, regions, &outputs).unwrap();
             let mut seen = (0, 0);
             let mut poll = |done, total| {
                 seen = (done, total);
                 Ok(())
             };
-            run_parts(&plan, regions, &outputs, total, plan.ranges(parts), &mut poll).unwrap();
+            run_parts(&plan, &sides, regions, &outputs, (total, plan.ranges(parts)), &mut poll).unwrap();
             prop_assert_eq!(seen, (total, total));
             for (got, (want, _)) in got.iter().zip(&want) {
                 prop_assert_eq!(got, want);
@@ -249,7 +334,7 @@ mod tests {
             let layout = Arc::new(Layout::new(mesh.clone(), &specs, &[]).unwrap());
             Arc::new(Partition::new(layout, &[512, 512], Uneven::Even).unwrap())
         };
-        let plan = Plan::new(cut([&["x"], &[]]), cut([&[], &["x"]]), vec![-1; 512]).unwrap();
+        let plan = Plan::new(cut([&["x"], &[]]), cut([&[], &["x"]]), vec![-1; 512], &mut parallel::never).unwrap();
         let mut columns: Vec<Vec<u16>> = vec![vec![0; 512]; 512];
         let rows: Vec<Vec<u16>> = (0..512).map(|i| (0..512).map(|j| i * 100 + j).collect()).collect();
         let from: Vec<Strided> = rows.iter().map(|row| region(row.as_ptr(), &[1, 512])).collect();
@@ -279,7 +364,8 @@ mod tests {
             let shape = [&[10][..], tail].concat();
             let specs: Vec<&[&str]> =
                 shape.iter().enumerate().map(|(dim, _)| if dim == 0 { &["x"][..] } else { &[] }).collect();
-            let plan = Plan::new(cut(2, &specs, &shape), cut(3, &specs, &shape), vec![-1; 3]).unwrap();
+            let plan =
+                Plan::new(cut(2, &specs, &shape), cut(3, &specs, &shape), vec![-1; 3], &mut parallel::never).unwrap();
             let dims = |rows: i64| -> Vec<(i64, isize)> {
                 let strides = crate::radix::strides(&[&[rows][..], tail].concat());
                 [&[rows][..], tail]
@@ -298,7 +384,7 @@ mod tests {
             run(&plan, Disjoint::new(&from, &to).unwrap(), &outputs, &mut |_, _| Ok(())).unwrap();
             assert_eq!((&first[..], &last[..]), (&values[..first.len()], &values[(8 * inner) as usize..]));
             let short = run(&plan, Disjoint::new(&from, &to).unwrap(), &outputs[..2], &mut |_, _| Ok(()));
-            assert_eq!(short, Err(Error::Length { left: "out", left_len: 2, right: "devices", right_len: 3 }));
+            assert_eq!(short, Err(Error::Length { left: "out", left_len: 2, right: "holders", right_len: 3 }));
         }
     }
 }

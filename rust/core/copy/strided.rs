@@ -25,6 +25,22 @@ impl Strided {
         Self { data, itemsize, dims }
     }
 
+    /// The items from `offset` on of an array of one dim, as a C-order array of `extents`; `None` if they are not all
+    /// within it.
+    #[must_use]
+    pub fn shaped(&self, offset: i64, extents: &[i64]) -> Option<Self> {
+        let &[(length, stride)] = &self.dims[..] else { return None };
+        let items = crate::index::radix::product("extents", extents).ok()?;
+        if offset < 0 || extents.iter().any(|&n| n < 0) || offset.checked_add(items)? > length {
+            return None;
+        }
+        // Every index is that of an item of this array, so that whoever vouches for it vouches for the new one.
+        let strides = crate::index::radix::strides(extents);
+        let dims = extents.iter().zip(strides).map(|(&n, step)| (n, stride.wrapping_mul(step as isize))).collect();
+        let start = (offset as isize).wrapping_mul(stride);
+        Some(Self { data: if items > 0 { self.data.wrapping_offset(start) } else { self.data }, dims, ..self.clone() })
+    }
+
     /// The bytes of all items.
     #[must_use]
     pub fn bytes(&self) -> i64 {

@@ -1,12 +1,18 @@
 //! What this dialect refuses beyond what every mesh and layout refuses.
 
 use super::MAX_RANK;
-use crate::error::ErrorKind;
+use crate::error::{Error as CoreError, ErrorKind};
+
+/// What this dialect returns.
+pub type Result<T> = std::result::Result<T, Error>;
 
 /// Everything that the DTensor dialect refuses, and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// What every mesh and layout refuses.
+    #[error(transparent)]
+    Core(#[from] CoreError),
     /// A text that does not follow its format.
     #[error("{what}, byte {at}: {problem}")]
     Text {
@@ -259,6 +265,7 @@ impl Error {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
+            Self::Core(error) => error.kind(),
             Self::Text { .. } | Self::Wire { .. } => ErrorKind::Parse,
             Self::UnknownSpec { .. }
             | Self::RepeatedSpec { .. }

@@ -2,13 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{ANY, Error, MATCH, MAX_RANK, Mesh, UNSHARDED};
-use crate::{
-    error::{Error as CoreError, Result},
-    layout::Layout as Cuts,
-    partition::Partition,
-    uneven::Uneven,
-};
+use super::{ANY, Error, MATCH, MAX_RANK, Mesh, Result, UNSHARDED};
+use crate::{error::Error as CoreError, layout::Layout as Cuts, partition::Partition, uneven::Uneven};
 
 /// The form of a layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -70,7 +65,7 @@ impl Layout {
             LayoutKind::Static | LayoutKind::Parted => mesh.tiled().is_some(),
         };
         if !fits {
-            return Err(Error::WrongMesh { layout: kind.form(), mesh: mesh.form() }.into());
+            return Err(Error::WrongMesh { layout: kind.form(), mesh: mesh.form() });
         }
         check_rank(i64::try_from(specs.len()).unwrap_or(i64::MAX))?;
         let mut layout = Self { kind, specs: Vec::with_capacity(specs.len()), mesh };
@@ -80,7 +75,7 @@ impl Layout {
                 && let Some(first) = layout.specs.iter().position(|&earlier| earlier == spec)
             {
                 let spec = layout.spec_text(spec).to_owned();
-                return Err(Error::RepeatedSpec { spec, first, second: dim }.into());
+                return Err(Error::RepeatedSpec { spec, first, second: dim });
             }
             layout.specs.push(spec);
         }
@@ -216,7 +211,7 @@ impl Layout {
                 Spec::Match | Spec::Any => Err(self.undetermined(dim)),
             })
             .collect::<Result<Vec<_>>>()?;
-        Cuts::new(Arc::clone(tiled.axes()), &specs, &[])
+        Ok(Cuts::new(Arc::clone(tiled.axes()), &specs, &[])?)
     }
 
     /// The partition of a tensor that has one element per shard: its shard ids are the layout's.
@@ -226,7 +221,7 @@ impl Layout {
     pub fn unit_partition(&self) -> Result<Partition> {
         let cuts = self.cuts()?;
         let shape = cuts.num_shards().to_vec();
-        Partition::new(Arc::new(cuts), &shape, Uneven::Even)
+        Ok(Partition::new(Arc::new(cuts), &shape, Uneven::Even)?)
     }
 
     /// The shape of a tensor of which every device holds `local`; -1 stands for an unknown size.
@@ -236,7 +231,7 @@ impl Layout {
     pub fn global_shape(&self, local: &[i64]) -> Result<Vec<i64>> {
         self.map_shape(local, |_, n, k| {
             let overflow = || CoreError::Overflow { what: format!("local size {n} times {k} shards") };
-            n.checked_mul(k).ok_or_else(overflow)
+            Ok(n.checked_mul(k).ok_or_else(overflow)?)
         })
     }
 
@@ -247,19 +242,19 @@ impl Layout {
     pub fn local_shape(&self, global: &[i64]) -> Result<Vec<i64>> {
         self.map_shape(
             global,
-            |dim, n, k| if n % k == 0 { Ok(n / k) } else { Err(CoreError::Indivisible { dim, n, k }) },
+            |dim, n, k| if n % k == 0 { Ok(n / k) } else { Err(CoreError::Indivisible { dim, n, k }.into()) },
         )
     }
 
     fn map_shape(&self, shape: &[i64], resize: impl Fn(usize, i64, i64) -> Result<i64>) -> Result<Vec<i64>> {
         if let Some((dim, &size)) = shape.iter().enumerate().find(|&(_, &size)| size < -1) {
-            return Err(CoreError::NegativeDim { dim, size });
+            return Err(CoreError::NegativeDim { dim, size }.into());
         }
         if matches!(self.kind, LayoutKind::SingleDevice | LayoutKind::Empty) {
             return Ok(shape.to_vec());
         }
         if shape.len() != self.rank() {
-            return Err(CoreError::Rank { given: shape.len(), rank: self.rank() });
+            return Err(CoreError::Rank { given: shape.len(), rank: self.rank() }.into());
         }
         let resize = |(dim, &n): (usize, &i64)| {
             let k = self.shards_of(dim)?;
@@ -275,7 +270,7 @@ impl Layout {
     pub fn shard_id(&self, index: &[i64]) -> Result<i64> {
         let rank = self.rank();
         if index.len() != rank {
-            return Err(Error::IndexRank { given: index.len(), rank }.into());
+            return Err(Error::IndexRank { given: index.len(), rank });
         }
         ravel(index, |dim| self.shards_of(dim), 0)
     }
@@ -287,7 +282,7 @@ impl Layout {
     pub fn shard_ids_into(&self, indices: &[i64], out: &mut [i64]) -> Result<()> {
         let rank = self.rank();
         if out.len().checked_mul(rank) != Some(indices.len()) {
-            return Err(Error::IndexRank { given: indices.len() / out.len().max(1), rank }.into());
+            return Err(Error::IndexRank { given: indices.len() / out.len().max(1), rank });
         }
         let shards = self.all_num_shards()?;
         for (row, id) in out.iter_mut().enumerate() {
@@ -304,9 +299,9 @@ impl Layout {
         }
     }
 
-    fn undetermined(&self, dim: usize) -> CoreError {
+    fn undetermined(&self, dim: usize) -> Error {
         let spec = if self.specs[dim] == Spec::Any { ANY } else { MATCH };
-        Error::Undetermined { dim, spec }.into()
+        Error::Undetermined { dim, spec }
     }
 
     fn read_spec(&self, dim: usize, text: &str) -> Result<Spec> {
@@ -333,12 +328,12 @@ impl Layout {
 
     fn check_dim(&self, dim: i64) -> Result<usize> {
         let outside = Error::DimOutside { dim, rank: self.rank() };
-        Ok(usize::try_from(dim).ok().filter(|&dim| dim < self.rank()).ok_or(outside)?)
+        usize::try_from(dim).ok().filter(|&dim| dim < self.rank()).ok_or(outside)
     }
 }
 
 fn check_rank(rank: i64) -> Result<usize> {
-    Ok(usize::try_from(rank).ok().filter(|&rank| rank <= MAX_RANK).ok_or(Error::RankOutside { given: rank })?)
+    usize::try_from(rank).ok().filter(|&rank| rank <= MAX_RANK).ok_or(Error::RankOutside { given: rank })
 }
 
 /// The number of the shard at `index`, which stands at `start` among many; the dims are cut into `shards` each.
@@ -347,7 +342,9 @@ fn ravel(index: &[i64], shards: impl Fn(usize) -> Result<i64>, start: usize) -> 
     for (dim, &value) in index.iter().enumerate() {
         let limit = shards(dim)?;
         if value < 0 || value >= limit {
-            return Err(CoreError::OutOfRange { what: "offset_tuple", position: Some(start + dim), value, limit });
+            return Err(
+                CoreError::OutOfRange { what: "offset_tuple", position: Some(start + dim), value, limit }.into()
+            );
         }
         // Never more than the number of devices: every axis cuts once.
         id = id * limit + value;

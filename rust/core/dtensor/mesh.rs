@@ -2,11 +2,8 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::{DeviceList, DeviceProblem, DeviceSpec, Error, MAX_AXES, MeshMessage};
-use crate::{
-    error::{Error as CoreError, Result},
-    mesh::Mesh as Axes,
-};
+use super::{DeviceList, DeviceProblem, DeviceSpec, Error, MAX_AXES, MeshMessage, Result};
+use crate::{error::Error as CoreError, mesh::Mesh as Axes};
 
 /// The names that mean something in a layout, and so cannot name an axis.
 const RESERVED: [&str; 3] = [super::UNSHARDED, super::ANY, super::MATCH];
@@ -77,17 +74,17 @@ impl Ids {
     /// The first id, if there are `size` without a gap.
     fn check(self, size: i64) -> Result<i64> {
         if i64::try_from(self.count) != Ok(size) {
-            return Err(Error::GlobalIdCount { given: self.count, size }.into());
+            return Err(Error::GlobalIdCount { given: self.count, size });
         }
         if let Some((position, given)) = self.gap {
             let expected = self.first.saturating_add(position as i64);
-            return Err(Error::GlobalIdGap { position, given, expected }.into());
+            return Err(Error::GlobalIdGap { position, given, expected });
         }
         if self.first < 0 {
-            return Err(Error::NegativeId { first: self.first }.into());
+            return Err(Error::NegativeId { first: self.first });
         }
         if self.first.checked_add(size).is_none() {
-            return Err(CoreError::Overflow { what: format!("global_device_ids: {} + {size}", self.first) });
+            return Err(CoreError::Overflow { what: format!("global_device_ids: {} + {size}", self.first) }.into());
         }
         Ok(self.first)
     }
@@ -121,22 +118,22 @@ impl TiledMesh {
     pub fn new(parts: MeshParts) -> Result<Self> {
         check_name("mesh_name", &parts.name)?;
         if parts.dim_names.len() > MAX_AXES {
-            return Err(Error::TooManyAxes { given: parts.dim_names.len(), limit: MAX_AXES }.into());
+            return Err(Error::TooManyAxes { given: parts.dim_names.len(), limit: MAX_AXES });
         }
         if parts.dim_names.len() != parts.shape.len() {
-            return Err(Error::DimCount { names: parts.dim_names.len(), dims: parts.shape.len() }.into());
+            return Err(Error::DimCount { names: parts.dim_names.len(), dims: parts.shape.len() });
         }
         for (axis, name) in parts.dim_names.iter().enumerate() {
             check_name(&format!("dim_names[{axis}]"), name)?;
             if RESERVED.contains(&name.as_str()) {
-                return Err(Error::ReservedName { axis, name: name.clone() }.into());
+                return Err(Error::ReservedName { axis, name: name.clone() });
             }
         }
         let axes = Axes::new(&parts.dim_names, &parts.shape)?;
         let first_id = parts.global_ids.check(axes.size())?;
         check_local_ids(&parts.local_ids, first_id, axes.size(), parts.local_devices.len())?;
         if !parts.global_devices.is_empty() && i64::try_from(parts.global_devices.len()) != Ok(axes.size()) {
-            return Err(Error::GlobalDeviceCount { given: parts.global_devices.len(), size: axes.size() }.into());
+            return Err(Error::GlobalDeviceCount { given: parts.global_devices.len(), size: axes.size() });
         }
         let mut device_type = None;
         for (list, devices) in [("local_devices", &parts.local_devices), ("global_devices", &parts.global_devices)] {
@@ -144,7 +141,7 @@ impl TiledMesh {
         }
         let device_type = device_type.ok_or(Error::NoDevices)?;
         if parts.use_xla_spmd && device_type != "TPU" {
-            return Err(Error::XlaSpmd { device_type: device_type.to_owned() }.into());
+            return Err(Error::XlaSpmd { device_type: device_type.to_owned() });
         }
         Ok(Self {
             name: parts.name,
@@ -336,18 +333,18 @@ fn host_device(device: &str) -> String {
 
 fn check_name(what: &str, name: &str) -> Result<()> {
     match name.chars().find(|c| SEPARATORS.contains(c)) {
-        Some(found) => Err(Error::NameCharacter { what: what.to_owned(), name: name.to_owned(), found }.into()),
+        Some(found) => Err(Error::NameCharacter { what: what.to_owned(), name: name.to_owned(), found }),
         None => Ok(()),
     }
 }
 
 fn check_local_ids(ids: &[i64], first: i64, size: i64, devices: usize) -> Result<()> {
     if ids.len() != devices {
-        return Err(Error::LocalCount { ids: ids.len(), devices }.into());
+        return Err(Error::LocalCount { ids: ids.len(), devices });
     }
     let last = first + (size - 1);
     if let Some((position, &id)) = ids.iter().enumerate().find(|&(_, &id)| id < first || id > last) {
-        return Err(Error::LocalIdOutside { position, id, first, last }.into());
+        return Err(Error::LocalIdOutside { position, id, first, last });
     }
     // Increasing ids, the usual case, have no duplicates.
     if ids.is_sorted_by(|a, b| a < b) {
@@ -356,7 +353,7 @@ fn check_local_ids(ids: &[i64], first: i64, size: i64, devices: usize) -> Result
     let mut seen = HashMap::with_capacity(ids.len());
     for (second, &id) in ids.iter().enumerate() {
         if let Some(first) = seen.insert(id, second) {
-            return Err(Error::LocalIdRepeated { id, first, second }.into());
+            return Err(Error::LocalIdRepeated { id, first, second });
         }
     }
     Ok(())
@@ -370,12 +367,12 @@ fn check_devices<'a>(list: &'static str, devices: &'a DeviceList, device_type: &
     for (position, (device, spec)) in devices.iter().zip(devices.specs()).enumerate() {
         let spec = spec.map_err(|problem| no_device(what(position), device, problem))?;
         let Some(this_type) = spec.device_type else {
-            return Err(Error::NoDeviceType { what: what(position), text: device.to_owned() }.into());
+            return Err(Error::NoDeviceType { what: what(position), text: device.to_owned() });
         };
         let first = *device_type.get_or_insert(this_type);
         if first != this_type {
             let (what, text, first) = (what(position), device.to_owned(), first.to_owned());
-            return Err(Error::MixedTypes { what, text, first }.into());
+            return Err(Error::MixedTypes { what, text, first });
         }
         all_equal = all_equal && before.is_none_or(|before| before == spec);
         increasing = increasing && before.is_none_or(|before| before < spec);
@@ -388,7 +385,7 @@ fn check_devices<'a>(list: &'static str, devices: &'a DeviceList, device_type: &
     match devices.duplicate() {
         Some((first, second)) => {
             let text = devices.get(second).unwrap_or_default().to_owned();
-            Err(Error::DuplicateDevice { list, first, second, text }.into())
+            Err(Error::DuplicateDevice { list, first, second, text })
         }
         None => Ok(()),
     }
@@ -398,7 +395,7 @@ fn check_devices<'a>(list: &'static str, devices: &'a DeviceList, device_type: &
 fn check_device(what: &str, device: &str) -> Result<()> {
     let spec = DeviceSpec::parse(device).map_err(|problem| no_device(what.to_owned(), device, problem))?;
     if spec.device_type.is_none() {
-        return Err(Error::NoDeviceType { what: what.to_owned(), text: device.to_owned() }.into());
+        return Err(Error::NoDeviceType { what: what.to_owned(), text: device.to_owned() });
     }
     Ok(())
 }
@@ -419,7 +416,7 @@ pub(super) fn not_tiled(form: &'static str, message: &MeshMessage) -> Result<()>
         ("use_xla_spmd", !message.use_xla_spmd),
     ];
     match fields.into_iter().find(|(_, absent)| !absent) {
-        Some((field, _)) => Err(Error::NotTiled { form, field }.into()),
+        Some((field, _)) => Err(Error::NotTiled { form, field }),
         None => Ok(()),
     }
 }

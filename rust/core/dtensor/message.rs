@@ -8,11 +8,10 @@
 use std::sync::Arc;
 
 use super::{
-    DeviceList, Ids, Layout, LayoutKind, MAX_AXES, MAX_RANK, Mesh, MeshParts,
+    DeviceList, Ids, Layout, LayoutKind, MAX_AXES, MAX_RANK, Mesh, MeshParts, Result,
     mesh::{TiledMesh, not_tiled},
     wire::{Field, Reader, put_bytes, put_number, put_packed, put_text},
 };
-use crate::error::Result;
 
 const MESH: &str = "MeshProto";
 const LAYOUT: &str = "LayoutProto";

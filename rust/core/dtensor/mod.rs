@@ -10,7 +10,7 @@
 //! let layout = Layout::from_text(&format!("sharding_specs:x,unsharded, mesh:{}", mesh.to_text()))?;
 //! assert_eq!(layout.local_shape(&[6, 5])?, [3, 5]);
 //! assert_eq!(Layout::from_bytes(&layout.to_bytes())?, layout);
-//! # Ok::<(), shardwise_core::error::Error>(())
+//! # Ok::<(), shardwise_core::dtensor::Error>(())
 //! ```
 
 mod device;
@@ -25,7 +25,7 @@ mod wire;
 mod tests;
 
 pub use device::{DeviceList, DeviceProblem, DeviceSpec};
-pub use error::Error;
+pub use error::{Error, Result};
 pub use layout::{Layout, LayoutKind, Spec};
 pub use mesh::{Ids, Mesh, MeshParts, TiledMesh};
 pub use message::{LayoutMessage, MeshMessage};

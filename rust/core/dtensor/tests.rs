@@ -24,7 +24,7 @@ fn parts(shape: &[i64]) -> MeshParts {
     }
 }
 
-fn kind_of<T: std::fmt::Debug>(result: crate::error::Result<T>) -> ErrorKind {
+fn kind_of<T: std::fmt::Debug>(result: Result<T>) -> ErrorKind {
     result.unwrap_err().kind()
 }
 

@@ -14,10 +14,10 @@
 use std::sync::Arc;
 
 use super::{
-    DeviceList, DeviceSpec, Error, Ids, Layout, LayoutKind, MAX_AXES, MAX_RANK, Mesh, MeshParts, device::number,
-    mesh::TiledMesh,
+    DeviceList, DeviceSpec, Error, Ids, Layout, LayoutKind, MAX_AXES, MAX_RANK, Mesh, MeshParts, Result,
+    device::number, mesh::TiledMesh,
 };
-use crate::{error::Result, radix};
+use crate::radix;
 
 const EMPTY_MESH: &str = "empty_mesh";
 const EMPTY_LAYOUT: &str = "empty_layout";
@@ -142,8 +142,8 @@ struct Field<'a> {
 
 impl<'a> Field<'a> {
     /// An error `offset` bytes into the field.
-    fn error(&self, offset: usize, problem: impl Into<String>) -> crate::error::Error {
-        Error::Text { what: self.what, at: self.at + offset, problem: problem.into() }.into()
+    fn error(&self, offset: usize, problem: impl Into<String>) -> Error {
+        Error::Text { what: self.what, at: self.at + offset, problem: problem.into() }
     }
 
     fn no_nul(&self) -> Result<()> {

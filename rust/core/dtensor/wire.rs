@@ -4,8 +4,7 @@
 //! is not asked about are skipped, groups of them too, down to [`MAX_DEPTH`]: the policy of every reader of protocol
 //! buffers towards messages of a newer version. A known field of another wire type is an error.
 
-use super::Error;
-use crate::error::Result;
+use super::{Error, Result};
 
 /// How deep unknown groups may lie in each other.
 const MAX_DEPTH: usize = 100;
@@ -68,8 +67,8 @@ impl<'a> Reader<'a> {
         Ok(Some(Field { number, message: self.message, at, value }))
     }
 
-    fn error(&self, at: usize, problem: impl Into<String>) -> crate::error::Error {
-        Error::Wire { message: self.message, at, problem: problem.into() }.into()
+    fn error(&self, at: usize, problem: impl Into<String>) -> Error {
+        Error::Wire { message: self.message, at, problem: problem.into() }
     }
 
     fn take(&mut self, count: usize) -> Result<&'a [u8]> {
@@ -145,9 +144,9 @@ impl<'a> Reader<'a> {
 }
 
 impl<'a> Field<'a> {
-    fn wrong_type(&self, wanted: &str) -> crate::error::Error {
+    fn wrong_type(&self, wanted: &str) -> Error {
         let problem = format!("field {} is of another wire type than {wanted}", self.number);
-        Error::Wire { message: self.message, at: self.at, problem }.into()
+        Error::Wire { message: self.message, at: self.at, problem }
     }
 
     /// The value as a number.
@@ -191,8 +190,8 @@ impl<'a> Field<'a> {
     }
 
     /// An error at this field.
-    pub(super) fn error(&self, problem: impl Into<String>) -> crate::error::Error {
-        Error::Wire { message: self.message, at: self.at, problem: problem.into() }.into()
+    pub(super) fn error(&self, problem: impl Into<String>) -> Error {
+        Error::Wire { message: self.message, at: self.at, problem: problem.into() }
     }
 }
 

@@ -3,185 +3,406 @@
 //! The two syntaxes overlap without being equal: `a*+` is possessive in one and a repetition of a repetition in the
 //! other, `[a&&b]` is a set of three characters or an intersection, `\Z` is an anchor or an error. So nothing is handed
 //! over as it stands. The pattern is read by Python's rules, construct by construct, and written anew in the other
-//! syntax; at the first construct outside the list below [`translate`] gives up, and the caller has to use Python's own
-//! engine. What is written accepts the same paths, it does not take the same way: groups do not capture, and a lazy
-//! repetition is written as a greedy one, for which the set of matching paths is the same.
+//! syntax; at the first construct outside the list below [`translate`] gives up: such a pattern needs a search that
+//! backtracks, or is so rare that nobody has asked for it. What is written accepts the same paths, it does not take the
+//! same way: groups do not capture, and a lazy repetition is written as a greedy one, for which the set of matching
+//! paths is the same.
 //!
 //! | Python | here |
 //! |---|---|
-//! | characters, escaped punctuation | the character, escaped |
-//! | `.` `^` `\A` <code>&#124;</code> | unchanged |
-//! | `$` (the end, or before a newline there) | `(?m:$)`, which is the same for a path whose only newline is its last character |
+//! | characters, escaped punctuation, `\n \t \r \f \v \a`, `\xhh` and `\uhhhh` | the character, escaped |
+//! | `.` | `[^\n]`, or any character under `(?s)` |
+//! | `^` `\A`, and `^` under `(?m)` | `\A`, `(?m:^)` |
+//! | `$` (the end, or before a newline there); under `(?m)` | see [`Ending`]; `(?m:$)` |
 //! | `\Z` | `\z` |
-//! | `(…)` `(?:…)` `(?P<name>…)` | `(?:…)` |
-//! | `*` `+` `?` `{n}` `{n,}` `{n,m}`, greedy or lazy | the greedy one |
+//! | `(…)` `(?:…)` `(?P<name>…)` `(?#…)` | `(?:…)`, nothing |
+//! | `*` `+` `?` `{n}` `{n,}` `{,m}` `{n,m}`, greedy or lazy | the greedy one |
 //! | `[…]` of characters, ranges and the classes below | the same, each character escaped |
-//! | `\d` `\w` `\s` `\D` `\W` `\S` `\b` `\B`, a leading `(?i)` | unchanged, for ASCII paths only |
+//! | `\d` `\w` `\s` `\D` `\W` `\S` `\b` `\B` | see [`Group`] |
+//! | the flags `i`, `m`, `s`, `x`, `a`, `u` at the beginning; `(?ims-x:…)` | both cases of each letter; as above |
 //!
 //! Python is asked first whether the pattern is one at all, so what is an error there never arrives here.
 
 use std::str::Chars;
 
-/// A pattern in the syntax of the `regex` crate, with the paths for which it means what it meant in Python.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Translated {
-    /// The pattern.
-    pub(super) text: String,
-    /// Whether it uses a class or a case that Python takes from Unicode, so that only ASCII paths agree.
-    pub(super) ascii_paths_only: bool,
-    /// Whether it names a character beyond ASCII, so that it has to be compiled with Unicode on.
-    pub(super) beyond_ascii: bool,
+/// What stands in the place of the newline at the end of a path, where `$` must tell it from the others. It is not a
+/// byte of UTF-8, so no pattern can name it.
+pub(super) const LAST_NEWLINE: u8 = 0xff;
+
+/// Which form of a path a pattern is searched in. They differ in the characters beyond ASCII only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Group {
+    /// Each such character is one that stands for its class (digit, other word character, space, anything else): the
+    /// pattern names none of them, and Python and the `regex` crate agree on the classes of the four.
+    Classed,
+    /// As [`Group::Classed`], but the characters that Python takes for ASCII letters when it ignores case are these.
+    Folded,
+    /// As it is: the pattern names characters beyond ASCII.
+    Original,
 }
 
-/// The same regular expression in the syntax of the `regex` crate, or `None` where that is not certain.
-pub(super) fn translate(pattern: &str) -> Option<Translated> {
-    let (folds_case, body) = match pattern.strip_prefix("(?i)") {
-        Some(body) => (true, body),
-        None => (false, pattern),
-    };
+/// What the end of the path is, on which the meaning of `$` depends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// Not a newline: `$` is the end.
+    Plain,
+    /// A newline, which was replaced by [`LAST_NEWLINE`]; that is the line terminator, so `(?m:$)` is before it or at
+    /// the end. Whatever matches a newline matches it.
+    Marked,
+}
+
+/// What is known of a pattern that has been translated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Traits {
+    /// Where it is searched.
+    pub(super) group: Group,
+    /// Whether it has a `$` that is not a line's end, so that a last newline must be marked.
+    pub(super) has_end: bool,
+    /// Whether it has `\d`, `\w`, `\s` or `\b`, whose meaning beyond ASCII is Unicode's.
+    pub(super) has_class: bool,
+    /// Whether it has `\B`, which depends on the version of Python for an empty path.
+    pub(super) has_not_boundary: bool,
+    /// Whether it names a character beyond the surrogates, so that a range may hold those as well.
+    pub(super) beyond_surrogates: bool,
+}
+
+/// The pattern in the syntax of the `regex` crate, or `None` where no linear search can tell what Python's would.
+pub(super) fn translate(pattern: &str, ending: Ending, unicode: bool) -> Option<(String, Traits)> {
+    let mut flags = Flags::default();
+    let mut body = pattern;
+    while let Some(rest) = body.strip_prefix("(?")
+        && let Some((letters, after)) = rest.split_once(')')
+        && !letters.is_empty()
+        && letters.bytes().all(|letter| b"aimsux".contains(&letter))
+    {
+        flags.set(letters, true)?;
+        body = after;
+    }
     let mut translator = Translator {
         rest: body.chars(),
-        written: Translated {
-            text: String::with_capacity(pattern.len() + 8),
-            ascii_paths_only: folds_case,
-            beyond_ascii: false,
-        },
+        text: String::with_capacity(pattern.len() + 8),
+        flags,
+        open: Vec::new(),
+        ending,
+        unicode,
+        beyond_ascii: false,
+        folds: flags.ignore_case,
+        ascii: flags.ascii,
+        has_end: false,
+        has_class: false,
+        has_not_boundary: false,
+        beyond_surrogates: false,
     };
-    if folds_case {
-        translator.written.text.push_str("(?i)");
-    }
     translator.pattern()?;
-    let written = translator.written;
-    // With Unicode on, `\w` and its like would be Unicode's, of which Python's differ in detail.
-    (!(written.ascii_paths_only && written.beyond_ascii)).then_some(written)
+    let group = match (translator.beyond_ascii, translator.folds, flags.ascii) {
+        // Which characters beyond ASCII fold to which is Python's own affair.
+        (true, true, _) => return None,
+        (true, false, _) => Group::Original,
+        (false, true, false) => Group::Folded,
+        (false, ..) => Group::Classed,
+    };
+    let has_class = translator.has_class && !flags.ascii;
+    let traits = Traits {
+        group,
+        has_end: translator.has_end,
+        has_class,
+        has_not_boundary: translator.has_not_boundary,
+        beyond_surrogates: translator.beyond_surrogates,
+    };
+    Some((translator.text, traits))
+}
+
+#[derive(Clone, Copy, Default)]
+struct Flags {
+    ignore_case: bool,
+    multi_line: bool,
+    dot_all: bool,
+    verbose: bool,
+    ascii: bool,
+}
+
+impl Flags {
+    fn set(&mut self, letters: &str, on: bool) -> Option<()> {
+        for letter in letters.chars() {
+            match letter {
+                'i' => self.ignore_case = on,
+                'm' => self.multi_line = on,
+                's' => self.dot_all = on,
+                'x' => self.verbose = on,
+                'a' => self.ascii = on,
+                'u' => {}
+                _ => return None,
+            }
+        }
+        Some(())
+    }
 }
 
 struct Translator<'pattern> {
     rest: Chars<'pattern>,
-    written: Translated,
+    text: String,
+    flags: Flags,
+    /// The flags outside of each group that is open.
+    open: Vec<Flags>,
+    ending: Ending,
+    /// Whether it is compiled for all characters, or for printable ASCII only.
+    unicode: bool,
+    beyond_ascii: bool,
+    folds: bool,
+    ascii: bool,
+    has_end: bool,
+    has_class: bool,
+    has_not_boundary: bool,
+    beyond_surrogates: bool,
+}
+
+/// A class, while it is read: what is written, and whether a newline is in it.
+struct Class {
+    text: String,
+    newline: bool,
 }
 
 impl Translator<'_> {
     fn pattern(&mut self) -> Option<()> {
         while let Some(c) = self.rest.next() {
             match c {
+                ' ' | '\t' | '\n' | '\r' | '\x0b' | '\x0c' if self.flags.verbose => {}
+                '#' if self.flags.verbose => {
+                    for skipped in self.rest.by_ref() {
+                        if skipped == '\n' {
+                            break;
+                        }
+                    }
+                }
                 '\\' => self.escape()?,
                 '[' => self.class()?,
                 '(' => self.group()?,
+                ')' => {
+                    self.flags = self.open.pop()?;
+                    self.text.push(')');
+                }
                 '*' | '+' | '?' | '{' => self.repetition(c)?,
-                '$' => self.written.text.push_str("(?m:$)"),
-                '.' | '^' | '|' | ')' => self.written.text.push(c),
+                '.' if self.flags.dot_all => self.class_text("(?s:.)", true),
+                '.' => self.text.push_str(r"[^\n]"),
+                '^' if self.flags.multi_line => self.text.push_str("(?m:^)"),
+                '^' => self.text.push_str(r"\A"),
+                '$' if self.flags.multi_line => self.text.push_str("(?m:$)"),
+                '$' => {
+                    self.has_end = true;
+                    self.text.push_str(if self.ending == Ending::Marked { "(?m:$)" } else { r"\z" });
+                }
+                '|' => self.text.push('|'),
                 _ => self.literal(c),
             }
         }
         Some(())
     }
 
+    /// Writes what matches one character; `newline` says whether it matches a newline too.
+    fn class_text(&mut self, text: &str, newline: bool) {
+        if newline && self.ending == Ending::Marked {
+            self.text.push_str(&format!(r"(?:{text}|(?-u:\xff))"));
+        } else {
+            self.text.push_str(text);
+        }
+    }
+
     /// What follows a backslash outside a class.
     fn escape(&mut self) -> Option<()> {
         match self.rest.next()? {
-            'A' => self.written.text.push_str(r"\A"),
-            'Z' => self.written.text.push_str(r"\z"),
-            c @ ('b' | 'B') => self.ascii_class(c),
-            c => self.class_or_literal(c)?,
+            'A' => self.text.push_str(r"\A"),
+            'Z' => self.text.push_str(r"\z"),
+            c @ ('b' | 'B') => {
+                self.has_class = true;
+                self.has_not_boundary |= c == 'B';
+                let flag = if self.ascii { "-u" } else { "" };
+                self.text.push_str(&format!(r"(?{flag}:\{c})"));
+            }
+            c @ ('d' | 'w' | 's' | 'D' | 'W' | 'S') => {
+                let text = self.perl_class(c);
+                self.class_text(&text, matches!(c, 's' | 'D' | 'W'));
+            }
+            c => {
+                let character = self.escaped(c)?;
+                self.literal(character);
+            }
         }
         Some(())
     }
 
-    /// What follows a backslash inside or outside a class; whether it is a class is the result.
-    fn class_or_literal(&mut self, escaped: char) -> Option<()> {
-        match escaped {
-            'd' | 'w' | 's' | 'D' | 'W' | 'S' => self.ascii_class(escaped),
+    /// The character that a backslash and `c`, with what follows, mean.
+    fn escaped(&mut self, c: char) -> Option<char> {
+        Some(match c {
+            'n' => '\n',
+            't' => '\t',
+            'r' => '\r',
+            'f' => '\x0c',
+            'v' => '\x0b',
+            'a' => '\x07',
+            'x' => self.hexadecimal(2)?,
+            'u' => self.hexadecimal(4)?,
+            'U' => self.hexadecimal(8)?,
             c if c.is_ascii_alphanumeric() => return None,
-            c => self.literal(c),
-        }
-        Some(())
+            c => c,
+        })
     }
 
-    fn ascii_class(&mut self, letter: char) {
-        self.written.ascii_paths_only = true;
-        self.written.text.push('\\');
-        self.written.text.push(letter);
+    fn hexadecimal(&mut self, digits: usize) -> Option<char> {
+        let text = self.rest.as_str().get(..digits).filter(|text| text.bytes().all(|b| b.is_ascii_hexdigit()))?;
+        self.rest = self.rest.as_str()[digits..].chars();
+        char::from_u32(u32::from_str_radix(text, 16).ok()?)
+    }
+
+    /// `\d`, `\w`, `\s` or their complement, as Python means them.
+    fn perl_class(&mut self, letter: char) -> String {
+        self.has_class = true;
+        let complement = if letter.is_ascii_uppercase() { "^" } else { "" };
+        let members = match (letter.to_ascii_lowercase(), self.ascii || !self.unicode) {
+            ('d', true) => "0-9",
+            ('w', true) => "0-9A-Za-z_",
+            ('s', true) if self.ascii => r"\x09-\x0d\x20",
+            ('s', true) => r"\x09-\x0d\x1c-\x20",
+            ('d', false) => r"\d",
+            ('w', false) => r"\w",
+            _ => r"\s\x1c-\x1f",
+        };
+        format!("[{complement}{members}]")
     }
 
     fn literal(&mut self, c: char) {
-        self.written.beyond_ascii |= !c.is_ascii();
-        // `\<` and `\>` are the two escapes of punctuation that mean something else there.
-        if c.is_ascii_punctuation() && c != '<' && c != '>' {
-            self.written.text.push('\\');
+        let text = self.one(c);
+        if self.flags.ignore_case && c.is_ascii_alphabetic() {
+            self.text.push_str(&format!("[{}{}]", c.to_ascii_lowercase(), c.to_ascii_uppercase()));
+        } else {
+            self.class_text(&text, c == '\n');
         }
-        self.written.text.push(c);
+    }
+
+    /// One character, escaped.
+    fn one(&mut self, c: char) -> String {
+        self.beyond_ascii |= !c.is_ascii();
+        self.beyond_surrogates |= c > '\u{d7ff}';
+        if c.is_ascii_control() {
+            format!(r"\x{:02x}", c as u32)
+        } else if c.is_ascii_punctuation() && c != '<' && c != '>' {
+            // `\<` and `\>` are the two escapes of punctuation that mean something else there.
+            format!(r"\{c}")
+        } else {
+            c.to_string()
+        }
     }
 
     /// What follows an opening parenthesis.
     fn group(&mut self) -> Option<()> {
+        let outside = self.flags;
+        if self.eat("?#") {
+            return self.rest.by_ref().find(|&c| c == ')').map(|_| ());
+        }
         if self.eat("?P<") {
             while self.rest.next()? != '>' {}
         } else if !self.eat("?:") && self.rest.as_str().starts_with('?') {
-            return None;
+            // Flags of the group: those with an effect on what follows, not `a` and `u`, which Python wants alone.
+            let (letters, after) = self.rest.as_str()[1..].split_once(':')?;
+            let (on, off) = letters.split_once('-').unwrap_or((letters, ""));
+            if letters.is_empty() || !letters.bytes().all(|letter| b"ims-x".contains(&letter)) {
+                return None;
+            }
+            self.flags.set(on, true)?;
+            self.flags.set(off, false)?;
+            self.folds |= self.flags.ignore_case;
+            self.rest = after.chars();
         }
-        self.written.text.push_str("(?:");
+        self.open.push(outside);
+        self.text.push_str("(?:");
         Some(())
     }
 
     /// What follows `*`, `+`, `?` or `{`.
     fn repetition(&mut self, sign: char) -> Option<()> {
         if sign == '{' {
-            // Anything but a count makes the brace a plain character in Python, and `{,m}` is a count there.
-            let (count, rest) = self.rest.as_str().split_once('}')?;
-            let (low, high) = count.split_once(',').unwrap_or((count, ""));
-            let is_number = |text: &str| text.bytes().all(|digit| digit.is_ascii_digit());
-            if low.is_empty() || !is_number(low) || !is_number(high) {
-                return None;
+            let Some((low, high, rest)) = count(self.rest.as_str()) else {
+                self.literal('{');
+                return Some(());
+            };
+            let low = if low.is_empty() { "0" } else { low };
+            match high {
+                Some(high) => self.text.push_str(&format!("{{{low},{high}}}")),
+                None => self.text.push_str(&format!("{{{low}}}")),
             }
-            self.written.text.push('{');
-            self.written.text.push_str(count);
-            self.written.text.push('}');
             self.rest = rest.chars();
         } else {
-            self.written.text.push(sign);
+            self.text.push(sign);
         }
         self.eat("?");
         // A second sign would make it possessive in some versions of Python and an error in others.
-        (!self.rest.as_str().starts_with(['*', '+', '?', '{'])).then_some(())
+        let next = self.rest.as_str();
+        let repeated = next.starts_with(['*', '+', '?']) || next.strip_prefix('{').is_some_and(|n| count(n).is_some());
+        (!repeated).then_some(())
     }
 
     /// What follows an opening bracket, up to and with its closing one.
     fn class(&mut self) -> Option<()> {
-        self.written.text.push('[');
-        if self.eat("^") {
-            self.written.text.push('^');
-        }
+        let complement = self.eat("^");
+        let mut class = Class { text: String::new(), newline: false };
         // A bracket that comes first is a member.
         let mut member = self.rest.next()?;
         loop {
-            let is_character = self.member(member)?;
+            let first = self.member(member, &mut class)?;
             let mut ahead = self.rest.as_str().chars();
             if ahead.next() == Some('-') && ahead.next() != Some(']') {
                 self.eat("-");
-                self.written.text.push('-');
                 let end = self.rest.next()?;
-                if !is_character || !self.member(end)? {
-                    return None;
-                }
+                let (Some(first), Some(last)) = (first, self.single(end)?) else { return None };
+                self.range(first, last, &mut class);
+            } else if let Some(c) = first {
+                self.range(c, c, &mut class);
             }
             member = self.rest.next()?;
             if member == ']' {
-                self.written.text.push(']');
+                let sign = if complement { "^" } else { "" };
+                let text = format!("[{sign}{}]", class.text);
+                self.class_text(&text, class.newline != complement);
                 return Some(());
             }
         }
     }
 
-    /// One member of a class; true where it is one character, which may begin or end a range.
-    fn member(&mut self, c: char) -> Option<bool> {
-        if c != '\\' {
-            self.literal(c);
-            return Some(true);
+    /// One member of a class: the character, if it is one, or else `None` after it was written.
+    fn member(&mut self, c: char, class: &mut Class) -> Option<Option<char>> {
+        if c == '\\'
+            && let Some(letter @ ('d' | 'w' | 's' | 'D' | 'W' | 'S')) = self.rest.clone().next()
+        {
+            self.rest.next();
+            let text = self.perl_class(letter);
+            class.text.push_str(&text);
+            class.newline |= matches!(letter, 's' | 'D' | 'W');
+            return Some(None);
         }
-        let escaped = self.rest.next()?;
-        self.class_or_literal(escaped)?;
-        Some(!escaped.is_ascii_alphanumeric())
+        self.single(c)
+    }
+
+    /// A member that must be one character.
+    fn single(&mut self, c: char) -> Option<Option<char>> {
+        if c != '\\' {
+            return Some(Some(c));
+        }
+        let next = self.rest.next()?;
+        self.escaped(next).map(Some)
+    }
+
+    fn range(&mut self, first: char, last: char, class: &mut Class) {
+        class.newline |= (first..=last).contains(&'\n');
+        let (from, to) = (self.one(first), self.one(last));
+        class.text.push_str(&if first == last { from } else { format!("{from}-{to}") });
+        if self.flags.ignore_case {
+            for (low, high, other) in [('a', 'z', 'A'), ('A', 'Z', 'a')] {
+                let (from, to) = (first.max(low), last.min(high));
+                if from <= to {
+                    let fold = |c: char| char::from(c as u8 - low as u8 + other as u8);
+                    class.text.push_str(&format!("{}-{}", fold(from), fold(to)));
+                }
+            }
+        }
     }
 
     fn eat(&mut self, text: &str) -> bool {
@@ -193,40 +414,57 @@ impl Translator<'_> {
     }
 }
 
+/// The least and the greatest count that follow a brace, and what comes after them; without one, the brace is a plain
+/// character. No greatest means that both are the same, and an empty one that there is none.
+fn count(text: &str) -> Option<(&str, Option<&str>, &str)> {
+    let (counts, rest) = text.split_once('}')?;
+    let (low, high) = counts.split_once(',').map_or((counts, None), |(low, high)| (low, Some(high)));
+    let is_number = |text: &str| text.bytes().all(|digit| digit.is_ascii_digit());
+    (is_number(low) && high.is_none_or(is_number) && !counts.is_empty()).then_some((low, high, rest))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
     fn text(pattern: &str) -> Option<String> {
-        translate(pattern).map(|translated| translated.text)
+        translate(pattern, Ending::Plain, true).map(|(text, _)| text)
     }
 
     #[test]
     fn what_both_syntaxes_have_is_written_anew() {
         for (python, rust) in [
-            ("dense.*kernel", "dense.*kernel"),
-            (r"h\.\d+\.attn\.weight$", r"h\.\d+\.attn\.weight(?m:$)"),
+            ("dense.*kernel", r"dense[^\n]*kernel"),
+            (r"h\.\d+\.attn\.weight$", r"h\.[\d]+\.attn\.weight\z"),
             ("my model/a-b_c#1&~", r"my model\/a\-b\_c\#1\&\~"),
             (r"\Ah\[0\]\Z", r"\Ah\[0\]\z"),
-            ("a]b}", r"a\]b\}"),
-            ("(a|b)(?:c)(?P<name>d)", "(?:a|b)(?:c)(?:d)"),
-            ("a*?b+?c??d{2}e{2,}?f{2,3}", "a*b+c?d{2}e{2,}f{2,3}"),
+            ("a]b}{", r"a\]b\}\{"),
+            ("(a|b)(?:c)(?P<name>d)(?#no)", "(?:a|b)(?:c)(?:d)"),
+            ("a*?b+?c??d{2}e{2,}?f{2,3}g{,4}h{,}", "a*b+c?d{2}e{2,}f{2,3}g{0,4}h{0,}"),
+            ("a{}b{2, 3}", r"a\{\}b\{2\, 3\}"),
             ("[]a-c-]", r"[\]a-c\-]"),
             ("[^]^-]", r"[^\]\^\-]"),
-            (r"[\w.\-+-/]", r"[\w\.\-\+-\/]"),
+            (r"[\w.\-+-/]", r"[[\w]\.\-\+-\/]"),
             ("[[a&&b||c~~d]", r"[\[a\&\&b\|\|c\~\~d]"),
             (r"\<a\>", "<a>"),
-            ("(?i)Kernel|bias", "(?i)Kernel|bias"),
+            ("(?i)Kb|[h-j_]", "[kK][bB]|[h-jH-J\\_]"),
+            ("(?i:k)k", "(?:[kK])k"),
+            ("(?ms)^a.$", "(?m:^)a(?s:.)(?m:$)"),
+            ("(?x) a b # c\n [ #] \\  d", r"ab[ \#] d"),
+            (r"\n\x41\u00e9[\t-\r]", r"\x0aAé[\x09-\x0d]"),
             ("poids_é", r"poids\_é"),
             ("", ""),
         ] {
             assert_eq!(text(python).as_deref(), Some(rust), "{python}");
         }
+        let marked = |pattern| translate(pattern, Ending::Marked, true).map(|(text, _)| text);
+        assert_eq!(marked("a$").as_deref(), Some("a(?m:$)"));
+        assert_eq!(marked(r"[^a]\S\n").as_deref(), Some(r"(?:[^a]|(?-u:\xff))[^\s\x1c-\x1f](?:\x0a|(?-u:\xff))"));
     }
 
     #[test]
-    fn what_differs_or_is_unknown_is_left_to_python() {
+    fn what_only_a_backtracking_search_finds_is_refused() {
         for pattern in [
             "(?=a)",
             "(?!a)",
@@ -234,62 +472,57 @@ mod tests {
             "(?<!a)",
             r"(a)\1",
             "(?P<n>a)(?P=n)",
-            "(?x)a b",
-            "(?s)a",
-            "(?m)^a",
-            "(?i:a)",
             "(?>a)",
             "(a)?(?(1)b|c)",
-            "(?#comment)",
+            "(?a:b)",
+            "(?L)a",
             "a*+",
             "a++",
             "a?+",
             "a{2}+",
-            "a{,2}",
-            "a{",
-            "a{b}",
-            "a{2, 3}",
-            r"\x41",
-            r"\u0041",
+            "a{2}{3}",
             r"\N{DIGIT ONE}",
             r"\0",
             r"\012",
             r"[\b]",
-            r"[\x41]",
             r"[\d-z]",
             r"[a-\d]",
-            r"\n",
             r"\z",
             "[a",
             r"a\",
             "(?i)é",
-            r"\wé",
         ] {
             assert_eq!(text(pattern), None, "{pattern}");
         }
     }
 
     #[test]
-    fn the_paths_a_pattern_serves_are_known() {
-        for (pattern, ascii_paths_only, beyond_ascii) in [
-            ("a.*[^b]$", false, false),
-            (r"a\.b", false, false),
-            (r"\d", true, false),
-            (r"[\s]", true, false),
-            (r"a\b", true, false),
-            ("(?i)a", true, false),
-            ("é[à-ü]", false, true),
-        ] {
-            let translated = translate(pattern).unwrap();
-            assert_eq!(translated.ascii_paths_only, ascii_paths_only, "{pattern}");
-            assert_eq!(translated.beyond_ascii, beyond_ascii, "{pattern}");
+    fn where_a_pattern_is_searched_is_known() {
+        let traits = |pattern| translate(pattern, Ending::Plain, true).unwrap().1;
+        let none = Traits {
+            group: Group::Classed,
+            has_end: false,
+            has_class: false,
+            has_not_boundary: false,
+            beyond_surrogates: false,
+        };
+        assert_eq!(traits(r"a.*[^b]\Z"), none);
+        assert_eq!(traits("a$"), Traits { has_end: true, ..none });
+        assert_eq!(traits("(?m)a$"), none);
+        for pattern in [r"\d", r"[\s]", r"a\b"] {
+            assert_eq!(traits(pattern), Traits { has_class: true, ..none }, "{pattern}");
         }
+        assert_eq!(traits(r"(?a)\w"), none);
+        assert_eq!(traits(r"\B"), Traits { has_class: true, has_not_boundary: true, ..none });
+        assert_eq!(traits("x(?i:a)"), Traits { group: Group::Folded, ..none });
+        assert_eq!(traits("(?ia)a"), none);
+        assert_eq!(traits(r"é\w"), Traits { group: Group::Original, has_class: true, ..none });
     }
 
     proptest! {
         #[test]
         fn any_text_is_translated_or_refused(pattern in r"(?s)([\[\]()\\{}^$.|?*+\-:P<>,09azdwbZ\né]|.){0,40}") {
-            let _ = translate(&pattern);
+            let _ = translate(&pattern, Ending::Marked, true);
         }
     }
 }

@@ -126,8 +126,11 @@ fn many_parts_are_found_fast_and_large_ones_do_not_wrap() {
     assert_eq!(halves.array_shape(0).unwrap(), [n / 2 / 2 + n / 2 % 2 + (n - n / 2)]);
 }
 
+/// Factors, which of them is cut, by which axes, under which rule, padded by what.
+type AnyPart = (Vec<i64>, Option<usize>, Vec<&'static str>, Option<Uneven>, Option<Pad>);
+
 /// Parts of up to four factors, cut by any of the axes `a` and `b` or their factors, or not.
-fn any_part() -> impl Strategy<Value = (Vec<i64>, Option<usize>, Vec<&'static str>, Option<Uneven>, Option<Pad>)> {
+fn any_part() -> impl Strategy<Value = AnyPart> {
     let axes = prop::sample::select(vec![
         vec!["a"],
         vec!["b"],
@@ -213,7 +216,8 @@ proptest! {
         let n: i64 = parts.iter().map(|part| part.0.iter().product::<i64>()).sum();
         let (mut dims, mut shape) = (vec![DimSpec::Parts(specs), DimSpec::Axes(vec!["c"])], vec![n, width]);
         if plain_first {
-            (dims.reverse(), shape.reverse());
+            dims.reverse();
+            shape.reverse();
         }
         let layout = Arc::new(Layout::packed(mesh.clone(), &dims, &[]).unwrap());
         let p = Packed::new(layout, &shape, rule).unwrap();

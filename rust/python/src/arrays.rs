@@ -4,7 +4,7 @@ use numpy::{PyArray1, PyArrayMethods};
 use pyo3::{exceptions::PyMemoryError, intern, prelude::*, sync::PyOnceLock, types::PyTuple};
 use shardwise_core::error::Result as CoreResult;
 
-use crate::errors::{InternalError, SizeOverflowError, detached};
+use crate::errors::{InternalError, Refusal, SizeOverflowError, detached};
 
 /// A new int64 array of `shape`, and itself flat. Asked of numpy from Python, because the crate's constructors panic
 /// where memory is short.
@@ -25,9 +25,10 @@ pub(crate) fn empty<'py>(py: Python<'py>, shape: &[usize]) -> PyResult<(Bound<'p
 }
 
 /// A new array of `shape`, filled by `kernel` with the interpreter released.
-pub(crate) fn filled<'py, F>(py: Python<'py>, shape: &[usize], kernel: F) -> PyResult<Bound<'py, PyAny>>
+pub(crate) fn filled<'py, E, F>(py: Python<'py>, shape: &[usize], kernel: F) -> PyResult<Bound<'py, PyAny>>
 where
-    F: Send + FnOnce(&mut [i64], &mut dyn FnMut() -> CoreResult<()>) -> CoreResult<()>,
+    E: Send + Refusal,
+    F: Send + FnOnce(&mut [i64], &mut dyn FnMut() -> CoreResult<()>) -> Result<(), E>,
 {
     let (array, flat) = empty(py, shape)?;
     let mut guard = flat.try_readwrite().map_err(|error| InternalError::new_err(error.to_string()))?;
@@ -44,6 +45,14 @@ pub(crate) fn scratch(what: &str, rows: usize, columns: usize) -> PyResult<Vec<i
         _ => return Err(PyMemoryError::new_err(format!("{what}: {rows} are too many to list"))),
     }
     Ok(zeros)
+}
+
+/// An empty list with room for `len` entries; what does not fit in memory is a `MemoryError`, where `Vec` would abort.
+pub(crate) fn list<T>(what: &str, len: usize) -> PyResult<Vec<T>> {
+    let mut entries = Vec::new();
+    let too_many = |_| PyMemoryError::new_err(format!("{what}: {len} are too many to list"));
+    entries.try_reserve_exact(len).map_err(too_many)?;
+    Ok(entries)
 }
 
 /// A size of the core as a length in memory; more than can be addressed is a lack of memory.

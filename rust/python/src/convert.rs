@@ -66,7 +66,9 @@ pub(crate) fn repr(value: &Bound<'_, PyAny>) -> String {
 
 /// A sequence of integers: a tuple, a list, a one-dimensional array, a range; not text, bytes, a set or a mapping.
 pub(crate) fn integers(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-    if let Ok(tuple) = value.cast_exact::<PyTuple>() {
+    if let Ok(tuple) = value.cast_exact::<PyTuple>()
+        && tuple.len() <= 64
+    {
         return tuple.iter().enumerate().map(|(i, item)| entry(name, i, &item)).collect();
     }
     let items = sequence(value)
@@ -153,8 +155,16 @@ pub(crate) fn strings(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<Stri
         if !item.is_instance_of::<PyString>() {
             return Err(PyTypeError::new_err(format!("{name}[{i}] must be a string, got {}", repr(item))));
         }
-        item.extract::<String>()
-            .map_err(|_| PyTypeError::new_err(format!("{name}[{i}] is not valid Unicode (it holds a lone surrogate)")))
+        let given = item.cast::<PyString>()?.to_str().map_err(|error| {
+            let surrogate =
+                || PyTypeError::new_err(format!("{name}[{i}] is not valid Unicode (it holds a lone surrogate)"));
+            if error.is_instance_of::<PyMemoryError>(item.py()) { error } else { surrogate() }
+        })?;
+        let mut text = String::new();
+        let too_long = |_| PyMemoryError::new_err(format!("{name}: no room for a text of {} bytes", given.len()));
+        text.try_reserve_exact(given.len()).map_err(too_long)?;
+        text.push_str(given);
+        Ok(text)
     })
 }
 

@@ -8,15 +8,16 @@ mod message;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use pyo3::{
-    exceptions::{PyIndexError, PyTypeError},
+    exceptions::{PyIndexError, PyMemoryError, PyTypeError},
     prelude::*,
     types::PyString,
 };
-use shardwise_core::{dtensor::Error, error::Result as CoreResult};
+use shardwise_core::dtensor::{DeviceList, Error, Mesh, Result as CoreResult, TiledMesh};
 
 use crate::{
     convert::repr,
     errors::{SizeOverflowError, to_py},
+    memory::room,
 };
 
 pub(crate) use device::{parse_device, print_device};
@@ -26,19 +27,41 @@ pub(crate) use message::{decode_layout, decode_mesh, encode_layout, encode_mesh}
 
 /// A string argument.
 fn text<'a>(name: &str, value: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
-    let string = string(name, value)?;
-    string
-        .to_str()
-        .map_err(|_| PyTypeError::new_err(format!("{name} is not valid Unicode (it holds a lone surrogate)")))
+    string(name, value)?.to_str().map_err(|error| {
+        let surrogate = || PyTypeError::new_err(format!("{name} is not valid Unicode (it holds a lone surrogate)"));
+        if error.is_instance_of::<PyMemoryError>(value.py()) { error } else { surrogate() }
+    })
+}
+
+/// The bytes that reading takes at most for each byte that is read, all steps together: measured in
+/// `tests/test_memory.py`, and some more.
+const READING: usize = 40;
+
+/// Asks for the memory that reading `length` bytes takes.
+fn room_to_read(what: &str, length: usize) -> PyResult<()> {
+    room(what, length.saturating_mul(READING))
+}
+
+/// Asks for the memory that writing the mesh takes: text or bytes of its devices' names and ids, twice, while they grow.
+fn room_to_write(mesh: &Mesh) -> PyResult<()> {
+    let names = |devices: Option<&DeviceList>| devices.map_or(0, |devices| devices.joined().len() + 8 * devices.len());
+    let ids = usize::try_from(mesh.size()).unwrap_or(usize::MAX).saturating_add(mesh.local_ids().len());
+    let names = names(mesh.local_devices()) + names(mesh.tiled().map(TiledMesh::global_devices));
+    room("the text of the mesh", ids.saturating_mul(100).saturating_add(8 * names))
 }
 
 /// A string argument that is to be read; what it cannot hold is an error of the format.
 fn parsed_text<'a>(what: &'static str, value: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
     let string = string(what, value)?;
-    string.to_str().map_err(|_| {
+    let text = string.to_str().map_err(|error| {
+        if error.is_instance_of::<PyMemoryError>(value.py()) {
+            return error;
+        }
         let at = string.to_string_lossy().find('\u{fffd}').unwrap_or_default();
-        to_py(Error::Text { what, at, problem: "a lone surrogate, which is no character".to_owned() }.into())
-    })
+        to_py(Error::Text { what, at, problem: "a lone surrogate, which is no character".to_owned() })
+    })?;
+    room_to_read(what, text.len())?;
+    Ok(text)
 }
 
 fn string<'a, 'py>(name: &str, value: &'a Bound<'py, PyAny>) -> PyResult<&'a Bound<'py, PyString>> {

@@ -1,9 +1,18 @@
 //! Core errors as Python exceptions, and panics as `InternalError`.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    cell::Cell,
+    panic::{AssertUnwindSafe, catch_unwind, set_hook},
+};
 
-use pyo3::{exceptions::PyIndexError, import_exception, prelude::*};
+use pyo3::{
+    IntoPyObjectExt,
+    exceptions::{PyIndexError, PyMemoryError},
+    import_exception,
+    prelude::*,
+};
 use shardwise_core::{
+    dtensor,
     error::{Error, ErrorKind, Result as CoreResult},
     parallel::panic_message,
 };
@@ -14,9 +23,26 @@ import_exception!(shardwise.errors, MeshError);
 import_exception!(shardwise.errors, ParseError);
 import_exception!(shardwise.errors, SizeOverflowError);
 
-/// The exception for a core error. An interruption is the exception that the signal handler left, so it never gets here
-/// but through a fault.
-pub(crate) fn to_py(error: Error) -> PyErr {
+/// An error of the core or of the dialect, which has its own.
+pub(crate) trait Refusal: std::fmt::Display {
+    fn kind(&self) -> ErrorKind;
+}
+
+impl Refusal for Error {
+    fn kind(&self) -> ErrorKind {
+        Error::kind(self)
+    }
+}
+
+impl Refusal for dtensor::Error {
+    fn kind(&self) -> ErrorKind {
+        dtensor::Error::kind(self)
+    }
+}
+
+/// The exception for an error of the core. An interruption is the exception that the signal handler left, so it never
+/// gets here except through a fault.
+pub(crate) fn to_py(error: impl Refusal) -> PyErr {
     let message = error.to_string();
     match error.kind() {
         ErrorKind::Mesh => MeshError::new_err(message),
@@ -32,15 +58,48 @@ pub(crate) fn to_py(error: Error) -> PyErr {
 pub(crate) fn guard<T>(body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
         let message = panic_message(payload.as_ref());
-        Err(InternalError::new_err(format!("a fault of shardwise, please report it: {message}")))
+        if message == NULL_OBJECT {
+            return Err(PyMemoryError::new_err("no memory left for the answer"));
+        }
+        let place = PLACE.take();
+        Err(InternalError::new_err(format!("a fault of shardwise, please report it: {message} (at {place})")))
     })
 }
 
+/// As `guard`, and the answer becomes an object of Python within it: PyO3 panics where there is no memory for one, and
+/// what an entry point returns as anything else is converted behind its back.
+pub(crate) fn answer<'py, T: IntoPyObjectExt<'py>>(
+    py: Python<'py>,
+    body: impl FnOnce() -> PyResult<T>,
+) -> PyResult<Bound<'py, PyAny>> {
+    guard(|| body()?.into_bound_py_any(py))
+}
+
+/// What PyO3 panics with where Python gives it no object: constructors of tuples, lists, strings and integers fail for
+/// want of memory only.
+const NULL_OBJECT: &str = "PyObject pointer is null";
+
+thread_local! {
+    /// Where the last panic of this thread was.
+    static PLACE: Cell<String> = const { Cell::new(String::new()) };
+}
+
+/// Notes where a panic is, and writes nothing: every panic becomes an exception, which says it. The usual hook would make
+/// a backtrace if `RUST_BACKTRACE` is set, which takes memory that there may not be, and would abort for want of it.
+pub(crate) fn note_panics() {
+    set_hook(Box::new(|panic| {
+        let place = panic.location().map_or_else(String::new, |at| format!("{}:{}", at.file(), at.line()));
+        // In a thread that is ending the note is gone already.
+        let _ = PLACE.try_with(|noted| noted.set(place));
+    }));
+}
+
 /// Runs a bulk kernel with the interpreter released; the kernel polls for signals, so that Ctrl-C ends it.
-pub(crate) fn detached<T, F>(py: Python<'_>, kernel: F) -> PyResult<T>
+pub(crate) fn detached<T, E, F>(py: Python<'_>, kernel: F) -> PyResult<T>
 where
     T: Send,
-    F: Send + FnOnce(&mut dyn FnMut() -> CoreResult<()>) -> CoreResult<T>,
+    E: Send + Refusal,
+    F: Send + FnOnce(&mut dyn FnMut() -> CoreResult<()>) -> Result<T, E>,
 {
     let mut pending = None;
     let done = py.detach(|| {

@@ -37,7 +37,7 @@ impl Layout {
     /// Into how many shards each dim is cut.
     #[getter]
     fn num_shards<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.core.num_shards())
+        guard(|| PyTuple::new(py, self.core.num_shards()))
     }
 
     /// The names and the sizes of the axes of the mesh, which is factored where specs name sub-axes.

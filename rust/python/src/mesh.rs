@@ -11,7 +11,7 @@ use shardwise_core::mesh::Mesh as CoreMesh;
 use crate::{
     arrays,
     convert::{integers, position, positions, strings},
-    errors::{guard, to_py},
+    errors::{answer, guard, to_py},
 };
 
 /// Named axes with sizes; devices by their row-major index.
@@ -34,22 +34,22 @@ impl Mesh {
 
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.core.sizes())
+        guard(|| PyTuple::new(py, self.core.sizes()))
     }
 
     #[getter]
     fn axis_names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.core.names())
+        guard(|| PyTuple::new(py, self.core.names()))
     }
 
     #[getter]
     fn strides<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.core.strides())
+        guard(|| PyTuple::new(py, self.core.strides()))
     }
 
     #[getter]
-    fn size(&self) -> i64 {
-        self.core.size()
+    fn size<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.core.size()))
     }
 
     /// The coordinate of one device.
@@ -60,26 +60,20 @@ impl Mesh {
 
     /// `index` itself, if the mesh has such a device.
     #[pyo3(signature = (index, /))]
-    fn checked(&self, index: &Bound<'_, PyAny>) -> PyResult<i64> {
-        guard(|| self.core.check(position("index", index)?).map_err(to_py))
+    fn checked<'py>(&self, py: Python<'py>, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.core.check(position("index", index)?).map_err(to_py))
     }
 
     /// The device index that a default label spells, `"cpu:0"`, `"cpu:1"`, …; `None` if it is none of the mesh's.
     #[pyo3(signature = (label, /))]
-    fn default_index(&self, label: &Bound<'_, PyAny>) -> Option<i64> {
-        let digits = label.cast::<PyString>().ok()?.to_str().ok()?.strip_prefix("cpu:")?;
-        // One spelling for each number: no sign, no leading zero.
-        let canonical = digits == "0" || (digits.starts_with(|c| matches!(c, '1'..='9')));
-        if !canonical || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-            return None;
-        }
-        digits.parse().ok().filter(|index| *index < self.core.size())
+    fn default_index<'py>(&self, py: Python<'py>, label: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.index_of_default(label)))
     }
 
     /// The device index at a coordinate.
     #[pyo3(signature = (coordinate, /))]
-    fn device_index(&self, coordinate: &Bound<'_, PyAny>) -> PyResult<i64> {
-        guard(|| self.core.device_index(&positions("coordinate", coordinate)?).map_err(to_py))
+    fn device_index<'py>(&self, py: Python<'py>, coordinate: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.core.device_index(&positions("coordinate", coordinate)?).map_err(to_py))
     }
 
     /// The coordinates of all devices: int64 (devices, axes).
@@ -88,5 +82,17 @@ impl Mesh {
             let shape = [arrays::length("devices", self.core.size())?, self.core.sizes().len()];
             arrays::filled(py, &shape, |out, poll| self.core.coordinates_into(out, poll))
         })
+    }
+}
+
+impl Mesh {
+    fn index_of_default(&self, label: &Bound<'_, PyAny>) -> Option<i64> {
+        let digits = label.cast::<PyString>().ok()?.to_str().ok()?.strip_prefix("cpu:")?;
+        // One spelling for each number: no sign, no leading zero.
+        let canonical = digits == "0" || (digits.starts_with(|c| matches!(c, '1'..='9')));
+        if !canonical || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return None;
+        }
+        digits.parse().ok().filter(|index| *index < self.core.size())
     }
 }

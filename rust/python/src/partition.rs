@@ -4,15 +4,20 @@ use std::sync::Arc;
 
 use numpy::{PyArrayMethods, PyUntypedArray};
 use pyo3::{
+    IntoPyObjectExt,
     prelude::*,
     types::{PyDict, PyList, PyString, PyTuple},
 };
-use shardwise_core::{partition::Partition as CorePartition, runs::Runs, uneven::Cut};
+use shardwise_core::{
+    partition::{Bounds, Partition as CorePartition},
+    runs::Runs,
+    uneven::Cut,
+};
 
 use crate::{
     arrays,
     convert::{Numbers, integers, position},
-    errors::{InternalError, LayoutError, detached, guard, to_py},
+    errors::{InternalError, LayoutError, answer, detached, guard, to_py},
     layout::Layout,
     views,
 };
@@ -39,32 +44,34 @@ impl Partition {
 
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.core.shape())
+        guard(|| PyTuple::new(py, self.core.shape()))
     }
 
     #[getter]
-    fn size(&self) -> i64 {
-        self.core.size()
+    fn size<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.core.size()))
     }
 
     #[getter]
-    fn total_shards(&self) -> i64 {
-        self.core.total_shards()
+    fn total_shards<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.core.total_shards()))
     }
 
     #[getter]
-    fn replicas(&self) -> i64 {
-        self.core.replicas()
+    fn replicas<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.core.replicas()))
     }
 
     /// The device's box as a tuple of slices.
     #[pyo3(signature = (device, /))]
     fn r#box<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| {
-            let bounds = self.core.box_of(device).map_err(to_py)?;
-            let slices = bounds.into_iter().map(|bounds| views::slice(py, bounds)).collect::<PyResult<Vec<_>>>()?;
-            PyTuple::new(py, slices)
-        })
+        guard(|| slices(py, self.core.box_of(device).map_err(to_py)?))
+    }
+
+    /// The box of a shard as a tuple of slices.
+    #[pyo3(signature = (shard_id, /))]
+    fn shard_box<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
+        guard(|| slices(py, self.core.box_of_shard(position("shard_id", shard_id)?).map_err(to_py)?))
     }
 
     /// The shape of the device's shard.
@@ -101,13 +108,13 @@ impl Partition {
     }
 
     #[pyo3(signature = (device, /))]
-    fn shard_id(&self, device: i64) -> PyResult<i64> {
-        guard(|| self.core.shard_id(device).map_err(to_py))
+    fn shard_id<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.core.shard_id(device).map_err(to_py))
     }
 
     #[pyo3(signature = (device, /))]
-    fn replica_id(&self, device: i64) -> PyResult<i64> {
-        guard(|| self.core.replica_id(device).map_err(to_py))
+    fn replica_id<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.core.replica_id(device).map_err(to_py))
     }
 
     /// The shard id of every device: int64 (devices,).
@@ -122,8 +129,8 @@ impl Partition {
 
     /// The device indices that hold a shard, in order.
     #[pyo3(signature = (shard_id, /))]
-    fn devices_holding(&self, shard_id: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-        guard(|| self.core.devices_holding(position("shard_id", shard_id)?).map_err(to_py))
+    fn devices_holding<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.core.devices_holding(position("shard_id", shard_id)?).map_err(to_py))
     }
 
     /// The first device index that holds a shard.
@@ -175,7 +182,7 @@ impl Partition {
                 match (Numbers::new("shard_ids", shard_ids)?, Numbers::new("local_offsets", local_offsets)?) {
                     (Numbers::One(id), Numbers::One(local)) => {
                         let offset = self.core.global_offset_one(id, local).map_err(to_py)?;
-                        return Ok(offset.into_pyobject(py)?.into_any());
+                        return offset.into_bound_py_any(py);
                     }
                     (Numbers::Many(ids), Numbers::Many(locals)) if ids.shape == locals.shape => (ids, locals),
                     (Numbers::Many(ids), Numbers::Many(locals)) => {
@@ -234,7 +241,7 @@ impl Partition {
     fn shard_boxes<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let cuts = self.core.cuts();
         // The slices of all dims in a row, each dim's from its own start on.
-        let mut slices = Vec::new();
+        let mut slices = arrays::list("slices", cuts.iter().map(|cut| cut.shards() as usize).sum())?;
         let mut starts = Vec::with_capacity(cuts.len());
         for cut in cuts {
             starts.push(slices.len());
@@ -244,7 +251,7 @@ impl Partition {
         }
         let mut index = starts.clone();
         let shards = arrays::length("shards", self.core.total_shards())?;
-        let mut boxes = Vec::with_capacity(shards);
+        let mut boxes = arrays::list("shards", shards)?;
         for _ in 0..shards {
             boxes.push(PyTuple::new(py, index.iter().map(|&i| &slices[i]))?);
             // One further along the last dim that has not come to its end, whose slices end where the next dim's start.
@@ -263,6 +270,12 @@ impl Partition {
     fn devices(&self) -> PyResult<usize> {
         arrays::length("devices", self.core.mesh().size())
     }
+}
+
+/// A box as a tuple of slices.
+fn slices(py: Python<'_>, bounds: Bounds) -> PyResult<Bound<'_, PyTuple>> {
+    let slices = bounds.into_iter().map(|bounds| views::slice(py, bounds)).collect::<PyResult<Vec<_>>>()?;
+    PyTuple::new(py, slices)
 }
 
 fn borrowed(error: impl std::fmt::Display) -> PyErr {

@@ -1,7 +1,7 @@
 //! `_core.ReshardPlan` and `_core.collectives`.
 
 use std::{
-    sync::Arc,
+    sync::OnceLock,
     time::{Duration, Instant},
 };
 
@@ -14,64 +14,56 @@ use pyo3::{
 use shardwise_core::{
     copy::{overlap::Disjoint, run::run, strided::Strided},
     error::{Error, Result as CoreResult},
-    reshard::{
-        collectives::{Links, sequence},
-        plan::Plan,
+    plan::{
+        Plan, Transfer,
+        places::{Places, Window},
         rounds::rounds,
     },
+    reshard::collectives::{Links, sequence},
 };
 
 use crate::{
     arrays,
-    convert::Numbers,
     errors::{detached, guard, to_py},
     partition::Partition,
+    tiling::{numbers, tiling},
     views,
 };
 
 /// How often a running plan looks for signals and reports its progress.
 const POLL_EVERY: Duration = Duration::from_millis(20);
 
-/// What must move from one partition to another.
+/// What must move from one tiling to another.
 #[pyclass(frozen, module = "shardwise._core")]
 pub(crate) struct ReshardPlan {
-    core: Arc<Plan>,
+    core: Plan,
+    /// The places of the source's and of the destination's pieces, once they are asked for.
+    places: [OnceLock<Places>; 2],
 }
 
 #[pymethods]
 impl ReshardPlan {
-    /// `same` holds, for each destination device, the source device that it is, or -1.
+    /// `same` holds, for each destination holder, the source holder that it is, or -1.
     #[new]
     #[pyo3(signature = (src, dst, same, /))]
-    fn new(py: Python<'_>, src: &Partition, dst: &Partition, same: &Bound<'_, PyAny>) -> PyResult<Self> {
+    fn new(py: Python<'_>, src: &Bound<'_, PyAny>, dst: &Bound<'_, PyAny>, same: &Bound<'_, PyAny>) -> PyResult<Self> {
         guard(|| {
-            let (src, dst, same) = (src.core.clone(), dst.core.clone(), numbers("same", same)?);
-            let core = py.detach(|| Plan::new(src, dst, same)).map_err(to_py)?;
-            Ok(Self { core: Arc::new(core) })
-        })
-    }
-
-    /// The plan from boxes made by hand, (boxes, dims, 2).
-    #[staticmethod]
-    #[pyo3(signature = (boxes, dst, /))]
-    fn from_boxes(py: Python<'_>, boxes: &Bound<'_, PyAny>, dst: &Partition) -> PyResult<Self> {
-        guard(|| {
-            let (boxes, dst) = (numbers("boxes", boxes)?, dst.core.clone());
-            let core = py.detach(|| Plan::from_boxes(boxes, dst)).map_err(to_py)?;
-            Ok(Self { core: Arc::new(core) })
+            let (src, dst, same) = (tiling("src", src)?, tiling("dst", dst)?, numbers("same", same)?);
+            let core = detached(py, |poll| Plan::new(src, dst, same, poll))?;
+            Ok(Self { core, places: [OnceLock::new(), OnceLock::new()] })
         })
     }
 
     /// The number of transfers.
     #[getter]
-    fn count(&self) -> usize {
-        self.core.transfers()
+    fn count(&self) -> PyResult<usize> {
+        guard(|| Ok(self.core.transfers()))
     }
 
     /// How many partial sums make one value.
     #[getter]
-    fn addends(&self) -> usize {
-        self.core.addends()
+    fn addends(&self) -> PyResult<usize> {
+        guard(|| Ok(self.core.addends()))
     }
 
     /// int64 (transfers, 2 + 2 dims): source device, destination device, start, stop.
@@ -87,6 +79,60 @@ impl ReshardPlan {
         guard(|| arrays::filled(py, &[self.core.kept(), self.core.row()], |out, _| self.core.kept_into(out)))
     }
 
+    /// The numbers of the pieces, the source's and the destination's: int64 (transfers, 2).
+    fn pieces<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        guard(|| arrays::filled(py, &[self.core.transfers(), 2], |out, _| self.core.pieces_into(out)))
+    }
+
+    /// The same for the boxes that stay.
+    fn kept_pieces<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        guard(|| arrays::filled(py, &[self.core.kept(), 2], |out, _| self.core.kept_pieces_into(out)))
+    }
+
+    /// Where each transfer's box lies in what the source's pieces (`side` 0) or the destination's (1) are seen in: int64
+    /// (transfers, dims, 2). `kept`: the same for the boxes that stay.
+    #[pyo3(signature = (side, kept, /))]
+    fn local_boxes<'py>(&self, py: Python<'py>, side: usize, kept: bool) -> PyResult<Bound<'py, PyAny>> {
+        guard(|| {
+            let places = self.places(py, side)?;
+            let plan = &self.core;
+            let rank = plan.destination().shape().len();
+            let count = if kept { plan.kept() } else { plan.transfers() };
+            arrays::filled(py, &[count, rank, 2], |out, poll| {
+                let mut rows = out.chunks_exact_mut((2 * rank).max(1));
+                let mut write = |transfer: Transfer<'_>| {
+                    let origin = match side {
+                        0 => places.origin(transfer.source, transfer.source_piece),
+                        _ => places.origin(transfer.destination, transfer.destination_piece),
+                    };
+                    let Some(row) = rows.next() else { return Ok(()) };
+                    for ((bounds, (start, stop)), origin) in
+                        row.chunks_exact_mut(2).zip(transfer.region.sides()).zip(origin)
+                    {
+                        (bounds[0], bounds[1]) = (start - origin, stop - origin);
+                    }
+                    Ok(())
+                };
+                let all = 0..plan.destination().holders() as usize;
+                if kept { plan.visit_kept(all, &mut write) } else { plan.visit_transfers(all, poll, &mut write) }
+            })
+        })
+    }
+
+    /// Where a piece lies: the position in the tensor that is position 0 of what it is seen in; and `None` if that is its
+    /// holder's whole array, or the offset in a flat one and the piece's shape.
+    #[pyo3(signature = (side, holder, piece, /))]
+    fn place<'py>(&self, py: Python<'py>, side: usize, holder: i64, piece: i64) -> PyResult<Bound<'py, PyTuple>> {
+        guard(|| {
+            let places = self.places(py, side)?;
+            let window = match places.window(holder, piece) {
+                Window::Whole => None,
+                Window::Flat { offset, piece } => Some((offset, PyTuple::new(py, piece.extents())?)),
+            };
+            (PyTuple::new(py, places.origin(holder, piece))?, window).into_pyobject(py)
+        })
+    }
+
     /// The pieces of the transfers in the order of their rounds, and the number of pieces up to the end of each round.
     #[pyo3(signature = (budget, itemsize, /))]
     fn rounds<'py>(
@@ -97,11 +143,11 @@ impl ReshardPlan {
     ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
         guard(|| {
             let (row, rank) = (self.core.row(), self.core.destination().shape().len());
-            let done = detached(py, |poll| rounds(&self.core.transfer_rows()?, rank, budget, itemsize, poll))?;
+            let done = detached(py, |poll| rounds(&self.core.transfer_rows(poll)?, rank, budget, itemsize, poll))?;
             let copy = |numbers: &[i64], shape: &[usize]| {
                 arrays::filled(py, shape, |out, _| {
                     out.copy_from_slice(numbers);
-                    Ok(())
+                    CoreResult::Ok(())
                 })
             };
             let ends: Vec<i64> = done.ends.iter().map(|&end| end as i64).collect();
@@ -124,9 +170,8 @@ impl ReshardPlan {
         guard(|| {
             let (_held, sources) = memory(sources, false)?;
             let (_kept, destinations) = memory(destinations, true)?;
-            self.check_shapes(&sources, self.core.source_boxes(), &[])?;
             let outputs: Vec<Option<usize>> = outputs.iter().map(|&output| usize::try_from(output).ok()).collect();
-            self.check_shapes(&destinations, self.core.destination_boxes(), &outputs)?;
+            self.check_counts(sources.len(), destinations.len(), &outputs)?;
             let mut failure = None;
             let report = |done: i64, total: i64| -> PyResult<()> {
                 Python::attach(|py| progress.as_ref().map_or(Ok(()), |call| call.call1(py, (done, total)).map(drop)))
@@ -152,35 +197,25 @@ impl ReshardPlan {
 }
 
 impl ReshardPlan {
-    /// That the regions have the extents of the boxes; `outputs`, if there are any, says whose boxes they are.
-    fn check_shapes(
-        &self,
-        regions: &[Strided],
-        boxes: CoreResult<Vec<i64>>,
-        outputs: &[Option<usize>],
-    ) -> PyResult<()> {
-        let rank = self.core.destination().shape().len();
-        let boxes = boxes.map_err(to_py)?;
-        let fits = |device: usize, region: &Strided| {
-            let bounds = boxes.get(device * rank * 2..(device + 1) * rank * 2);
-            let extents = bounds.map(|b| b.chunks_exact(2).map(|side| side[1] - side[0]));
-            extents.is_some_and(|extents| extents.eq(region.dims().iter().map(|dim| dim.0)))
-        };
-        let all = if outputs.is_empty() {
-            regions.iter().enumerate().all(|(device, region)| fits(device, region))
-                && (rank == 0 || regions.len() * rank * 2 == boxes.len())
-        } else {
-            let used = outputs.iter().enumerate().filter_map(|(device, output)| output.map(|output| (device, output)));
-            used.clone().all(|(device, output)| regions.get(output).is_some_and(|region| fits(device, region)))
-                && used.clone().map(|(_, output)| output).eq(0..regions.len())
-        };
-        let itemsize = regions.first().map(Strided::itemsize);
-        if all && regions.iter().all(|region| Some(region.itemsize()) == itemsize) {
+    /// The places of the pieces of one side, found once.
+    fn places(&self, py: Python<'_>, side: usize) -> PyResult<&Places> {
+        let place = self.places.get(side).ok_or_else(|| PyValueError::new_err("side must be 0 or 1"))?;
+        if let Some(places) = place.get() {
+            return Ok(places);
+        }
+        let tiling = if side == 0 { self.core.source() } else { self.core.destination() };
+        let places = detached(py, |poll| Places::new(&**tiling, poll))?;
+        Ok(place.get_or_init(|| places))
+    }
+
+    /// That there is an array for every holder. Their shapes are checked by the caller, and whether a box lies in its
+    /// array once more where it is copied.
+    fn check_counts(&self, sources: usize, destinations: usize, outputs: &[Option<usize>]) -> PyResult<()> {
+        let used = outputs.iter().filter_map(|output| *output);
+        if sources as i64 == self.core.source().holders() && used.eq(0..destinations) {
             return Ok(());
         }
-        Err(PyValueError::new_err(
-            "the arrays are not of the shapes, or not of one item size, that the plan is made for",
-        ))
+        Err(PyValueError::new_err("the arrays are not as many as the plan's holders"))
     }
 }
 
@@ -197,14 +232,6 @@ fn memory<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound<
     }
     let regions = arrays.iter().map(views::strided).collect();
     Ok((arrays, regions))
-}
-
-/// An array of integers as a vector.
-fn numbers(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-    match Numbers::new(name, value)? {
-        Numbers::One(one) => Ok(vec![one]),
-        Numbers::Many(array) => Ok(array.slice()?.to_vec()),
-    }
 }
 
 /// The cheapest sequence found, as tuples (kind, axes, gathered dim, cut dim, bytes, seconds, specs, unreduced), with

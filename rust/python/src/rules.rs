@@ -2,12 +2,16 @@
 
 use pyo3::{
     exceptions::PyValueError,
+    intern,
     prelude::*,
-    types::{PyString, PyTuple},
+    types::{PyBytes, PyString, PyTuple},
 };
-use shardwise_core::rules::{MatchMode, RuleSet as CoreRuleSet};
+use shardwise_core::rules::{CharClass, MatchMode, RuleSet as CoreRuleSet, SURROGATE};
 
-use crate::{convert::strings, errors::guard};
+use crate::{convert::strings, errors::guard, memory::room};
+
+/// The bytes that translating a rule takes at most for each of its own.
+const TRANSLATING: usize = 64;
 
 type Positions<'py> = (Bound<'py, PyTuple>, Bound<'py, PyTuple>);
 
@@ -32,17 +36,62 @@ impl RuleSet {
                     return Err(PyValueError::new_err(format!("mode is {other:?}, not search, match or fullmatch")));
                 }
             };
-            Ok(Self { core: CoreRuleSet::new(&strings("patterns", patterns)?, mode) })
+            let patterns = strings("patterns", patterns)?;
+            let length = patterns.iter().map(String::len).sum::<usize>();
+            room("the rules", length.saturating_mul(TRANSLATING).saturating_add(patterns.len().saturating_mul(64)))?;
+            Ok(Self { core: CoreRuleSet::new(&patterns, mode) })
         })
+    }
+
+    /// The positions of the patterns that only a backtracking search can find.
+    fn backtracking<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        guard(|| PyTuple::new(py, self.core.backtracking()))
     }
 
     /// The positions of the patterns that match the path, and of those that Python's engine still has to try.
     #[pyo3(signature = (path, /))]
     fn find<'py>(&self, path: &Bound<'py, PyString>) -> PyResult<Positions<'py>> {
         guard(|| {
-            // A path with a lone surrogate is no text for Rust.
-            let found = path.to_str().map_or_else(|_| self.core.nothing_tried(), |path| self.core.find(path));
-            Ok((PyTuple::new(path.py(), found.matches)?, PyTuple::new(path.py(), found.rest)?))
+            let py = path.py();
+            let replaced;
+            let text = match path.to_str() {
+                Ok(text) => text,
+                Err(_) => {
+                    replaced = without_surrogates(path)?;
+                    &replaced
+                }
+            };
+            let mut failed = None;
+            let found = self.core.find(text, &mut |c| {
+                class_of(py, c).unwrap_or_else(|error| {
+                    failed = Some(error);
+                    CharClass::Other
+                })
+            });
+            failed.map_or(Ok(()), Err)?;
+            Ok((PyTuple::new(py, found.matches)?, PyTuple::new(py, found.rest)?))
         })
     }
+}
+
+/// The path with [`SURROGATE`] in the place of each lone surrogate.
+fn without_surrogates(path: &Bound<'_, PyString>) -> PyResult<String> {
+    let encoded = path.call_method1(intern!(path.py(), "encode"), ("utf-32-le", "surrogatepass"))?;
+    let points = encoded.cast::<PyBytes>()?.as_bytes().chunks_exact(4);
+    Ok(points.map(|p| char::from_u32(u32::from_le_bytes([p[0], p[1], p[2], p[3]])).unwrap_or(SURROGATE)).collect())
+}
+
+/// What `re` takes a character for: it asks the same tables as these methods.
+fn class_of(py: Python<'_>, c: char) -> PyResult<CharClass> {
+    let text = PyString::new(py, c.encode_utf8(&mut [0; 4]));
+    let says = |method: &Bound<'_, PyString>| text.call_method0(method)?.is_truthy();
+    Ok(if says(intern!(py, "isdecimal"))? {
+        CharClass::Digit
+    } else if says(intern!(py, "isalnum"))? {
+        CharClass::Word
+    } else if says(intern!(py, "isspace"))? {
+        CharClass::Space
+    } else {
+        CharClass::Other
+    })
 }

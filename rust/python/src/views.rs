@@ -27,8 +27,9 @@ use pyo3::{
 };
 
 use shardwise_core::copy::strided::Strided;
+use shardwise_io::job::Memory;
 
-use crate::errors::LayoutError;
+use crate::{arrays, errors::LayoutError};
 
 /// From this type number on, dtypes are of the new kind (`NPY_VSTRING`); below are numpy's own and those registered the
 /// classic way, such as bfloat16.
@@ -50,10 +51,17 @@ pub(crate) fn views<'py>(
     }
     let row = 2 * shape.len();
     let rows = (0..boxes).map(|i| &bounds[i * row..(i + 1) * row]);
-    let views: Vec<Bound<'py, PyAny>> = match Template::of(py, array)? {
-        Some(mut template) => rows.map(|row| template.view(py, array, row)).collect::<PyResult<_>>()?,
-        None => rows.map(|row| index(py, array, row)).collect::<PyResult<_>>()?,
-    };
+    let mut views = arrays::list("views", boxes)?;
+    match Template::of(py, array)? {
+        Some(mut template) => rows.map(|row| template.view(py, array, row)).try_for_each(|view| {
+            views.push(view?);
+            Ok::<_, PyErr>(())
+        })?,
+        None => rows.map(|row| index(py, array, row)).try_for_each(|view| {
+            views.push(view?);
+            Ok::<_, PyErr>(())
+        })?,
+    }
     PyList::new(py, views)
 }
 
@@ -79,6 +87,24 @@ pub(crate) fn strided(array: &Bound<'_, PyUntypedArray>) -> Strided {
     // span from its data pointer on is its own memory (numpy's contract for every array, `as_strided` being the
     // caller's word for it); the callers use it as a destination only where numpy says that it is writeable.
     unsafe { Strided::new((*array.as_array_ptr()).fields.data.cast(), array.dtype().itemsize(), dims) }
+}
+
+/// The memory of `array`, whose `strided` this is, for jobs of `shardwise-io`. The array must outlive them.
+pub(crate) fn memory(array: &Bound<'_, PyUntypedArray>, strided: &Strided) -> Memory {
+    let (mut low, mut high) = (0_i64, strided.itemsize() as i64);
+    for &(extent, stride) in strided.dims() {
+        let reach = (extent - 1).saturating_mul(stride as i64);
+        low = low.saturating_add(reach.min(0));
+        high = high.saturating_add(reach.max(0));
+    }
+    if strided.dims().iter().any(|dim| dim.0 == 0) {
+        (low, high) = (0, 0);
+    }
+    // SAFETY: `array` is a live ndarray, so its fields are initialised; they are only read. From `low` to `high` of its
+    // data pointer is what its extents and strides span: its own memory, as for `strided`. The callers make no
+    // destination of an array that is read-only, and check that destinations share no memory with anything; that others
+    // leave the memory alone meanwhile is asked of the user, as for every array that is worked on without the lock.
+    unsafe { Memory::new((*array.as_array_ptr()).fields.data.cast(), low, high) }
 }
 
 /// `array[start:stop, …, ...]`. Without the ellipsis, a 0-d array would give a scalar.

@@ -24,7 +24,11 @@ it is without the scope; `shards` holds views of a numpy value, and of others wh
 view where the backend can share its memory with numpy, else a copy.
 """
 
+from shardwise.model.hooks import register
+
 from .convert import from_keras, to_keras
 from .scope import building
 
 __all__ = ["building", "from_keras", "to_keras"]
+
+register("keras", building)

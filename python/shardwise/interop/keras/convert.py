@@ -13,6 +13,8 @@ from shardwise.layout import TensorLayout
 from shardwise.mesh import DeviceMesh
 from shardwise.rules.layout_map import LayoutMap
 
+from ..._text import shown
+
 __all__ = ["from_keras", "to_keras"]
 
 #: What Keras, which matches whole paths, needs around a rule that may match anywhere, or at the beginning.
@@ -71,17 +73,17 @@ def from_keras(value: Any) -> Any:
 def _mesh_to_keras(mesh: DeviceMesh) -> Any:
     for label in mesh.devices.flat:
         if not isinstance(label, (str, int)):
-            raise MeshError(f"device {label!r}: Keras takes device labels that are strings or ints")
+            raise MeshError(f"device {shown(label)}: Keras takes device labels that are strings or ints")
     return keras.distribution.DeviceMesh(mesh.shape, list(mesh.axis_names), np.array(mesh.devices.tolist()))
 
 
 def _layout_to_keras(layout: TensorLayout, mesh: Any) -> Any:
     for dim, spec in enumerate(layout.axes):
         if isinstance(spec, tuple):
-            raise LayoutError(f"axes[{dim}] is {spec!r}; Keras cannot express a dim that several axes cut")
+            raise LayoutError(f"axes[{dim}] is {shown(spec)}; Keras cannot express a dim that several axes cut")
     check_whole_axes(layout, "Keras")
     if layout.unreduced:
-        raise LayoutError(f"the layout is unreduced over {layout.unreduced}; Keras cannot express partial sums")
+        raise LayoutError(f"the layout is unreduced over {shown(layout.unreduced)}; Keras cannot express partial sums")
     return keras.distribution.TensorLayout(layout.axes, mesh)
 
 
@@ -97,11 +99,13 @@ def _map_to_keras(layout_map: LayoutMap) -> Any:
     result = keras.distribution.LayoutMap(mesh_of(layout_map.device_mesh))
     for key, layout in layout_map.items():
         if prefix and key.startswith("(?") and key[2:3] in "aiLmsux":
-            raise LayoutError(f"rule {key!r} begins with a flag; Keras, which matches whole paths, cannot express it")
+            raise LayoutError(
+                f"rule {shown(key)} begins with a flag; Keras, which matches whole paths, cannot express it"
+            )
         try:
             result[f"{prefix}{key}{suffix}"] = _layout_to_keras(layout, mesh_of(layout.device_mesh))
         except LayoutError as error:
-            raise LayoutError(f"rule {key!r}: {error}") from None
+            raise LayoutError(f"rule {shown(key)}: {error}") from None
     return result
 
 
@@ -110,7 +114,7 @@ def _map_from_keras(layout_map: Any) -> LayoutMap:
     keys = list(layout_map)
     for match, (prefix, suffix) in _AFFIXES.items():
         if match == "fullmatch" or (keys and all(k.startswith(prefix) and k.endswith(suffix) for k in keys)):
-            result = LayoutMap(mesh, match=match)  # type: ignore[arg-type]
+            result = LayoutMap(mesh, match=match, backtracking=True)  # type: ignore[arg-type]
             for key in keys:
                 result[key[len(prefix) : len(key) - len(suffix)]] = from_keras(layout_map[key])
             return result

@@ -14,6 +14,7 @@ from shardwise.errors import LayoutError
 from shardwise.layout import TensorLayout
 from shardwise.mesh import DeviceMesh
 
+from ..._text import shown
 from .compiled import sharded_value
 
 __all__ = ["initial_value", "local_data", "sharding_of"]
@@ -87,12 +88,12 @@ def initial_value(
         else:
             value = _placed_value(initializer, shape, dtype, sharding)
     except Exception as error:
-        raise LayoutError(f"variable {path!r}: its initializer raised {type(error).__name__}: {error}") from error
+        raise LayoutError(f"variable {shown(path)}: its initializer raised {type(error).__name__}: {error}") from error
     given = tuple(value.shape), keras.backend.standardize_dtype(value.dtype)
     if given != (shape, dtype):
         raise LayoutError(
-            f"variable {path!r}: its initializer gave shape {given[0]} and dtype {given[1]}; it must give shape "
-            f"{shape} and dtype {dtype}"
+            f"variable {shown(path)}: its initializer gave shape {given[0]} and dtype {given[1]}; it must give shape "
+            f"{shown(shape)} and dtype {dtype}"
         )
     return value
 

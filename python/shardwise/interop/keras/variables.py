@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -20,12 +20,19 @@ from shardwise.errors import LayoutError
 from shardwise.layout import TensorLayout
 from shardwise.model.scope import Placement
 
+from ..._text import shown
 from .placing import initial_value, local_data, sharding_of
 
-if TYPE_CHECKING:
-    from .scope import Building
-
-__all__ = ["AFTER_BUILD", "PRIVATE_NAMES", "adopt", "defer", "lay_out_like", "replicate_on_mesh_of", "waits_for"]
+__all__ = [
+    "AFTER_BUILD",
+    "PRIVATE_NAMES",
+    "Settler",
+    "adopt",
+    "defer",
+    "lay_out_like",
+    "replicate_on_mesh_of",
+    "waits_for",
+]
 
 #: What shardwise needs of `keras.Variable` beyond its public interface: the value, which is `None` while it waits; the
 #: sharding that assignments keep to; the initializer; and the method by which Keras, back from a `StatelessScope`,
@@ -37,12 +44,22 @@ PRIVATE_NAMES = ("_value", "_dtype", "_layout", "_initializer", "_deferred_initi
 AFTER_BUILD = "_post_build"
 
 
+class Settler(Protocol):
+    """Who gives variables that wait their layouts: the `Building` of the scope that they were made in."""
+
+    #: Whether the scope has ended.
+    is_closed: bool
+
+    def settle(self) -> None:
+        """Give every variable that waits its layout and its value."""
+
+
 class _State:
     """What shardwise knows of a Keras variable."""
 
     __slots__ = ("building", "initializer", "placement")
 
-    def __init__(self, building: Building | None, initializer: Any = None, placement: Placement | None = None) -> None:
+    def __init__(self, building: Settler | None, initializer: Any = None, placement: Placement | None = None) -> None:
         #: Who will give it a layout; `None` once it has one.
         self.building = building
         #: What will make its value, while it waits.
@@ -105,12 +122,12 @@ def _is_laid_out(variable: Any) -> bool:
     return "_shardwise" in vars(variable)
 
 
-def waits_for(variable: Any, building: Building) -> bool:
+def waits_for(variable: Any, building: Settler) -> bool:
     """Whether the variable has no layout, and is not waiting for one that another building will give it."""
     return not _is_laid_out(variable) or variable._shardwise.building is building
 
 
-def defer(variable: Any, building: Building) -> None:
+def defer(variable: Any, building: Settler) -> None:
     """Let a variable without a value wait until `building` settles it."""
     variable._shardwise = _State(building, variable._initializer)
     # What Keras shows as the value while it traces; only the shape and the dtype matter then.
@@ -188,7 +205,7 @@ def _placement(variable: Any) -> Placement:
     _settle(variable)
     placement: Placement | None = variable._shardwise.placement
     if placement is None:
-        raise LayoutError(f"variable {variable.path!r} has no layout yet: Keras is still tracing the model")
+        raise LayoutError(f"variable {shown(variable.path)} has no layout yet: Keras is still tracing the model")
     return placement
 
 

@@ -96,17 +96,15 @@ fn shards_are_numbered_row_by_row() {
         assert_eq!(layout.shard_id(index), Ok(id));
     }
     for (index, dim, limit) in [([3, 0, 0], 0, 3), ([-1, 0, 0], 0, 3), ([0, 1, 0], 1, 1), ([0, 0, 2], 2, 2)] {
-        let refused = |position| CoreError::OutOfRange {
-            what: "offset_tuple",
-            position: Some(position),
-            value: index[dim],
-            limit,
+        let refused = |position| {
+            let position = Some(position);
+            Error::from(CoreError::OutOfRange { what: "offset_tuple", position, value: index[dim], limit })
         };
         assert_eq!(layout.shard_id(&index), Err(refused(dim)));
         let two = [&[0, 0, 1], &index[..]].concat();
         assert_eq!(layout.shard_ids_into(&two, &mut [9; 2]), Err(refused(3 + dim)));
     }
-    let rank = |given| CoreError::from(Error::IndexRank { given, rank: 3 });
+    let rank = |given| Error::IndexRank { given, rank: 3 };
     assert_eq!(layout.shard_id(&[0, 0]), Err(rank(2)));
     assert_eq!(layout.shard_ids_into(&indices, &mut [9; 3]), Err(rank(6)));
 }

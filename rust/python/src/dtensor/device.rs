@@ -1,41 +1,42 @@
 //! Device names.
 
-use pyo3::prelude::*;
+use pyo3::{IntoPyObjectExt, prelude::*};
 use shardwise_core::dtensor::{DeviceSpec, Error};
 
 use super::{parsed_text, text};
 use crate::{
     convert::integer,
-    errors::{guard, to_py},
+    errors::{answer, to_py},
 };
 
 /// The parts of a device name: job, replica, task, device type, device index.
-type Parts = (Option<String>, Option<i64>, Option<i64>, Option<String>, Option<i64>);
+type Parts<'a> = (Option<&'a str>, Option<i64>, Option<i64>, Option<&'a str>, Option<i64>);
 
 /// Reads a device name.
 #[pyfunction]
-pub(crate) fn parse_device(text: &Bound<'_, PyAny>) -> PyResult<Parts> {
-    guard(|| {
+pub(crate) fn parse_device<'py>(py: Python<'py>, text: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    answer(py, || {
         let text = parsed_text("device name", text)?;
         let spec = DeviceSpec::parse(text).map_err(|problem| {
             let (at, problem) = (problem.at, problem.problem.to_owned());
-            to_py(Error::Text { what: "device name", at, problem }.into())
+            to_py(Error::Text { what: "device name", at, problem })
         })?;
-        let owned = |part: Option<&str>| part.map(str::to_owned);
-        Ok((owned(spec.job), spec.replica, spec.task, owned(spec.device_type), spec.device_index))
+        let parts: Parts<'_> = (spec.job, spec.replica, spec.task, spec.device_type, spec.device_index);
+        parts.into_bound_py_any(py)
     })
 }
 
 /// Writes a device name, if its parts can stand in one.
 #[pyfunction]
-pub(crate) fn print_device(
-    job: Option<&Bound<'_, PyAny>>,
-    replica: Option<&Bound<'_, PyAny>>,
-    task: Option<&Bound<'_, PyAny>>,
-    device_type: Option<&Bound<'_, PyAny>>,
-    device_index: Option<&Bound<'_, PyAny>>,
-) -> PyResult<String> {
-    guard(|| {
+pub(crate) fn print_device<'py>(
+    py: Python<'py>,
+    job: Option<&Bound<'py, PyAny>>,
+    replica: Option<&Bound<'py, PyAny>>,
+    task: Option<&Bound<'py, PyAny>>,
+    device_type: Option<&Bound<'py, PyAny>>,
+    device_index: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    answer(py, || {
         let replica = replica.map(|n| integer("replica", n)).transpose()?;
         let task = task.map(|n| integer("task", n)).transpose()?;
         let device_index = device_index.map(|n| integer("device_index", n)).transpose()?;
@@ -51,7 +52,7 @@ pub(crate) fn print_device(
                     "task" => task.unwrap_or_default().to_string(),
                     _ => device_index.unwrap_or_default().to_string(),
                 };
-                Err(to_py(Error::Device { what: part.to_owned(), text, problem: problem.to_owned() }.into()))
+                Err(to_py(Error::Device { what: part.to_owned(), text, problem: problem.to_owned() }))
             }
         }
     })

@@ -10,11 +10,11 @@ use pyo3::{
 };
 use shardwise_core::dtensor::{ANY, Error, Layout, LayoutKind, Mesh};
 
-use super::{CoreResult, DtensorMesh, hash_of, outside, parsed_text, text};
+use super::{CoreResult, DtensorMesh, hash_of, mesh::numbers, outside, parsed_text, room_to_read, room_to_write, text};
 use crate::{
-    arrays::{filled, length},
+    arrays::{filled, length, list, scratch},
     convert::{Numbers, integer, integers, listed, strings},
-    errors::{detached, guard, to_py},
+    errors::{answer, detached, guard, to_py},
 };
 
 /// The Rust half of `shardwise.dtensor.Layout`.
@@ -51,7 +51,7 @@ impl DtensorLayout {
         };
         let (rows, columns) = (array.shape[0], array.shape[1]);
         if columns != self.layout.rank() {
-            return Err(to_py(Error::IndexRank { given: columns, rank: self.layout.rank() }.into()));
+            return Err(to_py(Error::IndexRank { given: columns, rank: self.layout.rank() }));
         }
         let flat = array.flat.as_slice().map_err(|error| PyTypeError::new_err(error.to_string()))?;
         filled(py, &[rows], |out, _| self.layout.shard_ids_into(flat, out))
@@ -103,15 +103,24 @@ impl DtensorLayout {
 
     #[staticmethod]
     fn from_bytes(data: &[u8]) -> PyResult<Self> {
-        guard(|| Self::made(Layout::from_bytes(data)))
+        guard(|| {
+            room_to_read("the message", data.len())?;
+            Self::made(Layout::from_bytes(data))
+        })
     }
 
-    fn to_text(&self) -> PyResult<String> {
-        guard(|| Ok(self.layout.to_text()))
+    fn to_text<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || {
+            room_to_write(self.layout.mesh())?;
+            Ok(self.layout.to_text())
+        })
     }
 
     fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        guard(|| Ok(PyBytes::new(py, &self.layout.to_bytes())))
+        guard(|| {
+            room_to_write(self.layout.mesh())?;
+            Ok(PyBytes::new(py, &self.layout.to_bytes()))
+        })
     }
 
     #[getter]
@@ -120,13 +129,13 @@ impl DtensorLayout {
     }
 
     #[getter]
-    fn specs(&self) -> Vec<&str> {
-        self.layout.spec_texts().collect()
+    fn specs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.layout.spec_texts().collect::<Vec<_>>()))
     }
 
     #[getter]
-    fn rank(&self) -> usize {
-        self.layout.rank()
+    fn rank<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.layout.rank()))
     }
 
     /// The number that TensorFlow gives the form of the layout, in `LayoutType`.
@@ -156,12 +165,12 @@ impl DtensorLayout {
         self.layout.is_batch_parallel()
     }
 
-    fn num_shards(&self, dim: &Bound<'_, PyAny>) -> PyResult<i64> {
-        guard(|| self.layout.num_shards(integer("idx", dim)?).map_err(to_py))
+    fn num_shards<'py>(&self, py: Python<'py>, dim: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.layout.num_shards(integer("idx", dim)?).map_err(to_py))
     }
 
-    fn all_num_shards(&self) -> PyResult<Vec<i64>> {
-        guard(|| self.layout.all_num_shards().map_err(to_py))
+    fn all_num_shards<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.layout.all_num_shards().map_err(to_py))
     }
 
     fn global_shape<'py>(&self, py: Python<'py>, shape: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
@@ -192,10 +201,8 @@ impl DtensorLayout {
         guard(|| {
             let partition = self.layout.unit_partition().map_err(to_py)?;
             let devices = length("devices", partition.mesh().size())?;
-            let ids = detached(py, |poll| {
-                let mut ids = vec![0; devices];
-                partition.shard_ids_into(&mut ids, poll).map(|()| ids)
-            })?;
+            let mut ids = scratch("devices", devices, 1)?;
+            detached(py, |poll| partition.shard_ids_into(&mut ids, poll))?;
             let tuples = index_tuples(py, partition.shape())?;
             PyList::new(py, ids.into_iter().map(|id| &tuples[id as usize]))
         })
@@ -213,10 +220,10 @@ impl DtensorLayout {
 /// All indices into an array of `shape`, in C order; equal numbers are one object.
 fn index_tuples<'py>(py: Python<'py>, shape: &[i64]) -> PyResult<Vec<Bound<'py, PyTuple>>> {
     let longest = shape.iter().copied().max().unwrap_or(0);
-    let numbers = (0..longest).map(|n| n.into_pyobject(py)).collect::<Result<Vec<_>, _>>()?;
+    let numbers = numbers(py, longest)?;
     let count = shape.iter().product();
     let mut digits = vec![0_usize; shape.len()];
-    let mut tuples = Vec::with_capacity(usize::try_from(count).unwrap_or(0));
+    let mut tuples = list("shards", length("shards", count)?)?;
     for _ in 0..count {
         tuples.push(PyTuple::new(py, digits.iter().map(|&digit| &numbers[digit]))?);
         for (digit, &size) in digits.iter_mut().zip(shape).rev() {
@@ -235,7 +242,7 @@ fn refuse_any(dim: usize, spec: &str, mesh: &Mesh) -> PyResult<()> {
     if spec != ANY {
         return Ok(());
     }
-    Err(to_py(Error::UnknownSpec { dim, spec: spec.to_owned(), axes: mesh.dim_names().to_vec() }.into()))
+    Err(to_py(Error::UnknownSpec { dim, spec: spec.to_owned(), axes: mesh.dim_names().to_vec() }))
 }
 
 /// The size of a dim, where `None` is unknown, which TensorFlow writes as -1.

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1};
+use numpy::{PyReadonlyArray1, PyUntypedArrayMethods};
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
@@ -13,11 +13,12 @@ use shardwise_core::{
     error::Error as CoreError,
 };
 
-use super::{CoreResult, hash_of, outside, parsed_text, text};
+use super::{CoreResult, hash_of, outside, parsed_text, room_to_read, room_to_write, text};
 use crate::{
-    arrays::{filled, length},
+    arrays::{filled, length, list},
     convert::{integer, integers, strings},
-    errors::{guard, to_py},
+    errors::{answer, guard, to_py},
+    memory::room,
 };
 
 /// The Rust half of `shardwise.dtensor.Mesh`.
@@ -48,7 +49,7 @@ impl DtensorMesh {
     #[expect(clippy::too_many_arguments, reason = "TensorFlow's constructor has as many")]
     fn new(
         dim_names: &Bound<'_, PyAny>,
-        shape: Vec<i64>,
+        shape: &Bound<'_, PyAny>,
         global_ids: PyReadonlyArray1<'_, i64>,
         local_ids: &Bound<'_, PyAny>,
         local_devices: &Bound<'_, PyList>,
@@ -58,12 +59,13 @@ impl DtensorMesh {
     ) -> PyResult<Self> {
         guard(|| {
             let mut ids = Ids::default();
+            room("the mesh", (global_ids.len() + local_devices.len() + global_devices.len()).saturating_mul(64))?;
             let given = global_ids.as_slice().map_err(|error| PyTypeError::new_err(error.to_string()))?;
             ids.extend(given.iter().copied());
             Self::made(Mesh::new(MeshParts {
                 name: text("mesh_name", name)?.to_owned(),
                 dim_names: strings("dim_names", dim_names)?,
-                shape,
+                shape: integers("shape", shape)?,
                 global_ids: ids,
                 local_ids: integers("local_device_ids", local_ids)?,
                 local_devices: device_list("local_devices", local_devices)?,
@@ -85,40 +87,49 @@ impl DtensorMesh {
 
     #[staticmethod]
     fn from_bytes(data: &[u8]) -> PyResult<Self> {
-        guard(|| Self::made(Mesh::from_bytes(data)))
+        guard(|| {
+            room_to_read("the message", data.len())?;
+            Self::made(Mesh::from_bytes(data))
+        })
     }
 
-    fn to_text(&self) -> PyResult<String> {
-        guard(|| Ok(self.mesh.to_text()))
+    fn to_text<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || {
+            room_to_write(&self.mesh)?;
+            Ok(self.mesh.to_text())
+        })
     }
 
     fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        guard(|| Ok(PyBytes::new(py, &self.mesh.to_bytes())))
+        guard(|| {
+            room_to_write(&self.mesh)?;
+            Ok(PyBytes::new(py, &self.mesh.to_bytes()))
+        })
     }
 
     #[getter]
-    fn name(&self) -> &str {
-        self.mesh.name()
+    fn name<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.mesh.name()))
     }
 
     #[getter]
-    fn dim_names(&self) -> Vec<&str> {
-        self.mesh.dim_names().iter().map(String::as_str).collect()
+    fn dim_names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.mesh.dim_names().iter().map(String::as_str).collect::<Vec<_>>()))
     }
 
     #[getter]
-    fn shape(&self) -> Vec<i64> {
-        self.mesh.shape().to_vec()
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.mesh.shape().to_vec()))
     }
 
     #[getter]
-    fn strides(&self) -> Vec<i64> {
-        self.mesh.strides().to_vec()
+    fn strides<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.mesh.strides().to_vec()))
     }
 
     #[getter]
-    fn size(&self) -> i64 {
-        self.mesh.size()
+    fn size<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.mesh.size()))
     }
 
     #[getter]
@@ -127,23 +138,23 @@ impl DtensorMesh {
     }
 
     #[getter]
-    fn device_type(&self) -> &str {
-        self.mesh.device_type()
+    fn device_type<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.mesh.device_type()))
     }
 
     #[getter]
-    fn single_device(&self) -> Option<&str> {
-        if let Mesh::SingleDevice(device) = &*self.mesh { Some(device) } else { None }
+    fn single_device<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(if let Mesh::SingleDevice(device) = &*self.mesh { Some(device.as_str()) } else { None }))
     }
 
     #[getter]
-    fn first_global_id(&self) -> i64 {
-        self.mesh.global_ids().start
+    fn first_global_id<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.mesh.global_ids().start))
     }
 
     #[getter]
-    fn num_local_devices(&self) -> usize {
-        self.mesh.local_ids().len()
+    fn num_local_devices<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.mesh.local_ids().len()))
     }
 
     fn local_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
@@ -159,11 +170,14 @@ impl DtensorMesh {
     }
 
     fn host_mesh(&self) -> PyResult<Self> {
-        guard(|| Self::made(self.mesh.host_mesh()))
+        guard(|| {
+            room_to_write(&self.mesh)?;
+            Self::made(self.mesh.host_mesh())
+        })
     }
 
-    fn device_location(&self, index: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-        guard(|| {
+    fn device_location<'py>(&self, py: Python<'py>, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || {
             let value = integer("device_id", index).map_err(outside("device_id"))?;
             match self.mesh.tiled() {
                 Some(tiled) => tiled.axes().coordinate(value).map_err(to_py),
@@ -172,31 +186,26 @@ impl DtensorMesh {
         })
     }
 
-    fn coords<'py>(&self, py: Python<'py>, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<i64>>> {
+    fn coords<'py>(&self, py: Python<'py>, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
             let index = integer("device_idx", index).map_err(outside("device_idx"))?;
-            let mut coordinate = vec![0; self.mesh.shape().len()];
-            self.mesh.wrapped_coordinate(index, &mut coordinate);
-            Ok(coordinate.into_pyarray(py))
+            filled(py, &[self.mesh.shape().len()], |out, _| {
+                self.mesh.wrapped_coordinate(index, out);
+                CoreResult::Ok(())
+            })
         })
     }
 
-    fn coords_of<'py>(
-        &self,
-        py: Python<'py>,
-        indices: PyReadonlyArray1<'py, i64>,
-    ) -> PyResult<Bound<'py, PyArray1<i64>>> {
+    fn coords_of<'py>(&self, py: Python<'py>, indices: PyReadonlyArray1<'py, i64>) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
             let rank = self.mesh.shape().len();
-            let indices = indices.as_array().to_vec();
-            let coordinates = py.detach(|| {
-                let mut out = vec![0; indices.len() * rank];
-                for (&index, row) in indices.iter().zip(out.chunks_mut(rank.max(1))) {
+            let given = indices.as_slice().map_err(|error| PyTypeError::new_err(error.to_string()))?;
+            filled(py, &[given.len().saturating_mul(rank)], |out, _| {
+                for (&index, row) in given.iter().zip(out.chunks_mut(rank.max(1))) {
                     self.mesh.wrapped_coordinate(index, row);
                 }
-                out
-            });
-            Ok(coordinates.into_pyarray(py))
+                CoreResult::Ok(())
+            })
         })
     }
 
@@ -206,7 +215,7 @@ impl DtensorMesh {
                 let shape = [length("devices", self.mesh.size())?, self.mesh.shape().len()];
                 filled(py, &shape, |out, poll| tiled.axes().coordinates_into(out, poll))
             }
-            None => filled(py, &[0, 0], |_, _| Ok(())),
+            None => filled(py, &[0, 0], |_, _| CoreResult::Ok(())),
         })
     }
 
@@ -226,7 +235,11 @@ impl DtensorMesh {
             let first = self.mesh.global_ids().start;
             let mut locations = Locations::new(py, &self.mesh)?;
             let of_each = self.mesh.local_ids().iter().map(|&id| locations.of(id - first));
-            PyList::new(py, of_each.collect::<PyResult<Vec<_>>>()?)
+            let mut all = list("devices", of_each.len())?;
+            for location in of_each {
+                all.push(location?);
+            }
+            PyList::new(py, all)
         })
     }
 
@@ -252,7 +265,7 @@ impl<'py> Locations<'py> {
     fn new(py: Python<'py>, mesh: &Arc<Mesh>) -> PyResult<Self> {
         let names: Vec<_> = mesh.dim_names().iter().map(|name| PyString::intern(py, name)).collect();
         let longest = mesh.shape().iter().copied().max().unwrap_or(0);
-        let numbers = (0..longest).map(|n| n.into_pyobject(py)).collect::<Result<Vec<_>, _>>()?;
+        let numbers = numbers(py, longest)?;
         let last = PyDict::new(py);
         for name in &names {
             last.set_item(name, &numbers[0])?;
@@ -275,6 +288,15 @@ impl<'py> Locations<'py> {
         self.last = location.clone();
         Ok(location)
     }
+}
+
+/// The numbers below `end` as objects.
+pub(super) fn numbers<'py>(py: Python<'py>, end: i64) -> PyResult<Vec<Bound<'py, PyInt>>> {
+    let mut numbers = list("numbers", length("numbers", end)?)?;
+    for n in 0..end {
+        numbers.push(n.into_pyobject(py)?);
+    }
+    Ok(numbers)
 }
 
 fn names<'py>(py: Python<'py>, devices: Option<&DeviceList>) -> PyResult<Bound<'py, PyList>> {

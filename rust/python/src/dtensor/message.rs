@@ -1,34 +1,47 @@
 //! Messages, as tuples of their fields.
 
-use pyo3::{prelude::*, types::PyBytes};
+use pyo3::{
+    prelude::*,
+    types::{PyBytes, PyList},
+};
 use shardwise_core::dtensor::{DeviceList, LayoutMessage, MeshMessage};
 
-use crate::errors::{guard, to_py};
+use super::room_to_read;
+use crate::{
+    convert::strings,
+    errors::{answer, guard, to_py},
+    memory::room,
+};
 
 /// The fields of a `MeshProto`, as Python passes them.
 type MeshFields = (Vec<(String, i64)>, Vec<i64>, String, Vec<i64>, Vec<String>, Vec<String>, bool, String);
 
 /// Writes a `MeshProto`.
 #[pyfunction]
-pub(crate) fn encode_mesh(py: Python<'_>, fields: MeshFields) -> PyResult<Bound<'_, PyBytes>> {
-    guard(|| Ok(PyBytes::new(py, &mesh_message(fields).encode())))
+pub(crate) fn encode_mesh<'py>(py: Python<'py>, fields: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+    guard(|| Ok(PyBytes::new(py, &mesh_message(extracted(fields)?).encode())))
 }
 
 /// Reads a `MeshProto`.
 #[pyfunction]
-pub(crate) fn decode_mesh(data: &[u8]) -> PyResult<MeshFields> {
-    guard(|| Ok(mesh_fields(MeshMessage::decode(data).map_err(to_py)?)))
+pub(crate) fn decode_mesh<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    answer(py, || {
+        room_to_read("the message", data.len())?;
+        Ok(mesh_fields(MeshMessage::decode(data).map_err(to_py)?))
+    })
 }
 
 /// Writes a `LayoutProto`.
 #[pyfunction]
-pub(crate) fn encode_layout(
-    py: Python<'_>,
-    sharding_specs: Vec<String>,
-    mesh_config: Option<MeshFields>,
+pub(crate) fn encode_layout<'py>(
+    py: Python<'py>,
+    sharding_specs: &Bound<'py, PyAny>,
+    mesh_config: Option<&Bound<'py, PyAny>>,
     layout_type: i32,
-) -> PyResult<Bound<'_, PyBytes>> {
+) -> PyResult<Bound<'py, PyBytes>> {
     guard(|| {
+        let sharding_specs = strings("sharding_specs", sharding_specs)?;
+        let mesh_config = mesh_config.map(extracted).transpose()?;
         let message = LayoutMessage { sharding_specs, mesh_config: mesh_config.map(mesh_message), layout_type };
         Ok(PyBytes::new(py, &message.encode()))
     })
@@ -36,11 +49,27 @@ pub(crate) fn encode_layout(
 
 /// Reads a `LayoutProto`.
 #[pyfunction]
-pub(crate) fn decode_layout(data: &[u8]) -> PyResult<(Vec<String>, Option<MeshFields>, i32)> {
-    guard(|| {
+pub(crate) fn decode_layout<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    answer(py, || {
+        room_to_read("the message", data.len())?;
         let message = LayoutMessage::decode(data).map_err(to_py)?;
         Ok((message.sharding_specs, message.mesh_config.map(mesh_fields), message.layout_type))
     })
+}
+
+/// The fields of a message; asks for their memory first.
+fn extracted(fields: &Bound<'_, PyAny>) -> PyResult<MeshFields> {
+    let mut bytes = 0_usize;
+    for field in fields.try_iter()? {
+        let field = field?;
+        let Ok(list) = field.cast::<PyList>() else { continue };
+        bytes = bytes.saturating_add(list.len().saturating_mul(100));
+        for entry in list {
+            bytes = bytes.saturating_add(entry.len().unwrap_or(0).saturating_mul(4));
+        }
+    }
+    room("the message", bytes)?;
+    fields.extract()
 }
 
 fn mesh_message(fields: MeshFields) -> MeshMessage {

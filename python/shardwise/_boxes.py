@@ -1,0 +1,153 @@
+"""Boxes as people write them: slices, pairs, arrays of bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._arguments import int64_array
+from ._text import shown
+from .errors import LayoutError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Bounds = npt.NDArray[np.int64]
+
+__all__ = ["Holder", "arguments_of", "key_of", "one_each", "parse_holder"]
+
+#: A holder's boxes as int64 (boxes, dims, 2), their number, and its array: True for the one box's own, False for a flat
+#: one, or its shape and where the boxes begin in it.
+Holder = tuple["Bounds", int, "bool | tuple[tuple[int, ...], list[int]]"]
+
+
+def one_each(shape: tuple[int, ...], boxes: Any) -> Bounds:
+    """One box for each holder, as int64 (holders, dims, 2)."""
+    if isinstance(boxes, (str, bytes)) or not hasattr(boxes, "__len__"):
+        raise TypeError(f"boxes must be a mapping, a sequence of boxes or an array, got {type(boxes).__name__}")
+    if not isinstance(boxes, np.ndarray) and any(_has_slices(box) for box in boxes):
+        boxes = [_pairs(box, shape, f"boxes[{i}]") for i, box in enumerate(boxes)]
+    array = int64_array("boxes", boxes)
+    rank = len(shape)
+    if array.ndim in (1, 2) and array.size == len(array) * rank == 0:
+        array = array.reshape(len(array), rank, 2)  # lists without a number: no boxes, or those of a scalar
+    if array.ndim != 3 or array.shape[1:] != (rank, 2):
+        raise LayoutError(f"boxes is of shape {array.shape}; it must be (boxes, {rank}, 2)")
+    return array
+
+
+def parse_holder(
+    label: Any, value: Any, shape: tuple[int, ...], own: Sequence[int] | None, piece_type: type[Any]
+) -> Holder:
+    """What `from_boxes` has for one label; `own` is the shape of its array, where that is given."""
+    name = f"boxes[{shown(label)}]"
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
+        raise TypeError(f"{name} must be a box or a list of boxes, got {shown(value)}")
+    rank = len(shape)
+    if len(value) and not isinstance(value, np.ndarray) and isinstance(value[0], piece_type):
+        if not all(isinstance(piece, piece_type) for piece in value):
+            raise TypeError(f"{name} has Pieces and other boxes; give one or the other")
+        if own is None:
+            raise LayoutError(f"arrays has no shape for {shown(label)}, whose boxes are given as Pieces")
+        bounds = _bounds([_pairs(piece.box, shape, name) for piece in value], rank, name)
+        starts = [start for piece in value for start in _starts(piece.start)]
+        return bounds, len(value), (tuple(int64_array("arrays", own).tolist()), starts)
+    if own is not None:
+        raise LayoutError(f"arrays has a shape for {shown(label)}, whose boxes are not given as Pieces")
+    if isinstance(value, np.ndarray):
+        if value.ndim == 2:
+            return _bounds(value[np.newaxis], rank, name), 1, True
+        return _bounds(value, rank, name), len(value), False
+    if _is_box(value, rank):
+        return _bounds([_pairs(value, shape, name)], rank, name), 1, True
+    bounds = _bounds([_pairs(box, shape, f"{name}[{i}]") for i, box in enumerate(value)], rank, name)
+    return bounds, len(value), False
+
+
+def _is_box(value: Any, rank: int) -> bool:
+    """Whether this is one box, not a list of them."""
+    if not len(value):
+        return rank == 0 and isinstance(value, tuple)
+    first = value[0]
+    return isinstance(first, slice) or (len(first) == 2 and not hasattr(first[0], "__len__") and not _has_slices(first))
+
+
+def _has_slices(box: Any) -> bool:
+    return hasattr(box, "__iter__") and any(isinstance(side, slice) for side in box)
+
+
+def _pairs(box: Any, shape: tuple[int, ...], name: str) -> list[Any]:
+    """A box as a list of (start, stop)."""
+    if isinstance(box, (str, bytes)) or not hasattr(box, "__len__"):
+        raise TypeError(f"{name} must be a box: a sequence of slices or of (start, stop), got {shown(box)}")
+    if len(box) != len(shape):
+        raise LayoutError(f"{name} has {len(box)} dims but shape has {len(shape)}")
+    sides = []
+    for side, size in zip(box, shape, strict=True):
+        if isinstance(side, slice):
+            if side.step not in (None, 1):
+                raise LayoutError(f"{name} has {side}; a box has no steps")
+            side = (0 if side.start is None else side.start, size if side.stop is None else side.stop)
+        sides.append(side)
+    return sides
+
+
+def _bounds(boxes: Any, rank: int, name: str) -> Bounds:
+    array = int64_array(name, boxes)
+    if array.size == 0 and array.ndim < 3:
+        array = array.reshape(len(array), rank, 2) if len(array) * rank == 0 else array
+    if array.ndim != 3 or array.shape[1:] != (rank, 2):
+        raise LayoutError(f"{name} is of shape {array.shape}; it must be (boxes, {rank}, 2)")
+    return array
+
+
+def _starts(start: Any) -> list[int]:
+    numbers: list[int] = int64_array("start", start).reshape(-1).tolist()
+    return numbers
+
+
+def key_of(holder: Holder) -> tuple[Any, ...]:
+    """A holder in a form that can be hashed."""
+    bounds, count, array = holder
+    return bounds.tobytes(), count, array if isinstance(array, bool) else (array[0], tuple(array[1]))
+
+
+def arguments_of(key: tuple[Any, ...], piece_type: Callable[..., Any]) -> tuple[str, list[Any], dict[str, Any]]:
+    """The method that a tiling's key names, and arguments that make the same tiling again."""
+    name, shape, labels, content, flag = key
+    keywords: dict[str, Any] = {}
+    if name == "grid":
+        return name, [shape, content, *([] if labels is None else [list(labels)])], {"padded": True} if flag else {}
+    if flag:
+        keywords["replicas"] = True
+    if name == "from_flat_ranges":
+        ranges = [tuple(pair) for pair in np.frombuffer(content, np.int64).reshape(-1, 2).tolist()]
+        return name, [shape, ranges if labels is None else dict(zip(labels, ranges, strict=True))], keywords
+    rank = len(shape)
+    if labels is None:
+        return name, [shape, _listed(*content, rank)], keywords
+    boxes, arrays = {}, {}
+    for label, (bounds, count, array) in zip(labels, content, strict=True):
+        listed = _listed(bounds, count, rank)
+        if array is True:
+            boxes[label] = tuple(tuple(side) for side in listed[0])
+        elif array is False:
+            boxes[label] = listed
+        else:
+            own, starts = array
+            flat = len(own) == 1 and rank != 1
+            step = 1 if flat else rank
+            places = [tuple(starts[i * step : (i + 1) * step]) for i in range(count)]
+            boxes[label] = [
+                piece_type(tuple(slice(*side) for side in box), start[0] if flat else start)
+                for box, start in zip(listed, places, strict=True)
+            ]
+            arrays[label] = own
+    return name, [shape, boxes], {**keywords, **({"arrays": arrays} if arrays else {})}
+
+
+def _listed(content: bytes, count: int, rank: int) -> list[Any]:
+    listed: list[Any] = np.frombuffer(content, np.int64).reshape(count, rank, 2).tolist()
+    return listed

@@ -1,0 +1,198 @@
+"""Dtypes by all the names they have: numpy's, ml_dtypes', PyTorch's and those of the safetensors format.
+
+A dtype is known by its name in numpy, which is its name in ml_dtypes and in PyTorch too wherever those have it. Sizes
+are known without ml_dtypes, so that a checkpoint can be planned from its header alone; only an array of a dtype that
+numpy lacks needs it. The codes are those of safetensors 0.8.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["CODES", "DTYPES", "Dtype", "bits_of", "bytes_for", "dtype_of", "find_dtype", "itemsize_of"]
+
+
+_Count = TypeVar("_Count", int, "npt.NDArray[np.int64]")
+
+
+class Dtype(NamedTuple):
+    """A dtype that a checkpoint may have.
+
+    Attributes:
+        name: What numpy, ml_dtypes and PyTorch call it; the code where none of them has it.
+        bits: The size of one element; less than 8 where several are packed into a byte.
+        code: What the safetensors format calls it, or `None`.
+        origin: `"numpy"`, `"ml_dtypes"`, or `None` where no numpy array can have it.
+    """
+
+    name: str
+    bits: int
+    code: str | None = None
+    origin: str | None = None
+
+    def numpy(self, what: str = "the dtype", called: str | None = None) -> np.dtype[Any]:
+        """Give the numpy dtype, little-endian; messages begin with `what`, and call the dtype as the caller does.
+
+        Raises:
+            ImportError: it is one of ml_dtypes, which is not installed (or too old to have it).
+            TypeError: numpy has no such dtype.
+
+        >>> DTYPES["float32"].numpy()
+        dtype('float32')
+        """
+        if self.origin == "numpy":
+            return np.dtype(f"<{np.dtype(self.name).str[1:]}")
+        called = called or self.name
+        if self.origin is None:
+            packed = f", {self.bits} bits an element: numpy has no array of packed elements"
+            raise TypeError(f"{what} is {called}{packed if self.bits < 8 else ', which numpy does not have'}")
+        try:
+            import ml_dtypes
+
+            scalar: type[Any] = getattr(ml_dtypes, self.name)
+        except (ImportError, AttributeError):
+            message = f"{what} is {called}, which needs ml_dtypes: pip install 'shardwise[dtypes]'"
+            raise ImportError(message, name="ml_dtypes") from None
+        return np.dtype(scalar)
+
+
+def _table() -> list[Dtype]:
+    numpy = {"bool": "BOOL", "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64"}
+    numpy |= {f"{sign}int{bits}": f"{code}{bits}" for sign, code in (("", "I"), ("u", "U")) for bits in (8, 16, 32, 64)}
+    ml_dtypes = {
+        "bfloat16": "BF16",
+        "float8_e4m3fn": "F8_E4M3",
+        "float8_e4m3fnuz": "F8_E4M3FNUZ",
+        "float8_e5m2": "F8_E5M2",
+        "float8_e5m2fnuz": "F8_E5M2FNUZ",
+        "float8_e8m0fnu": "F8_E8M0",
+    }
+    return [
+        *(Dtype(name, 8 * np.dtype(name).itemsize, code, "numpy") for name, code in numpy.items()),
+        Dtype("complex128", 128, None, "numpy"),
+        *(Dtype(name, 16 if code == "BF16" else 8, code, "ml_dtypes") for name, code in ml_dtypes.items()),
+        *(Dtype(name, 8, None, "ml_dtypes") for name in ("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz")),
+        Dtype("complex32", 32),
+        Dtype("F6_E2M3", 6, "F6_E2M3"),
+        Dtype("F6_E3M2", 6, "F6_E3M2"),
+        Dtype("F4", 4, "F4"),
+    ]
+
+
+#: Every dtype by its name.
+DTYPES = {dtype.name: dtype for dtype in _table()}
+
+#: Every dtype that the safetensors format has, by its code there.
+CODES = {dtype.code: dtype for dtype in DTYPES.values() if dtype.code is not None}
+
+# Codes in lower case are understood where numpy does not read them as something else: its `i8` is int64.
+_BY_TEXT = {**DTYPES, **{f"torch.{name}": dtype for name, dtype in DTYPES.items()}, **CODES}
+
+
+def find_dtype(value: Any) -> Dtype | None:
+    """Give the dtype that a text or a framework's own dtype names, or `None` where it is one of numpy's alone.
+
+    >>> find_dtype("torch.bfloat16") == find_dtype("BF16") == find_dtype("bfloat16") == DTYPES["bfloat16"]
+    True
+    >>> find_dtype("F4").bits, find_dtype("f4").name, find_dtype(">f4")
+    (4, 'float32', None)
+    """
+    if not isinstance(value, str):
+        # PyTorch's dtypes say their name as text only; numpy's, and what numpy makes dtypes of, are asked for below.
+        if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+            value = str(value)
+        else:
+            return _by_numpy(value)
+    found = _BY_TEXT.get(value)
+    if found is None:
+        found = _by_numpy(value)
+        if found is None and value.upper() in CODES and _as_numpy(value) is None:
+            found = CODES[value.upper()]
+    return found
+
+
+def _as_numpy(value: Any) -> np.dtype[Any] | None:
+    if isinstance(value, str) and value.lstrip("<>=|")[:1] == "a":
+        return None  # numpy's former name of "S", of which it warns
+    try:
+        dtype: np.dtype[Any] = np.dtype(value)
+    except (TypeError, ValueError, SyntaxError, OverflowError):
+        return None
+    return dtype
+
+
+def _by_numpy(value: Any) -> Dtype | None:
+    dtype = _as_numpy(value)
+    if dtype is None or not dtype.isnative or dtype.names is not None or dtype.subdtype is not None:
+        return None
+    return DTYPES.get(dtype.name)
+
+
+def dtype_of(value: Any, name: str = "dtype") -> np.dtype[Any]:
+    """Give the numpy dtype that a value names; what is none is a `TypeError`, whatever numpy calls it.
+
+    Raises:
+        TypeError: `value` names no dtype, or one that numpy has not.
+        ImportError: it is one of ml_dtypes, which is not installed.
+
+    >>> dtype_of("F32"), dtype_of("torch.int8"), dtype_of(">f8")
+    (dtype('float32'), dtype('int8'), dtype('>f8'))
+    """
+    if isinstance(value, np.dtype):
+        return value
+    found = find_dtype(value)
+    if found is not None:
+        return found.numpy(name)
+    dtype = _as_numpy(value)
+    if dtype is None:
+        raise TypeError(f"{name} must be a dtype, got {_short(value)}")
+    return dtype
+
+
+def bits_of(value: Any, name: str = "dtype") -> int:
+    """Give the bits of an element; needs no ml_dtypes.
+
+    Raises:
+        TypeError: `value` names no dtype.
+
+    >>> bits_of("bfloat16"), bits_of("F4"), bits_of(np.float64)
+    (16, 4, 64)
+    """
+    found = None if isinstance(value, np.dtype) else find_dtype(value)
+    return 8 * dtype_of(value, name).itemsize if found is None else found.bits
+
+
+def bytes_for(elements: _Count, bits: int) -> _Count:
+    """Give the bytes that elements take; a part of a byte counts as one. One number or an array of them.
+
+    >>> bytes_for(3, 4), bytes_for(3, 16)
+    (2, 6)
+    """
+    if bits % 8 == 0:
+        return elements * (bits // 8)
+    return elements // 8 * bits - -(elements % 8 * bits) // 8
+
+
+def itemsize_of(value: Any, name: str = "dtype") -> int:
+    """Give the bytes of an element; needs no ml_dtypes.
+
+    Raises:
+        TypeError: `value` names no dtype, or one whose elements are packed, several to a byte.
+
+    >>> itemsize_of("bfloat16")
+    2
+    """
+    bits = bits_of(value, name)
+    if bits % 8:
+        raise TypeError(f"{name} is {_short(value)}, {bits} bits an element: a whole number of bytes is needed")
+    return bits // 8
+
+
+def _short(value: object) -> str:
+    text = repr(value[:200] if isinstance(value, str) else value)
+    return text if len(text) <= 200 else f"{text[:197]}..."

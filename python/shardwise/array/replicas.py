@@ -1,0 +1,143 @@
+"""Whether the devices that hold the same shard hold the same values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._text import shown
+from ..errors import LayoutError
+from ..partition import Partition
+
+__all__ = ["check_replicas"]
+
+Array = npt.NDArray[Any]
+
+#: How many words of 8 bytes are compared at a time: few enough to stay in the cache.
+_WORDS = 1 << 14
+#: Up to how many bytes a copy costs less than the calls that save it.
+_SMALL = 1 << 15
+
+
+def check_replicas(partition: Partition, shards: Sequence[Array]) -> None:
+    """Compare every replica with the first of its shard, byte for byte: -0.0 is not 0.0, and the bits of a NaN count.
+
+    Args:
+        partition: who holds what. Partial sums of one shard are different values, not replicas of one another.
+        shards: one array per device, in device-index order, of the partition's shapes and of one dtype.
+
+    Raises:
+        LayoutError: if two replicas differ; names the shard, the first such element, the devices and the values.
+
+    The cost is one pass over the memory of the shards that have replicas; arrays that share their memory cost nothing.
+    Objects are compared by `==`, and of structured dtypes the fields are, not the padding.
+
+    >>> from shardwise import DeviceMesh, TensorLayout
+    >>> whole = TensorLayout((None,), DeviceMesh((2,), ("x",))).partition((3,))
+    >>> check_replicas(whole, [np.array([1, 2, 3]), np.array([1, 2, 4])])
+    Traceback (most recent call last):
+    shardwise.errors.LayoutError: the replicas of shard 0 differ: element (2,) is 3 on device 'cpu:0' and 4 on 'cpu:1'
+    """
+    mesh = partition.device_mesh
+    if _values(partition) == mesh.size:
+        return
+    groups: dict[int, list[int]] = {}
+    for device, value in enumerate(_value_ids(partition).tolist()):
+        groups.setdefault(value, []).append(device)
+    for first, *others in groups.values():
+        found = _first_difference(shards[first], [shards[device] for device in others])
+        if found is None:
+            continue
+        index, device = found[0], others[found[1]]
+        label, other = mesh.device(first), mesh.device(device)
+        element = tuple(part.start + i for part, i in zip(partition.box(label), index, strict=True))
+        value, drifted = _texts(shards[first][index], shards[device][index])
+        raise LayoutError(
+            f"the replicas of shard {partition.shard_id(label)} differ: element {element} is {value} on device "
+            f"{shown(label)} and {drifted} on {shown(other)}"
+        )
+
+
+def _values(partition: Partition) -> int:
+    """How many different values there are: shards, times the addends of each."""
+    mesh = partition.device_mesh
+    return partition.total_shards * math.prod(map(mesh.axis_size, partition.layout.unreduced))
+
+
+def _value_ids(partition: Partition) -> npt.NDArray[np.int64]:
+    """For each device the number of its value, which is that of its replicas too."""
+    mesh, ids = partition.device_mesh, partition.shard_ids()
+    coordinates = mesh.coordinates() if partition.layout.unreduced else ids
+    for name in partition.layout.unreduced:
+        ids = ids * mesh.axis_size(name) + coordinates[:, mesh.axis_names.index(name)]
+    return ids
+
+
+def _first_difference(one: Array, others: Sequence[Array]) -> tuple[tuple[int, ...], int] | None:
+    """The index of the first element, in C order, whose bytes differ, and which of the others it is that differs."""
+    if one.dtype.names is not None:
+        fields = [_first_difference(one[name], [other[name] for other in others]) for name in one.dtype.names]
+        # A field may have dims of its own.
+        return min(((found[0][: one.ndim], found[1]) for found in fields if found is not None), default=None)
+    own = [i for i, other in enumerate(others) if not _same_memory(one, other)]
+    if not own:
+        return None
+    found = _first_position(one, [others[i] for i in own])
+    if found is None:
+        return None
+    return tuple(int(i) for i in np.unravel_index(found[0], one.shape)), own[found[1]]
+
+
+def _first_position(one: Array, others: Sequence[Array]) -> tuple[int, int] | None:
+    if one.dtype.hasobject:
+        values = one.ravel().tolist()
+        rows = enumerate(zip(*(other.ravel().tolist() for other in others), strict=True))
+        differ = (
+            (i, j) for i, row in rows for j, x in enumerate(row) if x is not values[i] and not bool(x == values[i])
+        )
+        return next(differ, None)
+    if one.nbytes <= _SMALL:
+        memory = one.tobytes()
+        if all(other.tobytes() == memory for other in others):
+            return None
+    data = _bytes(one)
+    rest = [_bytes(other) for other in others]
+    # Compared as words: as memory, which the comparison of numbers is not.
+    end = len(data) // 8 * 8
+    words, rest_words = data[:end].view(np.uint64), [other[:end].view(np.uint64) for other in rest]
+    for start in range(0, len(words), _WORDS):
+        block = slice(start, start + _WORDS)
+        if any((words[block] != other[block]).any() for other in rest_words):
+            return _first_of(data, rest, slice(8 * start, 8 * (start + _WORDS)), one.dtype.itemsize)
+    return _first_of(data, rest, slice(end, None), one.dtype.itemsize)
+
+
+def _first_of(data: Array, rest: Sequence[Array], part: slice, itemsize: int) -> tuple[int, int] | None:
+    differ = ((data[part] != other[part], j) for j, other in enumerate(rest))
+    return min((((part.start + int(at.argmax())) // itemsize, j) for at, j in differ if at.any()), default=None)
+
+
+def _bytes(array: Array) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _same_memory(one: Array, other: Array) -> bool:
+    return one.__array_interface__["data"] == other.__array_interface__["data"] and one.strides == other.strides
+
+
+def _texts(one: Any, other: Any) -> tuple[str, str]:
+    texts = _short(one), _short(other)
+    if texts[0] != texts[1]:
+        return texts
+    # Numbers that are written alike, as NaNs are: their bytes, the most significant first.
+    bits = [np.array(value).astype(np.dtype(value.dtype).newbyteorder(">")).tobytes().hex() for value in (one, other)]
+    return f"{texts[0]} (0x{bits[0]})", f"{texts[1]} (0x{bits[1]})"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"

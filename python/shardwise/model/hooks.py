@@ -1,0 +1,44 @@
+"""What frameworks do when a `layout_map_scope` is entered; each registers itself.
+
+The scope knows no framework. A framework's part is loaded once the framework itself is: who has not imported Keras
+builds no Keras model.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib import import_module
+from typing import Any
+
+__all__ = ["entered", "load_with", "register"]
+
+#: Gives the context in which the framework's models take their layouts from a `LayoutScope`.
+Hook = Callable[[Any], AbstractContextManager[None]]
+
+#: The module that registers a hook when it is imported, by the framework whose import makes it needed.
+_MODULES: dict[str, str] = {}
+_HOOKS: dict[str, Hook] = {}
+
+
+def load_with(framework: str, module: str) -> None:
+    """Have `module` imported when a scope is entered and `framework` has been imported."""
+    _MODULES[framework] = module
+
+
+def register(framework: str, hook: Hook) -> None:
+    """Have `hook(scope)` entered with every scope from now on."""
+    _HOOKS[framework] = hook
+
+
+@contextmanager
+def entered(scope: Any) -> Iterator[None]:
+    """Enter the hooks of all frameworks that are loaded, for as long as the context lasts."""
+    for framework, module in _MODULES.items():
+        if framework in sys.modules:
+            import_module(module)
+    with ExitStack() as stack:
+        for hook in tuple(_HOOKS.values()):
+            stack.enter_context(hook(scope))
+        yield

@@ -1,0 +1,49 @@
+"""What looks wrong with tensors under the rules of a layout map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Clash", "IndivisibleDim", "RankMismatch"]
+
+
+@dataclass(frozen=True)
+class Clash:
+    """A name that several rules match, which a look-up refuses."""
+
+    name: str
+    rules: tuple[str, ...]
+
+    def __str__(self) -> str:
+        rules = ", ".join(map(repr, self.rules))
+        return f"{self.name!r} matches {len(self.rules)} rules, only one may: {rules}"
+
+
+@dataclass(frozen=True)
+class RankMismatch:
+    """A tensor of another rank than the layout of its rule."""
+
+    name: str
+    rule: str
+    rank: int
+    layout_rank: int
+
+    def __str__(self) -> str:
+        return f"{self.name!r} has rank {self.rank}, the layout of its rule {self.rule!r} has rank {self.layout_rank}"
+
+
+@dataclass(frozen=True)
+class IndivisibleDim:
+    """A dim of `size` elements that a rule cuts into a number of shards which does not divide it."""
+
+    name: str
+    rule: str
+    dim: int
+    size: int
+    num_shards: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name!r}: dim {self.dim} has {self.size} elements, which do not divide by the {self.num_shards} "
+            f"shards of its rule {self.rule!r}"
+        )

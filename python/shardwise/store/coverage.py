@@ -1,0 +1,76 @@
+"""Whether the pieces of a tensor are all of it: no gap, no overlap, and what is held more than once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import LayoutError, ParseError
+from ..tiling import Tiling
+from .text import box_text, shorten
+
+__all__ = ["tile"]
+
+Boxes = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.intp]
+
+
+def tile(
+    name: str, shape: tuple[int, ...], boxes: Boxes, where: Callable[[int], str], checkpoint: object
+) -> tuple[list[int], list[int]]:
+    """Check that boxes tile a tensor; give the positions of those that do, and of replicas, which repeat some of them.
+
+    Boxes without elements are neither, except where the tensor has none and there is one box.
+
+    Args:
+        name: The tensor.
+        shape: Its shape.
+        boxes: Start and stop: int64 of shape (boxes, dims, 2).
+        where: Says which file holds the box of a position.
+        checkpoint: What the messages begin with.
+
+    Raises:
+        ParseError: a box reaches outside the tensor, two overlap without being equal, or none holds some elements;
+            names the tensor, the box and the file.
+    """
+    sizes = np.array(shape, np.int64)
+    outside = ((boxes[..., 0] < 0) | (boxes[..., 0] > boxes[..., 1]) | (boxes[..., 1] > sizes)).any(axis=1)
+    if outside.any():
+        at = int(np.flatnonzero(outside)[0])
+        raise ParseError(
+            f"{checkpoint}: tensor {shorten(name)} of shape {shape}: {where(at)} holds {box_text(boxes[at].tolist())}, "
+            "which is not within it"
+        )
+    if len(boxes) == 1 and (boxes[0, :, 1] - boxes[0, :, 0] == sizes).all():
+        return [0], []
+    filled = np.flatnonzero((boxes[..., 0] < boxes[..., 1]).all(axis=1))
+    kept, replicas = (filled[part] for part in _first_and_again(boxes[filled]))
+    _check(name, shape, boxes, kept, where, checkpoint)
+    return kept.tolist(), replicas.tolist()
+
+
+def _first_and_again(boxes: Boxes) -> tuple[Positions, Positions]:
+    """Give the positions of boxes that are there for the first time, and of the others."""
+    again = np.ones(len(boxes), np.bool_)
+    flat = boxes.reshape(len(boxes), 2 * boxes.shape[1])
+    if flat.shape[1]:
+        again[np.unique(flat, axis=0, return_index=True)[1]] = False
+    else:
+        again[:1] = False
+    return np.flatnonzero(~again), np.flatnonzero(again)
+
+
+def _check(
+    name: str, shape: tuple[int, ...], boxes: Boxes, kept: Positions, where: Callable[[int], str], checkpoint: object
+) -> None:
+    try:
+        Tiling.from_boxes(shape, boxes[kept]).check()
+    except LayoutError as error:
+        text = str(error).replace("holders[", "boxes[")
+        positions = [int(number) for number in re.findall(r"boxes\[(\d+)\]", text)]
+        files = [f"boxes[{position}] is in {where(int(kept[position]))}" for position in positions]
+        held = f" ({', '.join(files)})" if files else ""
+        raise ParseError(f"{checkpoint}: tensor {shorten(name)} of shape {shape}: {text}{held}") from None

@@ -1,0 +1,79 @@
+"""Megatron's distributed checkpoints, `torch_dist`: PyTorch's, with a file of its own that says that it is complete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import ParseError
+from .files import DataFile
+from .protocol import StoredCheckpoint, StoredObject
+from .text import MAX_JSON, shorten, strict_json
+from .torch.dcp import open_folder
+from .torch.tensors import Container
+
+__all__ = ["open_form"]
+
+_LATEST = "latest_checkpointed_iteration.txt"
+
+
+def open_form(path: Path) -> StoredCheckpoint:
+    """Open an iteration's folder, or the last one of a folder of them."""
+    if (path / _LATEST).exists():
+        path = path / _latest(path / _LATEST)
+    said = _json(path / "metadata.json")
+    backend = said.get("sharded_backend") if isinstance(said, dict) else None
+    if backend != "torch_dist":
+        raise ParseError(
+            f"{path}: a Megatron checkpoint of the form {shorten(backend)}, which is not read; convert it to "
+            "torch_dist with Megatron's own tools"
+        )
+    if not (path / ".metadata").exists():
+        raise ParseError(f"{path}: has no .metadata: files are missing, or the save was interrupted")
+    checkpoint = open_folder(path, "megatron", {"megatron": said})
+    if (path / "common.pt").exists():
+        common = {"common": StoredObject("common", lambda: _common(path / "common.pt"))}
+        checkpoint.add_objects(common)
+    return checkpoint
+
+
+def _latest(path: Path) -> str:
+    file = DataFile(path)
+    try:
+        text = file.read(0, min(file.size, 64)).decode("ascii", "replace").strip()
+    finally:
+        file.close()
+    if text == "release":
+        return text
+    if not text.isdecimal() or len(text) > 18:
+        raise ParseError(f"{path}: {shorten(text)} is not an iteration, nor the word release")
+    folder = f"iter_{int(text):07d}"
+    if not (path.parent / folder).is_dir():
+        raise ParseError(f"{path}: names the iteration {text}, but there is no folder {folder}")
+    if not any((path.parent / folder / name).exists() for name in ("metadata.json", ".metadata")):
+        raise ParseError(
+            f"{path.parent / folder}: has no metadata.json, which torch_dist writes last: it is a legacy checkpoint, "
+            "or the save was interrupted; convert it with Megatron's own tools, or take an earlier iteration"
+        )
+    return folder
+
+
+def _json(path: Path) -> Any:
+    try:
+        file = DataFile(path)
+    except FileNotFoundError:
+        raise ParseError(
+            f"{path.parent}: has no metadata.json, which is written last: the save was interrupted"
+        ) from None
+    try:
+        return strict_json(file.read(0, min(file.size, MAX_JSON + 1)), path)
+    finally:
+        file.close()
+
+
+def _common(path: Path) -> Any:
+    file = DataFile(path)
+    try:
+        return Container(file).read_objects()
+    finally:
+        file.close()

@@ -1,0 +1,224 @@
+"""Opening a checkpoint of any form: what a path is, and which module reads it.
+
+A form is one entry of `FORMS` and one module. The entries are asked in their order, with names and first bytes only;
+the first that knows the path opens it. What is known but cannot be read is an entry too: its sentence says why, and
+what to do instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from .._paths import path_of
+from ..errors import ParseError
+from .protocol import StoredCheckpoint
+from .text import shorten
+
+__all__ = ["FORMS", "Form", "Target", "open_checkpoint"]
+
+# A folder of more entries is not listed further: what tells a form from another comes in numbers of processes at most.
+_MOST_NAMES = 1_000_000
+
+
+class Target:
+    """A path that may be a checkpoint, looked at once for all forms."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_folder = path.is_dir()
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names in the folder, sorted; none of a file."""
+        if not self.is_folder:
+            return ()
+        names = []
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                names.append(entry.name)
+                if len(names) > _MOST_NAMES:
+                    raise ParseError(f"{self.path}: more than {_MOST_NAMES} entries; at most as many are listed")
+        return tuple(sorted(names))
+
+    def matching(self, pattern: str) -> list[str]:
+        """The names in the folder that match a regular expression as a whole."""
+        compiled = re.compile(pattern)
+        return [name for name in self.names if compiled.fullmatch(name)]
+
+    @cached_property
+    def head(self) -> bytes:
+        """The first bytes of the file; none of a folder."""
+        if self.is_folder or not self.path.is_file():
+            return b""
+        with self.path.open("rb") as file:
+            return file.read(512)
+
+
+class Form(NamedTuple):
+    """A form of checkpoint.
+
+    Attributes:
+        name: What `StoredCheckpoint.format` says.
+        knows: Whether a path is of this form.
+        module: The module of this package whose `open_form(path)` opens it; empty where none can.
+        refusal: Where there is no module, the sentence that says why, and what to do instead.
+    """
+
+    name: str
+    knows: Callable[[Target], object]
+    module: str = ""
+    refusal: str = ""
+
+
+def _named(*names: str) -> Callable[[Target], object]:
+    wanted = frozenset(names)
+    return lambda target: not wanted.isdisjoint(target.names)
+
+
+def _matching(pattern: str) -> Callable[[Target], object]:
+    return lambda target: target.matching(pattern)
+
+
+def _file(*suffixes: str, magic: bytes = b"") -> Callable[[Target], object]:
+    return lambda target: (
+        not target.is_folder and target.path.name.endswith(suffixes or "") and target.head.startswith(magic)
+    )
+
+
+_STEP = r"(?:[A-Za-z][A-Za-z0-9]*_)?\d+"
+
+#: The forms, in the order in which they are asked.
+FORMS: list[Form] = [
+    Form(
+        "orbax (unfinished)",
+        lambda target: ".orbax-checkpoint-tmp" in target.path.name,
+        refusal="is what an interrupted save of Orbax left behind; open the last complete step beside it",
+    ),
+    Form("megatron", _named("latest_checkpointed_iteration.txt"), "megatron"),
+    Form("megatron", lambda target: {"metadata.json", "common.pt"} <= set(target.names), "megatron"),
+    Form("dcp", _named(".metadata"), "torch.dcp"),
+    Form("dcp", lambda target: target.path.name == ".metadata" and not target.is_folder, "torch.dcp"),
+    Form(
+        "dcp (without collectives)",
+        _matching(r"__\d+\.metadata"),
+        refusal="has one metadata file per rank, as use_collectives=False writes them, and no common one; load and "
+        "save it once with torch.distributed.checkpoint",
+    ),
+    Form(
+        "dcp (unfinished)",
+        lambda target: target.matching(r".*\.distcp") or ".metadata.tmp" in target.names,
+        refusal="has the data of a PyTorch distributed checkpoint but no .metadata, which is written last: the save "
+        "was interrupted, or files are missing; take the last complete checkpoint",
+    ),
+    Form("fsdp2", _matching(r".*model_world_size_\d+_rank_\d+\.pt"), "torch.fsdp"),
+    Form(
+        "fsdp1",
+        _matching(r".*_fsdp(?:_\d+)?_rank_?\d+\.(?:bin|pt)"),
+        refusal="holds the flat parameters of FSDP1, which say nothing of the tensors in them; save it once with "
+        "SHARDED_STATE_DICT or FULL_STATE_DICT",
+    ),
+    Form(
+        "deepspeed",
+        lambda target: (
+            target.matching(r".*(?:zero_pp_rank|mp_rank)_\d+.*_states\.pt")
+            or ("latest" in target.names and target.matching(r"global_step\d+"))
+        ),
+        refusal="is a DeepSpeed checkpoint, whose parts are flat ranges of many parameters; convert it once with its "
+        "own zero_to_fp32.py or ds_to_universal.py",
+    ),
+    Form(
+        "megatron (legacy)",
+        _matching(r"mp_rank_\d\d(?:_\d{3})*"),
+        refusal="is a legacy Megatron checkpoint, in which no shape of a whole tensor is stored; convert it once to "
+        "torch_dist with Megatron's own tools",
+    ),
+    Form("orbax", _named("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "orbax.checkpoint"), "orbax.form"),
+    Form("orbax", lambda target: any(_is_step(target.path / name) for name in target.matching(_STEP)), "orbax.form"),
+    Form(
+        "vllm",
+        _matching(r"model-rank-\d+-part-\d+\.safetensors"),
+        refusal="is an engine's sharded state: shards in the engine's own order and perhaps quantised, without the "
+        "shapes of whole tensors; open the model that it was made from",
+    ),
+    Form("dcp-safetensors", _matching(r"shard-\d+-model-\d+-of-\d+\.safetensors"), "torch.dcp_safetensors"),
+    Form("safetensors", _matching(r".*\.safetensors(?:\.index\.json)?"), "safetensors.form"),
+    Form("safetensors", _file(".safetensors", ".safetensors.index.json"), "safetensors.form"),
+    Form("keras", _matching(r".*\.weights\.(?:json|h5)"), "keras"),
+    Form("keras", _file(".weights.json"), "keras"),
+    Form("keras", _file(magic=b"\x89HDF\r\n\x1a\n"), "keras"),
+    Form(
+        "keras (archive)",
+        _file(".keras", magic=b"PK\x03\x04"),
+        refusal="is an archive of Keras; unzip it and open the model.weights.h5 in it",
+    ),
+    Form("torch", _matching(r"pytorch_model(?:-\d+-of-\d+)?\.bin|pytorch_model\.bin\.index\.json"), "torch.plain"),
+    Form("torch", _file(".bin.index.json"), "torch.plain"),
+    Form("torch", _file(magic=b"PK\x03\x04"), "torch.plain"),
+    Form(
+        "torch (before 1.6)",
+        lambda target: (
+            re.match(rb"\x80.\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.", target.head, re.DOTALL)
+            or target.head[257:262] == b"ustar"
+        ),
+        refusal="is in the form that PyTorch wrote before 1.6, or without its zip form, which is a program that must "
+        "be run; load and save it once with torch.save",
+    ),
+    Form("safetensors", lambda target: target.head[8:9] == b"{", "safetensors.form"),
+]
+
+
+def _is_step(path: Path) -> bool:
+    return any((path / name).exists() for name in ("_CHECKPOINT_METADATA", "commit_success.txt", "_METADATA"))
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> StoredCheckpoint:
+    """Open a checkpoint of any form: a mapping from names to stored tensors.
+
+    Only indexes and headers are read. A tensor says its dtype, its shape, and which file holds which box of it;
+    `read` copies any box of it, whatever the pieces are. No framework is imported, and nothing in a file is run.
+
+    Args:
+        path: A safetensors file or a folder of them in Hugging Face's form; a distributed checkpoint of PyTorch, also
+            as safetensors; a folder of `model_world_size_W_rank_R.pt`, as FSDP2 trainers write it; a `.pt` or `.bin`
+            file of `torch.save`; a Megatron `torch_dist` checkpoint; an Orbax checkpoint, or a folder of its steps, of
+            which the last is opened; Keras' `.weights.h5`, alone or sharded.
+
+    Raises:
+        OSError: a file cannot be opened or read.
+        ParseError: it is none of these, or one that cannot be read; or a file does not follow its format, or the pieces
+            of a tensor leave a gap or overlap. Names the file and the tensor, or the byte.
+        ImportError: reading this form needs a library that is not installed.
+
+    >>> import json, tempfile
+    >>> import numpy as np
+    >>> header = json.dumps({"bias": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}).encode()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "model.safetensors")
+    ...     data = np.arange(3, dtype="<f4").tobytes()
+    ...     _ = file.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    ...     with open_checkpoint(file) as checkpoint:
+    ...         print(checkpoint["bias"], checkpoint.read("bias", (slice(1, 3),)))
+    <StoredTensor 'bias': float32 (3,), 1 piece> [1. 2.]
+    """
+    given = path_of(path)
+    target = Target(given)
+    if not given.exists():
+        given.stat()  # The error of the operating system.
+    for form in FORMS:
+        if form.knows(target):
+            if not form.module:
+                raise ParseError(f"{given}: {form.refusal}")
+            checkpoint: StoredCheckpoint = import_module(f".{form.module}", __package__).open_form(given)
+            return checkpoint
+    if target.is_folder:
+        names = ", ".join(target.names[:4]) or "nothing"
+        steps = target.matching(r".*\.orbax-checkpoint-tmp.*")
+        hint = "; an interrupted save of Orbax is all there is" if steps else ""
+        raise ParseError(f"{given}: not a checkpoint of any form that is known; it holds {shorten(names)}{hint}")
+    raise ParseError(f"{given}: not a checkpoint of any form that is known; it begins with {target.head[:8]!r}")

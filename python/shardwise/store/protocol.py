@@ -1,0 +1,373 @@
+"""What every form of checkpoint is opened as: stored tensors by name, each with the pieces that it lies in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._dtypes import Dtype, bytes_for
+from .boxes import Bounds, Extent, check_box, check_out, read_extent
+from .files import DataFile
+from .text import box_text, shorten
+
+__all__ = ["ListedPieces", "Piece", "StoredCheckpoint", "StoredObject", "StoredTensor", "whole_box"]
+
+
+class Piece:
+    """A box of a tensor, and where it lies.
+
+    Attributes:
+        box: Start and stop per dim, in the whole tensor.
+        path: The file that holds it.
+        key: Which part of the file it is, where a file has named parts; else an empty text.
+    """
+
+    __slots__ = ("_decode", "_locate", "box", "key", "path")
+
+    def __init__(
+        self,
+        box: Bounds,
+        path: Path,
+        *,
+        key: str = "",
+        locate: Callable[[], Extent] | None = None,
+        decode: Callable[[], npt.NDArray[Any]] | None = None,
+    ) -> None:
+        self.box = box
+        self.path = path
+        self.key = key
+        self._locate = locate
+        self._decode = decode
+
+    @property
+    def is_addressable(self) -> bool:
+        """Whether its elements lie in the file as they are; else it must be read whole and decoded."""
+        return self._locate is not None
+
+    def extent(self) -> Extent:
+        """Say where its elements lie: file, first byte, and strides in bytes.
+
+        For some forms this looks into the file.
+
+        Raises:
+            ValueError: it is not addressable.
+            ParseError: the file does not hold what its index says.
+        """
+        if self._locate is None:
+            raise ValueError(f"{self.path}: the piece {box_text(self.box)} is compressed; decode() reads it")
+        return self._locate()
+
+    def decode(self) -> npt.NDArray[Any]:
+        """Read the whole piece into an array of its own."""
+        if self._decode is not None:
+            return self._decode()
+        raise ValueError(f"{self.path}: the piece {box_text(self.box)} is addressable; extent() says where")
+
+    def __repr__(self) -> str:
+        return f"<Piece {box_text(self.box)} in {str(self.path)!r}{f' {self.key!r}' if self.key else ''}>"
+
+
+class ListedPieces(Sequence[Piece]):
+    """Pieces that are made when they are asked for, of their boxes and a function.
+
+    Attributes:
+        boxes: int64 of shape (pieces, dims, 2).
+    """
+
+    def __init__(self, boxes: npt.NDArray[np.int64], make: Callable[[int, Bounds], Piece]) -> None:
+        self.boxes = boxes
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        if index < -len(self) or index >= len(self):
+            raise IndexError(f"piece {index} of {len(self)}")
+        position = index % len(self)
+        return self._make(position, tuple((start, stop) for start, stop in self.boxes[position].tolist()))
+
+
+class StoredTensor:
+    """A tensor of a checkpoint: what it is, and which file holds which box of it.
+
+    Attributes:
+        name: Its name.
+        dtype: Its dtype, as numpy, ml_dtypes and PyTorch call it.
+        shape: Elements per dim.
+        pieces: Boxes that tile it, each with the place where it lies.
+        replicas: Further pieces, which hold what some of `pieces` hold.
+        alias_of: The name of the tensor whose elements it shares, where the file has one storage for both; it may be a
+            part of it, or in another order of dims.
+    """
+
+    __slots__ = ("_dtype", "alias_of", "name", "pieces", "replicas", "shape")
+
+    def __init__(
+        self,
+        name: str,
+        dtype: Dtype,
+        shape: tuple[int, ...],
+        pieces: Sequence[Piece],
+        *,
+        replicas: Sequence[Piece] = (),
+        alias_of: str | None = None,
+    ) -> None:
+        self.name = name
+        self._dtype = dtype
+        self.shape = shape
+        self.pieces = pieces
+        self.replicas = replicas
+        self.alias_of = alias_of
+
+    @property
+    def dtype(self) -> str:
+        """The name of the dtype."""
+        return self._dtype.name
+
+    @property
+    def bits(self) -> int:
+        """The size of one element in bits; not always a multiple of 8."""
+        return self._dtype.bits
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The dtype of an array of it; ImportError if it needs ml_dtypes, TypeError if numpy has none."""
+        return self._dtype.numpy(f"tensor {shorten(self.name)}")
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes, counted once."""
+        return bytes_for(self.size, self.bits)
+
+    @property
+    def boxes(self) -> npt.NDArray[np.int64]:
+        """The boxes of `pieces`: int64 of shape (pieces, dims, 2)."""
+        if isinstance(self.pieces, ListedPieces):
+            return self.pieces.boxes
+        boxes = np.array([piece.box for piece in self.pieces], np.int64)
+        return boxes.reshape(len(self.pieces), self.ndim, 2)
+
+    def read(self, box: tuple[slice, ...] | None = None, *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """Copy a box of the tensor into memory of its own.
+
+        Args:
+            box: A slice per dim with step 1, as `Partition.box` gives it; the whole tensor if left out.
+            out: A writable C-contiguous array of the box's shape and the tensor's dtype to read into.
+
+        Returns:
+            `out`, or a new array.
+
+        Raises:
+            ImportError: its dtype needs ml_dtypes, or its pieces a library to decode them, which is not installed.
+            TypeError: numpy has no such array.
+            IndexError: the box has not one slice per dim, or reaches outside the tensor.
+            ValueError: `out` does not fit, or the checkpoint is closed.
+            ParseError: a file changed since it was opened, or does not hold what its index says; `out` may be partly
+                written.
+            OSError: a file cannot be read.
+        """
+        dtype = self.numpy_dtype
+        bounds = check_box(box, self.shape)
+        shape = tuple(stop - start for start, stop in bounds)
+        if out is None:
+            try:
+                out = np.empty(shape, dtype)
+            except ValueError as error:
+                raise TypeError(f"tensor {shorten(self.name)} of {_shape_text(self.shape)}: {error}") from None
+        target = check_out(out, shape, dtype)
+        files: dict[int, DataFile] = {}
+        for position in self._overlapping(bounds) if target.size else ():
+            piece = self.pieces[position]
+            common = [(max(a, b), min(c, d)) for (a, c), (b, d) in zip(piece.box, bounds, strict=True)]
+            inner = [low - start for (low, _), (start, _) in zip(common, piece.box, strict=True)]
+            region = tuple(
+                slice(low - start, high - start) for (low, high), (start, _) in zip(common, bounds, strict=True)
+            )
+            part = target[_index(region)]
+            if piece.is_addressable:
+                extent = piece.extent()
+                files[id(extent.file)] = extent.file
+                read_extent(extent, inner, part)
+            else:
+                local = (slice(at, at + size) for at, size in zip(inner, part.shape, strict=True))
+                part[...] = piece.decode()[_index(local)]
+        for file in files.values():
+            file.check()
+        return target
+
+    def _overlapping(self, bounds: Bounds) -> Sequence[int]:
+        if len(self.pieces) == 1:
+            return range(1)
+        boxes, box = self.boxes, np.array(bounds, np.int64).reshape(self.ndim, 2)
+        meets = (np.maximum(boxes[..., 0], box[:, 0]) < np.minimum(boxes[..., 1], box[:, 1])).all(axis=1)
+        found: list[int] = np.flatnonzero(meets).tolist()
+        return found
+
+    def array(self) -> npt.NDArray[Any]:
+        """Give the tensor as a read-only, memory-mapped array, without a copy.
+
+        The array outlives the checkpoint. Reading one whose bytes someone cuts off the file kills the process (SIGBUS);
+        `read` is safe.
+
+        Raises:
+            ValueError: it lies in several pieces or is compressed, so that it cannot be had without a copy; or the
+                checkpoint is closed.
+            ImportError, TypeError: as for `read`.
+            ParseError: the file changed since it was opened.
+        """
+        dtype = self.numpy_dtype
+        if self.size == 0:
+            return np.empty(self.shape, dtype)
+        if len(self.pieces) != 1 or not self.pieces[0].is_addressable:
+            why = f"lies in {len(self.pieces)} pieces" if len(self.pieces) != 1 else "is compressed"
+            raise ValueError(
+                f"tensor {shorten(self.name)} {why}, so that there is no array of it without a copy: read it"
+            )
+        extent = self.pieces[0].extent()
+        array: npt.NDArray[Any] = np.ndarray(self.shape, dtype, extent.file.map(), extent.start, extent.strides)
+        return array
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            return np.asarray(self.array(), dtype)
+        return np.asarray(self.read(), dtype)
+
+    def __repr__(self) -> str:
+        pieces = "1 piece" if len(self.pieces) == 1 else f"{len(self.pieces)} pieces"
+        alias = f", shares the storage of {shorten(self.alias_of)}" if self.alias_of is not None else ""
+        return f"<StoredTensor {shorten(self.name)}: {self.dtype} {_shape_text(self.shape)}, {pieces}{alias}>"
+
+
+class StoredObject:
+    """A value of a checkpoint that is not a tensor.
+
+    Attributes:
+        name: Its name.
+    """
+
+    __slots__ = ("_load", "name")
+
+    def __init__(self, name: str, load: Callable[[], Any]) -> None:
+        self.name = name
+        self._load = load
+
+    def value(self) -> Any:
+        """Read it: numbers, texts, lists and dicts; an inert record for what the file would build of a class.
+
+        Raises:
+            ParseError: it cannot be read as such.
+        """
+        return self._load()
+
+    def __repr__(self) -> str:
+        return f"<StoredObject {shorten(self.name)}>"
+
+
+class StoredCheckpoint(Mapping[str, StoredTensor]):
+    """A checkpoint of any form, open for reading; `open_checkpoint` makes it and says what it takes.
+
+    Attributes:
+        path: The file or folder.
+        format: What it is: `"safetensors"`, `"dcp"`, ...
+        metadata: What it says about itself, besides its tensors.
+        objects: The values in it that are not tensors, by name.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        form: str,
+        tensors: Mapping[str, StoredTensor],
+        files: Sequence[DataFile] = (),
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        objects: Mapping[str, StoredObject] | None = None,
+    ) -> None:
+        self.path = path
+        self.format = form
+        self.metadata: Mapping[str, Any] = MappingProxyType(dict(metadata or {}))
+        self.objects: Mapping[str, StoredObject] = MappingProxyType(dict(objects or {}))
+        self._tensors = tensors
+        self._files = files
+        self._closed = False
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        """Give a tensor's description; KeyError if there is none of this name."""
+        return self._tensors[name]
+
+    def add_objects(self, objects: Mapping[str, StoredObject]) -> None:
+        """Add values that lie beside what the checkpoint was opened from; for the forms, while they open it."""
+        self.objects = MappingProxyType({**self.objects, **objects})
+
+    def read(
+        self, name: str, box: tuple[slice, ...] | None = None, *, out: npt.NDArray[Any] | None = None
+    ) -> npt.NDArray[Any]:
+        """Copy a box of a tensor into memory of its own; see `StoredTensor.read`."""
+        tensor = self._tensors[name]
+        if self._closed:
+            raise ValueError(f"{self.path}: this checkpoint is closed")
+        return tensor.read(box, out=out)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, each storage that several share counted for each."""
+        return sum(tensor.nbytes for tensor in self._tensors.values())
+
+    def close(self) -> None:
+        """Close the files; arrays taken before stay valid. Closing twice is no error."""
+        self._closed = True
+        for file in self._files:
+            file.close()
+
+    def __enter__(self) -> StoredCheckpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"<StoredCheckpoint {str(self.path)!r}: {self.format}, {len(self)} tensors>"
+
+
+def _index(box: Iterable[slice]) -> tuple[Any, ...]:
+    # With an ellipsis, so that a box of no dims is a view as well.
+    return (*box, Ellipsis)
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return str(shape) if len(shape) <= 8 else f"{len(shape)} dims"
+
+
+def whole_box(shape: tuple[int, ...]) -> Bounds:
+    """Give the box that is the whole tensor."""
+    return tuple((0, size) for size in shape)

@@ -1,0 +1,38 @@
+"""Safetensors files and folders as stored tensors."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from ..._dtypes import CODES
+from ..boxes import Extent, contiguous_strides
+from ..files import DataFile
+from ..protocol import Piece, StoredCheckpoint, StoredTensor, whole_box
+from .folder import locate_checkpoint, open_entries
+from .header import Entry
+
+__all__ = ["open_form", "stored_piece"]
+
+
+def open_form(path: Path) -> StoredCheckpoint:
+    """Open a safetensors file, a folder in Hugging Face's form, or its index."""
+    located = locate_checkpoint(path)
+    entries, metadata, files = open_entries(located)
+    by_path = {file.path: file for file in files}
+    tensors = {}
+    for name, entry in entries.items():
+        dtype = CODES[entry.dtype]
+        piece = stored_piece(entry, by_path[entry.file], whole_box(entry.shape))
+        tensors[name] = StoredTensor(name, dtype, entry.shape, (piece,))
+    return StoredCheckpoint(located, "safetensors", tensors, files, metadata=metadata)
+
+
+def stored_piece(entry: Entry, file: DataFile, box: tuple[tuple[int, int], ...]) -> Piece:
+    """Give the piece that a tensor of a file is, of the tensor that has it as this box."""
+    return Piece(box, file.path, locate=partial(_locate, entry, file))
+
+
+def _locate(entry: Entry, file: DataFile) -> Extent:
+    # Packed elements have no strides in bytes; numpy has no array of them, so that nobody gets here.
+    return Extent(file, entry.start, contiguous_strides(entry.shape, entry.bits // 8))

@@ -1,0 +1,152 @@
+"""The header of a safetensors file, read without touching the tensors.
+
+The format, as https://github.com/huggingface/safetensors gives it:
+
+- 8 bytes: the length of the header, an unsigned little-endian integer, at most 100,000,000;
+- the header: a JSON object in UTF-8, tensor name -> `dtype`, `shape` and `data_offsets`; it may be padded with spaces;
+- `data_offsets` are begin and end of the tensor's bytes, counted from the end of the header;
+- `__metadata__`, if there, maps text to text;
+- the rest: the tensors' bytes, little-endian, in C order, with no hole, no overlap and nothing behind the last one.
+
+Everything is checked before anything is believed. Some rules are stricter than the `safetensors` package: a duplicate
+name is refused, a size is at most 2**63 - 1, a tensor has at most 64 dims and a name at most 4,096 bytes. Names are
+only ever names: none is used as a path.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..._dtypes import CODES
+from ...errors import ParseError
+from ..files import DataFile
+from ..text import MAX_DIMS, MAX_JSON, are_sizes, checked_name, shorten, strict_json
+
+__all__ = ["Entry", "read_header"]
+
+_LENGTH = 8
+
+
+class Entry(NamedTuple):
+    """What a header says about one tensor.
+
+    Attributes:
+        name: The tensor's name.
+        dtype: The dtype as the format writes it: `F32`, `BF16`, ...
+        shape: Elements per dim.
+        start: The tensor's first byte, counted from the beginning of the file.
+        stop: The byte behind its last one.
+        file: The file that holds it.
+
+    >>> Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors")).nbytes
+    24
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    file: Path
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        return self.stop - self.start
+
+    @property
+    def bits(self) -> int:
+        """The size of one element in bits; not always a multiple of 8."""
+        return CODES[self.dtype].bits
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The dtype of the array; ImportError if it needs ml_dtypes, TypeError if numpy cannot express it."""
+        return CODES[self.dtype].numpy(f"tensor {self.name!r}", self.dtype)
+
+
+def read_header(file: DataFile) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Read and check a file's header: its tensors, in the header's order, and its metadata.
+
+    Raises:
+        ParseError: the file does not follow the format; names the file and the byte or the tensor.
+    """
+    if file.size < _LENGTH:
+        raise ParseError(
+            f"{file.path}: has {file.size} bytes; a safetensors file begins with the {_LENGTH} of a length"
+        )
+    length = int.from_bytes(file.read(0, _LENGTH), "little")
+    if length > MAX_JSON:
+        raise ParseError(f"{file.path}: byte 0: header of {length} bytes; at most {MAX_JSON} are allowed")
+    begin = _LENGTH + length
+    if begin > file.size:
+        raise ParseError(f"{file.path}: byte 0: header of {length} bytes in a file of {file.size}")
+    header = strict_json(file.read(_LENGTH, length), file.path, _LENGTH)
+    if not isinstance(header, dict):
+        raise ParseError(f"{file.path}: byte {_LENGTH}: the header is not a JSON object")
+    metadata = _metadata(header.pop("__metadata__", None), file.path)
+    entries = {name: _entry(checked_name(name, file.path), info, begin, file) for name, info in header.items()}
+    _check_coverage(entries, begin, file)
+    return entries, metadata
+
+
+def _metadata(value: object, path: Path) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise ParseError(f"{path}: __metadata__ does not map text to text")
+    return value
+
+
+def _error(file: DataFile, name: str, problem: str) -> ParseError:
+    return ParseError(f"{file.path}: tensor {shorten(name)}: {problem}")
+
+
+def _entry(name: str, info: object, begin: int, file: DataFile) -> Entry:
+    if not isinstance(info, dict):
+        raise _error(file, name, "is not described by a JSON object")
+    try:
+        dtype, shape, offsets = info["dtype"], info["shape"], info["data_offsets"]
+    except KeyError as missing:
+        raise _error(file, name, f"lacks {missing}") from None
+    if not isinstance(dtype, str) or dtype not in CODES:
+        raise _error(file, name, f"unknown dtype {shorten(dtype)}; known are {', '.join(CODES)}")
+    if not are_sizes(shape):
+        raise _error(file, name, f"shape {shorten(shape)} is not a list of integers from 0 to 2**63 - 1")
+    if not are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _error(
+            file, name, f"data_offsets {shorten(offsets)} are not a begin and an end, integers from 0 to 2**63 - 1"
+        )
+    start, stop = begin + offsets[0], begin + offsets[1]
+    if stop > file.size:
+        raise _error(file, name, f"data_offsets {offsets} end at byte {stop} of a file of {file.size}")
+    if _bits(shape, CODES[dtype].bits, 8 * file.size) != 8 * (stop - start):
+        raise _error(
+            file, name, f"shape {shorten(shape)} of {dtype} does not fill {stop - start} bytes, data_offsets {offsets}"
+        )
+    if len(shape) > MAX_DIMS:
+        raise _error(file, name, f"has {len(shape)} dims; at most {MAX_DIMS} are read")
+    return Entry(name, dtype, tuple(shape), start, stop, file.path)
+
+
+def _bits(shape: list[int], bits: int, limit: int) -> int:
+    """Give the bits of a tensor; no larger number than it takes to see that they are more than `limit`."""
+    if 0 in shape:
+        return 0
+    for size in shape:
+        bits *= size
+        if bits > limit:
+            break
+    return bits
+
+
+def _check_coverage(entries: dict[str, Entry], begin: int, file: DataFile) -> None:
+    position = begin
+    for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.stop)):
+        if entry.start != position:
+            problem = "leaves a hole" if entry.start > position else "overlaps the tensor before it"
+            raise _error(file, entry.name, f"{problem}: it begins at byte {entry.start}, not {position}")
+        position = entry.stop
+    if position != file.size:
+        raise ParseError(f"{file.path}: byte {position}: {file.size - position} bytes behind the last tensor")

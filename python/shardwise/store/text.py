@@ -1,0 +1,153 @@
+"""Reading JSON strictly, and names from files in messages."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from ..errors import ParseError
+
+__all__ = [
+    "MAX_DIMS",
+    "MAX_JSON",
+    "MAX_NAME",
+    "are_sizes",
+    "box_text",
+    "checked_name",
+    "checked_shape",
+    "shorten",
+    "stays_inside",
+    "strict_json",
+]
+
+#: The longest JSON that is read, and the longest header of a safetensors file: its format's own limit.
+MAX_JSON = 100_000_000
+
+#: The longest name of a tensor, in bytes of UTF-8.
+MAX_NAME = 4096
+
+#: The most dims of a tensor: as many as numpy gives an array.
+MAX_DIMS = 64
+
+_MAX_SIZE = 2**63 - 1
+
+
+def strict_json(data: bytes, path: Path | str, offset: int = 0) -> Any:
+    """Parse JSON in UTF-8 that stands at byte `offset` of a file: no duplicate keys, no NaN, no lone surrogates.
+
+    Raises:
+        ParseError: names the file and, where there is one, the byte.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        mapping = dict(pairs)
+        if len(mapping) != len(pairs):
+            keys = sorted(key for key, _ in pairs)
+            duplicate = next(key for key, following in pairwise(keys) if key == following)
+            raise ParseError(f"{path}: duplicate key {shorten(duplicate)}")
+        return mapping
+
+    def no_constant(name: str) -> None:
+        raise ParseError(f"{path}: {name} is not JSON")
+
+    if len(data) > MAX_JSON:
+        raise ParseError(f"{path}: {len(data)} bytes of JSON; at most {MAX_JSON} are read")
+    _check_density(data, path, offset)
+    try:
+        text = data.decode("utf-8")
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
+        if "\\u" in text:  # The only way in for half a surrogate pair, which no UTF-8 can say.
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except ParseError:
+        raise
+    except UnicodeDecodeError as error:
+        raise ParseError(f"{path}: byte {offset + error.start}: not UTF-8") from None
+    except UnicodeEncodeError:
+        raise ParseError(f"{path}: half a surrogate pair in a name or text") from None
+    except json.JSONDecodeError as error:
+        position = offset + len(text[: error.pos].encode("utf-8"))
+        raise ParseError(f"{path}: byte {position}: not JSON: {error.msg}") from None
+    except RecursionError:
+        raise ParseError(f"{path}: JSON nested too deeply") from None
+    except ValueError as error:  # An integer of more digits than Python is willing to read.
+        raise ParseError(f"{path}: not JSON that can be read: {error}") from None
+    return value
+
+
+def _check_density(data: bytes, path: Path | str, offset: int) -> None:
+    """Refuse what would take far more memory than its text: containers and keys one behind the other without content.
+
+    A list takes 56 bytes and an object or a key more, for two to five of the text. Whatever describes a tensor has
+    text between them, so that they are fewer than one byte in eight of it.
+    """
+    marks = data.count(b"[") + data.count(b"{") + data.count(b":")
+    if marks > 1_000_000 and marks > len(data) // 8:
+        raise ParseError(
+            f"{path}: byte {offset}: {marks} brackets and colons in {len(data)} bytes of JSON; one byte in 8 may be one"
+        )
+
+
+def are_sizes(value: Any) -> bool:
+    """Whether a value from JSON is a list of integers from 0 to 2**63 - 1."""
+    # `type` and not `isinstance`: a bool is no size. JSON's 1.0 arrives as a float.
+    return (
+        isinstance(value, list)
+        and set(map(type, value)) <= {int}
+        and min(value, default=0) >= 0
+        and max(value, default=0) <= _MAX_SIZE
+    )
+
+
+def shorten(value: object) -> str:
+    """Give the `repr` of a value from a file, cut to a length that fits a message."""
+    text = repr(value[:100] if isinstance(value, (str, list, tuple)) else value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def box_text(box: Any) -> str:
+    """Write a box of starts and stops, as one would slice with it.
+
+    >>> box_text(((0, 2), (3, 5)))
+    '[0:2, 3:5]'
+    """
+    sides = [f"{start}:{stop}" for start, stop in list(box)[:8]]
+    return f"[{', '.join([*sides, '...'] if len(box) > 8 else sides)}]"
+
+
+def stays_inside(name: str) -> bool:
+    """Whether a relative path from a file leads nowhere outside the folder that it is relative to.
+
+    By its text alone: a link may lead elsewhere, as in the cache of Hugging Face, where every file is one.
+    """
+    windows = PureWindowsPath(name)
+    return bool(PurePosixPath(name).name and "\0" not in name and ".." not in windows.parts and not windows.anchor)
+
+
+def checked_shape(shape: Any, bits: int, name: str, where: object) -> tuple[int, ...]:
+    """Give a shape that a file states, if a tensor can have it: at most 64 dims, and at most 2**63 - 1 bytes.
+
+    Raises:
+        ParseError: it cannot; names the tensor, and `where` it is.
+    """
+    sizes = list(shape) if isinstance(shape, (list, tuple)) else shape
+    if not are_sizes(sizes):
+        raise ParseError(f"{where}: tensor {shorten(name)}: shape {shorten(shape)} is not sizes from 0 to 2**63 - 1")
+    if len(sizes) > MAX_DIMS:
+        raise ParseError(f"{where}: tensor {shorten(name)} has {len(sizes)} dims; at most {MAX_DIMS} are read")
+    if 0 not in sizes and math.prod(sizes) * bits > 8 * _MAX_SIZE:
+        raise ParseError(f"{where}: tensor {shorten(name)} of shape {shorten(shape)} has more than 2**63 - 1 bytes")
+    return tuple(sizes)
+
+
+def checked_name(name: object, where: object) -> str:
+    """Give a tensor's name that a file states, if it is text of at most 4,096 bytes.
+
+    Raises:
+        ParseError: it is not.
+    """
+    if not isinstance(name, str) or len(name.encode("utf-8", "surrogatepass")) > MAX_NAME:
+        raise ParseError(f"{where}: the name {shorten(name)} is not text of at most {MAX_NAME} bytes")
+    return name

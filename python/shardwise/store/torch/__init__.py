@@ -1,0 +1,1 @@
+"""The forms that PyTorch writes, read without PyTorch."""

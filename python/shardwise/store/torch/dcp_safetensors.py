@@ -1,0 +1,134 @@
+"""PyTorch's distributed checkpoints as safetensors files, one or more for each rank.
+
+Each file says in its metadata at which offsets its tensors lie in the whole ones, but not how large those are: the
+shape is as far as any file goes. A missing file leaves a gap, unless it is the last of a tensor's; the names tell the
+numbers of the ranks and of each rank's files, and these must be complete.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..._dtypes import CODES
+from ...errors import ParseError
+from ..boxes import Bounds
+from ..coverage import tile
+from ..files import DataFile
+from ..protocol import ListedPieces, Piece, StoredCheckpoint, StoredTensor
+from ..safetensors.form import stored_piece
+from ..safetensors.header import Entry, read_header
+from ..text import are_sizes, checked_shape, shorten, strict_json
+
+__all__ = ["SHARDING_INFO", "open_form"]
+
+#: The key of a file's metadata under which the offsets lie.
+SHARDING_INFO = "DCP_SHARDING_INFO"
+_NAME = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
+
+
+class _Part(NamedTuple):
+    """What one file holds of a tensor."""
+
+    entry: Entry
+    file: DataFile
+    offsets: tuple[int, ...]
+
+
+def open_form(path: Path) -> StoredCheckpoint:
+    """Open the folder."""
+    names = sorted(name for name in (entry.name for entry in path.iterdir()) if _NAME.fullmatch(name))
+    ranks = _check_names(path, names)
+    files: list[DataFile] = []
+    parts: dict[str, list[_Part]] = {}
+    metadata: dict[str, Any] = {}
+    try:
+        for name in names:
+            files.append(DataFile(path / name))
+            entries, texts = read_header(files[-1])
+            offsets = _sharding(files[-1], texts)
+            for key, text in texts.items():
+                if key != SHARDING_INFO:
+                    metadata.setdefault(key, text)
+            for tensor, entry in entries.items():
+                if tensor not in offsets:
+                    raise ParseError(f"{files[-1].path}: {SHARDING_INFO} says nothing of the tensor {shorten(tensor)}")
+                parts.setdefault(tensor, []).append(_Part(entry, files[-1], offsets[tensor]))
+        tensors = {name: _tensor(path, name, held) for name, held in parts.items()}
+    except BaseException:
+        for file in files:
+            file.close()
+        raise
+    return StoredCheckpoint(path, "dcp-safetensors", tensors, files, metadata={**metadata, "ranks": ranks})
+
+
+def _check_names(path: Path, names: list[str]) -> int:
+    """Check that the numbers in the names are complete; give the number of ranks."""
+    numbers: dict[int, dict[int, int]] = {}
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is None or any(len(text) > 18 for text in match.groups()):
+            raise ParseError(f"{path}: {shorten(name)} is not the name of a shard")
+        rank, part, count = map(int, match.groups())
+        if part in numbers.setdefault(rank, {}):
+            raise ParseError(f"{path}: two files are part {part} of shard {rank}")
+        numbers[rank][part] = count
+    for expected, rank in enumerate(sorted(numbers), 1):
+        if rank != expected:
+            raise ParseError(f"{path}: has {shorten(names[-1])}, but no file of shard {expected}")
+        counts = set(numbers[rank].values())
+        last = max(counts)
+        if len(counts) > 1 or sorted(numbers[rank]) != list(range(1, last + 1)):
+            raise ParseError(f"{path}: shard {rank} is to have {last} files, and has {len(numbers[rank])}")
+    return len(numbers)
+
+
+def _sharding(file: DataFile, texts: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """The offsets of the tensors of a file."""
+    if SHARDING_INFO not in texts:
+        raise ParseError(f"{file.path}: its metadata has no {SHARDING_INFO}, without which its place is not known")
+    where = f"{file.path}: {SHARDING_INFO}"
+    info = strict_json(texts[SHARDING_INFO].encode(), where)
+    if not isinstance(info, dict):
+        raise ParseError(f"{where}: is not a JSON object")
+    offsets = {}
+    for name, said in info.items():
+        start: Any = said.get("saved_offsets") if isinstance(said, dict) else None
+        if not are_sizes(start):
+            raise ParseError(f"{where}: the offsets of {shorten(name)} are {shorten(start)}")
+        offsets[name] = tuple(start)
+    return offsets
+
+
+def _tensor(path: Path, name: str, parts: list[_Part]) -> StoredTensor:
+    first = parts[0]
+    dtype, rank = CODES[first.entry.dtype], len(first.entry.shape)
+    for part in parts:
+        if part.entry.dtype != first.entry.dtype or len(part.entry.shape) != rank or len(part.offsets) != rank:
+            raise ParseError(
+                f"{path}: tensor {shorten(name)} is {_said(first)} in {first.file.path.name} but {_said(part)} in "
+                f"{part.file.path.name}"
+            )
+    stops = [[at + size for at, size in zip(part.offsets, part.entry.shape, strict=True)] for part in parts]
+    shape = checked_shape([max(sizes) for sizes in zip(*stops, strict=True)], dtype.bits, name, path)
+    boxes = np.array(
+        [list(zip(part.offsets, stop, strict=True)) for part, stop in zip(parts, stops, strict=True)], np.int64
+    )
+    boxes = boxes.reshape(len(parts), rank, 2)
+    kept, again = tile(name, shape, boxes, lambda at: parts[at].file.path.name, path)
+    pieces = ListedPieces(boxes[kept], partial(_piece, [parts[at] for at in kept]))
+    replicas = ListedPieces(boxes[again], partial(_piece, [parts[at] for at in again]))
+    return StoredTensor(name, dtype, shape, pieces, replicas=replicas)
+
+
+def _said(part: _Part) -> str:
+    return f"{part.entry.dtype} of shape {shorten(part.entry.shape)} at {shorten(part.offsets)}"
+
+
+def _piece(parts: list[_Part], position: int, box: Bounds) -> Piece:
+    return stored_piece(parts[position].entry, parts[position].file, box)

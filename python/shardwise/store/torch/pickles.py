@@ -1,0 +1,293 @@
+"""Which globals a pickle may name, and the records that stand for what it would build.
+
+Nothing of a pickle is imported or called (`shardwise._core.read_pickle`); what decides is what is believed. The globals
+below have a meaning here. Others are refused, except in places where a file may hold objects of its writer that no
+tensor needs. What serves to run programs is refused everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from ..._core import Persistent, Record, read_pickle
+from ..._dtypes import DTYPES, Dtype
+from ...errors import ParseError
+from ..text import shorten
+
+__all__ = ["Persistent", "Record", "dtype_of_global", "read_objects", "read_strict", "sizes_of", "state_of"]
+
+# Modules whose functions do something to the machine, the process or other objects.
+_FORBIDDEN_MODULES = frozenset(
+    [
+        "os",
+        "posix",
+        "nt",
+        "subprocess",
+        "sys",
+        "importlib",
+        "imp",
+        "runpy",
+        "pty",
+        "ctypes",
+        "shutil",
+        "socket",
+        "code",
+        "codeop",
+        "pickle",
+        "_pickle",
+        "cPickle",
+        "marshal",
+        "multiprocessing",
+        "asyncio",
+        "webbrowser",
+        "pdb",
+        "bdb",
+        "timeit",
+        "pip",
+        "site",
+        "signal",
+        "threading",
+        "_thread",
+        "ftplib",
+        "http",
+        "urllib",
+        "ssl",
+        "tempfile",
+        "glob",
+        "fileinput",
+        "linecache",
+        "operator",
+        "_operator",
+        "types",
+        "inspect",
+        "gc",
+        "atexit",
+        "builtins",
+        "__builtin__",
+        "commands",
+        "posixpath",
+        "ntpath",
+        "zipimport",
+        "pkgutil",
+        "platform",
+        "smtplib",
+        "xmlrpc",
+        "ensurepip",
+        "venv",
+        "distutils",
+        "setuptools",
+    ]
+)
+_HARMLESS_BUILTINS = frozenset(
+    [
+        "bool",
+        "bytearray",
+        "bytes",
+        "complex",
+        "dict",
+        "float",
+        "frozenset",
+        "int",
+        "list",
+        "object",
+        "range",
+        "set",
+        "slice",
+        "str",
+        "tuple",
+        "type",
+        "NoneType",
+        "Ellipsis",
+        "NotImplemented",
+        "property",
+    ]
+)
+
+_METADATA = "torch.distributed.checkpoint.metadata."
+_ALLOWED = frozenset(
+    [
+        "collections.OrderedDict",
+        "collections.defaultdict",
+        "collections.Counter",
+        "torch.Size",
+        "torch.Tensor",
+        "torch.device",
+        "torch.serialization._get_layout",
+        "torch.nn.parameter.Parameter",
+        "torch.nn.parameter.Buffer",
+        "torch._utils._rebuild_tensor",
+        "torch._utils._rebuild_tensor_v2",
+        "torch._utils._rebuild_tensor_v3",
+        "torch._utils._rebuild_parameter",
+        "torch._utils._rebuild_parameter_with_state",
+        "torch._utils._rebuild_wrapper_subclass",
+        "torch._tensor._rebuild_from_type_v2",
+        "torch.storage.UntypedStorage",
+        "torch.storage.TypedStorage",
+        "_codecs.encode",
+        # A distributed checkpoint's index.
+        *(
+            f"{module}{name}"
+            for module in (_METADATA, "torch.distributed._shard.sharded_tensor.metadata.")
+            for name in ("TensorProperties", "_MEM_FORMAT_ENCODING", "MEM_FORMAT_ENCODING", "ShardedTensorMetadata")
+        ),
+        *(
+            f"{_METADATA}{name}"
+            for name in [
+                "Metadata",
+                "TensorStorageMetadata",
+                "BytesStorageMetadata",
+                "ChunkStorageMetadata",
+                "MetadataIndex",
+                "StorageMeta",
+            ]
+        ),
+        "torch.distributed.checkpoint.filesystem._StorageInfo",
+        "torch.distributed._shard.metadata.ShardMetadata",
+        "torch.serialization._get_dtype",
+        *(
+            f"pathlib{module}.{name}Path"
+            for module in ("", "._local")
+            for name in ("Posix", "Windows", "PurePosix", "")
+        ),
+    ]
+)
+# PyTorch moved these from one module to another, and may again.
+_MOVED = {
+    "torch.distributed": frozenset(
+        [
+            "DTensor",
+            "DTensorSpec",
+            "TensorMeta",
+            "ShardOrderEntry",
+            "DeviceMesh",
+            "_MeshLayout",
+            "_FlatLayout",
+            "Shard",
+            "Replicate",
+            "Partial",
+            "_Partial",
+            "_StridedShard",
+            "InterleavedShard",
+            "_MaskPartial",
+            "MaskPartial",
+            "_NormPartial",
+        ]
+    ),
+}
+
+_STORAGES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+_STORAGE_DTYPES = {f"torch.{name}Storage": DTYPES[dtype] for name, dtype in _STORAGES.items()}
+_DTYPES = {f"torch.{name}": dtype for name, dtype in DTYPES.items() if not name.startswith("F")}
+_DTYPES |= {"torch.float": DTYPES["float32"], "torch.double": DTYPES["float64"], "torch.half": DTYPES["float16"]}
+_DTYPES |= {"torch.long": DTYPES["int64"], "torch.int": DTYPES["int32"], "torch.short": DTYPES["int16"]}
+
+
+def _is_allowed(name: str) -> bool:
+    """Whether a global has a meaning here; ParseError if it must not be named anywhere."""
+    if name in _ALLOWED or name in _DTYPES or name in _STORAGE_DTYPES:
+        return True
+    module, _, attribute = name.rpartition(".")
+    top = name.split(".", 1)[0]
+    if top in ("builtins", "__builtin__"):
+        if name.count(".") == 1 and attribute in _HARMLESS_BUILTINS:
+            return attribute in ("set", "frozenset", "bytearray", "complex", "slice", "range")
+    elif top not in _FORBIDDEN_MODULES:
+        return any(module.startswith(start) and attribute in names for start, names in _MOVED.items())
+    raise ParseError(f"names {shorten(name)}, which serves to run programs; nothing was run, and the file is refused")
+
+
+def read_strict(
+    data: bytes, where: object, *, attributes: Collection[str] | None = None, persistent: bool = False
+) -> Any:
+    """Read a pickle all of which must have a meaning here.
+
+    Args:
+        data: The pickle.
+        where: What messages begin with.
+        attributes: Those of the outermost object for which that holds; its others may hold anything inert.
+        persistent: Whether the container of the pickle may hold values.
+
+    Raises:
+        ParseError: it does not follow the format, or names a global that is not read here.
+    """
+    strict = None if attributes is None else list(attributes)
+    try:
+        return read_pickle(data, _is_allowed, strict=strict, persistent=persistent)
+    except ParseError as error:
+        raise ParseError(f"{where}: {error}") from None
+
+
+def read_objects(data: bytes, where: object, *, persistent: bool = True) -> Any:
+    """Read a pickle that may hold objects of any class, as inert records.
+
+    Raises:
+        ParseError: it does not follow the format, or names a global that serves to run programs.
+    """
+
+    def judge(name: str) -> bool:
+        _is_allowed(name)
+        return True
+
+    try:
+        return read_pickle(data, judge, persistent=persistent)
+    except ParseError as error:
+        raise ParseError(f"{where}: {error}") from None
+
+
+def state_of(record: Any, *kinds: str) -> dict[str, Any] | None:
+    """Give the attributes of an object of one of these classes, known by their last names; None of anything else.
+
+    Objects with slots have two dicts for a state.
+    """
+    if not isinstance(record, Record) or (kinds and record.name.rpartition(".")[2] not in kinds):
+        return None
+    state = {} if record.state is None else record.state
+    if isinstance(state, tuple):
+        merged: dict[str, Any] = {}
+        for part in state:
+            if isinstance(part, dict):
+                merged |= part
+            elif part is not None:
+                return None
+        return merged
+    return state if isinstance(state, dict) else None
+
+
+def sizes_of(value: Any) -> tuple[int, ...] | None:
+    """Give a `torch.Size`, a tuple or a list as a tuple of integers of at least 0; None of anything else."""
+    if isinstance(value, Record):
+        if value.name != "torch.Size" or not value.args or len(value.args) != 1:
+            return None
+        value = value.args[0]
+    if not isinstance(value, (tuple, list)):
+        return None
+    for size in value:
+        if type(size) is not int or not 0 <= size < 1 << 63:
+            return None
+    return tuple(value)
+
+
+def dtype_of_global(value: Any) -> Dtype | None:
+    """Give the dtype that a global such as `torch.float32` or `torch.FloatStorage` is; None of anything else."""
+    if not isinstance(value, Record):
+        return None
+    if value.args is not None and value.name == "torch.serialization._get_dtype" and len(value.args) == 1:
+        return _DTYPES.get(str(value.args[0]))
+    if value.args is not None:
+        return None
+    return _DTYPES.get(value.name) or _STORAGE_DTYPES.get(value.name)

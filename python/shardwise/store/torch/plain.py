@@ -1,0 +1,79 @@
+"""Files of `torch.save`: a state dict in one `.pt` or `.bin`, or in several with an index in Hugging Face's form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...errors import ParseError
+from ..files import DataFile
+from ..protocol import StoredCheckpoint, StoredObject, StoredTensor, whole_box
+from ..safetensors.folder import read_index
+from ..text import shorten
+from .tensors import Container, value_object
+
+__all__ = ["open_form"]
+
+_SINGLE = "pytorch_model.bin"
+_INDEX = "pytorch_model.bin.index.json"
+
+
+def open_form(path: Path) -> StoredCheckpoint:
+    """Open a file, a folder with `pytorch_model.bin` or its index, or the index."""
+    if path.is_dir():
+        path = next((path / name for name in (_SINGLE, _INDEX) if (path / name).exists()), path / _INDEX)
+    weight_map = read_index(path) if path.suffix == ".json" else None
+    names = [path.name] if weight_map is None else sorted(set(weight_map.values()))
+    tensors: dict[str, StoredTensor] = {}
+    objects: dict[str, StoredObject] = {}
+    files: list[DataFile] = []
+    try:
+        for name in names:
+            try:
+                files.append(DataFile(path.parent / name))
+            except FileNotFoundError:
+                if weight_map is None:
+                    raise
+                raise ParseError(f"{path}: weight_map names the file {shorten(name)}, which does not exist") from None
+            _read(files[-1], tensors, objects)
+        for tensor, name in (weight_map or {}).items():
+            if tensor not in tensors or tensors[tensor].pieces[0].path.name != Path(name).name:
+                raise ParseError(f"{path}: lists {shorten(tensor)} in {shorten(name)}, which does not hold it")
+    except BaseException:
+        for file in files:
+            file.close()
+        raise
+    return StoredCheckpoint(path, "torch", tensors, files, objects=objects)
+
+
+def _read(file: DataFile, tensors: dict[str, StoredTensor], objects: dict[str, StoredObject]) -> None:
+    container = Container(file)
+    owners: dict[str, str] = {}
+    for name, value in container.values():
+        if name in tensors or name in objects:
+            raise ParseError(f"{file.path}: {shorten(name)} is in another file of the checkpoint as well")
+        if sharded_kind(value):
+            raise ParseError(
+                f"{file.path}: {shorten(name)} is one rank's part of a tensor ({sharded_kind(value)}); open the folder "
+                "that has the files of all ranks, named model_world_size_W_rank_R.pt"
+            )
+        tensor = container.tensor(value, name)
+        if tensor is None:
+            objects[name] = value_object(name, value)
+            continue
+        owner = owners.setdefault(tensor.storage, name)
+        tensors[name] = StoredTensor(
+            name,
+            tensor.dtype,
+            tensor.shape,
+            (container.piece(tensor, name, whole_box(tensor.shape)),),
+            alias_of=None if owner == name else owner,
+        )
+
+
+def sharded_kind(value: object) -> str | None:
+    """The class of a value that is one rank's part of a tensor; None of any other value."""
+    args = getattr(value, "args", None)
+    if getattr(value, "name", "") == "torch._tensor._rebuild_from_type_v2" and args and len(args) == 4:
+        kind = str(getattr(args[1], "name", "")).rpartition(".")[2]
+        return kind if kind in ("DTensor", "ShardedTensor") else None
+    return None

@@ -1,0 +1,225 @@
+"""The tensors of a `torch.save` container: which member holds their elements, and where in it they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from ..._dtypes import Dtype
+from ...errors import ParseError
+from ..boxes import Bounds, Extent
+from ..files import DataFile
+from ..protocol import Piece, StoredObject
+from ..text import checked_name, checked_shape, shorten
+from .archive import Archive
+from .pickles import Persistent, Record, dtype_of_global, read_objects, read_strict, sizes_of
+
+__all__ = ["Container", "SavedTensor", "flatten"]
+
+# The pickle of a state dict takes some 200 bytes a tensor.
+_MAX_PICKLE = 1 << 30
+_MAX_DEPTH = 100
+_REBUILD = {
+    "torch._utils._rebuild_tensor": 4,
+    "torch._utils._rebuild_tensor_v2": 4,
+    "torch._utils._rebuild_tensor_v3": 7,
+}
+
+
+class SavedTensor(NamedTuple):
+    """A tensor as its pickle has it.
+
+    Attributes:
+        storage: The key of its storage.
+        dtype: Its dtype.
+        shape: Elements per dim.
+        strides: Elements from one to the next, per dim.
+        offset: The element of the storage that is its first.
+        storage_bytes: What the pickle says of the size of the storage.
+    """
+
+    storage: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    storage_bytes: int
+
+
+class Container:
+    """A file of `torch.save`, or a stretch of a file that is one.
+
+    Raises:
+        ParseError: it is not one, or is one that cannot be read; names the file.
+    """
+
+    def __init__(self, file: DataFile, offset: int = 0, length: int | None = None) -> None:
+        self.file = file
+        self.archive = Archive(file, offset, length)
+        found = [name for name in self.archive.members if name.endswith("/data.pkl") and name.count("/") == 1]
+        if len(found) != 1:
+            if any(name.endswith("/constants.pkl") for name in self.archive.members):
+                raise ParseError(f"{file.path}: is a program of TorchScript; save its state_dict with torch.save")
+            raise ParseError(f"{file.path}: a zip container without data.pkl, which torch.save writes first")
+        self._root = found[0].removesuffix("data.pkl")
+        order = self.archive.members.get(f"{self._root}byteorder")
+        if order is not None and self.archive.read(order, 16) != b"little":
+            raise ParseError(f"{file.path}: was written on a big-endian machine, whose files are not read")
+
+    def read(self) -> Any:
+        """Read what was saved, all of which must have a meaning here."""
+        return read_strict(self._pickle(), self.file.path, persistent=True)
+
+    def read_objects(self) -> Any:
+        """Read what was saved, objects of any class as inert records."""
+        return read_objects(self._pickle(), self.file.path)
+
+    def values(self) -> Iterator[tuple[str, Any]]:
+        """Read what was saved; give its values with their names."""
+        size = self.archive.members[f"{self._root}data.pkl"].size
+        return flatten(self.read(), self.file.path, size)
+
+    def _pickle(self) -> bytes:
+        return self.archive.read(self.archive.members[f"{self._root}data.pkl"], _MAX_PICKLE)
+
+    def tensor(self, value: Any, name: str) -> SavedTensor | None:
+        """Give the tensor that a value is; None if it is something else.
+
+        Raises:
+            ParseError: it is one that does not fit together; names it.
+        """
+        while isinstance(value, Record) and (args := value.args) is not None:
+            if value.name in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"):
+                value = args[0] if args else None
+            elif value.name == "torch._tensor._rebuild_from_type_v2" and len(args) == 4:
+                function, _, arguments, _ = args
+                if (
+                    not isinstance(function, Record)
+                    or function.name not in _REBUILD
+                    or not isinstance(arguments, tuple)
+                ):
+                    return None
+                return self._rebuilt(function.name, arguments, name)
+            elif value.name in _REBUILD:
+                return self._rebuilt(value.name, args, name)
+            else:
+                return None
+        return None
+
+    def _rebuilt(self, function: str, args: tuple[Any, ...], name: str) -> SavedTensor:
+        where = self.file.path
+        wrong = ParseError(f"{where}: tensor {shorten(name)}: not the arguments of {function}")
+        if len(args) < _REBUILD[function]:
+            raise wrong
+        key, storage_dtype, numel = self._storage(args[0], name)
+        is_typed = storage_dtype is not None
+        dtype = storage_dtype if is_typed else dtype_of_global(args[6]) if len(args) > 6 else None
+        strides = sizes_of(args[3])
+        if dtype is None or strides is None or type(args[1]) is not int or args[1] < 0:
+            raise wrong
+        if dtype.bits % 8:
+            raise ParseError(f"{where}: tensor {shorten(name)}: elements of {dtype.bits} bits are not read here")
+        shape = checked_shape(sizes_of(args[2]), dtype.bits, name, where)
+        if len(strides) != len(shape):
+            raise wrong
+        storage_bytes = numel * dtype.bits // 8 if is_typed else numel
+        if 0 not in shape:
+            last = args[1] + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+            if (last + 1) * dtype.bits // 8 > storage_bytes:
+                raise ParseError(
+                    f"{where}: tensor {shorten(name)}: its elements end at byte {(last + 1) * dtype.bits // 8} of a "
+                    f"storage of {storage_bytes}"
+                )
+        return SavedTensor(key, dtype, shape, strides, args[1], storage_bytes)
+
+    def _storage(self, value: Any, name: str) -> tuple[str, Dtype | None, int]:
+        """Key, dtype and number of elements of a storage; of an untyped one no dtype, and bytes."""
+        where = f"{self.file.path}: tensor {shorten(name)}"
+        parts = value.id if isinstance(value, Persistent) else None
+        if not isinstance(parts, tuple) or len(parts) < 5 or parts[0] != "storage":
+            raise ParseError(f"{where}: its storage is not one of this container")
+        _, kind, key, _, numel = parts[:5]
+        dtype = dtype_of_global(kind)
+        untyped = isinstance(kind, Record) and kind.name == "torch.storage.UntypedStorage"
+        if not isinstance(key, str) or type(numel) is not int or numel < 0 or (dtype is None and not untyped):
+            raise ParseError(f"{where}: its storage is of a kind that is not read here")
+        if f"{self._root}data/{key}" not in self.archive.members:
+            raise ParseError(f"{where}: its storage {shorten(key)} is not in the container")
+        return key, dtype, numel
+
+    def extent(self, tensor: SavedTensor, name: str) -> Extent:
+        """Say where a tensor's elements lie in the file."""
+        member = self.archive.members[f"{self._root}data/{tensor.storage}"]
+        if member.size != tensor.storage_bytes:
+            raise ParseError(
+                f"{self.file.path}: tensor {shorten(name)}: its storage has {member.size} bytes, where its pickle says "
+                f"{tensor.storage_bytes}"
+            )
+        itemsize = tensor.dtype.bits // 8
+        start = self.archive.start(member) + tensor.offset * itemsize
+        return Extent(self.file, start, tuple(stride * itemsize for stride in tensor.strides))
+
+    def piece(self, tensor: SavedTensor, name: str, box: Bounds, local: tuple[int, ...] | None = None) -> Piece:
+        """Give the piece that a tensor of this container is, or the part of it that begins at `local`."""
+        member = self.archive.members[f"{self._root}data/{tensor.storage}"]
+        return Piece(box, self.file.path, key=member.name, locate=partial(self._locate, tensor, name, local))
+
+    def _locate(self, tensor: SavedTensor, name: str, local: tuple[int, ...] | None) -> Extent:
+        extent = self.extent(tensor, name)
+        if local is None:
+            return extent
+        skipped = sum(start * stride for start, stride in zip(local, extent.strides, strict=True))
+        return extent._replace(start=extent.start + skipped)
+
+
+def flatten(value: Any, where: object, most: int) -> Iterator[tuple[str, Any]]:
+    """Give the values of nested dicts, lists and tuples with their names: keys and positions, joined with a dot.
+
+    Args:
+        value: The outermost.
+        where: What messages begin with.
+        most: How many values there may be: the bytes of their pickle, of which each takes one at least. A container
+            that lies in many others would be gone through as often, and 2**100 times where it lies so in those.
+
+    Raises:
+        ParseError: two values have one name, there are too many, or they lie too deep.
+    """
+    seen: set[str] = set()
+    for name, leaf in _leaves(value, "", 0, where):
+        if name in seen:
+            raise ParseError(f"{where}: two values have the name {shorten(name)}")
+        if len(seen) > most:
+            raise ParseError(f"{where}: more than {most} values in a pickle of {most} bytes")
+        seen.add(name)
+        yield name, leaf
+
+
+def _leaves(value: Any, name: str, depth: int, where: object) -> Iterator[tuple[str, Any]]:
+    if depth > _MAX_DEPTH:
+        raise ParseError(f"{where}: values lie more than {_MAX_DEPTH} deep in one another")
+    pairs = children(value)
+    if pairs is None or not pairs:
+        yield name, value
+        return
+    for key, child in pairs:
+        text = checked_name(f"{name}.{key}" if name else f"{key}", where)
+        yield from _leaves(child, text, depth + 1, where)
+
+
+def children(value: Any) -> list[tuple[Any, Any]] | None:
+    """Give what a container holds, by key or position; None of what is not one."""
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value))
+    if isinstance(value, Record) and value.name == "dict":
+        return [(key if isinstance(key, (str, int, float, bool)) else shorten(key), item) for key, item in value.items]
+    if isinstance(value, Record) and value.name in ("collections.OrderedDict", "collections.defaultdict"):
+        return [(key if isinstance(key, (str, int)) else shorten(key), item) for key, item in value.items]
+    return None
+
+
+def value_object(name: str, value: Any) -> StoredObject:
+    """Give a value that is not a tensor."""
+    return StoredObject(name, lambda: value)

@@ -1,0 +1,372 @@
+"""Who holds which boxes of a tensor: tilings, of which partitions are the commonest."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _core
+from ._arguments import int64_array
+from ._boxes import arguments_of, key_of, one_each, parse_holder
+from ._dtypes import bits_of, bytes_for
+from ._text import shown
+from .errors import LayoutError, SizeOverflowError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["Piece", "Tiling"]
+
+Slices = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of a tensor, and where its holder has it.
+
+    >>> Piece((slice(0, 4), slice(2, 6)), (0, 0))
+    Piece(box=(slice(0, 4, None), slice(2, 6, None)), start=(0, 0))
+    """
+
+    #: The box of the tensor.
+    box: Slices
+    #: Where it begins in the holder's own array: one position per dim, or, in an array of one dim in which the box lies
+    #: flattened in C order, the offset of its first element.
+    start: tuple[int, ...] | int
+
+    def __hash__(self) -> int:
+        # Slices cannot be hashed before Python 3.12.
+        return hash((tuple((side.start, side.stop) for side in self.box), self.start))
+
+
+class Tiling:
+    """Who holds which boxes of a tensor.
+
+    A tiling has a shape, holders (devices, ranks, files, by any labels), and for each holder the shape of its own
+    array and its pieces: boxes of the tensor, each with its place in that array. A `Partition` is a tiling; others are
+    made by `from_boxes`, `grid` and `from_flat_ranges`. `plan_reshard` goes from any tiling to any other.
+
+    Tilings are immutable, comparable, hashable and picklable. Holders for which no labels are given have numbers, or
+    the indices of their chunks; those are no one else's: in a plan they are never the same holder as another tiling's.
+
+    >>> tiling = Tiling.from_flat_ranges((2, 3), {"rank 0": (0, 4), "rank 1": (4, 6)})
+    >>> tiling.holders, tiling.holder_shape("rank 0")
+    (('rank 0', 'rank 1'), (4,))
+    >>> for piece in tiling.pieces("rank 0"):
+    ...     print(piece)
+    Piece(box=(slice(0, 1, None), slice(0, 3, None)), start=0)
+    Piece(box=(slice(1, 2, None), slice(0, 1, None)), start=3)
+    """
+
+    __slots__ = ("__weakref__", "_core", "_index", "_key", "_labels")
+
+    _core: _core.Tiling | _core.Partition
+    #: The method that made it and what that was given, in a form that can be hashed; the third is the labels.
+    _key: tuple[Any, ...]
+    _labels: tuple[Hashable, ...] | None
+    _index: dict[Hashable, int] | None
+
+    def __init__(self) -> None:
+        raise TypeError("a Tiling is made by Tiling.from_boxes, Tiling.grid or Tiling.from_flat_ranges")
+
+    @classmethod
+    def _made(cls, core: _core.Tiling, key: tuple[Any, ...]) -> Tiling:
+        tiling = Tiling.__new__(Tiling)
+        labels = key[2]
+        tiling._core, tiling._key, tiling._labels, tiling._index = core, key, labels, None
+        if labels is not None:
+            try:
+                tiling._index = {label: i for i, label in enumerate(labels)}
+            except TypeError as error:
+                raise TypeError(f"holders: every label must be hashable ({error})") from None
+            if len(tiling._index) != len(labels):
+                second = next(i for i, label in enumerate(labels) if tiling._index[label] != i)
+                raise LayoutError(f"holders[{second}] repeats a label: {shown(labels[second])}")
+        return tiling
+
+    @classmethod
+    def from_boxes(
+        cls,
+        shape: Sequence[int],
+        boxes: Mapping[Any, Any] | Sequence[Any] | npt.NDArray[np.int64],
+        *,
+        replicas: bool = False,
+        arrays: Mapping[Any, Sequence[int]] | None = None,
+    ) -> Tiling:
+        """Make a tiling of explicit boxes, such as the chunks of a checkpoint or what a reader asks for.
+
+        Args:
+            shape: the tensor's shape.
+            boxes: for each holder its boxes: a mapping by label; or a sequence, or an int64 array (holders, dims, 2),
+                with one box for each holder. A box is a sequence of slices, or of (start, stop), in elements. A holder
+                with one box has an array of its shape. A holder with a list of boxes has an array of one dim, with the
+                boxes one after the other, each in C order; or, if the list is of `Piece`s, one of the shape that
+                `arrays` gives, with each box where its `Piece` says.
+            replicas: whether holders of the identical box are replicas; otherwise that is an overlap.
+            arrays: the shapes of the arrays of the holders whose boxes are given as `Piece`s.
+
+        Raises:
+            LayoutError: if a box is not within the tensor, or boxes do not fit into their array. What overlaps or is
+                missing is found by `check`, and by `plan_reshard` where it matters.
+
+        >>> chunks = Tiling.from_boxes((8, 6), {"a": [(0, 3), (0, 6)], "b": [slice(3, 8), slice(None)]})
+        >>> chunks.holder_shape("b")
+        (5, 6)
+        >>> Tiling.from_boxes((8,), [[(0, 3)], [(4, 8)]]).check()
+        Traceback (most recent call last):
+        shardwise.errors.LayoutError: the boxes leave a gap: none holds [3:4]
+        """
+        shape = _numbers("shape", shape)
+        replicas = _flag("replicas", replicas)
+        if not isinstance(boxes, Mapping):
+            if arrays:
+                raise LayoutError("arrays is for holders with labels, whose boxes are given as Pieces")
+            bounds = one_each(shape, boxes)
+            core = _core.Tiling.one_each(shape, bounds, len(bounds), replicas)
+            return cls._made(core, ("from_boxes", shape, None, (bounds.tobytes(), len(bounds)), replicas))
+        given = dict(arrays or {})
+        holders = [parse_holder(label, value, shape, given.pop(label, None), Piece) for label, value in boxes.items()]
+        if given:
+            raise LayoutError(f"arrays has a shape for {shown(next(iter(given)))}, which boxes does not have")
+        if holders and all(array is True for *_, array in holders):
+            together = np.concatenate([bounds for bounds, *_ in holders])
+            core = _core.Tiling.one_each(shape, together, len(together), replicas)
+        else:
+            core = _core.Tiling.boxes(shape, holders, replicas)
+        return cls._made(core, ("from_boxes", shape, tuple(boxes), tuple(map(key_of, holders)), replicas))
+
+    @classmethod
+    def grid(
+        cls,
+        shape: Sequence[int],
+        chunks: Sequence[int],
+        holders: Sequence[Any] | None = None,
+        *,
+        padded: bool = False,
+    ) -> Tiling:
+        """Make a regular grid of chunks, each a holder: the chunks of a zarr array.
+
+        Args:
+            shape: the tensor's shape.
+            chunks: the shape of a chunk; those at the far ends hold what is left.
+            holders: a label for each chunk, in C order; by default they are known by their chunk indices.
+            padded: whether the arrays of the chunks at the far ends have the shape `chunks` all the same, as those of
+                zarr have; what lies beyond the tensor means nothing.
+
+        Raises:
+            LayoutError: if a chunk has no elements, or the ranks or the number of labels do not fit.
+
+        >>> grid = Tiling.grid((10, 6), (4, 6))
+        >>> grid.holders, grid.holder_shape((2, 0)), grid.pieces((2, 0))[0].box
+        (((0, 0), (1, 0), (2, 0)), (2, 6), (slice(8, 10, None), slice(0, 6, None)))
+        """
+        shape, chunks = _numbers("shape", shape), _numbers("chunks", chunks)
+        core = _core.Tiling.grid(shape, chunks, _flag("padded", padded))
+        labels = None if holders is None else tuple(holders)
+        if labels is not None and len(labels) != core.holders:
+            raise LayoutError(f"holders has {len(labels)} labels but the grid has {core.holders} chunks")
+        return cls._made(core, ("grid", shape, labels, chunks, padded))
+
+    @classmethod
+    def from_flat_ranges(
+        cls,
+        shape: Sequence[int],
+        ranges: Mapping[Any, tuple[int, int]] | Sequence[tuple[int, int]] | npt.NDArray[np.int64],
+        *,
+        replicas: bool = False,
+    ) -> Tiling:
+        """Make a tiling of ranges of the flattened tensor, as FSDP's flat parameters and ZeRO cut it.
+
+        Args:
+            shape: the tensor's shape.
+            ranges: for each holder the range (start, stop) of elements in C order: a mapping by label, or a sequence.
+                Its array has one dim, of that length. Each range becomes at most 2 · rank - 1 boxes.
+            replicas: whether holders of the identical range are replicas; otherwise that is an overlap.
+
+        Raises:
+            LayoutError: if a range is not within the flattened tensor.
+
+        >>> ranks = Tiling.from_flat_ranges((3, 4), [(0, 6), (6, 12)])
+        >>> [piece.box for piece in ranks.pieces(1)]
+        [(slice(1, 2, None), slice(2, 4, None)), (slice(2, 3, None), slice(0, 4, None))]
+        """
+        shape = _numbers("shape", shape)
+        pairs = int64_array("ranges", list(ranges.values()) if isinstance(ranges, Mapping) else ranges)
+        if pairs.size == 0:
+            pairs = pairs.reshape(0, 2)
+        if pairs.ndim != 2 or pairs.shape[1] != 2:
+            raise LayoutError(f"ranges is of shape {pairs.shape}; it must be (holders, 2): start and stop")
+        labels = tuple(ranges) if isinstance(ranges, Mapping) else None
+        core = _core.Tiling.flat(shape, pairs, _flag("replicas", replicas))
+        return cls._made(core, ("from_flat_ranges", shape, labels, pairs.tobytes(), replicas))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape."""
+        return self._core.shape
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the tensor."""
+        return int(np.prod([*self.shape, 1], dtype=object))
+
+    @property
+    def holders(self) -> tuple[Any, ...]:
+        """The labels of the holders, in order."""
+        return tuple(self._label(i) for i in range(self._count))
+
+    def holder_shape(self, holder: Any) -> tuple[int, ...]:
+        """Give the shape of a holder's own array.
+
+        Raises:
+            LayoutError: if there is no such holder (MeshError for a partition).
+
+        >>> Tiling.from_boxes((8,), {"file": [[(0, 2)], [(4, 8)]]}).holder_shape("file")
+        (6,)
+        """
+        return self._core_tiling.array_shape(self._position(holder))
+
+    def pieces(self, holder: Any) -> list[Piece]:
+        """Give the boxes of a holder, and where each begins in its own array.
+
+        Raises:
+            LayoutError: if there is no such holder (MeshError for a partition).
+
+        >>> Tiling.from_boxes((8,), {"file": [[(0, 2)], [(4, 8)]]}).pieces("file")[1]
+        Piece(box=(slice(4, 8, None),), start=2)
+        """
+        return [Piece(box, start) for box, start in self._core_tiling.pieces(self._position(holder))]
+
+    def nbytes(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
+        """Give the bytes of each holder's own array for a dtype: int64 (holders,).
+
+        Args:
+            dtype: a dtype, or its name as numpy, ml_dtypes, PyTorch or safetensors write it.
+
+        Raises:
+            SizeOverflowError: if an array has more than 2**63 - 1 bytes.
+
+        >>> Tiling.from_flat_ranges((3, 4), [(0, 6), (6, 12)]).nbytes("float32").tolist()
+        [24, 24]
+        """
+        bits, elements = bits_of(dtype), self._core_tiling.array_sizes()
+        if len(elements) and int(elements.max()) * bits > 8 * (2**63 - 1):
+            raise SizeOverflowError(f"nbytes: {int(elements.max())} elements of {bits} bits are over {2**63 - 1} bytes")
+        return bytes_for(elements, bits)
+
+    def check(self) -> None:
+        """Check that the holders hold every element of the tensor, and none twice, except as replicas.
+
+        Raises:
+            LayoutError: names a box that two of them hold, or none.
+
+        A partition and a grid are right by construction. The time is nearly linear in the number of boxes.
+
+        >>> Tiling.from_boxes((4, 4), [[(0, 4), (0, 3)], [(1, 4), (3, 4)]]).check()
+        Traceback (most recent call last):
+        shardwise.errors.LayoutError: the boxes leave a gap: none holds [0:1, 3:4]
+        """
+        self._core_tiling.check()
+
+    @property
+    def _core_tiling(self) -> _core.Tiling:
+        assert isinstance(self._core, _core.Tiling)
+        return self._core
+
+    @property
+    def _count(self) -> int:
+        """The number of holders."""
+        return self._core_tiling.holders
+
+    def _kind_text(self) -> str:
+        """What sort of tiling this is, in plain words."""
+        if self._key[0] == "grid":
+            return f"chunks of shape {self._key[3]}"
+        return "ranges of the flattened tensor" if self._key[0] == "from_flat_ranges" else "explicit boxes"
+
+    def _shapes(self) -> list[tuple[int, ...]]:
+        """The shape of every holder's own array."""
+        return [self._core_tiling.array_shape(i) for i in range(self._count)]
+
+    def _covered(self) -> npt.NDArray[np.bool_] | None:
+        """Whether each holder's pieces fill its array; `None` if all do."""
+        return self._core_tiling.held_sizes() == self._core_tiling.array_sizes()
+
+    @property
+    def _is_named(self) -> bool:
+        """Whether the labels were given: only then they mean the same in another tiling."""
+        return self._labels is not None
+
+    def _label(self, position: int) -> Any:
+        if self._labels is not None:
+            return self._labels[position]
+        return self._chunk(position) if self._key[0] == "grid" else position
+
+    def _chunk(self, position: int) -> tuple[int, ...]:
+        """The chunk index of the chunk at a position in C order."""
+        index: list[int] = []
+        for size, chunk in zip(reversed(self.shape), reversed(self._key[3]), strict=True):
+            position, digit = divmod(position, max(-(-size // chunk), 1))
+            index.append(digit)
+        return tuple(reversed(index))
+
+    def _position(self, holder: Any) -> int:
+        """The number of the holder of this label."""
+        if self._index is None:
+            self._index = {label: i for i, label in enumerate(self.holders)}
+        try:
+            return self._index[holder]
+        except (KeyError, TypeError):
+            names = ", ".join(shown(self._label(i)) for i in range(min(self._count, 3)))
+            more = ", …" if self._count > 3 else ""
+            raise LayoutError(
+                f"holder {shown(holder)} is not in the tiling, which has {self._count} holders: {names}{more}"
+            ) from None
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(other) is not Tiling or type(self) is not Tiling:
+            return NotImplemented
+        return self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        name, arguments, keywords = arguments_of(self._key, Piece)
+        texts = [*map(repr, arguments), *(f"{key}={value!r}" for key, value in keywords.items())]
+        return f"Tiling.{name}({', '.join(texts)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self._key,)
+
+
+def _restored(key: tuple[Any, ...]) -> Tiling:
+    name, arguments, keywords = arguments_of(key, Piece)
+    tiling: Tiling = getattr(Tiling, name)(*arguments, **keywords)
+    return tiling
+
+
+def _numbers(name: str, value: Any) -> tuple[int, ...]:
+    """A sequence of integers as a tuple."""
+    array = int64_array(name, value if isinstance(value, np.ndarray) else list(_sequence(name, value)))
+    if array.ndim != 1:
+        raise TypeError(f"{name} must be a sequence of integers, got {shown(value)}")
+    return tuple(array.tolist())
+
+
+def _sequence(name: str, value: Any) -> Sequence[Any]:
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
+        raise TypeError(f"{name} must be a sequence of integers, got {shown(value)}")
+    sequence: Sequence[Any] = value
+    return sequence
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {shown(value)}")
+    return value

@@ -1,0 +1,500 @@
+//! The stack machine.
+
+use std::collections::HashMap;
+
+use super::{Id, MAX_BYTES, MAX_INTEGER, Pickle, Record, Span, Value, opcode as op, too_many};
+use crate::error::{Error, Result};
+
+/// The highest protocol that there is.
+const PROTOCOL: u8 = 5;
+
+/// How many opcodes are read between two polls.
+const POLL_EVERY: u32 = 1 << 16;
+
+// Values that nothing can change are there once.
+const NONE: Id = 0;
+const TRUE: Id = 1;
+const FALSE: Id = 2;
+const EMPTY_TUPLE: Id = 3;
+
+/// What the memo holds: real pickles number without a gap, others may number as they like.
+#[derive(Default)]
+struct Memo {
+    dense: Vec<Id>,
+    sparse: HashMap<u32, Id>,
+}
+
+impl Memo {
+    fn put(&mut self, key: u32, id: Id) -> Result<()> {
+        if let Some(held) = self.dense.get_mut(key as usize) {
+            *held = id;
+        } else if key as usize == self.dense.len() && !self.sparse.contains_key(&key) {
+            push(&mut self.dense, id)?;
+        } else {
+            self.sparse.try_reserve(1).map_err(|_| too_many(self.sparse.len()))?;
+            self.sparse.insert(key, id);
+        }
+        Ok(())
+    }
+
+    fn get(&self, key: u32) -> Option<Id> {
+        self.dense.get(key as usize).or_else(|| self.sparse.get(&key)).copied()
+    }
+
+    fn len(&self) -> usize {
+        self.dense.len() + self.sparse.len()
+    }
+}
+
+struct Machine<'a> {
+    pickle: Pickle<'a>,
+    at: usize,
+    /// Where the opcode began that is being read.
+    opcode_at: usize,
+    stack: Vec<Id>,
+    marks: Vec<usize>,
+    memo: Memo,
+    globals: HashMap<(&'a [u8], &'a [u8]), Id>,
+}
+
+pub(super) fn run<'a>(input: &'a [u8], poll: &mut dyn FnMut() -> Result<()>) -> Result<Pickle<'a>> {
+    if input.len() > MAX_BYTES {
+        let problem = format!("is {} bytes long; at most {MAX_BYTES} are read", input.len());
+        return Err(Error::Pickle { at: 0, problem });
+    }
+    let pickle = Pickle {
+        input,
+        values: vec![Value::None, Value::Bool(true), Value::Bool(false), Value::Tuple(Span { start: 0, length: 0 })],
+        tuples: Vec::new(),
+        lists: Vec::new(),
+        dicts: Vec::new(),
+        globals: Vec::new(),
+        records: Vec::new(),
+        root: NONE,
+    };
+    let (stack, marks, memo, globals) = Default::default();
+    let mut machine = Machine { pickle, at: 0, opcode_at: 0, stack, marks, memo, globals };
+    let mut steps = 0_u32;
+    while machine.step()? {
+        steps = steps.wrapping_add(1);
+        if steps.is_multiple_of(POLL_EVERY) {
+            poll()?;
+        }
+    }
+    Ok(machine.pickle)
+}
+
+/// Appends, or says that memory is at its end.
+fn push<T>(vec: &mut Vec<T>, item: T) -> Result<()> {
+    vec.try_reserve(1).map_err(|_| too_many(vec.len()))?;
+    vec.push(item);
+    Ok(())
+}
+
+impl<'a> Machine<'a> {
+    /// Does one opcode; `false` after the last.
+    fn step(&mut self) -> Result<bool> {
+        self.opcode_at = self.at;
+        match self.byte()? {
+            op::PROTO => {
+                let protocol = self.byte()?;
+                if protocol > PROTOCOL {
+                    return Err(self.error(format!("protocol {protocol}; the highest known is {PROTOCOL}")));
+                }
+            }
+            op::FRAME => {
+                let length = self.number(8)?;
+                if length > self.left() as u64 {
+                    return Err(self.error(format!("a frame of {length} bytes, of which {} are there", self.left())));
+                }
+            }
+            op::STOP => return self.stop(),
+            op::MARK => push(&mut self.marks, self.stack.len())?,
+            op::POP => {
+                if self.marks.last() == Some(&self.stack.len()) {
+                    self.marks.pop();
+                } else {
+                    self.pop()?;
+                }
+            }
+            op::POP_MARK => {
+                let begin = self.unmark()?;
+                self.stack.truncate(begin);
+            }
+            op::DUP => {
+                let top = self.top()?;
+                push(&mut self.stack, top)?;
+            }
+            op::NONE => push(&mut self.stack, NONE)?,
+            op::NEWTRUE => push(&mut self.stack, TRUE)?,
+            op::NEWFALSE => push(&mut self.stack, FALSE)?,
+            op::EMPTY_TUPLE => push(&mut self.stack, EMPTY_TUPLE)?,
+            op::BININT => {
+                let number = self.number(4)? as u32;
+                self.give(Value::Int(i64::from(number.cast_signed())))?;
+            }
+            op::BININT1 => {
+                let number = self.number(1)?;
+                self.give(Value::Int(number as i64))?;
+            }
+            op::BININT2 => {
+                let number = self.number(2)?;
+                self.give(Value::Int(number as i64))?;
+            }
+            op::LONG1 => self.long(1)?,
+            op::LONG4 => self.long(4)?,
+            op::BINFLOAT => {
+                let bits = self.number(8)?.swap_bytes();
+                self.give(Value::Float(f64::from_bits(bits)))?;
+            }
+            op::SHORT_BINUNICODE => self.stretch(1, Value::Text)?,
+            op::BINUNICODE => self.stretch(4, Value::Text)?,
+            op::BINUNICODE8 => self.stretch(8, Value::Text)?,
+            op::SHORT_BINBYTES => self.stretch(1, Value::Bytes)?,
+            op::BINBYTES => self.stretch(4, Value::Bytes)?,
+            op::BINBYTES8 | op::BYTEARRAY8 => self.stretch(8, Value::Bytes)?,
+            op::TUPLE => {
+                let begin = self.unmark()?;
+                self.tuple(begin)?;
+            }
+            op::TUPLE1 => self.tuple_of(1)?,
+            op::TUPLE2 => self.tuple_of(2)?,
+            op::TUPLE3 => self.tuple_of(3)?,
+            op::EMPTY_LIST => {
+                let number = self.new_list(Vec::new())?;
+                self.give(Value::List(number))?;
+            }
+            op::LIST => {
+                let items = self.marked()?;
+                let number = self.new_list(items)?;
+                self.give(Value::List(number))?;
+            }
+            op::APPEND => {
+                let item = self.pop()?;
+                let list = self.top()?;
+                self.extend(list, vec![item])?;
+            }
+            op::APPENDS => {
+                let items = self.marked()?;
+                let list = self.top()?;
+                self.extend(list, items)?;
+            }
+            op::EMPTY_SET => {
+                let number = self.new_list(Vec::new())?;
+                self.give(Value::Set(number))?;
+            }
+            op::FROZENSET => {
+                let items = self.marked()?;
+                let number = self.new_list(items)?;
+                self.give(Value::Set(number))?;
+            }
+            op::ADDITEMS => {
+                let items = self.marked()?;
+                let top = self.top()?;
+                let Value::Set(number) = self.pickle.value(top) else {
+                    return Err(self.error("adds items to what is not a set"));
+                };
+                self.append(number, items)?;
+            }
+            op::EMPTY_DICT => {
+                let number = self.new_dict()?;
+                self.give(Value::Dict(number))?;
+            }
+            op::DICT => {
+                let items = self.marked()?;
+                let number = self.new_dict()?;
+                self.set(number, &items)?;
+                self.give(Value::Dict(number))?;
+            }
+            op::SETITEM => {
+                let value = self.pop()?;
+                let key = self.pop()?;
+                let dict = self.top()?;
+                self.set_items(dict, &[key, value])?;
+            }
+            op::SETITEMS => {
+                let items = self.marked()?;
+                let dict = self.top()?;
+                self.set_items(dict, &items)?;
+            }
+            op::BINPUT => {
+                let key = self.number(1)? as u32;
+                let top = self.top()?;
+                self.memo.put(key, top)?;
+            }
+            op::LONG_BINPUT => {
+                let key = self.number(4)? as u32;
+                let top = self.top()?;
+                self.memo.put(key, top)?;
+            }
+            op::MEMOIZE => {
+                let top = self.top()?;
+                let key = self.memo.len() as u32; // At most one for each byte of the input.
+                self.memo.put(key, top)?;
+            }
+            op::BINGET => self.recall(1)?,
+            op::LONG_BINGET => self.recall(4)?,
+            op::GLOBAL => {
+                let module = self.line()?;
+                let name = self.line()?;
+                self.give_global(module, name)?;
+            }
+            op::STACK_GLOBAL => {
+                let (name, module) = (self.pop()?, self.pop()?);
+                let (Value::Text(module), Value::Text(name)) = (self.pickle.value(module), self.pickle.value(name))
+                else {
+                    return Err(self.error("names a global by what is not text"));
+                };
+                self.give_global(self.pickle.bytes(module), self.pickle.bytes(name))?;
+            }
+            op::REDUCE | op::NEWOBJ => {
+                let (arguments, callee) = (self.pop()?, self.pop()?);
+                self.call(callee, arguments, None)?;
+            }
+            op::NEWOBJ_EX => {
+                let (keywords, arguments, callee) = (self.pop()?, self.pop()?, self.pop()?);
+                if !matches!(self.pickle.value(keywords), Value::Dict(_)) {
+                    return Err(self.error("calls with keyword arguments that are not a dict"));
+                }
+                self.call(callee, arguments, Some(keywords))?;
+            }
+            op::BUILD => {
+                let state = self.pop()?;
+                let top = self.top()?;
+                let Value::Record(number) = self.pickle.value(top) else {
+                    return Err(self.error("gives a state to what is not an object"));
+                };
+                let record = &mut self.pickle.records[number as usize];
+                if record.state.replace(state).is_some() {
+                    return Err(self.error("gives a second state to an object"));
+                }
+            }
+            op::BINPERSID => {
+                let id = self.pop()?;
+                self.give(Value::Persistent(id))?;
+            }
+            other => {
+                let what = op::refused(other).unwrap_or("not an opcode");
+                return Err(self.error(format!("0x{other:02x} is {what}")));
+            }
+        }
+        Ok(true)
+    }
+
+    fn stop(&mut self) -> Result<bool> {
+        self.pickle.root = self.pop()?;
+        if !self.stack.is_empty() || !self.marks.is_empty() {
+            let (values, marks) = (self.stack.len(), self.marks.len());
+            return Err(self.error(format!("ends with {values} more values and {marks} marks on the stack")));
+        }
+        if self.left() > 0 {
+            return Err(self.error(format!("ends with {} bytes behind it", self.left())));
+        }
+        Ok(false)
+    }
+
+    fn error(&self, problem: impl Into<String>) -> Error {
+        Error::Pickle { at: self.opcode_at, problem: problem.into() }
+    }
+
+    fn left(&self) -> usize {
+        self.pickle.input.len() - self.at
+    }
+
+    fn byte(&mut self) -> Result<u8> {
+        self.number(1).map(|byte| byte as u8)
+    }
+
+    /// A little-endian number of `size` bytes, at most 8.
+    fn number(&mut self, size: usize) -> Result<u64> {
+        let span = self.take(size as u64)?;
+        let mut bytes = [0; 8];
+        bytes[..size].copy_from_slice(self.pickle.bytes(span));
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn take(&mut self, length: u64) -> Result<Span> {
+        if length > self.left() as u64 {
+            return Err(self.error(format!("{length} bytes are needed, {} are left", self.left())));
+        }
+        let span = Span { start: self.at as u32, length: length as u32 }; // The input is at most MAX_BYTES long.
+        self.at += length as usize;
+        Ok(span)
+    }
+
+    /// The text up to the next line feed.
+    fn line(&mut self) -> Result<&'a [u8]> {
+        let rest = &self.pickle.input[self.at..];
+        let Some(length) = rest.iter().position(|&byte| byte == b'\n') else {
+            return Err(self.error("a line without an end"));
+        };
+        self.at += length + 1;
+        Ok(&rest[..length])
+    }
+
+    fn give(&mut self, value: Value) -> Result<()> {
+        let id = self.pickle.values.len();
+        // Fewer values than bytes, four aside, so that their numbers fit in 32 bits.
+        push(&mut self.pickle.values, value)?;
+        push(&mut self.stack, id as Id)
+    }
+
+    /// How much of the stack the innermost mark leaves alone.
+    fn floor(&self) -> usize {
+        self.marks.last().copied().unwrap_or(0)
+    }
+
+    fn pop(&mut self) -> Result<Id> {
+        if self.stack.len() <= self.floor() {
+            return Err(self.error("takes from an empty stack"));
+        }
+        self.stack.pop().ok_or_else(|| self.error("takes from an empty stack"))
+    }
+
+    fn top(&self) -> Result<Id> {
+        self.stack.last().copied().ok_or_else(|| self.error("looks at an empty stack"))
+    }
+
+    fn unmark(&mut self) -> Result<usize> {
+        self.marks.pop().ok_or_else(|| self.error("goes back to a mark that is not there"))
+    }
+
+    fn marked(&mut self) -> Result<Vec<Id>> {
+        let begin = self.unmark()?;
+        let mut items = Vec::new();
+        items.try_reserve_exact(self.stack.len() - begin).map_err(|_| too_many(self.stack.len()))?;
+        items.extend(self.stack.drain(begin..));
+        Ok(items)
+    }
+
+    fn tuple(&mut self, begin: usize) -> Result<()> {
+        if begin == self.stack.len() {
+            return push(&mut self.stack, EMPTY_TUPLE);
+        }
+        let (start, length) = (self.pickle.tuples.len(), self.stack.len() - begin);
+        self.pickle.tuples.try_reserve(length).map_err(|_| too_many(length))?;
+        self.pickle.tuples.extend(self.stack.drain(begin..));
+        // An item takes an opcode, so that there are fewer than bytes.
+        self.give(Value::Tuple(Span { start: start as u32, length: length as u32 }))
+    }
+
+    fn tuple_of(&mut self, length: usize) -> Result<()> {
+        match self.stack.len().checked_sub(length) {
+            Some(begin) if begin >= self.floor() => self.tuple(begin),
+            _ => Err(self.error("takes from an empty stack")),
+        }
+    }
+
+    fn long(&mut self, size: usize) -> Result<()> {
+        let length = self.number(size)?;
+        if length > MAX_INTEGER as u64 {
+            return Err(self.error(format!("an integer of {length} bytes; at most {MAX_INTEGER} are read")));
+        }
+        let span = self.take(length)?;
+        let bytes = self.pickle.bytes(span);
+        if bytes.len() > 8 {
+            return self.give(Value::Long(span));
+        }
+        let sign = if bytes.last().is_some_and(|&byte| byte >= 0x80) { 0xff } else { 0 };
+        let mut wide = [sign; 8];
+        wide[..bytes.len()].copy_from_slice(bytes);
+        self.give(Value::Int(i64::from_le_bytes(wide)))
+    }
+
+    fn stretch(&mut self, size: usize, kind: fn(Span) -> Value) -> Result<()> {
+        let length = self.number(size)?;
+        let span = self.take(length)?;
+        self.give(kind(span))
+    }
+
+    fn recall(&mut self, size: usize) -> Result<()> {
+        let key = self.number(size)? as u32;
+        let Some(id) = self.memo.get(key) else {
+            return Err(self.error(format!("asks the memo for {key}, which it does not hold")));
+        };
+        push(&mut self.stack, id)
+    }
+
+    fn give_global(&mut self, module: &'a [u8], name: &'a [u8]) -> Result<()> {
+        if let Some(&id) = self.globals.get(&(module, name)) {
+            return push(&mut self.stack, id);
+        }
+        let number = self.pickle.globals.len() as u32;
+        push(&mut self.pickle.globals, (module, name))?;
+        self.globals.try_reserve(1).map_err(|_| too_many(self.globals.len()))?;
+        self.globals.insert((module, name), self.pickle.values.len() as Id);
+        self.give(Value::Global(number))
+    }
+
+    fn call(&mut self, callee: Id, arguments: Id, keywords: Option<Id>) -> Result<()> {
+        if !matches!(self.pickle.value(callee), Value::Global(_)) {
+            return Err(self.error("calls what is not a global"));
+        }
+        if !matches!(self.pickle.value(arguments), Value::Tuple(_)) {
+            return Err(self.error("calls with arguments that are not a tuple"));
+        }
+        let number = self.pickle.records.len() as u32;
+        let record = Record { callee, arguments, keywords, state: None, items: None, elements: None };
+        push(&mut self.pickle.records, record)?;
+        self.give(Value::Record(number))
+    }
+
+    fn new_list(&mut self, items: Vec<Id>) -> Result<u32> {
+        let number = self.pickle.lists.len() as u32;
+        push(&mut self.pickle.lists, items)?;
+        Ok(number)
+    }
+
+    fn new_dict(&mut self) -> Result<u32> {
+        let number = self.pickle.dicts.len() as u32;
+        push(&mut self.pickle.dicts, Vec::new())?;
+        Ok(number)
+    }
+
+    fn append(&mut self, number: u32, items: Vec<Id>) -> Result<()> {
+        let list = &mut self.pickle.lists[number as usize];
+        list.try_reserve(items.len()).map_err(|_| too_many(items.len()))?;
+        list.extend(items);
+        Ok(())
+    }
+
+    fn extend(&mut self, target: Id, items: Vec<Id>) -> Result<()> {
+        match self.pickle.value(target) {
+            Value::List(number) => self.append(number, items),
+            Value::Record(number) => {
+                let list = match self.pickle.records[number as usize].elements {
+                    Some(list) => list,
+                    None => self.new_list(Vec::new())?,
+                };
+                self.pickle.records[number as usize].elements = Some(list);
+                self.append(list, items)
+            }
+            _ => Err(self.error("appends to what is not a list")),
+        }
+    }
+
+    fn set(&mut self, number: u32, items: &[Id]) -> Result<()> {
+        if items.len() % 2 != 0 {
+            return Err(self.error("sets a key without a value"));
+        }
+        let dict = &mut self.pickle.dicts[number as usize];
+        dict.try_reserve(items.len() / 2).map_err(|_| too_many(items.len()))?;
+        dict.extend(items.chunks_exact(2).map(|pair| (pair[0], pair[1])));
+        Ok(())
+    }
+
+    fn set_items(&mut self, target: Id, items: &[Id]) -> Result<()> {
+        match self.pickle.value(target) {
+            Value::Dict(number) => self.set(number, items),
+            Value::Record(number) => {
+                let dict = match self.pickle.records[number as usize].items {
+                    Some(dict) => dict,
+                    None => self.new_dict()?,
+                };
+                self.pickle.records[number as usize].items = Some(dict);
+                self.set(dict, items)
+            }
+            _ => Err(self.error("sets an item of what is not a dict")),
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! From one tiling of a tensor to another: who sends which box to whom (rules 2.6 and 2.11).
+//!
+//! | module | answers |
+//! |---|---|
+//! | [`transfer`] | one box on its way |
+//! | `closed` | the transfers between two partitions, dim by dim: nothing is listed |
+//! | [`intersect`] | which source shards lie under each destination shard along one dim |
+//! | `listed` | the transfers between any two tilings, found box by box |
+//! | [`places`] | where a transfer's box lies in the arrays of its two holders |
+//! | [`rounds`] | the transfers in rounds, each within a budget of memory |
+
+use std::{ops::Range, sync::Arc};
+
+use crate::{
+    error::{Error, Result},
+    index::linear::Linear,
+    tiling::{Poll, Tiling, tiles::addend_function},
+};
+
+mod closed;
+pub mod intersect;
+mod listed;
+pub mod places;
+pub mod rounds;
+pub mod transfer;
+
+use closed::Closed;
+use listed::Listed;
+pub use transfer::Transfer;
+
+/// What must move between two tilings of one tensor.
+///
+/// ```
+/// use shardwise_core::{layout::Layout, mesh::Mesh, parallel::never, partition::Partition, plan::Plan, uneven::Uneven};
+/// use std::sync::Arc;
+/// let mesh = Arc::new(Mesh::new(&["x"], &[2])?);
+/// let cut = |specs: [&[&str]; 2]| {
+///     Partition::new(Arc::new(Layout::new(mesh.clone(), &specs, &[])?), &[4, 4], Uneven::Even).map(Arc::new)
+/// };
+/// let plan = Plan::new(cut([&["x"], &[]])?, cut([&[], &["x"]])?, vec![0, 1], &mut never)?; // rows to columns
+/// let mut rows = vec![0; plan.transfers() * plan.row()];
+/// plan.transfers_into(&mut rows, &mut never)?;
+/// // Device 1 sends the lower left quarter to device 0, device 0 the upper right one to device 1.
+/// assert_eq!(rows, [1, 0, 2, 0, 4, 2, 0, 1, 0, 2, 2, 4]);
+/// # Ok::<(), shardwise_core::error::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Plan {
+    source: Arc<dyn Tiling>,
+    destination: Arc<dyn Tiling>,
+    transfers: Transfers,
+    addends: usize,
+    /// A source holder's unreduced coordinate, as one number; `None` if nothing is unreduced.
+    addend: Option<Linear>,
+}
+
+#[derive(Debug)]
+enum Transfers {
+    Closed(Closed),
+    Listed(Listed),
+}
+
+impl Plan {
+    /// The plan from `source` to `destination`; `same[d]` is the holder of the source that is holder `d` of the
+    /// destination, or -1. What that one holds already stays.
+    ///
+    /// The destination need not hold the whole tensor, and its holders may ask for the same elements; the source must
+    /// hold what they ask for.
+    ///
+    /// # Errors
+    /// [`Error::Shapes`] if the shapes differ, [`Error::UnreducedDestination`], [`Error::Length`] if `same` has not one
+    /// entry for each holder, [`Error::DeviceIndex`] for an entry that is not a source holder, [`Error::BoxesOverlap`] if
+    /// the source's boxes share elements, [`Error::NotHeld`] if it lacks elements that the destination asks for,
+    /// [`Error::Overflow`] or [`Error::TooMany`] if the holders or the transfers are too many; what `poll` returns.
+    pub fn new(source: Arc<dyn Tiling>, destination: Arc<dyn Tiling>, same: Vec<i64>, poll: Poll<'_>) -> Result<Self> {
+        let partitions = (source.clone().as_partition(), destination.clone().as_partition());
+        if source.shape() != destination.shape() {
+            let (given, destination) = (source.shape().to_vec(), destination.shape().to_vec());
+            return Err(Error::Shapes { given, destination });
+        }
+        if let Some(partition) = &partitions.1 {
+            let names = partition.mesh().names();
+            let unreduced = partition.layout().unreduced_axes();
+            if !unreduced.is_empty() {
+                return Err(Error::UnreducedDestination {
+                    axes: unreduced.iter().map(|&a| names[a].clone()).collect(),
+                });
+            }
+        }
+        let holders = usize::try_from(destination.holders()).unwrap_or(usize::MAX);
+        if same.len() != holders {
+            return Err(Error::Length { left: "same", left_len: same.len(), right: "holders", right_len: holders });
+        }
+        if let Some(&index) = same.iter().find(|&&s| s < -1 || s >= source.holders()) {
+            return Err(Error::DeviceIndex { index, size: source.holders() });
+        }
+        let (transfers, addends, addend) = match partitions {
+            (Some(from), Some(to)) => {
+                let closed = Closed::new(from.clone(), to, same, poll)?;
+                let addends = closed.addends();
+                (Transfers::Closed(closed), addends, (addends > 1).then(|| addend_function(&from)))
+            }
+            (from, _) => {
+                let tiles = source.tiles(poll)?;
+                let listed = Listed::new(&*tiles, &*destination.pieces(poll)?, &same, poll)?;
+                let addend = from.filter(|_| tiles.addends() > 1).map(|from| addend_function(&from));
+                (Transfers::Listed(listed), tiles.addends(), addend)
+            }
+        };
+        Ok(Self { source, destination, transfers, addends, addend })
+    }
+
+    /// The source.
+    #[must_use]
+    pub fn source(&self) -> &Arc<dyn Tiling> {
+        &self.source
+    }
+
+    /// The destination.
+    #[must_use]
+    pub fn destination(&self) -> &Arc<dyn Tiling> {
+        &self.destination
+    }
+
+    /// The number of transfers.
+    #[must_use]
+    pub fn transfers(&self) -> usize {
+        match &self.transfers {
+            Transfers::Closed(closed) => closed.transfers,
+            Transfers::Listed(listed) => listed.moved.len(),
+        }
+    }
+
+    /// The number of boxes that stay where they are.
+    #[must_use]
+    pub fn kept(&self) -> usize {
+        match &self.transfers {
+            Transfers::Closed(closed) => closed.kept,
+            Transfers::Listed(listed) => listed.kept.len(),
+        }
+    }
+
+    /// How many partial sums make one value.
+    #[must_use]
+    pub fn addends(&self) -> usize {
+        self.addends
+    }
+
+    /// The numbers of a transfer in a list of them; see [`Transfer::of_row`].
+    #[must_use]
+    pub fn row(&self) -> usize {
+        Transfer::row_length(self.destination.shape().len())
+    }
+
+    /// Which addend of the partial sums the source holder has: its coordinate over the unreduced axes, as one number.
+    #[must_use]
+    pub fn addend_of(&self, holder: i64) -> i64 {
+        self.addend.as_ref().map_or(0, |addend| addend.at(holder))
+    }
+
+    /// The destination holders, in at most `parts` ranges whose transfers may be visited each on its own; in one if who
+    /// sends to a holder depends on what was sent to others.
+    #[must_use]
+    pub fn ranges(&self, parts: usize) -> Vec<Range<usize>> {
+        let holders = self.destination.holders() as usize;
+        let apart = match &self.transfers {
+            Transfers::Closed(closed) => closed.has_one_replica(),
+            Transfers::Listed(_) => true,
+        };
+        let step = holders.div_ceil(if apart { parts.max(1) } else { 1 }).max(1);
+        (0..holders).step_by(step).map(|start| start..(start + step).min(holders)).collect()
+    }
+
+    /// Shows `visit` each transfer to the holders of one of [`Self::ranges`], in the order of the destination holders.
+    ///
+    /// # Errors
+    /// What `poll` or `visit` returns.
+    pub fn visit_transfers(
+        &self,
+        holders: Range<usize>,
+        poll: Poll<'_>,
+        visit: impl FnMut(Transfer<'_>) -> Result<()>,
+    ) -> Result<()> {
+        match &self.transfers {
+            Transfers::Closed(closed) => closed.visit(holders, poll, visit),
+            Transfers::Listed(listed) => listed.moved.visit(holders, visit),
+        }
+    }
+
+    /// Shows `visit` each box that stays with one of the holders, as a transfer to itself.
+    ///
+    /// # Errors
+    /// What `visit` returns.
+    pub fn visit_kept(&self, holders: Range<usize>, visit: impl FnMut(Transfer<'_>) -> Result<()>) -> Result<()> {
+        match &self.transfers {
+            Transfers::Closed(closed) => closed.visit_kept(holders, visit),
+            Transfers::Listed(listed) => listed.kept.visit(holders, visit),
+        }
+    }
+
+    /// The transfers as [`Self::transfers_into`] gives them, in memory of their own.
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] if they are too many for the memory; what `poll` returns.
+    pub fn transfer_rows(&self, poll: Poll<'_>) -> Result<Vec<i64>> {
+        let mut rows = zeros(self.transfers(), self.row())?;
+        self.transfers_into(&mut rows, poll)?;
+        Ok(rows)
+    }
+
+    /// The boxes that stay as [`Self::kept_into`] gives them, in memory of their own.
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] if they are too many for the memory.
+    pub fn kept_rows(&self) -> Result<Vec<i64>> {
+        let mut rows = zeros(self.kept(), self.row())?;
+        self.kept_into(&mut rows)?;
+        Ok(rows)
+    }
+
+    /// Fills `out`, of ([`Self::transfers`], [`Self::row`]), in the order of the destination holders.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if `out` has not as many elements; what `poll` returns.
+    pub fn transfers_into(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
+        check_length(out, self.transfers() * self.row())?;
+        match &self.transfers {
+            Transfers::Closed(closed) => closed.rows_into(out, poll),
+            Transfers::Listed(listed) => {
+                out.copy_from_slice(listed.moved.rows());
+                Ok(())
+            }
+        }
+    }
+
+    /// Fills `out`, of ([`Self::kept`], [`Self::row`]), with the boxes that stay with their holder.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if `out` has not as many elements.
+    pub fn kept_into(&self, out: &mut [i64]) -> Result<()> {
+        check_length(out, self.kept() * self.row())?;
+        let mut rows = out.chunks_exact_mut(self.row());
+        self.visit_kept(0..self.destination.holders() as usize, |transfer| {
+            rows.next().into_iter().for_each(|row| transfer.write(row));
+            Ok(())
+        })
+    }
+
+    /// Fills `out`, of ([`Self::transfers`], 2), with the numbers of the pieces: the source holder's, and the destination
+    /// holder's.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if `out` has not as many elements.
+    pub fn pieces_into(&self, out: &mut [i64]) -> Result<()> {
+        check_length(out, 2 * self.transfers())?;
+        match &self.transfers {
+            Transfers::Closed(_) => out.fill(0),
+            Transfers::Listed(listed) => listed.moved.pieces_into(out),
+        }
+        Ok(())
+    }
+
+    /// The same for the boxes that stay: ([`Self::kept`], 2).
+    ///
+    /// # Errors
+    /// [`Error::Length`] if `out` has not as many elements.
+    pub fn kept_pieces_into(&self, out: &mut [i64]) -> Result<()> {
+        check_length(out, 2 * self.kept())?;
+        match &self.transfers {
+            Transfers::Closed(_) => out.fill(0),
+            Transfers::Listed(listed) => listed.kept.pieces_into(out),
+        }
+        Ok(())
+    }
+}
+
+fn zeros(rows: usize, row: usize) -> Result<Vec<i64>> {
+    let too_many = || Error::TooMany { what: format!("{rows} times {row} numbers") };
+    let len = rows.checked_mul(row).ok_or_else(too_many)?;
+    let mut numbers = Vec::new();
+    numbers.try_reserve_exact(len).map_err(|_| too_many())?;
+    numbers.resize(len, 0);
+    Ok(numbers)
+}
+
+fn check_length(out: &[i64], expected: usize) -> Result<()> {
+    if out.len() != expected {
+        return Err(Error::Length { left: "out", left_len: out.len(), right: "rows", right_len: expected });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

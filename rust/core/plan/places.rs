@@ -1,0 +1,100 @@
+//! Where the box of a transfer lies in the arrays of its two holders.
+//!
+//! A piece is seen through a *window* on its holder's array. If the array has the tensor's rank, the window is all of it.
+//! If it has one dim, the window is the piece's part of it, in the shape of the piece. The box then lies in the window as
+//! it lies in the tensor, except that it counts from another origin.
+
+use crate::{
+    error::{Error, Result},
+    region::Region,
+    tiling::{Pieces, Place, Poll, Tiling},
+};
+
+/// The places of all pieces of a tiling.
+#[derive(Debug)]
+pub struct Places {
+    pieces: std::sync::Arc<Pieces>,
+    rank: usize,
+    /// For each piece and dim, the position in the tensor that is position 0 of the window.
+    origins: Vec<i64>,
+    /// For each piece, its offset in a flat array, or -1; empty if no array is flat.
+    offsets: Vec<i64>,
+}
+
+/// A holder's array, as a piece of it is seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Window<'a> {
+    /// The whole array.
+    Whole,
+    /// The elements from `offset` on of an array of one dim, in the shape of the piece.
+    Flat {
+        /// Where the piece begins.
+        offset: i64,
+        /// The piece.
+        piece: Region<'a>,
+    },
+}
+
+impl Places {
+    /// The places of the pieces of `tiling`.
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] if there is no memory for them; what `poll` returns.
+    pub fn new(tiling: &dyn Tiling, poll: Poll<'_>) -> Result<Self> {
+        let pieces = tiling.pieces(poll)?;
+        let rank = tiling.shape().len();
+        let too_many = |_| Error::TooMany { what: format!("the places of {} pieces", pieces.len()) };
+        let (mut origins, mut offsets) = (Vec::new(), Vec::new());
+        origins.try_reserve_exact(pieces.len().saturating_mul(rank)).map_err(too_many)?;
+        let zeros = vec![0; rank];
+        for position in 0..pieces.len() {
+            let piece = pieces.get(position, &zeros);
+            match piece.place {
+                Place::At(local) => {
+                    origins.extend(piece.region.start().iter().zip(local).map(|(start, local)| start - local));
+                    if !offsets.is_empty() {
+                        offsets.push(-1);
+                    }
+                }
+                Place::Flat(offset) => {
+                    origins.extend_from_slice(piece.region.start());
+                    if offsets.is_empty() {
+                        offsets.try_reserve_exact(pieces.len()).map_err(too_many)?;
+                        offsets.resize(position, -1);
+                    }
+                    offsets.push(offset);
+                }
+            }
+        }
+        Ok(Self { pieces, rank, origins, offsets })
+    }
+
+    /// The position in the tensor, dim by dim, that is position 0 of a piece's window.
+    #[must_use]
+    pub fn origin(&self, holder: i64, piece: i64) -> &[i64] {
+        let position = self.pieces.position(holder, piece);
+        &self.origins[position * self.rank..(position + 1) * self.rank]
+    }
+
+    /// The window of a piece.
+    #[must_use]
+    pub fn window(&self, holder: i64, piece: i64) -> Window<'_> {
+        let position = self.pieces.position(holder, piece);
+        match self.offsets.get(position) {
+            Some(&offset) if offset >= 0 => Window::Flat { offset, piece: self.pieces.regions().get(position) },
+            _ => Window::Whole,
+        }
+    }
+
+    /// Whether any array is flat.
+    #[must_use]
+    pub fn has_flat(&self) -> bool {
+        !self.offsets.is_empty()
+    }
+
+    /// The pieces.
+    #[must_use]
+    pub fn pieces(&self) -> &Pieces {
+        &self.pieces
+    }
+}

@@ -1,0 +1,377 @@
+//! The algebra of boxes: overlap, one box relative to another, volume, offset, runs.
+//!
+//! A box has a start and a stop for each dim, half open. Lists of boxes are rows of numbers, first all starts of a box,
+//! then all its stops; [`Region`] is a view of one row, and the only place that knows the order.
+
+use crate::{
+    error::{Error, Result},
+    index::radix,
+};
+
+/// A box: where it starts and where it stops along each dim.
+///
+/// ```
+/// use shardwise_core::region::{Region, Regions};
+/// let (a, b) = (Region::of_row(&[0, 2, 4, 6]), Region::of_row(&[3, 0, 9, 4])); // [0:4, 2:6] and [3:9, 0:4]
+/// let mut common = [0; 4];
+/// assert!(a.overlap_into(b, &mut common));
+/// assert_eq!(common, [3, 2, 4, 4]);
+/// assert_eq!(Region::of_row(&common).elements()?, 2);
+/// # Ok::<(), shardwise_core::error::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Region<'a> {
+    start: &'a [i64],
+    stop: &'a [i64],
+}
+
+impl<'a> Region<'a> {
+    /// The box from `start` to `stop`, which have one entry for each dim.
+    #[must_use]
+    pub fn new(start: &'a [i64], stop: &'a [i64]) -> Self {
+        debug_assert_eq!(start.len(), stop.len());
+        Self { start, stop }
+    }
+
+    /// The box of a row: all its starts, then all its stops.
+    #[must_use]
+    pub fn of_row(row: &'a [i64]) -> Self {
+        let (start, stop) = row.split_at(row.len() / 2);
+        Self { start, stop }
+    }
+
+    /// The number of dims.
+    #[must_use]
+    pub fn rank(self) -> usize {
+        self.start.len()
+    }
+
+    /// Where it starts.
+    #[must_use]
+    pub fn start(self) -> &'a [i64] {
+        self.start
+    }
+
+    /// Where it stops.
+    #[must_use]
+    pub fn stop(self) -> &'a [i64] {
+        self.stop
+    }
+
+    /// Start and stop of each dim.
+    pub fn sides(self) -> impl DoubleEndedIterator<Item = (i64, i64)> + ExactSizeIterator + Clone + 'a {
+        self.start.iter().copied().zip(self.stop.iter().copied())
+    }
+
+    /// The extent of each dim.
+    pub fn extents(self) -> impl DoubleEndedIterator<Item = i64> + ExactSizeIterator + Clone + 'a {
+        self.sides().map(|(start, stop)| stop - start)
+    }
+
+    /// Whether it holds no element.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.sides().any(|(start, stop)| start >= stop)
+    }
+
+    /// The number of its elements.
+    ///
+    /// # Errors
+    /// [`Error::Overflow`] if they are more than 2^63 - 1.
+    pub fn elements(self) -> Result<i64> {
+        if self.is_empty() {
+            return Ok(0);
+        }
+        let product = self.extents().try_fold(1_i64, i64::checked_mul);
+        product.ok_or_else(|| Error::Overflow { what: format!("the number of elements of {}", self.text()) })
+    }
+
+    /// [`Region::elements`] of a box that lies in a tensor, whose own elements have been counted.
+    pub(crate) fn volume(self) -> i64 {
+        self.extents().fold(1, i64::saturating_mul)
+    }
+
+    /// Whether the two have an element in common.
+    #[must_use]
+    pub fn meets(self, other: Region<'_>) -> bool {
+        self.sides().zip(other.sides()).all(|(a, b)| a.0.max(b.0) < a.1.min(b.1))
+    }
+
+    /// Whether all of `other` lies within it.
+    #[must_use]
+    pub fn contains(self, other: Region<'_>) -> bool {
+        self.sides().zip(other.sides()).all(|(a, b)| a.0 <= b.0 && b.1 <= a.1)
+    }
+
+    /// Writes what the two have in common into `row`; false if that is no element.
+    pub fn overlap_into(self, other: Region<'_>, row: &mut [i64]) -> bool {
+        let (start, stop) = row.split_at_mut(row.len() / 2);
+        let mut common = true;
+        for (((a, b), start), stop) in self.sides().zip(other.sides()).zip(start).zip(stop) {
+            (*start, *stop) = (a.0.max(b.0), a.1.min(b.1));
+            common &= *start < *stop;
+        }
+        common
+    }
+
+    /// Writes the same box, counted from `origin`, into `row`.
+    pub fn relative_into(self, origin: &[i64], row: &mut [i64]) {
+        let (start, stop) = row.split_at_mut(row.len() / 2);
+        for (((side, origin), start), stop) in self.sides().zip(origin).zip(start).zip(stop) {
+            (*start, *stop) = (side.0 - origin, side.1 - origin);
+        }
+    }
+
+    /// The C-order offset of its first element in an array of row-major `strides`.
+    #[must_use]
+    pub fn offset(self, strides: &[i64]) -> i64 {
+        self.start.iter().zip(strides).map(|(start, stride)| start * stride).sum()
+    }
+
+    /// The dim before which the box is one position thick and after which it spans `shape`: from there on its elements
+    /// are one run of the array.
+    #[must_use]
+    pub fn contiguous_from(self, shape: &[i64]) -> usize {
+        let whole = self.sides().zip(shape).rev().take_while(|&(side, &n)| side == (0, n)).count();
+        (self.rank() - whole).saturating_sub(1)
+    }
+
+    /// The box as numpy would write it: `[0:4, 2:6]`, cut short if it has many dims.
+    #[must_use]
+    pub fn text(self) -> String {
+        const MOST: usize = 16;
+        let sides: Vec<_> = self.sides().take(MOST).map(|(start, stop)| format!("{start}:{stop}")).collect();
+        format!("[{}{}]", sides.join(", "), if self.rank() > MOST { ", …" } else { "" })
+    }
+}
+
+/// Boxes of one rank, one after the other.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Regions {
+    rank: usize,
+    /// Boxes of no dims have no numbers, so they are counted.
+    count: usize,
+    rows: Vec<i64>,
+}
+
+impl Regions {
+    /// No boxes, of `rank` dims.
+    #[must_use]
+    pub fn new(rank: usize) -> Self {
+        Self { rank, count: 0, rows: Vec::new() }
+    }
+
+    /// The boxes of `bounds`, (boxes, dims, 2) in C order: start and stop of each dim. `count` is their number, which the
+    /// length tells unless they have no dims.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if the length is not that of so many boxes, [`Error::TooMany`] if there is no memory for them.
+    pub fn of_bounds(rank: usize, count: usize, bounds: &[i64]) -> Result<Self> {
+        if count.checked_mul(2 * rank) != Some(bounds.len()) {
+            let right_len = count.saturating_mul(2 * rank);
+            return Err(Error::Length { left: "boxes", left_len: bounds.len(), right: "starts and stops", right_len });
+        }
+        let mut regions = Self::new(rank);
+        regions.reserve(count)?;
+        for bounds in bounds.chunks_exact((2 * rank).max(1)) {
+            regions.rows.extend(bounds.iter().step_by(2));
+            regions.rows.extend(bounds.iter().skip(1).step_by(2));
+        }
+        regions.count = count;
+        Ok(regions)
+    }
+
+    /// Room for `more` boxes.
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] if there is no memory for them.
+    pub fn reserve(&mut self, more: usize) -> Result<()> {
+        let numbers = more.checked_mul(2 * self.rank);
+        if numbers.is_none_or(|numbers| self.rows.try_reserve(numbers).is_err()) {
+            return Err(Error::TooMany { what: format!("{more} boxes of {} dims", self.rank) });
+        }
+        Ok(())
+    }
+
+    /// Adds a box of the same rank.
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] if there is no memory for it.
+    pub fn push(&mut self, region: Region<'_>) -> Result<()> {
+        debug_assert_eq!(region.rank(), self.rank);
+        self.reserve(1)?;
+        self.rows.extend_from_slice(region.start);
+        self.rows.extend_from_slice(region.stop);
+        self.count += 1;
+        Ok(())
+    }
+
+    /// The number of dims.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of boxes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The box `index`.
+    #[must_use]
+    pub fn get(&self, index: usize) -> Region<'_> {
+        Region::of_row(&self.rows[2 * self.rank * index..2 * self.rank * (index + 1)])
+    }
+
+    /// All boxes, in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Region<'_>> + Clone {
+        (0..self.count).map(|index| self.get(index))
+    }
+
+    /// The boxes as (boxes, 2, dims) in C order: the starts of each, then its stops.
+    #[must_use]
+    pub fn rows(&self) -> &[i64] {
+        &self.rows
+    }
+}
+
+/// Cuts the elements `[start, stop)`, in C order, of a tensor of `shape` into boxes: at most `2 · rank - 1` of them.
+///
+/// The range is a part of a row, then rows, then planes, and so on, up to the dim where both ends are in one slab of the
+/// next, and down again. `visit` gets each box with the offset of its first element, in order.
+///
+/// # Errors
+/// What `visit` returns.
+pub fn boxes_of_range(
+    (start, stop): (i64, i64),
+    shape: &[i64],
+    visit: &mut dyn FnMut(Region<'_>, i64) -> Result<()>,
+) -> Result<()> {
+    let rank = shape.len();
+    let strides = radix::strides(shape);
+    let mut row = vec![0; 2 * rank];
+    let mut at = start;
+    while at < stop {
+        let digits = radix::unravel(at, shape);
+        // The outermost dim at whose boundary `at` stands, and of whose slabs at least one whole fits before `stop`.
+        let mut dim = rank;
+        while dim > 0 && at % strides[dim - 1] == 0 && stop - at >= strides[dim - 1] {
+            dim -= 1;
+        }
+        let (low, high) = row.split_at_mut(rank);
+        low.copy_from_slice(&digits);
+        let mut next = at + 1;
+        for d in 0..rank {
+            high[d] = if d <= dim { digits[d] + 1 } else { shape[d] };
+        }
+        if rank > 0 {
+            let dim = dim.min(rank - 1);
+            // As many slabs as fit before the end of the range, and before the end of the slab that these are in.
+            let steps = ((stop - at) / strides[dim]).min(shape[dim] - digits[dim]);
+            high[dim] = digits[dim] + steps;
+            next = at + steps * strides[dim];
+        }
+        visit(Region::of_row(&row), at)?;
+        at = next;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    fn elements(region: Region<'_>) -> HashSet<Vec<i64>> {
+        region.sides().fold(HashSet::from([Vec::new()]), |all, (start, stop)| {
+            all.iter().flat_map(|p| (start..stop).map(|i| [p.clone(), vec![i]].concat())).collect()
+        })
+    }
+
+    fn row(sides: &[(i64, i64)]) -> Vec<i64> {
+        let stops = sides.iter().map(|(start, length)| start + length);
+        sides.iter().map(|side| side.0).chain(stops).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn the_algebra_is_that_of_the_sets_of_elements(
+            sides in (0..4_usize).prop_flat_map(|rank| prop::collection::vec(
+                prop::collection::vec((0..5_i64, 0..4_i64), rank), 2)),
+            origin in prop::collection::vec(0..3_i64, 3),
+        ) {
+            let rows: Vec<_> = sides.iter().map(|sides| row(sides)).collect();
+            let (a, b) = (Region::of_row(&rows[0]), Region::of_row(&rows[1]));
+            let (in_a, in_b) = (elements(a), elements(b));
+            let common: HashSet<_> = in_a.intersection(&in_b).cloned().collect();
+            prop_assert_eq!(a.elements().unwrap() as usize, in_a.len());
+            prop_assert_eq!(a.is_empty(), in_a.is_empty());
+            prop_assert_eq!(a.meets(b), !common.is_empty());
+            let mut written = vec![0; rows[0].len()];
+            prop_assert_eq!(a.overlap_into(b, &mut written), !common.is_empty());
+            if !common.is_empty() {
+                prop_assert_eq!(elements(Region::of_row(&written)), common);
+            }
+            if !in_b.is_empty() {
+                prop_assert_eq!(a.contains(b), in_b.is_subset(&in_a));
+            }
+            a.relative_into(&origin[..a.rank()], &mut written);
+            let moved: HashSet<Vec<i64>> =
+                in_a.iter().map(|p| p.iter().zip(&origin).map(|(at, from)| at - from).collect()).collect();
+            prop_assert_eq!(elements(Region::of_row(&written)), moved);
+        }
+
+        #[test]
+        fn a_range_is_cut_into_few_boxes_in_order(
+            shape in prop::collection::vec(1..5_i64, 0..5),
+            ends in (0..700_i64, 0..700_i64),
+        ) {
+            let size: i64 = shape.iter().product();
+            let (start, stop) = (ends.0 % (size + 1), ends.1 % (size + 1));
+            let strides = radix::strides(&shape);
+            let (mut next, mut boxes) = (start, 0);
+            boxes_of_range((start, stop), &shape, &mut |region, offset| {
+                assert_eq!((offset, region.offset(&strides)), (next, next));
+                // Its elements are one run of the tensor.
+                let last: i64 = region.stop().iter().zip(&strides).map(|(stop, stride)| (stop - 1) * stride).sum();
+                assert_eq!(last - offset + 1, region.elements()?);
+                assert!(region.sides().zip(&shape).all(|((a, b), &n)| 0 <= a && a < b && b <= n));
+                next += region.elements()?;
+                boxes += 1;
+                Ok(())
+            })
+            .unwrap();
+            prop_assert_eq!(next, stop.max(start));
+            prop_assert!(boxes <= (2 * shape.len()).saturating_sub(1).max(1), "{} boxes", boxes);
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_number_of_elements_is_an_error() {
+        let huge = [0, 0, 1 << 32, 1 << 32];
+        assert!(matches!(Region::of_row(&huge).elements(), Err(Error::Overflow { .. })));
+        assert_eq!(Region::of_row(&[0, 3, 1 << 62, 3]).elements(), Ok(0));
+        assert_eq!(Region::of_row(&[]).elements(), Ok(1));
+        let rows = vec![7; 40];
+        assert!(Region::of_row(&rows).text().ends_with(", 7:7, …]"));
+    }
+
+    #[test]
+    fn lists_of_boxes_count_those_without_dims() {
+        let scalars = Regions::of_bounds(0, 3, &[]).unwrap();
+        assert_eq!((scalars.len(), scalars.get(2).elements()), (3, Ok(1)));
+        let boxes = Regions::of_bounds(2, 1, &[1, 3, 5, 9]).unwrap();
+        assert_eq!(boxes.rows(), [1, 5, 3, 9]);
+        assert!(Regions::of_bounds(2, 2, &[1, 3, 5, 9]).is_err());
+        assert_eq!(boxes.get(0).contiguous_from(&[4, 9]), 1);
+        assert_eq!(Region::of_row(&[1, 0, 3, 9]).contiguous_from(&[4, 9]), 0);
+    }
+}

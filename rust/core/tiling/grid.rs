@@ -1,0 +1,103 @@
+//! A regular grid of chunks, each a holder of its own: the chunks of a zarr array.
+
+use crate::{
+    error::{Error, Result},
+    index::radix,
+    region::Region,
+    tiling::{
+        Piece, Place, Poll, Tiling, checked_holder, checked_shape,
+        tiles::{Chunks, Tiles},
+    },
+    uneven::Cut,
+};
+
+/// Chunks of one shape, the first at the tensor's corner, numbered in C order; those at the far ends hold what is left.
+///
+/// ```
+/// use shardwise_core::tiling::{Tiling, grid::Grid};
+/// let grid = Grid::new(&[10, 6], &[4, 6], false)?;
+/// assert_eq!((grid.holders(), grid.array_shape(2)?), (3, vec![2, 6]));
+/// assert_eq!(Grid::new(&[10, 6], &[4, 6], true)?.array_shape(2)?, [4, 6]);
+/// # Ok::<(), shardwise_core::error::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Grid {
+    shape: Vec<i64>,
+    chunks: Vec<i64>,
+    padded: bool,
+    cuts: Vec<Cut>,
+    counts: Vec<i64>,
+    holders: i64,
+}
+
+impl Grid {
+    /// The grid of a tensor of `shape` in chunks of the shape `chunks`. If `padded`, the arrays of the chunks at the far
+    /// ends have that shape too, as those of zarr have, and their elements beyond the tensor mean nothing.
+    ///
+    /// # Errors
+    /// [`Error::Rank`] if the two differ in rank, [`Error::NegativeDim`], [`Error::ChunkSize`] for a chunk below one
+    /// element, [`Error::Overflow`] if the elements of the tensor or of a chunk, or the chunks, are over 2^63 - 1.
+    pub fn new(shape: &[i64], chunks: &[i64], padded: bool) -> Result<Self> {
+        checked_shape(shape)?;
+        if chunks.len() != shape.len() {
+            return Err(Error::Chunks { given: chunks.len(), rank: shape.len() });
+        }
+        if let Some((dim, &size)) = chunks.iter().enumerate().find(|&(_, &size)| size < 1) {
+            return Err(Error::ChunkSize { dim, size });
+        }
+        radix::product("chunks", chunks)?;
+        let cuts: Vec<Cut> = shape.iter().zip(chunks).map(|(&n, &chunk)| Cut::in_chunks(n, chunk)).collect();
+        let counts: Vec<i64> = cuts.iter().map(Cut::shards).collect();
+        let holders = radix::product("the number of chunks", &counts)?;
+        Ok(Self { shape: shape.to_vec(), chunks: chunks.to_vec(), padded, cuts, counts, holders })
+    }
+
+    /// How each dim is cut.
+    pub(crate) fn cuts(&self) -> &[Cut] {
+        &self.cuts
+    }
+
+    /// The number of chunks along each dim.
+    #[must_use]
+    pub fn counts(&self) -> &[i64] {
+        &self.counts
+    }
+
+    fn bounds(&self, holder: i64) -> Result<(Vec<i64>, Vec<i64>)> {
+        let index = radix::unravel(checked_holder(holder, self.holders)?, &self.counts);
+        Ok(self.cuts.iter().zip(index).map(|(cut, i)| cut.bounds(i)).unzip())
+    }
+}
+
+impl Tiling for Grid {
+    fn shape(&self) -> &[i64] {
+        &self.shape
+    }
+
+    fn holders(&self) -> i64 {
+        self.holders
+    }
+
+    fn array_shape(&self, holder: i64) -> Result<Vec<i64>> {
+        let (start, stop) = self.bounds(holder)?;
+        Ok(if self.padded { self.chunks.clone() } else { Region::new(&start, &stop).extents().collect() })
+    }
+
+    fn visit_pieces(&self, holder: i64, visit: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
+        let (start, stop) = self.bounds(holder)?;
+        let origin = vec![0; start.len()];
+        visit(Piece { region: Region::new(&start, &stop), place: Place::At(&origin) })
+    }
+
+    fn has_replicas(&self) -> bool {
+        false
+    }
+
+    fn check(&self, _: Poll<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn tiles(&self, _: Poll<'_>) -> Result<Box<dyn Tiles + '_>> {
+        Ok(Box::new(Chunks::new(self)))
+    }
+}

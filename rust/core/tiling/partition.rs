@@ -1,0 +1,50 @@
+//! A partition is a tiling in closed form.
+
+use std::sync::Arc;
+
+use crate::{
+    error::Result,
+    partition::Partition,
+    region::Region,
+    tiling::{
+        Piece, Place, Poll, Tiling,
+        tiles::{Shards, Tiles},
+    },
+};
+
+impl Tiling for Partition {
+    fn shape(&self) -> &[i64] {
+        self.shape()
+    }
+
+    fn holders(&self) -> i64 {
+        self.mesh().size()
+    }
+
+    fn array_shape(&self, holder: i64) -> Result<Vec<i64>> {
+        Ok(self.box_of(holder)?.into_iter().map(|(start, stop)| stop - start).collect())
+    }
+
+    fn visit_pieces(&self, holder: i64, visit: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {
+        let (start, stop): (Vec<i64>, Vec<i64>) = self.box_of(holder)?.into_iter().unzip();
+        let origin = vec![0; start.len()];
+        visit(Piece { region: Region::new(&start, &stop), place: Place::At(&origin) })
+    }
+
+    fn has_replicas(&self) -> bool {
+        true
+    }
+
+    /// The shards of a partition tile the tensor, and devices that hold the same shard are replicas.
+    fn check(&self, _: Poll<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn tiles(&self, _: Poll<'_>) -> Result<Box<dyn Tiles + '_>> {
+        Ok(Box::new(Shards::new(self)?))
+    }
+
+    fn as_partition(self: Arc<Self>) -> Option<Arc<Partition>> {
+        Some(self)
+    }
+}

@@ -1,0 +1,111 @@
+//! What can go wrong, with the file and the byte that it went wrong at.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+/// What the functions of this crate return.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why something could not be done.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The operating system refused an operation on a file.
+    #[error("{operation} {}{}: {error}", path.display(), offset.map(|at| format!(" at byte {at}")).unwrap_or_default())]
+    Os {
+        /// What was to be done, as in "writing".
+        operation: &'static str,
+        /// To which file.
+        path: PathBuf,
+        /// At which byte of it, for reads and writes.
+        offset: Option<i64>,
+        /// The system's answer.
+        error: io::Error,
+    },
+    /// A source that ends before the bytes that are needed.
+    #[error("{} ends at byte {end}; bytes {start} to {stop} were needed", path.display())]
+    Ends {
+        /// The file.
+        path: PathBuf,
+        /// Where it ends.
+        end: i64,
+        /// The first byte that was needed.
+        start: i64,
+        /// One past the last.
+        stop: i64,
+    },
+    /// A path that does not lead to a regular file.
+    #[error("{} is {kind}; a regular file is needed", path.display())]
+    Kind {
+        /// The path.
+        path: PathBuf,
+        /// What it is, as in "a directory".
+        kind: &'static str,
+    },
+    /// A source that is not what it was when the job was made.
+    #[error("{} {what}", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// What changed, with both values.
+        what: String,
+    },
+    /// A job that contradicts itself.
+    #[error("{0}")]
+    Job(String),
+    /// A budget that even the smallest pieces do not fit in.
+    #[error("budget is {given} bytes; at least {needed} are needed")]
+    Budget {
+        /// The budget.
+        given: i64,
+        /// What would do.
+        needed: i64,
+    },
+    /// A file system without room for what is to be written.
+    #[error("{} has {available} bytes free; {needed} are needed", path.display())]
+    Space {
+        /// A folder on the file system.
+        path: PathBuf,
+        /// The bytes that are to be written to it.
+        needed: i64,
+        /// The bytes that are free.
+        available: i64,
+    },
+    /// A lock that another process holds.
+    #[error("{} is locked{}; another process is writing there", path.display(), holder(owner))]
+    Locked {
+        /// The lock file.
+        path: PathBuf,
+        /// What the lock file says of who holds it.
+        owner: String,
+    },
+    /// More values than there is memory for.
+    #[error("{what} does not fit in memory")]
+    Memory {
+        /// The values.
+        what: &'static str,
+    },
+    /// The caller's poll asked to stop.
+    #[error("interrupted")]
+    Interrupted,
+    /// A worker thread panicked.
+    #[error("a worker thread panicked: {0}")]
+    Panicked(String),
+}
+
+impl Error {
+    /// An answer of the operating system; `offset` is the byte, for reads and writes.
+    pub(crate) fn os(operation: &'static str, path: &Path, offset: Option<i64>, error: io::Error) -> Self {
+        Self::Os { operation, path: path.to_owned(), offset, error }
+    }
+
+    /// A mistake in the job.
+    pub(crate) fn job(message: impl Into<String>) -> Self {
+        Self::Job(message.into())
+    }
+}
+
+fn holder(owner: &str) -> String {
+    if owner.is_empty() { String::new() } else { format!(" by process {owner}") }
+}

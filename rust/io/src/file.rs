@@ -1,0 +1,254 @@
+//! Single operations on files: whole or an error, whatever the system does of them at a time.
+//!
+//! All of them count as steps of [`crate::faults`], are tried again when a signal interrupts them, and name the file in
+//! their errors.
+
+use std::{
+    fs::{File, Metadata, OpenOptions},
+    io,
+    path::Path,
+};
+
+use crate::{
+    error::{Error, Result},
+    faults::{self, Step},
+};
+
+/// Who a file is and what it was like when it was looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// The file system and the file's number on it; zeros where the system does not tell.
+    pub file: (u64, u64),
+    /// Its bytes.
+    pub size: i64,
+    /// When it was last written to, in nanoseconds since 1970.
+    pub modified: i64,
+}
+
+impl Identity {
+    pub(crate) fn of(metadata: &Metadata) -> Self {
+        let size = i64::try_from(metadata.len()).unwrap_or(i64::MAX);
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::MetadataExt;
+            let modified = metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());
+            Self { file: (metadata.dev(), metadata.ino()), size, modified }
+        }
+        #[cfg(not(unix))]
+        {
+            let modified = metadata.modified().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+            Self { file: (0, 0), size, modified: modified.map_or(0, |at| at.as_nanos() as i64) }
+        }
+    }
+}
+
+/// Repeats `operation` for as long as signals interrupt it.
+pub(crate) fn retried<T>(mut operation: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match operation() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}
+
+/// Counts an operation that does all or nothing, and repeats it for as long as signals interrupt it.
+pub(crate) fn counted<T>(what: &'static str, path: &Path, mut operation: impl FnMut() -> io::Result<T>) -> Result<T> {
+    let done = retried(|| {
+        faults::whole()?;
+        operation()
+    });
+    done.map_err(|error| Error::os(what, path, None, error))
+}
+
+/// Opens a regular file to read it.
+pub(crate) fn open_source(path: &Path) -> Result<(File, Identity)> {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    // Opening a FIFO would wait for a writer, perhaps for ever.
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, rustix::fs::OFlags::NONBLOCK.bits() as i32);
+    let file = counted("opening", path, || options.open(path))?;
+    let metadata = counted("looking at", path, || file.metadata())?;
+    check_kind(path, &metadata)?;
+    Ok((file, Identity::of(&metadata)))
+}
+
+/// A file that is open to be written.
+pub(crate) struct Opened {
+    pub(crate) file: File,
+    pub(crate) identity: Identity,
+    /// Whether it was not there before.
+    pub(crate) made: bool,
+}
+
+/// Opens a file to write it (and to read it), and makes it if it is not there; `new` if it must not be.
+pub(crate) fn open_destination(path: &Path, new: bool) -> Result<Opened> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).truncate(false);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(
+        &mut options,
+        (rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOFOLLOW).bits() as i32,
+    );
+    if !new {
+        match counted("opening", path, || options.open(path)) {
+            Err(Error::Os { error, .. }) if error.kind() == io::ErrorKind::NotFound => {}
+            opened => {
+                let file = opened?;
+                let metadata = counted("looking at", path, || file.metadata())?;
+                check_kind(path, &metadata)?;
+                return Ok(Opened { file, identity: Identity::of(&metadata), made: false });
+            }
+        }
+    }
+    let file = counted("creating", path, || options.create_new(true).open(path))?;
+    let metadata = counted("looking at", path, || file.metadata()).inspect_err(|_| {
+        // It is ours, and nobody knows of it yet.
+        let _ = std::fs::remove_file(path);
+    })?;
+    Ok(Opened { file, identity: Identity::of(&metadata), made: true })
+}
+
+fn check_kind(path: &Path, metadata: &Metadata) -> Result<()> {
+    let kind = metadata.file_type();
+    if kind.is_file() {
+        return Ok(());
+    }
+    let kind = if kind.is_dir() { "a directory" } else { "a FIFO, a socket or a device" };
+    Err(Error::Kind { path: path.to_owned(), kind })
+}
+
+/// Fills `buffer` from byte `offset` on.
+pub(crate) fn read(file: &File, path: &Path, buffer: &mut [u8], offset: i64) -> Result<()> {
+    let mut done = 0;
+    while done < buffer.len() {
+        let at = offset + done as i64;
+        let count = retried(|| {
+            let step = faults::step()?;
+            let part = step.part(buffer.len() - done);
+            let count = read_at(file, &mut buffer[done..done + part], at as u64)?;
+            if step == Step::Torn { faults::kill() } else { Ok(count) }
+        });
+        match count.map_err(|error| Error::os("reading", path, Some(at), error))? {
+            0 => {
+                let stop = offset + buffer.len() as i64;
+                return Err(Error::Ends { path: path.to_owned(), end: at, start: offset, stop });
+            }
+            count => done += count,
+        }
+    }
+    Ok(())
+}
+
+/// Writes all of `bytes` from byte `offset` on.
+pub(crate) fn write(file: &File, path: &Path, bytes: &[u8], offset: i64) -> Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let at = offset + done as i64;
+        let count = retried(|| {
+            let step = faults::step()?;
+            let part = step.part(bytes.len() - done);
+            let count = write_at(file, &bytes[done..done + part], at as u64)?;
+            if step == Step::Torn { faults::kill() } else { Ok(count) }
+        });
+        match count.map_err(|error| Error::os("writing", path, Some(at), error))? {
+            0 => {
+                let error = io::Error::from(io::ErrorKind::WriteZero);
+                return Err(Error::os("writing", path, Some(at), error));
+            }
+            count => done += count,
+        }
+    }
+    Ok(())
+}
+
+/// A file, its path, and a byte of it.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) file: &'a File,
+    pub(crate) path: &'a Path,
+    pub(crate) offset: i64,
+}
+
+/// Lets the system copy `length` bytes from file to file, which it does without a copy where the file systems can share
+/// blocks. Gives how many it did copy: fewer where it cannot do it between these files, and the caller then copies the
+/// rest.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn copy_range(from: Place<'_>, to: Place<'_>, length: i64) -> Result<i64> {
+    use rustix::io::Errno;
+    let mut done = 0;
+    while done < length {
+        let (mut at_from, mut at_to) = ((from.offset + done) as u64, (to.offset + done) as u64);
+        let count = retried(|| {
+            let step = faults::step()?;
+            let part = step.part((length - done) as usize);
+            let count = rustix::fs::copy_file_range(from.file, Some(&mut at_from), to.file, Some(&mut at_to), part)?;
+            if step == Step::Torn { faults::kill() } else { Ok(count) }
+        });
+        match count {
+            Ok(0) => break,
+            Ok(count) => done += count as i64,
+            Err(error) => {
+                let cannot = [Errno::XDEV, Errno::NOSYS, Errno::INVAL, Errno::OPNOTSUPP, Errno::PERM, Errno::BADF];
+                if cannot.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error())) {
+                    break;
+                }
+                return Err(Error::os("writing", to.path, Some(to.offset + done), error));
+            }
+        }
+    }
+    Ok(done)
+}
+
+/// Elsewhere the caller copies.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) fn copy_range(_: Place<'_>, _: Place<'_>, _: i64) -> Result<i64> {
+    Ok(0)
+}
+
+/// Gives a file its size and, where the file system can, the blocks for it, so that a full disk is found at once.
+pub(crate) fn allocate(file: &File, path: &Path, size: i64) -> Result<()> {
+    counted("sizing", path, || file.set_len(size as u64))?;
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    if size > 0 {
+        use rustix::{fs::FallocateFlags, io::Errno};
+        let done = retried(|| {
+            faults::whole()?;
+            Ok(rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size as u64)?)
+        });
+        if let Err(error) = done {
+            // A file system that does not know how is not full.
+            let cannot = [Errno::NOSYS, Errno::OPNOTSUPP, Errno::INVAL];
+            if !cannot.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error())) {
+                return Err(Error::os("allocating", path, None, error));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Brings the file's bytes to the disk.
+pub(crate) fn sync(file: &File, path: &Path) -> Result<()> {
+    counted("syncing", path, || file.sync_all())
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, buffer, offset)
+}
+
+#[cfg(unix)]
+fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
+    std::os::unix::fs::FileExt::write_at(file, bytes, offset)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    std::os::windows::fs::FileExt::seek_read(file, buffer, offset)
+}
+
+#[cfg(windows)]
+fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
+    std::os::windows::fs::FileExt::seek_write(file, bytes, offset)
+}

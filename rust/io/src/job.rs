@@ -1,0 +1,464 @@
+//! What is to be done: tensors whose pieces lie in sources, and the pieces that destinations are to hold.
+//!
+//! A piece is a box of its tensor, and where its elements are in its holder: the byte offset of the box's first element,
+//! and the byte strides. A pair of a source piece and a destination piece that overlap is a copy; the engine finds the
+//! pairs itself, so a job grows with the pieces and not with their product.
+//!
+//! Inside, a tensor of elements of `itemsize` bytes is one of bytes, with one dim more: so an element is nothing special,
+//! be it a bit flag or a record of megabytes.
+
+use std::path::PathBuf;
+
+use crate::{
+    boxes::{find_overlap, shared, volume},
+    error::{Error, Result},
+};
+
+/// Numpy's limit; more would be somebody's mistake.
+const MAX_RANK: usize = 64;
+
+/// A file to read.
+#[derive(Debug, Clone)]
+pub struct SourceFile {
+    /// Its path.
+    pub path: PathBuf,
+    /// Its bytes, as the caller found them when the job was made.
+    pub size: i64,
+    /// When it was last written to, in nanoseconds; none if the caller does not care.
+    pub modified: Option<i64>,
+}
+
+/// Memory that is read or written: an array of the caller's.
+#[derive(Debug, Clone, Copy)]
+pub struct Memory {
+    pub(crate) start: *mut u8,
+    low: i64,
+    high: i64,
+}
+
+// SAFETY: the contract of `Memory::new` makes the memory valid for as long as the job lives, from any thread.
+unsafe impl Send for Memory {}
+// SAFETY: as above; the engine never lets two threads write the same bytes.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Memory around `start`, from `low` bytes (0 or less) to `high` bytes (exclusive) of it.
+    ///
+    /// # Safety
+    /// Bytes `start + low .. start + high` must be valid for reads, and for writes if a destination has them, while a
+    /// job with them runs; nobody else may write them meanwhile, nor read them if a destination has them; and bytes that
+    /// a destination's pieces name must not be bytes of anything else in the job.
+    #[must_use]
+    pub unsafe fn new(start: *mut u8, low: i64, high: i64) -> Self {
+        Self { start, low, high }
+    }
+}
+
+/// Where pieces are read from.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// A file.
+    File(SourceFile),
+    /// Memory.
+    Memory(Memory),
+}
+
+/// Where pieces go.
+#[derive(Debug, Clone)]
+pub enum Destination {
+    /// A file that is made, of this size in the end.
+    File {
+        /// Its path.
+        path: PathBuf,
+        /// Its final size; what no piece covers stays zero.
+        size: i64,
+    },
+    /// Memory.
+    Memory(Memory),
+    /// A file that is there and is compared with.
+    Compared(SourceFile),
+    /// Nowhere: the pieces are only digested, as if they were written to a file without an end.
+    Nowhere,
+}
+
+/// A piece: one row of numbers, `[holder, offset, start…, stop…, strides…]`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Piece<'a> {
+    pub(crate) holder: usize,
+    /// The byte in its holder where the box's first element begins.
+    pub(crate) offset: i64,
+    pub(crate) start: &'a [i64],
+    pub(crate) stop: &'a [i64],
+    pub(crate) strides: &'a [i64],
+}
+
+impl Piece<'_> {
+    pub(crate) fn volume(&self) -> i64 {
+        volume(self.start, self.stop)
+    }
+
+    /// The byte in its holder of the element at `position`; within the piece, so it was checked.
+    pub(crate) fn at(&self, position: &[i64]) -> i64 {
+        let steps = position.iter().zip(self.start).zip(self.strides);
+        steps.fold(self.offset, |at, ((position, start), stride)| at + (position - start) * stride)
+    }
+
+    /// The bytes of the holder from the piece's first to one past its last; none if it is empty or beyond 64 bits.
+    fn span(&self) -> Option<(i64, i64)> {
+        let (mut low, mut high) = (self.offset, self.offset.checked_add(1)?);
+        for ((start, stop), stride) in self.start.iter().zip(self.stop).zip(self.strides) {
+            let reach = (stop - start - 1).checked_mul(*stride)?;
+            low = low.checked_add(reach.min(0))?;
+            high = high.checked_add(reach.max(0))?;
+        }
+        Some((low, high))
+    }
+
+    /// Where element 0 of the tensor would be: pieces of one array agree in it.
+    fn origin(&self) -> i128 {
+        let steps = self.start.iter().zip(self.strides);
+        steps.fold(i128::from(self.offset), |at, (&start, &stride)| at - i128::from(start) * i128::from(stride))
+    }
+
+    /// Whether two elements may share a byte: whether a stride is within the reach of the smaller ones.
+    fn overlaps_itself(&self) -> bool {
+        let extents = self.start.iter().zip(self.stop).map(|(start, stop)| stop - start);
+        let mut dims: Vec<(i128, i128)> = (extents.zip(self.strides).filter(|(extent, _)| *extent > 1))
+            .map(|(extent, stride)| (i128::from(*stride).abs(), i128::from(extent)))
+            .collect();
+        dims.sort_unstable();
+        let mut reach = 1;
+        dims.into_iter().any(|(stride, extent)| {
+            let within = stride < reach;
+            reach += stride * (extent - 1);
+            within
+        })
+    }
+}
+
+/// Pieces of one tensor.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Pieces {
+    rows: Vec<i64>,
+    rank: usize,
+}
+
+impl Pieces {
+    pub(crate) fn len(&self) -> usize {
+        self.rows.len() / (2 + 3 * self.rank)
+    }
+
+    pub(crate) fn get(&self, index: usize) -> Piece<'_> {
+        let row = &self.rows[index * (2 + 3 * self.rank)..][..2 + 3 * self.rank];
+        let (head, boxes) = row.split_at(2);
+        let (start, rest) = boxes.split_at(self.rank);
+        let (stop, strides) = rest.split_at(self.rank);
+        Piece { holder: head[0] as usize, offset: head[1], start, stop, strides }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Piece<'_>> {
+        (0..self.len()).map(|index| self.get(index))
+    }
+
+    /// The rows with a last dim for the bytes of an element.
+    fn with_bytes(rows: &[i64], rank: usize, itemsize: i64) -> Result<Self> {
+        let count = rows.len() / (2 + 3 * rank);
+        let mut bytes = Vec::new();
+        let needed = count.checked_mul(5 + 3 * rank);
+        let reserved = needed.map(|needed| bytes.try_reserve_exact(needed));
+        if !matches!(reserved, Some(Ok(()))) {
+            return Err(Error::Memory { what: "the list of pieces" });
+        }
+        for row in rows.chunks_exact(2 + 3 * rank) {
+            bytes.extend_from_slice(&row[..2 + rank]);
+            bytes.push(0);
+            bytes.extend_from_slice(&row[2 + rank..2 + 2 * rank]);
+            bytes.push(itemsize);
+            bytes.extend_from_slice(&row[2 + 2 * rank..]);
+            bytes.push(1);
+        }
+        Ok(Self { rows: bytes, rank: rank + 1 })
+    }
+}
+
+/// What to compute of a tensor on the way.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// The digest of each destination piece ([`crate::digest`]).
+    pub digest: bool,
+    /// The CRC-32 of each destination piece's bytes in its file, which must be one run.
+    pub crc: bool,
+}
+
+/// One tensor.
+#[derive(Debug, Clone)]
+pub(crate) struct Tensor {
+    pub(crate) shape: Vec<i64>,
+    /// The bytes from element to element in C order.
+    pub(crate) strides: Vec<i64>,
+    pub(crate) itemsize: i64,
+    pub(crate) wanted: Wanted,
+    pub(crate) sources: Pieces,
+    pub(crate) destinations: Pieces,
+    /// The number of its first destination piece among all.
+    pub(crate) first: usize,
+}
+
+/// Everything that is to be done in one run.
+#[derive(Debug, Clone, Default)]
+pub struct Job {
+    pub(crate) sources: Vec<Source>,
+    pub(crate) destinations: Vec<Destination>,
+    pub(crate) tensors: Vec<Tensor>,
+    pieces: usize,
+}
+
+impl Job {
+    /// A job between these holders, without tensors.
+    ///
+    /// # Errors
+    /// [`Error::Job`] for a negative size.
+    pub fn new(sources: Vec<Source>, destinations: Vec<Destination>) -> Result<Self> {
+        let sizes = sources.iter().filter_map(|source| match source {
+            Source::File(file) => Some(file.size),
+            Source::Memory(_) => None,
+        });
+        let made = destinations.iter().filter_map(|destination| match destination {
+            Destination::File { size, .. } => Some(*size),
+            Destination::Compared(file) => Some(file.size),
+            Destination::Memory(_) | Destination::Nowhere => None,
+        });
+        if let Some(size) = sizes.chain(made).find(|&size| size < 0) {
+            return Err(Error::job(format!("a file's size is {size}; it must be at least 0")));
+        }
+        Ok(Self { sources, destinations, tensors: Vec::new(), pieces: 0 })
+    }
+
+    /// The number of destination pieces so far.
+    #[must_use]
+    pub fn pieces(&self) -> usize {
+        self.pieces
+    }
+
+    /// Adds a tensor. `sources` and `destinations` are rows of its pieces: `[holder, offset, start…, stop…, strides…]`,
+    /// offset and strides in bytes, holders by their position in the job. Elements that no source piece covers, and
+    /// no destination piece needs, may be missing.
+    ///
+    /// # Errors
+    /// [`Error::Job`], naming the tensor and the piece: for a number out of range, source pieces that overlap, destination
+    /// pieces that the source pieces do not cover, and a checksum of a piece that is not one run.
+    pub fn add(
+        &mut self,
+        itemsize: i64,
+        shape: &[i64],
+        sources: &[i64],
+        destinations: &[i64],
+        wanted: Wanted,
+    ) -> Result<()> {
+        let number = self.tensors.len();
+        let fail = |message: String| Err(Error::job(format!("tensors[{number}]: {message}")));
+        let row = 2 + 3 * shape.len();
+        if shape.len() > MAX_RANK {
+            return fail(format!("has {} dims; at most {MAX_RANK} are possible", shape.len()));
+        }
+        if itemsize < 1 || shape.iter().any(|&size| size < 0) {
+            return fail(format!("shape {} of {itemsize} bytes each is not possible", short(shape)));
+        }
+        if !sources.len().is_multiple_of(row) || !destinations.len().is_multiple_of(row) {
+            return fail(format!("its pieces are not rows of {row} numbers"));
+        }
+        let mut strides = vec![1; shape.len() + 1];
+        let mut bytes = Some(itemsize);
+        for dim in (0..shape.len()).rev() {
+            // Of a shape without elements, nothing is ever computed from them.
+            strides[dim] = bytes.unwrap_or(0);
+            bytes = bytes.and_then(|bytes| bytes.checked_mul(shape[dim]));
+        }
+        if bytes.is_none() && !shape.contains(&0) {
+            return fail(format!("shape {} of {itemsize} bytes each is over 2**63 - 1 bytes", short(shape)));
+        }
+        let sources = Pieces::with_bytes(sources, shape.len(), itemsize)?;
+        let destinations = Pieces::with_bytes(destinations, shape.len(), itemsize)?;
+        let mut shape = shape.to_vec();
+        shape.push(itemsize);
+        let first = self.pieces;
+        let tensor = Tensor { shape, strides, itemsize, wanted, sources, destinations, first };
+        self.check(&tensor).or_else(fail)?;
+        self.pieces += tensor.destinations.len();
+        self.tensors.push(tensor);
+        Ok(())
+    }
+
+    fn check(&self, tensor: &Tensor) -> std::result::Result<(), String> {
+        for (index, piece) in tensor.sources.iter().enumerate() {
+            check_box(tensor, &piece).map_err(|what| format!("source piece {index}: {what}"))?;
+            let limits = self.sources.get(piece.holder).map(|source| match source {
+                Source::File(file) => (0, file.size, true),
+                Source::Memory(memory) => (memory.low, memory.high, false),
+            });
+            check_span(&piece, limits).map_err(|what| format!("source piece {index}: {what}"))?;
+        }
+        for (index, piece) in tensor.destinations.iter().enumerate() {
+            let fail = |what: String| format!("destination piece {index}: {what}");
+            check_box(tensor, &piece).map_err(fail)?;
+            let limits = self.destinations.get(piece.holder).map(|destination| match destination {
+                Destination::File { size, .. } => (0, *size, true),
+                Destination::Compared(file) => (0, file.size, true),
+                Destination::Memory(memory) => (memory.low, memory.high, false),
+                Destination::Nowhere => (0, i64::MAX, true),
+            });
+            check_span(&piece, limits).map_err(fail)?;
+            if piece.volume() > 0 && piece.overlaps_itself() {
+                return Err(fail("its strides make elements overlap, so it cannot be written".to_owned()));
+            }
+            if tensor.wanted.crc && !is_one_run(&piece) {
+                return Err(fail("is not one run of bytes, so it has no CRC-32".to_owned()));
+            }
+        }
+        check_cover(tensor)
+    }
+
+    /// Checks what concerns all tensors together: that no byte is written twice.
+    ///
+    /// # Errors
+    /// [`Error::Job`] naming the file and the pieces.
+    pub fn check_destinations(&self) -> Result<()> {
+        let mut spans: Vec<(usize, i64, i64, usize, usize)> = Vec::new();
+        spans.try_reserve_exact(self.pieces).map_err(|_| Error::Memory { what: "the list of pieces" })?;
+        for (number, tensor) in self.tensors.iter().enumerate() {
+            for (index, piece) in tensor.destinations.iter().enumerate() {
+                let written =
+                    matches!(self.destinations[piece.holder], Destination::File { .. } | Destination::Memory(_));
+                if let (true, Some((low, high))) = (written && piece.volume() > 0, piece.span()) {
+                    spans.push((piece.holder, low, high, number, index));
+                }
+            }
+        }
+        spans.sort_unstable();
+        let mut at = 0;
+        while at < spans.len() {
+            // A cluster: spans of one file that follow one another without a gap between them.
+            let (holder, _, mut high, ..) = spans[at];
+            let mut end = at + 1;
+            while end < spans.len() && spans[end].0 == holder && spans[end].1 < high {
+                high = high.max(spans[end].2);
+                end += 1;
+            }
+            if end > at + 1 {
+                self.check_cluster(&spans[at..end])?;
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Pieces whose spans interleave are apart if they are disjoint boxes of one array.
+    fn check_cluster(&self, spans: &[(usize, i64, i64, usize, usize)]) -> Result<()> {
+        let piece = |at: usize| self.tensors[spans[at].3].destinations.get(spans[at].4);
+        let first = piece(0);
+        let same = |other: &Piece<'_>| {
+            // The stride of a dim of one position says nothing.
+            other.origin() == first.origin() && other.strides == first.strides
+        };
+        let other = (1..spans.len()).find(|&at| spans[at].3 != spans[0].3 || !same(&piece(at)));
+        let clash = other.map(|at| (at - 1, at)).or_else(|| {
+            let boxes: Vec<(&[i64], &[i64])> = (0..spans.len()).map(|at| (piece(at).start, piece(at).stop)).collect();
+            // Boxes that are apart are bytes that are apart only if the array that holds them does not overlap itself.
+            let (mut start, mut stop) = (first.start.to_vec(), first.stop.to_vec());
+            for dim in 0..start.len() {
+                start[dim] = boxes.iter().map(|corners| corners.0[dim]).min().unwrap_or(0);
+                stop[dim] = boxes.iter().map(|corners| corners.1[dim]).max().unwrap_or(0);
+            }
+            let whole = Piece { start: &start, stop: &stop, ..first };
+            find_overlap(&boxes).or_else(|| whole.overlaps_itself().then_some((0, 1)))
+        });
+        let Some((a, b)) = clash else { return Ok(()) };
+        let path = match &self.destinations[spans[0].0] {
+            Destination::File { path, .. } => path.display().to_string(),
+            _ => format!("destination {}", spans[0].0),
+        };
+        let name = |at: usize| format!("piece {} of tensors[{}]", spans[at].4, spans[at].3);
+        Err(Error::job(format!("{path}: {} and {} would be written to the same bytes", name(a), name(b))))
+    }
+
+    /// The bytes that all destination pieces hold.
+    ///
+    /// # Errors
+    /// [`Error::Job`] if they are over 2⁶³ − 1.
+    pub fn bytes(&self) -> Result<i64> {
+        let pieces = self.tensors.iter().flat_map(|tensor| tensor.destinations.iter());
+        let total = pieces.fold(Some(0_i64), |total, piece| total?.checked_add(piece.volume()));
+        total.ok_or_else(|| Error::job("the destination pieces are over 2**63 - 1 bytes in all"))
+    }
+}
+
+fn check_box(tensor: &Tensor, piece: &Piece<'_>) -> std::result::Result<(), String> {
+    for dim in 0..tensor.shape.len() - 1 {
+        let (start, stop, size) = (piece.start[dim], piece.stop[dim], tensor.shape[dim]);
+        if !(0 <= start && start <= stop && stop <= size) {
+            return Err(format!("is [{start}, {stop}) along dim {dim}, which is not within [0, {size})"));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a piece lies within its holder; `limits` are the holder's first byte, its end, and whether it is a file.
+fn check_span(piece: &Piece<'_>, limits: Option<(i64, i64, bool)>) -> std::result::Result<(), String> {
+    let Some((low, high, file)) = limits else {
+        return Err(format!("its holder is {}, which is not in the job", piece.holder as i64));
+    };
+    if piece.volume() == 0 {
+        return Ok(());
+    }
+    if file && piece.strides.iter().zip(piece.start).zip(piece.stop).any(|((&s, a), b)| s < 0 && b - a > 1) {
+        return Err("has a negative stride, which only memory can have".to_owned());
+    }
+    match piece.span() {
+        Some((start, stop)) if low <= start && stop <= high => Ok(()),
+        Some((start, stop)) => Err(format!("needs bytes {start} to {stop} of its holder, which has {low} to {high}")),
+        None => Err("needs bytes beyond 2**63 - 1 of its holder".to_owned()),
+    }
+}
+
+/// Whether the piece's bytes follow one another in C order in its holder.
+fn is_one_run(piece: &Piece<'_>) -> bool {
+    let mut bytes = 1;
+    for dim in (0..piece.start.len()).rev() {
+        let extent = piece.stop[dim] - piece.start[dim];
+        if extent > 1 && piece.strides[dim] != bytes {
+            return false;
+        }
+        bytes *= extent.max(1);
+    }
+    true
+}
+
+/// Checks that source pieces do not overlap, and that each destination piece is covered.
+fn check_cover(tensor: &Tensor) -> std::result::Result<(), String> {
+    let sources: Vec<(&[i64], &[i64])> = tensor.sources.iter().map(|piece| (piece.start, piece.stop)).collect();
+    if let Some((a, b)) = find_overlap(&sources) {
+        return Err(format!("source pieces {a} and {b} overlap; of replicas, give one"));
+    }
+    let held: i128 = sources.iter().map(|(start, stop)| i128::from(volume(start, stop))).sum();
+    if !tensor.shape.contains(&0) && held == i128::from(tensor.shape[0]) * i128::from(tensor.strides[0]) {
+        return Ok(());
+    }
+    for (index, piece) in tensor.destinations.iter().enumerate() {
+        let needed = piece.volume();
+        let covered: i64 = sources.iter().map(|(start, stop)| shared(piece.start, piece.stop, start, stop)).sum();
+        if covered != needed {
+            let item = tensor.itemsize;
+            return Err(format!(
+                "destination piece {index} has {} elements, of which the source pieces hold {}",
+                needed / item,
+                covered / item
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A shape of which no more is shown than a message has room for.
+fn short(shape: &[i64]) -> String {
+    if shape.len() <= 8 { format!("{shape:?}") } else { format!("{:?} … ({} dims)", &shape[..8], shape.len()) }
+}

@@ -1,0 +1,100 @@
+//! What a source piece and a destination piece share: how its bytes are fetched, and where they are put.
+
+use crate::{
+    boxes::Bounds,
+    job::{Piece, Tensor},
+    strided::{Dim, collapsed},
+};
+
+/// Up to this many bytes between two runs, one read over both is cheaper than two: what a call costs is what the page
+/// cache delivers in half a microsecond.
+pub(crate) const GAP: i64 = 4096;
+
+/// From here on, a run is read to where it belongs, whoever else reads beside it.
+const LONG: i64 = 64 * 1024;
+
+/// From here on, runs that are far apart are read to where they belong, each by a call of its own: a call costs no more
+/// than the copy that it saves.
+const WORTH_A_CALL: i64 = 512;
+
+/// The part of a file piece that a slot needs, as reads.
+#[derive(Debug)]
+pub(crate) struct Fetch {
+    /// The positions of the blocks: in the file, and in the slot.
+    pub(crate) outer: Vec<Dim>,
+    /// Bytes of a block, with what lies between its runs.
+    pub(crate) block: i64,
+    /// The runs of a block: in the block, and in the slot.
+    pub(crate) inner: Vec<Dim>,
+    /// Bytes of a run.
+    pub(crate) run: i64,
+    /// Whether each block is one run that is read to where it belongs.
+    pub(crate) direct: bool,
+    /// From the first byte of the file to one past the last.
+    pub(crate) span: (i64, i64),
+}
+
+impl Fetch {
+    /// The box `bounds` of a piece, to go to memory with these strides; in blocks of no more than `limit` bytes.
+    /// `alone` if no other pair reads from the piece.
+    pub(crate) fn new(piece: &Piece<'_>, bounds: &Bounds, to: &[i64], limit: i64, alone: bool) -> Self {
+        let dims = (0..to.len()).map(|dim| Dim { extent: bounds.extent(dim), from: piece.strides[dim], to: to[dim] });
+        let (mut outer, run) = collapsed(dims);
+        let (mut block, mut inner) = (run, Vec::new());
+        while let Some(dim) = outer.last() {
+            let longer = (dim.extent - 1) * dim.from + block;
+            if dim.from > block + GAP || longer > limit {
+                break;
+            }
+            block = longer;
+            inner.extend(outer.pop());
+        }
+        inner.reverse();
+        let first = piece.at(&bounds.start);
+        let reach: i64 = outer.iter().map(|dim| (dim.extent - 1) * dim.from).sum();
+        let direct = inner.is_empty() && (run >= LONG || (alone && run >= WORTH_A_CALL && !outer.is_empty()));
+        Self { outer, block, inner, run, direct, span: (first, first + reach + block) }
+    }
+
+    /// How many blocks there are.
+    pub(crate) fn blocks(&self) -> i64 {
+        self.outer.iter().map(|dim| dim.extent).product()
+    }
+}
+
+/// The strides of a buffer that holds the box `bounds` densely, its dims in the order that they have in the holder, so
+/// that what is one run there is one run here.
+pub(crate) fn dense_strides(order: &[i64], bounds: &Bounds) -> Vec<i64> {
+    let mut dims: Vec<usize> = (0..order.len()).collect();
+    dims.sort_by_key(|&dim| (order[dim].abs(), std::cmp::Reverse(dim)));
+    let mut strides = vec![1; order.len()];
+    let mut bytes = 1;
+    for dim in dims {
+        strides[dim] = bytes;
+        bytes *= bounds.extent(dim);
+    }
+    strides
+}
+
+/// The one run that the box `bounds` is in both pieces, if it is one.
+pub(crate) fn common_run(bounds: &Bounds, from: &Piece<'_>, to: &Piece<'_>) -> Option<i64> {
+    let dims = (0..bounds.start.len()).map(|dim| Dim {
+        extent: bounds.extent(dim),
+        from: from.strides[dim],
+        to: to.strides[dim],
+    });
+    let (outer, run) = collapsed(dims);
+    outer.is_empty().then_some(run)
+}
+
+/// The dim along which a box is halved: the outermost one of both pieces. Where they disagree (a transposition), the
+/// longer of the two, which keeps the runs of both sides equally long.
+pub(crate) fn dim_to_split(tensor: &Tensor, bounds: &Bounds, from: Option<&Piece<'_>>, to: &Piece<'_>) -> usize {
+    let outermost = |strides: &[i64]| {
+        let long = (0..strides.len()).filter(|&dim| bounds.extent(dim) > 1);
+        long.max_by_key(|&dim| (strides[dim].abs(), std::cmp::Reverse(dim))).unwrap_or(0)
+    };
+    let a = outermost(from.map_or(&tensor.strides, |piece| piece.strides));
+    let b = outermost(to.strides);
+    if bounds.extent(a) >= bounds.extent(b) { a } else { b }
+}

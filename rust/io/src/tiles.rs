@@ -1,0 +1,316 @@
+//! A job in units of work, each small enough for one thread's buffers.
+//!
+//! A tensor's box is halved, along its outermost dim, until what must be read for it and what must be written fit in the
+//! buffers. So a tile of row shards is rows, a tile of column shards is rows of all columns, and each piece's part of it
+//! is one run of its file or nearly: every byte is read once and written once, in runs as long as the buffers allow.
+//! Pieces that have nothing in a half are not looked at again, so tiles of a tensor in 10⁵ pieces cost no more than
+//! others. Tiles of small tensors share a unit, and so their reads and writes.
+//!
+//! Where the pieces share long runs, and nobody wants to see the bytes, the unit is a range for the system to copy.
+//!
+//! Units are numbered, and a job gives the same ones each time: that is what a journal refers to.
+
+use crate::{
+    boxes::Bounds,
+    error::{Error, Result},
+    job::{Destination, Job, Source, Tensor},
+    pair::{Fetch, common_run, dense_strides, dim_to_split},
+};
+
+/// From here on, a run is left to the system.
+const RANGE: i64 = 1 << 20;
+/// At most this much of it at a time, so that threads share the work and an interrupt is seen soon.
+const MAX_RANGE: i64 = 16 << 20;
+/// Pairs that are looked at for ranges; where there are more, none of them is long, or their halves are few.
+const MAX_PAIRS: usize = 4096;
+/// Tiles in a unit, and calls that it takes, at most: what is known of a unit is memory too.
+const MAX_TILES: usize = 1024;
+const MAX_CALLS: i64 = 16 * 1024;
+
+/// A box of a tensor, and the pieces that have to do with it.
+#[derive(Debug)]
+pub(crate) struct Tile {
+    pub(crate) tensor: usize,
+    pub(crate) bounds: Bounds,
+    pub(crate) sources: Vec<u32>,
+    pub(crate) destinations: Vec<u32>,
+}
+
+/// What a unit does.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// Copies a range from file to file: holder and offset of both.
+    Range { from: (usize, i64), to: (usize, i64), length: i64 },
+    /// Copies the destinations' parts of tiles.
+    Tiles(Vec<Tile>),
+}
+
+/// The smallest amount of work that is taken, finished and recorded.
+#[derive(Debug)]
+pub(crate) struct Unit {
+    pub(crate) number: u64,
+    /// Bytes of destinations.
+    pub(crate) bytes: i64,
+    /// Whether anything of it comes from memory, whose content nobody can vouch for in another run.
+    pub(crate) from_memory: bool,
+    pub(crate) work: Work,
+}
+
+/// The units of a job, in order.
+pub(crate) struct Units<'a> {
+    job: &'a Job,
+    /// Bytes of each of a thread's two buffers.
+    limit: i64,
+    next: usize,
+    stack: Vec<Tile>,
+    ranges: Vec<Unit>,
+    batch: Vec<Tile>,
+    cost: Cost,
+    number: u64,
+}
+
+/// What a tile, or a batch of them, takes.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cost {
+    /// Bytes to read into a buffer.
+    read: i64,
+    /// Bytes to write from a buffer.
+    write: i64,
+    /// Bytes of destinations.
+    bytes: i64,
+    calls: i64,
+    from_memory: bool,
+}
+
+impl Cost {
+    fn and(self, other: Self) -> Self {
+        Self {
+            read: self.read.saturating_add(other.read),
+            write: self.write.saturating_add(other.write),
+            bytes: self.bytes.saturating_add(other.bytes),
+            calls: self.calls.saturating_add(other.calls),
+            from_memory: self.from_memory || other.from_memory,
+        }
+    }
+}
+
+impl<'a> Units<'a> {
+    pub(crate) fn new(job: &'a Job, limit: i64) -> Self {
+        let (stack, ranges, batch) = Default::default();
+        Self { job, limit, next: 0, stack, ranges, batch, cost: Cost::default(), number: 0 }
+    }
+
+    /// The next unit; none if there are no more.
+    pub(crate) fn next(&mut self) -> Result<Option<Unit>> {
+        loop {
+            if let Some(range) = self.ranges.pop() {
+                return Ok(Some(self.numbered(range)));
+            }
+            let Some(tile) = self.take()? else {
+                return Ok(self.flush());
+            };
+            let tensor = &self.job.tensors[tile.tensor];
+            if let Some(ranges) = self.ranges_of(tensor, &tile) {
+                self.ranges = ranges;
+                if let Some(unit) = self.flush() {
+                    return Ok(Some(unit));
+                }
+                continue;
+            }
+            let cost = self.cost_of(tensor, &tile);
+            if !self.fits(cost) && tile.bounds.volume() > 1 {
+                self.split(tensor, tile)?;
+                continue;
+            }
+            let full = !self.batch.is_empty() && (!self.fits(self.cost.and(cost)) || self.batch.len() >= MAX_TILES);
+            let unit = if full { self.flush() } else { None };
+            self.batch.push(tile);
+            self.cost = self.cost.and(cost);
+            if unit.is_some() {
+                return Ok(unit);
+            }
+        }
+    }
+
+    fn fits(&self, cost: Cost) -> bool {
+        cost.read <= self.limit && cost.write <= self.limit && cost.bytes <= 4 * self.limit && cost.calls <= MAX_CALLS
+    }
+
+    fn numbered(&mut self, unit: Unit) -> Unit {
+        self.number += 1;
+        Unit { number: self.number - 1, ..unit }
+    }
+
+    /// The batch as a unit, if there is one.
+    fn flush(&mut self) -> Option<Unit> {
+        if self.batch.is_empty() {
+            return None;
+        }
+        let cost = std::mem::take(&mut self.cost);
+        let work = Work::Tiles(std::mem::take(&mut self.batch));
+        Some(self.numbered(Unit { number: 0, bytes: cost.bytes, from_memory: cost.from_memory, work }))
+    }
+
+    /// The next box to look at, no larger than what its destinations hold of it.
+    fn take(&mut self) -> Result<Option<Tile>> {
+        loop {
+            let mut tile = match self.stack.pop() {
+                Some(tile) => tile,
+                None => {
+                    let Some(tensor) = self.job.tensors.get(self.next) else { return Ok(None) };
+                    self.next += 1;
+                    whole(tensor, self.next - 1)?
+                }
+            };
+            let tensor = &self.job.tensors[tile.tensor];
+            let mut held: Option<Bounds> = None;
+            tile.destinations.retain(|&index| {
+                let piece = tensor.destinations.get(index as usize);
+                let Some(part) = tile.bounds.overlap(piece.start, piece.stop) else { return false };
+                match &mut held {
+                    Some(held) => held.include(&part),
+                    None => held = Some(part),
+                }
+                true
+            });
+            let Some(held) = held else { continue };
+            tile.bounds = held;
+            tile.sources.retain(|&index| {
+                let piece = tensor.sources.get(index as usize);
+                tile.bounds.overlap(piece.start, piece.stop).is_some()
+            });
+            return Ok(Some(tile));
+        }
+    }
+
+    /// The tile as ranges, the last one first, if all that its pieces share is long runs.
+    fn ranges_of(&self, tensor: &Tensor, tile: &Tile) -> Option<Vec<Unit>> {
+        let pairs = tile.sources.len().checked_mul(tile.destinations.len())?;
+        if tensor.wanted.digest || tensor.wanted.crc || pairs > MAX_PAIRS || tile.bounds.volume() < RANGE {
+            return None;
+        }
+        let mut units = Vec::new();
+        for &d in &tile.destinations {
+            let to = tensor.destinations.get(d as usize);
+            if !matches!(self.job.destinations[to.holder], Destination::File { .. }) {
+                return None;
+            }
+            let slot = tile.bounds.overlap(to.start, to.stop)?;
+            for &s in &tile.sources {
+                let from = tensor.sources.get(s as usize);
+                let Some(shared) = slot.overlap(from.start, from.stop) else { continue };
+                let run = common_run(&shared, &from, &to).filter(|&run| run >= RANGE)?;
+                if matches!(self.job.sources[from.holder], Source::Memory(_)) {
+                    return None;
+                }
+                let (a, b) = (from.at(&shared.start), to.at(&shared.start));
+                let mut done = 0;
+                while done < run {
+                    let length = (run - done).min(MAX_RANGE);
+                    let work = Work::Range { from: (from.holder, a + done), to: (to.holder, b + done), length };
+                    units.push(Unit { number: 0, bytes: length, from_memory: false, work });
+                    done += length;
+                }
+            }
+        }
+        units.reverse();
+        Some(units)
+    }
+
+    /// What a tile takes; what it does not fit in is counted no further.
+    fn cost_of(&self, tensor: &Tensor, tile: &Tile) -> Cost {
+        let mut cost = Cost::default();
+        let mut slots = Vec::with_capacity(tile.destinations.len());
+        for &d in &tile.destinations {
+            let piece = tensor.destinations.get(d as usize);
+            let Some(bounds) = tile.bounds.overlap(piece.start, piece.stop) else { continue };
+            let volume = bounds.volume();
+            cost.bytes += volume;
+            let strides = match self.job.destinations[piece.holder] {
+                Destination::Memory(_) => piece.strides.to_vec(),
+                _ => dense_strides(piece.strides, &bounds),
+            };
+            match self.job.destinations[piece.holder] {
+                Destination::Memory(_) => {}
+                Destination::Nowhere => cost.write += volume,
+                Destination::File { .. } | Destination::Compared(_) => {
+                    cost.write += volume;
+                    cost.calls += Fetch::new(&piece, &bounds, &strides, 0, true).blocks();
+                }
+            }
+            slots.push((bounds, strides));
+            if !self.fits(cost) {
+                return cost;
+            }
+        }
+        for &s in &tile.sources {
+            let piece = tensor.sources.get(s as usize);
+            let parts: Vec<_> = slots
+                .iter()
+                .filter_map(|(slot, strides)| Some((slot.overlap(piece.start, piece.stop)?, strides)))
+                .collect();
+            if matches!(self.job.sources[piece.holder], Source::Memory(_)) {
+                cost.from_memory = true;
+                continue;
+            }
+            let (mut span, mut bytes) = ((i64::MAX, 0), 0_i64);
+            for (bounds, strides) in &parts {
+                let fetch = Fetch::new(&piece, bounds, strides, self.limit, parts.len() == 1);
+                cost.calls += fetch.blocks();
+                if !fetch.direct {
+                    bytes = bytes.saturating_add(fetch.block.saturating_mul(fetch.blocks()));
+                    span = (span.0.min(fetch.span.0), span.1.max(fetch.span.1));
+                }
+            }
+            cost.read += bytes.min((span.1.saturating_sub(span.0)).max(0));
+            if !self.fits(cost) {
+                return cost;
+            }
+        }
+        cost
+    }
+
+    /// Puts both halves of a tile on the stack, the first one to be taken first.
+    fn split(&mut self, tensor: &Tensor, tile: Tile) -> Result<()> {
+        let to = tensor.destinations.get(tile.destinations[0] as usize);
+        let from = tile.sources.first().map(|&s| tensor.sources.get(s as usize));
+        let dim = dim_to_split(tensor, &tile.bounds, from.as_ref(), &to);
+        let middle = tile.bounds.start[dim] + tile.bounds.extent(dim) / 2;
+        let (mut first, mut second) = (tile.bounds.clone(), tile.bounds);
+        first.stop[dim] = middle;
+        second.start[dim] = middle;
+        let sources = copied(&tile.sources)?;
+        let destinations = copied(&tile.destinations)?;
+        self.stack.push(Tile { tensor: tile.tensor, bounds: second, sources, destinations });
+        self.stack.push(Tile { bounds: first, ..tile });
+        Ok(())
+    }
+}
+
+/// The whole of a tensor, with all its pieces.
+fn whole(tensor: &Tensor, number: usize) -> Result<Tile> {
+    let all = |count: usize| {
+        let count = u32::try_from(count).map_err(|_| memory())?;
+        let mut indices = Vec::new();
+        indices.try_reserve_exact(count as usize).map_err(|_| memory())?;
+        indices.extend(0..count);
+        Ok::<_, Error>(indices)
+    };
+    Ok(Tile {
+        tensor: number,
+        bounds: Bounds::of(&vec![0; tensor.shape.len()], &tensor.shape),
+        sources: all(tensor.sources.len())?,
+        destinations: all(tensor.destinations.len())?,
+    })
+}
+
+fn copied(indices: &[u32]) -> Result<Vec<u32>> {
+    let mut copy = Vec::new();
+    copy.try_reserve_exact(indices.len()).map_err(|_| memory())?;
+    copy.extend_from_slice(indices);
+    Ok(copy)
+}
+
+fn memory() -> Error {
+    Error::Memory { what: "the list of pieces" }
+}

@@ -1,0 +1,439 @@
+//! One unit of work, by one thread with two buffers: what is read, and what is to be written.
+//!
+//! First every destination part gets its slot: its place in the write buffer, in the order of the files, or in the
+//! caller's memory. Then the sources are read: long runs to where they belong, everything else, sorted and joined, into
+//! the read buffer, from which it is copied to the slots. Then the slots are digested, and written or compared.
+
+use crate::{
+    boxes::Bounds,
+    digest::Digest,
+    error::{Error, Result},
+    file::{self, Place},
+    job::{Destination, Job, Source, Tensor},
+    pair::{Fetch, GAP, dense_strides},
+    strided::{self, Dim, Pointer, collapsed, positions},
+    table::Table,
+    tiles::{Tile, Work},
+};
+
+/// The open files of a job.
+pub(crate) struct Files<'a> {
+    pub(crate) sources: Table<'a>,
+    pub(crate) destinations: Table<'a>,
+    pub(crate) compared: Table<'a>,
+}
+
+/// What was learnt about the destination pieces that a unit wrote to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Finding {
+    /// The piece, by its number among all.
+    pub(crate) piece: u64,
+    /// The digest of what was written, in the tensor.
+    pub(crate) digest: u128,
+    /// Its contribution to the piece's CRC-32.
+    pub(crate) crc: u32,
+    /// The first byte of the tensor, in C order, that the compared file has otherwise; -1 if there is none.
+    pub(crate) differs: i64,
+}
+
+/// What was moved.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes read from files, those between needed ones included.
+    pub read: i64,
+    /// Bytes written to files.
+    pub written: i64,
+    /// Bytes that the system copied from file to file.
+    pub copied: i64,
+    /// Calls that read, write or copy.
+    pub calls: i64,
+}
+
+/// Where one destination piece's part of a tile is put together.
+struct Slot<'t> {
+    tensor: &'t Tensor,
+    piece: usize,
+    bounds: Bounds,
+    strides: Vec<i64>,
+    start: Pointer,
+}
+
+/// A block to be read.
+struct Read {
+    holder: usize,
+    offset: i64,
+    length: i64,
+    to: Pointer,
+    /// Which of the forms of copies takes it to its slot; none if it is read to where it belongs.
+    form: Option<usize>,
+}
+
+/// How the runs of a block are copied.
+struct Form {
+    dims: Vec<Dim>,
+    run: i64,
+}
+
+/// A thread's buffers.
+pub(crate) struct Worker<'a> {
+    job: &'a Job,
+    files: &'a Files<'a>,
+    limit: i64,
+    reading: Vec<u8>,
+    writing: Vec<u8>,
+    pub(crate) traffic: Traffic,
+}
+
+impl<'a> Worker<'a> {
+    /// A worker whose buffers grow to `limit` bytes each.
+    pub(crate) fn new(job: &'a Job, files: &'a Files<'a>, limit: i64) -> Self {
+        Self { job, files, limit, reading: Vec::new(), writing: Vec::new(), traffic: Traffic::default() }
+    }
+
+    /// Does a unit.
+    pub(crate) fn run(&mut self, work: &Work) -> Result<Vec<Finding>> {
+        match work {
+            Work::Range { from, to, length } => self.copy_range(*from, *to, *length).map(|()| Vec::new()),
+            Work::Tiles(tiles) => self.copy_tiles(tiles),
+        }
+    }
+
+    fn copy_range(&mut self, from: (usize, i64), to: (usize, i64), length: i64) -> Result<()> {
+        let (source, source_path) = self.files.sources.get(from.0)?;
+        let (destination, path) = self.files.destinations.get(to.0)?;
+        let from = Place { file: &source, path: source_path, offset: from.1 };
+        let to = Place { file: &destination, path, offset: to.1 };
+        let mut done = file::copy_range(from, to, length)?;
+        self.traffic.copied += done;
+        self.traffic.calls += 1;
+        while done < length {
+            let part = (length - done).min(self.limit);
+            let buffer = grown(&mut self.reading, part)?;
+            file::read(from.file, from.path, buffer, from.offset + done)?;
+            file::write(to.file, to.path, buffer, to.offset + done)?;
+            self.traffic.read += part;
+            self.traffic.written += part;
+            self.traffic.calls += 2;
+            done += part;
+        }
+        Ok(())
+    }
+
+    fn copy_tiles(&mut self, tiles: &[Tile]) -> Result<Vec<Finding>> {
+        let (slots, first) = self.slots(tiles)?;
+        let (mut reads, forms) = self.reads(tiles, &slots, &first);
+        self.fetch(&mut reads, &forms)?;
+        let mut findings = Vec::new();
+        for slot in slots.iter().filter(|slot| slot.tensor.wanted.digest || slot.tensor.wanted.crc) {
+            findings.push(slot.checksums());
+        }
+        self.compare(&slots, &mut findings)?;
+        self.write(&slots)?;
+        Ok(findings)
+    }
+
+    /// The slots of the tiles, those of each tile one after the other, and the first one of each tile.
+    fn slots<'t>(&mut self, tiles: &[Tile]) -> Result<(Vec<Slot<'t>>, Vec<usize>)>
+    where
+        'a: 't,
+    {
+        let mut slots = Vec::new();
+        let mut first = Vec::with_capacity(tiles.len() + 1);
+        // (holder, byte of it, slot, bytes) of those that need room in the buffer.
+        let mut buffered: Vec<(usize, i64, usize, i64)> = Vec::new();
+        for tile in tiles {
+            first.push(slots.len());
+            let tensor = &self.job.tensors[tile.tensor];
+            for &d in &tile.destinations {
+                let piece = tensor.destinations.get(d as usize);
+                let Some(bounds) = tile.bounds.overlap(piece.start, piece.stop) else { continue };
+                let at = piece.at(&bounds.start);
+                let strides = match &self.job.destinations[piece.holder] {
+                    Destination::Memory(_) => piece.strides.to_vec(),
+                    _ => dense_strides(piece.strides, &bounds),
+                };
+                let start = match &self.job.destinations[piece.holder] {
+                    Destination::Memory(memory) => Pointer::new(memory.start).offset(at),
+                    _ => {
+                        buffered.push((piece.holder, at, slots.len(), bounds.volume()));
+                        Pointer::new(std::ptr::null_mut())
+                    }
+                };
+                slots.push(Slot { tensor, piece: d as usize, bounds, strides, start });
+            }
+        }
+        first.push(slots.len());
+        buffered.sort_unstable();
+        let total = buffered.iter().map(|slot| slot.3).sum();
+        let buffer = Pointer::new(grown(&mut self.writing, total)?.as_mut_ptr());
+        let mut used = 0;
+        for (_, _, slot, bytes) in buffered {
+            slots[slot].start = buffer.offset(used);
+            used += bytes;
+        }
+        Ok((slots, first))
+    }
+
+    /// What must be read from files for the slots; what comes from memory is copied at once.
+    fn reads(&self, tiles: &[Tile], slots: &[Slot<'_>], first: &[usize]) -> (Vec<Read>, Vec<Form>) {
+        let (mut reads, mut forms) = (Vec::new(), Vec::new());
+        for (at, tile) in tiles.iter().enumerate() {
+            let tensor = &self.job.tensors[tile.tensor];
+            let slots = &slots[first[at]..first[at + 1]];
+            for &s in &tile.sources {
+                let piece = tensor.sources.get(s as usize);
+                let parts: Vec<_> = slots
+                    .iter()
+                    .filter_map(|slot| Some((slot.bounds.overlap(piece.start, piece.stop)?, slot)))
+                    .collect();
+                for (bounds, slot) in &parts {
+                    let to = slot.at(&bounds.start);
+                    if let Source::Memory(memory) = &self.job.sources[piece.holder] {
+                        let from = Pointer::new(memory.start).offset(piece.at(&bounds.start));
+                        let dims = (0..bounds.start.len()).map(|dim| Dim {
+                            extent: bounds.extent(dim),
+                            from: piece.strides[dim],
+                            to: slot.strides[dim],
+                        });
+                        let (dims, run) = collapsed(dims);
+                        // SAFETY: the box lies in both pieces, whose extents were checked against their holders when
+                        // they were added; the caller vouches for the memory (`Memory::new`); a slot in the buffer has
+                        // room for its box, and no two slots overlap.
+                        unsafe { strided::copy(from, to, &dims, run) };
+                        continue;
+                    }
+                    let fetch = Fetch::new(&piece, bounds, &slot.strides, self.limit, parts.len() == 1);
+                    let form = (!fetch.direct).then_some(forms.len());
+                    positions(&fetch.outer, |from, step| {
+                        let (offset, to) = (fetch.span.0 + from, to.offset(step));
+                        reads.push(Read { holder: piece.holder, offset, length: fetch.block, to, form });
+                    });
+                    if form.is_some() {
+                        forms.push(Form { dims: fetch.inner, run: fetch.run });
+                    }
+                }
+            }
+        }
+        (reads, forms)
+    }
+
+    /// Reads, in the order of the files, and copies to the slots.
+    fn fetch(&mut self, reads: &mut [Read], forms: &[Form]) -> Result<()> {
+        for read in reads.iter().filter(|read| read.form.is_none()) {
+            let (source, path) = self.files.sources.get(read.holder)?;
+            // SAFETY: a run of a slot: its own part of the buffer, which is initialised, or of the caller's memory, which
+            // the caller vouches for; no other slot and no other thread has it.
+            let run = unsafe { read.to.slice_mut(read.length) };
+            file::read(&source, path, run, read.offset)?;
+            self.traffic.read += read.length;
+            self.traffic.calls += 1;
+        }
+        reads.sort_unstable_by_key(|read| (read.form.is_none(), read.holder, read.offset));
+        let blocks = &reads[..reads.partition_point(|read| read.form.is_some())];
+        // How much may be read for nothing: what is left of the buffer when all that touches is joined.
+        let touching: i64 = joined(blocks, |_| false).map(|(_, length)| length).sum();
+        let mut spare = self.limit - touching;
+        let mut rest = blocks;
+        while !rest.is_empty() {
+            let mut groups = joined(rest, |gap| {
+                let worth = gap <= GAP && gap <= spare;
+                spare -= if worth { gap } else { 0 };
+                worth
+            });
+            let Some((count, length)) = groups.next() else { break };
+            let (group, after) = rest.split_at(count);
+            rest = after;
+            let (source, path) = self.files.sources.get(group[0].holder)?;
+            let buffer = grown(&mut self.reading, length)?;
+            file::read(&source, path, buffer, group[0].offset)?;
+            self.traffic.read += length;
+            self.traffic.calls += 1;
+            let start = Pointer::new(buffer.as_mut_ptr());
+            for read in group {
+                let form = &forms[read.form.unwrap_or(0)];
+                // SAFETY: the block was read to this place of the buffer; its positions in the slot are within it, as in
+                // `reads`. The two buffers do not overlap, nor does the caller's memory.
+                unsafe { strided::copy(start.offset(read.offset - group[0].offset), read.to, &form.dims, form.run) };
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the slots that go to files; those that follow one another there are written together.
+    fn write(&mut self, slots: &[Slot<'_>]) -> Result<()> {
+        let mut runs: Vec<(usize, i64, i64, Pointer)> = Vec::new();
+        for slot in slots {
+            let piece = slot.tensor.destinations.get(slot.piece);
+            if let Destination::File { .. } = self.job.destinations[piece.holder] {
+                slot.file_runs(|offset, length, from| runs.push((piece.holder, offset, length, from)));
+            }
+        }
+        runs.sort_unstable_by_key(|&(holder, offset, ..)| (holder, offset));
+        let mut at = 0;
+        while at < runs.len() {
+            let (holder, offset, mut length, from) = runs[at];
+            at += 1;
+            while let Some(&(next, next_offset, more, place)) = runs.get(at) {
+                if next != holder || next_offset != offset + length || place != from.offset(length) {
+                    break;
+                }
+                length += more;
+                at += 1;
+            }
+            let (destination, path) = self.files.destinations.get(holder)?;
+            // SAFETY: slots that follow one another in the buffer, which nobody writes now.
+            let bytes = unsafe { from.slice(length) };
+            file::write(&destination, path, bytes, offset)?;
+            self.traffic.written += length;
+            self.traffic.calls += 1;
+        }
+        Ok(())
+    }
+
+    /// Compares the slots that have a file to be compared with; adds what differs to the findings.
+    fn compare(&mut self, slots: &[Slot<'_>], findings: &mut Vec<Finding>) -> Result<()> {
+        for slot in slots {
+            let piece = slot.tensor.destinations.get(slot.piece);
+            if !matches!(self.job.destinations[piece.holder], Destination::Compared(_)) {
+                continue;
+            }
+            let (other, path) = self.files.compared.get(piece.holder)?;
+            let mut runs = Vec::new();
+            slot.file_runs(|offset, length, from| runs.push((offset, length, from)));
+            let mut differs = None;
+            for (offset, length, from) in runs {
+                let mut done = 0;
+                while done < length {
+                    let part = (length - done).min(self.limit);
+                    let buffer = grown(&mut self.reading, part)?;
+                    file::read(&other, path, buffer, offset + done)?;
+                    self.traffic.read += part;
+                    self.traffic.calls += 1;
+                    // SAFETY: a run of the slot in the write buffer, which nobody writes now.
+                    let ours = unsafe { from.offset(done).slice(part) };
+                    if ours != &*buffer {
+                        let first = slot.start.distance(from) + done;
+                        let bytes = ours.iter().zip(&*buffer).enumerate().filter(|(_, (a, b))| a != b);
+                        let places = bytes.map(|(i, _)| slot.position(first + i as i64));
+                        differs = differs.into_iter().chain(places).min();
+                    }
+                    done += part;
+                }
+            }
+            if let Some(differs) = differs {
+                findings.push(Finding { differs, ..slot.nothing() });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Slot<'_> {
+    /// Where the element at `position` of the tensor, which is in the slot, begins.
+    fn at(&self, position: &[i64]) -> Pointer {
+        let steps = position.iter().zip(&self.bounds.start).zip(&self.strides);
+        self.start.offset(steps.map(|((position, start), stride)| (position - start) * stride).sum())
+    }
+
+    /// The byte of the tensor, in C order, that byte `index` of a dense slot is.
+    fn position(&self, index: i64) -> i64 {
+        let mut dims: Vec<usize> = (0..self.strides.len()).filter(|&dim| self.bounds.extent(dim) > 1).collect();
+        dims.sort_by_key(|&dim| std::cmp::Reverse(self.strides[dim]));
+        let mut rest = index;
+        let mut at: i64 =
+            self.bounds.start.iter().zip(&self.tensor.strides).map(|(start, stride)| start * stride).sum();
+        for dim in dims {
+            at += rest / self.strides[dim] * self.tensor.strides[dim];
+            rest %= self.strides[dim];
+        }
+        at
+    }
+
+    fn nothing(&self) -> Finding {
+        Finding { piece: (self.tensor.first + self.piece) as u64, digest: 0, crc: 0, differs: -1 }
+    }
+
+    /// The runs of the file that a dense slot is: byte of the file, bytes, and where they are in memory.
+    fn file_runs(&self, mut each: impl FnMut(i64, i64, Pointer)) {
+        let piece = self.tensor.destinations.get(self.piece);
+        let dims = (0..self.strides.len()).map(|dim| Dim {
+            extent: self.bounds.extent(dim),
+            from: piece.strides[dim],
+            to: self.strides[dim],
+        });
+        let (dims, run) = collapsed(dims);
+        let first = piece.at(&self.bounds.start);
+        positions(&dims, |offset, to| each(first + offset, run, self.start.offset(to)));
+    }
+
+    fn checksums(&self) -> Finding {
+        let mut finding = self.nothing();
+        if self.tensor.wanted.digest {
+            let dims = (0..self.strides.len()).map(|dim| Dim {
+                extent: self.bounds.extent(dim),
+                from: self.tensor.strides[dim],
+                to: self.strides[dim],
+            });
+            let (dims, run) = collapsed(dims);
+            let steps = self.bounds.start.iter().zip(&self.tensor.strides);
+            let first: i64 = steps.map(|(start, stride)| start * stride).sum();
+            let mut digest = Digest::default();
+            positions(&dims, |position, to| {
+                // SAFETY: a run of the slot, which has just been put together and which nobody writes now.
+                digest.add(first + position, unsafe { self.start.offset(to).slice(run) });
+            });
+            finding.digest = digest.value();
+        }
+        let piece = self.tensor.destinations.get(self.piece);
+        if self.tensor.wanted.crc {
+            let whole = piece.volume();
+            self.file_runs(|offset, length, from| {
+                // SAFETY: as above.
+                let crc = crc32fast::hash(unsafe { from.slice(length) });
+                finding.crc ^= crc_before(crc, whole - (offset - piece.offset) - length);
+            });
+        }
+        finding
+    }
+}
+
+/// What bytes with this CRC-32 contribute to the CRC-32 of a text in which `after` more bytes follow them: contributions
+/// are combined with exclusive or, in any order, since the CRC is linear.
+fn crc_before(crc: u32, after: i64) -> u32 {
+    let mut hasher = crc32fast::Hasher::new_with_initial(crc);
+    hasher.combine(&crc32fast::Hasher::new_with_initial_len(0, after as u64));
+    hasher.finalize()
+}
+
+/// The blocks in groups that are read at once: those that touch or overlap, and those whose gap `worth` takes. Gives, for
+/// each group, how many blocks and how many bytes it has.
+fn joined<'r>(
+    mut blocks: &'r [Read],
+    mut worth: impl FnMut(i64) -> bool + 'r,
+) -> impl Iterator<Item = (usize, i64)> + 'r {
+    std::iter::from_fn(move || {
+        let first = blocks.first()?;
+        let (mut count, mut end) = (1, first.offset + first.length);
+        for read in &blocks[1..] {
+            let gap = read.offset - end;
+            if read.holder != first.holder || (gap > 0 && !worth(gap)) {
+                break;
+            }
+            end = end.max(read.offset + read.length);
+            count += 1;
+        }
+        blocks = &blocks[count..];
+        Some((count, end - first.offset))
+    })
+}
+
+/// The first `bytes` bytes of a buffer, which grows if it must.
+fn grown(buffer: &mut Vec<u8>, bytes: i64) -> Result<&mut [u8]> {
+    let bytes = bytes as usize;
+    if buffer.len() < bytes {
+        let more = bytes - buffer.len();
+        buffer.try_reserve_exact(more).map_err(|_| Error::Memory { what: "a buffer" })?;
+        buffer.resize(bytes, 0);
+    }
+    Ok(&mut buffer[..bytes])
+}

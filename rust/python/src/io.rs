@@ -1,0 +1,333 @@
+//! `_core.CopyJob` and what makes files appear at once: the bindings of `shardwise-io`.
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use numpy::{PyArray1, PyArrayDescrMethods, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::{
+    exceptions::{PyMemoryError, PyOSError, PyTypeError, PyValueError},
+    prelude::*,
+    types::{PyBytes, PyList, PyTuple},
+};
+use shardwise_core::{
+    copy::{overlap::Disjoint, strided::Strided},
+    error::{Error as CoreError, Result as CoreResult},
+};
+use shardwise_io::{
+    commit,
+    error::{Error, Result},
+    faults::{self, Fault},
+    job::{Destination, Job, Memory, Source, SourceFile, Wanted},
+    run::{Options, outline, run},
+};
+
+use crate::{
+    errors::{InternalError, LayoutError, ParseError, detached, guard},
+    views,
+};
+
+/// How often a running job looks for signals and reports its progress.
+const POLL_EVERY: Duration = Duration::from_millis(20);
+/// The error numbers of a full disk and of a lock that is held, where the system gives none of its own.
+const NO_SPACE: i32 = 28;
+const WOULD_BLOCK: i32 = 11;
+const BROKEN: i32 = 5;
+
+/// A list of Python's, a part of which is each holder's description.
+type Holders<'py> = Bound<'py, PyList>;
+
+/// A job: sources, destinations, and the tensors between them.
+#[pyclass(frozen, module = "shardwise._core")]
+pub(crate) struct CopyJob {
+    job: Job,
+    /// The arrays whose memory the job has.
+    _arrays: Vec<Py<PyUntypedArray>>,
+}
+
+#[pymethods]
+impl CopyJob {
+    /// `sources` holds tuples (path, size, time or None) and arrays; `destinations` holds tuples ("write", path, size)
+    /// and ("compare", path, size, time or None), arrays, and None for nowhere. `program` is, for each tensor, `[itemsize,
+    /// wanted, dims, source pieces, destination pieces, shape…, rows…]`, with the rows of `shardwise_io::job::Job::add`.
+    #[new]
+    #[pyo3(signature = (sources, destinations, program, /))]
+    fn new(
+        py: Python<'_>,
+        sources: &Holders<'_>,
+        destinations: &Holders<'_>,
+        program: &Bound<'_, PyArray1<i64>>,
+    ) -> PyResult<Self> {
+        guard(|| {
+            let mut arrays = Vec::new();
+            let (mut read, mut written) = (Vec::new(), Vec::new());
+            let sources = sources.iter().map(|item| source(&item, &mut arrays, &mut read)).collect::<PyResult<_>>()?;
+            let destinations = destinations
+                .iter()
+                .map(|item| destination(&item, &mut arrays, &mut written))
+                .collect::<PyResult<_>>()?;
+            let program = program.try_readonly().map_err(|error| PyTypeError::new_err(format!("program: {error}")))?;
+            let program = program.as_slice()?;
+            let job = detached(py, |_| {
+                if let Err(error) = Disjoint::new(&read, &written) {
+                    return Ok(Err(Error::Job(overlap(&error))));
+                }
+                Ok(Job::new(sources, destinations).and_then(|mut job| add_all(&mut job, program).map(|()| job)))
+            })?;
+            Ok(Self { job: job.map_err(to_py)?, _arrays: arrays })
+        })
+    }
+
+    /// (threads, bytes of buffers, bytes, of them in ranges, units) of a run.
+    #[pyo3(signature = (budget, threads, /))]
+    fn outline(&self, py: Python<'_>, budget: i64, threads: Option<usize>) -> PyResult<(usize, i64, i64, i64, i64)> {
+        guard(|| {
+            let options = Options { budget, threads, ..Options::default() };
+            let found = watched(py, None, |poll| outline(&self.job, &options, poll))?;
+            Ok((found.threads, found.memory, found.bytes, found.ranges, found.units))
+        })
+    }
+
+    /// Does the job; gives (bytes read, written, copied by the system, calls, bytes resumed), digests, CRCs, differences.
+    #[pyo3(signature = (budget, threads, sync, journal, record_every, progress, /))]
+    #[allow(clippy::too_many_arguments, clippy::type_complexity)]
+    fn run(
+        &self,
+        py: Python<'_>,
+        budget: i64,
+        threads: Option<usize>,
+        sync: bool,
+        journal: Option<PathBuf>,
+        record_every: i64,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<((i64, i64, i64, i64, i64), Vec<u128>, Vec<u32>, Vec<(usize, i64)>)> {
+        guard(|| {
+            let options = Options { budget, threads, sync, journal, record_every };
+            let report = watched(py, progress, |poll| run(&self.job, &options, poll))?;
+            let traffic = report.traffic;
+            let counts = (traffic.read, traffic.written, traffic.copied, traffic.calls, report.resumed);
+            Ok((counts, report.digests, report.crcs, report.differences))
+        })
+    }
+}
+
+/// Runs work with the interpreter released, reporting progress and looking for signals now and then.
+fn watched<T: Send>(
+    py: Python<'_>,
+    progress: Option<Py<PyAny>>,
+    work: impl Send + FnOnce(&mut dyn FnMut(i64, i64) -> Result<()>) -> Result<T>,
+) -> PyResult<T> {
+    let (mut failure, mut last) = (None, None::<Instant>);
+    let report = |done: i64, total: i64| -> PyResult<()> {
+        let Some(call) = &progress else { return Ok(()) };
+        Python::attach(|py| call.call1(py, (done, total)).map(drop))
+    };
+    let done = detached(py, |poll| -> CoreResult<Result<T>> {
+        let outcome = work(&mut |done, total| {
+            if done < total && last.is_some_and(|last| last.elapsed() < POLL_EVERY) {
+                return Ok(());
+            }
+            last = Some(Instant::now());
+            report(done, total).map_err(|error| {
+                failure = Some(error);
+                Error::Interrupted
+            })?;
+            poll().map_err(|_| Error::Interrupted)
+        });
+        if matches!(outcome, Err(Error::Interrupted)) { Err(CoreError::Interrupted) } else { Ok(outcome) }
+    });
+    match failure {
+        Some(failure) => Err(failure),
+        None => done?.map_err(to_py),
+    }
+}
+
+fn source(
+    item: &Bound<'_, PyAny>,
+    arrays: &mut Vec<Py<PyUntypedArray>>,
+    memories: &mut Vec<Strided>,
+) -> PyResult<Source> {
+    if let Ok(array) = item.cast::<PyUntypedArray>() {
+        return memory(array, arrays, memories).map(Source::Memory);
+    }
+    let (path, size, modified): (PathBuf, i64, Option<i64>) = item.extract()?;
+    Ok(Source::File(SourceFile { path, size, modified }))
+}
+
+fn destination(
+    item: &Bound<'_, PyAny>,
+    arrays: &mut Vec<Py<PyUntypedArray>>,
+    memories: &mut Vec<Strided>,
+) -> PyResult<Destination> {
+    if item.is_none() {
+        return Ok(Destination::Nowhere);
+    }
+    if let Ok(array) = item.cast::<PyUntypedArray>() {
+        if !views::writeable(array) {
+            return Err(PyValueError::new_err("a destination array is read-only"));
+        }
+        return memory(array, arrays, memories).map(Destination::Memory);
+    }
+    let tuple = item.cast::<PyTuple>()?;
+    if tuple.len() == 4 {
+        let (_, path, size, modified): (String, PathBuf, i64, Option<i64>) = tuple.extract()?;
+        return Ok(Destination::Compared(SourceFile { path, size, modified }));
+    }
+    let (_, path, size): (String, PathBuf, i64) = tuple.extract()?;
+    Ok(Destination::File { path, size })
+}
+
+fn memory(
+    array: &Bound<'_, PyUntypedArray>,
+    arrays: &mut Vec<Py<PyUntypedArray>>,
+    memories: &mut Vec<Strided>,
+) -> PyResult<Memory> {
+    if array.dtype().has_object() {
+        return Err(PyTypeError::new_err("object arrays hold references, which cannot be copied as bytes"));
+    }
+    let strided = views::strided(array);
+    memories.push(strided.clone());
+    arrays.push(array.clone().unbind());
+    Ok(views::memory(array, &strided))
+}
+
+fn overlap(error: &CoreError) -> String {
+    match error {
+        CoreError::OverlapsItself { index } => {
+            format!("destination array {index} overlaps itself in memory (a zero stride?), so it cannot be written")
+        }
+        CoreError::OverlapsOther { index, other, position } => {
+            let other = if *other == "out" { "destination" } else { "source" };
+            format!("destination array {index} shares memory with {other} array {position}")
+        }
+        other => other.to_string(),
+    }
+}
+
+/// Adds the tensors of a program.
+fn add_all(job: &mut Job, program: &[i64]) -> Result<()> {
+    let mut rest = program;
+    while !rest.is_empty() {
+        let take = |rest: &mut &[i64], count: Option<usize>| -> Result<Vec<i64>> {
+            let taken = count.and_then(|count| rest.split_at_checked(count));
+            let (taken, after) = taken.ok_or_else(|| Error::Job("program ends within a tensor".to_owned()))?;
+            *rest = after;
+            Ok(taken.to_vec())
+        };
+        let head = take(&mut rest, Some(5))?;
+        let dims = usize::try_from(head[2]).ok();
+        let rows = |pieces: i64| usize::try_from(pieces).ok()?.checked_mul(dims?.checked_mul(3)?.checked_add(2)?);
+        let shape = take(&mut rest, dims)?;
+        let sources = take(&mut rest, rows(head[3]))?;
+        let destinations = take(&mut rest, rows(head[4]))?;
+        let wanted = Wanted { digest: head[1] & 1 != 0, crc: head[1] & 2 != 0 };
+        job.add(head[0], &shape, &sources, &destinations, wanted)?;
+    }
+    Ok(())
+}
+
+fn to_py(error: Error) -> PyErr {
+    let message = error.to_string();
+    match error {
+        Error::Os { operation, path, offset, error } => {
+            let place = offset.map(|at| format!(" at byte {at}")).unwrap_or_default();
+            let number = error.raw_os_error().unwrap_or(BROKEN);
+            let text = error.to_string();
+            let text = text.split(" (os error").next().unwrap_or_default();
+            PyOSError::new_err((number, format!("{text} ({operation}{place})"), path))
+        }
+        Error::Space { path, needed, available } => {
+            let text = format!("No space left on device ({needed} bytes are needed, {available} are free)");
+            PyOSError::new_err((NO_SPACE, text, path))
+        }
+        Error::Locked { path, .. } => PyOSError::new_err((WOULD_BLOCK, message, path)),
+        Error::Ends { .. } | Error::Kind { .. } | Error::Changed { .. } => ParseError::new_err(message),
+        Error::Job(_) | Error::Budget { .. } => LayoutError::new_err(message),
+        Error::Memory { .. } => PyMemoryError::new_err(message),
+        Error::Interrupted | Error::Panicked(_) => InternalError::new_err(message),
+    }
+}
+
+/// A lock of a path against other processes.
+#[pyclass(frozen, module = "shardwise._core")]
+pub(crate) struct FileLock {
+    lock: std::sync::Mutex<Option<commit::Lock>>,
+}
+
+#[pymethods]
+impl FileLock {
+    #[new]
+    #[pyo3(signature = (path, /))]
+    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        guard(|| {
+            let lock = py.detach(|| commit::Lock::new(&path)).map_err(to_py)?;
+            Ok(Self { lock: std::sync::Mutex::new(Some(lock)) })
+        })
+    }
+
+    /// Ends the lock; a second call does nothing.
+    fn release(&self) -> PyResult<()> {
+        guard(|| {
+            drop(self.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take());
+            Ok(())
+        })
+    }
+}
+
+/// Writes a new file and brings it to the disk.
+#[pyfunction]
+#[pyo3(signature = (path, data, /))]
+pub(crate) fn write_file(py: Python<'_>, path: PathBuf, data: &Bound<'_, PyBytes>) -> PyResult<()> {
+    guard(|| {
+        let bytes = data.as_bytes();
+        py.detach(|| commit::write_file(&path, bytes)).map_err(to_py)
+    })
+}
+
+/// Brings files, and the folders that hold them, to the disk.
+#[pyfunction]
+#[pyo3(signature = (paths, /))]
+pub(crate) fn sync_files(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<()> {
+    guard(|| py.detach(|| commit::sync(&paths)).map_err(to_py))
+}
+
+/// Renames, and brings the names to the disk.
+#[pyfunction]
+#[pyo3(signature = (source, target, replace, /))]
+pub(crate) fn publish(py: Python<'_>, source: PathBuf, target: PathBuf, replace: bool) -> PyResult<()> {
+    guard(|| py.detach(|| commit::publish(&source, &target, replace)).map_err(to_py))
+}
+
+/// The bytes that can still be written to a folder's file system.
+#[pyfunction]
+#[pyo3(signature = (folder, /))]
+pub(crate) fn free_space(py: Python<'_>, folder: PathBuf) -> PyResult<i64> {
+    guard(|| py.detach(|| commit::free_space(&folder)).map_err(to_py))
+}
+
+/// Makes the file operation `at`, counted from 0 from now on, fail with an error number, or "kill" the process, or do it
+/// and all later ones in a "short" way; "count" only counts. For tests.
+#[pyfunction]
+#[pyo3(signature = (at, fault, /))]
+pub(crate) fn _fail_at(at: i64, fault: &Bound<'_, PyAny>) -> PyResult<()> {
+    guard(|| {
+        let fault = match fault.extract::<i32>() {
+            Ok(number) => Fault::Fail(number),
+            Err(_) => match fault.extract::<String>()?.as_str() {
+                "kill" => Fault::Kill,
+                "short" => Fault::Short,
+                "count" => Fault::Count,
+                other => return Err(PyValueError::new_err(format!("fault is {other:?}"))),
+            },
+        };
+        faults::arm(at, fault);
+        Ok(())
+    })
+}
+
+/// Ends `_fail_at`, and gives the number of operations since.
+#[pyfunction]
+pub(crate) fn _operations() -> PyResult<i64> {
+    guard(|| Ok(faults::disarm()))
+}

@@ -1,0 +1,320 @@
+//! What a pickle says, as Python objects that do nothing.
+
+use pyo3::{
+    exceptions::{PyMemoryError, PyTypeError},
+    prelude::*,
+    types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple},
+};
+use shardwise_core::pickle::{Id, Pickle, Record as CoreRecord, Value};
+
+use crate::errors::{ParseError, detached, guard};
+
+/// How deep values may lie in one another; a value that contains itself is deeper than any.
+const MAX_DEPTH: usize = 200;
+
+/// How many values are converted between two looks for a signal.
+const SIGNALS_EVERY: usize = 1 << 16;
+
+/// A call that a pickle asks for and that was not made, or a global that it names.
+#[pyclass(frozen, module = "shardwise._core")]
+pub(crate) struct Record {
+    /// `module.name` of what would be called; `dict` and `set` for those whose keys are not all text or integers.
+    #[pyo3(get)]
+    name: Py<PyString>,
+    /// The arguments of the call; `None` for a global that is not called.
+    #[pyo3(get)]
+    args: Option<Py<PyAny>>,
+    /// The keyword arguments.
+    #[pyo3(get)]
+    kwargs: Option<Py<PyAny>>,
+    /// The state that the result would be given.
+    #[pyo3(get)]
+    state: Option<Py<PyAny>>,
+    /// The pairs that would be set on the result.
+    #[pyo3(get)]
+    items: Py<PyAny>,
+    /// What would be appended to the result.
+    #[pyo3(get)]
+    elements: Py<PyAny>,
+}
+
+#[pymethods]
+impl Record {
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        guard(|| Ok(format!("<Record {}>", self.name.bind(py).to_cow()?)))
+    }
+}
+
+/// What stands for a value that the pickle's container holds.
+#[pyclass(frozen, module = "shardwise._core")]
+pub(crate) struct Persistent {
+    /// Which of them.
+    #[pyo3(get)]
+    id: Py<PyAny>,
+}
+
+#[pymethods]
+impl Persistent {
+    fn __repr__(&self) -> PyResult<String> {
+        guard(|| Ok("<Persistent>".to_owned()))
+    }
+}
+
+/// Reads a pickle; nothing of it is imported or called.
+///
+/// `judge(name)` is asked once for each global: true if it may be named anywhere, false if only below the attributes of
+/// the outermost object that are not in `strict`; or it raises. Those other attributes are `None` where they cannot be
+/// read. `persistent` says whether the container of the pickle may hold values.
+#[pyfunction]
+#[pyo3(signature = (data, judge, /, *, strict = None, persistent = false))]
+pub(crate) fn read_pickle<'py>(
+    data: &Bound<'py, PyBytes>,
+    judge: &Bound<'py, PyAny>,
+    strict: Option<Vec<String>>,
+    persistent: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    guard(|| {
+        let py = data.py();
+        let bytes = data.as_bytes();
+        let pickle = detached(py, |poll| Pickle::new(bytes, poll))?;
+        let free = match &strict {
+            Some(strict) => free_attributes(&pickle, strict),
+            None => Vec::new(),
+        };
+        let names = judged(py, &pickle, judge, &free)?;
+        let mut made = Vec::new();
+        made.try_reserve_exact(pickle.len())
+            .map_err(|_| PyMemoryError::new_err("no memory for the values of a pickle"))?;
+        made.resize_with(pickle.len(), || None);
+        let nothing = PyTuple::empty(py).into_any().unbind();
+        let mut converter = Converter { pickle: &pickle, names, made, persistent, free: &free, nothing, converted: 0 };
+        converter.value(py, pickle.root(), 0)
+    })
+}
+
+/// The attributes of the outermost object that are not in `strict`.
+fn free_attributes(pickle: &Pickle<'_>, strict: &[String]) -> Vec<Id> {
+    let Value::Record(root) = pickle.value(pickle.root()) else { return Vec::new() };
+    let Some(Value::Dict(state)) = pickle.record(root).state.map(|id| pickle.value(id)) else { return Vec::new() };
+    let is_strict = |key: Id| match pickle.value(key) {
+        Value::Text(span) => strict.iter().any(|name| name.as_bytes() == pickle.bytes(span)),
+        _ => true,
+    };
+    pickle.dict(state).iter().filter(|&&(key, _)| !is_strict(key)).map(|&(_, value)| value).collect()
+}
+
+/// The names of the globals, after asking about each.
+fn judged(py: Python<'_>, pickle: &Pickle<'_>, judge: &Bound<'_, PyAny>, free: &[Id]) -> PyResult<Vec<Py<PyString>>> {
+    let mut names = Vec::new();
+    let mut unknown = Vec::new();
+    for (number, &(module, name)) in pickle.globals().iter().enumerate() {
+        let (Ok(module), Ok(name)) = (str::from_utf8(module), str::from_utf8(name)) else {
+            return Err(ParseError::new_err("names a global by what is not UTF-8"));
+        };
+        let name = PyString::new(py, &format!("{module}.{name}"));
+        if !judge.call1((&name,))?.extract::<bool>()? {
+            unknown.push(number);
+        }
+        names.push(name.unbind());
+    }
+    if unknown.is_empty() {
+        return Ok(names);
+    }
+    // An unknown global must lie below the free attributes and nowhere else, not even where nothing leads to it.
+    let mut strict_roots = vec![pickle.root()];
+    if let Value::Record(root) = pickle.value(pickle.root())
+        && let Some(state) = pickle.record(root).state
+        && let Value::Dict(state) = pickle.value(state)
+    {
+        let record = pickle.record(root);
+        strict_roots = vec![record.callee, record.arguments];
+        strict_roots.extend(pickle.items(record).iter().flat_map(|&(key, value)| [key, value]));
+        strict_roots.extend(pickle.elements(record));
+        for &(key, value) in pickle.dict(state) {
+            strict_roots.push(key);
+            if !free.contains(&value) {
+                strict_roots.push(value);
+            }
+        }
+    }
+    let (below_free, below_strict) = (reach(pickle, free)?, reach(pickle, &strict_roots)?);
+    for id in 0..pickle.len() {
+        if let Value::Global(number) = pickle.value(id as Id)
+            && unknown.contains(&(number as usize))
+            && (below_strict[id] || !below_free[id])
+        {
+            let name = names[number as usize].bind(py).to_string();
+            let name: String = name.chars().take(200).collect();
+            return Err(ParseError::new_err(format!("names {name:?}, which is not among what is read here")));
+        }
+    }
+    Ok(names)
+}
+
+fn reach(pickle: &Pickle<'_>, roots: &[Id]) -> PyResult<Vec<bool>> {
+    pickle.reachable(roots).map_err(crate::errors::to_py)
+}
+
+struct Converter<'a> {
+    pickle: &'a Pickle<'a>,
+    names: Vec<Py<PyString>>,
+    /// What was made of each value, so that what is shared stays shared and is not made twice.
+    made: Vec<Option<Py<PyAny>>>,
+    persistent: bool,
+    free: &'a [Id],
+    nothing: Py<PyAny>,
+    converted: usize,
+}
+
+impl Converter<'_> {
+    fn value<'py>(&mut self, py: Python<'py>, id: Id, depth: usize) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(made) = &self.made[id as usize] {
+            return Ok(made.bind(py).clone());
+        }
+        if depth > MAX_DEPTH {
+            return Err(ParseError::new_err(format!("values lie more than {MAX_DEPTH} deep in one another")));
+        }
+        self.converted += 1;
+        if self.converted.is_multiple_of(SIGNALS_EVERY) {
+            py.check_signals()?;
+        }
+        let pickle = self.pickle;
+        let made = match pickle.value(id) {
+            Value::None => return Ok(py.None().into_bound(py)),
+            Value::Bool(value) => return Ok(PyBool::new(py, value).to_owned().into_any()),
+            Value::Int(value) => return Ok(PyInt::new(py, value).into_any()),
+            Value::Float(value) => return Ok(PyFloat::new(py, value).into_any()),
+            Value::Long(span) => {
+                let keywords = PyDict::new(py);
+                keywords.set_item("signed", true)?;
+                py.get_type::<PyInt>().call_method("from_bytes", (pickle.bytes(span), "little"), Some(&keywords))?
+            }
+            Value::Text(span) => {
+                let Ok(text) = str::from_utf8(pickle.bytes(span)) else {
+                    return Err(ParseError::new_err("holds a text that is not UTF-8"));
+                };
+                PyString::new(py, text).into_any()
+            }
+            Value::Bytes(span) => PyBytes::new(py, pickle.bytes(span)).into_any(),
+            Value::Tuple(span) => {
+                let items = self.values(py, pickle.tuple(span), depth)?;
+                PyTuple::new(py, items)?.into_any()
+            }
+            Value::List(number) => {
+                let items = self.values(py, pickle.list(number), depth)?;
+                PyList::new(py, items)?.into_any()
+            }
+            Value::Set(number) => {
+                let elements = self.values(py, pickle.list(number), depth)?;
+                let elements = PyTuple::new(py, elements)?.into_any().unbind();
+                self.record(py, "set", self.nothing.clone_ref(py), elements)?
+            }
+            Value::Dict(number) => self.dict(py, pickle.dict(number), depth)?,
+            Value::Global(number) => {
+                let name = self.names[number as usize].clone_ref(py);
+                let (items, elements) = (self.nothing.clone_ref(py), self.nothing.clone_ref(py));
+                Bound::new(py, Record { name, args: None, kwargs: None, state: None, items, elements })?.into_any()
+            }
+            Value::Record(number) => self.call(py, pickle.record(number), id == pickle.root(), depth)?,
+            Value::Persistent(inner) => {
+                if !self.persistent {
+                    return Err(ParseError::new_err("asks for a value of its container, which has none"));
+                }
+                let id = self.value(py, inner, depth + 1)?.unbind();
+                Bound::new(py, Persistent { id })?.into_any()
+            }
+        };
+        self.made[id as usize] = Some(made.clone().unbind());
+        Ok(made)
+    }
+
+    fn values<'py>(&mut self, py: Python<'py>, ids: &[Id], depth: usize) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let mut values = Vec::new();
+        values.try_reserve_exact(ids.len()).map_err(|_| PyMemoryError::new_err("no memory for a list of a pickle"))?;
+        for &id in ids {
+            values.push(self.value(py, id, depth + 1)?);
+        }
+        Ok(values)
+    }
+
+    /// A dict of Python's where its keys are texts and integers, whose hashes cannot be chosen to collide.
+    fn dict<'py>(&mut self, py: Python<'py>, pairs: &[(Id, Id)], depth: usize) -> PyResult<Bound<'py, PyAny>> {
+        let plain = |&(key, _): &(Id, Id)| matches!(self.pickle.value(key), Value::Text(_) | Value::Int(_));
+        if pairs.iter().all(plain) {
+            let dict = PyDict::new(py);
+            for &(key, value) in pairs {
+                let key = self.value(py, key, depth + 1)?;
+                dict.set_item(key, self.value(py, value, depth + 1)?)?;
+            }
+            return Ok(dict.into_any());
+        }
+        let items = self.pairs(py, pairs, depth)?;
+        self.record(py, "dict", items, self.nothing.clone_ref(py))
+    }
+
+    fn pairs(&mut self, py: Python<'_>, pairs: &[(Id, Id)], depth: usize) -> PyResult<Py<PyAny>> {
+        if pairs.is_empty() {
+            return Ok(self.nothing.clone_ref(py));
+        }
+        let mut items = Vec::new();
+        items.try_reserve_exact(pairs.len()).map_err(|_| PyMemoryError::new_err("no memory for a dict of a pickle"))?;
+        for &(key, value) in pairs {
+            items.push((self.value(py, key, depth + 1)?, self.value(py, value, depth + 1)?));
+        }
+        Ok(PyTuple::new(py, items)?.into_any().unbind())
+    }
+
+    fn call<'py>(
+        &mut self,
+        py: Python<'py>,
+        record: &CoreRecord,
+        is_root: bool,
+        depth: usize,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let Value::Global(global) = self.pickle.value(record.callee) else {
+            return Err(PyTypeError::new_err("a call of what is not a global"));
+        };
+        let name = self.names[global as usize].clone_ref(py);
+        let args = Some(self.value(py, record.arguments, depth + 1)?.unbind());
+        let kwargs = record.keywords.map(|id| self.value(py, id, depth + 1).map(Bound::unbind)).transpose()?;
+        let state = match record.state {
+            Some(id) if is_root && !self.free.is_empty() => Some(self.root_state(py, id, depth + 1)?),
+            Some(id) => Some(self.value(py, id, depth + 1)?.unbind()),
+            None => None,
+        };
+        let items = self.pairs(py, self.pickle.items(record), depth)?;
+        let elements = self.values(py, self.pickle.elements(record), depth)?;
+        let elements = PyTuple::new(py, elements)?.into_any().unbind();
+        Ok(Bound::new(py, Record { name, args, kwargs, state, items, elements })?.into_any())
+    }
+
+    /// The state of the outermost object: a free attribute that cannot be read is `None`.
+    fn root_state(&mut self, py: Python<'_>, id: Id, depth: usize) -> PyResult<Py<PyAny>> {
+        let Value::Dict(number) = self.pickle.value(id) else {
+            return Err(PyTypeError::new_err("a state that is not a dict"));
+        };
+        let dict = PyDict::new(py);
+        for &(key, value) in self.pickle.dict(number) {
+            let key = self.value(py, key, depth + 1)?;
+            let value = match self.value(py, value, depth + 1) {
+                Err(error) if self.free.contains(&value) && error.is_instance_of::<ParseError>(py) => {
+                    py.None().into_bound(py)
+                }
+                value => value?,
+            };
+            dict.set_item(key, value)?;
+        }
+        Ok(dict.into_any().unbind())
+    }
+
+    fn record<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        items: Py<PyAny>,
+        elements: Py<PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let name = PyString::new(py, name).unbind();
+        Ok(Bound::new(py, Record { name, args: None, kwargs: None, state: None, items, elements })?.into_any())
+    }
+}

@@ -1,0 +1,211 @@
+//! `_core.Tiling`: holders are numbers here; labels are the business of the Python layer.
+
+use std::sync::Arc;
+
+use pyo3::{
+    exceptions::PyTypeError,
+    prelude::*,
+    types::{PyBool, PyList, PyTuple},
+};
+use shardwise_core::{
+    error::{Error, Result as CoreResult},
+    region::Regions,
+    tiling::{
+        Piece, Place, Tiling as CoreTiling,
+        boxes::{Array, Boxes},
+        flat::FlatRanges,
+        grid::Grid,
+    },
+};
+
+use crate::{
+    arrays,
+    convert::{Numbers, integers},
+    errors::{detached, guard, to_py},
+    partition::Partition,
+    views,
+};
+
+/// Who holds which boxes of a tensor, where that is not a partition.
+#[pyclass(frozen, module = "shardwise._core")]
+pub(crate) struct Tiling {
+    core: Arc<dyn CoreTiling>,
+}
+
+#[pymethods]
+impl Tiling {
+    /// One holder for each box of `bounds`, (boxes, dims, 2).
+    #[staticmethod]
+    #[pyo3(signature = (shape, bounds, count, replicas, /))]
+    fn one_each(
+        py: Python<'_>,
+        shape: &Bound<'_, PyAny>,
+        bounds: &Bound<'_, PyAny>,
+        count: usize,
+        replicas: bool,
+    ) -> PyResult<Self> {
+        guard(|| {
+            let shape = integers("shape", shape)?;
+            let bounds = numbers("boxes", bounds)?;
+            let made = py.detach(|| {
+                let regions = Regions::of_bounds(shape.len(), count, &bounds)?;
+                Boxes::one_each(&shape, regions, replicas)
+            });
+            Ok(Self { core: Arc::new(made.map_err(to_py)?) })
+        })
+    }
+
+    /// Holders with any boxes: tuples of bounds (boxes, dims, 2), their number, and the array: True for the one box's own,
+    /// False for a flat one, or its shape and the starts in it.
+    #[staticmethod]
+    #[pyo3(signature = (shape, holders, replicas, /))]
+    fn boxes(shape: &Bound<'_, PyAny>, holders: &Bound<'_, PyList>, replicas: bool) -> PyResult<Self> {
+        guard(|| {
+            let shape = integers("shape", shape)?;
+            let parse = |holder: Bound<'_, PyAny>| -> PyResult<(Regions, Array)> {
+                let (bounds, count, array): (Bound<'_, PyAny>, usize, Bound<'_, PyAny>) = holder.extract()?;
+                let regions = Regions::of_bounds(shape.len(), count, &numbers("boxes", &bounds)?).map_err(to_py)?;
+                let array = if array.is_instance_of::<PyBool>() {
+                    if array.extract()? { Array::Own } else { Array::Flat }
+                } else {
+                    let (own, starts): (Bound<'_, PyAny>, Bound<'_, PyAny>) = array.extract()?;
+                    Array::Given { shape: integers("arrays", &own)?, starts: numbers("start", &starts)? }
+                };
+                Ok((regions, array))
+            };
+            let holders = holders.iter().map(parse).collect::<PyResult<Vec<_>>>()?;
+            Ok(Self { core: Arc::new(Boxes::new(&shape, &holders, replicas).map_err(to_py)?) })
+        })
+    }
+
+    /// A regular grid of chunks.
+    #[staticmethod]
+    #[pyo3(signature = (shape, chunks, padded, /))]
+    fn grid(shape: &Bound<'_, PyAny>, chunks: &Bound<'_, PyAny>, padded: bool) -> PyResult<Self> {
+        guard(|| {
+            let grid = Grid::new(&integers("shape", shape)?, &integers("chunks", chunks)?, padded).map_err(to_py)?;
+            Ok(Self { core: Arc::new(grid) })
+        })
+    }
+
+    /// Ranges of the flattened tensor: int64 (holders, 2).
+    #[staticmethod]
+    #[pyo3(signature = (shape, ranges, replicas, /))]
+    fn flat(shape: &Bound<'_, PyAny>, ranges: &Bound<'_, PyAny>, replicas: bool) -> PyResult<Self> {
+        guard(|| {
+            let ranges: Vec<_> = numbers("ranges", ranges)?.chunks_exact(2).map(|ends| (ends[0], ends[1])).collect();
+            let flat = FlatRanges::new(&integers("shape", shape)?, &ranges, replicas).map_err(to_py)?;
+            Ok(Self { core: Arc::new(flat) })
+        })
+    }
+
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        guard(|| PyTuple::new(py, self.core.shape()))
+    }
+
+    /// The number of holders.
+    #[getter]
+    fn holders(&self) -> PyResult<i64> {
+        guard(|| Ok(self.core.holders()))
+    }
+
+    /// The shape of a holder's own array.
+    #[pyo3(signature = (holder, /))]
+    fn array_shape<'py>(&self, py: Python<'py>, holder: i64) -> PyResult<Bound<'py, PyTuple>> {
+        guard(|| PyTuple::new(py, self.core.array_shape(holder).map_err(to_py)?))
+    }
+
+    /// The elements of every holder's own array: int64 (holders,).
+    fn array_sizes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        guard(|| {
+            let holders = arrays::length("holders", self.core.holders())?;
+            arrays::filled(py, &[holders], |out, poll| {
+                for (holder, out) in out.iter_mut().enumerate() {
+                    if holder % (1 << 12) == 0 {
+                        poll()?;
+                    }
+                    *out = shardwise_core::radix::product(
+                        "the array of a holder",
+                        &self.core.array_shape(holder as i64)?,
+                    )?;
+                }
+                CoreResult::Ok(())
+            })
+        })
+    }
+
+    /// The elements of every holder's pieces: int64 (holders,).
+    fn held_sizes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        guard(|| {
+            let holders = arrays::length("holders", self.core.holders())?;
+            arrays::filled(py, &[holders], |out, poll| {
+                for (holder, out) in out.iter_mut().enumerate() {
+                    if holder % (1 << 12) == 0 {
+                        poll()?;
+                    }
+                    *out = 0;
+                    self.core.visit_pieces(holder as i64, &mut |piece| {
+                        *out = out.saturating_add(piece.region.elements()?);
+                        Ok(())
+                    })?;
+                }
+                CoreResult::Ok(())
+            })
+        })
+    }
+
+    /// A holder's pieces: a tuple of slices each, and the start in its own array, a tuple or the offset in a flat one.
+    #[pyo3(signature = (holder, /))]
+    fn pieces<'py>(&self, py: Python<'py>, holder: i64) -> PyResult<Bound<'py, PyList>> {
+        guard(|| {
+            let list = PyList::empty(py);
+            let mut failure = None;
+            let mut add = |piece: Piece<'_>| -> PyResult<()> {
+                let slices = piece.region.sides().map(|side| views::slice(py, side)).collect::<PyResult<Vec<_>>>()?;
+                let start = match piece.place {
+                    Place::At(start) => PyTuple::new(py, start)?.into_any(),
+                    Place::Flat(offset) => offset.into_pyobject(py)?.into_any(),
+                };
+                list.append((PyTuple::new(py, slices)?, start))
+            };
+            let done = self.core.visit_pieces(holder, &mut |piece| {
+                add(piece).map_err(|error| {
+                    failure = Some(error);
+                    Error::Interrupted
+                })
+            });
+            match failure {
+                Some(error) => Err(error),
+                None => done.map(|()| list).map_err(to_py),
+            }
+        })
+    }
+
+    /// That the pieces hold each element of the tensor, once but for replicas.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        guard(|| detached(py, |poll| self.core.check(poll)))
+    }
+}
+
+/// The core's tiling of a `_core.Tiling` or a `_core.Partition`.
+pub(crate) fn tiling(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Arc<dyn CoreTiling>> {
+    if let Ok(partition) = value.cast::<Partition>() {
+        return Ok(partition.get().core.clone());
+    }
+    let tiling = value.cast::<Tiling>().map_err(|_| PyTypeError::new_err(format!("{name} must be a Tiling")))?;
+    Ok(tiling.get().core.clone())
+}
+
+/// An array of integers as a vector.
+pub(crate) fn numbers(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    match Numbers::new(name, value)? {
+        Numbers::One(one) => Ok(vec![one]),
+        Numbers::Many(array) => {
+            let slice = array.slice()?;
+            let mut copy = arrays::scratch(name, slice.len(), 1)?;
+            copy.copy_from_slice(slice);
+            Ok(copy)
+        }
+    }
+}

@@ -1,0 +1,241 @@
+"""ShardedArray, Shard and distribute_tensor."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import pickle
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise import LayoutError, MeshError
+from tests.checks import refused
+
+
+def mesh() -> sw.DeviceMesh:
+    return sw.DeviceMesh((2, 2), ("x", "y"), ["d3", "d1", "d0", "d2"])
+
+
+def sharded() -> sw.ShardedArray:
+    return sw.distribute_tensor(np.arange(12).reshape(4, 3), sw.TensorLayout(("y", None), mesh()))
+
+
+class TestDistribute:
+    def test_the_tensorflow_example(self) -> None:
+        """`np.arange(6).reshape((3, 2))` in layout ["x", UNSHARDED] over x=3, y=2, from TensorFlow's documentation."""
+        six = sw.DeviceMesh((3, 2), ("x", "y"), [f"TPU:{i}" for i in range(6)])
+        shards = sw.distribute_tensor(np.arange(6).reshape(3, 2), sw.TensorLayout(("x", None), six)).shards
+        held = {shard.device: shard.data.tolist() for shard in shards}
+        assert held == {
+            "TPU:0": [[0, 1]],
+            "TPU:1": [[0, 1]],
+            "TPU:2": [[2, 3]],
+            "TPU:3": [[2, 3]],
+            "TPU:4": [[4, 5]],
+            "TPU:5": [[4, 5]],
+        }
+
+    def test_shards_in_device_index_order(self) -> None:
+        rows = [(s.device, s.index, s.replica_id, s.data.tolist()) for s in sharded().shards]
+        upper, lower = (slice(0, 2), slice(0, 3)), (slice(2, 4), slice(0, 3))
+        assert rows == [
+            ("d3", upper, 0, [[0, 1, 2], [3, 4, 5]]),
+            ("d1", lower, 0, [[6, 7, 8], [9, 10, 11]]),
+            ("d0", upper, 1, [[0, 1, 2], [3, 4, 5]]),
+            ("d2", lower, 1, [[6, 7, 8], [9, 10, 11]]),
+        ]
+
+    def test_no_element_is_copied(self) -> None:
+        array = np.arange(12).reshape(4, 3)
+        distributed = sw.distribute_tensor(array, sw.TensorLayout(("y", None), mesh()))
+        assert all(np.shares_memory(shard.data, array) for shard in distributed.shards)
+        distributed.shard("d1")[0, 0] = 100
+        assert array[2, 0] == 100
+
+    @pytest.mark.parametrize("layout", [None, ("x", None), "x"])
+    def test_a_layout_of_a_wrong_type(self, layout: Any) -> None:
+        with refused(TypeError, "layout", "TensorLayout", type(layout).__name__):
+            sw.distribute_tensor(np.zeros((4, 3)), layout)
+
+    @pytest.mark.parametrize("shape", [(), (4,), (4, 3, 1)])
+    def test_a_layout_of_another_rank(self, shape: tuple[int, ...]) -> None:
+        with refused(LayoutError, f"{len(shape)} dims", "layout has 2"):
+            sw.distribute_tensor(np.zeros(shape), sw.TensorLayout(("x", None), mesh()))
+
+    def test_a_layout_without_a_mesh(self) -> None:
+        with refused(LayoutError, "device_mesh"):
+            sw.distribute_tensor(np.zeros(4), sw.TensorLayout(("x",)))
+
+    def test_a_dim_that_does_not_divide(self) -> None:
+        layout = sw.TensorLayout(("x", None), mesh())
+        with refused(LayoutError, "dim 0", "3 elements", "2 shards"):
+            sw.distribute_tensor(np.zeros((3, 3)), layout)
+        assert sw.distribute_tensor(np.zeros((3, 3)), layout, "ceil").shard("d2").shape == (1, 3)
+
+    def test_unreduced_axes_have_no_values(self) -> None:
+        with refused(LayoutError, "layout", "unreduced", "('x',)"):
+            sw.distribute_tensor(np.zeros(4), sw.TensorLayout((None,), mesh(), unreduced=("x",)))
+
+    def test_a_sharded_array_changes_its_layout(self) -> None:
+        columns = sw.TensorLayout((None, ("x", "y")), mesh())
+        again = sw.distribute_tensor(sharded(), columns, "ceil")
+        assert again.numpy().tolist() == np.arange(12).reshape(4, 3).tolist()
+        assert again.shard("d2").shape == (4, 0)
+        assert again.layout == columns
+
+
+class TestPutTogether:
+    def test_own_memory(self) -> None:
+        partition = sharded().partition
+        shards = [shard.data.copy() for shard in sharded().shards]
+        array = sw.ShardedArray(partition, shards)
+        back = array.numpy()
+        assert back.tolist() == np.arange(12).reshape(4, 3).tolist()
+        assert not any(np.shares_memory(back, shard) for shard in shards)
+        back[:] = -1
+        assert shards[0].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+    def test_the_canonical_owner_s_values_are_taken(self) -> None:
+        shards = [np.full((2, 3), i) for i in range(4)]
+        array = sw.ShardedArray(sharded().partition, shards)
+        assert array.numpy(check_replicas=False)[:, 0].tolist() == [0, 0, 1, 1]
+
+    @pytest.mark.parametrize("axes", [("x", "y"), (None, ("y", "x")), ("y", None), (None, None)])
+    @pytest.mark.parametrize("dtype", ["f4", ">i8", "O"])
+    def test_large_arrays(self, axes: Any, dtype: str) -> None:
+        """Put together as a plan does it; of replicas only the canonical owner's values are taken."""
+        values = np.random.default_rng(0).integers(0, 1000, (1031, 1033)).astype(dtype)
+        partition = sw.TensorLayout(axes, mesh()).partition(values.shape, "ceil")
+        shards = [view.copy() for view in partition.views(values)]
+        for shard, replica in zip(shards, partition.replica_ids(), strict=True):
+            if replica:
+                shard[...] = -1
+        back = sw.ShardedArray(partition, shards).numpy(check_replicas=False)
+        assert back.dtype == values.dtype
+        assert (back == values).all()
+        assert not any(np.shares_memory(back, shard) for shard in shards)
+
+    def test_array_protocol(self) -> None:
+        array = sharded()
+        assert np.asarray(array).tolist() == np.arange(12).reshape(4, 3).tolist()
+        assert np.asarray(array, dtype="f4").dtype == np.float32
+        assert (np.add(array, 1) == np.arange(12).reshape(4, 3) + 1).all()
+        with refused(ValueError, "copy"):
+            array.__array__(copy=False)
+
+    @pytest.mark.parametrize(
+        "dtype", ["i1", ">f8", "O", "M8[s]", "U2", [("a", "i1"), ("b", ">f8")], ml_dtypes.bfloat16]
+    )
+    def test_any_dtype(self, dtype: Any) -> None:
+        values = np.zeros((4, 3), dtype)
+        array = sw.distribute_tensor(values, sw.TensorLayout(("x", None), mesh()))
+        own = sw.ShardedArray(array.partition, [shard.data.copy() for shard in array.shards])
+        for back in (array.numpy(), own.numpy()):
+            assert back.dtype == values.dtype
+            assert (back == values).all()
+
+    @pytest.mark.parametrize("order", ["C", "F"])
+    def test_contiguous_shards_can_be_written_as_they_lie(self, order: Any, tmp_path: Path) -> None:
+        """`save_file` of safetensors writes an array's memory, whatever its strides."""
+        save_file = importlib.import_module("safetensors.numpy").save_file
+        values = np.arange(48, dtype="f4").reshape(8, 6, order=order)
+        array = sw.distribute_tensor(values, sw.TensorLayout(("x", "y"), mesh()))
+        for device in mesh().devices.flat:
+            shard = array.shard(device, contiguous=True)
+            assert shard.flags.c_contiguous
+            assert shard.tolist() == array.shard(device).tolist()
+            save_file({"weight": shard}, tmp_path / "shard.safetensors")
+            with sw.open_safetensors(tmp_path / "shard.safetensors") as written:
+                assert written["weight"].tolist() == array.shard(device).tolist()
+
+    def test_a_contiguous_shard_is_not_copied_again(self) -> None:
+        values = np.arange(12.0).reshape(4, 3)
+        rows = sw.distribute_tensor(values, sw.TensorLayout(("x", None), mesh()))
+        assert np.shares_memory(rows.shard("d3", contiguous=True), values)
+        point = sw.distribute_tensor(np.array(1.0), sw.TensorLayout((), mesh()))
+        assert point.shard("d3", contiguous=True).shape == ()
+
+    def test_bytes(self) -> None:
+        assert sharded().nbytes == 12 * 8
+        assert sw.distribute_tensor(np.zeros((0, 3)), sw.TensorLayout((None, None), mesh())).nbytes == 0
+
+    def test_a_device_that_the_mesh_has_not(self) -> None:
+        for array in (sharded(), sw.ShardedArray(sharded().partition, [s.data for s in sharded().shards])):
+            with refused(MeshError, "'cpu:0'", "'d3'"):
+                array.shard("cpu:0")
+
+    def test_one_addend_is_the_sum(self) -> None:
+        one = sw.DeviceMesh((1, 2), ("x", "y"))
+        partition = sw.TensorLayout(("y",), one, unreduced=("x",)).partition((4,))
+        array = sw.ShardedArray(partition, [np.array([1, 2]), np.array([3, 4])])
+        assert array.numpy().tolist() == [1, 2, 3, 4]
+
+    def test_unreduced_shards_are_not_put_together(self) -> None:
+        layout = sw.TensorLayout((None,), mesh(), unreduced=("x",))
+        array = sw.ShardedArray(layout.partition((2,)), [np.ones(2)] * 4)
+        with refused(LayoutError, "unreduced", "('x',)"):
+            array.numpy()
+
+
+class TestConstruction:
+    @pytest.mark.parametrize("count", [0, 1, 3, 5])
+    def test_another_number_of_shards(self, count: int) -> None:
+        with refused(LayoutError, "shards", f"{count} arrays", "4 devices"):
+            sw.ShardedArray(sharded().partition, [np.zeros((2, 3))] * count)
+
+    def test_a_shard_of_another_shape_or_dtype(self) -> None:
+        good = [np.zeros((2, 3)) for _ in range(4)]
+        for bad in (np.zeros((3, 2)), np.zeros(6), np.zeros((2, 3), int), np.zeros((2, 3), ">f8")):
+            with refused(LayoutError, "shards[2]", "'d0'", bad.shape, "(2, 3)", "float64"):
+                sw.ShardedArray(sharded().partition, [*good[:2], bad, good[3]])
+
+    @pytest.mark.parametrize("bad", [None, [[0.0] * 3] * 2, 5])
+    def test_a_shard_of_a_wrong_type(self, bad: Any) -> None:
+        with refused(TypeError, "shards[0]", type(bad).__name__):
+            sw.ShardedArray(sharded().partition, [bad] * 4)
+
+    def test_masked_shards(self) -> None:
+        layout = sw.TensorLayout(("x",), sw.DeviceMesh((2,), ("x",)))
+        masked = np.ma.masked_array([1, 2], [True, False])
+        with refused(TypeError, "shards[1]", "masked array"):
+            sw.ShardedArray(layout.partition((4,)), [np.array([3, 4]), masked])
+
+    @pytest.mark.parametrize("shards", [None, 5, {1, 2}])
+    def test_shards_of_a_wrong_type(self, shards: Any) -> None:
+        with refused(TypeError, "shards", type(shards).__name__):
+            sw.ShardedArray(sharded().partition, shards)
+
+    @pytest.mark.parametrize("partition", [None, (4, 3), "x"])
+    def test_a_partition_of_a_wrong_type(self, partition: Any) -> None:
+        with refused(TypeError, "partition", type(partition).__name__):
+            sw.ShardedArray(partition, [])
+
+
+class TestValue:
+    def test_attributes(self) -> None:
+        array = sharded()
+        assert (array.shape, array.ndim, array.size, array.dtype) == ((4, 3), 2, 12, np.dtype(int))
+        assert array.layout == array.partition.layout
+        assert "(4, 3)" in repr(array)
+        assert "int64" in repr(array)
+
+    def test_immutable(self) -> None:
+        for name in ("shape", "dtype", "layout", "partition", "shards", "other"):
+            with pytest.raises(AttributeError):
+                setattr(sharded(), name, None)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            sharded().shards[0].device = "other"  # type: ignore[misc]
+
+    def test_copied_and_pickled(self) -> None:
+        array = sharded()
+        own = sw.ShardedArray(array.partition, [shard.data.copy() for shard in array.shards])
+        for value in (array, own):
+            for other in (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
+                assert other.partition == value.partition
+                assert other.numpy().tolist() == value.numpy().tolist()

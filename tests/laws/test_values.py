@@ -1,0 +1,300 @@
+"""Law 8: values are immutable, hashable, picklable, comparable, and `eval(repr(v)) == v`: all of the public ones."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import importlib
+import inspect
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import shardwise as sw
+from shardwise import dtensor as dt
+from shardwise.interop import hlo, megatron, torch
+from shardwise.model.scope import layout_map_scope
+from shardwise.rules import report
+from shardwise.store import Entry
+
+#: The modules whose names are public; those of frameworks that are not installed are left out.
+MODULES = (
+    "shardwise",
+    "shardwise.dtensor",
+    "shardwise.errors",
+    "shardwise.interop",
+    "shardwise.interop.hlo",
+    "shardwise.interop.jax",
+    "shardwise.interop.keras",
+    "shardwise.interop.megatron",
+    "shardwise.interop.shardy",
+    "shardwise.interop.tensorflow",
+    "shardwise.interop.torch",
+    "shardwise.rules.report",
+    "shardwise.store",
+)
+
+MESH = "|x=2,y=2|0,1,2,3|0,1,2,3|CPU:0,CPU:1,CPU:2,CPU:3"
+
+
+def mesh(devices: Any = None) -> sw.DeviceMesh:
+    return sw.DeviceMesh((2, 4), ("data", "model"), devices)
+
+
+def layout(*axes: Any, **more: Any) -> sw.TensorLayout:
+    return sw.TensorLayout(axes or ("data", None), mesh(), **more)
+
+
+def partition() -> sw.Partition:
+    return layout(("model", "data"), None).partition((9, 3), "chunk")
+
+
+def report_of(indivisible: bool = True) -> report.LayoutReport:
+    rules = sw.LayoutMap(mesh())
+    rules["kernel"] = (None, "model")
+    rules["ker"] = (None, "data")
+    rules["bias$"] = ("model",)
+    rules["unused"] = ("model",)
+    shapes = {
+        "kernel": (4, 8),
+        "a/kernel": (4, 8),
+        "bias": (8,),
+        "b/bias": (7 if indivisible else 8,),
+        "c/bias": (2, 2),
+    }
+    return rules.report({name: (shape, "float32") for name, shape in shapes.items()})
+
+
+def mesh_proto() -> dt.MeshProto:
+    return dt.MeshProto((dt.MeshDimensionProto("x", 2),), (0, 1), (0, 1), ("CPU:0", "CPU:1"), name="m")
+
+
+#: For each public class of values, some of them, made anew at each call.
+VALUES: dict[type, Callable[[], list[Any]]] = {
+    sw.DeviceMesh: lambda: [
+        mesh(),
+        mesh("abcdefgh"),
+        sw.DeviceMesh((3,), ("x",), [0, ("a", 1), None]),
+        sw.DeviceMesh((2, 1), ("x", "é'\"\\"), np.array([[5], [3]])),
+    ],
+    sw.TensorLayout: lambda: [
+        sw.TensorLayout(()),
+        sw.TensorLayout(("data",)),
+        sw.TensorLayout([None, ["model", "data"]], unreduced=["x"]),
+        layout(None, "model", unreduced=("data",)),
+    ],
+    sw.Partition: lambda: [partition(), layout().partition((2, 0)), layout(None).partition((3,))],
+    sw.CollectiveStep: lambda: list(
+        sw.plan_reshard(layout("data", "model").partition((4, 8)), layout().partition((4, 8))).price("int8") or ()
+    ),
+    sw.LinkModel: lambda: [sw.LinkModel(), sw.LinkModel(1e9, 0)],
+    dt.Mesh: lambda: [dt.Mesh.from_string(MESH), dt.Mesh.from_device("CPU:0")],
+    dt.Layout: lambda: [
+        dt.Layout(["x", dt.UNSHARDED], dt.Mesh.from_string(MESH)),
+        dt.Layout(["x", dt.MATCH], dt.Mesh.from_string(MESH)),
+        dt.Layout.from_device("CPU:0"),
+    ],
+    dt.LayoutType: lambda: [dt.LayoutType.STATIC],
+    dt.DeviceSpec: lambda: [dt.DeviceSpec(), dt.DeviceSpec(job="worker", device_type="gpu", device_index=3)],
+    dt.MeshDimension: lambda: [dt.MeshDimension("x", 2)],
+    dt.MeshDimensionProto: lambda: [dt.MeshDimensionProto("x", 2)],
+    dt.ShardingSpec: lambda: [dt.ShardingSpec("x")],
+    dt.MeshProto: lambda: [
+        mesh_proto(),
+        dt.MeshProto(),
+        dt.MeshProto([dt.MeshDimensionProto("x", 2)], [0, 1], [0], ["CPU:0"], ["CPU:0", "CPU:1"]),  # type: ignore[arg-type]
+    ],
+    dt.LayoutProto: lambda: [
+        dt.LayoutProto((dt.ShardingSpec("x"),), mesh_proto(), dt.LayoutProto.LayoutType.STATIC),
+        dt.LayoutProto([dt.ShardingSpec("x")], None),  # type: ignore[arg-type]
+    ],
+    hlo.Iota: lambda: [hlo.Iota((2, 4), (1, 0)), hlo.Iota([2, 4], [1, 0])],  # type: ignore[arg-type]
+    hlo.HloSharding: lambda: [
+        hlo.parse_hlo("{devices=[4,2]<=[2,4]T(1,0)}"),
+        hlo.parse_hlo("{devices=[1,2]1,0}"),
+        hlo.parse_hlo("{maximal device=3}"),
+        hlo.HloSharding("tiled", [2, 1, 1], [1, 0], ["replicated"]),  # type: ignore[arg-type]
+    ],
+    megatron.RankOffsets: lambda: megatron.to_rank_offsets(layout(None, "model")),
+    torch.Shard: lambda: [torch.Shard(1)],
+    torch.StridedShard: lambda: [torch.StridedShard(0, 2)],
+    torch.Replicate: lambda: [torch.Replicate()],
+    torch.Partial: lambda: [torch.Partial(), torch.Partial("max")],
+    report.LayoutReport: lambda: [report_of(), report_of(indivisible=False)],
+    report.TensorReport: lambda: list(report_of().tensors),
+    report.Clash: lambda: list(report_of().clashes),
+    report.RankMismatch: lambda: list(report_of().rank_mismatches),
+    report.IndivisibleDim: lambda: list(report_of().indivisible),
+    Entry: lambda: [Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors"))],
+}
+
+#: The public classes that are not values, and why.
+NOT_VALUES: dict[type, str] = {
+    sw.ReshardPlan: "",
+    sw.Transfer: "",
+    sw.LayoutMap: "rules are added and removed; it compares and pickles as a mapping",
+    sw.Shard: "holds memory that can be written, so it is equal to itself alone",
+    sw.ShardedArray: "holds memory that can be written, as a numpy array does",
+    sw.Variable: "gets its data later",
+    sw.Checkpoint: "holds open files",
+    dt.DTensor: "holds memory that can be written",
+    dt.LayoutMap: "rules are added and removed",
+    torch.LocalShards: "three numpy arrays by name",
+}
+
+
+def public_classes() -> Iterator[type]:
+    for name in MODULES:
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            continue
+        for exported in module.__all__:
+            found = getattr(module, exported)
+            if inspect.isclass(found) and found.__module__.startswith("shardwise") and not is_protocol(found):
+                yield found
+
+
+def is_protocol(found: type) -> bool:
+    return bool(getattr(found, "_is_protocol", False))
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(kind, i, id=f"{kind.__module__}.{kind.__name__}-{i}")
+        for kind, make in VALUES.items()
+        for i in range(len(make()))
+    ]
+
+
+#: What a `repr` may name, besides the class itself.
+NAMES: dict[str, Any] = {
+    **{name: getattr(sw, name) for name in sw.__all__},
+    **{kind.__name__: kind for kind in VALUES},
+    **{type(Path()).__name__: Path},
+}
+
+
+def names_for(kind: type) -> dict[str, Any]:
+    # Two modules have a `Layout` or a `Shard`; whose, their user knows.
+    module = importlib.import_module(kind.__module__)
+    return {**NAMES, **vars(module), "LayoutType": dt.LayoutType}
+
+
+def test_every_public_class_is_here() -> None:
+    for found in public_classes():
+        assert found in VALUES or found in NOT_VALUES or issubclass(found, Exception), found
+    assert not VALUES.keys() & NOT_VALUES.keys()
+
+
+@pytest.mark.parametrize("error", [found for found in public_classes() if issubclass(found, Exception)])
+def test_an_error_is_pickled_with_its_message(error: type[Exception]) -> None:
+    back = pickle.loads(pickle.dumps(error("what was given")))
+    assert type(back) is error
+    assert str(back) == "what was given"
+
+
+@pytest.mark.parametrize(("kind", "i"), cases())
+def test_a_value_is_equal_to_its_copies_and_hashes_as_they_do(kind: type, i: int) -> None:
+    value, again = VALUES[kind]()[i], VALUES[kind]()[i]
+    pickled = [pickle.loads(pickle.dumps(value, protocol)) for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)]
+    for other in [again, copy.copy(value), copy.deepcopy(value), *pickled]:
+        assert type(other) is type(value)
+        assert other == value
+        assert (other != value) is False
+        assert hash(other) == hash(value)
+        assert repr(other) == repr(value)
+    assert value != object()
+    assert value != None  # noqa: E711 (the operator is what is tested)
+    assert {value: 1}[again] == 1
+
+
+@pytest.mark.parametrize("kind", list(VALUES))
+def test_different_values_differ(kind: type) -> None:
+    values = VALUES[kind]()
+    assert len(set(values)) == len({repr(value) for value in values})
+
+
+@pytest.mark.parametrize(("kind", "i"), cases())
+def test_the_repr_of_a_value_makes_it_again(kind: type, i: int) -> None:
+    value = VALUES[kind]()[i]
+    if isinstance(value, dt.LayoutType):
+        assert dt.LayoutType[value.name] is value  # As every enumeration of Python.
+        return
+    text = repr(value).replace("<LayoutType.STATIC: 1>", "1")
+    assert eval(text, names_for(kind)) == value
+
+
+@pytest.mark.parametrize(("kind", "i"), cases())
+def test_a_value_cannot_be_changed(kind: type, i: int) -> None:
+    value = VALUES[kind]()[i]
+    before, hashed = repr(value), hash(value)
+    if isinstance(value, enum.Enum):
+        return  # Python's affair.
+    attributes = [name for name in dir(value) if not name.startswith("_")]
+    for name in [*attributes, "a_name_that_it_does_not_have"]:
+        if kind is sw.TensorLayout and name == "device_mesh":
+            continue  # It may be given later, once: tests/test_layout.py.
+        with pytest.raises((AttributeError, TypeError)):
+            setattr(value, name, None)
+        with pytest.raises((AttributeError, TypeError)):
+            delattr(value, name)
+    for array in arrays_of(value):
+        assert not array.flags.writeable
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.flags.writeable = True
+    assert (repr(value), hash(value)) == (before, hashed)
+
+
+def arrays_of(value: Any) -> Iterator[npt.NDArray[Any]]:
+    """The arrays that a value keeps: an attribute that gives the same one twice."""
+    for name in dir(value):
+        with suppress(sw.LayoutError):  # A layout without its mesh has no answer.
+            array = None if name.startswith("_") else getattr(value, name)
+            if isinstance(array, np.ndarray) and array is getattr(value, name):
+                yield array
+
+
+def test_a_sharded_array_and_its_shards_are_pickled_with_their_values() -> None:
+    whole = np.arange(16.0).reshape(2, 8)
+    sharded = sw.distribute_tensor(whole, layout("data", "model"))
+    back = pickle.loads(pickle.dumps(sharded))
+    assert back.partition == sharded.partition
+    assert back.numpy().tolist() == whole.tolist()
+    shard = pickle.loads(pickle.dumps(sharded.shards[5]))
+    assert (shard.device, shard.index, shard.replica_id) == ("cpu:5", sharded.shards[5].index, 0)
+    assert shard.data.tolist() == sharded.shards[5].data.tolist()
+
+
+def test_a_layout_map_is_compared_pickled_and_copied() -> None:
+    rules = sw.LayoutMap(mesh(), match="fullmatch")
+    rules["a.*"] = (None, "model")
+    for other in (pickle.loads(pickle.dumps(rules)), copy.deepcopy(rules), copy.copy(rules)):
+        assert other == rules
+        other["b"] = ("data",)
+        assert list(rules) == ["a.*"]
+
+
+def test_what_takes_a_value_leaves_it_as_it_was() -> None:
+    unbound, bound, whole = sw.TensorLayout(("data", "model")), layout(None, "model"), np.zeros((4, 8))
+    values = [unbound, bound, mesh(), partition(), layout("data", "model").partition((4, 8))]
+    before = [(repr(value), hash(value)) for value in values]
+    for rules in (sw.LayoutMap(mesh()), sw.LayoutMap()):
+        rules["kernel"] = unbound
+        rules["bias"] = bound
+        rules.report({"kernel": (4, 8)})
+        rules.apply({"kernel": whole})
+    with layout_map_scope(sw.LayoutMap(mesh())):
+        sw.initialize_variables(sw.Variable((4, 8), "float32", np.zeros, name="kernel"))
+    sharded = sw.distribute_tensor(whole, bound)
+    sw.all_gather(sharded.reshard(layout("data", "model")))
+    sw.plan_reshard(sharded.partition, values[4]).explain()
+    hlo.from_hlo(hlo.to_hlo(bound), values[2])
+    torch.from_placements(torch.to_placements(bound), values[2], 2)
+    assert [(repr(value), hash(value)) for value in values] == before

@@ -1,0 +1,391 @@
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from shardwise import DeviceMesh, LayoutError, LayoutMap, TensorLayout
+from shardwise.rules.search import REMEMBERED_PATHS
+
+MESH = DeviceMesh((2, 4), ("data", "model"))
+
+
+def keras_example() -> LayoutMap:
+    layout_map = LayoutMap(device_mesh=None)
+    layout_map["dense.*kernel"] = (None, "model")
+    layout_map["dense.*bias"] = ("model",)
+    layout_map["conv2d.*kernel"] = TensorLayout((None, None, None, "model"))
+    layout_map["conv2d.*bias"] = TensorLayout(("model",))
+    return layout_map
+
+
+class TestLookUp:
+    @pytest.mark.parametrize(
+        ("path", "axes"),
+        [
+            ("dense_1.kernel", (None, "model")),
+            ("dense_1.bias", ("model",)),
+            ("dense_2.kernel", (None, "model")),
+            ("dense_2.bias", ("model",)),
+            ("my_model/conv2d_123/kernel", (None, None, None, "model")),
+            ("my_model/conv2d_123/bias", ("model",)),
+            ("my_model/conv3d_1/kernel", None),
+            ("my_model/conv3d_1/bias", None),
+        ],
+    )
+    def test_the_example_of_the_keras_page(self, path: str, axes: tuple[str | None, ...] | None) -> None:
+        layout_map = keras_example()
+        for _ in range(2):  # The second answer is a remembered one.
+            assert layout_map[path] == (None if axes is None else TensorLayout(axes))
+
+    def test_a_path_that_cannot_be_hashed(self) -> None:
+        class Unhashable(str):
+            __hash__ = None  # type: ignore[assignment]
+
+        with pytest.raises(TypeError, match="unhashable"):
+            LayoutMap()[Unhashable("kernel")]
+
+    def test_an_inserted_layout_comes_back_itself(self) -> None:
+        layout_map, layout = LayoutMap(), TensorLayout((None, "model"))
+        layout_map["dense.*kernel"] = layout
+        assert layout_map["dense_1/kernel"] is layout
+        assert layout_map["dense.*kernel"] is layout
+
+    def test_an_exact_key_comes_before_the_rules_that_match(self) -> None:
+        layout_map = LayoutMap()
+        layout_map["kernel"] = ("x", None)
+        layout_map["dense/kernel"] = (None, "y")
+        assert layout_map["dense/kernel"] == TensorLayout((None, "y"))
+        assert layout_map.matching_rules("dense/kernel") == ("dense/kernel",)
+        with pytest.raises(LayoutError):
+            layout_map["my/dense/kernel"]
+
+    def test_an_exact_key_counts_even_where_it_does_not_match_itself(self) -> None:
+        layout_map = LayoutMap()
+        layout_map["h[0]"] = ("x",)
+        assert layout_map["h[0]"] == TensorLayout(("x",))
+        assert layout_map["h0"] == TensorLayout(("x",))
+        assert layout_map["my/h[0]"] is None
+
+    def test_several_matching_rules_are_all_named(self) -> None:
+        layout_map = LayoutMap(backtracking=True)
+        for key in ["kernel", "bias", "dense", r"(?=dense_\d)"]:
+            layout_map[key] = ("x",)
+        for _ in range(2):
+            with pytest.raises(LayoutError, match=r"'dense_1/kernel'.*3 rules") as error:
+                layout_map["dense_1/kernel"]
+            for key in ["kernel", "dense", r"(?=dense_\d)"]:
+                assert repr(key) in str(error.value)
+            assert "bias" not in str(error.value)
+        assert layout_map.matching_rules("dense_1/kernel") == ("kernel", "dense", r"(?=dense_\d)")
+
+    @pytest.mark.parametrize(
+        ("mode", "found"),
+        [("search", {"kernel", "a/kernel", "kernel/a"}), ("match", {"kernel", "kernel/a"}), ("fullmatch", {"kernel"})],
+    )
+    def test_the_three_ways_of_matching(self, mode: str, found: set[str]) -> None:
+        layout_map = LayoutMap(match=mode)  # type: ignore[arg-type]
+        layout_map["k.rnel"] = ("x",)
+        paths = ["kernel", "a/kernel", "kernel/a", "kern"]
+        assert {path for path in paths if layout_map[path] is not None} == found
+
+    @pytest.mark.parametrize("path", [3, None, b"dense", 2.0, ["dense"], ("dense",)])
+    def test_a_path_is_a_string(self, path: object) -> None:
+        layout_map = keras_example()
+        for look_up in (layout_map.__getitem__, layout_map.get, layout_map.matching_rules):
+            with pytest.raises(TypeError, match="path must be a string"):
+                look_up(path)  # type: ignore[index, arg-type]
+
+    def test_any_path_can_be_asked_for(self) -> None:
+        layout_map = LayoutMap()
+        layout_map["^$"], layout_map["\\w"], layout_map["é"] = ("x",), ("y",), ("z",)
+        assert layout_map[""] == TensorLayout(("x",))
+        assert layout_map["\n"] == TensorLayout(("x",))
+        assert layout_map["ü"] == TensorLayout(("y",))
+        assert layout_map["\ud800"] is None
+        assert layout_map["\ud800a"] == TensorLayout(("y",))
+        assert layout_map["\0" * 100_000] is None
+
+    def test_what_is_remembered_is_bounded(self) -> None:
+        layout_map = keras_example()
+        layout_map["dense/0"] = ("exact",)
+        for i in range(REMEMBERED_PATHS + 10):
+            layout_map[f"conv3d/{i}"]
+        assert len(layout_map._answers) <= REMEMBERED_PATHS
+        assert layout_map["dense/0"] == TensorLayout(("exact",))
+        assert layout_map["dense/kernel"] == TensorLayout((None, "model"))
+
+    @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+$", "([a-z]+)*$", r"(\w+\s?)*$", "(?i)(A+)+$", r"(a+)+\Z"])
+    def test_nested_repetitions_do_not_hang(self, pattern: str) -> None:
+        # On an engine that backtracks, this would take years.
+        layout_map = LayoutMap(match="match")
+        layout_map[pattern] = ("x",)
+        assert layout_map["a" * 40 + "!"] is None
+        assert layout_map["a" * 40] == TensorLayout(("x",))
+
+    @pytest.mark.parametrize("path", ["a" * 40 + "é", "a" * 40 + "!\n", "a" * 40 + "\0"])
+    def test_nor_in_other_paths_where_the_rule_has_no_class(self, path: str) -> None:
+        layout_map = LayoutMap()
+        layout_map["(a+)+$"] = ("x",)
+        assert layout_map[path] is None
+
+    def test_hundreds_of_rules(self) -> None:
+        layout_map = LayoutMap()
+        for i in range(600):
+            layout_map[rf"layers\.{i}\.(attn|mlp)\.\w+\.weight$"] = (f"axis{i}",)
+        for i in range(600):
+            assert layout_map[f"model.layers.{i}.attn.q_proj.weight"] == TensorLayout((f"axis{i}",))
+        assert layout_map["model.layers.600.attn.q_proj.weight"] is None
+
+
+class TestInsertion:
+    @pytest.mark.parametrize("axes", [(None, "model"), [None, "model"], [None, ["model"]]])
+    def test_axes_become_a_layout_over_the_mesh_of_the_map(self, axes: list[str | None]) -> None:
+        layout_map = LayoutMap(MESH)
+        layout_map["kernel"] = axes
+        assert layout_map["kernel"] == TensorLayout((None, "model"), MESH)
+
+    def test_a_layout_without_a_mesh_is_kept_over_that_of_the_map(self) -> None:
+        layout_map, layout = LayoutMap(MESH), TensorLayout(("model",), unreduced=("data",))
+        layout_map["bias"] = layout
+        assert layout_map["bias"] == TensorLayout(("model",), MESH, unreduced=("data",))
+
+    def test_no_map_changes_the_layout_that_it_is_given(self) -> None:
+        layout, other = TensorLayout(("model",)), DeviceMesh((2,), ("model",))
+        found, hashed, text = {layout: "here"}, hash(layout), repr(layout)
+        first, second, updated = LayoutMap(MESH), LayoutMap(other), LayoutMap(MESH)
+        first["bias"] = layout
+        second["bias"] = layout
+        updated.update({"bias": layout})
+        updated.setdefault("kernel", layout)
+        assert (layout.device_mesh, hash(layout), repr(layout)) == (None, hashed, text)
+        assert found[layout] == found[TensorLayout(("model",))] == "here"
+        meshes = [
+            found.device_mesh for found in (first["bias"], second["bias"], updated["kernel"]) if found is not None
+        ]
+        assert meshes == [MESH, other, MESH]
+
+    def test_a_layout_keeps_its_own_mesh(self) -> None:
+        mesh = DeviceMesh((8,), ("x",))
+        layout_map = LayoutMap(MESH)
+        layout_map["bias"] = TensorLayout(("x",), mesh)
+        layout = layout_map["bias"]
+        assert layout is not None
+        assert layout.device_mesh == mesh
+
+    @pytest.mark.parametrize("key", ["", None, 3, b"kernel", re.compile("kernel")])
+    def test_a_key_is_a_non_empty_string(self, key: object) -> None:
+        layout_map = LayoutMap()
+        with pytest.raises(TypeError, match="non-empty string"):
+            layout_map[key] = ("x",)  # type: ignore[index]
+        assert len(layout_map) == 0
+
+    @pytest.mark.parametrize("value", [None, "model", 3, {"model"}, {"axes": ()}, MESH])
+    def test_a_value_is_a_layout_or_its_axes(self, value: object) -> None:
+        with pytest.raises(TypeError, match=r"rule 'kernel'.*TensorLayout"):
+            LayoutMap()["kernel"] = value  # type: ignore[assignment]
+
+    @pytest.mark.parametrize(
+        ("pattern", "said"),
+        [
+            ("a(b", "position 1"),
+            ("ab[", "position 2"),
+            ("*a", "position 0"),
+            ("(?P<n>a)(?P<n>b)", "position 12"),
+            ("a{99999999999999999999}", "repetition"),
+            ("a\ud800", "position 1"),
+            ("(" * 100_000 + ")" * 100_000, "regular expression"),
+        ],
+    )
+    def test_what_is_no_regular_expression_is_refused_at_once(self, pattern: str, said: str) -> None:
+        layout_map = LayoutMap()
+        with pytest.raises(LayoutError, match=said):
+            layout_map[pattern] = ("x",)
+        assert list(layout_map) == []
+
+    def test_a_key_is_inserted_once(self) -> None:
+        layout_map = LayoutMap(MESH)
+        layout_map["kernel"] = (None, "model")
+        second = TensorLayout(("data",))
+        with pytest.raises(LayoutError, match=r"'kernel' is in the map already.*\(None, 'model'\)"):
+            layout_map["kernel"] = second
+        assert second.device_mesh is None
+        assert layout_map["kernel"] == TensorLayout((None, "model"), MESH)
+        del layout_map["kernel"]
+        layout_map["kernel"] = second
+        assert layout_map["kernel"] == TensorLayout(("data",), MESH)
+
+    def test_axes_that_the_mesh_lacks_are_refused_with_the_rule(self) -> None:
+        layout_map, layout = LayoutMap(MESH), TensorLayout(("seq",))
+        for value in (layout, ("seq",)):
+            with pytest.raises(LayoutError, match=r"rule 'kernel'.*seq"):
+                layout_map["kernel"] = value
+        assert layout.device_mesh is None
+        assert "kernel" not in layout_map
+
+    def test_axes_that_are_no_layout_are_refused_with_the_rule(self) -> None:
+        with pytest.raises(LayoutError, match=r"rule 'kernel'.*'x'"):
+            LayoutMap()["kernel"] = ("x", "x")
+        with pytest.raises(TypeError, match=r"rule 'kernel'.*axes"):
+            LayoutMap()["kernel"] = (1,)  # type: ignore[assignment]
+
+    def test_the_arguments_of_the_map(self) -> None:
+        with pytest.raises(TypeError, match="device_mesh"):
+            LayoutMap((2, 4))  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="match"):
+            LayoutMap(match=None)  # type: ignore[arg-type]
+        with pytest.raises(LayoutError, match=r"'find'.*'search', 'match', 'fullmatch'"):
+            LayoutMap(match="find")  # type: ignore[arg-type]
+        assert LayoutMap(MESH).device_mesh is MESH
+        assert LayoutMap().match == "search"
+
+
+class TestMapping:
+    def test_the_keys_are_those_inserted_in_their_order(self) -> None:
+        layout_map = keras_example()
+        keys = ["dense.*kernel", "dense.*bias", "conv2d.*kernel", "conv2d.*bias"]
+        assert list(layout_map) == list(layout_map.keys()) == keys
+        assert len(layout_map) == 4
+        assert [layout.rank for layout in layout_map.values()] == [2, 1, 4, 1]
+        assert [(key, layout.rank) for key, layout in layout_map.items()] == list(zip(keys, [2, 1, 4, 1], strict=True))
+
+    def test_only_keys_are_in_the_map(self) -> None:
+        layout_map = keras_example()
+        layout = layout_map["dense_1/kernel"]
+        assert "dense.*kernel" in layout_map
+        assert "dense_1/kernel" not in layout_map
+        assert 3 not in layout_map  # type: ignore[comparison-overlap]
+        assert ("dense.*kernel", layout) in layout_map.items()
+        assert ("dense_1/kernel", layout) not in layout_map.items()
+        assert "dense_1/kernel" not in layout_map.keys()  # noqa: SIM118
+        assert layout in layout_map.values()
+
+    def test_views_follow_the_map(self) -> None:
+        layout_map = LayoutMap()
+        keys, values, items = layout_map.keys(), layout_map.values(), layout_map.items()
+        layout_map["kernel"] = ("x",)
+        assert (list(keys), len(values), len(items)) == (["kernel"], 1, 1)
+
+    def test_get_gives_the_default_where_nothing_matches(self) -> None:
+        layout_map = keras_example()
+        assert layout_map.get("conv3d") is None
+        assert layout_map.get("conv3d", 3) == 3
+        assert layout_map.get("dense_1/bias", 3) == TensorLayout(("model",))
+
+    def test_insertion_and_deletion_change_the_next_look_up(self) -> None:
+        layout_map = LayoutMap()
+        assert layout_map["dense/kernel"] is None
+        layout_map["kernel"] = ("x",)
+        assert layout_map["dense/kernel"] == TensorLayout(("x",))
+        layout_map["dense"] = ("y",)
+        with pytest.raises(LayoutError):
+            layout_map["dense/kernel"]
+        del layout_map["kernel"]
+        assert layout_map["dense/kernel"] == TensorLayout(("y",))
+        layout_map.clear()
+        assert layout_map["dense/kernel"] is None
+
+    def test_deletion_is_by_key(self) -> None:
+        layout_map = keras_example()
+        with pytest.raises(KeyError, match="dense_1/kernel"):
+            del layout_map["dense_1/kernel"]
+        with pytest.raises(KeyError, match="dense_1/kernel"):
+            layout_map.pop("dense_1/kernel")
+        assert layout_map.pop("dense_1/kernel", 3) == 3
+        assert layout_map.pop("dense.*kernel") == TensorLayout((None, "model"))
+        assert layout_map["dense_1/kernel"] is None
+        assert len(layout_map) == 3
+
+    def test_setdefault_is_by_key(self) -> None:
+        layout_map = keras_example()
+        assert layout_map.setdefault("dense_1/kernel", ("x",)) == TensorLayout(("x",))
+        assert layout_map.setdefault("dense_1/kernel", ("y",)) == TensorLayout(("x",))
+        assert len(layout_map) == 5
+        with pytest.raises(TypeError, match="TensorLayout"):
+            layout_map.setdefault("new")
+
+    def test_update_and_popitem(self) -> None:
+        layout_map = LayoutMap(MESH)
+        layout_map.update({"kernel": TensorLayout((None, "model"))})
+        assert layout_map.popitem() == ("kernel", TensorLayout((None, "model"), MESH))
+        assert not layout_map
+
+    def test_equal_maps_have_equal_rules_mesh_and_way_of_matching(self) -> None:
+        assert keras_example() == keras_example()
+        assert keras_example() == dict(keras_example().items())
+        changed = keras_example()
+        del changed["dense.*bias"]
+        assert keras_example() != changed
+        assert LayoutMap(MESH) != LayoutMap()
+        assert LayoutMap(match="match") != LayoutMap()
+        assert LayoutMap() != 3
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(LayoutMap())
+
+    @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+    def test_copies_are_equal_and_apart(self, duplicate: object) -> None:
+        layout_map = LayoutMap(MESH, match="fullmatch")
+        layout_map["ker.*"] = (None, ("data", "model"))
+        assert layout_map["kernel"] is not None
+        other = duplicate(layout_map)  # type: ignore[operator]
+        assert type(other) is LayoutMap
+        assert other == layout_map
+        assert other["kernel"] == layout_map["kernel"]
+        del other["ker.*"]
+        assert layout_map["kernel"] is not None
+
+    def test_repr_shows_the_rules(self) -> None:
+        layout_map = LayoutMap(DeviceMesh((4,), ("model",)))
+        layout_map["kernel"] = (None, "model")
+        assert repr(layout_map) == (
+            "<LayoutMap {'kernel': (None, 'model')}, device_mesh=DeviceMesh((4,), ('model',)), match='search'>"
+        )
+
+
+class TestThreads:
+    def test_one_map_serves_many_threads(self) -> None:
+        layout_map = LayoutMap()
+        for i in range(20):
+            layout_map[rf"layer_{i}/"] = (f"axis{i}",)
+        start = threading.Barrier(32)
+
+        def look_up(thread: int) -> bool:
+            start.wait()
+            for k in range(500):
+                i = (thread + k) % 20
+                if layout_map[f"layer_{i}/{thread % 4}/{k}"] != TensorLayout((f"axis{i}",)):
+                    return False
+            return True
+
+        with ThreadPoolExecutor(32) as pool:
+            assert all(pool.map(look_up, range(32)))
+
+    def test_look_ups_see_a_map_that_changes_before_or_after_the_change(self) -> None:
+        layout_map = LayoutMap()
+        layout_map["kernel"] = ("x",)
+        done = threading.Event()
+        seen: set[object] = set()
+
+        def look_up() -> None:
+            k = 0
+            while not done.is_set():
+                k += 1
+                seen.add(layout_map[f"bias/{k % 50}"])
+                assert layout_map["a/kernel"] == TensorLayout(("x",))
+                assert [layout.rank for _, layout in layout_map.items()] in ([1], [1, 1])
+
+        with ThreadPoolExecutor(8) as pool:
+            futures = [pool.submit(look_up) for _ in range(8)]
+            for _ in range(200):
+                layout_map["bias"] = ("y",)
+                assert layout_map["bias/1"] == TensorLayout(("y",))
+                del layout_map["bias"]
+                assert layout_map["bias/1"] is None
+            done.set()
+            for future in futures:
+                future.result()
+        assert seen <= {None, TensorLayout(("y",))}

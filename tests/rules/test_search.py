@@ -1,0 +1,168 @@
+"""What a rule matches is what Python's `re` says, whichever engine finds it."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import pytest
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+
+from shardwise import LayoutError, LayoutMap, TensorLayout
+from shardwise._core import RuleSet
+from shardwise.rules.search import MATCH_MODES, MatchMode
+
+# Pieces of which the syntaxes of Python and of the compiled core make the same, or different things, or an error.
+PIECES = r"""
+    a b K k / . _ - 0 é s ſ # & ~ < ] } { ^ $ | ( (?: (?P<n> ) ) ) (?i) (?s: (?i:
+    (?-i:b) (?m:^) (?x: (?#c) (?=a) (?!b) (?<=a) (?i:a)
+    * + ? *? +? ?? {2} {1,2} {0,} {,2} {1}? .* .+ (a|b) (a|) (a?)* (a*)+ (^a|b)+ ($|a)* (?:a?b?){2}
+    [ab] [^a] [^/]* [a-c] [-a] [a-] []a] [^]] [[a] [a&&b] [a--] [0-9_] [\w-] [^\d] [\s\S] [^\S] [A-z] [Z-b] [é-ü] [^é]
+    \d \w \s \D \W \S \b \B \A \Z \. \/ \- \< \> \{ \n \x61 \u00e9 \t [\n] [\t-\r] [^\n] {a} {2,} \1
+""".split()  # noqa: SIM905
+PIECES += [" ", r"\ ", "\n", "\x1c"]
+
+patterns = st.builds(
+    lambda fold, pieces: fold + "".join(pieces),
+    st.sampled_from(["", "", "", "(?i)", "(?s)", "(?m)", "(?x)", "(?a)", "(?ia)", "(?imsx)", "(?sm)"]),
+    st.lists(st.sampled_from(PIECES), max_size=7),
+)
+plain_paths = st.text("aabbkK/._-0 sAB]}&~#<", max_size=8)
+paths = (
+    plain_paths
+    | st.text("aabkK/._-0 sé\n\x1cſ\u212aüİıi٣\u0308\u2003€\ud800", max_size=8)
+    | plain_paths.map(lambda path: path + "\n")
+)
+
+
+def is_pattern(pattern: str) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError):
+            return False
+    return bool(pattern)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.lists(patterns, min_size=1, max_size=6, unique=True), st.lists(paths, min_size=1, max_size=6))
+@example(["a$"], ["a\n", "a\nb", "a"])
+@example([r"\s", r"\B", "(?i)k", "[^a]"], ["\x1c", "", "\u212a", "\n"])
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_all_rules_that_python_matches_and_no_others(keys: list[str], asked: list[str]) -> None:
+    keys = [key for key in keys if is_pattern(key)]
+    assume(keys)
+    for mode in MATCH_MODES:
+        layout_map = LayoutMap(match=mode, backtracking=True)
+        layout_map.update({key: TensorLayout(()) for key in keys})
+        linear = RuleSet(keys, mode)
+        for path in asked:
+            expected = tuple(key for key in keys if getattr(re.compile(key), mode)(path))
+            if path not in keys:
+                assert layout_map.matching_rules(path) == expected
+            found, rest = linear.find(path)
+            assert set(linear.backtracking()) <= set(rest)
+            assert [keys[i] for i in found] == [key for i, key in enumerate(keys) if i not in rest and key in expected]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "dense.*kernel",
+        r"^model\.layers\.\d+\.(self_attn|mlp)\.(?:[qkv]|gate)_proj\.weight$",
+        r"(?i)LayerNorm\.(weight|bias)\Z",
+        r"h/[0-9]{1,3}/attn/(?P<name>\w+?)\b",
+        re.escape("model/layer-1 [0] #2 & ~3.kernel:0"),
+    ],
+)
+@pytest.mark.parametrize("mode", MATCH_MODES)
+def test_usual_rules_do_not_need_the_engine_of_python(pattern: str, mode: MatchMode) -> None:
+    assert is_pattern(pattern)
+    assert RuleSet([pattern], mode).find("any/path.kernel")[1] == ()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "mode"),
+    [
+        (r"(?x) ker nel # words", "kernel", "fullmatch"),
+        (r"(?s)a.b", "a\nb", "match"),
+        (r"\w+$", "müller", "fullmatch"),
+        (r"(?a)^\w+$", "muller\n", "search"),
+        ("(?i)k", "\u212a", "search"),
+        ("b$", "a\nb\n", "search"),
+        ("(?m)a$", "b\na\nc", "search"),
+        ("[à-ü]b", "éb", "search"),
+    ],
+)
+def test_neither_the_rule_nor_the_path_makes_a_search_backtrack(pattern: str, path: str, mode: MatchMode) -> None:
+    assert getattr(re, mode)(pattern, path)
+    assert RuleSet([pattern], mode).find(path) == ((0,), ())
+
+
+# Python's engine takes 2**40 steps and more for each of these.
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("(a+)+$", "a" * 40 + "b\nc"),
+        (r"(\w+)+$", "a" * 40 + "é€"),
+        (r"(\w+)+$", "é" * 40 + "€"),
+        ("(?s)(a+)+$", "a" * 40 + "b"),
+        ("(?m)(a+)+$", "a" * 40 + "b"),
+        ("(?x)(a +)+ $", "a" * 40 + "b"),
+        (r"(?a)(\w+)+$", "a" * 40 + "é"),
+        ("(?i)(a+)+$", "a" * 40 + "ſ\n\n"),
+    ],
+)
+def test_no_name_makes_a_rule_hang(pattern: str, path: str) -> None:
+    layout_map = LayoutMap()
+    layout_map[pattern] = ()
+    assert layout_map[path] is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "mode"),
+    [
+        (r"(?<!conv)kernel", "dense/kernel", "search"),
+        (r"(a)\1", "baa", "search"),
+        ("(?i)STRASSE|ſ", "S", "search"),
+        ("(" * 300 + "a" + ")" * 300, "a", "match"),
+        ("((a{1000}){1000}){1000}|b", "b", "match"),
+    ],
+)
+def test_what_needs_backtracking_must_be_asked_for(pattern: str, path: str, mode: MatchMode) -> None:
+    assert getattr(re, mode)(pattern, path)
+    layout_map = LayoutMap(match=mode)
+    with pytest.raises(LayoutError, match=r"may take time exponential.*backtracking=True"):
+        layout_map[pattern] = ()
+    assert len(layout_map) == 0
+    layout_map = LayoutMap(match=mode, backtracking=True)
+    layout_map[pattern] = ()
+    assert layout_map.matching_rules(path) == (pattern,)
+
+
+def test_a_path_on_whose_classes_the_engines_differ_is_refused() -> None:
+    # A combining mark is a word character for Unicode, and none for Python.
+    path = "é\u0308"
+    with pytest.raises(LayoutError, match=r"names characters beyond ASCII.*backtracking=True"):
+        _map(r"é\w", False).matching_rules(path)
+    assert _map(r"é\w", True).matching_rules(path) == ()
+    assert _map(r"é\W", True).matching_rules(path) == (r"é\W",)
+
+
+def _map(rule: str, backtracking: bool) -> LayoutMap:
+    layout_map = LayoutMap(backtracking=backtracking)
+    layout_map[rule] = ()
+    return layout_map
+
+
+def test_rules_are_listed_in_their_order_whichever_engine_found_them() -> None:
+    layout_map = LayoutMap(backtracking=True)
+    layout_map.update({key: TensorLayout(()) for key in ["(?=k)", "k", "(?=n)", "n", "(?=x)"]})
+    assert layout_map.matching_rules("kernel") == ("(?=k)", "k", "(?=n)", "n")
+
+
+def test_the_modes_are_those_of_python() -> None:
+    with pytest.raises(ValueError, match="find"):
+        RuleSet([], "find")

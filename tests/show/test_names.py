@@ -1,0 +1,88 @@
+"""Groups of names hide nothing: written out, they are the names."""
+
+import itertools
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwise.show.names import brief, group_names, natural_key
+from shardwise.show.table import shorten
+
+names = st.builds(
+    ".".join,
+    st.lists(st.sampled_from(["h", "w", "w1", "0", "1", "2", "3", "10", "01", "x_2", "-3"]), min_size=1, max_size=5),
+)
+
+
+def written_out(text: str) -> list[str]:
+    """What a shell makes of braces."""
+    parts = re.split(r"\{(.*?)\}", text)
+    choices = []
+    for index, part in enumerate(parts):
+        if index % 2 == 0:
+            choices.append([part])
+        elif ".." in part:
+            first, last = map(int, part.split(".."))
+            choices.append([str(number) for number in range(first, last + 1)])
+        else:
+            choices.append(part.split(","))
+    return ["".join(combination) for combination in itertools.product(*choices)]
+
+
+@given(st.dictionaries(names, st.integers(0, 2)))
+def test_groups_written_out_are_the_names(named: dict[str, int]) -> None:
+    groups = group_names(named.items())
+    found: dict[str, int] = {}
+    for text, members, value in groups:
+        assert sorted(written_out(text)) == sorted(members)
+        assert not found.keys() & set(members)
+        found |= dict.fromkeys(members, value)
+    assert found == named
+    firsts = [members[0] for _, members, _ in groups]
+    assert firsts == sorted(firsts, key=natural_key)
+
+
+def test_layers_are_one_row() -> None:
+    model = [f"h.{layer}.{part}" for layer in range(12) for part in ("attn.w", "mlp.w")] + ["wte"]
+    assert [text for text, *_ in group_names((name, 0) for name in model)] == [
+        "h.{0..11}.attn.w",
+        "h.{0..11}.mlp.w",
+        "wte",
+    ]
+
+
+def test_experts_within_layers_are_one_row_and_a_layer_without_them_is_none() -> None:
+    model = [f"layers.{layer}.experts.{expert}.w1" for layer in (1, 2, 3) for expert in range(8)]
+    assert [text for text, *_ in group_names((name, 0) for name in model)] == ["layers.{1..3}.experts.{0..7}.w1"]
+    model.remove("layers.2.experts.7.w1")
+    assert [text for text, *_ in group_names((name, 0) for name in model)] == [
+        "layers.1.experts.{0..7}.w1",
+        "layers.2.experts.{0..6}.w1",
+        "layers.3.experts.{0..7}.w1",
+    ]
+
+
+def test_numbers_far_apart_are_listed() -> None:
+    assert group_names([("h.0.w", 0), ("h.7.w", 0), ("h.9.w", 0)])[0][0] == "h.{0,7,9}.w"
+
+
+def test_a_name_made_of_numbers_is_no_trouble() -> None:
+    model = [(".".join(["0"] * step + ["1"] * (2000 - step)), 0) for step in range(50)]
+    assert sum(len(members) for _, members, _ in group_names(model)) == 50
+
+
+def test_devices_in_few_characters() -> None:
+    assert brief(["cpu:3"]) == "cpu:3"
+    assert brief(["cpu:0", "cpu:1", "cpu:4", "cpu:5"]) == "cpu:0,1,4,5"
+    assert brief([f"cpu:{i}" for i in (0, 1, 2, 3, 8, 9, 10, 11)]) == "cpu:0..3,8..11"
+    assert brief(["tpu:0", "gpu:1"]) == "tpu:0,gpu:1"
+    assert brief(["left", "right"]) == "left,right"
+    assert brief([f"node{i}" for i in range(0, 12, 2)]) == "node0,2,…,10"
+
+
+@given(st.text(), st.integers(3, 30))
+def test_shortened_texts_fit(text: str, size: int) -> None:
+    short = shorten(text, size)
+    assert len(short) <= size
+    assert short == text or len(short) == size

@@ -1,0 +1,39 @@
+"""The package itself: what `shardwise.` offers, and what its import brings along."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import shardwise as sw
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert sw.__version__ == importlib.metadata.version("shardwise")
+
+
+def test_only_public_names_are_listed() -> None:
+    names = dir(sw)
+    assert [name for name in names if name.startswith("_")] == ["__version__"]
+    modules = {name for name in names if isinstance(getattr(sw, name), ModuleType)}
+    assert modules == {"dtensor", "interop"}
+    assert set(names) - modules == set(sw.__all__)
+
+
+@pytest.mark.parametrize("name", ["dtensor.Layout", "interop.hlo.to_hlo", "interop.translate", "LayoutReport", "Entry"])
+def test_there_without_an_import_of_its_own(name: str) -> None:
+    """In a process of its own, where nothing else has imported it."""
+    code = f"import shardwise as sw; print(sw.{name}.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [name.rpartition(".")[2]]
+
+
+def test_no_such_name() -> None:
+    with pytest.raises(AttributeError, match="'shardwise' has no attribute 'nothing'"):
+        sw.nothing  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'shardwise\.interop' has no attribute 'nothing'"):
+        sw.interop.nothing  # noqa: B018

@@ -1,0 +1,55 @@
+"""The slices of slow tests: last, in the order of a seed, and no longer than they may."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.oracle.worker import ROOT
+
+SUITE = """
+import time
+import pytest
+
+@pytest.mark.slow
+@pytest.mark.parametrize("i", range(6))
+def test_slow(i):
+    time.sleep(0.2)
+
+def test_quick():
+    pass
+"""
+
+
+def outcomes(folder: Path, *arguments: str) -> list[tuple[str, str]]:
+    (folder / "test_it.py").write_text(SUITE)
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "tests.slices", "-c", "/dev/null", "--rootdir", str(folder)]
+    text = subprocess.run(
+        [*command, "-p", "no:cacheprovider", *arguments, str(folder)], cwd=ROOT, capture_output=True, text=True
+    ).stdout
+    return re.findall(r"::test_(\S+) (PASSED|SKIPPED)", text)
+
+
+def test_slow_tests_come_last_in_the_order_of_the_seed(tmp_path: Path) -> None:
+    first, again, other = (outcomes(tmp_path, "--slow-seed", seed) for seed in ("1", "1", "2"))
+    assert first == again
+    assert first != other
+    assert sorted(first) == sorted(other)
+    assert first[0] == other[0] == ("quick", "PASSED")
+    assert {outcome for _, outcome in first} == {"PASSED"}
+
+
+def test_they_stop_when_their_time_is_used_up(tmp_path: Path) -> None:
+    """Each takes 0.2 seconds at least, so that at most two begin within 0.3."""
+    found = outcomes(tmp_path, "--slow-seconds", "0.3")
+    passed = [outcome for name, outcome in found if name != "quick"].count("PASSED")
+    assert 1 <= passed <= 2
+    assert len(found) == 7
+    assert found[0] == ("quick", "PASSED")
+
+
+def test_none_is_run_without_time(tmp_path: Path) -> None:
+    found = outcomes(tmp_path, "--slow-seconds", "0")
+    assert [outcome for _, outcome in found] == ["PASSED", *["SKIPPED"] * 6]
