@@ -71,7 +71,7 @@ impl CopyJob {
             let program = program.as_slice()?;
             let job = detached(py, |_| {
                 if let Err(error) = Disjoint::new(&read, &written) {
-                    return Ok(Err(Error::Job(overlap(&error))));
+                    return CoreResult::Ok(Err(Error::Job(overlap(&error))));
                 }
                 Ok(Job::new(sources, destinations).and_then(|mut job| add_all(&mut job, program).map(|()| job)))
             })?;
