@@ -11,6 +11,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import packed
 from ._core import __version__
 from .array.sharded import Shard, ShardedArray, distribute_tensor
 from .errors import InternalError, LayoutError, MeshError, ParseError, ShardwiseError, SizeOverflowError
@@ -72,6 +73,7 @@ __all__ = [
     "list_devices",
     "open_checkpoint",
     "open_safetensors",
+    "packed",
     "plan_reshard",
     "reduce_scatter",
 ]

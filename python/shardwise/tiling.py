@@ -63,7 +63,7 @@ class Tiling:
 
     __slots__ = ("__weakref__", "_core", "_index", "_key", "_labels")
 
-    _core: _core.Tiling | _core.Partition
+    _core: _core.Tiling | _core.Partition | _core.PackedPartition
     #: The method that made it and what that was given, in a form that can be hashed; the third is the labels.
     _key: tuple[Any, ...]
     _labels: tuple[Hashable, ...] | None

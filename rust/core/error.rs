@@ -185,6 +185,9 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+    /// A layout with packed dims where one without is needed.
+    #[error("layout has packed dims, whose shards may be of several pieces")]
+    PackedLayout,
     /// Parts that do not add up to their dim.
     #[error("dim {dim} has {n} elements, but its parts add up to {sum}")]
     PartsSum {
@@ -465,6 +468,7 @@ impl Error {
             | Self::OverlappingAxes { .. }
             | Self::SubAxesClash { .. }
             | Self::Parts { .. }
+            | Self::PackedLayout
             | Self::Part { .. }
             | Self::PartsSum { .. }
             | Self::FreeFactor { .. }

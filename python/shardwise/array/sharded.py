@@ -15,6 +15,7 @@ from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
 from ..partition import Partition
 from ..reshard.source import ShardSource
+from .pieces import assembled, put_together
 from .replicas import check_replicas as check_equal_replicas
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ class Shard:
 
     #: The device's label.
     device: Any
-    #: The slices of the global array that it holds.
-    index: tuple[slice, ...]
+    #: The slices of the global array that it holds; where a dim is packed, a tuple of such, one for each piece.
+    index: tuple[Any, ...]
     #: Which of the devices with the same slices it is; 0 is the canonical owner.
     replica_id: int
     #: The values.
@@ -77,13 +78,11 @@ class ShardedArray(ShardSource):
         mesh = partition.device_mesh
         if len(views) != mesh.size:
             raise LayoutError(f"shards has {len(views)} arrays but the mesh has {mesh.size} devices")
-        extents = partition.boxes()
-        for i, (view, box) in enumerate(zip(views, extents, strict=True)):
+        for i, (view, shape) in enumerate(zip(views, partition._shapes(), strict=True)):
             if not isinstance(view, np.ndarray):
                 raise TypeError(f"shards[{i}] must be a numpy array, got {type(view).__name__}")
             if isinstance(view, np.ma.MaskedArray):
                 raise TypeError(f"shards[{i}] is a masked array, whose mask would be lost; give its filled() values")
-            shape = tuple((box[:, 1] - box[:, 0]).tolist())
             if view.shape != shape or view.dtype != views[0].dtype:
                 raise LayoutError(
                     f"shards[{i}] (device {shown(mesh.device(i))}) is of shape {shown(view.shape)} and dtype "
@@ -156,7 +155,12 @@ class ShardedArray(ShardSource):
         """One array per device, in device-index order; all views are made in one call."""
         if self._views is None:
             assert self._array is not None
-            self._views = self._partition.views(self._array)
+            if self._partition.is_packed:
+                shapes = self._partition._shapes()
+                devices = range(self._partition.device_mesh.size)
+                self._views = [assembled(self._partition, self._array, i, shapes[i]) for i in devices]
+            else:
+                self._views = self._partition.views(self._array)
         return self._views
 
     @property
@@ -169,8 +173,14 @@ class ShardedArray(ShardSource):
         >>> sharded.shards[1]
         Shard(device='cpu:1', index=(slice(2, 4, None),), replica_id=0, data=array([2, 3]))
         """
-        indices = self._partition.devices_indices_map()
         replicas = self._partition.replica_ids().tolist()
+        if self._partition.is_packed:
+            devices = self._partition.holders
+            indices: dict[Any, tuple[Any, ...]] = {
+                device: tuple(piece.box for piece in self._partition.pieces(device)) for device in devices
+            }
+        else:
+            indices = dict(self._partition.devices_indices_map())
         return [
             Shard(device, index, replica, data)
             for (device, index), replica, data in zip(indices.items(), replicas, self._data(), strict=True)
@@ -185,6 +195,9 @@ class ShardedArray(ShardSource):
 
         Raises:
             MeshError: if the mesh has no such device.
+
+        Where a dim is packed, a device holds several pieces of the array, and no view shows them as one: the shard is a
+        read-only copy then, with zeros where it is padded. `partition.view` gives a view of each piece.
 
         A shard of one array is a view with the array's strides. What takes an array's memory as it lies, whatever its
         strides, writes other values than the shard's: `safetensors.numpy.save_file` does. Give it contiguous shards:
@@ -201,7 +214,10 @@ class ShardedArray(ShardSource):
         [(32, 8), (16, 8)]
         """
         if self._array is not None and self._views is None:
-            shard = self._partition.view(self._array, device)
+            if self._partition.is_packed:
+                position = self._partition.device_mesh.index_of_label(device)
+                return assembled(self._partition, self._array, position, self._partition.shard_shape(device))
+            shard: npt.NDArray[Any] = self._partition.view(self._array, device)
         else:
             shard = self._data()[self._partition.device_mesh.index_of_label(device)]
         return shard.copy(order="C") if contiguous and not shard.flags.c_contiguous else shard
@@ -228,6 +244,8 @@ class ShardedArray(ShardSource):
         # An axis of one coordinate has one addend, which is the sum.
         if partial := [axis for axis in self.layout.unreduced if self._partition.device_mesh.axis_size(axis) > 1]:
             raise LayoutError(f"numpy() needs reduced values, but the layout is unreduced over {tuple(partial)}")
+        if self._partition.is_packed:
+            return put_together(self._partition, self._data(), check_replicas)
         if check_replicas:
             check_equal_replicas(self._partition, self._data())
         if self.nbytes >= _PLANNED and not self._dtype.hasobject:
@@ -279,7 +297,10 @@ class ShardedArray(ShardSource):
         if self._array is not None:
             return ShardedArray._of_array(partition, self._array)
         if check_replicas:
-            check_equal_replicas(self._partition, self._data())
+            if self._partition.is_packed:
+                put_together(self._partition, self._data(), True)
+            else:
+                check_equal_replicas(self._partition, self._data())
         return ShardedArray(partition, plan_reshard(self._partition, partition).run(self))
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -296,6 +317,8 @@ def gathered(sharded: ShardedArray, check_replicas: bool) -> npt.NDArray[Any]:
     """Put an array together from its shards by a plan, adding up partial sums; see `shardwise.gather`."""
     from ..reshard.plan import plan_reshard  # Late, to keep `import shardwise` fast.
 
+    if sharded.partition.is_packed:
+        return sharded.numpy(check_replicas=check_replicas)
     if check_replicas and sharded._array is None:
         check_equal_replicas(sharded.partition, sharded._data())
 

@@ -112,11 +112,13 @@ def price(src: Partition, dst: Partition, itemsize: int, links: LinkModel) -> tu
     if not isinstance(links, LinkModel):
         raise TypeError(f"links must be a LinkModel, got {type(links).__name__}")
     mesh = src.device_mesh
-    if mesh != dst.device_mesh:
+    if mesh != dst.device_mesh or src.is_packed or dst.is_packed:
         return None
     if src.layout.refined() is not src.layout or dst.layout.refined() is not dst.layout:
         return _price_refined(src, dst, itemsize, links)
     bandwidth, latency = zip(*(links.of(name) for name in mesh.axis_names), strict=True)
+    assert isinstance(src._core, _core.Partition)
+    assert isinstance(dst._core, _core.Partition)
     found = _core.collectives(src._core, dst._core, itemsize, bandwidth, latency)
     if found is None:
         return None

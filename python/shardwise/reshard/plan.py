@@ -18,6 +18,7 @@ from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
 from ..tiling import Tiling
 from .collectives import CollectiveStep, LinkModel, apply_steps, price
+from .orders import check_packed
 from .run import Window, run_plan, view_of, views_of
 from .source import ShardSource
 
@@ -104,6 +105,7 @@ class ReshardPlan:
         for name, value in (("src", src), ("dst", dst)):
             if not isinstance(value, Tiling):
                 raise TypeError(f"{name} must be a Partition or another Tiling, got {type(value).__name__}")
+        check_packed(src, dst)
         self._core = CorePlan(src._core, dst._core, _same_holders(src, dst))
         self._src, self._dst = src, dst
         self._transfers = self._kept = self._pieces = None

@@ -12,6 +12,7 @@ from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from ..packed import PackedDim
 from .search import MATCH_MODES, Answers, MatchMode, Rule, checked_path, compiled_rule
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         """
         return self._answers.search.matching(checked_path(path))
 
-    def __setitem__(self, key: str, layout: TensorLayout | Sequence[str | Sequence[str] | None]) -> None:
+    def __setitem__(self, key: str, layout: TensorLayout | Sequence[str | Sequence[str] | PackedDim | None]) -> None:
         """Insert a rule.
 
         Args:
@@ -210,7 +211,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             return layout
 
     def setdefault(
-        self, key: str, default: TensorLayout | Sequence[str | Sequence[str] | None] | None = None
+        self, key: str, default: TensorLayout | Sequence[str | Sequence[str] | PackedDim | None] | None = None
     ) -> TensorLayout:
         """Give the layout under this very key, after inserting the default if there is none."""
         with self._lock:

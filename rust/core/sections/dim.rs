@@ -96,6 +96,12 @@ impl Sections {
         self.begin(self.parts.len(), index)
     }
 
+    /// The elements of shard `index`, without padding.
+    #[must_use]
+    pub fn held(&self, index: i64) -> i64 {
+        self.parts.iter().map(|part| part.held(index)).sum()
+    }
+
     /// A length that no array exceeds: the sum of the largest shards of the parts.
     #[must_use]
     pub fn longest(&self) -> i64 {

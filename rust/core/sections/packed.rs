@@ -70,7 +70,7 @@ impl Packed {
         let dims = dims.collect::<Result<Vec<_>>>()?;
         let longest: Vec<i64> = dims.iter().map(Sections::longest).collect();
         radix::product("the largest shard", &longest)?;
-        let shards = Partition::new(layout.clone(), layout.num_shards(), Uneven::Even)?;
+        let shards = Partition::of_shards(layout)?;
         Ok(Self { shards, shape: shape.to_vec(), uneven, dims, size, strides: radix::strides(shape) })
     }
 
@@ -189,6 +189,24 @@ impl Packed {
     /// [`Error::Length`] if `out` has not one slot per device; what `poll` returns.
     pub fn elements_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.products_into(out, poll, Sections::extent)
+    }
+
+    /// Fills `out` with the number of elements of every device's pieces, without padding.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if `out` has not one slot per device; what `poll` returns.
+    pub fn held_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        self.products_into(out, poll, Sections::held)
+    }
+
+    /// Shows `visit` the products of a device's intervals, which are its pieces, in C order.
+    pub fn visit(&self, dims: &[Vec<Interval>], mut visit: impl FnMut(&[Interval])) {
+        let lists: Vec<_> = dims.iter().map(Vec::as_slice).collect();
+        // The visit cannot fail.
+        let _ = for_each_product(&lists, |pieces| {
+            visit(pieces);
+            Ok(())
+        });
     }
 
     /// Fills `out` with the product over the dims of what `of` says of each device's shard index there.

@@ -123,6 +123,13 @@ impl Part {
         self.outer * self.row(index)
     }
 
+    /// The elements that shard `index` of the dim holds of the part.
+    #[must_use]
+    pub fn held(&self, index: i64) -> i64 {
+        let (lo, hi) = self.cut.bounds(self.shard(index));
+        self.outer * (hi - lo) * self.unit
+    }
+
     /// The room for one of the `outer` rows.
     #[inline]
     fn row(&self, index: i64) -> i64 {

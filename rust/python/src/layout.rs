@@ -5,11 +5,15 @@ use std::sync::Arc;
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
-    types::{PyString, PyTuple},
+    types::{PyList, PyString, PyTuple},
 };
-use shardwise_core::layout::Layout as CoreLayout;
+use shardwise_core::{
+    layout::Layout as CoreLayout,
+    sections::{DimSpec, Factor, Pad, PartSpec},
+};
 
 use crate::{
+    arrays,
     convert::{repr, strings},
     errors::{guard, to_py},
     mesh::Mesh,
@@ -23,14 +27,25 @@ pub(crate) struct Layout {
 
 #[pymethods]
 impl Layout {
-    /// `axes` holds `None`, an axis name, or a tuple of names for each dim.
+    /// `axes` holds `None`, an axis name, or a tuple of names for each dim; or, for a packed one, a list of parts, tuples of
+    /// factors (an unknown one is minus its ratio), the number of the cut one, axes, rule, the most shards, and padding:
+    /// the multiple, and whether that is meant for each shard.
     #[new]
     #[pyo3(signature = (mesh, axes, unreduced, /))]
     fn new(mesh: &Mesh, axes: &Bound<'_, PyTuple>, unreduced: &Bound<'_, PyTuple>) -> PyResult<Self> {
         guard(|| {
-            let specs = axes.iter().enumerate().map(|(dim, entry)| spec(dim, &entry)).collect::<PyResult<Vec<_>>>()?;
             let unreduced = strings("unreduced", unreduced)?;
-            Ok(Self { core: Arc::new(CoreLayout::new(mesh.core.clone(), &specs, &unreduced).map_err(to_py)?) })
+            let core = if axes.iter_borrowed().any(|entry| entry.is_instance_of::<PyList>()) {
+                let dims = axes.iter().enumerate().map(|(dim, entry)| match entry.cast::<PyList>() {
+                    Ok(list) => Ok(DimSpec::Parts(listed_parts(dim, list)?)),
+                    Err(_) => spec(dim, &entry).map(DimSpec::Axes),
+                });
+                CoreLayout::packed(mesh.core.clone(), &dims.collect::<PyResult<Vec<_>>>()?, &unreduced)
+            } else {
+                let specs = axes.iter().enumerate().map(|(dim, entry)| spec(dim, &entry));
+                CoreLayout::new(mesh.core.clone(), &specs.collect::<PyResult<Vec<_>>>()?, &unreduced)
+            };
+            Ok(Self { core: Arc::new(core.map_err(to_py)?) })
         })
     }
 
@@ -81,4 +96,24 @@ fn spec(dim: usize, entry: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         "axes[{dim}] must be None, an axis name or a tuple of axis names, got {}",
         repr(entry)
     )))
+}
+
+type PartTuple<'py> = (Vec<i64>, Option<usize>, Bound<'py, PyTuple>, Option<String>, Option<i64>, Option<(i64, bool)>);
+
+/// The parts of a packed dim, as the Python layer has checked and written them.
+fn listed_parts(dim: usize, list: &Bound<'_, PyList>) -> PyResult<Vec<PartSpec<String>>> {
+    let mut parts = arrays::list("parts", list.len())?;
+    for entry in list.iter() {
+        let (factors, cut, axes, uneven, at_most, pad): PartTuple<'_> = entry.extract()?;
+        let factor = |size: i64| if size < 0 { Factor::Free(size.saturating_neg()) } else { Factor::Known(size) };
+        parts.push(PartSpec {
+            factors: factors.into_iter().map(factor).collect(),
+            cut,
+            axes: strings(&format!("axes[{dim}]"), &axes)?,
+            uneven: uneven.map(|rule| rule.parse()).transpose().map_err(to_py)?,
+            at_most,
+            pad: pad.map(|(multiple, each)| Pad { multiple, each }),
+        });
+    }
+    Ok(parts)
 }
