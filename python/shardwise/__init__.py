@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .model.variable import Variable, initialize_variables
     from .reshard.collectives import CollectiveStep, LinkModel
     from .reshard.plan import ReshardPlan, Transfer, plan_reshard
+    from .reshard.refit import RefitPlan, plan_refit
     from .rules.layout_map import LayoutMap
     from .rules.report import LayoutReport, TensorReport
     from .show.svg import draw
@@ -49,6 +50,7 @@ __all__ = [
     "ParseError",
     "Partition",
     "Piece",
+    "RefitPlan",
     "ReshardPlan",
     "Shard",
     "ShardedArray",
@@ -74,6 +76,7 @@ __all__ = [
     "open_checkpoint",
     "open_safetensors",
     "packed",
+    "plan_refit",
     "plan_reshard",
     "reduce_scatter",
 ]
@@ -85,6 +88,7 @@ _LAZY = {
     "model.variable": ("Variable", "initialize_variables"),
     "reshard.collectives": ("CollectiveStep", "LinkModel"),
     "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
+    "reshard.refit": ("RefitPlan", "plan_refit"),
     "rules.layout_map": ("LayoutMap",),
     "rules.report": ("LayoutReport", "TensorReport"),
     "show.svg": ("draw",),
