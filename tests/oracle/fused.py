@@ -1,7 +1,7 @@
 """What engines do with fused weights, restated: for each rank the rows of the whole that it gets, in its own order.
 
-Each function follows the engine's own steps (slices, splits, concatenations), not the closed form of 2.9. Rows are given
-by their numbers.
+Each function follows the engine's own steps (slices, splits, concatenations), not the closed form of 2.9. Rows are
+given by their numbers.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def megatron_vocab(vocabulary: int, tp: int, rank: int, divisible_by: int = 128)
 
 
 def tensorrt_llm_qkv(heads: int, kv_heads: int, head_dim: int, tp: int, rank: int) -> Rows:
-    """`split_qkv_tp` after `dup_kv_weight`: keys and values are repeated until there are as many as ranks, and split."""
+    """`split_qkv_tp` after `dup_kv_weight`: keys and values are repeated until there are as many as ranks."""
     q, k, v = np.split(np.arange((heads + 2 * kv_heads) * head_dim), [heads * head_dim, (heads + kv_heads) * head_dim])
     if kv_heads < tp:
         reps = tp // kv_heads

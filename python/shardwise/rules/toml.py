@@ -9,7 +9,7 @@ shape = [2, 4]
 axis_names = ["data", "model"]              # and devices = ["a", "b", ...] for labels of your own
 
 [rules]
-'attn\.c_attn\.weight$' = [[], "model"]     # dim 0 is not cut, dim 1 by "model"
+'mlp\.c_fc\.weight$' = [[], "model"]         # dim 0 is not cut, dim 1 by "model"
 'wte\.weight$' = [["data", "model"], []]    # dim 0 by both, "data" major
 'partial' = { axes = [[]], unreduced = ["data"] }
 ```
