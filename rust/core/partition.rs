@@ -218,11 +218,6 @@ impl Partition {
         self.fill(&self.shard_id_function(), out, poll)
     }
 
-    /// Fills `out` with the shard ids of the devices from `first` on.
-    pub(crate) fn some_shard_ids(&self, first: i64, out: &mut [i64]) {
-        self.shard_id_function().fill(first, out, 0, 1);
-    }
-
     /// Fills `out` with the replica id of every device.
     ///
     /// # Errors

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use crate::{
     error::{Error, Result},
+    index::linear::Linear,
     layout::Layout,
     mesh::Mesh,
-    parallel,
     partition::Partition,
     radix,
     sections::{
@@ -216,20 +216,27 @@ impl Packed {
         poll: &mut dyn FnMut() -> Result<()>,
         of: impl Fn(&Sections, i64) -> i64,
     ) -> Result<()> {
-        self.shards.shard_ids_into(out, poll)?;
+        if out.len() as i64 != self.mesh().size() {
+            let right_len = usize::try_from(self.mesh().size()).unwrap_or(usize::MAX);
+            return Err(Error::Length { left: "out", left_len: out.len(), right: "the devices", right_len });
+        }
         let tables = self.tables(of)?;
-        let strides = self.shards.shard_strides();
-        for (turn, piece) in out.chunks_mut(parallel::PIECE).enumerate() {
-            if turn > 0 {
-                poll()?;
-            }
-            for slot in piece {
-                let id = *slot;
-                let factors = tables.iter().zip(strides).zip(&self.dims);
-                *slot = factors
-                    .map(|((table, stride), dim)| table[(id / stride % dim.shards()) as usize])
-                    .try_fold(1_i64, |product, factor| product.checked_mul(factor))
-                    .unwrap_or(if tables.iter().any(|table| table.contains(&0)) { 0 } else { i64::MAX });
+        let indices: Vec<Linear> = (0..self.dims.len()).map(|dim| self.shards.shard_index_function(dim)).collect();
+        let any_zero = tables.iter().any(|table| table.contains(&0));
+        let mut index = [0; DEVICES];
+        for (turn, some) in out.chunks_mut(DEVICES).enumerate() {
+            poll()?;
+            some.fill(1);
+            for (table, function) in tables.iter().zip(&indices) {
+                if let [only] = table[..] {
+                    some.iter_mut().for_each(|slot| *slot = times(*slot, only, any_zero));
+                    continue;
+                }
+                let index = &mut index[..some.len()];
+                function.fill((turn * DEVICES) as i64, index, 0, 1);
+                for (slot, &at) in some.iter_mut().zip(&*index) {
+                    *slot = times(*slot, table[at as usize], any_zero);
+                }
             }
         }
         Ok(())
@@ -257,45 +264,58 @@ impl Packed {
     /// [`Error::Length`] if `out` has not as many slots, [`Error::TooMany`] for more than there is memory for; what `poll`
     /// returns.
     pub fn pieces_into(&self, out: &mut [i64], columns: usize, poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        match columns {
+            2 => self.rows_into::<2>(out, poll),
+            PER_DIM => self.rows_into::<PER_DIM>(out, poll),
+            given => Err(Error::OutOfRange { what: "columns", position: None, value: given as i64, limit: 4 }),
+        }
+    }
+
+    fn rows_into<const C: usize>(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let rank = self.dims.len();
-        let row = rank * columns;
         let devices = self.mesh().size();
         let tables = self.dims.iter().map(Table::new).collect::<Result<Vec<_>>>()?;
-        let strides = self.shards.shard_strides();
-        let wrong = |given| Error::Length { left: "out", left_len: given, right: "the pieces", right_len: 0 };
+        let indices: Vec<Linear> = (0..rank).map(|dim| self.shards.shard_index_function(dim)).collect();
         let length = out.len();
-        let mut rows = out.chunks_exact_mut(row.max(1));
-        let mut ids = [0; 1 << 10];
+        let wrong = || Error::Length { left: "out", left_len: length, right: "the pieces", right_len: 0 };
+        let mut rest = out;
+        let mut index = vec![[0; DEVICES]; rank];
         let mut first = 0;
         while first < devices {
             poll()?;
-            let some = usize::try_from(devices - first).unwrap_or(ids.len()).min(ids.len());
-            self.shards.some_shard_ids(first, &mut ids[..some]);
-            for &id in &ids[..some] {
-                let index = |dim: usize| (id / strides[dim] % self.dims[dim].shards()) as usize;
+            let some = usize::try_from(devices - first).unwrap_or(DEVICES).min(DEVICES);
+            for (index, function) in index.iter_mut().zip(&indices) {
+                function.fill(first, &mut index[..some], 0, 1);
+            }
+            for device in 0..some {
+                let lists = |dim: usize| tables[dim].of(index[dim][device] as usize);
+                let count: usize = (0..rank).map(|dim| lists(dim).len()).product();
+                let (rows, others) =
+                    std::mem::take(&mut rest).split_at_mut_checked(count * rank * C).ok_or_else(wrong)?;
+                rest = others;
                 match rank {
-                    0 => {}
                     1 => {
-                        for piece in tables[0].of(index(0)) {
-                            put(rows.next().ok_or_else(|| wrong(length))?, piece);
+                        for (row, piece) in rows.chunks_exact_mut(C).zip(lists(0)) {
+                            row.copy_from_slice(&piece.numbers()[..C]);
                         }
                     }
                     2 => {
-                        let across = tables[1].of(index(1));
-                        for down in tables[0].of(index(0)) {
-                            for piece in across {
-                                let row = rows.next().ok_or_else(|| wrong(length))?;
-                                put(&mut row[..columns], down);
-                                put(&mut row[columns..], piece);
+                        let across = lists(1);
+                        for (rows, down) in rows.chunks_exact_mut(2 * C * across.len().max(1)).zip(lists(0)) {
+                            let down = down.numbers();
+                            for (row, piece) in rows.chunks_exact_mut(2 * C).zip(across) {
+                                row[..C].copy_from_slice(&down[..C]);
+                                row[C..].copy_from_slice(&piece.numbers()[..C]);
                             }
                         }
                     }
                     _ => {
-                        let lists: Vec<&[Interval]> = (0..rank).map(|dim| tables[dim].of(index(dim))).collect();
+                        let lists: Vec<&[Interval]> = (0..rank).map(lists).collect();
+                        let mut rows = rows.chunks_exact_mut((rank * C).max(1));
                         for_each_product(&lists, |pieces| {
-                            let row = rows.next().ok_or_else(|| wrong(length))?;
-                            for (slots, piece) in row.chunks_exact_mut(columns).zip(pieces) {
-                                put(slots, piece);
+                            let row = rows.next().ok_or_else(wrong)?;
+                            for (slots, piece) in row.chunks_exact_mut(C).zip(pieces) {
+                                slots.copy_from_slice(&piece.numbers()[..C]);
                             }
                             Ok(())
                         })?;
@@ -304,8 +324,17 @@ impl Packed {
             }
             first += some as i64;
         }
-        if rows.next().is_some() { Err(wrong(length)) } else { Ok(()) }
+        if rest.is_empty() { Ok(()) } else { Err(wrong()) }
     }
+}
+
+/// How many devices are looked at in one turn.
+const DEVICES: usize = 1 << 10;
+
+/// The product of two sizes of which the one may be that of an array over all limits, of which another dim is empty.
+#[inline]
+fn times(product: i64, factor: i64, any_zero: bool) -> i64 {
+    product.checked_mul(factor).unwrap_or(if any_zero { 0 } else { i64::MAX })
 }
 
 /// The intervals of all shards of a dim.
@@ -333,15 +362,6 @@ impl Table {
 
     fn of(&self, index: usize) -> &[Interval] {
         &self.all[self.begins[index]..self.begins[index + 1]]
-    }
-}
-
-/// Start, stop, and the local start if there is room for it.
-#[inline]
-fn put(slots: &mut [i64], piece: &Interval) {
-    (slots[0], slots[1]) = (piece.start, piece.stop);
-    if let Some(slot) = slots.get_mut(2) {
-        *slot = piece.local;
     }
 }
 

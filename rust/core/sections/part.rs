@@ -18,6 +18,14 @@ pub struct Interval {
     pub local: i64,
 }
 
+impl Interval {
+    /// Start, stop and local start.
+    #[inline]
+    pub(crate) fn numbers(&self) -> [i64; 3] {
+        [self.start, self.stop, self.local]
+    }
+}
+
 /// How a part's shard index is read off the dim's: one digit of the latter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Digit {
