@@ -60,7 +60,7 @@ test-fast: dev ## in half a minute: no slow test, few examples, of Rust the unit
 	$(BIN)/python -m pytest -q --slow-seconds 0 --hypothesis-profile fast
 
 test-rust:
-	cargo test --quiet
+	cargo test --quiet --workspace
 
 # Without debug assertions, as users have it.
 test-release:

@@ -6,7 +6,13 @@ use std::{hint::black_box, sync::Arc, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use shardwise_core::{
-    layout::Layout, mesh::Mesh, parallel::never, partition::Partition, plan::Plan, reshard::collectives, uneven::Uneven,
+    collective::{cost::Links, search::sequence, views::Views},
+    layout::Layout,
+    mesh::Mesh,
+    parallel::never,
+    partition::Partition,
+    plan::Plan,
+    uneven::Uneven,
 };
 
 fn grid(sizes: [i64; 2], shape: [i64; 2]) -> Arc<Partition> {
@@ -63,9 +69,10 @@ fn sequences(c: &mut Criterion) {
         Partition::new(layout, &[4096, 4096], Uneven::Even).unwrap()
     };
     let (source, destination) = (cut([&["a", "b"], &["c"]]), cut([&["c"], &["b", "a"]]));
-    let links = collectives::Links { bandwidth: vec![1e10; 3], latency: vec![1e-6; 3] };
+    let links = Links { bandwidth: vec![1e10; 3], latency: vec![1e-6; 3] };
+    let views = Views::new((&*mesh).into(), (&*mesh).into(), None).unwrap();
     c.bench_function("collectives/three axes", |b| {
-        b.iter(|| collectives::sequence(black_box(&source), &destination, 4, &links))
+        b.iter(|| sequence(&views, black_box(&source), &destination, 4, &links, &mut never))
     });
 }
 

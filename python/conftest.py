@@ -3,6 +3,6 @@
 from importlib.util import find_spec
 
 collect_ignore = ["shardwise/interop/keras"]  # tests/interop runs them
-for framework in ("jax", "tensorflow"):
+for module, framework in {"jax": "jax", "tensorflow": "tensorflow", "tf_variable": "tensorflow"}.items():
     if not find_spec(framework):
-        collect_ignore.append(f"shardwise/interop/{framework}.py")
+        collect_ignore.append(f"shardwise/interop/{module}.py")

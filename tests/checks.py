@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,3 +43,58 @@ def assert_same_view(view: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None
     if view.size:
         # The same address, strides and dtype: the same values, whatever they are.
         assert view.__array_interface__["data"] == expected.__array_interface__["data"]
+
+
+@contextmanager
+def linear(seconds: int = 300) -> Iterator[None]:
+    """The body must end within so much time of the processor.
+
+    It is for inputs on which a cost that grows as the square takes hours: it ends such a body, and neither a slow
+    machine nor a busy one makes it fail.
+    """
+
+    def too_long(*_: object) -> None:
+        raise AssertionError(f"over {seconds} s of the processor")
+
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, too_long)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def lets_others_run(make: Callable[[int], Any], call: Callable[[Any], object], exponents: range) -> bool:
+    """Whether another thread runs while `call` does, on arguments that `make` makes of growing powers of two.
+
+    The interpreter does not change threads of itself meanwhile, so only a call that releases the lock lets the other
+    thread count. If the machine is busy, it may not get to it during one call; so there are many.
+    """
+    counted = [0]
+    stop = threading.Event()
+
+    def count() -> None:
+        while not stop.is_set():
+            counted[0] += 1
+            time.sleep(0)  # Releases the lock.
+
+    thread = threading.Thread(target=count)
+    interval = sys.getswitchinterval()
+    thread.start()
+    try:
+        sys.setswitchinterval(1000)
+        for exponent in [*exponents, *[exponents[-1]] * 50]:
+            argument = make(1 << exponent)
+            before = counted[0]
+            call(argument)
+            if counted[0] > before:
+                return True
+        return False
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        thread.join()

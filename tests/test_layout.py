@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import time
 from typing import Any
 
 import pytest
 
 import shardwise as sw
 from shardwise import LayoutError, MeshError
-from tests.checks import refused
+from tests.checks import linear, refused
 
 
 def mesh() -> sw.DeviceMesh:
@@ -94,11 +93,10 @@ class TestAxes:
         assert layout.partition(()).size == 1
 
     def test_many_axes_take_time_in_proportion(self) -> None:
-        names = [f"a{i}" for i in range(20_000)]
-        large = sw.DeviceMesh((1,) * len(names), names)
-        began = time.process_time()
-        assert sw.TensorLayout(names, large).rank == len(names)
-        assert time.process_time() - began < 5  # Each name sought among all of them took half a minute.
+        names = [f"a{i}" for i in range(200_000)]  # Each sought among all of them would take an hour.
+        with linear():
+            large = sw.DeviceMesh((1,) * len(names), names)
+            assert sw.TensorLayout(names, large).rank == len(names)
 
     def test_inputs_are_not_changed_or_kept(self) -> None:
         axes: list[Any] = [["x", "y"], None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import pickle
 import sys
-import time
 import tracemalloc
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -15,7 +14,7 @@ import pytest
 
 import shardwise as sw
 from shardwise import MeshError, SizeOverflowError
-from tests.checks import INT64_MAX, refused
+from tests.checks import INT64_MAX, linear, refused
 
 
 def small() -> sw.DeviceMesh:
@@ -144,10 +143,8 @@ class TestDevices:
 
     def test_labels_that_memory_cannot_hold(self) -> None:
         mesh = sw.DeviceMesh((1 << 60,), ("x",))
-        began = time.monotonic()
-        with pytest.raises(MemoryError, match=f"labels of {1 << 60} devices"):
+        with linear(), pytest.raises(MemoryError, match=f"labels of {1 << 60} devices"):
             _ = mesh.devices
-        assert time.monotonic() - began < 1
 
 
 class TestConstruction:

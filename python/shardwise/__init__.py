@@ -24,38 +24,63 @@ from .tiling import Piece, Tiling
 if TYPE_CHECKING:
     from . import dtensor as dtensor
     from . import interop as interop
-    from .array.verbs import all_gather, all_reduce, gather, reduce_scatter
+    from .array.verbs import all_gather, all_reduce, all_to_all, gather, reduce_scatter
     from .model.scope import layout_map_scope
     from .model.variable import Variable, initialize_variables
-    from .reshard.collectives import CollectiveStep, LinkModel
+    from .reshard.collectives import CollectiveObstacle
+    from .reshard.cost import CollectiveCost, LinkModel, cost_of
+    from .reshard.kinds import Collective, CollectiveStep
     from .reshard.plan import ReshardPlan, Transfer, plan_reshard
+    from .reshard.program import LocalBox, Program, Step
     from .reshard.refit import RefitPlan, plan_refit
     from .rules.layout_map import LayoutMap
     from .rules.report import LayoutReport, TensorReport
     from .show.svg import draw
-    from .store import Checkpoint, Entry, StoredCheckpoint, StoredTensor, open_checkpoint, open_safetensors
+    from .store import (
+        Checkpoint,
+        Difference,
+        Entry,
+        StoredCheckpoint,
+        StoredTensor,
+        VerifyReport,
+        WriteOutline,
+        WriteReport,
+        diff_checkpoints,
+        open_checkpoint,
+        open_safetensors,
+        reshard_checkpoint,
+        save_checkpoint,
+        verify_checkpoint,
+    )
 
 __all__ = [
     "Axes",
     "Checkpoint",
+    "Collective",
+    "CollectiveCost",
+    "CollectiveObstacle",
     "CollectiveStep",
     "DeviceMesh",
+    "Difference",
     "Entry",
     "InternalError",
     "LayoutError",
     "LayoutMap",
     "LayoutReport",
     "LinkModel",
+    "LocalBox",
     "MeshError",
     "ParseError",
     "Partition",
     "Piece",
+    "Program",
     "RefitPlan",
     "ReshardPlan",
     "Shard",
     "ShardedArray",
     "ShardwiseError",
     "SizeOverflowError",
+    "Step",
     "StoredCheckpoint",
     "StoredTensor",
     "TensorLayout",
@@ -64,9 +89,15 @@ __all__ = [
     "Transfer",
     "UnevenRule",
     "Variable",
+    "VerifyReport",
+    "WriteOutline",
+    "WriteReport",
     "__version__",
     "all_gather",
     "all_reduce",
+    "all_to_all",
+    "cost_of",
+    "diff_checkpoints",
     "distribute_tensor",
     "draw",
     "gather",
@@ -79,26 +110,48 @@ __all__ = [
     "plan_refit",
     "plan_reshard",
     "reduce_scatter",
+    "reshard_checkpoint",
+    "save_checkpoint",
+    "verify_checkpoint",
 ]
 
 # Loaded when they are first used, to keep `import shardwise` fast.
 _LAZY = {
-    "array.verbs": ("all_gather", "all_reduce", "gather", "reduce_scatter"),
+    "array.verbs": ("all_gather", "all_reduce", "all_to_all", "gather", "reduce_scatter"),
     "model.scope": ("layout_map_scope",),
     "model.variable": ("Variable", "initialize_variables"),
-    "reshard.collectives": ("CollectiveStep", "LinkModel"),
+    "reshard.collectives": ("CollectiveObstacle",),
+    "reshard.cost": ("CollectiveCost", "LinkModel", "cost_of"),
+    "reshard.kinds": ("Collective", "CollectiveStep"),
+    "reshard.program": ("LocalBox", "Program", "Step"),
     "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
     "reshard.refit": ("RefitPlan", "plan_refit"),
     "rules.layout_map": ("LayoutMap",),
     "rules.report": ("LayoutReport", "TensorReport"),
     "show.svg": ("draw",),
-    "store": ("Checkpoint", "Entry", "StoredCheckpoint", "StoredTensor", "open_checkpoint", "open_safetensors"),
+    "store": (
+        "Checkpoint",
+        "Difference",
+        "Entry",
+        "StoredCheckpoint",
+        "StoredTensor",
+        "VerifyReport",
+        "WriteOutline",
+        "WriteReport",
+        "diff_checkpoints",
+        "open_checkpoint",
+        "open_safetensors",
+        "reshard_checkpoint",
+        "save_checkpoint",
+        "verify_checkpoint",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 _SUBPACKAGES = ("dtensor", "interop")
 
 # Who has not imported a framework needs no part of ours for it.
 load_with("keras", "shardwise.interop.keras")
+load_with("tensorflow", "shardwise.interop.tf_variable")
 
 
 def __getattr__(name: str) -> Any:

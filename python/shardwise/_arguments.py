@@ -1,19 +1,107 @@
-"""Arguments as numpy arrays; called from the compiled module as well."""
+"""Checks of arguments, which name what is wrong; `int64_array` is called from the compiled module as well."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import errno
+import operator
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from .errors import SizeOverflowError
+from ._text import shown
+from .errors import LayoutError, SizeOverflowError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["array_like", "array_of", "int64_array"]
+__all__ = ["array_like", "array_of", "instance", "int64_array", "integer", "optional", "path_of", "sizes_of"]
 
 _INT64_MAX = 2**63 - 1
+
+Kind = TypeVar("Kind")
+
+#: What a message calls types that have another name than their own.
+_CALLED: dict[type, str] = {str: "a string", bool: "True or False", np.ndarray: "a numpy array"}
+
+
+def instance(name: str, value: object, kind: type[Kind], alternative: str = "") -> Kind:
+    """Give a value back if it is of a type.
+
+    >>> instance("rank", "two", bool)
+    Traceback (most recent call last):
+    TypeError: rank must be True or False, got 'two'
+    """
+    if isinstance(value, kind):
+        return value
+    called = _CALLED.get(kind) or f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
+    given = shown(value) if kind in (str, bool) else type(value).__name__
+    raise TypeError(f"{name} must be {called}{alternative}, got {given}")
+
+
+def optional(name: str, value: object, kind: type[Kind]) -> Kind | None:
+    """Give a value back if it is of a type, or `None`.
+
+    >>> optional("name", 3, str)
+    Traceback (most recent call last):
+    TypeError: name must be a string or None, got 3
+    """
+    return None if value is None else instance(name, value, kind, " or None")
+
+
+def integer(name: str, value: object) -> int:
+    """Give an integer as Python's own: anything with `__index__`, such as numpy's, but no bool.
+
+    >>> integer("rank", np.int8(3))
+    3
+    """
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, got {shown(value)}")
+    try:
+        return operator.index(value)
+    except TypeError as error:  # An array of several integers, or a type whose `__index__` gives none.
+        raise TypeError(f"{name} must be an integer, got {shown(value)}: {error}") from None
+
+
+def sizes_of(name: str, value: object) -> tuple[int, ...]:
+    """Give a shape as a tuple of integers, none of them negative.
+
+    Raises:
+        LayoutError: if a size is negative.
+
+    >>> sizes_of("shape", [2, np.int64(3)])
+    (2, 3)
+    """
+    try:
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise TypeError
+        # At once: of a sequence longer than any memory, this is a MemoryError.
+        sizes = tuple([size if type(size) is int else integer(name, size) for size in tuple(value)])
+    except TypeError:
+        raise TypeError(f"{name} must be a sequence of integers, got {shown(value)}") from None
+    for dim, size in enumerate(sizes):
+        if size < 0:
+            raise LayoutError(f"{name}[{dim}] is {shown(size)}, but a dim has at least 0 elements")
+    return sizes
+
+
+def path_of(file: str | os.PathLike[str]) -> Path:
+    r"""Give a path; one that no file can have is an `OSError`, as one that no file has.
+
+    >>> path_of("rules\0.toml")
+    Traceback (most recent call last):
+    OSError: [Errno 22] no file can have this name, which holds a null byte: 'rules\x00.toml'
+    """
+    path = Path(file)
+    try:
+        wrong = "which holds a null byte" if b"\0" in os.fsencode(path) else None
+    except UnicodeEncodeError:
+        wrong = "which holds half a surrogate pair"
+    if wrong is not None:
+        raise OSError(errno.EINVAL, f"no file can have this name, {wrong}", str(path))
+    return path
 
 
 def int64_array(name: str, value: Any) -> npt.NDArray[np.int64]:
@@ -33,7 +121,7 @@ def int64_array(name: str, value: Any) -> npt.NDArray[np.int64]:
     if array.dtype == object and all(type(item) is int for item in array.flat):
         wide = next((i for i, item in enumerate(array.flat) if not -_INT64_MAX - 1 <= item <= _INT64_MAX), None)
         if wide is not None:
-            raise SizeOverflowError(f"{name}[{wide}] is {array.flat[wide]}, outside the 64-bit range")
+            raise SizeOverflowError(f"{name}[{wide}] is {shown(array.flat[wide])}, outside the 64-bit range")
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be an integer or an array of integers, got dtype {array.dtype}")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and array.max() > _INT64_MAX:

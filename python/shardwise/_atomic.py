@@ -1,25 +1,34 @@
-"""Files that are replaced as a whole or not at all."""
+"""Files that are replaced as a whole or not at all: the one way in which this package replaces a file."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import re
 import secrets
 import stat
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
-from ._paths import path_of
+from ._arguments import path_of
 
-__all__ = ["replace_file"]
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["replace_file", "replacing"]
+
+#: The name of a temporary file: whose it is, in as many characters for any name, and which one.
+_TEMPORARY = ".shardwise-{digest}-{token}.tmp"
+
+#: Where the system shows the open files of a process by their numbers.
+_DESCRIPTORS = re.compile(r"/proc/(\d+)(?:/task/\d+)?/fd|/dev/fd")
 
 
 def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Put these bytes in the place of the file, which keeps its mode; a link goes on pointing to it.
-
-    They are written to a new file in the same folder, brought to the disk and renamed, so that whoever reads the path
-    sees the old bytes or the new ones. After an error the old file is as it was, and the new one is gone.
-
-    Raises:
-        OSError: if the file cannot be written, or is no regular file.
+    """Put these bytes in the place of the file; see `replacing`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -27,36 +36,166 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
     ...     Path(folder, "rules.toml").read_text()
     '[rules]'
     """
-    target = Path(os.path.realpath(path_of(path)))
-    mode = _mode(target)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        # Exclusive, so that it is ours to remove; the mask of the process applies to a file that is new.
-        opened = temporary.open("xb")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(target)) from None
-    with opened as file:
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """Give a new file to write to, which takes the place of the one at `path` at the end of the body.
+
+    It lies in the same folder, is brought to the disk and renamed, so that a reader of the path sees the old bytes or
+    the new ones. Mode, owner and group are those of the old file, and a link goes on pointing to it. What is left of
+    writers that were killed is removed. A name of an open file, such as `/dev/stdout`, is written to where it stands.
+
+    Raises:
+        OSError: if the file cannot be written, is not a regular file, or has an owner that a new file cannot get. The
+            old file is as it was, and the new one is gone. There is one exception, and its message says so: where the
+            folder cannot be brought to the disk, the file has been replaced.
+
+    An error of the body, or an interruption before the file is renamed, also leaves the old file and nothing else.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with replacing(Path(folder, "rules.toml")) as file:
+    ...         _ = file.write(b"[rules]")
+    ...     [path.name for path in Path(folder).iterdir()]
+    ['rules.toml']
+    """
+    given = path_of(path)
+    descriptor = _descriptor(given)
+    if descriptor is not None:
+        with _open_file(descriptor, given) as file:
+            yield file
+        return
+    target = Path(os.path.realpath(given))
+    old = _status(target)
+    _remove_stale(target)
+    with _new_file(target) as (file, temporary):
+        replaced = False
         try:
-            if mode is not None:
-                temporary.chmod(mode)
-            file.write(data)
+            if old is not None:
+                _take_over(file.fileno(), old, target)
+            yield file
             file.flush()
             os.fsync(file.fileno())
             temporary.replace(target)
-        except BaseException:
-            temporary.unlink()
-            raise
-    _sync_folder(target.parent)
-
-
-def _mode(target: Path) -> int | None:
+            replaced = True
+        finally:
+            # After an interruption of `replace` it may be gone: then it has taken its place.
+            if not replaced:
+                temporary.unlink(missing_ok=True)
     try:
-        mode = target.stat().st_mode
+        _sync_folder(target.parent)
+    except OSError as error:
+        reason = f"{error.strerror}; the file has been replaced, but a loss of power may bring the old one back"
+        raise OSError(error.errno, reason, str(target)) from None
+
+
+def _status(target: Path) -> os.stat_result | None:
+    try:
+        status = target.stat()
     except FileNotFoundError:
         return None
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(f"{str(target)!r} is not a regular file")
-    return stat.S_IMODE(mode)
+    return status
+
+
+def _prefix(target: Path) -> str:
+    digest = hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]
+    return _TEMPORARY.format(digest=digest, token="\0").partition("\0")[0]
+
+
+@contextlib.contextmanager
+def _new_file(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
+    """A new file beside the target, locked for as long as it is open: that says that its writer lives."""
+    while True:
+        temporary = target.with_name(f"{_prefix(target)}{secrets.token_hex(8)}.tmp")
+        try:
+            # Exclusive, so that it is ours to remove; the mask of the process applies to a file that is new.
+            opened = temporary.open("xb")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(target)) from None
+        with opened as file:
+            try:
+                _lock(file.fileno(), wait=True)
+                # Another writer may have taken it for stale before it was locked.
+                if temporary.exists() and os.path.samestat(os.fstat(file.fileno()), temporary.stat()):
+                    yield file, temporary
+                    return
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+
+
+def _lock(descriptor: int, *, wait: bool) -> bool:
+    """Lock an open file; without waiting, say whether nobody has it locked. Where there are no locks, it may be."""
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _remove_stale(target: Path) -> None:
+    """Remove the temporary files of this target whose writers are gone: the system unlocks what was theirs."""
+    prefix = _prefix(target)
+    with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
+        for entry in entries:
+            if entry.name.startswith(prefix) and entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(OSError), Path(entry.path).open("rb") as file:
+                    if _lock(file.fileno(), wait=False):
+                        Path(entry.path).unlink()
+
+
+def _take_over(descriptor: int, old: os.stat_result, target: Path) -> None:
+    """Give the new file the owner, the group and the mode of the old one."""
+    if sys.platform == "win32":
+        return
+    new = os.fstat(descriptor)
+    if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+        try:
+            os.fchown(descriptor, old.st_uid, old.st_gid)
+        except OSError as error:
+            reason = (
+                f"{error.strerror}: a new file cannot get the owner {old.st_uid} and group {old.st_gid} of this one"
+            )
+            raise OSError(error.errno, reason, str(target)) from None
+    # Behind the owner, because a change of that takes bits of the mode away.
+    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+
+
+def _descriptor(path: Path) -> int | None:
+    """The number of an open file of this process that the path is a name of, directly or by links."""
+    seen = path.absolute()
+    for _ in range(40):
+        folder = os.path.realpath(seen.parent)
+        found = _DESCRIPTORS.fullmatch(folder)
+        if found and (found[1] is None or int(found[1]) == os.getpid()) and seen.name.isdecimal():
+            return int(seen.name)
+        if not seen.is_symlink():
+            return None
+        seen = Path(folder, seen.readlink())
+    return None
+
+
+@contextlib.contextmanager
+def _open_file(descriptor: int, path: Path) -> Iterator[IO[bytes]]:
+    """An open file, to be written to where it stands: not opened anew, which would begin at its first byte."""
+    for stream in (sys.stdout, sys.stderr):
+        # What was printed before stands before it.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if stream.fileno() == descriptor:
+                stream.flush()
+    try:
+        own = os.dup(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    with open(own, "wb") as file:  # noqa: PTH123 (a descriptor is not a path)
+        yield file
 
 
 def _sync_folder(folder: Path) -> None:

@@ -127,8 +127,10 @@ def arguments_of(key: tuple[Any, ...], piece_type: Callable[..., Any]) -> tuple[
         return name, [shape, ranges if labels is None else dict(zip(labels, ranges, strict=True))], keywords
     rank = len(shape)
     if labels is None:
-        return name, [shape, _listed(*content, rank)], keywords
-    boxes, arrays = {}, {}
+        bounds, count = content
+        return name, [shape, _listed(bounds, count, rank)], keywords
+    boxes: dict[Any, Any] = {}
+    arrays: dict[Any, tuple[int, ...]] = {}
     for label, (bounds, count, array) in zip(labels, content, strict=True):
         listed = _listed(bounds, count, rank)
         if array is True:

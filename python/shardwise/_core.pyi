@@ -1,13 +1,17 @@
 # The compiled module. Devices are device indices here; labels, defaults and documentation are the Python layer's.
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "CollectiveSearch",
+    "CopyJob",
     "DtensorLayout",
     "DtensorMesh",
+    "FileLock",
     "Layout",
     "Mesh",
     "Partition",
@@ -17,15 +21,23 @@ __all__ = [
     "RuleSet",
     "Tiling",
     "__version__",
+    "_fail_at",
+    "_operations",
     "_panic",
-    "collectives",
+    "crc32c",
     "decode_layout",
     "decode_mesh",
     "encode_layout",
     "encode_mesh",
+    "free_space",
     "parse_device",
+    "priced_collectives",
     "print_device",
+    "publish",
+    "read_dcp_index",
     "read_pickle",
+    "sync_files",
+    "write_file",
 ]
 
 __version__: str
@@ -170,6 +182,7 @@ class ReshardPlan:
     def place(
         self, side: int, holder: int, piece: int, /
     ) -> tuple[tuple[int, ...], tuple[int, tuple[int, ...]] | None]: ...
+    def program(self, source: int, destination: int, /) -> npt.NDArray[np.int64]: ...
     def rounds(self, budget: int, itemsize: int, /) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
     def run(
         self,
@@ -177,12 +190,32 @@ class ReshardPlan:
         destinations: list[npt.NDArray[Any]],
         outputs: list[int],
         progress: Callable[[int, int], Any] | None,
+        streaming: bool | None = None,
         /,
     ) -> None: ...
 
-def collectives(
-    src: Partition, dst: Partition, itemsize: int, bandwidth: Sequence[float], latency: Sequence[float], /
-) -> list[Any] | None: ...
+@final
+class CollectiveSearch:
+    def __new__(
+        cls, src_mesh: Mesh, src: Partition, dst_mesh: Mesh, dst: Partition, same: Any, /
+    ) -> CollectiveSearch: ...
+    @property
+    def obstacle(self) -> tuple[Any, str] | None: ...
+    @property
+    def axes(self) -> list[tuple[str, str]]: ...
+    def steps(
+        self, itemsize: int, bandwidth: Sequence[float], latency: Sequence[float], /
+    ) -> list[Any] | tuple[Any, str]: ...
+
+def priced_collectives(
+    mesh: Mesh,
+    src: Partition,
+    steps: list[Any],
+    itemsize: int,
+    bandwidth: Sequence[float],
+    latency: Sequence[float],
+    /,
+) -> list[Any]: ...
 def _panic() -> None: ...
 
 _MeshFields: TypeAlias = tuple[list[tuple[str, int]], list[int], str, list[int], list[str], list[str], bool, str]
@@ -306,3 +339,42 @@ class Persistent:
 def read_pickle(
     data: bytes, judge: Callable[[str], bool], /, *, strict: list[str] | None = None, persistent: bool = False
 ) -> Any: ...
+def crc32c(data: bytes, /) -> int: ...
+def read_dcp_index(
+    data: bytes, judge: Callable[[str], bool], strict: list[str], /
+) -> tuple[
+    list[tuple[str, str, tuple[int, ...], int, int, int, bool]],
+    list[tuple[str, int]],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int64],
+    list[str],
+    dict[str, Any],
+]: ...
+
+@final
+class CopyJob:
+    def __new__(cls, sources: list[Any], destinations: list[Any], program: npt.NDArray[np.int64], /) -> CopyJob: ...
+    def outline(self, budget: int, threads: int | None, /) -> tuple[int, int, int, int, int]: ...
+    def run(
+        self,
+        budget: int,
+        threads: int | None,
+        sync: bool,
+        journal: Path | None,
+        record_every: int,
+        progress: Callable[[int, int], object] | None,
+        /,
+    ) -> tuple[tuple[int, int, int, int, int], list[int], list[int], list[tuple[int, int]]]: ...
+
+@final
+class FileLock:
+    def __new__(cls, path: Path, /) -> FileLock: ...
+    def release(self) -> None: ...
+
+def write_file(path: Path, data: bytes, /) -> None: ...
+def sync_files(paths: list[Path], /) -> None: ...
+def publish(source: Path, target: Path, replace: bool, /) -> None: ...
+def free_space(folder: Path, /) -> int: ...
+def _fail_at(at: int, fault: int | str, /) -> None: ...
+def _operations() -> int: ...

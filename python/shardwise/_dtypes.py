@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ._text import shown
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -121,7 +123,7 @@ def _as_numpy(value: Any) -> np.dtype[Any] | None:
         return None  # numpy's former name of "S", of which it warns
     try:
         dtype: np.dtype[Any] = np.dtype(value)
-    except (TypeError, ValueError, SyntaxError, OverflowError):
+    except (TypeError, ValueError, SyntaxError, OverflowError, RecursionError):
         return None
     return dtype
 
@@ -150,7 +152,7 @@ def dtype_of(value: Any, name: str = "dtype") -> np.dtype[Any]:
         return found.numpy(name)
     dtype = _as_numpy(value)
     if dtype is None:
-        raise TypeError(f"{name} must be a dtype, got {_short(value)}")
+        raise TypeError(f"{name} must be a dtype, got {shown(value)}")
     return dtype
 
 
@@ -189,10 +191,5 @@ def itemsize_of(value: Any, name: str = "dtype") -> int:
     """
     bits = bits_of(value, name)
     if bits % 8:
-        raise TypeError(f"{name} is {_short(value)}, {bits} bits an element: a whole number of bytes is needed")
+        raise TypeError(f"{name} is {shown(value)}, {bits} bits an element: a whole number of bytes is needed")
     return bits // 8
-
-
-def _short(value: object) -> str:
-    text = repr(value[:200] if isinstance(value, str) else value)
-    return text if len(text) <= 200 else f"{text[:197]}..."

@@ -1,18 +1,111 @@
-"""Nested structures of arrays, walked with the path of each array."""
+"""Trees of objects walked with the path that leads to each: keys, indices and the names of fields and attributes."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, TypeVar
 
+import numpy as np
+
+from ._arguments import instance
 from ._text import shown
 from .errors import LayoutError
 
-__all__ = ["map_arrays"]
+__all__ = ["children", "map_arrays", "named_leaves"]
+
+Leaf = TypeVar("Leaf")
+
+#: The path of what holds an object, and its name there.
+_Chain = tuple["_Chain | None", str]
+
+_ATOMS = (
+    *(type(None), str, bytes, bytearray, bool, int, float, complex, np.ndarray, np.generic, np.dtype),
+    *(type, ModuleType, FunctionType, BuiltinFunctionType, MethodType),
+)
+
+
+def named_leaves(
+    root: Any,
+    leaf: type[Leaf] | tuple[type[Leaf], ...],
+    children_of: Callable[[Any], Iterable[tuple[str, Any]]] | None = None,
+) -> Iterator[tuple[tuple[str, ...], Leaf]]:
+    """Each `leaf` in the tree once, with the first path that reaches it: depth first, in the order of definition.
+
+    Args:
+        root: any object; trees as deep as memory allows, with cycles or without.
+        leaf: the type, or types, of the objects that are looked for; nothing below them is visited.
+        children_of: what an object holds, with names; `children` if it is not given.
+
+    >>> class Block:
+    ...     def __init__(self):
+    ...         self.first = 1.5
+    ...         self.rest = [{"a": 2.5}, (3.5, self.first)]
+    >>> [(".".join(path), value) for path, value in named_leaves(Block(), float)]
+    [('first', 1.5), ('rest.0.a', 2.5), ('rest.1.0', 3.5)]
+    """
+    # Kept by reference: the id of a temporary object would be given out again.
+    seen: dict[int, Any] = {}
+    # A path is a chain of names up to the root, spelt out for leaves only: of all objects of a deep tree, the paths
+    # would take memory in the square of its depth.
+    stack: list[tuple[_Chain | None, Any]] = [(None, root)]
+    while stack:
+        path, node = stack.pop()
+        if id(node) in seen:
+            continue
+        if isinstance(node, leaf):
+            seen[id(node)] = node
+            yield _names(path), node
+        elif not isinstance(node, _ATOMS):
+            seen[id(node)] = node
+            held = (children if children_of is None else children_of)(node)
+            stack.extend([((path, name), child) for name, child in held][::-1])
+
+
+def _names(path: _Chain | None) -> tuple[str, ...]:
+    names = []
+    while path is not None:
+        path, name = path
+        names.append(name)
+    return tuple(names[::-1])
+
+
+def children(node: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds, with names: items by key or index, fields of named tuples, slots, attributes.
+
+    >>> list(children({"a": 1, 2: "b"}))
+    [('a', 1), ('2', 'b')]
+    """
+    if isinstance(node, Mapping):
+        for key, child in tuple(node.items()):
+            yield str(key), child
+    elif isinstance(node, (list, tuple, deque)):
+        yield from _items(node)
+    elif not isinstance(node, _ATOMS):
+        yield from _slots(node)
+        yield from tuple(getattr(node, "__dict__", {}).items())
+
+
+def _items(node: list[Any] | tuple[Any, ...] | deque[Any]) -> list[tuple[str, Any]]:
+    """What a sequence holds, by the names of its fields or by index."""
+    names = getattr(node, "_fields", range(len(node)))
+    return [(str(name), child) for name, child in zip(names, tuple(node), strict=True)]
+
+
+def _slots(node: Any) -> Iterator[tuple[str, Any]]:
+    for owner in reversed(type(node).__mro__):
+        slots = owner.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            mangled = name.startswith("__") and not name.endswith("__")
+            try:
+                yield name, getattr(node, f"_{owner.__name__.lstrip('_')}{name}" if mangled else name)
+            except AttributeError:
+                continue  # a slot that nothing was assigned to
 
 
 def map_arrays(function: Callable[[str, int], object], tree: Any, separator: str) -> Any:
@@ -22,8 +115,7 @@ def map_arrays(function: Callable[[str, int], object], tree: Any, separator: str
     >>> map_arrays(lambda path, rank: f"{path} has rank {rank}", {"h": [np.ones(3), None]}, "/")
     {'h': ['h/0 has rank 1', None]}
     """
-    if not isinstance(separator, str):
-        raise TypeError(f"separator must be a string, got {shown(separator)}")
+    instance("separator", separator, str)
     try:
         return _Walk(function, separator).node(tree, ())
     except RecursionError:
@@ -54,11 +146,10 @@ class _Walk:
         raise TypeError(f"{self._name(path)} must be an array or a structure of arrays, got {type(node).__name__}")
 
     def _sequence(self, node: list[Any] | tuple[Any, ...], path: tuple[str, ...]) -> Any:
-        names = getattr(node, "_fields", range(len(node)))
-        children = [self.node(child, (*path, str(name))) for name, child in zip(names, node, strict=True)]
+        made = [self.node(child, (*path, name)) for name, child in _items(node)]
         if isinstance(node, list):
-            return children
-        return node._make(children) if hasattr(node, "_make") else tuple(children)
+            return made
+        return node._make(made) if hasattr(node, "_make") else tuple(made)
 
     def _dataclass(self, node: Any, path: tuple[str, ...]) -> Any:
         # A copy, since the constructor of a dataclass may insist on arrays; frozen ones have no other way either.

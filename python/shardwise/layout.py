@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _core
+from ._arguments import instance
 from ._text import shown
 from .errors import LayoutError
 from .mesh import DeviceMesh
@@ -80,8 +81,7 @@ class TensorLayout:
             self._bind(device_mesh)
 
     def _bind(self, mesh: DeviceMesh) -> None:
-        if not isinstance(mesh, DeviceMesh):
-            raise TypeError(f"device_mesh must be a DeviceMesh or None, got {type(mesh).__name__}")
+        instance("device_mesh", mesh, DeviceMesh, " or None")
         axes: tuple[Any, ...] = self._axes
         if self.is_packed:
             axes = tuple(

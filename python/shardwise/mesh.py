@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["DeviceMesh", "list_devices"]
 
 _PREFIX = "cpu:"
+#: The dims that an array of numpy may have: 64 from version 2 on.
+_MAX_DIMS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 #: Up to how many default labels a mesh keeps once they have been asked for: some 5 MB of strings.
 _KEEP_LABELS = 1 << 16
 
@@ -100,7 +102,11 @@ class DeviceMesh:
         self._devices = None
         self._hash = None
         if devices is not None:
-            self._set_devices(_flat_labels(devices))
+            try:
+                labels = _flat_labels(devices)
+            except RecursionError:
+                raise TypeError("devices is nested too deeply, or contains itself") from None
+            self._set_devices(labels)
 
     def _set_devices(self, labels: list[Any]) -> None:
         if len(labels) != self.size:
@@ -148,11 +154,18 @@ class DeviceMesh:
     def devices(self) -> npt.NDArray[np.object_]:
         """The labels, as a read-only object array of the mesh's shape.
 
+        Raises:
+            MeshError: if the mesh has more axes than numpy's arrays have dims, 64; `device(i)` gives one label.
+
         >>> DeviceMesh((2, 2), ("x", "y"), devices="abcd").devices
         array([['a', 'b'],
                ['c', 'd']], dtype=object)
         """
         if self._devices is None:
+            if self.ndim > _MAX_DIMS:
+                raise MeshError(
+                    f"devices: the mesh has {self.ndim} axes, and an array of numpy at most {_MAX_DIMS} dims"
+                )
             labels = self._all_labels()
             flat = np.empty(self.size, dtype=object)
             # Assigned one by one: numpy would take labels that are tuples apart.
@@ -364,8 +377,8 @@ class DeviceMesh:
 
     def _label_summary(self) -> str:
         if self.size <= 4:
-            return ", ".join(repr(self.device(i)) for i in range(self.size))
-        return f"{self.device(0)!r}, {self.device(1)!r}, … {self.device(self.size - 1)!r}"
+            return ", ".join(shown(self.device(i)) for i in range(self.size))
+        return f"{shown(self.device(0))}, {shown(self.device(1))}, … {shown(self.device(self.size - 1))}"
 
     def _labels_at(self, indices: list[int]) -> list[Any]:
         """The labels of device indices that the mesh is known to have."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from . import _core
+from ._arguments import instance
 from ._dtypes import bits_of, bytes_for
-from ._text import shown
 from .errors import SizeOverflowError
 from .tiling import Piece, Tiling
 
@@ -64,8 +64,7 @@ class Partition(Tiling):
             raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}") from None
         if bound is None or mesh is None:
             raise layout._no_mesh("a partition")
-        if not isinstance(uneven, str):
-            raise TypeError(f"uneven must be a string, got {shown(uneven)}")
+        instance("uneven", uneven, str)
         self._core = (_core.PackedPartition if layout.is_packed else _core.Partition)(bound, shape, uneven)
         self._layout = layout
         self._mesh = mesh
@@ -343,8 +342,7 @@ class Partition(Tiling):
         >>> views[1], np.shares_memory(views[1], array)
         (array([4, 5, 6, 7]), True)
         """
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f"array must be a numpy array, got {type(array).__name__}")
+        instance("array", array, np.ndarray)
         return self._core.views(array)
 
     def view(self, array: npt.NDArray[Any], device: Any) -> Any:
@@ -355,8 +353,7 @@ class Partition(Tiling):
         >>> TensorLayout(("x",), DeviceMesh((2,), ("x",))).partition((8,)).view(np.arange(8), "cpu:1")
         array([4, 5, 6, 7])
         """
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f"array must be a numpy array, got {type(array).__name__}")
+        instance("array", array, np.ndarray)
         return self._core.view(array, self._mesh.index_of_label(device))
 
     def nbytes(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
@@ -450,6 +447,9 @@ class Partition(Tiling):
     @property
     def _count(self) -> int:
         return self._mesh.size
+
+    def _shape_of(self, position: int) -> tuple[int, ...]:
+        return self._core.shard_shape(position)
 
     def _shapes(self) -> list[tuple[int, ...]]:
         if isinstance(self._core, _core.PackedPartition):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _core
-from ._arguments import int64_array
+from ._arguments import instance, int64_array
 from ._boxes import arguments_of, key_of, one_each, parse_holder
+from ._core import PackedPartition as CorePackedPartition
+from ._core import Partition as CorePartition
+from ._core import Tiling as CoreTiling
 from ._dtypes import bits_of, bytes_for
 from ._text import shown
 from .errors import LayoutError, SizeOverflowError
@@ -36,6 +39,21 @@ class Piece:
     #: Where it begins in the holder's own array: one position per dim, or, in an array of one dim in which the box lies
     #: flattened in C order, the offset of its first element.
     start: tuple[int, ...] | int
+
+    def view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Give the piece as a view of its holder's own array, in the shape of the box.
+
+        >>> Piece((slice(0, 2), slice(1, 3)), 1).view(np.arange(6))
+        array([[1, 2],
+               [3, 4]])
+        """
+        extents = tuple(side.stop - side.start for side in self.box)
+        if not isinstance(self.start, tuple):
+            return array[self.start : self.start + math.prod(extents)].reshape(extents)
+        sides = (slice(start, start + extent) for start, extent in zip(self.start, extents, strict=True))
+        key: tuple[Any, ...] = (*sides, ...)
+        view: npt.NDArray[Any] = array[key]
+        return view
 
     def __hash__(self) -> int:
         # Slices cannot be hashed before Python 3.12.
@@ -63,7 +81,7 @@ class Tiling:
 
     __slots__ = ("__weakref__", "_core", "_index", "_key", "_labels")
 
-    _core: _core.Tiling | _core.Partition | _core.PackedPartition
+    _core: CoreTiling | CorePartition | CorePackedPartition
     #: The method that made it and what that was given, in a form that can be hashed; the third is the labels.
     _key: tuple[Any, ...]
     _labels: tuple[Hashable, ...] | None
@@ -73,7 +91,7 @@ class Tiling:
         raise TypeError("a Tiling is made by Tiling.from_boxes, Tiling.grid or Tiling.from_flat_ranges")
 
     @classmethod
-    def _made(cls, core: _core.Tiling, key: tuple[Any, ...]) -> Tiling:
+    def _made(cls, core: CoreTiling, key: tuple[Any, ...]) -> Tiling:
         tiling = Tiling.__new__(Tiling)
         labels = key[2]
         tiling._core, tiling._key, tiling._labels, tiling._index = core, key, labels, None
@@ -83,8 +101,9 @@ class Tiling:
             except TypeError as error:
                 raise TypeError(f"holders: every label must be hashable ({error})") from None
             if len(tiling._index) != len(labels):
-                second = next(i for i, label in enumerate(labels) if tiling._index[label] != i)
-                raise LayoutError(f"holders[{second}] repeats a label: {shown(labels[second])}")
+                first = next(i for i, label in enumerate(labels) if tiling._index[label] != i)
+                second = tiling._index[labels[first]]
+                raise LayoutError(f"holders[{second}] repeats the label {shown(labels[first])} of holders[{first}]")
         return tiling
 
     @classmethod
@@ -125,7 +144,7 @@ class Tiling:
             if arrays:
                 raise LayoutError("arrays is for holders with labels, whose boxes are given as Pieces")
             bounds = one_each(shape, boxes)
-            core = _core.Tiling.one_each(shape, bounds, len(bounds), replicas)
+            core = CoreTiling.one_each(shape, bounds, len(bounds), replicas)
             return cls._made(core, ("from_boxes", shape, None, (bounds.tobytes(), len(bounds)), replicas))
         given = dict(arrays or {})
         holders = [parse_holder(label, value, shape, given.pop(label, None), Piece) for label, value in boxes.items()]
@@ -133,9 +152,9 @@ class Tiling:
             raise LayoutError(f"arrays has a shape for {shown(next(iter(given)))}, which boxes does not have")
         if holders and all(array is True for *_, array in holders):
             together = np.concatenate([bounds for bounds, *_ in holders])
-            core = _core.Tiling.one_each(shape, together, len(together), replicas)
+            core = CoreTiling.one_each(shape, together, len(together), replicas)
         else:
-            core = _core.Tiling.boxes(shape, holders, replicas)
+            core = CoreTiling.boxes(shape, holders, replicas)
         return cls._made(core, ("from_boxes", shape, tuple(boxes), tuple(map(key_of, holders)), replicas))
 
     @classmethod
@@ -164,7 +183,7 @@ class Tiling:
         (((0, 0), (1, 0), (2, 0)), (2, 6), (slice(8, 10, None), slice(0, 6, None)))
         """
         shape, chunks = _numbers("shape", shape), _numbers("chunks", chunks)
-        core = _core.Tiling.grid(shape, chunks, _flag("padded", padded))
+        core = CoreTiling.grid(shape, chunks, _flag("padded", padded))
         labels = None if holders is None else tuple(holders)
         if labels is not None and len(labels) != core.holders:
             raise LayoutError(f"holders has {len(labels)} labels but the grid has {core.holders} chunks")
@@ -200,7 +219,7 @@ class Tiling:
         if pairs.ndim != 2 or pairs.shape[1] != 2:
             raise LayoutError(f"ranges is of shape {pairs.shape}; it must be (holders, 2): start and stop")
         labels = tuple(ranges) if isinstance(ranges, Mapping) else None
-        core = _core.Tiling.flat(shape, pairs, _flag("replicas", replicas))
+        core = CoreTiling.flat(shape, pairs, _flag("replicas", replicas))
         return cls._made(core, ("from_flat_ranges", shape, labels, pairs.tobytes(), replicas))
 
     @property
@@ -272,14 +291,18 @@ class Tiling:
         self._core_tiling.check()
 
     @property
-    def _core_tiling(self) -> _core.Tiling:
-        assert isinstance(self._core, _core.Tiling)
+    def _core_tiling(self) -> CoreTiling:
+        assert isinstance(self._core, CoreTiling)
         return self._core
 
     @property
     def _count(self) -> int:
         """The number of holders."""
         return self._core_tiling.holders
+
+    def _shape_of(self, position: int) -> tuple[int, ...]:
+        """The shape of the array of the holder of this number."""
+        return self._core_tiling.array_shape(position)
 
     def _kind_text(self) -> str:
         """What sort of tiling this is, in plain words."""
@@ -293,7 +316,13 @@ class Tiling:
 
     def _covered(self) -> npt.NDArray[np.bool_] | None:
         """Whether each holder's pieces fill its array; `None` if all do."""
-        return self._core_tiling.held_sizes() == self._core_tiling.array_sizes()
+        covered: npt.NDArray[np.bool_] = self._core_tiling.held_sizes() == self._core_tiling.array_sizes()
+        return None if covered.all() else covered
+
+    @property
+    def _has_replicas(self) -> bool:
+        """Whether holders of the identical box are replicas."""
+        return self._key[0] != "grid" and bool(self._key[-1])
 
     @property
     def _is_named(self) -> bool:
@@ -367,6 +396,4 @@ def _sequence(name: str, value: Any) -> Sequence[Any]:
 
 
 def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {shown(value)}")
-    return value
+    return instance(name, value, bool)

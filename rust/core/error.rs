@@ -2,8 +2,6 @@
 
 use thiserror::Error;
 
-use crate::region::Region;
-
 /// What the core returns.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -354,7 +352,7 @@ pub enum Error {
         size: i64,
     },
     /// Two boxes that share elements.
-    #[error("{} overlap: both hold {}", holders_text(*first, *second), Region::new(start, stop).text())]
+    #[error("{} overlap: both hold {}", holders_text(*first, *second), box_text(start, stop))]
     BoxesOverlap {
         /// The holder of the one.
         first: i64,
@@ -366,7 +364,7 @@ pub enum Error {
         stop: Vec<i64>,
     },
     /// Elements that no box holds.
-    #[error("the boxes leave a gap: none holds {}", Region::new(start, stop).text())]
+    #[error("the boxes leave a gap: none holds {}", box_text(start, stop))]
     BoxMissing {
         /// Where the gap starts.
         start: Vec<i64>,
@@ -374,7 +372,7 @@ pub enum Error {
         stop: Vec<i64>,
     },
     /// Elements that a plan's destination asks for, and its source does not hold.
-    #[error("src does not hold {}, which holders[{holder}] of dst needs", Region::new(start, stop).text())]
+    #[error("src does not hold {}, which holders[{holder}] of dst needs", box_text(start, stop))]
     NotHeld {
         /// Who asks for them.
         holder: usize,
@@ -389,6 +387,22 @@ pub enum Error {
         /// The byte offset.
         at: usize,
         /// What is wrong there.
+        problem: String,
+    },
+    /// A collective that cannot be made where it stands in a sequence.
+    #[error("steps[{number}], {kind}: {problem}")]
+    Collective {
+        /// Its position.
+        number: usize,
+        /// The name of its kind.
+        kind: &'static str,
+        /// Why not.
+        problem: String,
+    },
+    /// The index of a distributed checkpoint that is not one.
+    #[error("{problem}")]
+    PickledIndex {
+        /// What is wrong with it.
         problem: String,
     },
     /// A budget below one element.
@@ -424,6 +438,13 @@ pub enum Error {
 }
 
 /// The holders of two boxes.
+/// A box as numpy would write it: `[0:4, 2:6]`, cut short if it has many dims.
+pub(crate) fn box_text(start: &[i64], stop: &[i64]) -> String {
+    const MOST: usize = 16;
+    let sides: Vec<_> = start.iter().zip(stop).take(MOST).map(|(start, stop)| format!("{start}:{stop}")).collect();
+    format!("[{}{}]", sides.join(", "), if start.len() > MOST { ", …" } else { "" })
+}
+
 fn holders_text(first: i64, second: i64) -> String {
     if first == second {
         format!("two boxes of holders[{first}]")
@@ -441,8 +462,10 @@ pub enum ErrorKind {
     Layout,
     /// A text or a message that does not follow its format.
     Parse,
-    /// A size over 2^63 - 1, or over what memory can hold.
+    /// A size over 2^63 - 1.
     Overflow,
+    /// More values than memory can hold.
+    Memory,
     /// A position outside its range.
     Index,
     /// The caller asked to stop.
@@ -488,11 +511,13 @@ impl Error {
             | Self::NotHeld { .. }
             | Self::BoxesOverlap { .. }
             | Self::BoxMissing { .. }
+            | Self::Collective { .. }
             | Self::Budget { .. }
             | Self::OverlapsItself { .. }
             | Self::OverlapsOther { .. } => ErrorKind::Layout,
-            Self::Pickle { .. } => ErrorKind::Parse,
-            Self::Overflow { .. } | Self::TooMany { .. } => ErrorKind::Overflow,
+            Self::Pickle { .. } | Self::PickledIndex { .. } => ErrorKind::Parse,
+            Self::Overflow { .. } => ErrorKind::Overflow,
+            Self::TooMany { .. } => ErrorKind::Memory,
             Self::DeviceIndex { .. } | Self::Coordinate { .. } | Self::OutOfRange { .. } | Self::Padding { .. } => {
                 ErrorKind::Index
             }

@@ -18,8 +18,9 @@
 //! | [`plan`] | from one tiling to another: transfers, rounds, programs |
 //! | [`rules`] | which of many regular expressions match a path |
 //! | [`pickle`] | what a Python pickle says, with nothing of it run |
+//! | [`dcp`] | the index of PyTorch's distributed checkpoints, from its pickle |
 //! | [`dtensor`] | TensorFlow's mesh and layout: their text and wire format |
-//! | [`reshard`] | the same change of layout as collectives |
+//! | [`collective`] | the same as a short sequence of collectives, and what they cost |
 //! | [`copy`] | the same from memory to memory |
 //!
 //! Sizes and offsets are `i64` and never negative; every product of sizes is checked. Nothing here knows of Python,
@@ -39,7 +40,9 @@
 
 #![deny(unsafe_code)]
 
+pub mod collective;
 pub mod copy;
+pub mod dcp;
 pub mod dtensor;
 pub mod error;
 pub mod index;
@@ -51,7 +54,6 @@ pub mod partition;
 pub mod pickle;
 pub mod plan;
 pub mod region;
-pub mod reshard;
 pub mod rules;
 pub mod runs;
 pub mod sections;

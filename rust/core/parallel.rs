@@ -27,6 +27,10 @@ pub const PIECE: usize = 1 << 16;
 /// first written to, and a page can be of 2 MiB: two workers that write to the same one wait for each other.
 const BATCH: usize = 16;
 
+/// The addresses that a thread takes: 2 MiB of stack, and what the allocator of glibc sets aside for each thread, 64 MiB
+/// of which it first takes twice as much, to have them aligned. Few of them become memory.
+const THREAD_BYTES: usize = 160 << 20;
+
 /// Into how many pieces for each thread work is cut at least, so that all threads end together.
 pub const PIECES_PER_THREAD: usize = 4;
 
@@ -50,7 +54,7 @@ where
     W: Fn(T) -> Result<()> + Sync,
 {
     let threads = if elements < PARALLEL_FROM { 1 } else { threads() };
-    if threads == 1 {
+    if threads == 1 || !has_room_for(threads - 1) {
         return pieces.try_for_each(|piece| {
             poll()?;
             work(piece)
@@ -96,6 +100,18 @@ where
         worker(poll);
     });
     failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
+}
+
+/// Whether there is memory for so many more threads: their stacks, and what the system keeps of each.
+///
+/// A thread that is started with less aborts the process: what is its own (thread-local) is allocated when it is first
+/// used, by the C library, which has no other way to say that it cannot.
+fn has_room_for(threads: usize) -> bool {
+    let mut room = Vec::<u8>::new();
+    let asked = room.try_reserve_exact(threads.saturating_mul(THREAD_BYTES));
+    // Seen by the optimiser, which would leave out an allocation that nobody uses.
+    std::hint::black_box(&mut room);
+    asked.is_ok()
 }
 
 /// A poll that never stops.

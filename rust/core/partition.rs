@@ -229,7 +229,8 @@ impl Partition {
     /// Fills `out`, of (devices, dims, 2) in C order, with start and stop of every device's box.
     ///
     /// # Errors
-    /// [`Error::Length`] if `out` has not as many elements; what `poll` returns.
+    /// [`Error::Length`] if `out` has not as many elements; [`Error::TooMany`] if there is no memory for the bounds of
+    /// the shards along each dim; what `poll` returns.
     pub fn boxes_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let row = 2 * self.shape.len();
         self.check_out(out.len(), row)?;
@@ -239,9 +240,13 @@ impl Partition {
         let columns: Vec<(Linear, Vec<(i64, i64)>)> = (0..self.shape.len())
             .map(|dim| {
                 let cut = &self.cuts[dim];
-                (self.shard_index_function(dim), (0..cut.shards()).map(|i| cut.bounds(i)).collect())
+                let mut bounds = Vec::new();
+                let too_many = |_| Error::TooMany { what: format!("the {} shards along dim {dim}", cut.shards()) };
+                bounds.try_reserve_exact(cut.shards() as usize).map_err(too_many)?;
+                bounds.extend((0..cut.shards()).map(|i| cut.bounds(i)));
+                Ok((self.shard_index_function(dim), bounds))
             })
-            .collect();
+            .collect::<Result<_>>()?;
         let devices_per_piece = (parallel::PIECE / row).max(1);
         let pieces = out.chunks_mut(devices_per_piece * row).enumerate();
         let elements = self.mesh().size() as usize * row;

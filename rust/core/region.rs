@@ -4,7 +4,7 @@
 //! then all its stops; [`Region`] is a view of one row, and the only place that knows the order.
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, box_text},
     index::radix,
 };
 
@@ -139,9 +139,7 @@ impl<'a> Region<'a> {
     /// The box as numpy would write it: `[0:4, 2:6]`, cut short if it has many dims.
     #[must_use]
     pub fn text(self) -> String {
-        const MOST: usize = 16;
-        let sides: Vec<_> = self.sides().take(MOST).map(|(start, stop)| format!("{start}:{stop}")).collect();
-        format!("[{}{}]", sides.join(", "), if self.rank() > MOST { ", …" } else { "" })
+        box_text(self.start, self.stop)
     }
 }
 

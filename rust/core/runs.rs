@@ -1,5 +1,7 @@
 //! The contiguous runs of a shard in the global array.
 
+use multiversion::multiversion;
+
 use crate::{
     error::{Error, Result},
     parallel,
@@ -16,7 +18,7 @@ pub struct Runs {
     count: i64,
     /// The offset of the first.
     first: i64,
-    /// The dims that are stepped through, as (extent, stride), major first.
+    /// The dims that are stepped through, as (extent, stride), major first; no two of them could be one.
     outer: Vec<(i64, i64)>,
 }
 
@@ -36,8 +38,13 @@ impl Runs {
         let whole = (0..shape.len()).rev().take_while(|&dim| bounds[dim] == (0, shape[dim])).count();
         let inner = (shape.len() - whole).saturating_sub(1);
         let extent = |&(start, stop): &(i64, i64)| stop - start;
-        let outer: Vec<_> =
-            bounds[..inner].iter().map(extent).zip(strides.iter().copied()).filter(|&(size, _)| size > 1).collect();
+        let mut outer: Vec<(i64, i64)> = Vec::with_capacity(inner);
+        for (size, &stride) in bounds[..inner].iter().map(extent).zip(strides).filter(|&(size, _)| size > 1) {
+            match outer.last_mut() {
+                Some(last) if last.1 == size * stride => *last = (last.0 * size, stride),
+                _ => outer.push((size, stride)),
+            }
+        }
         Ok(Self {
             length: bounds[inner..].iter().map(extent).product(),
             count: outer.iter().map(|(size, _)| size).product(),
@@ -67,26 +74,11 @@ impl Runs {
             let runs = usize::try_from(self.count).unwrap_or(usize::MAX).saturating_mul(2);
             return Err(Error::Length { left: "out", left_len: out.len(), right: "the runs", right_len: runs });
         }
-        let sizes: Vec<i64> = self.outer.iter().map(|&(size, _)| size).collect();
         let runs_per_piece = parallel::PIECE / 2;
         let elements = out.len();
         let pieces = out.chunks_mut(2 * runs_per_piece).enumerate();
         parallel::for_each(elements, pieces, poll, |(number, piece)| {
-            let mut digits = radix::unravel((number * runs_per_piece) as i64, &sizes);
-            let mut offset =
-                self.first + digits.iter().zip(&self.outer).map(|(digit, (_, stride))| digit * stride).sum::<i64>();
-            for run in piece.chunks_exact_mut(2) {
-                (run[0], run[1]) = (offset, self.length);
-                for (digit, &(size, stride)) in digits.iter_mut().zip(&self.outer).rev() {
-                    if *digit + 1 < size {
-                        *digit += 1;
-                        offset += stride;
-                        break;
-                    }
-                    offset -= *digit * stride;
-                    *digit = 0;
-                }
-            }
+            fill(self, (number * runs_per_piece) as i64, piece);
             Ok(())
         })
     }
@@ -103,6 +95,43 @@ impl Runs {
         flat.resize(slots, 0);
         self.fill_into(&mut flat, &mut parallel::never)?;
         Ok(flat.chunks_exact(2).map(|run| (run[0], run[1])).collect())
+    }
+}
+
+/// Fills `out` with the runs from number `first` on.
+///
+/// Along the last dim the offsets are evenly spaced, so that a loop over it is compiled to instructions that write several
+/// of them at once. Wrapping, for the same reason: each is an offset of the tensor.
+#[multiversion(targets("x86_64+avx512f+avx512dq", "x86_64+avx2"))]
+fn fill(runs: &Runs, first: i64, out: &mut [i64]) {
+    let length = runs.length;
+    let Some((&(inner, step), outer)) = runs.outer.split_last() else {
+        out.chunks_exact_mut(2).for_each(|run| (run[0], run[1]) = (runs.first, length));
+        return;
+    };
+    let sizes: Vec<i64> = outer.iter().map(|&(size, _)| size).collect();
+    let mut digits = radix::unravel(first / inner, &sizes);
+    let mut line: i64 = digits.iter().zip(outer).fold(runs.first, |sum, (digit, (_, stride))| sum + digit * stride);
+    let mut at = first % inner;
+    let mut rest = out;
+    while !rest.is_empty() {
+        let count = (inner - at).min(rest.len() as i64 / 2);
+        let (part, others) = rest.split_at_mut(2 * count as usize);
+        let mut offset = line.wrapping_add(at.wrapping_mul(step));
+        for run in part.chunks_exact_mut(2) {
+            (run[0], run[1]) = (offset, length);
+            offset = offset.wrapping_add(step);
+        }
+        (rest, at) = (others, 0);
+        for (digit, &(size, stride)) in digits.iter_mut().zip(outer).rev() {
+            if *digit + 1 < size {
+                *digit += 1;
+                line += stride;
+                break;
+            }
+            line -= *digit * stride;
+            *digit = 0;
+        }
     }
 }
 

@@ -186,7 +186,7 @@ class TestPutTogether:
 class TestConstruction:
     @pytest.mark.parametrize("count", [0, 1, 3, 5])
     def test_another_number_of_shards(self, count: int) -> None:
-        with refused(LayoutError, "shards", f"{count} arrays", "4 devices"):
+        with refused(LayoutError, "shards", f"{count} arrays", "4 holders"):
             sw.ShardedArray(sharded().partition, [np.zeros((2, 3))] * count)
 
     def test_a_shard_of_another_shape_or_dtype(self) -> None:
@@ -212,8 +212,8 @@ class TestConstruction:
             sw.ShardedArray(sharded().partition, shards)
 
     @pytest.mark.parametrize("partition", [None, (4, 3), "x"])
-    def test_a_partition_of_a_wrong_type(self, partition: Any) -> None:
-        with refused(TypeError, "partition", type(partition).__name__):
+    def test_a_tiling_of_a_wrong_type(self, partition: Any) -> None:
+        with refused(TypeError, "tiling", type(partition).__name__):
             sw.ShardedArray(partition, [])
 
 
@@ -239,3 +239,48 @@ class TestValue:
             for other in (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
                 assert other.partition == value.partition
                 assert other.numpy().tolist() == value.numpy().tolist()
+
+
+class TestTilings:
+    """Arrays that are cut by other tilings than partitions."""
+
+    WHOLE = np.arange(24.0).reshape(4, 6)
+    RANKS = sw.Tiling.from_flat_ranges((4, 6), {"cpu:0": (0, 10), "cpu:1": (10, 24)})
+    PARTS = (WHOLE.ravel()[:10].copy(), WHOLE.ravel()[10:].copy())
+
+    def test_a_flat_parameter_to_shards_and_back(self) -> None:
+        flat = sw.ShardedArray(self.RANKS, self.PARTS)
+        columns = sw.TensorLayout((None, "x"), sw.DeviceMesh((2,), ("x",)))
+        cut = flat.reshard(columns)
+        assert all(map(np.array_equal, [s.data for s in cut.shards], columns.partition((4, 6)).views(self.WHOLE)))
+        back = cut.reshard(self.RANKS)
+        assert back.tiling == self.RANKS
+        assert np.array_equal(back.shard("cpu:1"), self.PARTS[1])
+        assert np.array_equal(flat.numpy(), self.WHOLE)
+        assert np.array_equal(np.asarray(back), self.WHOLE)
+        assert (flat.shape, flat.ndim, flat.size, flat.nbytes, flat.dtype) == ((4, 6), 2, 24, 192, np.float64)
+        assert repr(flat) == "<ShardedArray (4, 6) float64, ranges of the flattened tensor>"
+        # An array that is cut into views of it goes to a tiling too.
+        views = sw.distribute_tensor(self.WHOLE, columns)
+        assert np.array_equal(views.reshard(self.RANKS).shard("cpu:0"), self.PARTS[0])
+
+    def test_what_only_a_layout_has(self) -> None:
+        flat = sw.ShardedArray(self.RANKS, self.PARTS)
+        for ask in (lambda: flat.partition, lambda: flat.layout, lambda: flat.shards):
+            with refused(LayoutError, "ranges of the flattened tensor, not by a layout"):
+                ask()
+        with refused(LayoutError, "holder 'x' is not in the tiling"):
+            flat.shard("x")
+        with refused(LayoutError, "src does not hold [0:1, 0:2]"):
+            sw.ShardedArray(sw.Tiling.from_flat_ranges((4, 6), [(2, 24)]), [np.zeros(22)]).numpy()
+        with refused(LayoutError, "src is of shape"):
+            flat.reshard(sw.Tiling.grid((4, 4), (4, 4)))
+
+    def test_replicas_of_a_box_that_differ(self) -> None:
+        twice = sw.Tiling.from_boxes((4,), {"a": [[(0, 2)], [(2, 4)]], "b": [(2, 4)]}, replicas=True)
+        good = sw.ShardedArray(twice, [np.array([1, 2, 3, 4]), np.array([3, 4])])
+        assert good.numpy().tolist() == [1, 2, 3, 4]
+        bad = sw.ShardedArray(twice, [np.array([1, 2, 3, 4]), np.array([3, 5])])
+        with refused(LayoutError, "element (3,) is 4 in 'a' and 5 in 'b'"):
+            bad.numpy()
+        assert bad.numpy(check_replicas=False)[:3].tolist() == [1, 2, 3]

@@ -20,7 +20,7 @@ SHOW = ["show", "8,6", "--mesh", "data=2,model=4", "--layout", "model,data"]
 def run(*arguments: object, **options: object) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "shardwise", *map(str, arguments)]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8", **options.pop("env", {})}  # type: ignore[dict-item]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, **options)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=3600, **options)  # type: ignore[call-overload,no-any-return]
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -112,7 +112,7 @@ def test_whoever_reads_may_stop_reading() -> None:
     os.close(reader)
     with os.fdopen(writer, "w") as closed:
         done = subprocess.run(
-            [sys.executable, "-m", "shardwise", *SHOW], stdout=closed, stderr=subprocess.PIPE, timeout=60
+            [sys.executable, "-m", "shardwise", *SHOW], stdout=closed, stderr=subprocess.PIPE, timeout=3600
         )
     assert (done.returncode, done.stderr) == (141, b"")
 
@@ -120,7 +120,7 @@ def test_whoever_reads_may_stop_reading() -> None:
 @pytest.mark.skipif(os.name != "posix", reason="needs a shell that closes files")
 def test_without_a_standard_output_there_is_one_line() -> None:
     command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "shardwise", *SHOW]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=3600)
     assert (done.returncode, done.stderr) == (2, "shardwise: error: there is no standard output to write to\n")
 
 
@@ -128,7 +128,7 @@ def test_without_a_standard_output_there_is_one_line() -> None:
 def test_a_full_disk_is_an_error() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "shardwise", *SHOW], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+            [sys.executable, "-m", "shardwise", *SHOW], stdout=full, stderr=subprocess.PIPE, text=True, timeout=3600
         )
     assert done.returncode == 2
     assert done.stderr.startswith("shardwise: error: ")

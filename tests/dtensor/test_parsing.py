@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from shardwise.dtensor import (
     MeshProto,
     ShardingSpec,
 )
+from tests.checks import linear
 from tests.dtensor.strategies import layouts, meshes, spoiled, spoiled_bytes
 
 DEVICES = "CPU:0,CPU:1"
@@ -314,11 +314,8 @@ def test_fields_of_the_messages() -> None:
 )
 def test_long_inputs_end_soon(read: Callable[[Any], Any], make: Callable[[], Any]) -> None:
     data = make()
-    start = time.perf_counter()
-    with pytest.raises(ShardwiseError) as caught:
+    with linear(), pytest.raises(ShardwiseError) as caught:
         read(data)
-    # Within a second in a release build; this is one with checks, on a machine that does other things.
-    assert time.perf_counter() - start < 20
     assert len(str(caught.value)) < 1000
 
 

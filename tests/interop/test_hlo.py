@@ -43,6 +43,8 @@ def test_a_single_device() -> None:
     one = DeviceMesh((1, 1), ("x", "y"))
     assert to_hlo(TensorLayout(("x",), one)) == "{replicated}"
     assert from_hlo("{maximal device=0}", one, 1).axes == (None,)
+    with pytest.raises(LayoutError, match="device 3 alone"):
+        from_hlo("{maximal device=3}", one, 1)
     assert from_hlo("{devices=[1,1]<=[1]}", one).axes == (None, None)
 
 
@@ -54,7 +56,7 @@ def test_boxes_of_what_no_layout_expresses() -> None:
         [[3 * 2**61, 2**63 - 1]],
     ]
     assert parse_hlo("{devices=[2]<=[2]}").boxes((0,)).tolist() == [[[0, 0]], [[0, 0]]]
-    with pytest.raises(LayoutError, match=r"shape is \(-3,\)"):
+    with pytest.raises(LayoutError, match=r"shape\[0\] is -3"):
         parse_hlo("{devices=[2]<=[2]}").boxes((-3,))
 
 
@@ -141,7 +143,7 @@ def test_a_layout_needs_its_mesh() -> None:
 
 def test_boxes_of_a_shape_that_is_none() -> None:
     sharding = parse_hlo("{devices=[2,4]<=[8]}")
-    with pytest.raises(LayoutError, match=r"shape is \(4, -4\)"):
+    with pytest.raises(LayoutError, match=r"shape\[1\] is -4"):
         sharding.boxes([4, -4])
     with pytest.raises(LayoutError, match="does not tile 1 dims"):
         sharding.boxes([4])

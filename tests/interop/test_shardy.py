@@ -106,6 +106,18 @@ def test_names_are_escaped_as_mlir_does() -> None:
     assert mesh_from_shardy('#sdy.mesh<["\\t\\"\\n"=2]>').axis_names == ('\t"\n',)
 
 
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [("\x7f", r"\7F"), ("\x1f", r"\1F"), ("~", "~"), (" ", " "), ("\x80", r"\C2\80"), ("\n", r"\0A")],
+)
+def test_what_is_not_printable_ascii_is_escaped(name: str, written: str) -> None:
+    """LLVM prints 0x20 to 0x7e as they are."""
+    mesh = DeviceMesh((2,), (f"a{name}b",))
+    text = to_shardy(TensorLayout((f"a{name}b",), mesh))
+    assert f'"a{written}b"' in text
+    assert from_shardy(text, mesh).axes == (f"a{name}b",)
+
+
 def test_meshes() -> None:
     assert mesh_from_shardy('sdy.mesh @mesh = <["x"=2, "y"=4]>') == MESH
     swapped = DeviceMesh((2,), ("x",), devices=["cpu:1", "cpu:0"])

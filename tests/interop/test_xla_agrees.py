@@ -29,7 +29,7 @@ def run(script: str, stdin: str = "") -> str:
     env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     path = Path(__file__).with_name(script)
     done = subprocess.run(
-        [sys.executable, str(path)], input=stdin, env=env, capture_output=True, text=True, timeout=300
+        [sys.executable, str(path)], input=stdin, env=env, capture_output=True, text=True, timeout=3600
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout

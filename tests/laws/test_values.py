@@ -18,10 +18,10 @@ import pytest
 
 import shardwise as sw
 from shardwise import dtensor as dt
+from shardwise import store
 from shardwise.interop import hlo, megatron, torch
 from shardwise.model.scope import layout_map_scope
 from shardwise.rules import report
-from shardwise.store import Entry
 
 #: The modules whose names are public; those of frameworks that are not installed are left out.
 MODULES = (
@@ -55,6 +55,15 @@ def partition() -> sw.Partition:
     return layout(("model", "data"), None).partition((9, 3), "chunk")
 
 
+def plan() -> sw.ReshardPlan:
+    return sw.plan_reshard(layout().partition((8, 8)), layout(None, "data").partition((8, 8)))
+
+
+def flat_plan() -> sw.ReshardPlan:
+    ranges = {"cpu:0": (0, 20), "rank": (20, 64)}
+    return sw.plan_reshard(sw.Tiling.from_flat_ranges((8, 8), ranges), layout().partition((8, 8)))
+
+
 def report_of(indivisible: bool = True) -> report.LayoutReport:
     rules = sw.LayoutMap(mesh())
     rules["kernel"] = (None, "model")
@@ -69,6 +78,14 @@ def report_of(indivisible: bool = True) -> report.LayoutReport:
         "c/bias": (2, 2),
     }
     return rules.report({name: (shape, "float32") for name, shape in shapes.items()})
+
+
+def tilings() -> list[sw.Tiling]:
+    """Of the shape (9, 3): flat ranges, and boxes."""
+    return [
+        sw.Tiling.from_flat_ranges((9, 3), {"rank 0": (0, 13), "rank 1": (13, 27)}),
+        sw.Tiling.from_boxes((9, 3), {"top": [[0, 4], [0, 3]], "bottom": [[4, 9], [0, 3]]}),
+    ]
 
 
 def mesh_proto() -> dt.MeshProto:
@@ -90,6 +107,22 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         layout(None, "model", unreduced=("data",)),
     ],
     sw.Partition: lambda: [partition(), layout().partition((2, 0)), layout(None).partition((3,))],
+    sw.Tiling: lambda: [
+        sw.Tiling.from_boxes((4, 2), [[(0, 3), (0, 2)], [(3, 4), (0, 2)]]),
+        sw.Tiling.from_boxes((4,), {"a": [(0, 3)], ("b", 1): [[(3, 4)], [(0, 1)]]}, replicas=True),
+        sw.Tiling.from_boxes((4,), {"a": [sw.Piece((slice(0, 3),), (1,))]}, arrays={"a": (5,)}),
+        sw.Tiling.from_boxes((), {"a": ()}),
+        sw.Tiling.grid((4, 2), (3, 2)),
+        sw.Tiling.grid((4,), (3,), ["a", None], padded=True),
+        sw.Tiling.from_flat_ranges((4, 2), [(0, 3), (3, 8)]),
+        sw.Tiling.from_flat_ranges((4, 2), {0: (0, 8), 1: (0, 8)}, replicas=True),
+    ],
+    sw.Piece: lambda: [sw.Piece((slice(0, 2),), (1,)), sw.Piece((slice(0, 2),), 1), sw.Piece((), ())],
+    sw.ReshardPlan: lambda: [plan(), flat_plan(), sw.plan_reshard(layout().partition((8, 8)), flat_plan().dst)],
+    sw.Transfer: lambda: [*list(plan())[:2], *list(flat_plan())[:2]],
+    sw.Program: lambda: [plan().program("cpu:0"), flat_plan().program("cpu:3"), flat_plan().program("rank")],
+    sw.Step: lambda: [*plan().program("cpu:0"), *flat_plan().program("rank")],
+    sw.LocalBox: lambda: [sw.LocalBox((slice(0, 2),)), sw.LocalBox((slice(0, 2), slice(1, 2)), (3, (2, 2)))],
     sw.CollectiveStep: lambda: list(
         sw.plan_reshard(layout("data", "model").partition((4, 8)), layout().partition((4, 8))).price("int8") or ()
     ),
@@ -131,18 +164,21 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     report.Clash: lambda: list(report_of().clashes),
     report.RankMismatch: lambda: list(report_of().rank_mismatches),
     report.IndivisibleDim: lambda: list(report_of().indivisible),
-    Entry: lambda: [Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors"))],
+    store.Entry: lambda: [store.Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors"))],
 }
 
 #: The public classes that are not values, and why.
 NOT_VALUES: dict[type, str] = {
-    sw.ReshardPlan: "",
-    sw.Transfer: "",
     sw.LayoutMap: "rules are added and removed; it compares and pickles as a mapping",
     sw.Shard: "holds memory that can be written, so it is equal to itself alone",
     sw.ShardedArray: "holds memory that can be written, as a numpy array does",
     sw.Variable: "gets its data later",
     sw.Checkpoint: "holds open files",
+    store.StoredCheckpoint: "holds open files",
+    store.StoredTensor: "reads from an open file",
+    store.StoredObject: "reads from an open file",
+    store.StoredPiece: "reads from an open file",
+    store.Form: "functions by name",
     dt.DTensor: "holds memory that can be written",
     dt.LayoutMap: "rules are added and removed",
     torch.LocalShards: "three numpy arrays by name",

@@ -19,6 +19,7 @@ LAYOUT_MAP = sw.LayoutMap(sw.DeviceMesh((2,), ("x",)))
 
 def test_hooks_are_entered_in_order_and_left_in_reverse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "_HOOKS", {})
+    monkeypatch.setattr(hooks, "_MODULES", {})  # Else a framework that is loaded would register itself there.
     said: list[object] = []
 
     def hook(name: str) -> hooks.Hook:

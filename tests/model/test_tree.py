@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from shardwise import DeviceMesh, LayoutError, LayoutMap, TensorLayout, distribute_tensor
-from shardwise._tree import map_arrays
-from shardwise.model.object_tree import named_leaves
+from shardwise._tree import map_arrays, named_leaves
 
 MESH = DeviceMesh((2, 4), ("data", "model"))
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 import shardwise as sw
-from shardwise.model.object_tree import children, named_leaves
+from shardwise._tree import children, named_leaves
 
 MESH = sw.DeviceMesh((2, 4), ("data", "model"))
 

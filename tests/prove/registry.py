@@ -9,6 +9,7 @@ from . import (
     against_numpy,
     against_tensorflow,
     against_torch,
+    against_xla,
     exhaustive,
     laws,
     layout_maps,
@@ -24,6 +25,7 @@ SUBJECTS = [
     *against_engines.SUBJECTS,
     *against_dask.SUBJECTS,
     *against_jax.SUBJECTS,
+    *against_xla.SUBJECTS,
     *against_torch.SUBJECTS,
     *against_tensorflow.SUBJECTS,
 ]

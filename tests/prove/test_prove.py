@@ -106,16 +106,16 @@ def test_an_interrupted_run_is_taken_up(signal_number: int) -> None:
     )
     ledger = None
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 3600
         while time.monotonic() < deadline and (ledger is None or "subject" not in ledger.path.read_text()):
             time.sleep(0.01)
             ledger = Ledger.unfinished(float(scale), code_version())
         assert ledger is not None
         os.kill(first.pid, signal_number)
-        first.communicate(timeout=60)
+        first.communicate(timeout=3600)
         done = ledger.path.read_text().count("subject")
         assert done > 0
-        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3600)
         assert second.returncode == 0, second.stdout + second.stderr
         assert f"seed {ledger.seed}" in second.stdout
         before = re.search(r"([\d,]+) cases were done before", second.stdout)

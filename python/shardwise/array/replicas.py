@@ -12,6 +12,7 @@ import numpy.typing as npt
 from .._text import shown
 from ..errors import LayoutError
 from ..partition import Partition
+from ..tiling import Tiling
 
 __all__ = ["check_replicas"]
 
@@ -23,12 +24,12 @@ _WORDS = 1 << 14
 _SMALL = 1 << 15
 
 
-def check_replicas(partition: Partition, shards: Sequence[Array]) -> None:
+def check_replicas(tiling: Tiling, shards: Sequence[Array]) -> None:
     """Compare every replica with the first of its shard, byte for byte: -0.0 is not 0.0, and the bits of a NaN count.
 
     Args:
-        partition: who holds what. Partial sums of one shard are different values, not replicas of one another.
-        shards: one array per device, in device-index order, of the partition's shapes and of one dtype.
+        tiling: who holds what. Partial sums of one shard are different values, not replicas of one another.
+        shards: one array per holder, in their order, of the tiling's shapes and of one dtype.
 
     Raises:
         LayoutError: if two replicas differ; names the shard, the first such element, the devices and the values.
@@ -42,6 +43,11 @@ def check_replicas(partition: Partition, shards: Sequence[Array]) -> None:
     Traceback (most recent call last):
     shardwise.errors.LayoutError: the replicas of shard 0 differ: element (2,) is 3 on device 'cpu:0' and 4 on 'cpu:1'
     """
+    if not isinstance(tiling, Partition):
+        if tiling._has_replicas:
+            _check_pieces(tiling, shards)
+        return
+    partition = tiling
     mesh = partition.device_mesh
     if _values(partition) == mesh.size:
         return
@@ -59,6 +65,26 @@ def check_replicas(partition: Partition, shards: Sequence[Array]) -> None:
         raise LayoutError(
             f"the replicas of shard {partition.shard_id(label)} differ: element {element} is {value} on device "
             f"{shown(label)} and {drifted} on {shown(other)}"
+        )
+
+
+def _check_pieces(tiling: Tiling, shards: Sequence[Array]) -> None:
+    """The same for boxes: replicas are the pieces of the identical box."""
+    groups: dict[tuple[tuple[int, int], ...], list[tuple[Any, Array]]] = {}
+    for holder, shard in zip(tiling.holders, shards, strict=True):
+        for piece in tiling.pieces(holder):
+            sides = tuple((side.start, side.stop) for side in piece.box)
+            groups.setdefault(sides, []).append((holder, piece.view(shard)))
+    for sides, ((first, one), *others) in groups.items():
+        found = _first_difference(one, [other for _, other in others]) if others else None
+        if found is None:
+            continue
+        index, (holder, other) = found[0], others[found[1]]
+        element = tuple(start + i for (start, _), i in zip(sides, index, strict=True))
+        value, drifted = _texts(one[index], other[index])
+        raise LayoutError(
+            f"the replicas of a box differ: element {element} is {value} in {shown(first)} "
+            f"and {drifted} in {shown(holder)}"
         )
 
 

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._arguments import array_of
+from .._arguments import array_of, instance
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
 from ..partition import Partition
+from ..reshard.run import checked_arrays
 from ..reshard.source import ShardSource
+from ..tiling import Tiling
 from .pieces import assembled, put_together
 from .replicas import check_replicas as check_equal_replicas
 
@@ -42,15 +44,15 @@ class Shard:
 
 
 class ShardedArray(ShardSource):
-    """An array cut into shards, one per device of a mesh.
+    """An array cut into shards, one per device of a mesh, or one per holder of any tiling.
 
     Args:
-        partition: who holds what.
-        shards: one array per device, in device-index order, of the shape that the partition gives it and all of one
-            dtype. Nothing is copied.
+        tiling: who holds what: a `Partition`, or any other `Tiling`.
+        shards: one array per holder, in their order, of the shape that the tiling gives it and all of one dtype.
+            Nothing is copied.
 
     Raises:
-        LayoutError: if the shards do not fit the partition; names the first device whose shard does not.
+        LayoutError: if the shards do not fit the tiling; names the first holder whose shard does not.
 
     `distribute_tensor` makes one of an array. `numpy()` and `np.asarray` put the shards together.
 
@@ -59,38 +61,33 @@ class ShardedArray(ShardSource):
     >>> partition = TensorLayout(("x",), DeviceMesh((2,), ("x",))).partition((4,))
     >>> ShardedArray(partition, [np.array([1, 2]), np.array([3, 4])]).numpy()
     array([1, 2, 3, 4])
+
+    A flat parameter of FSDP is one as well:
+
+    >>> from shardwise import Tiling
+    >>> ranks = Tiling.from_flat_ranges((2, 3), {"cpu:0": (0, 4), "cpu:1": (4, 6)})
+    >>> flat = ShardedArray(ranks, [np.array([0, 1, 2, 3]), np.array([4, 5])])
+    >>> flat.reshard(TensorLayout((None, "x"), DeviceMesh((3,), ("x",)))).shard("cpu:1")
+    array([[1],
+           [4]])
     """
 
-    __slots__ = ("__weakref__", "_array", "_dtype", "_partition", "_views")
+    __slots__ = ("__weakref__", "_array", "_dtype", "_tiling", "_views")
 
-    _partition: Partition
+    _tiling: Tiling
     _dtype: np.dtype[Any]
     #: The global array that the shards are views of, if there is one.
     _array: npt.NDArray[Any] | None
     _views: list[npt.NDArray[Any]] | None
 
-    def __init__(self, partition: Partition, shards: Sequence[npt.NDArray[Any]]) -> None:
-        if not isinstance(partition, Partition):
-            raise TypeError(f"partition must be a Partition, got {type(partition).__name__}")
+    def __init__(self, tiling: Tiling, shards: Sequence[npt.NDArray[Any]]) -> None:
+        if not isinstance(tiling, Tiling):
+            raise TypeError(f"tiling must be a Partition or another Tiling, got {type(tiling).__name__}")
         if not isinstance(shards, (Sequence, np.ndarray)):
             raise TypeError(f"shards must be a sequence of numpy arrays, got {type(shards).__name__}")
-        views = list(shards)
-        mesh = partition.device_mesh
-        if len(views) != mesh.size:
-            raise LayoutError(f"shards has {len(views)} arrays but the mesh has {mesh.size} devices")
-        for i, (view, shape) in enumerate(zip(views, partition._shapes(), strict=True)):
-            if not isinstance(view, np.ndarray):
-                raise TypeError(f"shards[{i}] must be a numpy array, got {type(view).__name__}")
-            if isinstance(view, np.ma.MaskedArray):
-                raise TypeError(f"shards[{i}] is a masked array, whose mask would be lost; give its filled() values")
-            if view.shape != shape or view.dtype != views[0].dtype:
-                raise LayoutError(
-                    f"shards[{i}] (device {shown(mesh.device(i))}) is of shape {shown(view.shape)} and dtype "
-                    f"{view.dtype}; "
-                    f"it must be of shape {shown(shape)} and dtype {views[0].dtype}"
-                )
-        self._partition = partition
-        self._dtype = views[0].dtype
+        views = checked_arrays("shards", shards, tiling, None)
+        self._tiling = tiling
+        self._dtype = views[0].dtype if views else np.dtype(np.float64)
         self._array = None
         self._views = views
 
@@ -98,41 +95,57 @@ class ShardedArray(ShardSource):
     def _of_array(cls, partition: Partition, array: npt.NDArray[Any]) -> ShardedArray:
         """The views of one array, made when they are asked for."""
         sharded = cls.__new__(cls)
-        sharded._partition = partition
+        sharded._tiling = partition
         sharded._dtype = array.dtype
         sharded._array = array
         sharded._views = None
         return sharded
 
-    @property
-    def partition(self) -> Partition:
-        """Who holds what."""
-        return self._partition
+    @classmethod
+    def _of_shards(cls, tiling: Tiling, shards: list[npt.NDArray[Any]], dtype: np.dtype[Any]) -> ShardedArray:
+        """Shards that are known to fit."""
+        sharded = cls.__new__(cls)
+        sharded._tiling = tiling
+        sharded._dtype = dtype
+        sharded._array = None
+        sharded._views = shards
+        return sharded
 
     @property
-    def tiling(self) -> Partition:
-        """Who holds what: the same as `partition`."""
-        return self._partition
+    def tiling(self) -> Tiling:
+        """Who holds what."""
+        return self._tiling
+
+    @property
+    def partition(self) -> Partition:
+        """Who holds what, if that is a partition.
+
+        Raises:
+            LayoutError: if it is another tiling: there is no layout then.
+        """
+        if not isinstance(self._tiling, Partition):
+            raise LayoutError(f"the array is cut by {self._tiling._kind_text()}, not by a layout; see its tiling")
+        return self._tiling
 
     @property
     def layout(self) -> TensorLayout:
-        """The layout."""
-        return self._partition.layout
+        """The layout, if the array is cut by one; see `partition`."""
+        return self.partition.layout
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the global array."""
-        return self._partition.shape
+        return self._tiling.shape
 
     @property
     def ndim(self) -> int:
         """The number of dims."""
-        return len(self._partition.shape)
+        return len(self._tiling.shape)
 
     @property
     def size(self) -> int:
         """The number of elements of the global array."""
-        return self._partition.size
+        return self._tiling.size
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -149,23 +162,31 @@ class ShardedArray(ShardSource):
         >>> sharded.nbytes, sharded.partition.nbytes(sharded.dtype).tolist()
         (8, [4, 4])
         """
-        return self._partition.size * self._dtype.itemsize
+        return self._tiling.size * self._dtype.itemsize
+
+    @property
+    def _is_packed(self) -> bool:
+        """Whether the devices hold several pieces each, because a dim is packed."""
+        return isinstance(self._tiling, Partition) and self._tiling.is_packed
 
     def _data(self) -> list[npt.NDArray[Any]]:
         """One array per device, in device-index order; all views are made in one call."""
         if self._views is None:
             assert self._array is not None
-            if self._partition.is_packed:
-                shapes = self._partition._shapes()
-                devices = range(self._partition.device_mesh.size)
-                self._views = [assembled(self._partition, self._array, i, shapes[i]) for i in devices]
+            if self._is_packed:
+                shapes = self.partition._shapes()
+                devices = range(self.partition.device_mesh.size)
+                self._views = [assembled(self.partition, self._array, i, shapes[i]) for i in devices]
             else:
-                self._views = self._partition.views(self._array)
+                self._views = self.partition.views(self._array)
         return self._views
 
     @property
     def shards(self) -> list[Shard]:
         """What each device holds, in device-index order.
+
+        Raises:
+            LayoutError: if the array is not cut by a layout; see `shard` and `tiling`.
 
         >>> import numpy as np
         >>> from shardwise import DeviceMesh, TensorLayout
@@ -173,14 +194,14 @@ class ShardedArray(ShardSource):
         >>> sharded.shards[1]
         Shard(device='cpu:1', index=(slice(2, 4, None),), replica_id=0, data=array([2, 3]))
         """
-        replicas = self._partition.replica_ids().tolist()
-        if self._partition.is_packed:
-            devices = self._partition.holders
+        replicas = self.partition.replica_ids().tolist()
+        if self._is_packed:
+            devices = self.partition.holders
             indices: dict[Any, tuple[Any, ...]] = {
-                device: tuple(piece.box for piece in self._partition.pieces(device)) for device in devices
+                device: tuple(piece.box for piece in self.partition.pieces(device)) for device in devices
             }
         else:
-            indices = dict(self._partition.devices_indices_map())
+            indices = dict(self.partition.devices_indices_map())
         return [
             Shard(device, index, replica, data)
             for (device, index), replica, data in zip(indices.items(), replicas, self._data(), strict=True)
@@ -190,11 +211,11 @@ class ShardedArray(ShardSource):
         """Give what one device holds; for a view of one array this costs O(rank), whatever the mesh's size.
 
         Args:
-            device: the device's label.
+            device: the label of the device, or of another holder.
             contiguous: whether the shard must be contiguous, in C order: a copy of it is, where it is not already.
 
         Raises:
-            MeshError: if the mesh has no such device.
+            MeshError: if the mesh has no such device (LayoutError: if another tiling has no such holder).
 
         Where a dim is packed, a device holds several pieces of the array, and no view shows them as one: the shard is a
         read-only copy then, with zeros where it is padded. `partition.view` gives a view of each piece.
@@ -214,12 +235,12 @@ class ShardedArray(ShardSource):
         [(32, 8), (16, 8)]
         """
         if self._array is not None and self._views is None:
-            if self._partition.is_packed:
-                position = self._partition.device_mesh.index_of_label(device)
-                return assembled(self._partition, self._array, position, self._partition.shard_shape(device))
-            shard: npt.NDArray[Any] = self._partition.view(self._array, device)
+            if self._is_packed:
+                position = self.partition.device_mesh.index_of_label(device)
+                return assembled(self.partition, self._array, position, self.partition.shard_shape(device))
+            shard: npt.NDArray[Any] = self.partition.view(self._array, device)
         else:
-            shard = self._data()[self._partition.device_mesh.index_of_label(device)]
+            shard = self._data()[self._tiling._position(device)]
         return shard.copy(order="C") if contiguous and not shard.flags.c_contiguous else shard
 
     def numpy(self, *, check_replicas: bool = True) -> npt.NDArray[Any]:
@@ -241,29 +262,32 @@ class ShardedArray(ShardSource):
         if self._array is not None:
             whole: npt.NDArray[Any] = self._array.copy()
             return whole
+        tiling = self._tiling
         # An axis of one coordinate has one addend, which is the sum.
-        if partial := [axis for axis in self.layout.unreduced if self._partition.device_mesh.axis_size(axis) > 1]:
+        unreduced = tiling.layout.unreduced if isinstance(tiling, Partition) else ()
+        if partial := [axis for axis in unreduced if self.partition.device_mesh.axis_size(axis) > 1]:
             raise LayoutError(f"numpy() needs reduced values, but the layout is unreduced over {tuple(partial)}")
-        if self._partition.is_packed:
-            return put_together(self._partition, self._data(), check_replicas)
+        if self._is_packed:
+            return put_together(self.partition, self._data(), check_replicas)
         if check_replicas:
-            check_equal_replicas(self._partition, self._data())
-        if self.nbytes >= _PLANNED and not self._dtype.hasobject:
+            check_equal_replicas(tiling, self._data())
+        if not isinstance(tiling, Partition) or (self.nbytes >= _PLANNED and not self._dtype.hasobject):
             return gathered(self, check_replicas=False)
         array = np.empty(self.shape, self._dtype)
-        shards, targets = self._data(), self._partition.views(array)
+        shards, targets = self._data(), tiling.views(array)
         # The canonical owners' shards, each element once.
-        for owner in np.flatnonzero(self._partition.replica_ids() == 0).tolist():
+        for owner in np.flatnonzero(tiling.replica_ids() == 0).tolist():
             targets[owner][...] = shards[owner]
         return array
 
     def reshard(
-        self, layout: TensorLayout, uneven: UnevenRule = "even", *, check_replicas: bool = True
+        self, layout: TensorLayout | Tiling, uneven: UnevenRule = "even", *, check_replicas: bool = True
     ) -> ShardedArray:
         """Change the layout, moving no more than `plan_reshard` says must move.
 
         Args:
-            layout: a layout that has its mesh, which may be another; devices are matched by label.
+            layout: a layout that has its mesh, which may be another; or any tiling of the same shape. Devices and other
+                holders are matched by label.
             uneven: how a dim that does not divide is cut; see `TensorLayout.partition`.
             check_replicas: whether devices that hold the same shard must hold the same bytes; see `numpy`. Without it
                 the new shards may be made of several replicas.
@@ -287,21 +311,24 @@ class ShardedArray(ShardSource):
         """
         from ..reshard.plan import plan_reshard  # Late, to keep `import shardwise` fast.
 
-        if not isinstance(layout, TensorLayout):
-            raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}")
-        partition = layout.partition(self.shape, uneven)
-        if layout.unreduced:
+        if isinstance(layout, Tiling):
+            target = layout
+        elif isinstance(layout, TensorLayout):
+            target = layout.partition(self.shape, uneven)
+        else:
+            raise TypeError(f"layout must be a TensorLayout or a Tiling, got {type(layout).__name__}")
+        if isinstance(target, Partition) and target.layout.unreduced:
             raise LayoutError(
-                f"layout is unreduced over {shown(layout.unreduced)}; a value cannot be cut into partial sums"
+                f"layout is unreduced over {shown(target.layout.unreduced)}; a value cannot be cut into partial sums"
             )
-        if self._array is not None:
-            return ShardedArray._of_array(partition, self._array)
-        if check_replicas:
-            if self._partition.is_packed:
-                put_together(self._partition, self._data(), True)
+        if self._array is not None and isinstance(target, Partition) and target.shape == self.shape:
+            return ShardedArray._of_array(target, self._array)
+        if check_replicas and self._array is None:
+            if self._is_packed:
+                put_together(self.partition, self._data(), True)
             else:
-                check_equal_replicas(self._partition, self._data())
-        return ShardedArray(partition, plan_reshard(self._partition, partition).run(self))
+                check_equal_replicas(self._tiling, self._data())
+        return ShardedArray._of_shards(target, plan_reshard(self._tiling, target).run(self), self._dtype)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -310,20 +337,21 @@ class ShardedArray(ShardSource):
         return array
 
     def __repr__(self) -> str:
-        return f"<ShardedArray {self.shape} {self._dtype}, {self.layout!r}>"
+        cut = repr(self._tiling.layout) if isinstance(self._tiling, Partition) else self._tiling._kind_text()
+        return f"<ShardedArray {self.shape} {self._dtype}, {cut}>"
 
 
 def gathered(sharded: ShardedArray, check_replicas: bool) -> npt.NDArray[Any]:
     """Put an array together from its shards by a plan, adding up partial sums; see `shardwise.gather`."""
     from ..reshard.plan import plan_reshard  # Late, to keep `import shardwise` fast.
 
-    if sharded.partition.is_packed:
+    if sharded._is_packed:
         return sharded.numpy(check_replicas=check_replicas)
     if check_replicas and sharded._array is None:
-        check_equal_replicas(sharded.partition, sharded._data())
+        check_equal_replicas(sharded.tiling, sharded._data())
 
     whole = TensorLayout((None,) * sharded.ndim, DeviceMesh((1,), ("whole",), [object()]))
-    return plan_reshard(sharded.partition, whole.partition(sharded.shape)).run(sharded)[0]
+    return plan_reshard(sharded.tiling, whole.partition(sharded.shape)).run(sharded)[0]
 
 
 def distribute_tensor(tensor: Any, layout: TensorLayout, uneven: UnevenRule = "even") -> ShardedArray:
@@ -356,8 +384,7 @@ def distribute_tensor(tensor: Any, layout: TensorLayout, uneven: UnevenRule = "e
     >>> np.shares_memory(sharded.shard("cpu:1"), array)
     True
     """
-    if not isinstance(layout, TensorLayout):
-        raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}")
+    instance("layout", layout, TensorLayout)
     if layout.unreduced:
         raise LayoutError(
             f"layout is unreduced over {shown(layout.unreduced)}; a value cannot be cut into partial sums"

@@ -1,6 +1,7 @@
-"""The command line: `plan` for a checkpoint, `show` for one tensor, `translate` for a layout in other dialects.
+"""The command line: `plan`, `reshard`, `verify`, `diff`, `inspect` for checkpoints, `show`, `translate` for layouts.
 
-Exit status: 0; 1 for `plan --strict` with warnings; 2 for bad input, with one line on the standard error.
+Exit status: 0; 1 for `plan --strict` with warnings, and for `diff` of what differs; 2 for bad input, with one line on
+the standard error.
 """
 
 import argparse
@@ -73,6 +74,12 @@ def _run(options: argparse.Namespace) -> int:
         from .translate import run_translate
 
         return run_translate(Screen(), options)
+    if options.command in ("reshard", "verify", "diff", "inspect"):
+        from . import checkpoints
+
+        run = getattr(checkpoints, f"run_{options.command}")
+        status: int = run(Screen(), options)
+        return status
     from .plan import run_plan
 
     return run_plan(Screen(), options)

@@ -34,6 +34,10 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     _add_plan(commands)
     _add_show(commands)
     _add_translate(commands)
+    _add_reshard(commands)
+    _add_verify(commands)
+    _add_diff(commands)
+    _add_inspect(commands)
     options = parser.parse_args(_joined(arguments))
     if [] in vars(options).values():  # What argparse makes of `--mesh=--` before Python 3.13.
         parser.error("-- is not a value")
@@ -91,6 +95,84 @@ def _add_translate(commands: "argparse._SubParsersAction[_Parser]") -> None:
     translate.add_argument(
         "--to", metavar="DIALECTS", help="jax,torch,tf,keras,hlo,shardy,megatron; the default is all"
     )
+
+
+def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    reshard = commands.add_parser(
+        "reshard",
+        help="cut a checkpoint anew: split it, merge it, change its layout or its form",
+        description=(
+            "Copy a checkpoint of any form to a new one that is cut as the rules say, in a stated memory; without "
+            "rules its tensors are merged. The new one has its name only when all of it is there and on the disk."
+        ),
+    )
+    reshard.add_argument("source", metavar="SRC", type=Path, help="the checkpoint, which is only read")
+    reshard.add_argument("target", metavar="DST", type=Path, help="the new file or folder; nothing may be there")
+    reshard.add_argument("--mesh", metavar="AXES", help=f"{_MESH_HELP}; may be left out if the rules name a mesh")
+    reshard.add_argument("--rules", metavar="TOML", type=Path, help="the file of rules; without it tensors are merged")
+    reshard.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
+    reshard.add_argument(
+        "--to",
+        metavar="FORM",
+        choices=("safetensors", "hf", "sharded"),
+        help="safetensors, a file; hf, a folder in Hugging Face's form; sharded, a folder with a file per device",
+    )
+    reshard.add_argument("--dtype", metavar="DTYPE", help="convert floating-point tensors; bfloat16, float32, ...")
+    reshard.add_argument(
+        "--rename",
+        metavar="PATTERN=REPLACEMENT",
+        action="append",
+        help="replace what a regular expression finds in names; may be given several times",
+    )
+    reshard.add_argument("--only", metavar="REGEX", help="only the tensors in whose (new) names it is found")
+    reshard.add_argument(
+        "--replicas",
+        choices=("check", "first"),
+        default="check",
+        help="compare what is stored more than once (the default), or take the first",
+    )
+    reshard.add_argument("--plan", action="store_true", help="say what it would take, and write nothing")
+    reshard.add_argument("--resume", action="store_true", help="go on where an interrupted run of the same was")
+    reshard.add_argument("--no-sync", action="store_true", help="do not wait until the data is on the disk")
+    _add_work(reshard)
+
+
+def _add_verify(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    verify = commands.add_parser(
+        "verify",
+        help="whether a checkpoint is whole, and what was written",
+        description="Read all of a checkpoint and compare it with the digests that were written beside it.",
+    )
+    verify.add_argument("source", metavar="CHECKPOINT", type=Path, help="a checkpoint of any form")
+    _add_work(verify)
+
+
+def _add_diff(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    diff = commands.add_parser(
+        "diff",
+        help="whether two checkpoints are the same tensors, however each is cut",
+        description="Compare two checkpoints of any forms without merging either; exit with status 1 if they differ.",
+    )
+    diff.add_argument("first", metavar="A", type=Path, help="a checkpoint of any form")
+    diff.add_argument("second", metavar="B", type=Path, help="another")
+    _add_work(diff)
+
+
+def _add_inspect(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    inspect = commands.add_parser(
+        "inspect",
+        help="what a checkpoint is: its form, tensors, dtypes, pieces",
+        description="Say what a checkpoint of any form is. Only headers and indexes are read.",
+    )
+    inspect.add_argument("source", metavar="CHECKPOINT", type=Path, help="a checkpoint of any form")
+    inspect.add_argument("--json", action="store_true", help="JSON, for programs")
+
+
+def _add_work(command: _Parser) -> None:
+    command.add_argument("--memory", metavar="BYTES", default="256MiB", help="for buffers; 256MiB if left out")
+    command.add_argument("--jobs", metavar="N", type=int, help="threads; one per core if left out")
+    command.add_argument("--quiet", action="store_true", help="no progress on the standard error")
+    command.add_argument("--json", action="store_true", help="JSON, for programs")
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:

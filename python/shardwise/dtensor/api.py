@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from shardwise._arguments import array_like
+from shardwise._arguments import array_like, instance
 from shardwise._text import shown
 from shardwise.dtensor.layout import MATCH, UNSHARDED, Layout, LayoutType
 from shardwise.errors import LayoutError
@@ -255,8 +255,7 @@ def is_dtensor(tensor: object) -> bool:
 
 
 def _check(layout: Layout) -> None:
-    if not isinstance(layout, Layout):
-        raise TypeError(f"layout must be a Layout, got {type(layout).__name__}")
+    instance("layout", layout, Layout)
 
 
 def _dtensor(tensor: object) -> DTensor:

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
-
+from shardwise._arguments import integer
 from shardwise._text import shown
 from shardwise.errors import MeshError, ParseError
 
@@ -103,9 +102,7 @@ def full_job_name(task_id: int | None = None) -> str:
     >>> full_job_name()
     'localhost/replica:0/task:0'
     """
-    if isinstance(task_id, bool) or not isinstance(task_id, (int, np.integer, type(None))):
-        raise TypeError(f"task_id must be an integer, got {shown(task_id)}")
-    task = client_id() if task_id is None else task_id
+    task = client_id() if task_id is None else integer("task_id", task_id)
     if not 0 <= task < num_clients():
         raise MeshError(f"task_id is {task}; it must be 0 to {num_clients() - 1}")
     return f"{job_name()}/replica:0/task:{task}"

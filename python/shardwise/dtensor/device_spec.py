@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise import _core
+from shardwise._arguments import instance
 
 __all__ = ["DeviceSpec"]
 
@@ -76,8 +77,7 @@ class DeviceSpec:
         >>> DeviceSpec(job="worker", device_type="CPU").make_merged_spec(DeviceSpec(device_type="GPU"))
         DeviceSpec(job='worker', device_type='GPU')
         """
-        if not isinstance(dev, DeviceSpec):
-            raise TypeError(f"dev must be a DeviceSpec, got {type(dev).__name__}")
+        instance("dev", dev, DeviceSpec)
         theirs = {name: getattr(dev, name) for name in _PARTS}
         return self.replace(**{name: part for name, part in theirs.items() if part is not None})
 

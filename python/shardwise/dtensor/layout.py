@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise import _core
+from shardwise._arguments import instance
 from shardwise._text import shown
 from shardwise.dtensor.mesh import Mesh
 from shardwise.dtensor.proto import LayoutProto, MeshProto, SerializableMessage, message_bytes
@@ -193,8 +194,7 @@ class Layout:
         >>> Layout.from_tensor_layout(layout).to_string()
         'sharding_specs:x,unsharded, mesh:|x=2|0,1|0,1|cpu:0,cpu:1'
         """
-        if not isinstance(layout, TensorLayout):
-            raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}")
+        instance("layout", layout, TensorLayout)
         specs = []
         names = () if layout.device_mesh is None else layout.device_mesh.axis_names
         for dim, axes in enumerate(layout.axes):

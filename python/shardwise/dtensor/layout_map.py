@@ -7,13 +7,14 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from shardwise._arguments import optional
 from shardwise._core import RuleSet
 from shardwise._text import shown
 from shardwise.dtensor.layout import Layout
 from shardwise.dtensor.mesh import Mesh
 from shardwise.errors import LayoutError
-from shardwise.model.scope import LayoutScope
-from shardwise.model.scope import layout_map_scope as scope_of_tensor_layouts
+from shardwise.layout import TensorLayout
+from shardwise.model.scope import LayoutScope, scope_entered
 from shardwise.rules.layout_map import LayoutMap as TensorLayoutMap
 from shardwise.rules.search import checked_path, compiled_rule
 
@@ -41,8 +42,7 @@ class LayoutMap(MutableMapping[str, "Layout | None"]):
     """
 
     def __init__(self, mesh: Mesh | None = None, *, backtracking: bool = False) -> None:
-        if mesh is not None and not isinstance(mesh, Mesh):
-            raise TypeError(f"mesh must be a Mesh or None, got {type(mesh).__name__}")
+        optional("mesh", mesh, Mesh)
         self._mesh = mesh
         self._backtracking = backtracking
         self._rules: dict[str, tuple[re.Pattern[str], Layout]] = {}
@@ -105,8 +105,8 @@ class LayoutMap(MutableMapping[str, "Layout | None"]):
         >>> layout_map["kernel"] = Layout.inner_sharded(mesh, "x", 2)
         >>> with layout_map.scope():
         ...     model = initialize_variables({"kernel": Variable((4, 8), "float32", np.zeros)})
-        >>> model["kernel"].layout.axes, model["kernel"].shards[1].data.shape
-        ((None, 'x'), (4, 4))
+        >>> model["kernel"].layout == layout_map["kernel"], model["kernel"].shards[1].data.shape
+        (True, (4, 4))
         """
         return layout_map_scope(self)
 
@@ -114,7 +114,7 @@ class LayoutMap(MutableMapping[str, "Layout | None"]):
 def layout_map_scope(layout_map: LayoutMap) -> AbstractContextManager[LayoutScope]:
     """Give every variable made in the scope the layout of its object path: `shardwise.layout_map_scope` for these maps.
 
-    The variables' `layout` is the rule's layout as a `TensorLayout`. Where several rules match, the first counts.
+    The variables' `layout` is the rule's `Layout`, or a replicated one. Where several rules match, the first counts.
 
     Args:
         layout_map: Rules by object path; it must have a mesh, over which what no rule matches is replicated.
@@ -133,9 +133,14 @@ def layout_map_scope(layout_map: LayoutMap) -> AbstractContextManager[LayoutScop
     if mesh is None:
         raise LayoutError("layout_map has no mesh; make it as LayoutMap(mesh=…)")
     rules = _FirstCounts(mesh.to_device_mesh(), match="match", backtracking=layout_map._backtracking)
-    for key in layout_map:
-        rules[key] = layout_map._rules[key][1].to_tensor_layout()
-    return scope_of_tensor_layouts(rules)
+    given = {key: layout for key, (_, layout) in layout_map._rules.items()}
+    for key, layout in given.items():
+        rules[key] = layout.to_tensor_layout()
+
+    def as_given(rule: str | None, layout: TensorLayout) -> Layout:
+        return Layout.replicated(mesh, layout.rank) if rule is None else given[rule]
+
+    return scope_entered(LayoutScope(rules, dialect=as_given))
 
 
 class _FirstCounts(TensorLayoutMap):

@@ -9,13 +9,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shardwise import _core
-from shardwise._arguments import int64_array
+from shardwise._arguments import instance, int64_array
 from shardwise._text import shown
 from shardwise.dtensor.proto import MeshProto, SerializableMessage, message_bytes
 from shardwise.errors import MeshError
 from shardwise.mesh import DeviceMesh
 
 __all__ = ["Device", "Mesh", "MeshDimension"]
+
+#: As many as numpy gives an array dims, and TensorFlow a mesh.
+_MAX_AXES = 64
 
 
 class MeshDimension(NamedTuple):
@@ -154,9 +157,10 @@ class Mesh:
         >>> Mesh.from_device_mesh(DeviceMesh((2,), ["x"])).to_string()
         '|x=2|0,1|0,1|cpu:0,cpu:1'
         """
-        if not isinstance(device_mesh, DeviceMesh):
-            raise TypeError(f"device_mesh must be a DeviceMesh, got {type(device_mesh).__name__}")
-        devices = device_mesh.devices.ravel().tolist()
+        instance("device_mesh", device_mesh, DeviceMesh)
+        if device_mesh.ndim > _MAX_AXES:
+            raise MeshError(f"device_mesh has {device_mesh.ndim} axes; a mesh of this dialect has at most {_MAX_AXES}")
+        devices = list(device_mesh._all_labels())
         ids = np.arange(device_mesh.size)
         return cls(device_mesh.axis_names, ids.reshape(device_mesh.shape), ids.tolist(), devices, mesh_name)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from shardwise._arguments import integer, optional
 from shardwise._text import shown
 from shardwise.dtensor import config
 from shardwise.dtensor.device_spec import DeviceSpec
@@ -100,14 +99,14 @@ def create_distributed_mesh(
     """
     names, shape = _read_dims(mesh_dims)
     size = _product(shape)
-    clients = config.num_clients() if num_clients is None else _integer("num_clients", num_clients)
+    clients = config.num_clients() if num_clients is None else integer("num_clients", num_clients)
     if clients < 1:
         raise MeshError(f"num_clients is {clients}; there is at least one client")
     if client_id is None:
         # The variable counts the clients of the environment, which an argument may have replaced.
         client = config.client_id() if num_clients is None else 0
     else:
-        client = _integer("client_id", client_id)
+        client = integer("client_id", client_id)
     if not 0 <= client < clients:
         raise MeshError(f"client_id is {client}; it must be 0 to {clients - 1}")
     if local_devices is None and size % clients:
@@ -131,12 +130,13 @@ def _device_names(
     devices: Sequence[str | Device] | None, device_type: str | None, count: int | None, here: DeviceSpec
 ) -> list[str]:
     """Give the names of the devices with what they leave open filled in from `here`."""
-    if device_type is not None and not isinstance(device_type, str):
-        raise TypeError(f"device_type must be a string or None, got {shown(device_type)}")
+    optional("device_type", device_type, str)
     if devices is None:
         number = len(list_devices()) if count is None else count
         if number > _MAX_MADE_UP:
-            raise MeshError(f"{number} devices without names; at most {_MAX_MADE_UP} are made up, give the others")
+            raise MeshError(
+                f"{shown(number)} devices without names; at most {_MAX_MADE_UP} are made up, give the others"
+            )
         wanted = here.replace(device_type="CPU" if device_type is None else device_type.upper())
         return [f"{wanted.to_string().removesuffix('*')}{index}" for index in range(number)]
     if isinstance(devices, str):
@@ -168,7 +168,7 @@ def _read_dims(mesh_dims: MeshDims) -> tuple[list[str], list[int]]:
         if isinstance(pair, str) or len(pair) != 2:
             raise TypeError(f"mesh_dims[{position}] is {shown(pair)}, which is no pair of a name and a size")
         names.append(pair[0])
-        shape.append(_integer(f"mesh_dims[{position}][1]", pair[1]))
+        shape.append(integer(f"mesh_dims[{position}][1]", pair[1]))
     return names, shape
 
 
@@ -176,14 +176,5 @@ def _product(shape: list[int]) -> int:
     # The mesh refuses sizes below 1 with the axis's name; an array of them could not be made.
     for axis, size in enumerate(shape):
         if size < 1:
-            raise MeshError(f"mesh_dims[{axis}] has size {size}; an axis size must be at least 1")
+            raise MeshError(f"mesh_dims[{axis}] has size {shown(size)}; an axis size must be at least 1")
     return math.prod(shape)
-
-
-def _integer(what: str, value: Any) -> int:
-    if isinstance(value, bool | np.bool_):
-        raise TypeError(f"{what} must be an integer, got {shown(value)}")
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{what} must be an integer, got {shown(value)}") from None

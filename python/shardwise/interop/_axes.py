@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import instance, integer
 from .._text import shown
-from ..errors import LayoutError
+from ..errors import LayoutError, SizeOverflowError
 from ..layout import Axes, Spec, TensorLayout
 from ..mesh import DeviceMesh
 from ..mesh_views import factored
@@ -43,12 +44,11 @@ def spec_names(spec: Spec) -> tuple[str, ...]:
 
 def checked_layout(layout: object) -> tuple[TensorLayout, DeviceMesh]:
     """Give the layout and its mesh; an error if it is no layout, or has no mesh."""
-    if not isinstance(layout, TensorLayout):
-        raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}")
-    if layout.device_mesh is None:
+    given = instance("layout", layout, TensorLayout)
+    if given.device_mesh is None:
         raise LayoutError(f"layout {shown(layout)} has no device_mesh yet; a dialect needs the sizes of its axes")
-    check_not_packed(layout)
-    return layout, layout.device_mesh
+    check_not_packed(given)
+    return given, given.device_mesh
 
 
 def check_not_packed(layout: TensorLayout) -> None:
@@ -76,18 +76,17 @@ def check_whole_axes(layout: TensorLayout, who: str) -> None:
 
 def checked_mesh(mesh: object) -> DeviceMesh:
     """Give the mesh; an error if it is none."""
-    if not isinstance(mesh, DeviceMesh):
-        raise TypeError(f"mesh must be a DeviceMesh, got {type(mesh).__name__}")
-    return mesh
+    return instance("mesh", mesh, DeviceMesh)
 
 
 def checked_rank(rank: object) -> int:
     """Give the number of dims as an int; an error if it is no integer, or negative."""
-    if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
-        raise TypeError(f"rank must be an integer, got {shown(rank)}")
-    if rank < 0:
-        raise LayoutError(f"rank is {rank}; a tensor has at least 0 dims")
-    return int(rank)
+    number = integer("rank", rank)
+    if number < 0:
+        raise LayoutError(f"rank is {shown(number)}; a tensor has at least 0 dims")
+    if number > 2**63 - 1:
+        raise SizeOverflowError(f"rank is {shown(number)}, over the limit of {2**63 - 1}")
+    return number
 
 
 def axes_along(mesh: DeviceMesh, indices: npt.NDArray[np.int64], count: int) -> tuple[str, ...] | None:

@@ -67,7 +67,9 @@ class Iota:
             numbers = np.arange(count, dtype=np.int64)
         except ValueError:  # numpy's word for a size that no address space holds
             raise MemoryError(f"no room for the numbers of {count} devices") from None
-        devices: npt.NDArray[np.int64] = numbers.reshape(self.reshape).transpose(self.perm).ravel()
+        # Without sizes of 1, of which there may be more than numpy has dims.
+        short = self.canonical()
+        devices: npt.NDArray[np.int64] = numbers.reshape(short.reshape).transpose(short.perm).ravel()
         return devices
 
     def canonical(self) -> Iota:
@@ -132,8 +134,12 @@ class HloSharding:
     def tile_indices(self) -> npt.NDArray[np.int64]:
         """Give every device's index along each entry of `tile`: int64 (devices, entries)."""
         devices = self.order.devices if isinstance(self.order, Iota) else np.array(self.order, np.int64)
-        indices = np.empty((self.num_devices, len(self.tile)), np.int64)
-        indices[devices] = np.indices(self.tile, np.int64).reshape(len(self.tile), -1).T
+        indices = np.zeros((self.num_devices, len(self.tile)), np.int64)
+        # Of the others every index is 0; there may be more of them than numpy has dims.
+        cut = [entry for entry, size in enumerate(self.tile) if size != 1]
+        sizes = [self.tile[entry] for entry in cut]
+        for entry, along in zip(cut, np.indices(sizes, np.int64), strict=True):
+            indices[devices, entry] = along.ravel()
         return indices
 
     def boxes(self, shape: Sequence[int]) -> npt.NDArray[np.int64]:
@@ -145,19 +151,15 @@ class HloSharding:
         Raises:
             LayoutError: if the sharding is not tiled, or of another rank.
         """
+        rank = len(self.num_tiles)
         sizes = int64_array("shape", shape)
-        if self.kind != "tiled" or len(sizes) != len(self.num_tiles):
-            raise LayoutError(f"shape {tuple(sizes.tolist())}: the sharding {self} does not tile {len(sizes)} dims")
-        if (sizes < 0).any():
-            raise LayoutError(f"shape is {tuple(sizes.tolist())}; a dim must be at least 0")
-        tiles = self.tile_indices()[:, : len(sizes)]
-        boxes = np.empty((*tiles.shape, 2), np.int64)
-        for dim, (size, count) in enumerate(zip(sizes.tolist(), self.num_tiles, strict=True)):
-            step = -(-size // count)
-            # Made of Python's integers: a bound before it is cut off at n may be over 2**63 - 1.
-            bounds = np.array([min(i * step, size) for i in range(count + 1)], np.int64)
-            boxes[:, dim, 0], boxes[:, dim, 1] = bounds[tiles[:, dim]], bounds[tiles[:, dim] + 1]
-        return boxes
+        if self.kind != "tiled" or len(sizes) != rank:
+            raise LayoutError(f"shape {shown(tuple(shape))}: the sharding {self} does not tile {len(sizes)} dims")
+        # A mesh of the tiles, each dim cut by an axis of its own: device `i` of it holds tile `i`.
+        mesh = DeviceMesh(self.num_tiles or (1,), [f"dim {dim}" for dim in range(max(rank, 1))])
+        partition = TensorLayout(mesh.axis_names[:rank], mesh).partition(sizes.tolist(), "ceil")
+        tiles = self.tile_indices()[:, :rank] @ np.array(mesh.strides[:rank], np.int64)
+        return partition.boxes()[tiles]
 
     def __str__(self) -> str:
         if self.kind != "tiled":
@@ -317,18 +319,19 @@ def _tiled(text: str, match: re.Match[str]) -> HloSharding:
     if match["devices"] is None:
         reshape = _ints(match["reshape"])
         if match["perm"] is None and len(reshape) > 1:
-            raise ParseError(f"{_shown(text)}: <=[{_joined(reshape)}] needs a T(…) that says the order of its dims")
+            raise ParseError(f"{_shown(text)}: <={shown(list(reshape))} needs a T(…) that says the order of its dims")
         perm = _ints(match["perm"] or "0")
         if sorted(perm) != list(range(len(reshape))):
-            raise ParseError(f"{_shown(text)}: T({_joined(perm)}) is no order of {len(reshape)} dims")
-        order, count = Iota(reshape, perm).canonical(), math.prod(reshape)
+            raise ParseError(f"{_shown(text)}: T({shown(perm)}) is not an order of {len(reshape)} dims")
+        order, count = Iota(reshape, perm).canonical(), _product(text, reshape)
     else:
         order = _ints(match["devices"])
         count = len(order)
         if sorted(order) != list(range(count)):
             raise ParseError(f"{_shown(text)}: the devices are not 0 to {count - 1}, each once")
-    if math.prod(tile) != count or count < 1:
-        raise ParseError(f"{_shown(text)}: {math.prod(tile)} tiles, but {count} devices")
+    tiles = _product(text, tile)
+    if tiles != count or count < 1:
+        raise ParseError(f"{_shown(text)}: {tiles} tiles, but {count} devices")
     return HloSharding("tiled", tile, order, subgroups)
 
 
@@ -336,6 +339,15 @@ def _why(sharding: HloSharding) -> str:
     if sharding.kind == "maximal":
         return f": device {sharding.device} alone holds the tensor, where in a layout every device holds a shard"
     return ", which leaves the cut to the program"
+
+
+def _product(text: str, sizes: Sequence[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+        if product > 2**63 - 1:
+            raise ParseError(f"{_shown(text)}: the product of the sizes {shown(list(sizes))} is over 2**63 - 1")
+    return product
 
 
 def _shown(text: str) -> str:

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
+from .._arguments import instance
 from .._text import shown
 from ..array.sharded import ShardedArray
 from ..errors import LayoutError, MeshError
@@ -51,8 +52,7 @@ def to_partition_spec(layout: TensorLayout) -> PartitionSpec:
     >>> to_partition_spec(TensorLayout(("data", None, ("x", "y")), unreduced=["z"]))
     P('data', None, ('x', 'y'), unreduced={'z'})
     """
-    if not isinstance(layout, TensorLayout):
-        raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}")
+    instance("layout", layout, TensorLayout)
     check_whole_axes(layout, "JAX")
     # Only JAX 0.7 and later have unreduced axes.
     unreduced = {"unreduced": frozenset(layout.unreduced)} if layout.unreduced else {}
@@ -73,8 +73,7 @@ def from_partition_spec(spec: PartitionSpec, mesh: DeviceMesh | Mesh | AbstractM
     Traceback (most recent call last):
     shardwise.errors.LayoutError: spec leaves dim 0 UNCONSTRAINED, for the compiler to cut; a layout cannot express that
     """
-    if not isinstance(spec, PartitionSpec):
-        raise TypeError(f"spec must be a PartitionSpec, got {type(spec).__name__}")
+    instance("spec", spec, PartitionSpec)
     own = mesh if isinstance(mesh, DeviceMesh) else from_mesh(mesh)
     dims = checked_rank(rank)
     unreduced, reduced = getattr(spec, "unreduced", ()), getattr(spec, "reduced", ())
@@ -213,8 +212,7 @@ def to_array(sharded: ShardedArray) -> jax.Array:
     >>> to_array(distribute_tensor(np.arange(4, dtype=np.int32).reshape(2, 2), layout)).tolist()
     [[0, 1], [2, 3]]
     """
-    if not isinstance(sharded, ShardedArray):
-        raise TypeError(f"sharded must be a ShardedArray, got {type(sharded).__name__}")
+    instance("sharded", sharded, ShardedArray)
     partition = sharded.partition
     for dim, (size, count) in enumerate(zip(partition.shape, partition.num_shards, strict=True)):
         if size % count:

@@ -176,7 +176,7 @@ def _device_ids(mesh: DeviceMesh, devices: Sequence[Hashable] | None) -> list[in
         return []
     labels = [f"cpu:{number}" for number in range(mesh.size)] if devices is None else list(devices)
     number_of = {label: number for number, label in enumerate(labels)}
-    own = list(mesh.devices.flat)
+    own = list(mesh._all_labels())
     if len(labels) != len(number_of) or set(own) != set(number_of):
         raise MeshError(
             f"devices: Shardy numbers devices and has no labels; give the {mesh.size} labels of {shown(mesh)} in "
@@ -280,7 +280,7 @@ def _one_mesh(given: DeviceMesh | None, written: DeviceMesh | None) -> DeviceMes
     if written is not None and given != written:
         same_axes = (given.shape, given.axis_names) == (written.shape, written.axis_names)
         # Numbers stand for labels that the text does not have; only where they stand for the same ones can they differ.
-        reordered = not written.has_default_devices and set(given.devices.flat) == set(written.devices.flat)
+        reordered = not written.has_default_devices and set(given._all_labels()) == set(written._all_labels())
         if not same_axes or reordered:
             raise LayoutError(f"mesh is {shown(given)}, but the text holds {shown(written)}")
     return given

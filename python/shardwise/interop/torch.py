@@ -26,13 +26,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import instance
+from .._strided import strided_pieces
 from .._text import shown
 from ..array.sharded import ShardedArray
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ._axes import check_whole_axes, checked_layout, checked_mesh, checked_rank, spec_names
-from ._strided import strided_pieces
 from ._tensors import array_of_tensor, tensor_of_array
 
 __all__ = [
@@ -190,7 +191,7 @@ def _read(i: int, placement: Any, rank: int) -> Placement:
     if kind == "Partial":
         return Partial(placement.reduce_op)
     if kind not in ("Shard", "StridedShard", "_StridedShard"):
-        message = f"placements[{i}] must be a Shard, a Replicate, a Partial or a _StridedShard, got {placement!r}"
+        message = f"placements[{i}] must be a Shard, a Replicate, a Partial or a _StridedShard, got {shown(placement)}"
         # PyTorch has further kinds, such as MaskPartial, all of one base.
         known = any(base.__name__ == "Placement" for base in type(placement).__mro__)
         raise LayoutError(message) if known else TypeError(message)
@@ -313,7 +314,7 @@ def mesh_to_torch(mesh: DeviceMesh, **options: Any) -> Any:
 
 def _types_and_ranks(mesh: DeviceMesh) -> tuple[str, npt.NDArray[np.int64]]:
     pairs = []
-    for label in checked_mesh(mesh).devices.flat:
+    for label in checked_mesh(mesh)._all_labels():
         kind, _, rank = label.rpartition(":") if isinstance(label, str) else ("", "", "")
         if not kind or not (rank.isascii() and rank.isdigit()) or str(int(rank)) != rank:
             raise MeshError(f"mesh has the device {shown(label)}; PyTorch knows a type and a rank, as in 'cuda:5'")
@@ -353,8 +354,7 @@ def to_local_tensors(sharded: ShardedArray) -> list[Any]:
         ValueError: if a shard has strides that PyTorch does not have, negative ones or such as are no multiple of the
             item size, or is of the other byte order; raised by PyTorch.
     """
-    if not isinstance(sharded, ShardedArray):
-        raise TypeError(f"sharded must be a ShardedArray, got {type(sharded).__name__}")
+    instance("sharded", sharded, ShardedArray)
     _check_torch_agrees(sharded)
     return [tensor_of_array(shard.data) for shard in sharded.shards]
 

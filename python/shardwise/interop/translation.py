@@ -82,7 +82,7 @@ def _tf(layout: TensorLayout) -> str:
     if mesh.size > _MAX_LISTED:
         raise MeshError(f"TensorFlow lists all devices, and {mesh.size} are too many; the limit here is {_MAX_LISTED}")
     if not mesh.has_default_devices:
-        for label in mesh.devices.flat:
+        for label in mesh._all_labels():
             if not isinstance(label, str):
                 raise MeshError(f"TensorFlow's devices have names, and {shown(label)} is none")
     from ..dtensor import Layout

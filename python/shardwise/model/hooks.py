@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["entered", "load_with", "register"]
+__all__ = ["ForeignVariable", "entered", "foreign_variables", "load_with", "register", "register_variable"]
 
 #: Gives the context in which the framework's models take their layouts from a `LayoutScope`.
 Hook = Callable[[Any], AbstractContextManager[None]]
@@ -30,6 +30,30 @@ def load_with(framework: str, module: str) -> None:
 def register(framework: str, hook: Hook) -> None:
     """Have `hook(scope)` entered with every scope from now on."""
     _HOOKS[framework] = hook
+
+
+class ForeignVariable(NamedTuple):
+    """How `initialize_variables` treats the variables of a framework that it comes upon in an object tree."""
+
+    #: The scope that the variable was made in and still waits for its place in, or `None`.
+    scope_of: Callable[[Any], Any]
+    #: Takes the variable and its `PlacedVariable`.
+    settle: Callable[[Any, Any], None]
+    #: How the attributes begin in which the framework notes down what an object holds, beside what it holds.
+    bookkeeping: str
+
+
+_VARIABLES: dict[type, ForeignVariable] = {}
+
+
+def register_variable(kind: type, hook: ForeignVariable) -> None:
+    """Have variables of this type found in object trees."""
+    _VARIABLES[kind] = hook
+
+
+def foreign_variables() -> dict[type, ForeignVariable]:
+    """The types of variables that frameworks have registered."""
+    return dict(_VARIABLES)
 
 
 @contextmanager

@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from .._arguments import instance
 from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout
@@ -19,7 +20,7 @@ from ..partition import Partition
 from ..rules.layout_map import LayoutMap
 from .hooks import entered
 
-__all__ = ["LayoutScope", "Placement", "current_scope", "layout_map_scope"]
+__all__ = ["LayoutScope", "PlacedVariable", "current_scope", "layout_map_scope"]
 
 #: New threads start with an empty context: a scope is its thread's own, or its task's.
 _CURRENT: ContextVar[LayoutScope | None] = ContextVar("shardwise.layout_map_scope", default=None)
@@ -32,8 +33,17 @@ _MOST_COMPARED, _LONGEST_COMPARED = 200, 100
 _INNER_MODULES = frozenset({"contextlib", "jax", "keras", "shardwise", "tensorflow", "torch"})
 
 
+#: Gives a layout in the terms of another API, of the rule that a variable's path found (`None` if it found none, and
+#: the variable is replicated) and of the `TensorLayout`.
+Dialect = Callable[[str | None, TensorLayout], Any]
+
+
+def _as_it_is(rule: str | None, layout: TensorLayout) -> TensorLayout:
+    return layout
+
+
 @dataclass(frozen=True)
-class Placement:
+class PlacedVariable:
     """Where a variable is: the path that names it, the rule that the path found, and what follows."""
 
     #: Attribute names and indices, joined by `.`.
@@ -44,12 +54,19 @@ class Placement:
     layout: TensorLayout
     #: The layout applied to the variable's shape.
     partition: Partition
+    #: The layout in the terms in which the scope was written, of the rule and the `TensorLayout`.
+    dialect: Dialect
 
     @classmethod
-    def replicated(cls, path: str, shape: Sequence[int], mesh: DeviceMesh) -> Placement:
+    def replicated(cls, path: str, shape: Sequence[int], mesh: DeviceMesh, dialect: Dialect) -> PlacedVariable:
         """The placement of a variable that nothing cuts."""
         layout = TensorLayout((None,) * len(shape), mesh)
-        return cls(path, None, layout, layout.partition(shape))
+        return cls(path, None, layout, layout.partition(shape), dialect)
+
+    @property
+    def shown_layout(self) -> Any:
+        """What the variable gives as its `layout`."""
+        return self.dialect(self.rule, self.layout)
 
 
 class LayoutScope:
@@ -58,15 +75,21 @@ class LayoutScope:
     Args:
         layout_map: rules by object path, with a mesh.
         local_devices: the devices whose shards are made; all of the mesh's, if not given.
+        dialect: what a variable gives as its layout, of the rule (`None` for a replicated variable) and the
+            `TensorLayout`; by default the latter.
 
     Raises:
         LayoutError: if the map has no mesh.
         MeshError: if the mesh lacks a local device.
     """
 
-    def __init__(self, layout_map: LayoutMap, local_devices: Iterable[Any] | None = None) -> None:
-        if not isinstance(layout_map, LayoutMap):
-            raise TypeError(f"layout_map must be a LayoutMap, got {type(layout_map).__name__}")
+    def __init__(
+        self,
+        layout_map: LayoutMap,
+        local_devices: Iterable[Any] | None = None,
+        dialect: Dialect = _as_it_is,
+    ) -> None:
+        instance("layout_map", layout_map, LayoutMap)
         mesh = layout_map.device_mesh
         if mesh is None:
             raise LayoutError(
@@ -76,6 +99,7 @@ class LayoutScope:
         self._layout_map = layout_map
         self._device_mesh = mesh
         self._local_devices = None if local_devices is None else _in_mesh_order(mesh, local_devices)
+        self._dialect = dialect
         self._matched = False
         self._warned = False
 
@@ -94,7 +118,12 @@ class LayoutScope:
         """The devices whose shards are made, in device-index order; `None` for all."""
         return self._local_devices
 
-    def place(self, path: str, shape: Sequence[int]) -> Placement:
+    @property
+    def dialect(self) -> Dialect:
+        """What a variable gives as its layout, of the rule and the `TensorLayout`."""
+        return self._dialect
+
+    def place(self, path: str, shape: Sequence[int]) -> PlacedVariable:
         """Look up the layout of the variable at `path`, and check that it fits.
 
         Raises:
@@ -103,7 +132,7 @@ class LayoutScope:
         """
         layout = self._layout_map[path]
         if layout is None:
-            return Placement.replicated(path, shape, self._device_mesh)
+            return PlacedVariable.replicated(path, shape, self._device_mesh, self._dialect)
         self._matched = True
         (rule,) = self._layout_map.matching_rules(path)
         what = f"variable {path!r} of shape {tuple(shape)}: rule {rule!r} gives the layout {layout.axes}"
@@ -116,7 +145,7 @@ class LayoutScope:
                 axes = f"axis {spec!r} of" if isinstance(spec, str) else f"axes {spec!r} of together"
                 raise LayoutError(f"{what}, but dim {dim} has {size} elements, no multiple of {axes} size {shards}")
         try:
-            return Placement(path, rule, layout, layout.partition(shape))
+            return PlacedVariable(path, rule, layout, layout.partition(shape), self._dialect)
         except ShardwiseError as error:
             raise type(error)(f"{what}: {error}") from None
 
@@ -185,7 +214,13 @@ def layout_map_scope(layout_map: LayoutMap, *, local_devices: Iterable[Any] | No
     >>> dense.bias.layout.axes
     (None,)
     """
-    scope = LayoutScope(layout_map, local_devices)
+    with scope_entered(LayoutScope(layout_map, local_devices)) as scope:
+        yield scope
+
+
+@contextmanager
+def scope_entered(scope: LayoutScope) -> Iterator[LayoutScope]:
+    """Enter a scope that was made; see `layout_map_scope`."""
     with entered(scope):
         token = _CURRENT.set(scope)
         try:

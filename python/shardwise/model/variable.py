@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import inspect
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import optional, sizes_of
 from .._dtypes import dtype_of
 from .._text import shown
+from .._tree import children, named_leaves
 from ..array.sharded import Shard, ShardedArray
 from ..errors import LayoutError
 from ..layout import TensorLayout
-from .object_tree import named_leaves
-from .scope import LayoutScope, Placement, current_scope
+from .hooks import foreign_variables
+from .scope import LayoutScope, PlacedVariable, current_scope
 
 __all__ = ["Variable", "initialize_variables"]
 
@@ -69,20 +70,19 @@ class Variable:
     )
 
     _buffers: _Buffers | None
-    _placement: Placement | None
+    _placement: PlacedVariable | None
     _whole: npt.NDArray[Any] | None
 
     def __init__(
         self, shape: Sequence[int], dtype: npt.DTypeLike, initializer: Callable[..., Any], name: str | None = None
     ) -> None:
-        self._shape = _checked_shape(shape)
+        self._shape = sizes_of("shape", shape)
         self._dtype = dtype_of(dtype)
         if self._dtype.hasobject:
             raise TypeError(f"dtype must be made of bytes, got {self._dtype}")
         if not callable(initializer):
             raise TypeError(f"initializer must be callable, as initializer(shape, dtype), got {shown(initializer)}")
-        if name is not None and not isinstance(name, str):
-            raise TypeError(f"name must be a string or None, got {shown(name)}")
+        optional("name", name, str)
         self._initializer = initializer
         self._name = name
         self._scope = current_scope()
@@ -121,10 +121,13 @@ class Variable:
     def layout(self) -> TensorLayout | None:
         """The layout that the path found in the layout map; `None` for a variable made outside of any scope.
 
+        Under a scope of `shardwise.dtensor` it is a `Layout` of that dialect.
+
         Raises:
             LayoutError: if the path is not known yet.
         """
-        return None if self._scope is None else self._placed().layout
+        layout: TensorLayout | None = None if self._scope is None else self._placed().shown_layout
+        return layout
 
     @property
     def shards(self) -> list[Shard]:
@@ -182,7 +185,7 @@ class Variable:
     def _label(self) -> str:
         return self.path or self._name or "(unnamed)"
 
-    def _placed(self) -> Placement:
+    def _placed(self) -> PlacedVariable:
         if self._scope is None:
             raise LayoutError(
                 f"variable {shown(self._label())} was made outside of any layout_map_scope: it has no layout"
@@ -206,7 +209,7 @@ class Variable:
             )
         return buffers
 
-    def _filled(self, placement: Placement) -> _Buffers:
+    def _filled(self, placement: PlacedVariable) -> _Buffers:
         """Make the local shards: box by box if the initializer takes an index, else cut from the whole."""
         partition = placement.partition
         owners = {partition.shard_id(device): device for device in _local_devices(self._scope, placement)}
@@ -270,24 +273,38 @@ def initialize_variables(tree: Tree) -> Tree:
     >>> [(variable.path, variable.layout.axes) for variable in initialize_variables(model)["blocks"]]
     [('blocks.0', (None,)), ('blocks.1', ('x',))]
     """
-    placements: list[tuple[Variable, Placement]] = []
+    placements: list[tuple[Any, PlacedVariable]] = []
     paths: dict[LayoutScope, list[str]] = {}
-    for names, variable in named_leaves(tree, Variable):
-        scope = variable._scope
-        if scope is None or variable.is_initialized:
+    foreign = foreign_variables()
+    notes = tuple(hook.bookkeeping for hook in foreign.values())
+
+    def held(node: Any) -> Iterator[tuple[str, Any]]:
+        return ((name, child) for name, child in children(node) if not name.startswith(notes))
+
+    leaves: Iterator[tuple[tuple[str, ...], Any]] = named_leaves(tree, (Variable, *foreign), held if notes else None)
+    for names, variable in leaves:
+        hook = next((foreign[kind] for kind in foreign if isinstance(variable, kind)), None)
+        scope = variable._scope if hook is None else hook.scope_of(variable)
+        if scope is None or (hook is None and variable.is_initialized):
             continue
         path = ".".join(names) or variable.name or ""
-        placements.append((variable, scope.place(path, variable.shape)))
+        placements.append((variable, scope.place(path, tuple(variable.shape))))
         paths.setdefault(scope, []).append(path)
-    filled = [(variable, placement, variable._filled(placement)) for variable, placement in placements]
+    filled = [
+        (variable, placement, variable._filled(placement) if isinstance(variable, Variable) else None)
+        for variable, placement in placements
+    ]
     for variable, placement, buffers in filled:
-        variable._placement, variable._buffers = placement, buffers
+        if isinstance(variable, Variable):
+            variable._placement, variable._buffers = placement, buffers
+        else:
+            next(foreign[kind] for kind in foreign if isinstance(variable, kind)).settle(variable, placement)
     for scope, found in paths.items():
         scope.warn_if_nothing_matches(found)
     return tree
 
 
-def _local_devices(scope: LayoutScope | None, placement: Placement) -> Sequence[Any]:
+def _local_devices(scope: LayoutScope | None, placement: PlacedVariable) -> Sequence[Any]:
     if scope is not None and scope.local_devices is not None:
         return scope.local_devices
     return placement.partition.device_mesh._all_labels()
@@ -299,20 +316,6 @@ def _takes_index(initializer: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):  # some functions of C have no signature
         return False
     return "index" in parameters
-
-
-def _checked_shape(shape: Any) -> tuple[int, ...]:
-    try:
-        given = tuple(shape)  # At once: of a sequence longer than any memory, this is a MemoryError.
-        if isinstance(shape, str) or any(isinstance(size, (bool, np.bool_)) for size in given):
-            raise TypeError
-        sizes = tuple(operator.index(size) for size in given)
-    except TypeError:
-        raise TypeError(f"shape must be a sequence of integers, got {shown(shape)}") from None
-    for dim, size in enumerate(sizes):
-        if size < 0:
-            raise LayoutError(f"shape[{dim}] is {size}, but a dim has at least 0 elements")
-    return sizes
 
 
 def _box_text(box: tuple[slice, ...]) -> str:

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from .._text import bytes_text, seconds_text
 from ..partition import Partition
 
 if TYPE_CHECKING:
     from ..tiling import Tiling
-    from .collectives import LinkModel
-    from .plan import ReshardPlan
+    from .collectives import CollectiveObstacle
+    from .cost import LinkModel
+    from .kinds import CollectiveStep
 
 __all__ = ["explain"]
 
 
-def explain(plan: ReshardPlan, dtype: np.dtype[Any], links: LinkModel | None) -> str:
+class Explainable(Protocol):
+    """What explaining a plan needs of it; `ReshardPlan` says what each is."""
+
+    @property
+    def src(self) -> Tiling: ...
+    @property
+    def dst(self) -> Tiling: ...
+    @property
+    def addends(self) -> int: ...
+    def __len__(self) -> int: ...
+    def bytes_kept(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]: ...
+    def bytes_sent(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]: ...
+    def bytes_received(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]: ...
+    def total_bytes(self, dtype: npt.DTypeLike) -> int: ...
+    def peak_extra_memory(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]: ...
+    @property
+    def obstacle(self) -> CollectiveObstacle | None: ...
+    def collectives(self, dtype: npt.DTypeLike, links: LinkModel | None) -> tuple[CollectiveStep, ...] | None: ...
+
+
+def explain(plan: Explainable, dtype: np.dtype[Any], links: LinkModel | None) -> str:
     """Describe a plan; see `ReshardPlan.explain`."""
     dst, src = plan.dst, plan.src
     size = bytes_text(dst.size * dtype.itemsize)
@@ -42,13 +64,12 @@ def explain(plan: ReshardPlan, dtype: np.dtype[Any], links: LinkModel | None) ->
         lines.append("Nothing moves: every device holds its new shard already.")
     if plan.addends > 1:
         lines.append(f"Each value is the sum of {plan.addends} addends, added where they arrive.")
-    steps = plan.price(dtype, links)
+    steps = plan.collectives(dtype, links)
     if steps:
         lines.append(f"As collectives, about {seconds_text(sum(step.seconds for step in steps))}:")
         lines.extend(f"{number}. {step}." for number, step in enumerate(steps, 1))
     elif steps is None and isinstance(src, Partition) and isinstance(dst, Partition):
-        reason = "the meshes differ" if src.device_mesh != dst.device_mesh else "a dim does not divide evenly"
-        lines.append(f"It has no form as collectives ({reason}): the boxes go from device to device.")
+        lines.append(f"It has no form as collectives: {plan.obstacle}. The boxes go from device to device.")
     return "\n".join(lines)
 
 

@@ -6,20 +6,25 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import integer
 from .._core import ReshardPlan as CorePlan
 from .._dtypes import dtype_of, itemsize_of
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
 from ..tiling import Tiling
-from .collectives import CollectiveStep, LinkModel, apply_steps, price
+from .collectives import CollectiveObstacle, device_map, no_layout, obstacle_between, steps_between
+from .cost import CollectiveCost, LinkModel, checked_links
+from .kinds import CollectiveStep
 from .orders import check_packed
-from .run import Window, run_plan, view_of, views_of
+from .program import Program, program_of
+from .run import Window, run_plan, slices_of, view_of, views_of
+from .run_collectives import run_steps
 from .source import ShardSource
 
 if TYPE_CHECKING:
@@ -181,7 +186,8 @@ class ReshardPlan:
         """
         if self._pieces is None:
             self._pieces = self._core.pieces()
-        return self._pieces.copy()
+        copy: npt.NDArray[np.int64] = self._pieces.copy()
+        return copy
 
     def source_boxes(self) -> npt.NDArray[np.int64]:
         """Give each transfer's box in the sender's array: int64 (transfers, dims, 2), start and stop.
@@ -225,9 +231,9 @@ class ReshardPlan:
         return Transfer(
             self._src._label(source),
             self._dst._label(device),
-            _slices(start, stop),
-            _slices(start - src_origin, stop - src_origin),
-            _slices(start - dst_origin, stop - dst_origin),
+            slices_of(start, stop),
+            slices_of(start - src_origin, stop - src_origin),
+            slices_of(start - dst_origin, stop - dst_origin),
             int(np.prod(stop - start, dtype=np.int64)),
             src_window,
             dst_window,
@@ -235,6 +241,31 @@ class ReshardPlan:
 
     def __iter__(self) -> Iterator[Transfer]:
         return (self[number] for number in range(len(self)))
+
+    def program(self, holder: Any, side: Literal["src", "dst"] | None = None) -> Program:
+        """Give what one holder has to do, in order: what it copies, sends and receives, with the boxes in its arrays.
+
+        Args:
+            holder: the label of a holder of `src`, of `dst`, or of both.
+            side: which of the two it is in, where both have a holder of this label that is not the same: holders
+                without labels of their own are numbered in each tiling.
+
+        Raises:
+            LayoutError: if there is no such holder, or two.
+
+        Whoever runs a program needs no other; see `Program`, which says why nobody waits for ever.
+
+        >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
+        >>> mesh = DeviceMesh((2,), ("x",))
+        >>> rows, columns = TensorLayout(("x", None), mesh), TensorLayout((None, "x"), mesh)
+        >>> program = plan_reshard(rows.partition((2, 4)), columns.partition((2, 4))).program("cpu:0")
+        >>> for step in program:
+        ...     print(step.kind, step.peer, step.tag, step.box)
+        copy cpu:0 0 (slice(0, 1, None), slice(0, 2, None))
+        receive cpu:1 0 (slice(1, 2, None), slice(0, 2, None))
+        send cpu:1 1 (slice(0, 1, None), slice(2, 4, None))
+        """
+        return program_of(self, holder, side)
 
     def bytes_sent(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
         """Give the bytes that each source holder sends of a tensor of `dtype`: int64 (source holders,).
@@ -311,38 +342,65 @@ class ReshardPlan:
         >>> [len(part) for part in plan.rounds(max_bytes_in_flight=4, dtype="int16")]
         [4, 4, 4]
         """
-        if isinstance(max_bytes_in_flight, bool) or not hasattr(max_bytes_in_flight, "__index__"):
-            raise TypeError(f"max_bytes_in_flight must be an integer, got {max_bytes_in_flight!r}")
-        budget = max(min(operator.index(max_bytes_in_flight), 2**63 - 1), -(2**63))
+        budget = max(min(integer("max_bytes_in_flight", max_bytes_in_flight), 2**63 - 1), -(2**63))
         pieces, ends = self._core.rounds(budget, itemsize_of(dtype))
         return np.split(self._structured(pieces), ends[:-1]) if len(ends) else []
 
     @property
-    def collectives(self) -> tuple[CollectiveStep, ...] | None:
-        """The plan as collectives, for elements of 4 bytes and the default `LinkModel`; see `price`."""
-        return self.price(np.float32)
+    def obstacle(self) -> CollectiveObstacle | None:
+        """Why collectives cannot do what the plan does; `None` if they can.
 
-    def price(self, dtype: npt.DTypeLike, links: LinkModel | None = None) -> tuple[CollectiveStep, ...] | None:
+        >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
+        >>> mesh = DeviceMesh((4,), ("x",))
+        >>> cut, whole = TensorLayout(("x",), mesh), TensorLayout((None,), mesh)
+        >>> plan = plan_reshard(cut.partition((6,), uneven="ceil"), whole.partition((6,)))
+        >>> plan.obstacle.kind, str(plan.obstacle)
+        ('indivisible', 'dim 0 of src has 6 elements, which 4 shards do not divide evenly')
+        """
+        if not (isinstance(self._src, Partition) and isinstance(self._dst, Partition)):
+            return no_layout
+        return obstacle_between(self._src, self._dst)
+
+    def collectives(self, dtype: npt.DTypeLike, links: LinkModel | None = None) -> tuple[CollectiveStep, ...] | None:
         """Give the cheapest sequence of collectives found that does what the plan does.
 
         Args:
             dtype: the tensor's dtype.
-            links: bandwidth and latency of each mesh axis; by default those of `LinkModel()`.
+            links: bandwidth and latency of each axis of the source's mesh, or of the destination's for axes that only
+                that has; by default those of `LinkModel()`.
 
         Returns:
-            The steps, none if nothing has to be done; or `None` if collectives cannot express it: the meshes differ, or
-            a dim does not divide, so that the shards before are no unions or parts of those after.
+            The steps, none if nothing has to be done; or `None` if collectives cannot express it: `obstacle` says why.
+            Where one mesh is another view of the other's devices, the steps are along axes and sub-axes of the
+            source's.
+
+        The cheapest is the one of the fewest seconds, then of the fewest steps. The search is bounded: it visits some
+        thousands of layouts, so that the answer is the cheapest of all with up to some five axes, and a good one with
+        more. Ctrl-C ends it.
+
+        >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
+        >>> mesh = DeviceMesh((2, 4), ("x", "y"))
+        >>> rows, columns = TensorLayout((("x", "y"), None), mesh), TensorLayout((None, ("x", "y")), mesh)
+        >>> plan = plan_reshard(rows.partition((64, 64)), columns.partition((64, 64)))
+        >>> [(step.kind, step.axes, step.bytes) for step in plan.collectives("float32")]
+        [('all-to-all', ('x', 'y'), 1792)]
+        """
+        found = self._collectives(itemsize_of(dtype), links)
+        return None if isinstance(found, CollectiveObstacle) else found
+
+    def cost(self, dtype: npt.DTypeLike, links: LinkModel | None = None) -> CollectiveCost | None:
+        """Give what `collectives` costs: bytes per device, and seconds; `None` if there are none.
+
+        `cost_of` prices a sequence of your own.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((2, 4), ("x", "y"))
         >>> rows, columns = TensorLayout(("y", None), mesh), TensorLayout((None, "y"), mesh)
-        >>> plan = plan_reshard(rows.partition((64, 64)), columns.partition((64, 64)))
-        >>> [(step.kind, step.axes, step.bytes) for step in plan.price("float32")]
-        [('all-to-all', ('y',), 3072)]
+        >>> plan_reshard(rows.partition((64, 64)), columns.partition((64, 64))).cost("float32").bytes
+        3072
         """
-        if not (isinstance(self._src, Partition) and isinstance(self._dst, Partition)):
-            return None
-        return price(self._src, self._dst, itemsize_of(dtype), LinkModel() if links is None else links)
+        steps = self.collectives(dtype, links)
+        return None if steps is None else CollectiveCost(steps)
 
     def explain(self, dtype: npt.DTypeLike = np.float32, links: LinkModel | None = None) -> str:
         """Say in plain words what the plan does.
@@ -411,7 +469,7 @@ class ReshardPlan:
     def run_collectives(self, src_shards: ShardSource, links: LinkModel | None = None) -> list[npt.NDArray[Any]]:
         """Do what the plan does one collective at a time, as the devices of a cluster would, in plain numpy.
 
-        It shows what the steps of `price` mean, and is how they are tested; `run` is faster.
+        It shows what the steps of `collectives` mean, and is how they are tested; `run` is faster.
 
         Returns:
             One array per destination device, in device-index order.
@@ -431,10 +489,20 @@ class ReshardPlan:
             raise TypeError(f"src_shards must be a ShardedArray, got {type(src_shards).__name__}")
         self._check_source(src_shards)
         shards = src_shards._data()
-        steps = self.price(shards[0].dtype, links)
-        if not (isinstance(self._src, Partition) and isinstance(self._dst, Partition)) or steps is None:
-            raise LayoutError("the plan has no collectives: the meshes differ, or a dim does not divide evenly")
-        return apply_steps(self._src, shards, steps, self._dst)
+        found = self._collectives(shards[0].dtype.itemsize, links)
+        if isinstance(found, CollectiveObstacle):
+            raise LayoutError(f"the plan has no collectives: {found}")
+        assert isinstance(self._src, Partition)
+        assert isinstance(self._dst, Partition)
+        arrays = run_steps(self._src, shards, found)
+        places = device_map(self._src.device_mesh, self._dst.device_mesh)
+        return arrays if places is None else [arrays[place] for place in places.tolist()]
+
+    def _collectives(self, itemsize: int, links: LinkModel | None) -> tuple[CollectiveStep, ...] | CollectiveObstacle:
+        links = checked_links(links)
+        if not (isinstance(self._src, Partition) and isinstance(self._dst, Partition)):
+            return no_layout
+        return steps_between(self._src, self._dst, itemsize, links)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ReshardPlan):
@@ -506,10 +574,6 @@ def _same_devices(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64]:
     same = np.array([index.get(label, -1) for label in dst._all_labels()], np.int64)
     same.flags.writeable = False
     return same
-
-
-def _slices(start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]) -> Slices:
-    return tuple(slice(a, b) for a, b in zip(start.tolist(), stop.tolist(), strict=True))
 
 
 def _volumes(transfers: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,10 @@ from ..partition import Partition
 from .source import ShardSource
 
 if TYPE_CHECKING:
+    from .._core import ReshardPlan as CorePlan
     from ..tiling import Tiling
-    from .plan import ReshardPlan
 
-__all__ = ["Window", "check_addable", "checked_arrays", "run_plan", "view_of", "views_of"]
+__all__ = ["Window", "check_addable", "checked_arrays", "run_plan", "slices_of", "view_of", "views_of"]
 
 Array = npt.NDArray[Any]
 #: The part of a flat array that a piece is: its offset, and its shape.
@@ -28,8 +28,25 @@ Window = tuple[int, tuple[int, ...]]
 _BLOCK_BYTES = 1 << 24
 
 
+class Runnable(Protocol):
+    """What running a plan needs of it; `ReshardPlan` says what each is."""
+
+    _core: CorePlan
+
+    @property
+    def src(self) -> Tiling: ...
+    @property
+    def dst(self) -> Tiling: ...
+    @property
+    def addends(self) -> int: ...
+    @property
+    def kept(self) -> npt.NDArray[np.void]: ...
+    @property
+    def transfers(self) -> npt.NDArray[np.void]: ...
+
+
 def run_plan(
-    plan: ReshardPlan,
+    plan: Runnable,
     src_shards: Sequence[Array] | ShardSource,
     out: Sequence[Array] | None,
     progress: Callable[[int, int], Any] | None,
@@ -41,7 +58,11 @@ def run_plan(
         sources = src_shards._data()
     else:
         sources = checked_arrays("src_shards", src_shards, plan.src, None)
-    dtype = sources[0].dtype if sources else np.dtype(np.float64)
+    dtype = np.dtype(np.float64)
+    if sources:
+        dtype = sources[0].dtype
+    elif out is not None and len(out) and isinstance(out[0], np.ndarray):
+        dtype = out[0].dtype
     count = plan.dst._count
     if plan.addends > 1:
         check_addable(dtype)
@@ -96,16 +117,22 @@ def checked_arrays(name: str, arrays: Sequence[Array], tiling: Tiling, dtype: np
     return checked
 
 
+def slices_of(start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]) -> tuple[slice, ...]:
+    """A box as slices."""
+    return tuple(slice(a, b) for a, b in zip(start.tolist(), stop.tolist(), strict=True))
+
+
 def view_of(array: Array, window: Window | None, box: tuple[slice, ...]) -> Array:
     """A box of an array, or of the part of a flat one that `window` says, as a view."""
     if window is not None:
         offset, shape = window
         array = array[offset : offset + math.prod(shape)].reshape(shape)
-    view: Array = array[(*box, ...)]
+    index: tuple[Any, ...] = (*box, ...)  # Without the ellipsis, a 0-d array would give a scalar.
+    view: Array = array[index]
     return view
 
 
-def views_of(plan: ReshardPlan) -> Iterator[tuple[int, int, Window | None, tuple[slice, ...]]]:
+def views_of(plan: Runnable) -> Iterator[tuple[int, int, Window | None, tuple[slice, ...]]]:
     """The new arrays that are a part of what their holder has: holder, the same in the source, window and box there."""
     kept = plan.kept
     if not len(kept):
@@ -173,7 +200,7 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // 16) * 16
 
 
-def _add(plan: ReshardPlan, sources: list[Array], results: dict[int, Array]) -> None:
+def _add(plan: Runnable, sources: list[Array], results: dict[int, Array]) -> None:
     """Add the second and further addends to the first, which is there, in the order of their coordinates."""
     assert isinstance(plan.src, Partition)
     layout = plan.src.layout.refined()

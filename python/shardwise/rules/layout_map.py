@@ -8,6 +8,7 @@ from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, Sequen
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, overload
 
+from .._arguments import instance, optional
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
@@ -32,6 +33,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
     Args:
         device_mesh: the mesh over which layouts without one are kept; a layout that has its own keeps it.
+        mesh: the same, by the name that Keras 2 on DTensor gave it.
         match: `"search"` finds a rule anywhere in a path, `"match"` at its beginning, `"fullmatch"` only as the whole
             path. Keras began with `"match"`, went on to `"search"`, and is at `"fullmatch"`.
         backtracking: whether rules are taken that only a backtracking search can find, in time that may be exponential
@@ -65,18 +67,24 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     """
 
     def __init__(
-        self, device_mesh: DeviceMesh | None = None, *, match: MatchMode = "search", backtracking: bool = False
+        self,
+        device_mesh: DeviceMesh | None = None,
+        *,
+        mesh: DeviceMesh | None = None,
+        match: MatchMode = "search",
+        backtracking: bool = False,
     ) -> None:
-        if device_mesh is not None and not isinstance(device_mesh, DeviceMesh):
-            raise TypeError(f"device_mesh must be a DeviceMesh or None, got {type(device_mesh).__name__}")
-        if not isinstance(match, str):
-            raise TypeError(f"match must be a string, got {shown(match)}")
+        if mesh is not None:
+            if device_mesh is not None:
+                raise TypeError("device_mesh and mesh are two names of one argument; give one of them")
+            device_mesh = mesh
+        optional("device_mesh", device_mesh, DeviceMesh)
+        instance("match", match, str)
         if match not in MATCH_MODES:
             raise LayoutError(f"match is {shown(match)}; it must be one of {', '.join(map(repr, MATCH_MODES))}")
         self._device_mesh = device_mesh
         self._match: MatchMode = match
-        if not isinstance(backtracking, bool):
-            raise TypeError(f"backtracking must be a bool, got {backtracking!r}")
+        instance("backtracking", backtracking, bool)
         self._backtracking = backtracking
         self._rules: dict[str, Rule] = {}
         # For those who change the rules. Who looks up takes none: a change puts new answers in the place of the old.
@@ -333,7 +341,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
     @classmethod
     def from_toml(cls, file: str | os.PathLike[str] | TextIO, device_mesh: DeviceMesh | None = None) -> LayoutMap:
-        r"""Make the layout map that a rules file describes; `shardwise.rules.toml` has the format.
+        r"""Make the layout map that a rules file describes; the page `docs/rules-file.md` has the format.
 
         Args:
             file: the path of the file, or an open text file.

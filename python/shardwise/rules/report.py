@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._dtypes import bytes_for
-from .._text import bytes_text
+from .._text import bytes_text, shown
 from ..errors import SizeOverflowError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -280,7 +280,7 @@ def checked_size(size: int, what: str) -> int:
         SizeOverflowError: if it is over 2**63 - 1; says what it is the size of.
     """
     if size > 2**63 - 1:
-        raise SizeOverflowError(f"{what} are {size}, over the limit of {2**63 - 1}")
+        raise SizeOverflowError(f"{what} are {shown(size)}, over the limit of {2**63 - 1}")
     return size
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
+from .._arguments import instance, sizes_of
 from .._dtypes import dtype_of, find_dtype
 from .._text import shown
 from ..errors import LayoutError
@@ -25,8 +25,7 @@ Names = Mapping[str, Any] | Iterable[tuple[Any, ...]]
 
 def make_report(search: RuleSearch, mesh: DeviceMesh | None, names: Names, uneven: UnevenRule) -> LayoutReport:
     """Make the report on tensors of these names, for the rules of a map with this mesh; see `LayoutMap.report`."""
-    if not isinstance(uneven, str):
-        raise TypeError(f"uneven must be a string, got {shown(uneven)}")
+    instance("uneven", uneven, str)
     if uneven not in get_args(UnevenRule):
         raise LayoutError(f"uneven is {shown(uneven)}; it must be one of {', '.join(map(repr, get_args(UnevenRule)))}")
     return _Maker(search, mesh, uneven).report(_tensors(names))
@@ -132,7 +131,7 @@ def _tensors(names: Names) -> Iterator[_Tensor]:
         name, *described = item
         shape, dtype = described if len(described) == 2 else _shape_and_dtype(described[0])
         shape, (dtype, bits) = _checked_shape(name, shape), _named_dtype(name, dtype)
-        checked_size(-(-math.prod(shape) * (bits or 0) // 8), f"the bytes of {name!r}")
+        checked_size(-(-math.prod(shape) * (bits or 0) // 8), f"the bytes of {shown(name)}")
         yield _Tensor(name, shape, dtype, bits)
 
 
@@ -145,22 +144,11 @@ def _shape_and_dtype(described: Any) -> tuple[Any, Any]:
 
 
 def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
-    try:
-        sizes = tuple([size if type(size) is int else _integer(size) for size in tuple(shape)])
-    except TypeError:
-        raise TypeError(f"the shape of {shown(name)} must be a sequence of integers, got {shown(shape)}") from None
+    sizes = sizes_of(f"the shape of {shown(name)}", shape)
     for dim, size in enumerate(sizes):
-        if size < 0:
-            raise LayoutError(f"dim {dim} of {shown(name)} has the size {size}, which is negative")
-        checked_size(size, f"dim {dim} of {name!r}")
-    checked_size(math.prod(sizes), f"the elements of {name!r}")
+        checked_size(size, f"dim {dim} of {shown(name)}")
+    checked_size(math.prod(sizes), f"the elements of {shown(name)}")
     return sizes
-
-
-def _integer(size: Any) -> int:
-    if isinstance(size, bool):
-        raise TypeError
-    return operator.index(size)
 
 
 def _named_dtype(name: str, dtype: Any) -> tuple[str | None, int | None]:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from .._arguments import instance
 from .._core import RuleSet
 from .._text import shown
 from ..errors import LayoutError
@@ -134,9 +135,7 @@ class Answers(dict[str, "TensorLayout | None"]):
 
 def checked_path(path: object) -> str:
     """Give the path back, if it is a string."""
-    if not isinstance(path, str):
-        raise TypeError(f"path must be a string, got {shown(path)}")
-    return path
+    return instance("path", path, str)
 
 
 def shortened(text: str) -> str:

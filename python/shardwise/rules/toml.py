@@ -1,25 +1,4 @@
-r"""Rules files: a layout map as TOML.
-
-```toml
-match = "search"                            # or "match", "fullmatch"; "search" if left out
-backtracking = false                        # true takes rules that need a backtracking search
-
-[mesh]                                      # may be left out
-shape = [2, 4]
-axis_names = ["data", "model"]              # and devices = ["a", "b", ...] for labels of your own
-
-[rules]
-'mlp\.c_fc\.weight$' = [[], "model"]         # dim 0 is not cut, dim 1 by "model"
-'wte\.weight$' = [["data", "model"], []]    # dim 0 by both, "data" major
-'partial' = { axes = [[]], unreduced = ["data"] }
-```
-
-The key of a rule is a regular expression, best in single quotes, where a backslash is a backslash; its value has one
-entry for each dim: the name of the mesh axis that cuts it (or of a sub-axis, `"tp:(1)8"`), a list of several, or an
-empty list (or an empty text) where the dim is not cut; or a table with the text of a packed dim and the sizes of the
-factors that it names, `{ packed = "(3 h@model d)", h = 12, d = 64 }`: see `shardwise.packed.notation`. The order of the
-rules is kept. An unknown key is an error, since it is most likely a mistyped one.
-"""
+"""Rules files: a layout map as TOML. The format is on the page `docs/rules-file.md`."""
 
 from __future__ import annotations
 
@@ -30,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from .._arguments import path_of
 from .._atomic import replace_file
-from .._paths import path_of
 from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
 from ..layout import Spec, TensorLayout
@@ -147,12 +126,13 @@ def _check_table(table: object, place: str, required: set[str] | None = None, op
         raise ParseError(f"{place} must be a table, got {shown(table)}")
     if required is None:
         return
-    for key in sorted(required - table.keys()):
-        raise ParseError(f"{place}: {shown(key)} is missing")
     known = required | (optional or set())
+    # A mistyped key before the one that is missing for it.
     for key in table:
         if key not in known:
             raise ParseError(f"{place}: unknown key {shown(key)}, expected one of {', '.join(sorted(known))}")
+    for key in sorted(required - table.keys()):
+        raise ParseError(f"{place}: {shown(key)} is missing")
 
 
 def _list(value: object, place: str) -> list[Any]:
@@ -212,7 +192,7 @@ def _mesh_lines(mesh: DeviceMesh) -> list[str]:
         f"axis_names = [{', '.join(map(_string, mesh.axis_names))}]",
     ]
     if not mesh.has_default_devices:
-        lines.append(f"devices = [{', '.join(map(_device, mesh.devices.flat))}]")
+        lines.append(f"devices = [{', '.join(map(_device, mesh._all_labels()))}]")
     return lines
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from .._arguments import instance
 from .._text import shown
 from ..errors import LayoutError, MeshError
 from ..layout import Axes, Spec
@@ -65,8 +66,7 @@ def rules_of_plan(plan: Mapping[str, str], mesh: DeviceMesh, axis: str, config: 
     """
     if not isinstance(plan, Mapping):
         raise TypeError(f"plan must be a mapping of names to styles, got {type(plan).__name__}")
-    if not isinstance(mesh, DeviceMesh):
-        raise TypeError(f"mesh must be a DeviceMesh, got {type(mesh).__name__}")
+    instance("mesh", mesh, DeviceMesh)
     if axis not in mesh.axis_names:
         raise MeshError(f"axis is {shown(axis)}; the axes of the mesh are {shown(mesh.axis_names)}")
     size = _packed_size(config)
@@ -102,6 +102,7 @@ def _rules_of_entry(name: str, cut: _Cut, axis: str, size: int | None) -> dict[s
 
 def _packed_size(config: Any) -> int | None:
     """The rows of one of the packed matrices, if the configuration leaves no doubt about them."""
-    get = config.get if isinstance(config, Mapping) else lambda name: getattr(config, name, None)
-    sizes = {get(name) for name in ("intermediate_size", "moe_intermediate_size") if isinstance(get(name), int)}
+    names = ("intermediate_size", "moe_intermediate_size")
+    given = [config.get(name) if isinstance(config, Mapping) else getattr(config, name, None) for name in names]
+    sizes = {size for size in given if isinstance(size, int)}
     return sizes.pop() if len(sizes) == 1 else None

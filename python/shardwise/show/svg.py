@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .._arguments import sizes_of
+from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..partition import Partition
@@ -108,10 +110,8 @@ def _partition(
     argument: str, what: Partition | TensorLayout, shape: Sequence[int] | None, uneven: UnevenRule
 ) -> Partition:
     if isinstance(what, Partition):
-        if shape is not None and not isinstance(shape, Iterable):
-            raise TypeError(f"shape must be a sequence of integers, got {shape!r}")
-        if shape is not None and tuple(shape) != what.shape:
-            raise LayoutError(f"shape is {tuple(shape)}, but {argument} is a partition of shape {what.shape}")
+        if shape is not None and sizes_of("shape", shape) != what.shape:
+            raise LayoutError(f"shape is {shown(shape)}, but {argument} is a partition of shape {shown(what.shape)}")
         return what
     if not isinstance(what, TensorLayout):
         raise TypeError(f"{argument} must be a Partition or a TensorLayout, got {type(what).__name__}")

@@ -1,19 +1,31 @@
 """Checkpoints on disk: `open_checkpoint` opens any form, `open_safetensors` gives one form's tensors as arrays."""
 
 from .open import FORMS, Form, open_checkpoint
-from .protocol import Piece, StoredCheckpoint, StoredObject, StoredTensor
+from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
+from .prove import Difference, VerifyReport, diff_checkpoints, tensor_digests, verify_checkpoint
 from .safetensors.checkpoint import Checkpoint, open_safetensors
 from .safetensors.header import Entry
+from .write.job import WriteOutline, WriteReport
+from .write.reshape import reshard_checkpoint, save_checkpoint
 
 __all__ = [
     "FORMS",
     "Checkpoint",
+    "Difference",
     "Entry",
     "Form",
-    "Piece",
     "StoredCheckpoint",
     "StoredObject",
+    "StoredPiece",
     "StoredTensor",
+    "VerifyReport",
+    "WriteOutline",
+    "WriteReport",
+    "diff_checkpoints",
     "open_checkpoint",
     "open_safetensors",
+    "reshard_checkpoint",
+    "save_checkpoint",
+    "tensor_digests",
+    "verify_checkpoint",
 ]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import instance
 from .files import DataFile
 
 __all__ = ["Bounds", "Extent", "check_box", "check_out", "contiguous_strides", "read_extent"]
@@ -71,8 +72,7 @@ def check_box(box: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Bounds:
 
 def check_out(out: npt.NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Give `out` back if a box of this shape and dtype can be read into it."""
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out must be a numpy array, got {type(out).__name__}")
+    instance("out", out, np.ndarray)
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}; {shape} and {dtype} are needed")
     if not (out.flags.c_contiguous and out.flags.writeable):

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from .._paths import path_of
+from .._arguments import path_of
 from ..errors import ParseError
 from .protocol import StoredCheckpoint
 from .text import shorten
@@ -146,6 +146,7 @@ FORMS: list[Form] = [
         refusal="is an engine's sharded state: shards in the engine's own order and perhaps quantised, without the "
         "shapes of whole tensors; open the model that it was made from",
     ),
+    Form("sharded", lambda target: "shardwise.json" in target.names and target.matching(r"shard-\d+-.*"), "sharded"),
     Form("dcp-safetensors", _matching(r"shard-\d+-model-\d+-of-\d+\.safetensors"), "torch.dcp_safetensors"),
     Form("safetensors", _matching(r".*\.safetensors(?:\.index\.json)?"), "safetensors.form"),
     Form("safetensors", _file(".safetensors", ".safetensors.index.json"), "safetensors.form"),

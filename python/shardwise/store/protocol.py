@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .._dtypes import Dtype, bytes_for
+from ..tiling import Tiling
 from .boxes import Bounds, Extent, check_box, check_out, read_extent
 from .files import DataFile
 from .text import box_text, shorten
 
-__all__ = ["ListedPieces", "Piece", "StoredCheckpoint", "StoredObject", "StoredTensor", "whole_box"]
+__all__ = ["ListedPieces", "StoredCheckpoint", "StoredObject", "StoredPiece", "StoredTensor", "whole_box"]
 
 
-class Piece:
+class StoredPiece:
     """A box of a tensor, and where it lies.
 
     Attributes:
@@ -37,7 +39,7 @@ class Piece:
         *,
         key: str = "",
         locate: Callable[[], Extent] | None = None,
-        decode: Callable[[], npt.NDArray[Any]] | None = None,
+        decode: Callable[[Bounds | None], npt.NDArray[Any]] | None = None,
     ) -> None:
         self.box = box
         self.path = path
@@ -63,37 +65,49 @@ class Piece:
             raise ValueError(f"{self.path}: the piece {box_text(self.box)} is compressed; decode() reads it")
         return self._locate()
 
-    def decode(self) -> npt.NDArray[Any]:
-        """Read the whole piece into an array of its own."""
+    def decode(self, local: Bounds | None = None) -> npt.NDArray[Any]:
+        """Read a box of the piece, counted from the piece's own beginning, into an array; all of it if left out.
+
+        Raises:
+            ValueError: it is addressable, so that there is nothing to decode.
+            ImportError: that needs a library which is not installed.
+            ParseError: the file does not hold what its index says.
+        """
         if self._decode is not None:
-            return self._decode()
+            return self._decode(local)
         raise ValueError(f"{self.path}: the piece {box_text(self.box)} is addressable; extent() says where")
 
     def __repr__(self) -> str:
-        return f"<Piece {box_text(self.box)} in {str(self.path)!r}{f' {self.key!r}' if self.key else ''}>"
+        return f"<StoredPiece {box_text(self.box)} in {str(self.path)!r}{f' {self.key!r}' if self.key else ''}>"
 
 
-class ListedPieces(Sequence[Piece]):
-    """Pieces that are made when they are asked for, of their boxes and a function.
+class ListedPieces(Sequence[StoredPiece]):
+    """Pieces that are made when they are asked for, of their boxes and a function."""
 
-    Attributes:
-        boxes: int64 of shape (pieces, dims, 2).
-    """
-
-    def __init__(self, boxes: npt.NDArray[np.int64], make: Callable[[int, Bounds], Piece]) -> None:
-        self.boxes = boxes
+    def __init__(self, boxes: npt.NDArray[np.int64], make: Callable[[int, Bounds], StoredPiece]) -> None:
+        self._boxes = boxes
         self._make = make
 
+    @property
+    def boxes(self) -> npt.NDArray[np.int64]:
+        """The boxes: int64 of shape (pieces, dims, 2)."""
+        return self._boxes
+
+    def make(self, position: int, box: Bounds) -> StoredPiece:
+        """Make one of them."""
+        return self._make(position, box)
+
     def __len__(self) -> int:
-        return len(self.boxes)
+        return len(self._boxes)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
-        if index < -len(self) or index >= len(self):
-            raise IndexError(f"piece {index} of {len(self)}")
-        position = index % len(self)
-        return self._make(position, tuple((start, stop) for start, stop in self.boxes[position].tolist()))
+        position = operator.index(index)
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"piece {position} of {len(self)}")
+        position %= len(self)
+        return self.make(position, tuple((start, stop) for start, stop in self.boxes[position].tolist()))
 
 
 class StoredTensor:
@@ -116,9 +130,9 @@ class StoredTensor:
         name: str,
         dtype: Dtype,
         shape: tuple[int, ...],
-        pieces: Sequence[Piece],
+        pieces: Sequence[StoredPiece],
         *,
-        replicas: Sequence[Piece] = (),
+        replicas: Sequence[StoredPiece] = (),
         alias_of: str | None = None,
     ) -> None:
         self.name = name
@@ -166,6 +180,11 @@ class StoredTensor:
         boxes = np.array([piece.box for piece in self.pieces], np.int64)
         return boxes.reshape(len(self.pieces), self.ndim, 2)
 
+    @property
+    def tiling(self) -> Tiling:
+        """Who holds which box, to plan with: holder i is `pieces[i]`."""
+        return Tiling.from_boxes(self.shape, self.boxes)
+
     def read(self, box: tuple[slice, ...] | None = None, *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Copy a box of the tensor into memory of its own.
 
@@ -208,8 +227,7 @@ class StoredTensor:
                 files[id(extent.file)] = extent.file
                 read_extent(extent, inner, part)
             else:
-                local = (slice(at, at + size) for at, size in zip(inner, part.shape, strict=True))
-                part[...] = piece.decode()[_index(local)]
+                part[...] = piece.decode(tuple((at, at + size) for at, size in zip(inner, part.shape, strict=True)))
         for file in files.values():
             file.check()
         return target
@@ -236,7 +254,9 @@ class StoredTensor:
         """
         dtype = self.numpy_dtype
         if self.size == 0:
-            return np.empty(self.shape, dtype)
+            empty: npt.NDArray[Any] = np.empty(self.shape, dtype)
+            empty.flags.writeable = False
+            return empty
         if len(self.pieces) != 1 or not self.pieces[0].is_addressable:
             why = f"lies in {len(self.pieces)} pieces" if len(self.pieces) != 1 else "is compressed"
             raise ValueError(
@@ -282,6 +302,10 @@ class StoredObject:
         return f"<StoredObject {shorten(self.name)}>"
 
 
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
 class StoredCheckpoint(Mapping[str, StoredTensor]):
     """A checkpoint of any form, open for reading; `open_checkpoint` makes it and says what it takes.
 
@@ -297,7 +321,7 @@ class StoredCheckpoint(Mapping[str, StoredTensor]):
         path: Path,
         form: str,
         tensors: Mapping[str, StoredTensor],
-        files: Sequence[DataFile] = (),
+        files: Sequence[_Closable] = (),
         *,
         metadata: Mapping[str, Any] | None = None,
         objects: Mapping[str, StoredObject] | None = None,

@@ -14,17 +14,16 @@ use std::{cmp::Reverse, ops::Range};
 
 use crate::{
     copy::{
-        form::{Form, LONGEST_ROW},
+        choices,
+        contest::{Contest, Way},
+        form::Form,
         kernel::{Place, copy_rows, prefetch},
         overlap::Disjoint,
+        stream::{LINE, Stream},
+        tuning::{EXPECTED_AHEAD, LONGEST_ROW, STREAMED_ROWS},
     },
     error::{Error, Result},
 };
-
-/// How many bytes of a row of the wide array are fetched together: enough to read memory in its own order.
-const TILE_BYTES: i64 = 1 << 11;
-/// The bytes of all copies of a group in one turn, from which on they are shared among workers.
-const LARGEST_TURN: i64 = 1 << 22;
 
 /// Where a box lies along one dim.
 #[derive(Debug, Clone, Copy, Default)]
@@ -78,7 +77,7 @@ pub(super) struct Group {
 impl Group {
     /// The group in parts that are small enough for a worker in each turn; none if it is empty.
     fn split(&self) -> impl Iterator<Item = Self> {
-        let parts = crate::radix::ceil_div(self.bytes / self.turns.max(1), LARGEST_TURN).max(1);
+        let parts = choices::parts_of_group(self.bytes / self.turns.max(1));
         let step = self.jobs.len().div_ceil(parts as usize).max(1);
         let bytes = self.bytes / parts;
         self.jobs.clone().step_by(step).map(move |start| {
@@ -205,30 +204,91 @@ impl<'a> Copies<'a> {
         }
     }
 
-    /// Copies the blocks of the given turns of each group's copies, and gives their bytes.
-    pub(super) fn copy<'g>(&self, groups: impl Iterator<Item = (&'g Group, Range<i64>)>) -> i64 {
+    /// Copies the blocks of the given turns of each group's copies, and gives their bytes; `contest` says how.
+    pub(super) fn copy<'g>(&self, groups: impl Iterator<Item = (&'g Group, Range<i64>)>, contest: &Contest) -> i64 {
         let mut bytes = 0;
-        let mut tiles = groups.flat_map(|(group, turns)| self.tiles(group, turns)).peekable();
+        let mut groups = groups.peekable();
+        while let Some((group, turns)) = groups.next() {
+            let next = groups.peek().and_then(|(group, turns)| self.tiles(group, turns.clone()).next());
+            bytes += contest.round(|way| match (way, Stream::new()) {
+                (Way::Streaming, Some(mut stream)) => self.stream(group, turns, &mut stream),
+                _ => self.copy_tiles(self.tiles(group, turns), next),
+            });
+        }
+        bytes
+    }
+
+    /// Copies tiles with ordinary stores, and fetches ahead what each needs while the one before is copied; `next` comes
+    /// after them.
+    fn copy_tiles<'s>(&'s self, tiles: impl Iterator<Item = (i64, &'s [Job])>, next: Option<(i64, &'s [Job])>) -> i64 {
+        let mut bytes = 0;
+        let mut tiles = tiles.peekable();
         while let Some((turn, tile)) = tiles.next() {
+            let next = tiles.peek().or(next.as_ref());
             for (i, job) in tile.iter().enumerate() {
                 let form = &self.forms[job.form as usize];
-                let (first, count) = form.rows_of(turn);
-                if let Some(&(turn, next)) = tiles.peek() {
+                let rows = form.rows_of(turn);
+                if let Some(&(turn, next)) = next {
                     self.prefetch_part(next, turn, i, tile.len());
                 }
-                // SAFETY: rows `first..first + count` are rows of the box that `push` checked (point 1); no other thread
+                // SAFETY: these are rows of the box that `push` checked (point 1); no other thread
                 // has them, for each turn of each group is handed out once, and nothing else overlaps them (point 2).
-                unsafe { copy_rows(form, job.place, first, count) };
-                bytes += count * form.row;
+                unsafe { copy_rows(form, job.place, rows.clone()) };
+                bytes += (rows.end - rows.start) * form.row;
             }
         }
+        bytes
+    }
+
+    /// Copies the given turns of a group with streaming stores.
+    ///
+    /// If the destination is the wide array, row by row through all sources, which together make whole lines of it; else
+    /// array by array, a few rows at a time.
+    fn stream(&self, group: &Group, turns: Range<i64>, stream: &mut Stream) -> i64 {
+        let mut bytes = 0;
+        let jobs = &self.jobs[group.jobs.clone()];
+        let form_of = |job: &Job| &self.forms[job.form as usize];
+        for turn in turns.clone() {
+            let jobs = &jobs[..jobs.partition_point(|job| form_of(job).blocks() > turn)];
+            let by_row = jobs.iter().all(|job| !form_of(job).wide_source && !form_of(job).is_stretch());
+            let step = if by_row { 1 } else { STREAMED_ROWS };
+            let most = jobs.iter().map(|job| form_of(job).rows_of(turn)).map(|rows| rows.end - rows.start).max();
+            for at in (0..most.unwrap_or(0)).step_by(step as usize) {
+                // The form of a copy, its rows that come now, and all of its rows that come in these turns.
+                let part = |job: &Job| {
+                    let form = form_of(job);
+                    let rows = form.rows_of(turn);
+                    let all = form.rows_of(turns.start).start..form.rows_of(turns.end - 1).end;
+                    (form, rows.start + at..(rows.start + at + step).min(rows.end), all)
+                };
+                for (i, job) in jobs.iter().enumerate() {
+                    if let Some(next) = jobs.get(i + EXPECTED_AHEAD) {
+                        let (form, rows, all) = part(next);
+                        Stream::expect(form, next.place, rows, all);
+                    }
+                    let (form, rows, all) = part(job);
+                    bytes += (rows.end - rows.start).max(0) * form.row;
+                    // SAFETY: rows of the box that `push` checked (point 1); no other thread has them, for each turn of
+                    // each group is handed out once, and nothing else overlaps them (point 2).
+                    unsafe {
+                        match form.row >= LINE as i64 {
+                            _ if rows.is_empty() => {}
+                            true => stream.copy_rows(form, job.place, rows, all),
+                            false => copy_rows(form, job.place, rows),
+                        }
+                    }
+                }
+            }
+        }
+        // SAFETY: what is under way was valid when it was taken, and still is.
+        unsafe { stream.finish() };
         bytes
     }
 
     /// A group's copies in each of the turns, as many side by side as make a tile.
     fn tiles<'s>(&'s self, group: &Group, turns: Range<i64>) -> impl Iterator<Item = (i64, &'s [Job])> + use<'s, 'a> {
         let jobs = &self.jobs[group.jobs.clone()];
-        let width = (TILE_BYTES / self.forms[jobs[0].form as usize].row).max(1) as usize;
+        let width = choices::side_by_side(self.forms[jobs[0].form as usize].row);
         turns.flat_map(move |turn| {
             let left = jobs.partition_point(|job| self.forms[job.form as usize].blocks() > turn);
             jobs[..left].chunks(width).map(move |tile| (turn, tile))
@@ -241,21 +301,22 @@ impl<'a> Copies<'a> {
         let number = tile[0].form;
         let form = &self.forms[number as usize];
         let Some(stride) = form.prefetched else { return };
-        let (first, count) = form.rows_of(turn);
+        let rows = form.rows_of(turn);
+        let count = rows.end - rows.start;
         let (start, stop) = (count * part as i64 / parts as i64, count * (part as i64 + 1) / parts as i64);
         if stop <= start {
             return;
         }
         let jobs = tile.iter().take_while(|job| job.form == number);
         if form.wide_source {
-            form.each_run(first + start, stop - start, |from, _, length| {
+            form.each_run(rows.start + start, stop - start, |from, _, length| {
                 let rows = (0..length as isize).map(|at| from + at * stride);
-                rows.for_each(|row| jobs.clone().for_each(|job| prefetch(job.place.from(row), form.row)));
+                rows.for_each(|row| jobs.clone().for_each(|job| prefetch(job.place.source(row), form.row)));
             });
         } else {
-            form.each_run(first + start, stop - start, |_, to, length| {
+            form.each_run(rows.start + start, stop - start, |_, to, length| {
                 let rows = (0..length as isize).map(|at| to + at * stride);
-                rows.for_each(|row| jobs.clone().for_each(|job| prefetch(job.place.to(row), form.row)));
+                rows.for_each(|row| jobs.clone().for_each(|job| prefetch(job.place.destination(row), form.row)));
             });
         }
     }

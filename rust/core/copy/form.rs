@@ -1,24 +1,11 @@
 //! How the boxes of a copy lie in their arrays: as rows, which are contiguous in both, in blocks.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, ops::Range};
 
-use crate::radix;
-
-/// The longest row that is copied at once, so that long ones are shared among threads.
-pub(super) const LONGEST_ROW: i64 = 1 << 16;
-/// How many short rows of one copy are done before the next has its turn.
-const ROWS_PER_BLOCK: i64 = 32;
-/// The bytes of a block that make it large enough, whatever its number of rows.
-const BYTES_PER_BLOCK: i64 = 1 << 14;
-/// From how many bytes on a row is long: memory is read in its own order, even if the next row is far away.
-const LONG_ROW: i64 = 1 << 11;
-/// The bytes of a block of long rows: new memory is cleared by the kernel a large page at a time, and is best filled
-/// while it is still in the cache.
-const LONG_BLOCK: i64 = 1 << 21;
-/// From how many bytes between rows on the processor does not see by itself which comes next.
-const PREFETCHED_FROM: usize = 1 << 12;
-/// Up to how many bytes the rows are so short that it cannot catch up while one is copied.
-const LONGEST_PREFETCHED: i64 = 512;
+use crate::{
+    copy::{choices, tuning::LONGEST_ROW},
+    radix,
+};
 
 /// How the boxes of a copy lie in their arrays.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,16 +51,11 @@ impl Form {
 
     fn of_rows(dims: Vec<(i64, isize, isize)>, row: i64) -> Self {
         let rows = dims.iter().map(|dim| dim.0).product();
-        let block = if row >= LONG_ROW {
-            LONG_BLOCK / row
-        } else {
-            (BYTES_PER_BLOCK / row.max(1)).min(ROWS_PER_BLOCK.max(256 / row.max(1)))
-        };
         let (from, to) = dims.last().map_or((0, 0), |&(_, from, to)| (from, to));
-        let wide_source = from.unsigned_abs() > to.unsigned_abs();
+        let wide_source = choices::has_wide_source(from, to);
         let stride = if wide_source { from } else { to };
-        let prefetched = stride.unsigned_abs() >= PREFETCHED_FROM && row <= LONGEST_PREFETCHED;
-        Self { dims, row, rows, block: block.max(1), wide_source, prefetched: prefetched.then_some(stride) }
+        let prefetched = choices::fetches_ahead(row, stride).then_some(stride);
+        Self { dims, row, rows, block: choices::rows_per_block(row), wide_source, prefetched }
     }
 
     /// The form with its rows cut into pieces of [`LONGEST_ROW`], and what is left of each row, with its offset.
@@ -85,14 +67,29 @@ impl Form {
         (Self::of_rows(dims, LONGEST_ROW), tail)
     }
 
+    /// How far rows lie apart in the source and in the destination, along the last dim over them.
+    pub(super) fn row_strides(&self) -> (isize, isize) {
+        self.dims.last().map_or((0, 0), |&(_, from, to)| (from, to))
+    }
+
+    /// Whether all rows follow one another in the destination.
+    pub(super) fn is_stretch(&self) -> bool {
+        let mut bytes = self.row;
+        self.dims.iter().rev().all(|&(extent, _, to)| {
+            let follows = to as i64 == bytes;
+            bytes *= extent;
+            follows
+        })
+    }
+
     pub(super) fn blocks(&self) -> i64 {
         radix::ceil_div(self.rows, self.block)
     }
 
-    /// First row, and number of rows, of a block; none past the last block.
-    pub(super) fn rows_of(&self, block: i64) -> (i64, i64) {
+    /// The rows of a block; none past the last block.
+    pub(super) fn rows_of(&self, block: i64) -> Range<i64> {
         let first = block * self.block;
-        (first, (self.rows - first).min(self.block))
+        first..(first + self.block).min(self.rows)
     }
 
     /// Shows `visit` the `count` rows from `first` on, in runs that are evenly spaced along the last dim: the offsets of
@@ -147,8 +144,8 @@ mod tests {
         }
         // 80 rows are blocks of 32, 32 and 16.
         let form = Form::of_rows(vec![(16, 900, 900), (5, 100, 100)], 100);
-        assert_eq!([0, 1, 2].map(|block| form.rows_of(block)), [(0, 32), (32, 32), (64, 16)]);
-        assert!(form.rows_of(3).1 <= 0);
+        assert_eq!([0, 1, 2].map(|block| form.rows_of(block)), [0..32, 32..64, 64..80]);
+        assert!(form.rows_of(3).is_empty());
     }
 
     #[test]

@@ -14,7 +14,7 @@
 //! 3. *Threads.* The pointers are used by scoped threads that end before the call returns. That other code may write to
 //!    the arrays meanwhile is the caller's affair, as it is in numpy.
 
-use std::ptr;
+use std::{ops::Range, ptr};
 
 use crate::copy::{form::Form, strided::Strided};
 
@@ -31,9 +31,20 @@ unsafe impl Send for Place {}
 unsafe impl Sync for Place {}
 
 impl Place {
+    /// No box at all.
+    pub(super) fn nowhere() -> Self {
+        Self { from: ptr::null(), to: ptr::null_mut() }
+    }
+
     /// The first items of two arrays.
     pub(super) fn of(source: &Strided, destination: &Strided) -> Self {
         Self { from: source.data().cast_const(), to: destination.data() }
+    }
+
+    /// The beginnings of two slices.
+    #[cfg(test)]
+    pub(super) fn new(source: &[u8], destination: &mut [u8]) -> Self {
+        Self { from: source.as_ptr(), to: destination.as_mut_ptr() }
     }
 
     /// Further by so many bytes in the source and in the destination.
@@ -41,46 +52,62 @@ impl Place {
         Self { from: self.from.wrapping_offset(from), to: self.to.wrapping_offset(to) }
     }
 
-    /// An address of the source, for [`prefetch`].
-    pub(super) fn from(self, offset: isize) -> *const u8 {
+    /// An address of the source.
+    pub(super) fn source(self, offset: isize) -> *const u8 {
         self.from.wrapping_offset(offset)
     }
 
-    /// An address of the destination, for [`prefetch`].
-    pub(super) fn to(self, offset: isize) -> *const u8 {
+    /// An address of the destination.
+    pub(super) fn destination(self, offset: isize) -> *mut u8 {
         self.to.wrapping_offset(offset)
     }
 }
 
-/// Copies `count` rows of a box from row `first` on.
+/// Copies some rows of a box.
 ///
 /// # Safety
-/// `place` must be where boxes of this form begin, valid for reads and writes; the boxes must not overlap
-/// each other nor be written by anyone else meanwhile.
-pub(super) unsafe fn copy_rows(form: &Form, place: Place, first: i64, count: i64) {
-    let (stride_from, stride_to) = form.dims.last().map_or((0, 0), |&(_, from, to)| (from, to));
-    form.each_run(first, count, |a, b, length| {
-        let (from, to) = (place.from.wrapping_offset(a), place.to.wrapping_offset(b));
-        let rows =
-            (0..length as isize).map(|i| (from.wrapping_offset(i * stride_from), to.wrapping_offset(i * stride_to)));
+/// `place` must be where boxes of this form begin, valid for reads and writes, which do not overlap each other and which
+/// nobody else writes meanwhile; `rows` must be among those of the form.
+pub(super) unsafe fn copy_rows(form: &Form, place: Place, rows: Range<i64>) {
+    let (stride_from, stride_to) = form.row_strides();
+    form.each_run(rows.start, rows.end - rows.start, |a, b, length| {
+        let (from, to) = (place.source(a), place.destination(b));
         // SAFETY: `a` and `b` are the offsets of a row of the boxes, and the `length` rows from it on are the last dim's
         // strides apart.
-        unsafe {
-            match form.row {
-                1 => rows.for_each(|(from, to)| copy_item::<1>(from, to)),
-                2 => rows.for_each(|(from, to)| copy_item::<2>(from, to)),
-                4 => rows.for_each(|(from, to)| copy_item::<4>(from, to)),
-                8 => rows.for_each(|(from, to)| copy_item::<8>(from, to)),
-                16 => rows.for_each(|(from, to)| copy_item::<16>(from, to)),
-                32 => rows.for_each(|(from, to)| copy_short(from, to, 32)),
-                64 => rows.for_each(|(from, to)| copy_short(from, to, 64)),
-                128 => rows.for_each(|(from, to)| copy_short(from, to, 128)),
-                256 => rows.for_each(|(from, to)| copy_short(from, to, 256)),
-                bytes @ 17..256 => rows.for_each(|(from, to)| copy_short(from, to, bytes as usize)),
-                bytes => rows.for_each(|(from, to)| ptr::copy_nonoverlapping(from, to, bytes as usize)),
-            }
-        }
+        unsafe { copy_run(from, stride_from, to, stride_to, form.row as usize, length as usize) };
     });
+}
+
+/// Copies `count` rows of `row` bytes, which lie so far apart.
+///
+/// # Safety
+/// The rows must be valid for reads from `from` on and for writes from `to` on, and not overlap.
+#[inline(always)]
+pub(super) unsafe fn copy_run(
+    from: *const u8,
+    stride_from: isize,
+    to: *mut u8,
+    stride_to: isize,
+    row: usize,
+    count: usize,
+) {
+    let rows = (0..count as isize).map(|i| (from.wrapping_offset(i * stride_from), to.wrapping_offset(i * stride_to)));
+    // SAFETY: the caller's.
+    unsafe {
+        match row {
+            1 => rows.for_each(|(from, to)| copy_item::<1>(from, to)),
+            2 => rows.for_each(|(from, to)| copy_item::<2>(from, to)),
+            4 => rows.for_each(|(from, to)| copy_item::<4>(from, to)),
+            8 => rows.for_each(|(from, to)| copy_item::<8>(from, to)),
+            16 => rows.for_each(|(from, to)| copy_item::<16>(from, to)),
+            32 => rows.for_each(|(from, to)| copy_short(from, to, 32)),
+            64 => rows.for_each(|(from, to)| copy_short(from, to, 64)),
+            128 => rows.for_each(|(from, to)| copy_short(from, to, 128)),
+            256 => rows.for_each(|(from, to)| copy_short(from, to, 256)),
+            17..256 => rows.for_each(|(from, to)| copy_short(from, to, row)),
+            _ => rows.for_each(|(from, to)| ptr::copy_nonoverlapping(from, to, row)),
+        }
+    }
 }
 
 /// Copies one item of `N` bytes; arrays of bytes have no alignment.
@@ -114,17 +141,49 @@ unsafe fn copy_short(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
+/// Copies less than a line: at most 64 bytes.
+///
+/// # Safety
+/// As for [`ptr::copy_nonoverlapping`].
+#[inline(always)]
+pub(super) unsafe fn copy_part(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: the caller's; no item goes past the end.
+    unsafe {
+        match bytes {
+            16.. => copy_short(from, to, bytes),
+            8..16 => copy_ends::<8>(from, to, bytes),
+            4..8 => copy_ends::<4>(from, to, bytes),
+            2..4 => copy_ends::<2>(from, to, bytes),
+            1 => copy_item::<1>(from, to),
+            0 => {}
+        }
+    }
+}
+
+/// Copies the first and the last `N` of at most `2 * N` bytes.
+///
+/// # Safety
+/// As for [`ptr::copy_nonoverlapping`]; `bytes` must be at least `N`.
+#[inline(always)]
+unsafe fn copy_ends<const N: usize>(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        copy_item::<N>(from, to);
+        copy_item::<N>(from.wrapping_add(bytes - N), to.wrapping_add(bytes - N));
+    }
+}
+
 /// Asks for the lines of `bytes` bytes; a hint, which does nothing to memory and may be given for any address.
 #[inline(always)]
 pub(super) fn prefetch(from: *const u8, bytes: i64) {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         /// The bytes that come into the cache at once.
         const LINE: usize = 64;
         for line in (0..bytes as usize).step_by(LINE) {
             // SAFETY: a prefetch does not access memory; SSE is part of x86-64.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line).cast()) };
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast()) };
         }
     }
     #[cfg(not(target_arch = "x86_64"))]

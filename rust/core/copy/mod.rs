@@ -6,15 +6,24 @@
 //! | [`overlap`] | whether two of them share a byte |
 //! | `form` | how a box lies in two arrays: in rows, and blocks of rows |
 //! | `kernel` | the copying of rows |
+//! | `stream` | the same past the cache |
+//! | [`contest`] | which of the two is faster here |
 //! | `blocks` | which boxes are copied side by side, and in which order |
+//! | `choices` | what depends on sizes: blocks, parts, threads |
+//! | `tuning` | the numbers that were measured, and how to measure them again |
 //! | [`run`] | a whole plan, on all cores |
 
 #[allow(unsafe_code)]
 mod blocks;
+mod choices;
+pub mod contest;
 mod form;
 #[allow(unsafe_code)]
 mod kernel;
 pub mod overlap;
 pub mod run;
 #[allow(unsafe_code)]
+mod stream;
+#[allow(unsafe_code)]
 pub mod strided;
+mod tuning;

@@ -8,6 +8,8 @@ use std::{
 use crate::{
     copy::{
         blocks::{Copies, Group, Side},
+        choices,
+        contest::{Contest, Way},
         overlap::Disjoint,
         strided::Strided,
     },
@@ -17,23 +19,14 @@ use crate::{
         Plan, Transfer,
         places::{Places, Window},
     },
-    tiling::Tiling,
+    tiling::{Poll, Tiling},
 };
-
-/// The least and the most bytes that a worker copies at a time: long enough to be worth taking, short enough for all to
-/// end together. Two workers at neighbouring rows write to the same pages, so pieces are rather large.
-const PIECE_BYTES: (i64, i64) = (1 << 18, 1 << 22);
-/// Into how many pieces the work is cut, if they are neither too small nor too large.
-const PIECES: i64 = 16;
-/// Up to how many bytes the mean transfer is so short that finding the boxes takes time beside copying them.
-const SHORT_TRANSFER: i64 = 1 << 14;
-/// How many short transfers, and to how many devices, a worker at least finds and copies by itself. With fewer devices it
-/// would see too little of each row of a wide source.
-const PART: (usize, usize) = (1 << 15, 64);
 
 /// Copies what each destination device receives and keeps into its array. `outputs[d]` is the destination among
 /// `regions` that is device `d`'s, or none if it needs no copy. Of partial sums only the first addend is copied; the
 /// others are the caller's to add.
+///
+/// `way` is how bytes are stored; none for the way that turns out faster.
 ///
 /// `poll` is called now and then with the bytes that are done, of the bytes in all.
 ///
@@ -44,6 +37,7 @@ pub fn run(
     plan: &Plan,
     regions: Disjoint<'_>,
     outputs: &[Option<usize>],
+    way: Option<Way>,
     poll: &mut dyn FnMut(i64, i64) -> Result<()>,
 ) -> Result<()> {
     let devices = outputs.len();
@@ -54,14 +48,8 @@ pub fn run(
     // Each byte of a piece is written once.
     let sides = Sides::new(plan, regions, outputs)?;
     let total = sides.to.bytes(outputs, regions.destinations().first().map_or(0, Strided::itemsize));
-    let mut parts = Vec::new();
-    if total / (plan.transfers() as i64).max(1) < SHORT_TRANSFER {
-        parts = plan.ranges((plan.transfers() / PART.0).min(devices / PART.1));
-    }
-    if parts.len() < parallel::PIECES_PER_THREAD * parallel::threads() {
-        parts = plan.ranges(1);
-    }
-    run_parts(plan, &sides, regions, outputs, (total, parts), poll)
+    let parts = plan.ranges(choices::parts_of_plan(total, plan.transfers(), devices));
+    run_parts(plan, &sides, regions, outputs, &Contest::new(way, total), (total, parts), poll)
 }
 
 /// [`run`], with the destination devices in parts: by one worker each, or if there is only one part, by all.
@@ -70,27 +58,28 @@ fn run_parts(
     sides: &Sides,
     regions: Disjoint<'_>,
     outputs: &[Option<usize>],
+    contest: &Contest,
     (total, mut parts): (i64, Vec<Range<usize>>),
     poll: &mut dyn FnMut(i64, i64) -> Result<()>,
 ) -> Result<()> {
-    let regions = sides.views(regions)?;
+    let regions = sides.views(regions, &mut || poll(0, total))?;
     let collect = |devices| sides.collect(plan, regions, outputs, devices);
     let done = AtomicI64::new(0);
     let mut poll_done = || poll(done.load(Ordering::Relaxed), total);
-    let elements = usize::try_from(total / 8).unwrap_or(usize::MAX);
+    let elements = choices::elements(total);
     if parts.len() <= 1 {
         let mut copies = collect(parts.pop().unwrap_or_default())?;
         let groups = copies.arrange();
         let pieces = Pieces::new(total, &groups);
         parallel::for_each(elements, pieces, &mut poll_done, |piece| {
-            done.fetch_add(copies.copy(std::iter::once(piece)), Ordering::Relaxed);
+            done.fetch_add(copies.copy(std::iter::once(piece), contest), Ordering::Relaxed);
             Ok(())
         })?;
     } else {
         parallel::for_each(elements, parts.into_iter(), &mut poll_done, |devices| {
             let mut copies = collect(devices)?;
             let groups = copies.arrange();
-            done.fetch_add(copies.copy(groups.iter().map(|group| (group, 0..group.turns))), Ordering::Relaxed);
+            done.fetch_add(copies.copy(groups.iter().map(|group| (group, 0..group.turns)), contest), Ordering::Relaxed);
             Ok(())
         })?;
     }
@@ -112,12 +101,12 @@ impl Sides {
     }
 
     /// What the boxes are copied from and to: the arrays, or the parts of them that the pieces are seen in.
-    fn views<'a>(&'a self, regions: Disjoint<'a>) -> Result<Disjoint<'a>> {
+    fn views<'a>(&'a self, regions: Disjoint<'a>, poll: Poll<'_>) -> Result<Disjoint<'a>> {
         if self.from.views.is_empty() && self.to.views.is_empty() {
             return Ok(regions);
         }
         let of = |side: &'a Holders, arrays: &'a [Strided]| if side.views.is_empty() { arrays } else { &side.views };
-        Disjoint::new(of(&self.from, regions.sources()), of(&self.to, regions.destinations()))
+        Disjoint::new(of(&self.from, regions.sources()), of(&self.to, regions.destinations()), poll)
     }
 
     /// The plan's boxes for some of the destination devices.
@@ -233,8 +222,7 @@ struct Pieces<'a> {
 
 impl<'a> Pieces<'a> {
     fn new(total: i64, groups: &'a [Group]) -> Self {
-        let bytes = (total / PIECES).clamp(PIECE_BYTES.0, PIECE_BYTES.1);
-        Self { groups: groups.iter(), bytes, current: None }
+        Self { groups: groups.iter(), bytes: choices::piece(total), current: None }
     }
 }
 
@@ -293,6 +281,7 @@ mod tests {
             swapped: bool,
             first_same in -1..4_i64,
             parts in 1..7_usize,
+            streaming: bool,
         ) {
             let mesh = Arc::new(Mesh::new(&["a", "b", "c"], &[2, 3, 1]).unwrap());
             let cut = |dim: usize, spec: &Vec<&'static str>| {
@@ -309,7 +298,7 @@ mod tests {
             let from: Vec<Strided> = have.iter().map(|(values, extents)| region(values.as_ptr(), extents)).collect();
             let to: Vec<Strided> =
                 got.iter_mut().zip(&want).map(|(values, (_, extents))| region(values.as_mut_ptr(), extents)).collect();
-            let regions = Disjoint::new(&from, &to).unwrap();
+            let regions = Disjoint::new(&from, &to, &mut parallel::never).unwrap();
             let total = to.iter().map(Strided::bytes).sum();
             let outputs: Vec<_> = (0..6).map(Some).collect();
             let sides = Sides::new(&plan, regions, &outputs).unwrap();
@@ -318,7 +307,8 @@ mod tests {
                 seen = (done, total);
                 Ok(())
             };
-            run_parts(&plan, &sides, regions, &outputs, (total, plan.ranges(parts)), &mut poll).unwrap();
+            let contest = Contest::new(streaming.then_some(Way::Streaming), total);
+            run_parts(&plan, &sides, regions, &outputs, &contest, (total, plan.ranges(parts)), &mut poll).unwrap();
             prop_assert_eq!(seen, (total, total));
             for (got, (want, _)) in got.iter().zip(&want) {
                 prop_assert_eq!(got, want);
@@ -340,7 +330,8 @@ mod tests {
         let from: Vec<Strided> = rows.iter().map(|row| region(row.as_ptr(), &[1, 512])).collect();
         let to: Vec<Strided> = columns.iter_mut().map(|column| region(column.as_mut_ptr(), &[512, 1])).collect();
         let outputs: Vec<_> = (0..512).map(Some).collect();
-        run(&plan, Disjoint::new(&from, &to).unwrap(), &outputs, &mut |_, _| Ok(())).unwrap();
+        run(&plan, Disjoint::new(&from, &to, &mut parallel::never).unwrap(), &outputs, None, &mut |_, _| Ok(()))
+            .unwrap();
         for (j, column) in columns.iter().enumerate() {
             assert!(column.iter().enumerate().all(|(i, &value)| usize::from(value) == i * 100 + j));
         }
@@ -381,9 +372,16 @@ mod tests {
             let from = [flat(low.as_ptr(), dims(5)), flat(high.as_ptr(), dims(5))];
             let to = [flat(first.as_mut_ptr(), dims(4)), flat(last.as_mut_ptr(), dims(2))];
             let outputs = [Some(0), None, Some(1)];
-            run(&plan, Disjoint::new(&from, &to).unwrap(), &outputs, &mut |_, _| Ok(())).unwrap();
+            run(&plan, Disjoint::new(&from, &to, &mut parallel::never).unwrap(), &outputs, None, &mut |_, _| Ok(()))
+                .unwrap();
             assert_eq!((&first[..], &last[..]), (&values[..first.len()], &values[(8 * inner) as usize..]));
-            let short = run(&plan, Disjoint::new(&from, &to).unwrap(), &outputs[..2], &mut |_, _| Ok(()));
+            let short = run(
+                &plan,
+                Disjoint::new(&from, &to, &mut parallel::never).unwrap(),
+                &outputs[..2],
+                None,
+                &mut |_, _| Ok(()),
+            );
             assert_eq!(short, Err(Error::Length { left: "out", left_len: 2, right: "holders", right_len: 3 }));
         }
     }

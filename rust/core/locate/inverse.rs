@@ -132,8 +132,12 @@ impl<'a> InverseDim<'a> {
             let (start, stop) = cut.bounds(index);
             (start, stop - start, Divider::new(stop - start))
         };
-        let entries = if cut.shards() <= TABLE_LIMIT { cut.shards() } else { 0 };
-        Self { shards: Divider::new(cut.shards()), stride, cut, table: (0..entries).map(entry).collect() }
+        let mut table = Vec::new();
+        // Without memory for the table, each is computed.
+        if cut.shards() <= TABLE_LIMIT && table.try_reserve_exact(cut.shards() as usize).is_ok() {
+            table.extend((0..cut.shards()).map(entry));
+        }
+        Self { shards: Divider::new(cut.shards()), stride, cut, table }
     }
 
     /// Shard index → start, then the local offset cut by the shard's length into quotient and position.

@@ -25,7 +25,7 @@ use crate::{
     tiling::{
         Poll,
         balance::Balance,
-        tiles::{addend_function, addends},
+        shards::{addend_function, addends},
     },
 };
 
@@ -39,7 +39,7 @@ pub(super) struct Closed {
     pub(super) transfers: usize,
     pub(super) kept: usize,
     /// For each destination device, the source device that is the same, or -1.
-    same: Vec<i64>,
+    same: Arc<[i64]>,
     overlaps: Vec<Overlaps>,
     /// Shard indices of all source devices, (devices, dims); only filled if a device is in both meshes.
     source_index: Vec<i64>,
@@ -56,7 +56,7 @@ impl Closed {
     pub(super) fn new(
         source: Arc<Partition>,
         destination: Arc<Partition>,
-        same: Vec<i64>,
+        same: Arc<[i64]>,
         poll: Poll<'_>,
     ) -> Result<Self> {
         let dims = 0..source.shape().len();

@@ -8,7 +8,9 @@ use crate::{
     partition::Partition,
     tiling::{
         Poll,
-        tiles::{Common, Ticker, device_part, under_cut},
+        cells::{Common, under_cut},
+        shards::device_part,
+        tiles::Ticker,
     },
 };
 

@@ -7,6 +7,7 @@
 //! | [`intersect`] | which source shards lie under each destination shard along one dim |
 //! | `listed` | the transfers between any two tilings, found box by box |
 //! | [`places`] | where a transfer's box lies in the arrays of its two holders |
+//! | [`program`] | what each holder has to do, in which order |
 //! | [`rounds`] | the transfers in rounds, each within a budget of memory |
 
 use std::{ops::Range, sync::Arc};
@@ -14,13 +15,14 @@ use std::{ops::Range, sync::Arc};
 use crate::{
     error::{Error, Result},
     index::linear::Linear,
-    tiling::{Poll, Tiling, tiles::addend_function},
+    tiling::{Poll, Tiling, shards::addend_function},
 };
 
 mod closed;
 pub mod intersect;
 mod listed;
 pub mod places;
+pub mod program;
 pub mod rounds;
 pub mod transfer;
 
@@ -48,6 +50,7 @@ pub use transfer::Transfer;
 pub struct Plan {
     source: Arc<dyn Tiling>,
     destination: Arc<dyn Tiling>,
+    same: Arc<[i64]>,
     transfers: Transfers,
     addends: usize,
     /// A source holder's unreduced coordinate, as one number; `None` if nothing is unreduced.
@@ -94,9 +97,10 @@ impl Plan {
         if let Some(&index) = same.iter().find(|&&s| s < -1 || s >= source.holders()) {
             return Err(Error::DeviceIndex { index, size: source.holders() });
         }
+        let same: Arc<[i64]> = same.into();
         let (transfers, addends, addend) = match partitions {
             (Some(from), Some(to)) => {
-                let closed = Closed::new(from.clone(), to, same, poll)?;
+                let closed = Closed::new(from.clone(), to, same.clone(), poll)?;
                 let addends = closed.addends();
                 (Transfers::Closed(closed), addends, (addends > 1).then(|| addend_function(&from)))
             }
@@ -107,7 +111,7 @@ impl Plan {
                 (Transfers::Listed(listed), tiles.addends(), addend)
             }
         };
-        Ok(Self { source, destination, transfers, addends, addend })
+        Ok(Self { source, destination, same, transfers, addends, addend })
     }
 
     /// The source.
@@ -120,6 +124,12 @@ impl Plan {
     #[must_use]
     pub fn destination(&self) -> &Arc<dyn Tiling> {
         &self.destination
+    }
+
+    /// For each destination holder, the source holder that is the same, or -1.
+    #[must_use]
+    pub fn same(&self) -> &[i64] {
+        &self.same
     }
 
     /// The number of transfers.

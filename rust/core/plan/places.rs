@@ -35,6 +35,42 @@ pub enum Window<'a> {
     },
 }
 
+/// Where one piece lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// The position in the tensor, dim by dim, that is position 0 of the window.
+    pub origin: Vec<i64>,
+    /// If the array is flat, the offset of the piece in it, and its extents.
+    pub flat: Option<(i64, Vec<i64>)>,
+}
+
+impl Seen {
+    /// Where the piece number `piece` of `holder` lies; costs no more than to visit the holder's pieces.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] or [`Error::DeviceIndex`] if there is no such holder or piece.
+    pub fn new(tiling: &dyn Tiling, holder: i64, piece: i64) -> Result<Self> {
+        let (mut found, mut count) = (None, 0);
+        tiling.visit_pieces(holder, &mut |one| {
+            if count == piece {
+                found = Some(match one.place {
+                    Place::At(local) => {
+                        let sides = one.region.start().iter().zip(local);
+                        Self { origin: sides.map(|(start, local)| start - local).collect(), flat: None }
+                    }
+                    Place::Flat(offset) => {
+                        let flat = Some((offset, one.region.extents().collect()));
+                        Self { origin: one.region.start().to_vec(), flat }
+                    }
+                });
+            }
+            count += 1;
+            Ok(())
+        })?;
+        found.ok_or(Error::OutOfRange { what: "piece", position: None, value: piece, limit: count })
+    }
+}
+
 impl Places {
     /// The places of the pieces of `tiling`.
     ///

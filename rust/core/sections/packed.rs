@@ -287,6 +287,7 @@ impl Packed {
             for (index, function) in index.iter_mut().zip(&indices) {
                 function.fill(first, &mut index[..some], 0, 1);
             }
+            #[expect(clippy::needless_range_loop, reason = "it is a position in the index of every dim")]
             for device in 0..some {
                 let lists = |dim: usize| tables[dim].of(index[dim][device] as usize);
                 let count: usize = (0..rank).map(|dim| lists(dim).len()).product();

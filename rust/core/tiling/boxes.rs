@@ -6,10 +6,7 @@ use crate::{
     error::{Error, Result},
     region::{Region, Regions},
     tiling::{
-        Piece, Pieces, Place, Poll, Tiling,
-        check::missing,
-        checked_holder, checked_shape,
-        tiles::{Listed, Tiles},
+        Piece, Pieces, Place, Poll, Tiling, check::missing, checked_holder, checked_shape, listed::Listed, tiles::Tiles,
     },
 };
 

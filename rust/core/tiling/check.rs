@@ -60,7 +60,6 @@ fn overlap(pieces: &Pieces, first: u32, second: u32) -> Error {
 /// assert_eq!(missing(Region::of_row(&[0, 5]), boxes.into_iter(), &mut never)?, Some((vec![2], vec![3])));
 /// # Ok::<(), shardwise_core::error::Error>(())
 /// ```
-#[expect(clippy::type_complexity, reason = "a box")]
 pub fn missing<'a>(
     whole: Region<'_>,
     boxes: impl Iterator<Item = Region<'a>> + Clone,

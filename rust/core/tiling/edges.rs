@@ -6,7 +6,8 @@ use crate::{
     region::{Region, Regions},
     tiling::{
         Poll,
-        tiles::{Cells, Common, Finder, Ticker},
+        cells::{Cells, Common},
+        tiles::{Finder, Ticker},
     },
 };
 

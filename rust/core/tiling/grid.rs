@@ -5,8 +5,10 @@ use crate::{
     index::radix,
     region::Region,
     tiling::{
-        Piece, Place, Poll, Tiling, checked_holder, checked_shape,
-        tiles::{Chunks, Tiles},
+        Piece, Place, Poll, Tiling,
+        cells::CutFinder,
+        checked_holder, checked_shape,
+        tiles::{Finder, Held, Senders, Tiles},
     },
     uneven::Cut,
 };
@@ -52,11 +54,6 @@ impl Grid {
         Ok(Self { shape: shape.to_vec(), chunks: chunks.to_vec(), padded, cuts, counts, holders })
     }
 
-    /// How each dim is cut.
-    pub(crate) fn cuts(&self) -> &[Cut] {
-        &self.cuts
-    }
-
     /// The number of chunks along each dim.
     #[must_use]
     pub fn counts(&self) -> &[i64] {
@@ -98,6 +95,34 @@ impl Tiling for Grid {
     }
 
     fn tiles(&self, _: Poll<'_>) -> Result<Box<dyn Tiles + '_>> {
-        Ok(Box::new(Chunks::new(self)))
+        Ok(Box::new(Chunks { grid: self }))
+    }
+}
+
+/// The chunks of a grid, each held by the holder of its number.
+struct Chunks<'a> {
+    grid: &'a Grid,
+}
+
+impl Tiles for Chunks<'_> {
+    fn finder(&self) -> Box<dyn Finder + '_> {
+        Box::new(CutFinder::new(&self.grid.cuts, radix::strides(&self.grid.counts)))
+    }
+
+    fn senders(&self) -> Result<Box<dyn Senders + '_>> {
+        Ok(Box::new(Own))
+    }
+
+    fn held_by(&self, tile: i64, holder: i64) -> Option<Held> {
+        (tile == holder).then_some(Held { holder, piece: 0, addend: 0 })
+    }
+}
+
+/// Each tile is sent by the holder of its number.
+struct Own;
+
+impl Senders for Own {
+    fn next(&mut self, tile: i64, _: usize, _: i64) -> Result<Held> {
+        Ok(Held { holder: tile, piece: 0, addend: 0 })
     }
 }

@@ -26,16 +26,20 @@ use crate::{
 
 pub(crate) mod balance;
 pub mod boxes;
+pub(crate) mod cells;
 pub mod check;
 mod edges;
 pub mod flat;
 pub mod grid;
+pub mod listed;
 mod packed;
 mod partition;
+pub(crate) mod shards;
 pub mod tiles;
 mod tree;
 
-use tiles::{Listed, Tiles};
+use listed::Listed;
+use tiles::Tiles;
 
 /// What long calls ask now and then, to be told to stop.
 pub type Poll<'a> = &'a mut dyn FnMut() -> Result<()>;
@@ -119,7 +123,7 @@ pub trait Tiling: Debug + Send + Sync {
     fn pieces(&self, poll: Poll<'_>) -> Result<Arc<Pieces>> {
         let mut pieces = Pieces::new(self.shape().len());
         for holder in 0..self.holders() {
-            if holder as usize % STEPS_PER_POLL == 0 {
+            if (holder as usize).is_multiple_of(STEPS_PER_POLL) {
                 poll()?;
             }
             self.visit_pieces(holder, &mut |piece| pieces.push(piece))?;

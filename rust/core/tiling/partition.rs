@@ -6,10 +6,7 @@ use crate::{
     error::Result,
     partition::Partition,
     region::Region,
-    tiling::{
-        Piece, Place, Poll, Tiling,
-        tiles::{Shards, Tiles},
-    },
+    tiling::{Piece, Place, Poll, Tiling, shards::Shards, tiles::Tiles},
 };
 
 impl Tiling for Partition {

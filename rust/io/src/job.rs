@@ -7,18 +7,22 @@
 //! Inside, a tensor of elements of `itemsize` bytes is one of bytes, with one dim more: so an element is nothing special,
 //! be it a bit flag or a record of megabytes.
 
-use std::path::PathBuf;
+use std::{fs::File, path::PathBuf, sync::Arc};
 
 use crate::{
-    boxes::{find_overlap, shared, volume},
+    boxes::find_overlap,
+    check::{check_box, check_cover, check_span, is_one_run, short},
     error::{Error, Result},
+    piece::{Piece, Pieces, Tensor},
 };
+
+pub use crate::piece::Wanted;
 
 /// Numpy's limit; more would be somebody's mistake.
 const MAX_RANK: usize = 64;
 
 /// A file to read.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct SourceFile {
     /// Its path.
     pub path: PathBuf,
@@ -26,6 +30,8 @@ pub struct SourceFile {
     pub size: i64,
     /// When it was last written to, in nanoseconds; none if the caller does not care.
     pub modified: Option<i64>,
+    /// The file, if the caller has it open: then it is this one that is read, whatever has become of the path.
+    pub file: Option<Arc<File>>,
 }
 
 /// Memory that is read or written: an array of the caller's.
@@ -79,129 +85,6 @@ pub enum Destination {
     Compared(SourceFile),
     /// Nowhere: the pieces are only digested, as if they were written to a file without an end.
     Nowhere,
-}
-
-/// A piece: one row of numbers, `[holder, offset, start…, stop…, strides…]`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Piece<'a> {
-    pub(crate) holder: usize,
-    /// The byte in its holder where the box's first element begins.
-    pub(crate) offset: i64,
-    pub(crate) start: &'a [i64],
-    pub(crate) stop: &'a [i64],
-    pub(crate) strides: &'a [i64],
-}
-
-impl Piece<'_> {
-    pub(crate) fn volume(&self) -> i64 {
-        volume(self.start, self.stop)
-    }
-
-    /// The byte in its holder of the element at `position`; within the piece, so it was checked.
-    pub(crate) fn at(&self, position: &[i64]) -> i64 {
-        let steps = position.iter().zip(self.start).zip(self.strides);
-        steps.fold(self.offset, |at, ((position, start), stride)| at + (position - start) * stride)
-    }
-
-    /// The bytes of the holder from the piece's first to one past its last; none if it is empty or beyond 64 bits.
-    fn span(&self) -> Option<(i64, i64)> {
-        let (mut low, mut high) = (self.offset, self.offset.checked_add(1)?);
-        for ((start, stop), stride) in self.start.iter().zip(self.stop).zip(self.strides) {
-            let reach = (stop - start - 1).checked_mul(*stride)?;
-            low = low.checked_add(reach.min(0))?;
-            high = high.checked_add(reach.max(0))?;
-        }
-        Some((low, high))
-    }
-
-    /// Where element 0 of the tensor would be: pieces of one array agree in it.
-    fn origin(&self) -> i128 {
-        let steps = self.start.iter().zip(self.strides);
-        steps.fold(i128::from(self.offset), |at, (&start, &stride)| at - i128::from(start) * i128::from(stride))
-    }
-
-    /// Whether two elements may share a byte: whether a stride is within the reach of the smaller ones.
-    fn overlaps_itself(&self) -> bool {
-        let extents = self.start.iter().zip(self.stop).map(|(start, stop)| stop - start);
-        let mut dims: Vec<(i128, i128)> = (extents.zip(self.strides).filter(|(extent, _)| *extent > 1))
-            .map(|(extent, stride)| (i128::from(*stride).abs(), i128::from(extent)))
-            .collect();
-        dims.sort_unstable();
-        let mut reach = 1;
-        dims.into_iter().any(|(stride, extent)| {
-            let within = stride < reach;
-            reach += stride * (extent - 1);
-            within
-        })
-    }
-}
-
-/// Pieces of one tensor.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Pieces {
-    rows: Vec<i64>,
-    rank: usize,
-}
-
-impl Pieces {
-    pub(crate) fn len(&self) -> usize {
-        self.rows.len() / (2 + 3 * self.rank)
-    }
-
-    pub(crate) fn get(&self, index: usize) -> Piece<'_> {
-        let row = &self.rows[index * (2 + 3 * self.rank)..][..2 + 3 * self.rank];
-        let (head, boxes) = row.split_at(2);
-        let (start, rest) = boxes.split_at(self.rank);
-        let (stop, strides) = rest.split_at(self.rank);
-        Piece { holder: head[0] as usize, offset: head[1], start, stop, strides }
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Piece<'_>> {
-        (0..self.len()).map(|index| self.get(index))
-    }
-
-    /// The rows with a last dim for the bytes of an element.
-    fn with_bytes(rows: &[i64], rank: usize, itemsize: i64) -> Result<Self> {
-        let count = rows.len() / (2 + 3 * rank);
-        let mut bytes = Vec::new();
-        let needed = count.checked_mul(5 + 3 * rank);
-        let reserved = needed.map(|needed| bytes.try_reserve_exact(needed));
-        if !matches!(reserved, Some(Ok(()))) {
-            return Err(Error::Memory { what: "the list of pieces" });
-        }
-        for row in rows.chunks_exact(2 + 3 * rank) {
-            bytes.extend_from_slice(&row[..2 + rank]);
-            bytes.push(0);
-            bytes.extend_from_slice(&row[2 + rank..2 + 2 * rank]);
-            bytes.push(itemsize);
-            bytes.extend_from_slice(&row[2 + 2 * rank..]);
-            bytes.push(1);
-        }
-        Ok(Self { rows: bytes, rank: rank + 1 })
-    }
-}
-
-/// What to compute of a tensor on the way.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Wanted {
-    /// The digest of each destination piece ([`crate::digest`]).
-    pub digest: bool,
-    /// The CRC-32 of each destination piece's bytes in its file, which must be one run.
-    pub crc: bool,
-}
-
-/// One tensor.
-#[derive(Debug, Clone)]
-pub(crate) struct Tensor {
-    pub(crate) shape: Vec<i64>,
-    /// The bytes from element to element in C order.
-    pub(crate) strides: Vec<i64>,
-    pub(crate) itemsize: i64,
-    pub(crate) wanted: Wanted,
-    pub(crate) sources: Pieces,
-    pub(crate) destinations: Pieces,
-    /// The number of its first destination piece among all.
-    pub(crate) first: usize,
 }
 
 /// Everything that is to be done in one run.
@@ -386,79 +269,8 @@ impl Job {
     /// # Errors
     /// [`Error::Job`] if they are over 2⁶³ − 1.
     pub fn bytes(&self) -> Result<i64> {
-        let pieces = self.tensors.iter().flat_map(|tensor| tensor.destinations.iter());
-        let total = pieces.fold(Some(0_i64), |total, piece| total?.checked_add(piece.volume()));
+        let mut pieces = self.tensors.iter().flat_map(|tensor| tensor.destinations.iter());
+        let total = pieces.try_fold(0_i64, |total, piece| total.checked_add(piece.volume()));
         total.ok_or_else(|| Error::job("the destination pieces are over 2**63 - 1 bytes in all"))
     }
-}
-
-fn check_box(tensor: &Tensor, piece: &Piece<'_>) -> std::result::Result<(), String> {
-    for dim in 0..tensor.shape.len() - 1 {
-        let (start, stop, size) = (piece.start[dim], piece.stop[dim], tensor.shape[dim]);
-        if !(0 <= start && start <= stop && stop <= size) {
-            return Err(format!("is [{start}, {stop}) along dim {dim}, which is not within [0, {size})"));
-        }
-    }
-    Ok(())
-}
-
-/// Checks that a piece lies within its holder; `limits` are the holder's first byte, its end, and whether it is a file.
-fn check_span(piece: &Piece<'_>, limits: Option<(i64, i64, bool)>) -> std::result::Result<(), String> {
-    let Some((low, high, file)) = limits else {
-        return Err(format!("its holder is {}, which is not in the job", piece.holder as i64));
-    };
-    if piece.volume() == 0 {
-        return Ok(());
-    }
-    if file && piece.strides.iter().zip(piece.start).zip(piece.stop).any(|((&s, a), b)| s < 0 && b - a > 1) {
-        return Err("has a negative stride, which only memory can have".to_owned());
-    }
-    match piece.span() {
-        Some((start, stop)) if low <= start && stop <= high => Ok(()),
-        Some((start, stop)) => Err(format!("needs bytes {start} to {stop} of its holder, which has {low} to {high}")),
-        None => Err("needs bytes beyond 2**63 - 1 of its holder".to_owned()),
-    }
-}
-
-/// Whether the piece's bytes follow one another in C order in its holder.
-fn is_one_run(piece: &Piece<'_>) -> bool {
-    let mut bytes = 1;
-    for dim in (0..piece.start.len()).rev() {
-        let extent = piece.stop[dim] - piece.start[dim];
-        if extent > 1 && piece.strides[dim] != bytes {
-            return false;
-        }
-        bytes *= extent.max(1);
-    }
-    true
-}
-
-/// Checks that source pieces do not overlap, and that each destination piece is covered.
-fn check_cover(tensor: &Tensor) -> std::result::Result<(), String> {
-    let sources: Vec<(&[i64], &[i64])> = tensor.sources.iter().map(|piece| (piece.start, piece.stop)).collect();
-    if let Some((a, b)) = find_overlap(&sources) {
-        return Err(format!("source pieces {a} and {b} overlap; of replicas, give one"));
-    }
-    let held: i128 = sources.iter().map(|(start, stop)| i128::from(volume(start, stop))).sum();
-    if !tensor.shape.contains(&0) && held == i128::from(tensor.shape[0]) * i128::from(tensor.strides[0]) {
-        return Ok(());
-    }
-    for (index, piece) in tensor.destinations.iter().enumerate() {
-        let needed = piece.volume();
-        let covered: i64 = sources.iter().map(|(start, stop)| shared(piece.start, piece.stop, start, stop)).sum();
-        if covered != needed {
-            let item = tensor.itemsize;
-            return Err(format!(
-                "destination piece {index} has {} elements, of which the source pieces hold {}",
-                needed / item,
-                covered / item
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// A shape of which no more is shown than a message has room for.
-fn short(shape: &[i64]) -> String {
-    if shape.len() <= 8 { format!("{shape:?}") } else { format!("{:?} … ({} dims)", &shape[..8], shape.len()) }
 }

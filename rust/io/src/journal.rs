@@ -12,6 +12,7 @@
 use std::{
     collections::HashSet,
     fs::{File, OpenOptions},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -20,7 +21,7 @@ use crate::{
     error::{Error, Result},
     file,
     job::{Destination, Job, Source, SourceFile},
-    unit::Finding,
+    slot::Finding,
 };
 
 const MAGIC: &[u8; 8] = b"SWJOURN1";
@@ -54,6 +55,13 @@ impl Journal {
         let metadata = file::counted("looking at", path, || file.metadata())?;
         if !metadata.is_file() {
             return Err(Error::Kind { path: path.to_owned(), kind: "not a file" });
+        }
+        // Two runs of one job would each take the other's files for their own.
+        match file::retried(|| file.try_lock().map_err(io::Error::from)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(Error::Locked { path: path.to_owned(), owner: String::new() });
+            }
+            locked => locked.map_err(|error| Error::os("locking", path, None, error))?,
         }
         let size = i64::try_from(metadata.len()).unwrap_or(0);
         let mut journal = Self { file, path: path.to_owned(), end: HEADER as i64 };

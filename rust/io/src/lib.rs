@@ -12,7 +12,7 @@
 //! let (left, right, whole) = (folder.path().join("0"), folder.path().join("1"), folder.path().join("all"));
 //! std::fs::write(&left, b"abAB").unwrap();
 //! std::fs::write(&right, b"cdCD").unwrap();
-//! let file = |path: &std::path::Path| Source::File(SourceFile { path: path.into(), size: 4, modified: None });
+//! let file = |path: &std::path::Path| Source::File(SourceFile { path: path.into(), size: 4, ..Default::default() });
 //! let destination = Destination::File { path: whole.clone(), size: 8 };
 //! let mut job = Job::new(vec![file(&left), file(&right)], vec![destination]).unwrap();
 //! // [holder, offset, start…, stop…, strides…]
@@ -24,19 +24,22 @@
 //!
 //! | module | answers |
 //! |---|---|
-//! | [`job`] | what is to be done, and whether it can be |
+//! | [`job`], `piece`, `check` | what is to be done, and whether it can be |
 //! | `tiles` | in which units |
 //! | `pair`, `strided` | what a unit reads, and where it goes |
-//! | `unit` | one unit, done |
+//! | `unit`, `slot` | one unit, done |
 //! | [`run`] | all of them: threads, progress, what is left after a failure |
 //! | [`digest`] | a digest that does not depend on how a tensor is cut |
 //! | `journal` | what is done, on disk |
+//! | [`crc32c`] | the checksum of other formats: OCDBT, zarr |
 //! | [`commit`] | locks, syncs, renames, room |
 //! | `file`, `table` | operations on files, and the files of a job |
 //! | [`faults`] | operations that fail on demand |
 
 mod boxes;
+mod check;
 pub mod commit;
+pub mod crc32c;
 pub mod digest;
 pub mod error;
 pub mod faults;
@@ -44,7 +47,9 @@ mod file;
 pub mod job;
 mod journal;
 mod pair;
+mod piece;
 pub mod run;
+mod slot;
 mod strided;
 mod table;
 mod tiles;

@@ -2,7 +2,7 @@
 
 use crate::{
     boxes::Bounds,
-    job::{Piece, Tensor},
+    piece::{Piece, Tensor},
     strided::{Dim, collapsed},
 };
 

@@ -18,13 +18,17 @@ use crate::{
     file,
     job::{Destination, Job},
     journal::{Journal, Past, fingerprint},
+    slot::Finding,
     table::{Table, lock},
     tiles::{Unit, Units, Work},
-    unit::{Files, Finding, Traffic, Worker},
+    unit::{Files, Traffic, Worker},
 };
 
 /// Bytes of a thread's buffer, of which it has two: what stays in a core's cache between being read and being written.
-const BUFFER: i64 = 2 << 20;
+const BUFFER: i64 = 1 << 20;
+/// Of tensors in more pieces than this, buffers are larger, so that the runs of each are not too short, up to a limit.
+const PIECES: usize = 8;
+const LARGEST_BUFFER: i64 = 8 << 20;
 /// With less than this, fewer threads with larger buffers are better.
 const SMALL_BUFFER: i64 = 256 << 10;
 /// With less than this, reads and writes are too short to be of use.
@@ -74,7 +78,7 @@ pub struct Report {
 }
 
 /// How the budget is shared out: threads, and bytes of each of the two buffers of each.
-fn share(options: &Options, bytes: i64) -> Result<(usize, i64)> {
+fn share(job: &Job, options: &Options, bytes: i64) -> Result<(usize, i64)> {
     if options.budget < 2 * LEAST_BUFFER {
         return Err(Error::Budget { given: options.budget, needed: 2 * LEAST_BUFFER });
     }
@@ -85,7 +89,10 @@ fn share(options: &Options, bytes: i64) -> Result<(usize, i64)> {
     }
     let affordable = usize::try_from(options.budget / (2 * SMALL_BUFFER)).unwrap_or(usize::MAX);
     threads = threads.min(affordable.max(1));
-    Ok((threads, (options.budget / (2 * threads as i64)).min(BUFFER)))
+    let pieces =
+        job.tensors.iter().map(|tensor| tensor.sources.len().max(tensor.destinations.len())).max().unwrap_or(0);
+    let useful = BUFFER.saturating_mul((pieces / PIECES) as i64).clamp(BUFFER, LARGEST_BUFFER);
+    Ok((threads, (options.budget / (2 * threads as i64)).min(useful)))
 }
 
 /// What a run would take.
@@ -109,7 +116,7 @@ pub struct Outline {
 /// As for [`run`], as far as they do not depend on files.
 pub fn outline(job: &Job, options: &Options, poll: &mut dyn FnMut(i64, i64) -> Result<()>) -> Result<Outline> {
     let bytes = job.bytes()?;
-    let (threads, limit) = share(options, bytes)?;
+    let (threads, limit) = share(job, options, bytes)?;
     job.check_destinations()?;
     let mut outline = Outline { threads, memory: 2 * limit * threads as i64, bytes, ..Outline::default() };
     let (mut units, mut done) = (Units::new(job, limit), 0);
@@ -133,7 +140,7 @@ pub fn outline(job: &Job, options: &Options, poll: &mut dyn FnMut(i64, i64) -> R
 /// anything is written; otherwise the first fault of a file, named.
 pub fn run(job: &Job, options: &Options, poll: &mut dyn FnMut(i64, i64) -> Result<()>) -> Result<Report> {
     let total = job.bytes()?;
-    let (threads, limit) = share(options, total)?;
+    let (threads, limit) = share(job, options, total)?;
     job.check_destinations()?;
     poll(0, total)?;
     let sources = Table::sources(&job.sources)?;
@@ -329,7 +336,7 @@ impl<'a> Run<'a> {
         }
         if self.sync {
             for (index, path) in self.files.destinations.files() {
-                file::sync(&*self.files.destinations.get(index)?.0, path)?;
+                file::sync(&self.files.destinations.get(index)?.0, path)?;
             }
         }
         recorder.journal.append(&recorder.units)?;
@@ -347,7 +354,7 @@ impl<'a> Run<'a> {
         let mut folders = HashSet::new();
         for (index, path) in self.files.destinations.files() {
             poll(self.total, self.total)?;
-            file::sync(&*self.files.destinations.get(index)?.0, path)?;
+            file::sync(&self.files.destinations.get(index)?.0, path)?;
             folders.insert(commit::folder_of(path));
         }
         folders.into_iter().try_for_each(commit::sync_folder)

@@ -48,6 +48,8 @@ impl Open {
 /// The files of one side of a job.
 pub(crate) struct Table<'a> {
     paths: Vec<Option<&'a Path>>,
+    /// Files that the caller opened.
+    given: HashMap<usize, Arc<File>>,
     identities: Vec<Option<Identity>>,
     written: bool,
     open: Mutex<Open>,
@@ -111,18 +113,30 @@ impl<'a> Table<'a> {
 
     fn empty(count: usize, written: bool) -> Self {
         let open = Open { files: HashMap::new(), order: VecDeque::new(), limit: descriptors() };
-        Self { paths: vec![None; count], identities: vec![None; count], written, open: Mutex::new(open) }
+        Self {
+            paths: vec![None; count],
+            given: HashMap::new(),
+            identities: vec![None; count],
+            written,
+            open: Mutex::new(open),
+        }
     }
 
     fn add_source(&mut self, index: usize, given: &'a SourceFile) -> Result<()> {
         let path: &Path = &given.path;
-        let (file, identity) = file::open_source(path)?;
+        let (file, identity) = match &given.file {
+            Some(file) => (None, file::look_at_source(file, path)?),
+            None => file::open_source(path).map(|(file, identity)| (Some(file), identity))?,
+        };
         let expected = Identity { file: identity.file, size: given.size, modified: identity.modified };
         check_same(path, expected, identity)?;
         check_same(path, Identity { modified: given.modified.unwrap_or(identity.modified), ..expected }, identity)?;
         self.paths[index] = Some(path);
         self.identities[index] = Some(identity);
-        lock(&self.open).put(index, file);
+        match (file, &given.file) {
+            (Some(file), _) => drop(lock(&self.open).put(index, file)),
+            (None, given) => self.given.extend(given.as_ref().map(|file| (index, Arc::clone(file)))),
+        }
         Ok(())
     }
 
@@ -132,7 +146,7 @@ impl<'a> Table<'a> {
         let (Some(path), Some(known)) = (path, self.identities[index]) else {
             return Err(Error::job(format!("holder {index} is not a file")));
         };
-        if let Some(file) = lock(&self.open).files.get(&index) {
+        if let Some(file) = self.given.get(&index).or(lock(&self.open).files.get(&index)) {
             return Ok((Arc::clone(file), path));
         }
         let (file, found) = if self.written {
@@ -158,7 +172,9 @@ impl<'a> Table<'a> {
     /// Checks that every source is what it was when it was first opened.
     pub(crate) fn check_unchanged(&self) -> Result<()> {
         for (index, path) in self.files() {
-            let found = file::counted("looking at", path, || path.metadata())?;
+            let given = self.given.get(&index);
+            let look = || given.map_or_else(|| path.metadata(), |file| file.metadata());
+            let found = file::counted("looking at", path, look)?;
             if let Some(known) = self.identities[index] {
                 check_same(path, known, Identity::of(&found))?;
             }

@@ -13,8 +13,9 @@
 use crate::{
     boxes::Bounds,
     error::{Error, Result},
-    job::{Destination, Job, Source, Tensor},
+    job::{Destination, Job, Source},
     pair::{Fetch, common_run, dense_strides, dim_to_split},
+    piece::Tensor,
 };
 
 /// From here on, a run is left to the system.

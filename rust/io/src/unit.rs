@@ -4,36 +4,27 @@
 //! caller's memory. Then the sources are read: long runs to where they belong, everything else, sorted and joined, into
 //! the read buffer, from which it is copied to the slots. Then the slots are digested, and written or compared.
 
+use std::{fs::File, io::IoSliceMut, path::Path};
+
 use crate::{
-    boxes::Bounds,
-    digest::Digest,
     error::{Error, Result},
     file::{self, Place},
-    job::{Destination, Job, Source, Tensor},
+    job::{Destination, Job, Source},
     pair::{Fetch, GAP, dense_strides},
+    slot::{Finding, Slot},
     strided::{self, Dim, Pointer, collapsed, positions},
     table::Table,
     tiles::{Tile, Work},
 };
+
+/// From here on, a run of a read has a buffer of its own: that costs less than to copy it afterwards.
+const WORTH_A_BUFFER: i64 = 512;
 
 /// The open files of a job.
 pub(crate) struct Files<'a> {
     pub(crate) sources: Table<'a>,
     pub(crate) destinations: Table<'a>,
     pub(crate) compared: Table<'a>,
-}
-
-/// What was learnt about the destination pieces that a unit wrote to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Finding {
-    /// The piece, by its number among all.
-    pub(crate) piece: u64,
-    /// The digest of what was written, in the tensor.
-    pub(crate) digest: u128,
-    /// Its contribution to the piece's CRC-32.
-    pub(crate) crc: u32,
-    /// The first byte of the tensor, in C order, that the compared file has otherwise; -1 if there is none.
-    pub(crate) differs: i64,
 }
 
 /// What was moved.
@@ -47,15 +38,6 @@ pub struct Traffic {
     pub copied: i64,
     /// Calls that read, write or copy.
     pub calls: i64,
-}
-
-/// Where one destination piece's part of a tile is put together.
-struct Slot<'t> {
-    tensor: &'t Tensor,
-    piece: usize,
-    bounds: Bounds,
-    strides: Vec<i64>,
-    start: Pointer,
 }
 
 /// A block to be read.
@@ -72,6 +54,20 @@ struct Read {
 struct Form {
     dims: Vec<Dim>,
     run: i64,
+}
+
+impl Form {
+    /// Whether the runs are all of a block of this length, one after the other.
+    fn fills(&self, length: i64) -> bool {
+        let mut bytes = self.run;
+        for dim in self.dims.iter().rev() {
+            if dim.from != bytes {
+                return false;
+            }
+            bytes *= dim.extent;
+        }
+        bytes == length
+    }
 }
 
 /// A thread's buffers.
@@ -244,9 +240,13 @@ impl<'a> Worker<'a> {
             let (group, after) = rest.split_at(count);
             rest = after;
             let (source, path) = self.files.sources.get(group[0].holder)?;
+            self.traffic.read += length;
+            if scatters(group, forms) {
+                self.traffic.calls += scatter(group, forms, &source, path)?;
+                continue;
+            }
             let buffer = grown(&mut self.reading, length)?;
             file::read(&source, path, buffer, group[0].offset)?;
-            self.traffic.read += length;
             self.traffic.calls += 1;
             let start = Pointer::new(buffer.as_mut_ptr());
             for read in group {
@@ -328,81 +328,33 @@ impl<'a> Worker<'a> {
     }
 }
 
-impl Slot<'_> {
-    /// Where the element at `position` of the tensor, which is in the slot, begins.
-    fn at(&self, position: &[i64]) -> Pointer {
-        let steps = position.iter().zip(&self.bounds.start).zip(&self.strides);
-        self.start.offset(steps.map(|((position, start), stride)| (position - start) * stride).sum())
-    }
-
-    /// The byte of the tensor, in C order, that byte `index` of a dense slot is.
-    fn position(&self, index: i64) -> i64 {
-        let mut dims: Vec<usize> = (0..self.strides.len()).filter(|&dim| self.bounds.extent(dim) > 1).collect();
-        dims.sort_by_key(|&dim| std::cmp::Reverse(self.strides[dim]));
-        let mut rest = index;
-        let mut at: i64 =
-            self.bounds.start.iter().zip(&self.tensor.strides).map(|(start, stride)| start * stride).sum();
-        for dim in dims {
-            at += rest / self.strides[dim] * self.tensor.strides[dim];
-            rest %= self.strides[dim];
-        }
-        at
-    }
-
-    fn nothing(&self) -> Finding {
-        Finding { piece: (self.tensor.first + self.piece) as u64, digest: 0, crc: 0, differs: -1 }
-    }
-
-    /// The runs of the file that a dense slot is: byte of the file, bytes, and where they are in memory.
-    fn file_runs(&self, mut each: impl FnMut(i64, i64, Pointer)) {
-        let piece = self.tensor.destinations.get(self.piece);
-        let dims = (0..self.strides.len()).map(|dim| Dim {
-            extent: self.bounds.extent(dim),
-            from: piece.strides[dim],
-            to: self.strides[dim],
-        });
-        let (dims, run) = collapsed(dims);
-        let first = piece.at(&self.bounds.start);
-        positions(&dims, |offset, to| each(first + offset, run, self.start.offset(to)));
-    }
-
-    fn checksums(&self) -> Finding {
-        let mut finding = self.nothing();
-        if self.tensor.wanted.digest {
-            let dims = (0..self.strides.len()).map(|dim| Dim {
-                extent: self.bounds.extent(dim),
-                from: self.tensor.strides[dim],
-                to: self.strides[dim],
-            });
-            let (dims, run) = collapsed(dims);
-            let steps = self.bounds.start.iter().zip(&self.tensor.strides);
-            let first: i64 = steps.map(|(start, stride)| start * stride).sum();
-            let mut digest = Digest::default();
-            positions(&dims, |position, to| {
-                // SAFETY: a run of the slot, which has just been put together and which nobody writes now.
-                digest.add(first + position, unsafe { self.start.offset(to).slice(run) });
-            });
-            finding.digest = digest.value();
-        }
-        let piece = self.tensor.destinations.get(self.piece);
-        if self.tensor.wanted.crc {
-            let whole = piece.volume();
-            self.file_runs(|offset, length, from| {
-                // SAFETY: as above.
-                let crc = crc32fast::hash(unsafe { from.slice(length) });
-                finding.crc ^= crc_before(crc, whole - (offset - piece.offset) - length);
-            });
-        }
-        finding
-    }
+/// Whether all of a group is needed, and in runs that are not too short to be read to where they belong.
+fn scatters(group: &[Read], forms: &[Form]) -> bool {
+    let mut end = group[0].offset;
+    group.iter().all(|read| {
+        let touches = read.offset == end;
+        end += read.length;
+        let form = read.form.and_then(|form| forms.get(form));
+        touches && form.is_some_and(|form| form.run >= WORTH_A_BUFFER && form.fills(read.length))
+    })
 }
 
-/// What bytes with this CRC-32 contribute to the CRC-32 of a text in which `after` more bytes follow them: contributions
-/// are combined with exclusive or, in any order, since the CRC is linear.
-fn crc_before(crc: u32, after: i64) -> u32 {
-    let mut hasher = crc32fast::Hasher::new_with_initial(crc);
-    hasher.combine(&crc32fast::Hasher::new_with_initial_len(0, after as u64));
-    hasher.finalize()
+/// Reads a group to the slots directly; gives the number of calls.
+fn scatter(group: &[Read], forms: &[Form], source: &File, path: &Path) -> Result<i64> {
+    let mut runs: Vec<(Pointer, i64)> = Vec::new();
+    for read in group {
+        let form = &forms[read.form.unwrap_or(0)];
+        positions(&form.dims, |_, to| runs.push((read.to.offset(to), form.run)));
+    }
+    let (mut at, mut calls) = (group[0].offset, 0);
+    for part in runs.chunks(file::MAX_SCATTERED) {
+        // SAFETY: runs of slots, as where single runs are read.
+        let slices = part.iter().map(|&(to, length)| IoSliceMut::new(unsafe { to.slice_mut(length) }));
+        file::read_scattered(source, path, &mut slices.collect::<Vec<_>>(), at)?;
+        at += part.iter().map(|run| run.1).sum::<i64>();
+        calls += 1;
+    }
+    Ok(calls)
 }
 
 /// The blocks in groups that are read at once: those that touch or overlap, and those whose gap `worth` takes. Gives, for

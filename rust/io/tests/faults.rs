@@ -84,7 +84,7 @@ fn job(case: &Case, folder: &Path) -> Job {
     fs::create_dir_all(&made).unwrap();
     let sources = (0..case.sources.len()).map(|i| {
         let path = folder.join(format!("source{i}"));
-        shardwise_io::job::Source::File(SourceFile { size: case.sources[i].len() as i64, path, modified: None })
+        shardwise_io::job::Source::File(SourceFile { size: case.sources[i].len() as i64, path, ..Default::default() })
     });
     case.job(sources.collect(), case.destinations(&made), wanted)
 }
@@ -94,7 +94,8 @@ fn run_here(case: &Case, folder: &Path, journal: bool) -> Result<Report, Error> 
 }
 
 /// What the one case must give: the files, the digests and the CRC-32 of the pieces.
-static EXPECTED: LazyLock<(Vec<Vec<u8>>, Vec<u128>, [u32; 3])> = LazyLock::new(|| {
+type Answers = (Vec<Vec<u8>>, Vec<u128>, [u32; 3]);
+static EXPECTED: LazyLock<Answers> = LazyLock::new(|| {
     let (files, half) = (case().expected(), (ROWS / 2 * COLUMNS * 4) as usize);
     let crcs = [&files[0][64..], &files[1][64..64 + half], &files[1][64 + half..]].map(crc32fast::hash);
     (files, case().digests(), crcs)
@@ -263,6 +264,23 @@ fn what_was_done_is_not_done_again() {
     let report = run(&job, &options, &mut |_, _| Ok(())).unwrap();
     check_report(&case, folder.path(), &report);
     assert!(report.resumed < job.bytes().unwrap());
+}
+
+#[test]
+fn a_journal_that_is_in_use_is_refused() {
+    let _turn = turn();
+    let (case, folder) = (case(), folder());
+    case.prepare(folder.path());
+    let (job, options) = (job(&case, folder.path()), options(folder.path(), true));
+    let mut refused = false;
+    run(&job, &options, &mut |done, _| {
+        if done > 0 && !refused {
+            refused = matches!(run(&job, &options, &mut |_, _| Ok(())), Err(Error::Locked { .. }));
+        }
+        Ok(())
+    })
+    .unwrap();
+    assert!(refused);
 }
 
 #[test]

@@ -110,7 +110,7 @@ proptest! {
         let compared = files.iter().enumerate().map(|(i, bytes)| {
             let path = folder.path().join(format!("other{i}"));
             std::fs::write(&path, bytes).unwrap();
-            Destination::Compared(SourceFile { path, size: bytes.len() as i64, modified: None })
+            Destination::Compared(SourceFile { path, size: bytes.len() as i64, ..Default::default() })
         });
         let job = case.job(case.prepare(folder.path()), compared.collect(), Wanted::default());
         let report = run(&job, &options(16_384, 1), &mut |_, _| Ok(())).unwrap();
@@ -120,6 +120,19 @@ proptest! {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn long_runs(mut case in cases(6), threads in 1..3_usize, short in any::<bool>()) {
+        let _turn = turn();
+        // Elements of more than half a KiB: runs that are read to where they belong.
+        case.widen(700);
+        if short {
+            arm(0, Fault::Short);
+        }
+        let report = check(&case, Wanted { digest: true, crc: false }, &options(40_000, threads));
+        disarm();
+        prop_assert_eq!(report.digests, case.digests());
+    }
 
     #[test]
     fn larger_tensors_in_small_buffers(case in cases(40), threads in 1..4_usize) {

@@ -4,7 +4,7 @@ use numpy::{PyArray1, PyArrayMethods};
 use pyo3::{exceptions::PyMemoryError, intern, prelude::*, sync::PyOnceLock, types::PyTuple};
 use shardwise_core::error::Result as CoreResult;
 
-use crate::errors::{InternalError, Refusal, SizeOverflowError, detached};
+use crate::errors::{InternalError, SizeOverflowError, detached};
 
 /// A new int64 array of `shape`, and itself flat. Asked of numpy from Python, because the crate's constructors panic
 /// where memory is short.
@@ -25,10 +25,9 @@ pub(crate) fn empty<'py>(py: Python<'py>, shape: &[usize]) -> PyResult<(Bound<'p
 }
 
 /// A new array of `shape`, filled by `kernel` with the interpreter released.
-pub(crate) fn filled<'py, E, F>(py: Python<'py>, shape: &[usize], kernel: F) -> PyResult<Bound<'py, PyAny>>
+pub(crate) fn filled<'py, F>(py: Python<'py>, shape: &[usize], kernel: F) -> PyResult<Bound<'py, PyAny>>
 where
-    E: Send + Refusal,
-    F: Send + FnOnce(&mut [i64], &mut dyn FnMut() -> CoreResult<()>) -> Result<(), E>,
+    F: Send + FnOnce(&mut [i64], &mut dyn FnMut() -> CoreResult<()>) -> CoreResult<()>,
 {
     let (array, flat) = empty(py, shape)?;
     let mut guard = flat.try_readwrite().map_err(|error| InternalError::new_err(error.to_string()))?;

@@ -1,8 +1,8 @@
 //! Core errors as Python exceptions, and panics as `InternalError`.
 
 use std::{
-    cell::Cell,
     panic::{AssertUnwindSafe, catch_unwind, set_hook},
+    sync::{Mutex, PoisonError},
 };
 
 use pyo3::{
@@ -49,6 +49,7 @@ pub(crate) fn to_py(error: impl Refusal) -> PyErr {
         ErrorKind::Layout => LayoutError::new_err(message),
         ErrorKind::Parse => ParseError::new_err(message),
         ErrorKind::Overflow => SizeOverflowError::new_err(message),
+        ErrorKind::Memory => PyMemoryError::new_err(message),
         ErrorKind::Index => PyIndexError::new_err(message),
         ErrorKind::Interrupted | ErrorKind::Internal => InternalError::new_err(message),
     }
@@ -61,7 +62,7 @@ pub(crate) fn guard<T>(body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
         if message == NULL_OBJECT {
             return Err(PyMemoryError::new_err("no memory left for the answer"));
         }
-        let place = PLACE.take();
+        let place = std::mem::take(&mut *PLACE.lock().unwrap_or_else(PoisonError::into_inner));
         Err(InternalError::new_err(format!("a fault of shardwise, please report it: {message} (at {place})")))
     })
 }
@@ -79,27 +80,23 @@ pub(crate) fn answer<'py, T: IntoPyObjectExt<'py>>(
 /// want of memory only.
 const NULL_OBJECT: &str = "PyObject pointer is null";
 
-thread_local! {
-    /// Where the last panic of this thread was.
-    static PLACE: Cell<String> = const { Cell::new(String::new()) };
-}
+/// Where the last panic was. For all threads: what is of one thread needs memory, and where there is none, glibc aborts.
+static PLACE: Mutex<String> = Mutex::new(String::new());
 
 /// Notes where a panic is, and writes nothing: every panic becomes an exception, which says it. The usual hook would make
 /// a backtrace if `RUST_BACKTRACE` is set, which takes memory that there may not be, and would abort for want of it.
 pub(crate) fn note_panics() {
     set_hook(Box::new(|panic| {
         let place = panic.location().map_or_else(String::new, |at| format!("{}:{}", at.file(), at.line()));
-        // In a thread that is ending the note is gone already.
-        let _ = PLACE.try_with(|noted| noted.set(place));
+        *PLACE.lock().unwrap_or_else(PoisonError::into_inner) = place;
     }));
 }
 
 /// Runs a bulk kernel with the interpreter released; the kernel polls for signals, so that Ctrl-C ends it.
-pub(crate) fn detached<T, E, F>(py: Python<'_>, kernel: F) -> PyResult<T>
+pub(crate) fn detached<T, F>(py: Python<'_>, kernel: F) -> PyResult<T>
 where
     T: Send,
-    E: Send + Refusal,
-    F: Send + FnOnce(&mut dyn FnMut() -> CoreResult<()>) -> Result<T, E>,
+    F: Send + FnOnce(&mut dyn FnMut() -> CoreResult<()>) -> CoreResult<T>,
 {
     let mut pending = None;
     let done = py.detach(|| {

@@ -1,7 +1,9 @@
 //! `_core.CopyJob` and what makes files appear at once: the bindings of `shardwise-io`.
 
 use std::{
-    path::PathBuf,
+    fs::File,
+    path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -13,7 +15,7 @@ use pyo3::{
 };
 use shardwise_core::{
     copy::{overlap::Disjoint, strided::Strided},
-    error::{Error as CoreError, Result as CoreResult},
+    error::{Error as CoreError, ErrorKind, Result as CoreResult},
 };
 use shardwise_io::{
     commit,
@@ -30,10 +32,13 @@ use crate::{
 
 /// How often a running job looks for signals and reports its progress.
 const POLL_EVERY: Duration = Duration::from_millis(20);
+/// Tensors that are added in between.
+const POLL_TENSORS: usize = 4096;
 /// The error numbers of a full disk and of a lock that is held, where the system gives none of its own.
 const NO_SPACE: i32 = 28;
 const WOULD_BLOCK: i32 = 11;
 const BROKEN: i32 = 5;
+const BAD_DESCRIPTOR: i32 = 9;
 
 /// A list of Python's, a part of which is each holder's description.
 type Holders<'py> = Bound<'py, PyList>;
@@ -48,7 +53,7 @@ pub(crate) struct CopyJob {
 
 #[pymethods]
 impl CopyJob {
-    /// `sources` holds tuples (path, size, time or None) and arrays; `destinations` holds tuples ("write", path, size)
+    /// `sources` holds tuples (path, size, time or None, descriptor or None) and arrays; `destinations` holds tuples ("write", path, size)
     /// and ("compare", path, size, time or None), arrays, and None for nowhere. `program` is, for each tensor, `[itemsize,
     /// wanted, dims, source pieces, destination pieces, shape…, rows…]`, with the rows of `shardwise_io::job::Job::add`.
     #[new]
@@ -69,11 +74,18 @@ impl CopyJob {
                 .collect::<PyResult<_>>()?;
             let program = program.try_readonly().map_err(|error| PyTypeError::new_err(format!("program: {error}")))?;
             let program = program.as_slice()?;
-            let job = detached(py, |_| {
-                if let Err(error) = Disjoint::new(&read, &written) {
-                    return CoreResult::Ok(Err(Error::Job(overlap(&error))));
-                }
-                Ok(Job::new(sources, destinations).and_then(|mut job| add_all(&mut job, program).map(|()| job)))
+            let job = detached(py, |poll| -> CoreResult<Result<Job>> {
+                match Disjoint::new(&read, &written, poll) {
+                    Err(error) if error.kind() == ErrorKind::Layout => {
+                        return Ok(Err(Error::Job(overlap(&error))));
+                    }
+                    checked => checked?,
+                };
+                let mut job = match Job::new(sources, destinations) {
+                    Ok(job) => job,
+                    refused => return Ok(refused),
+                };
+                Ok(add_all(&mut job, program, poll)?.map(|()| job))
             })?;
             Ok(Self { job: job.map_err(to_py)?, _arrays: arrays })
         })
@@ -151,8 +163,30 @@ fn source(
     if let Ok(array) = item.cast::<PyUntypedArray>() {
         return memory(array, arrays, memories).map(Source::Memory);
     }
-    let (path, size, modified): (PathBuf, i64, Option<i64>) = item.extract()?;
-    Ok(Source::File(SourceFile { path, size, modified }))
+    let (path, size, modified, descriptor): (PathBuf, i64, Option<i64>, Option<i32>) = item.extract()?;
+    let file = descriptor.map(|descriptor| open_file(descriptor, &path)).transpose()?;
+    Ok(Source::File(SourceFile { path, size, modified, file }))
+}
+
+/// A descriptor of our own for an open file of the caller's.
+#[cfg(unix)]
+fn open_file(descriptor: i32, path: &Path) -> PyResult<Arc<File>> {
+    use std::os::fd::BorrowedFd;
+    if descriptor < 0 {
+        return Err(PyOSError::new_err((BAD_DESCRIPTOR, "Bad file descriptor", path.to_owned())));
+    }
+    // SAFETY: a number that is not -1; whether it is open is what duplicating it finds out, and nothing else is done
+    // with it.
+    let own = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned();
+    let own =
+        own.map_err(|error| to_py(Error::Os { operation: "opening", path: path.to_owned(), offset: None, error }))?;
+    Ok(Arc::new(File::from(own)))
+}
+
+#[cfg(not(unix))]
+fn open_file(_: i32, path: &Path) -> PyResult<Arc<File>> {
+    let opened = File::open(path).map(Arc::new);
+    opened.map_err(|error| to_py(Error::Os { operation: "opening", path: path.to_owned(), offset: None, error }))
 }
 
 fn destination(
@@ -172,7 +206,7 @@ fn destination(
     let tuple = item.cast::<PyTuple>()?;
     if tuple.len() == 4 {
         let (_, path, size, modified): (String, PathBuf, i64, Option<i64>) = tuple.extract()?;
-        return Ok(Destination::Compared(SourceFile { path, size, modified }));
+        return Ok(Destination::Compared(SourceFile { path, size, modified, file: None }));
     }
     let (_, path, size): (String, PathBuf, i64) = tuple.extract()?;
     Ok(Destination::File { path, size })
@@ -206,25 +240,36 @@ fn overlap(error: &CoreError) -> String {
 }
 
 /// Adds the tensors of a program.
-fn add_all(job: &mut Job, program: &[i64]) -> Result<()> {
-    let mut rest = program;
+fn add_all(job: &mut Job, program: &[i64], poll: &mut dyn FnMut() -> CoreResult<()>) -> CoreResult<Result<()>> {
+    let (mut rest, mut count) = (program, 0);
     while !rest.is_empty() {
-        let take = |rest: &mut &[i64], count: Option<usize>| -> Result<Vec<i64>> {
-            let taken = count.and_then(|count| rest.split_at_checked(count));
-            let (taken, after) = taken.ok_or_else(|| Error::Job("program ends within a tensor".to_owned()))?;
-            *rest = after;
-            Ok(taken.to_vec())
-        };
-        let head = take(&mut rest, Some(5))?;
-        let dims = usize::try_from(head[2]).ok();
-        let rows = |pieces: i64| usize::try_from(pieces).ok()?.checked_mul(dims?.checked_mul(3)?.checked_add(2)?);
-        let shape = take(&mut rest, dims)?;
-        let sources = take(&mut rest, rows(head[3]))?;
-        let destinations = take(&mut rest, rows(head[4]))?;
-        let wanted = Wanted { digest: head[1] & 1 != 0, crc: head[1] & 2 != 0 };
-        job.add(head[0], &shape, &sources, &destinations, wanted)?;
+        count += 1;
+        if count % POLL_TENSORS == 0 {
+            poll()?;
+        }
+        if let Err(error) = add_one(job, &mut rest) {
+            return Ok(Err(error));
+        }
     }
-    Ok(())
+    Ok(Ok(()))
+}
+
+/// Adds the first tensor of what is left of a program.
+fn add_one(job: &mut Job, rest: &mut &[i64]) -> Result<()> {
+    let mut take = |count: Option<usize>| -> Result<&[i64]> {
+        let taken = count.and_then(|count| rest.split_at_checked(count));
+        let (taken, after) = taken.ok_or_else(|| Error::Job("program ends within a tensor".to_owned()))?;
+        *rest = after;
+        Ok(taken)
+    };
+    let head = take(Some(5))?;
+    let dims = usize::try_from(head[2]).ok();
+    let rows = |pieces: i64| usize::try_from(pieces).ok()?.checked_mul(dims?.checked_mul(3)?.checked_add(2)?);
+    let shape = take(dims)?;
+    let sources = take(rows(head[3]))?;
+    let destinations = take(rows(head[4]))?;
+    let wanted = Wanted { digest: head[1] & 1 != 0, crc: head[1] & 2 != 0 };
+    job.add(head[0], shape, sources, destinations, wanted)
 }
 
 fn to_py(error: Error) -> PyErr {

@@ -16,8 +16,12 @@ use crate::{
     arrays,
     convert::{repr, strings},
     errors::{guard, to_py},
+    memory::room,
     mesh::Mesh,
 };
+
+/// The bytes that a dim or a name takes at most, with what it is made of on the way.
+const NAME_BYTES: usize = 512;
 
 /// For each dim, the mesh axes that cut it.
 #[pyclass(frozen, module = "shardwise._core")]
@@ -34,6 +38,8 @@ impl Layout {
     #[pyo3(signature = (mesh, axes, unreduced, /))]
     fn new(mesh: &Mesh, axes: &Bound<'_, PyTuple>, unreduced: &Bound<'_, PyTuple>) -> PyResult<Self> {
         guard(|| {
+            let names = axes.iter_borrowed().map(|entry| 1 + entry.cast::<PyTuple>().map_or(0, |names| names.len()));
+            room("the layout", names.sum::<usize>().saturating_add(unreduced.len()).saturating_mul(NAME_BYTES))?;
             let unreduced = strings("unreduced", unreduced)?;
             let core = if axes.iter_borrowed().any(|entry| entry.is_instance_of::<PyList>()) {
                 let dims = axes.iter().enumerate().map(|(dim, entry)| match entry.cast::<PyList>() {
@@ -58,27 +64,31 @@ impl Layout {
     /// The names and the sizes of the axes of the mesh, which is factored where specs name sub-axes.
     #[getter]
     fn mesh_axes<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyTuple>)> {
-        let mesh = self.core.mesh();
-        Ok((PyTuple::new(py, mesh.names())?, PyTuple::new(py, mesh.sizes())?))
+        guard(|| {
+            let mesh = self.core.mesh();
+            Ok((PyTuple::new(py, mesh.names())?, PyTuple::new(py, mesh.sizes())?))
+        })
     }
 
     /// For each dim, the positions among `mesh_axes` of those that cut it, major first.
     #[getter]
     fn positions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        let dims = self.core.specs().iter().map(|spec| PyTuple::new(py, spec)).collect::<PyResult<Vec<_>>>()?;
-        PyTuple::new(py, dims)
+        guard(|| {
+            let dims = self.core.specs().iter().map(|spec| PyTuple::new(py, spec)).collect::<PyResult<Vec<_>>>()?;
+            PyTuple::new(py, dims)
+        })
     }
 
     /// The positions among `mesh_axes` of those over which the values are partial sums.
     #[getter]
     fn unreduced<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.core.unreduced_axes())
+        guard(|| PyTuple::new(py, self.core.unreduced_axes()))
     }
 
     /// The positions among `mesh_axes` of those that replicate.
     #[getter]
     fn replicated<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.core.replicated_axes())
+        guard(|| PyTuple::new(py, self.core.replicated_axes()))
     }
 }
 

@@ -1,6 +1,8 @@
 //! The compiled module `shardwise._core`: it converts arguments, calls the core, and converts the answers back.
 
 mod arrays;
+mod checksum;
+mod collective;
 mod convert;
 mod dtensor;
 mod errors;
@@ -45,13 +47,19 @@ mod _core {
     use super::{layout::Layout, mesh::Mesh, packed::PackedPartition, partition::Partition, rules::RuleSet};
 
     #[pymodule_export]
-    use super::reshard::{ReshardPlan, collectives};
+    use super::reshard::ReshardPlan;
+
+    #[pymodule_export]
+    use super::collective::{CollectiveSearch, priced_collectives};
 
     #[pymodule_export]
     use super::tiling::Tiling;
 
     #[pymodule_export]
-    use super::pickle::{Persistent, Record, read_pickle};
+    use super::checksum::crc32c;
+
+    #[pymodule_export]
+    use super::pickle::{Persistent, Record, read_dcp_index, read_pickle};
 
     /// The version of the package.
     #[pymodule_export]

@@ -12,7 +12,11 @@ use crate::{
     arrays,
     convert::{integers, position, positions, strings},
     errors::{answer, guard, to_py},
+    memory::room,
 };
+
+/// The bytes that an axis takes at most, with what it is made of on the way.
+const NAME_BYTES: usize = 256;
 
 /// Named axes with sizes; devices by their row-major index.
 #[pyclass(frozen, module = "shardwise._core")]
@@ -27,6 +31,7 @@ impl Mesh {
     fn new(shape: &Bound<'_, PyAny>, axis_names: &Bound<'_, PyAny>) -> PyResult<Self> {
         guard(|| {
             let sizes = integers("shape", shape)?;
+            room("the mesh", sizes.len().saturating_mul(NAME_BYTES))?;
             let names = strings("axis_names", axis_names)?;
             Ok(Self { core: Arc::new(CoreMesh::new(&names, &sizes).map_err(to_py)?) })
         })

@@ -74,8 +74,7 @@ impl PackedPartition {
     /// The one box of a shard as a tuple of slices.
     #[pyo3(signature = (shard_id, /))]
     fn shard_box<'py>(&self, py: Python<'py>, shard_id: &Bound<'_, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
-        let device = guard(|| self.core.shards().canonical_device(position("shard_id", shard_id)?).map_err(to_py))?;
-        self.r#box(py, device)
+        guard(|| self.r#box(py, self.core.shards().canonical_device(position("shard_id", shard_id)?).map_err(to_py)?))
     }
 
     /// The shape of the device's own array.
@@ -102,7 +101,7 @@ impl PackedPartition {
 
     /// The pieces of all devices: where each device's begin, int64 (devices + 1,), and start, stop and local start of each
     /// along each dim, int64 (pieces, dims, 3).
-    fn all_pieces<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+    fn all_pieces<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         guard(|| {
             let mut count = 0;
             let begins = arrays::filled(py, &[self.devices()? + 1], |out, poll| {
@@ -112,7 +111,7 @@ impl PackedPartition {
             })?;
             let shape = [arrays::length("pieces", count)?, self.core.shape().len(), PER_DIM];
             let rows = arrays::filled(py, &shape, |out, poll| self.core.pieces_into(out, PER_DIM, poll))?;
-            Ok((begins, rows))
+            PyTuple::new(py, [begins, rows])
         })
     }
 
@@ -175,8 +174,8 @@ impl PackedPartition {
 
     /// The first device index that holds a shard.
     #[pyo3(signature = (shard_id, /))]
-    fn canonical_device(&self, shard_id: &Bound<'_, PyAny>) -> PyResult<i64> {
-        guard(|| self.core.shards().canonical_device(position("shard_id", shard_id)?).map_err(to_py))
+    fn canonical_device<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.core.shards().canonical_device(position("shard_id", shard_id)?).map_err(to_py))
     }
 
     /// The largest extent of a device's own array along each dim.

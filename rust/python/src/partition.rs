@@ -22,8 +22,15 @@ use crate::{
     convert::{Numbers, integers, position},
     errors::{InternalError, LayoutError, answer, detached, guard, to_py},
     layout::Layout,
+    memory::room,
     views,
 };
+
+/// The bytes that a dim takes at most, in the partition or in any answer.
+const DIM_BYTES: usize = 256;
+
+/// Up to how many dims the reserve has room for.
+const FEW_DIMS: usize = 64;
 
 /// A layout applied to a shape.
 #[pyclass(frozen, module = "shardwise._core")]
@@ -38,6 +45,7 @@ impl Partition {
     fn new(layout: &Layout, shape: &Bound<'_, PyAny>, uneven: &Bound<'_, PyString>) -> PyResult<Self> {
         guard(|| {
             let shape = integers("shape", shape)?;
+            room("the partition", shape.len().saturating_mul(DIM_BYTES))?;
             // A lone surrogate cannot be a rule either; its replacement is refused by name.
             let rule = uneven.to_string_lossy().parse().map_err(to_py)?;
             let core = CorePartition::new(layout.core.clone(), &shape, rule).map_err(to_py)?;
@@ -68,20 +76,20 @@ impl Partition {
     /// The device's box as a tuple of slices.
     #[pyo3(signature = (device, /))]
     fn r#box<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| slices(py, self.core.box_of(device).map_err(to_py)?))
+        guard(|| slices(py, self.roomy()?.box_of(device).map_err(to_py)?))
     }
 
     /// The box of a shard as a tuple of slices.
     #[pyo3(signature = (shard_id, /))]
     fn shard_box<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| slices(py, self.core.box_of_shard(position("shard_id", shard_id)?).map_err(to_py)?))
+        guard(|| slices(py, self.roomy()?.box_of_shard(position("shard_id", shard_id)?).map_err(to_py)?))
     }
 
     /// The shape of the device's shard.
     #[pyo3(signature = (device, /))]
     fn shard_shape<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyTuple>> {
         guard(|| {
-            let bounds = self.core.box_of(device).map_err(to_py)?;
+            let bounds = self.roomy()?.box_of(device).map_err(to_py)?;
             PyTuple::new(py, bounds.into_iter().map(|(start, stop)| stop - start))
         })
     }
@@ -112,12 +120,12 @@ impl Partition {
 
     #[pyo3(signature = (device, /))]
     fn shard_id<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
-        answer(py, || self.core.shard_id(device).map_err(to_py))
+        answer(py, || self.roomy()?.shard_id(device).map_err(to_py))
     }
 
     #[pyo3(signature = (device, /))]
     fn replica_id<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
-        answer(py, || self.core.replica_id(device).map_err(to_py))
+        answer(py, || self.roomy()?.replica_id(device).map_err(to_py))
     }
 
     /// The shard id of every device: int64 (devices,).
@@ -133,13 +141,13 @@ impl Partition {
     /// The device indices that hold a shard, in order.
     #[pyo3(signature = (shard_id, /))]
     fn devices_holding<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        answer(py, || self.core.devices_holding(position("shard_id", shard_id)?).map_err(to_py))
+        answer(py, || self.roomy()?.devices_holding(position("shard_id", shard_id)?).map_err(to_py))
     }
 
     /// The first device index that holds a shard.
     #[pyo3(signature = (shard_id, /))]
-    fn canonical_device(&self, shard_id: &Bound<'_, PyAny>) -> PyResult<i64> {
-        guard(|| self.core.canonical_device(position("shard_id", shard_id)?).map_err(to_py))
+    fn canonical_device<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.roomy()?.canonical_device(position("shard_id", shard_id)?).map_err(to_py))
     }
 
     /// The largest extent of a shard along each dim.
@@ -151,7 +159,10 @@ impl Partition {
     /// (shard id, local offset) of global offsets: ints of an int, arrays of an array.
     #[pyo3(signature = (offsets, /))]
     fn locate<'py>(&self, py: Python<'py>, offsets: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| located(py, &*self.core, offsets))
+        guard(|| {
+            self.roomy()?;
+            located(py, &*self.core, offsets)
+        })
     }
 
     /// The inverse of `locate`.
@@ -162,14 +173,17 @@ impl Partition {
         shard_ids: &Bound<'py, PyAny>,
         local_offsets: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        guard(|| found(py, &*self.core, shard_ids, local_offsets))
+        guard(|| {
+            self.roomy()?;
+            found(py, &*self.core, shard_ids, local_offsets)
+        })
     }
 
     /// The device's contiguous runs in the global array: int64 (runs, 2), offset and length.
     #[pyo3(signature = (device, /))]
     fn runs<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
-            let runs = Runs::of(&self.core, device).map_err(to_py)?;
+            let runs = Runs::of(self.roomy()?, device).map_err(to_py)?;
             arrays::filled(py, &[arrays::length("runs", runs.count())?, 2], |out, poll| runs.fill_into(out, poll))
         })
     }
@@ -193,7 +207,7 @@ impl Partition {
         device: i64,
     ) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
-            let bounds = self.core.box_of(device).map_err(to_py)?;
+            let bounds = self.roomy()?.box_of(device).map_err(to_py)?;
             let flat: Vec<i64> = bounds.into_iter().flat_map(<[i64; 2]>::from).collect();
             views::views(py, array, self.core.shape(), 1, &flat)?.get_item(0)
         })
@@ -231,8 +245,17 @@ impl Partition {
         Ok(boxes)
     }
 
+    /// The partition, after asking for what a question about so many dims may take.
+    fn roomy(&self) -> PyResult<&CorePartition> {
+        let dims = self.core.shape().len();
+        if dims > FEW_DIMS {
+            room("the dims", dims.saturating_mul(DIM_BYTES))?;
+        }
+        Ok(&self.core)
+    }
+
     fn devices(&self) -> PyResult<usize> {
-        arrays::length("devices", self.core.mesh().size())
+        arrays::length("devices", self.roomy()?.mesh().size())
     }
 }
 

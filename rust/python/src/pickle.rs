@@ -1,11 +1,17 @@
 //! What a pickle says, as Python objects that do nothing.
 
+use std::collections::HashSet;
+
+use numpy::PyArray1;
 use pyo3::{
     exceptions::{PyMemoryError, PyTypeError},
     prelude::*,
     types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple},
 };
-use shardwise_core::pickle::{Id, Pickle, Record as CoreRecord, Value};
+use shardwise_core::{
+    dcp::Index,
+    pickle::{Id, Pickle, Record as CoreRecord, Value},
+};
 
 use crate::errors::{ParseError, detached, guard};
 
@@ -77,43 +83,111 @@ pub(crate) fn read_pickle<'py>(
         let py = data.py();
         let bytes = data.as_bytes();
         let pickle = detached(py, |poll| Pickle::new(bytes, poll))?;
-        let free = match &strict {
-            Some(strict) => free_attributes(&pickle, strict),
-            None => Vec::new(),
-        };
+        let free = free_attributes(&pickle, strict.as_deref());
         let names = judged(py, &pickle, judge, &free)?;
-        let mut made = Vec::new();
-        made.try_reserve_exact(pickle.len())
-            .map_err(|_| PyMemoryError::new_err("no memory for the values of a pickle"))?;
-        made.resize_with(pickle.len(), || None);
-        let nothing = PyTuple::empty(py).into_any().unbind();
-        let mut converter = Converter { pickle: &pickle, names, made, persistent, free: &free, nothing, converted: 0 };
-        converter.value(py, pickle.root(), 0)
+        Converter::new(py, &pickle, names, persistent, &free)?.value(py, pickle.root(), 0)
     })
 }
 
+/// What there is of a distributed checkpoint's index: the tensors, as tuples of name, dtype, shape, first chunk, number of
+/// chunks, where its bounds begin, and whether its chunks tile it; the objects, as tuples of name and place; the bounds
+/// of all chunks; the places of the chunks; the places, as rows of file, offset and length; the files; and the attributes
+/// that are not in `strict`, or `None` where they cannot be read.
+type Columns<'py> = (
+    Bound<'py, PyList>,
+    Bound<'py, PyList>,
+    Bound<'py, PyArray1<i64>>,
+    Bound<'py, PyArray1<i64>>,
+    Bound<'py, PyArray1<i64>>,
+    Vec<String>,
+    Bound<'py, PyDict>,
+);
+
+/// Reads the index of a distributed checkpoint; `judge` and `strict` are those of `read_pickle`.
+#[pyfunction]
+#[pyo3(signature = (data, judge, strict, /))]
+pub(crate) fn read_dcp_index<'py>(
+    data: &Bound<'py, PyBytes>,
+    judge: &Bound<'py, PyAny>,
+    strict: Vec<String>,
+) -> PyResult<Columns<'py>> {
+    guard(|| {
+        let py = data.py();
+        let bytes = data.as_bytes();
+        let pickle = detached(py, |poll| Pickle::new(bytes, poll))?;
+        let free = free_attributes(&pickle, Some(&strict));
+        let names = judged(py, &pickle, judge, &free)?;
+        let index = detached(py, |poll| Index::new(&pickle, poll))?;
+        let tensors = PyList::empty(py);
+        for tensor in &index.tensors {
+            let dtype = format!("{}.{}", tensor.dtype.0, tensor.dtype.1);
+            let shape = PyTuple::new(py, &tensor.shape)?;
+            let place = (tensor.first, tensor.chunks, tensor.bounds, tensor.is_tiled);
+            tensors.append((tensor.name, PyString::intern(py, &dtype), shape, place.0, place.1, place.2, place.3))?;
+        }
+        let objects = PyList::new(py, &index.objects)?;
+        let mut places = Vec::new();
+        places
+            .try_reserve_exact(3 * index.places.len())
+            .map_err(|_| PyMemoryError::new_err("no memory for the chunks of an index"))?;
+        places.extend(index.places.iter().flat_map(|place| [place.file, place.offset, place.length]));
+        let rest = PyDict::new(py);
+        let mut converter = Converter::new(py, &pickle, names, false, &free)?;
+        for (key, value) in root_attributes(&pickle) {
+            let Value::Text(span) = pickle.value(key) else { continue };
+            let name = String::from_utf8_lossy(pickle.bytes(span)).into_owned();
+            if name != "state_dict_metadata" && name != "storage_data" {
+                rest.set_item(name, converter.or_none(py, value, 0)?)?;
+            }
+        }
+        Ok((
+            tensors,
+            objects,
+            PyArray1::from_vec(py, index.bounds),
+            PyArray1::from_vec(py, index.chunk_places),
+            PyArray1::from_vec(py, places),
+            index.files.into_iter().map(str::to_owned).collect(),
+            rest,
+        ))
+    })
+}
+
+/// The attributes of the outermost object.
+fn root_attributes<'p>(pickle: &'p Pickle<'_>) -> impl Iterator<Item = (Id, Id)> + 'p {
+    let state = match pickle.value(pickle.root()) {
+        Value::Record(root) => pickle.record(root).state.map(|id| pickle.value(id)),
+        _ => None,
+    };
+    let pairs = if let Some(Value::Dict(state)) = state { pickle.dict(state) } else { &[] };
+    pairs.iter().copied()
+}
+
 /// The attributes of the outermost object that are not in `strict`.
-fn free_attributes(pickle: &Pickle<'_>, strict: &[String]) -> Vec<Id> {
-    let Value::Record(root) = pickle.value(pickle.root()) else { return Vec::new() };
-    let Some(Value::Dict(state)) = pickle.record(root).state.map(|id| pickle.value(id)) else { return Vec::new() };
+fn free_attributes(pickle: &Pickle<'_>, strict: Option<&[String]>) -> HashSet<Id> {
+    let Some(strict) = strict else { return HashSet::new() };
     let is_strict = |key: Id| match pickle.value(key) {
         Value::Text(span) => strict.iter().any(|name| name.as_bytes() == pickle.bytes(span)),
         _ => true,
     };
-    pickle.dict(state).iter().filter(|&&(key, _)| !is_strict(key)).map(|&(_, value)| value).collect()
+    root_attributes(pickle).filter(|&(key, _)| !is_strict(key)).map(|(_, value)| value).collect()
 }
 
 /// The names of the globals, after asking about each.
-fn judged(py: Python<'_>, pickle: &Pickle<'_>, judge: &Bound<'_, PyAny>, free: &[Id]) -> PyResult<Vec<Py<PyString>>> {
+fn judged(
+    py: Python<'_>,
+    pickle: &Pickle<'_>,
+    judge: &Bound<'_, PyAny>,
+    free: &HashSet<Id>,
+) -> PyResult<Vec<Py<PyString>>> {
     let mut names = Vec::new();
-    let mut unknown = Vec::new();
+    let mut unknown = HashSet::new();
     for (number, &(module, name)) in pickle.globals().iter().enumerate() {
         let (Ok(module), Ok(name)) = (str::from_utf8(module), str::from_utf8(name)) else {
             return Err(ParseError::new_err("names a global by what is not UTF-8"));
         };
         let name = PyString::new(py, &format!("{module}.{name}"));
         if !judge.call1((&name,))?.extract::<bool>()? {
-            unknown.push(number);
+            unknown.insert(number as u32);
         }
         names.push(name.unbind());
     }
@@ -137,10 +211,11 @@ fn judged(py: Python<'_>, pickle: &Pickle<'_>, judge: &Bound<'_, PyAny>, free: &
             }
         }
     }
-    let (below_free, below_strict) = (reach(pickle, free)?, reach(pickle, &strict_roots)?);
+    let (below_free, below_strict) =
+        (reach(pickle, &free.iter().copied().collect::<Vec<_>>())?, reach(pickle, &strict_roots)?);
     for id in 0..pickle.len() {
         if let Value::Global(number) = pickle.value(id as Id)
-            && unknown.contains(&(number as usize))
+            && unknown.contains(&number)
             && (below_strict[id] || !below_free[id])
         {
             let name = names[number as usize].bind(py).to_string();
@@ -161,12 +236,35 @@ struct Converter<'a> {
     /// What was made of each value, so that what is shared stays shared and is not made twice.
     made: Vec<Option<Py<PyAny>>>,
     persistent: bool,
-    free: &'a [Id],
+    free: &'a HashSet<Id>,
     nothing: Py<PyAny>,
     converted: usize,
 }
 
-impl Converter<'_> {
+impl<'a> Converter<'a> {
+    fn new(
+        py: Python<'_>,
+        pickle: &'a Pickle<'a>,
+        names: Vec<Py<PyString>>,
+        persistent: bool,
+        free: &'a HashSet<Id>,
+    ) -> PyResult<Self> {
+        let mut made = Vec::new();
+        let no_memory = |_| PyMemoryError::new_err("no memory for the values of a pickle");
+        made.try_reserve_exact(pickle.len()).map_err(no_memory)?;
+        made.resize_with(pickle.len(), || None);
+        let nothing = PyTuple::empty(py).into_any().unbind();
+        Ok(Self { pickle, names, made, persistent, free, nothing, converted: 0 })
+    }
+
+    /// A value, or `None` if it cannot be read.
+    fn or_none<'py>(&mut self, py: Python<'py>, id: Id, depth: usize) -> PyResult<Bound<'py, PyAny>> {
+        match self.value(py, id, depth) {
+            Err(error) if error.is_instance_of::<ParseError>(py) => Ok(py.None().into_bound(py)),
+            value => value,
+        }
+    }
+
     fn value<'py>(&mut self, py: Python<'py>, id: Id, depth: usize) -> PyResult<Bound<'py, PyAny>> {
         if let Some(made) = &self.made[id as usize] {
             return Ok(made.bind(py).clone());
@@ -296,12 +394,8 @@ impl Converter<'_> {
         let dict = PyDict::new(py);
         for &(key, value) in self.pickle.dict(number) {
             let key = self.value(py, key, depth + 1)?;
-            let value = match self.value(py, value, depth + 1) {
-                Err(error) if self.free.contains(&value) && error.is_instance_of::<ParseError>(py) => {
-                    py.None().into_bound(py)
-                }
-                value => value?,
-            };
+            let is_free = self.free.contains(&value);
+            let value = if is_free { self.or_none(py, value, depth + 1)? } else { self.value(py, value, depth + 1)? };
             dict.set_item(key, value)?;
         }
         Ok(dict.into_any().unbind())

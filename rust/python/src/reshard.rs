@@ -1,4 +1,4 @@
-//! `_core.ReshardPlan` and `_core.collectives`.
+//! `_core.ReshardPlan`.
 
 use std::{
     sync::OnceLock,
@@ -12,20 +12,21 @@ use pyo3::{
     types::{PyList, PyTuple},
 };
 use shardwise_core::{
-    copy::{overlap::Disjoint, run::run, strided::Strided},
+    copy::{contest::Way, overlap::Disjoint, run::run, strided::Strided},
     error::{Error, Result as CoreResult},
     plan::{
         Plan, Transfer,
-        places::{Places, Window},
+        places::{Places, Seen},
+        program::Programs,
         rounds::rounds,
     },
-    reshard::collectives::{Links, sequence},
 };
 
 use crate::{
     arrays,
+    convert::integers,
     errors::{detached, guard, to_py},
-    partition::Partition,
+    memory::room,
     tiling::{numbers, tiling},
     views,
 };
@@ -39,6 +40,8 @@ pub(crate) struct ReshardPlan {
     core: Plan,
     /// The places of the source's and of the destination's pieces, once they are asked for.
     places: [OnceLock<Places>; 2],
+    /// The programs of all holders, once one is asked for.
+    programs: OnceLock<Programs>,
 }
 
 #[pymethods]
@@ -50,7 +53,7 @@ impl ReshardPlan {
         guard(|| {
             let (src, dst, same) = (tiling("src", src)?, tiling("dst", dst)?, numbers("same", same)?);
             let core = detached(py, |poll| Plan::new(src, dst, same, poll))?;
-            Ok(Self { core, places: [OnceLock::new(), OnceLock::new()] })
+            Ok(Self { core, places: [OnceLock::new(), OnceLock::new()], programs: OnceLock::new() })
         })
     }
 
@@ -94,16 +97,27 @@ impl ReshardPlan {
     #[pyo3(signature = (side, kept, /))]
     fn local_boxes<'py>(&self, py: Python<'py>, side: usize, kept: bool) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
-            let places = self.places(py, side)?;
             let plan = &self.core;
+            let tiling = if side == 0 { plan.source() } else { plan.destination() };
             let rank = plan.destination().shape().len();
             let count = if kept { plan.kept() } else { plan.transfers() };
+            // Of a large grid a few chunks may be asked for: then all places are more than those of the transfers.
+            let few = tiling.holders() as u64 > 4 * count as u64 + 1024;
+            let places = if few { None } else { Some(self.places(py, side)?) };
             arrays::filled(py, &[count, rank, 2], |out, poll| {
                 let mut rows = out.chunks_exact_mut((2 * rank).max(1));
                 let mut write = |transfer: Transfer<'_>| {
-                    let origin = match side {
-                        0 => places.origin(transfer.source, transfer.source_piece),
-                        _ => places.origin(transfer.destination, transfer.destination_piece),
+                    let (holder, piece) = match side {
+                        0 => (transfer.source, transfer.source_piece),
+                        _ => (transfer.destination, transfer.destination_piece),
+                    };
+                    let seen;
+                    let origin = match places {
+                        Some(places) => places.origin(holder, piece),
+                        None => {
+                            seen = Seen::new(&**tiling, holder, piece)?;
+                            &seen.origin
+                        }
                     };
                     let Some(row) = rows.next() else { return Ok(()) };
                     for ((bounds, (start, stop)), origin) in
@@ -124,12 +138,36 @@ impl ReshardPlan {
     #[pyo3(signature = (side, holder, piece, /))]
     fn place<'py>(&self, py: Python<'py>, side: usize, holder: i64, piece: i64) -> PyResult<Bound<'py, PyTuple>> {
         guard(|| {
-            let places = self.places(py, side)?;
-            let window = match places.window(holder, piece) {
-                Window::Whole => None,
-                Window::Flat { offset, piece } => Some((offset, PyTuple::new(py, piece.extents())?)),
+            let tiling = if side == 0 { self.core.source() } else { self.core.destination() };
+            let seen = Seen::new(&**tiling, holder, piece).map_err(to_py)?;
+            let window = match seen.flat {
+                None => None,
+                Some((offset, extents)) => Some((offset, PyTuple::new(py, extents)?)),
             };
-            (PyTuple::new(py, places.origin(holder, piece))?, window).into_pyobject(py)
+            (PyTuple::new(py, seen.origin)?, window).into_pyobject(py)
+        })
+    }
+
+    /// What one holder does, in order: int64 (steps, 4) of kind (0 copy, 1 send, 2 receive), the other holder (of the
+    /// destination if it sends, else of the source), the number of the transfer or of the box that stays, and the
+    /// addend. `source` and `destination` are its numbers on the two sides, or -1.
+    #[pyo3(signature = (source, destination, /))]
+    fn program<'py>(&self, py: Python<'py>, source: i64, destination: i64) -> PyResult<Bound<'py, PyAny>> {
+        guard(|| {
+            let programs = match self.programs.get() {
+                Some(programs) => programs,
+                None => {
+                    let made = detached(py, |poll| Programs::new(&self.core, poll))?;
+                    self.programs.get_or_init(|| made)
+                }
+            };
+            let steps = programs.steps_of(source, destination).map_err(to_py)?;
+            arrays::filled(py, &[steps.len(), 4], |out, _| {
+                for (row, step) in out.chunks_exact_mut(4).zip(steps) {
+                    row.copy_from_slice(&[step.kind as i64, step.peer, step.number as i64, step.addend]);
+                }
+                CoreResult::Ok(())
+            })
         })
     }
 
@@ -157,17 +195,22 @@ impl ReshardPlan {
 
     /// Copies into `destinations` what they are to hold, out of `sources`; `outputs[d]` is the position among the
     /// destinations of device `d`'s array, or -1 if nothing is to be copied for it. Of partial sums, the first addend.
-    /// Calls `progress` with the bytes done and the bytes in all.
-    #[pyo3(signature = (sources, destinations, outputs, progress, /))]
+    /// Calls `progress` with the bytes done and the bytes in all. `streaming` says whether bytes are stored past the cache;
+    /// `None`, if that turns out faster.
+    #[pyo3(signature = (sources, destinations, outputs, progress, streaming=None, /))]
     fn run(
         &self,
         py: Python<'_>,
         sources: &Bound<'_, PyList>,
         destinations: &Bound<'_, PyList>,
-        outputs: Vec<i64>,
+        outputs: &Bound<'_, PyAny>,
         progress: Option<Py<PyAny>>,
+        streaming: Option<bool>,
     ) -> PyResult<()> {
         guard(|| {
+            let way = streaming.map(|streaming| if streaming { Way::Streaming } else { Way::Ordinary });
+            room("the arrays", (sources.len() + destinations.len()).saturating_mul(ARRAY_BYTES))?;
+            let outputs = integers("outputs", outputs)?;
             let (_held, sources) = memory(sources, false)?;
             let (_kept, destinations) = memory(destinations, true)?;
             let outputs: Vec<Option<usize>> = outputs.iter().map(|&output| usize::try_from(output).ok()).collect();
@@ -177,9 +220,9 @@ impl ReshardPlan {
                 Python::attach(|py| progress.as_ref().map_or(Ok(()), |call| call.call1(py, (done, total)).map(drop)))
             };
             let done = detached(py, |poll| {
-                let regions = Disjoint::new(&sources, &destinations)?;
+                let regions = Disjoint::new(&sources, &destinations, poll)?;
                 let mut last: Option<Instant> = None;
-                run(&self.core, regions, &outputs, &mut |done, total| -> CoreResult<()> {
+                run(&self.core, regions, &outputs, way, &mut |done, total| -> CoreResult<()> {
                     if done < total && last.is_some_and(|last| last.elapsed() < POLL_EVERY) {
                         return Ok(());
                     }
@@ -219,6 +262,10 @@ impl ReshardPlan {
     }
 }
 
+/// The bytes that an array takes at most while it is copied from or to: its reference, its strides, its place among the
+/// others where overlaps are looked for, and its share of the copies.
+const ARRAY_BYTES: usize = 1024;
+
 /// The memory of arrays, which are held meanwhile.
 fn memory<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound<'py, PyUntypedArray>>, Vec<Strided>)> {
     let arrays = list.iter().map(|item| Ok(item.cast_into::<PyUntypedArray>()?)).collect::<PyResult<Vec<_>>>()?;
@@ -232,43 +279,4 @@ fn memory<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound<
     }
     let regions = arrays.iter().map(views::strided).collect();
     Ok((arrays, regions))
-}
-
-/// The cheapest sequence found, as tuples (kind, axes, gathered dim, cut dim, bytes, seconds, specs, unreduced), with
-/// axes by position; none if there is no sequence.
-#[pyfunction]
-#[pyo3(signature = (src, dst, itemsize, bandwidth, latency, /))]
-pub(crate) fn collectives<'py>(
-    py: Python<'py>,
-    src: &Partition,
-    dst: &Partition,
-    itemsize: i64,
-    bandwidth: Vec<f64>,
-    latency: Vec<f64>,
-) -> PyResult<Option<Bound<'py, PyList>>> {
-    guard(|| {
-        let axes = src.core.mesh().sizes().len();
-        if bandwidth.len() != axes || latency.len() != axes {
-            return Err(PyValueError::new_err(format!("links must have one entry for each of the {axes} mesh axes")));
-        }
-        let links = Links { bandwidth, latency };
-        let found = py.detach(|| sequence(&src.core, &dst.core, itemsize, &links));
-        let Some(steps) = found else { return Ok(None) };
-        let steps = steps.into_iter().map(|step| {
-            let specs =
-                step.after.specs.into_iter().map(|spec| PyTuple::new(py, spec)).collect::<PyResult<Vec<_>>>()?;
-            let tuple = (
-                step.kind.name(),
-                PyTuple::new(py, step.axes)?,
-                step.from_dim,
-                step.to_dim,
-                step.bytes,
-                step.seconds,
-                PyTuple::new(py, specs)?,
-                PyTuple::new(py, step.after.unreduced)?,
-            );
-            tuple.into_pyobject(py)
-        });
-        PyList::new(py, steps.collect::<PyResult<Vec<_>>>()?).map(Some)
-    })
 }

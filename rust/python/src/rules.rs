@@ -13,12 +13,19 @@ use crate::{convert::strings, errors::guard, memory::room};
 /// The bytes that translating a rule takes at most for each of its own.
 const TRANSLATING: usize = 64;
 
+/// The bytes that a search takes at most: for each byte of the rules, and in all, since the core limits what it keeps.
+/// Each search may find states that none has found before.
+const SEARCHING: usize = 16 << 10;
+const SEARCHING_LIMIT: usize = 96 << 20;
+
 type Positions<'py> = (Bound<'py, PyTuple>, Bound<'py, PyTuple>);
 
 /// Regular expressions that Python has accepted, searched for together.
 #[pyclass(frozen, module = "shardwise._core")]
 pub(crate) struct RuleSet {
     core: CoreRuleSet,
+    /// What a search may take, in bytes.
+    searching: usize,
 }
 
 #[pymethods]
@@ -37,9 +44,10 @@ impl RuleSet {
                 }
             };
             let patterns = strings("patterns", patterns)?;
-            let length = patterns.iter().map(String::len).sum::<usize>();
+            let length: usize = patterns.iter().map(String::len).sum();
             room("the rules", length.saturating_mul(TRANSLATING).saturating_add(patterns.len().saturating_mul(64)))?;
-            Ok(Self { core: CoreRuleSet::new(&patterns, mode) })
+            let searching = SEARCHING_LIMIT.min(length.saturating_add(16).saturating_mul(SEARCHING));
+            Ok(Self { core: CoreRuleSet::new(&patterns, mode), searching })
         })
     }
 
@@ -61,6 +69,8 @@ impl RuleSet {
                     &replaced
                 }
             };
+            // A path may be longer than the rules, and what is searched is a copy of it.
+            room("the search", self.searching.saturating_add(text.len().saturating_mul(16)))?;
             let mut failed = None;
             let found = self.core.find(text, &mut |c| {
                 class_of(py, c).unwrap_or_else(|error| {

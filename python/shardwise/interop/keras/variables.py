@@ -17,8 +17,7 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from shardwise.array.sharded import Shard
 from shardwise.errors import LayoutError
-from shardwise.layout import TensorLayout
-from shardwise.model.scope import Placement
+from shardwise.model.scope import PlacedVariable
 
 from ..._text import shown
 from .placing import initial_value, local_data, sharding_of
@@ -59,7 +58,9 @@ class _State:
 
     __slots__ = ("building", "initializer", "placement")
 
-    def __init__(self, building: Settler | None, initializer: Any = None, placement: Placement | None = None) -> None:
+    def __init__(
+        self, building: Settler | None, initializer: Any = None, placement: PlacedVariable | None = None
+    ) -> None:
         #: Who will give it a layout; `None` once it has one.
         self.building = building
         #: What will make its value, while it waits.
@@ -75,9 +76,12 @@ def _laid_out_class(base: Any) -> type:
         _shardwise: _State
 
         @property
-        def layout(self) -> TensorLayout:
-            """The layout that the variable's object path found; replicated if it found none."""
-            return _placement(self).layout
+        def layout(self) -> Any:
+            """The layout that the variable's object path found; replicated if it found none.
+
+            A `TensorLayout`, or under a scope of `shardwise.dtensor` a `Layout` of that dialect.
+            """
+            return _placement(self).shown_layout
 
         @property
         def object_path(self) -> str:
@@ -135,7 +139,7 @@ def defer(variable: Any, building: Settler) -> None:
     variable.__class__ = _laid_out_class(variable.__class__)
 
 
-def adopt(variable: Any, placement: Placement) -> None:
+def adopt(variable: Any, placement: PlacedVariable) -> None:
     """Give a variable its layout, and make its value if it waits for it, or else place the one that it has.
 
     Raises:
@@ -167,11 +171,11 @@ def replicate_on_mesh_of(variables: Iterable[Any], references: Iterable[Any]) ->
     laid_out = next((reference for reference in references if _is_laid_out(reference)), None)
     if laid_out is None:
         return
-    mesh = _placement(laid_out).layout.device_mesh
-    assert mesh is not None
+    mesh, dialect = _placement(laid_out).partition.device_mesh, _placement(laid_out).dialect
     for variable in variables:
         if not _is_laid_out(variable):
-            adopt(variable, Placement.replicated(_dotted_path(variable), tuple(variable.shape), mesh))
+            path, shape = _dotted_path(variable), tuple(variable.shape)
+            adopt(variable, PlacedVariable.replicated(path, shape, mesh, dialect))
 
 
 def _dotted_path(variable: Any) -> str:
@@ -201,15 +205,15 @@ def _settle(variable: Any) -> None:
         building.settle()
 
 
-def _placement(variable: Any) -> Placement:
+def _placement(variable: Any) -> PlacedVariable:
     _settle(variable)
-    placement: Placement | None = variable._shardwise.placement
+    placement: PlacedVariable | None = variable._shardwise.placement
     if placement is None:
         raise LayoutError(f"variable {shown(variable.path)} has no layout yet: Keras is still tracing the model")
     return placement
 
 
-def _shards(placement: Placement, value: Any) -> list[Shard]:
+def _shards(placement: PlacedVariable, value: Any) -> list[Shard]:
     partition = placement.partition
     indices, replicas = partition.devices_indices_map(), partition.replica_ids().tolist()
     if sharding_of(placement.layout) is not None:

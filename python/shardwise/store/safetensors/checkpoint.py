@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._paths import path_of
+from ..._arguments import path_of
 from ..boxes import Extent, check_box, check_out, contiguous_strides, read_extent
 from ..files import DataFile
 from .folder import locate_checkpoint, open_entries

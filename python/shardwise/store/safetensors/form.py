@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from ..._dtypes import CODES
 from ..boxes import Extent, contiguous_strides
 from ..files import DataFile
-from ..protocol import Piece, StoredCheckpoint, StoredTensor, whole_box
+from ..protocol import StoredCheckpoint, StoredPiece, StoredTensor, whole_box
 from .folder import locate_checkpoint, open_entries
 from .header import Entry
 
@@ -25,12 +27,27 @@ def open_form(path: Path) -> StoredCheckpoint:
         dtype = CODES[entry.dtype]
         piece = stored_piece(entry, by_path[entry.file], whole_box(entry.shape))
         tensors[name] = StoredTensor(name, dtype, entry.shape, (piece,))
+    tensors |= {
+        alias: StoredTensor(alias, tensors[name]._dtype, tensors[name].shape, tensors[name].pieces, alias_of=name)
+        for alias, name in _aliases(metadata).items()
+        if name in tensors and alias not in tensors
+    }
     return StoredCheckpoint(located, "safetensors", tensors, files, metadata=metadata)
 
 
-def stored_piece(entry: Entry, file: DataFile, box: tuple[tuple[int, int], ...]) -> Piece:
+def _aliases(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The names that are tied to others, which the format cannot express; as `save_checkpoint` notes them down."""
+    try:
+        said = json.loads(metadata.get("shardwise.aliases", "{}"))
+    except (ValueError, RecursionError):
+        return {}
+    pairs = said.items() if isinstance(said, dict) else ()
+    return {alias: name for alias, name in pairs if isinstance(name, str)}
+
+
+def stored_piece(entry: Entry, file: DataFile, box: tuple[tuple[int, int], ...]) -> StoredPiece:
     """Give the piece that a tensor of a file is, of the tensor that has it as this box."""
-    return Piece(box, file.path, locate=partial(_locate, entry, file))
+    return StoredPiece(box, file.path, locate=partial(_locate, entry, file))
 
 
 def _locate(entry: Entry, file: DataFile) -> Extent:

@@ -20,7 +20,7 @@ from ...errors import ParseError
 from ..boxes import Bounds
 from ..coverage import tile
 from ..files import DataFile
-from ..protocol import ListedPieces, Piece, StoredCheckpoint, StoredTensor
+from ..protocol import ListedPieces, StoredCheckpoint, StoredPiece, StoredTensor
 from ..safetensors.form import stored_piece
 from ..safetensors.header import Entry, read_header
 from ..text import are_sizes, checked_shape, shorten, strict_json
@@ -130,5 +130,5 @@ def _said(part: _Part) -> str:
     return f"{part.entry.dtype} of shape {shorten(part.entry.shape)} at {shorten(part.offsets)}"
 
 
-def _piece(parts: list[_Part], position: int, box: Bounds) -> Piece:
+def _piece(parts: list[_Part], position: int, box: Bounds) -> StoredPiece:
     return stored_piece(parts[position].entry, parts[position].file, box)

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._dtypes import Dtype
+from ..._strided import strided_pieces
 from ...errors import ParseError
-from ...interop._strided import strided_pieces
 from ..boxes import Bounds
 from ..coverage import tile
 from ..files import DataFile
-from ..protocol import ListedPieces, Piece, StoredCheckpoint, StoredObject, StoredTensor
+from ..protocol import ListedPieces, StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
 from ..text import checked_shape, shorten
 from .pickles import Record, dtype_of_global, sizes_of, state_of
 from .tensors import Container, SavedTensor, value_object
@@ -337,6 +337,6 @@ def _tensor(path: Path, name: str, held: _Gathered) -> StoredTensor:
     return StoredTensor(name, dtype, shape, pieces, replicas=replicas)
 
 
-def _piece(name: str, parts: list[_Part], position: int, box: Bounds) -> Piece:
+def _piece(name: str, parts: list[_Part], position: int, box: Bounds) -> StoredPiece:
     part = parts[position]
     return part.container.piece(part.tensor, name, box, part.local)

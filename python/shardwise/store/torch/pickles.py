@@ -10,12 +10,22 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from ..._core import Persistent, Record, read_pickle
+from ..._core import Persistent, Record, read_dcp_index, read_pickle
 from ..._dtypes import DTYPES, Dtype
 from ...errors import ParseError
 from ..text import shorten
 
-__all__ = ["Persistent", "Record", "dtype_of_global", "read_objects", "read_strict", "sizes_of", "state_of"]
+__all__ = [
+    "Persistent",
+    "Record",
+    "dtype_of_global",
+    "named_dtype",
+    "read_index",
+    "read_objects",
+    "read_strict",
+    "sizes_of",
+    "state_of",
+]
 
 # Modules whose functions do something to the machine, the process or other objects.
 _FORBIDDEN_MODULES = frozenset(
@@ -232,6 +242,23 @@ def read_strict(
         raise ParseError(f"{where}: {error}") from None
 
 
+def read_index(data: bytes, where: object, attributes: Collection[str]) -> Any:
+    """Read the index of a distributed checkpoint in columns, as `_core.read_dcp_index` gives them.
+
+    Args:
+        data: The pickle.
+        where: What messages begin with.
+        attributes: Those of the index all of which must have a meaning here.
+
+    Raises:
+        ParseError: it is not such an index, or names a global that is not read here.
+    """
+    try:
+        return read_dcp_index(data, _is_allowed, list(attributes))
+    except ParseError as error:
+        raise ParseError(f"{where}: {error}") from None
+
+
 def read_objects(data: bytes, where: object, *, persistent: bool = True) -> Any:
     """Read a pickle that may hold objects of any class, as inert records.
 
@@ -288,6 +315,9 @@ def dtype_of_global(value: Any) -> Dtype | None:
         return None
     if value.args is not None and value.name == "torch.serialization._get_dtype" and len(value.args) == 1:
         return _DTYPES.get(str(value.args[0]))
-    if value.args is not None:
-        return None
-    return _DTYPES.get(value.name) or _STORAGE_DTYPES.get(value.name)
+    return None if value.args is not None else named_dtype(value.name)
+
+
+def named_dtype(name: str) -> Dtype | None:
+    """Give the dtype of a global such as `torch.float32` by its name; None of any other."""
+    return _DTYPES.get(name) or _STORAGE_DTYPES.get(name)

@@ -10,7 +10,7 @@ from ..._dtypes import Dtype
 from ...errors import ParseError
 from ..boxes import Bounds, Extent
 from ..files import DataFile
-from ..protocol import Piece, StoredObject
+from ..protocol import StoredObject, StoredPiece
 from ..text import checked_name, checked_shape, shorten
 from .archive import Archive
 from .pickles import Persistent, Record, dtype_of_global, read_objects, read_strict, sizes_of
@@ -160,10 +160,10 @@ class Container:
         start = self.archive.start(member) + tensor.offset * itemsize
         return Extent(self.file, start, tuple(stride * itemsize for stride in tensor.strides))
 
-    def piece(self, tensor: SavedTensor, name: str, box: Bounds, local: tuple[int, ...] | None = None) -> Piece:
+    def piece(self, tensor: SavedTensor, name: str, box: Bounds, local: tuple[int, ...] | None = None) -> StoredPiece:
         """Give the piece that a tensor of this container is, or the part of it that begins at `local`."""
         member = self.archive.members[f"{self._root}data/{tensor.storage}"]
-        return Piece(box, self.file.path, key=member.name, locate=partial(self._locate, tensor, name, local))
+        return StoredPiece(box, self.file.path, key=member.name, locate=partial(self._locate, tensor, name, local))
 
     def _locate(self, tensor: SavedTensor, name: str, local: tuple[int, ...] | None) -> Extent:
         extent = self.extent(tensor, name)

@@ -1,5 +1,8 @@
 use super::*;
-use crate::copy::strided::Strided;
+use crate::{
+    copy::{strided::Strided, tuning::LARGEST_TURN},
+    parallel,
+};
 use proptest::prelude::*;
 
 /// An array in memory of its own: of any order of dims, with gaps between the items, and forwards or backwards.
@@ -60,9 +63,22 @@ fn indices(extent: &[i64]) -> Vec<Vec<i64>> {
 /// Source, where in it, destination, where in that, and extent.
 type Box = (usize, Vec<i64>, usize, Vec<i64>, Vec<i64>);
 
-/// Copies the boxes, a few turns at a time, and compares each byte of the destinations with what comes of copying item
-/// by item; gives the groups.
+/// Copies the boxes in both ways, a few turns at a time, and compares each byte of the destinations with what comes of
+/// copying item by item; gives the groups.
 fn check(sources: &mut [Array], destinations: &mut [Array], boxes: &[Box], turns_at_once: i64) -> Vec<Group> {
+    let before: Vec<Vec<u8>> = destinations.iter().map(|array| array.bytes.clone()).collect();
+    check_way(sources, destinations, boxes, turns_at_once, Way::Streaming);
+    destinations.iter_mut().zip(before).for_each(|(array, bytes)| array.bytes.copy_from_slice(&bytes));
+    check_way(sources, destinations, boxes, turns_at_once, Way::Ordinary)
+}
+
+fn check_way(
+    sources: &mut [Array],
+    destinations: &mut [Array],
+    boxes: &[Box],
+    turns_at_once: i64,
+    way: Way,
+) -> Vec<Group> {
     let mut expected: Vec<Vec<u8>> = destinations.iter().map(|array| array.bytes.clone()).collect();
     let mut items = 0;
     for (source, from, destination, to, extent) in boxes {
@@ -75,7 +91,7 @@ fn check(sources: &mut [Array], destinations: &mut [Array], boxes: &[Box], turns
     }
     let from: Vec<Strided> = sources.iter_mut().map(Array::region).collect();
     let to: Vec<Strided> = destinations.iter_mut().map(Array::region).collect();
-    let mut copies = Copies::new(Disjoint::new(&from, &to).unwrap(), boxes.len()).unwrap();
+    let mut copies = Copies::new(Disjoint::new(&from, &to, &mut parallel::never).unwrap(), boxes.len()).unwrap();
     for (source, from, destination, to, extent) in boxes {
         let sides: Vec<Side> =
             (from.iter().zip(to).zip(extent)).map(|((&from, &to), &extent)| Side { from, to, extent }).collect();
@@ -85,7 +101,7 @@ fn check(sources: &mut [Array], destinations: &mut [Array], boxes: &[Box], turns
     let mut bytes = 0;
     for turn in (0..groups.iter().map(|group| group.turns).max().unwrap_or(0)).step_by(turns_at_once as usize) {
         let turns = |group: &Group| turn.min(group.turns)..(turn + turns_at_once).min(group.turns);
-        bytes += copies.copy(groups.iter().map(|group| (group, turns(group))));
+        bytes += copies.copy(groups.iter().map(|group| (group, turns(group))), &Contest::new(Some(way), 0));
     }
     assert_eq!(bytes, items);
     assert_eq!(groups.iter().map(|group| group.bytes).sum::<i64>(), items);
@@ -139,6 +155,41 @@ proptest! {
             .collect();
         let (mut sources, mut destinations) = if one_source { (whole, parts) } else { (parts, whole) };
         check(&mut sources, &mut destinations, &boxes, turns_at_once);
+    }
+}
+
+proptest! {
+    #[test]
+    fn rows_that_are_streamed_arrive_wherever_lines_begin(
+        row in 64..1500_i64,
+        rows in 1..90_i64,
+        columns in 1..4_i64,
+        shifts in prop::collection::vec(0..70_i64, 2),
+        gap in prop::sample::select(vec![0_i64, 0, 1, 16, 64, 4096]),
+        to_wide: bool,
+        turns_at_once in 1..4_i64,
+    ) {
+        // One wide array, beside columns of it that begin anywhere and are apart by a gap, or not at all.
+        let wide = [rows, shifts[0] + columns * (row + gap)];
+        let narrow = [rows, row];
+        let mut whole = [Array::plain(1, &wide, noise)];
+        let mut parts: Vec<Array> = (0..columns).map(|i| {
+            let mut part = Array::plain(1, &narrow, |position| noise(position + 1000 * i as usize + 7));
+            // So that the rows begin at other places of their lines.
+            let shift = (shifts[1] + 3 * i) as usize;
+            part.bytes.splice(0..0, vec![1; shift]);
+            part.first += shift;
+            part
+        }).collect();
+        let boxes: Vec<Box> = (0..columns as usize).map(|i| {
+            let at = vec![0, shifts[0] + i as i64 * (row + gap)];
+            if to_wide { (i, vec![0, 0], 0, at, narrow.to_vec()) } else { (0, at, i, vec![0, 0], narrow.to_vec()) }
+        }).collect();
+        if to_wide {
+            check(&mut parts, &mut whole, &boxes, turns_at_once);
+        } else {
+            check(&mut whole, &mut parts, &boxes, turns_at_once);
+        }
     }
 }
 
@@ -207,7 +258,7 @@ fn arrays_of_other_items_and_boxes_outside_are_refused_and_empty_ones_cost_nothi
     let [source, like_it, other, flat] = arrays.each_mut().map(Array::region);
     assert_eq!((source.bytes(), source.itemsize(), source.dims()), (40, 2, &[(4, 10), (5, 2)][..]));
     let (from, to) = ([source], [like_it, other, flat]);
-    let mut copies = Copies::new(Disjoint::new(&from, &to).unwrap(), 1).unwrap();
+    let mut copies = Copies::new(Disjoint::new(&from, &to, &mut parallel::never).unwrap(), 1).unwrap();
     let mut push = |destination, from: [i64; 2], to: [i64; 2], extent: [i64; 2]| {
         let sides = [0, 1].map(|dim| Side { from: from[dim], to: to[dim], extent: extent[dim] });
         copies.push(0, destination, &sides)
@@ -227,5 +278,8 @@ fn arrays_of_other_items_and_boxes_outside_are_refused_and_empty_ones_cost_nothi
     assert_eq!(push(2, [0, 0], [0, 0], [1, 1]), Err(outside(0)));
     assert_eq!(copies.push(0, 0, &[Side::default()]), Err(outside(0)));
     assert_eq!(copies.arrange().len(), 0);
-    assert!(matches!(Copies::new(Disjoint::new(&from, &to).unwrap(), usize::MAX), Err(Error::TooMany { .. })));
+    assert!(matches!(
+        Copies::new(Disjoint::new(&from, &to, &mut parallel::never).unwrap(), usize::MAX),
+        Err(Error::TooMany { .. })
+    ));
 }

@@ -142,6 +142,22 @@ fn random(seed: &mut u64) -> u8 {
 }
 
 impl Case {
+    /// Makes everything so many times as large.
+    pub fn widen(&mut self, factor: i64) {
+        for tensor in &mut self.tensors {
+            tensor.itemsize *= factor;
+            for part in tensor.sources.iter_mut().chain(&mut tensor.destinations) {
+                part.offset *= factor;
+                part.strides.iter_mut().for_each(|stride| *stride *= factor);
+            }
+        }
+        self.destinations.iter_mut().for_each(|size| *size *= factor);
+        let mut seed = 1;
+        for bytes in &mut self.sources {
+            *bytes = (0..bytes.len() * factor as usize).map(|_| random(&mut seed)).collect();
+        }
+    }
+
     /// The bytes that the destinations must have.
     pub fn expected(&self) -> Vec<Vec<u8>> {
         let mut files: Vec<Vec<u8>> = self.destinations.iter().map(|&size| vec![0; size as usize]).collect();
@@ -189,7 +205,7 @@ impl Case {
         let files = self.sources.iter().enumerate().map(|(i, bytes)| {
             let path = folder.join(format!("source{i}"));
             fs::write(&path, bytes).unwrap();
-            Source::File(SourceFile { path, size: bytes.len() as i64, modified: None })
+            Source::File(SourceFile { path, size: bytes.len() as i64, ..Default::default() })
         });
         files.collect()
     }

@@ -8,7 +8,10 @@ use pyo3::{
     prelude::*,
     types::{PyBytes, PyInt, PyList, PyTuple},
 };
-use shardwise_core::dtensor::{ANY, Error, Layout, LayoutKind, Mesh};
+use shardwise_core::{
+    dtensor::{ANY, Error, Layout, LayoutKind, Mesh},
+    error::Error as CoreError,
+};
 
 use super::{CoreResult, DtensorMesh, hash_of, mesh::numbers, outside, parsed_text, room_to_read, room_to_write, text};
 use crate::{
@@ -54,7 +57,14 @@ impl DtensorLayout {
             return Err(to_py(Error::IndexRank { given: columns, rank: self.layout.rank() }));
         }
         let flat = array.flat.as_slice().map_err(|error| PyTypeError::new_err(error.to_string()))?;
-        filled(py, &[rows], |out, _| self.layout.shard_ids_into(flat, out))
+        let mut refused = None;
+        let ids = filled(py, &[rows], |out, _| {
+            self.layout.shard_ids_into(flat, out).map_err(|error| {
+                refused = Some(error);
+                CoreError::Interrupted // Ends the kernel; what is said is the dialect's own error.
+            })
+        });
+        ids.map_err(|error| refused.map_or(error, to_py))
     }
 }
 
@@ -124,8 +134,8 @@ impl DtensorLayout {
     }
 
     #[getter]
-    fn mesh(&self) -> DtensorMesh {
-        DtensorMesh::of(Arc::clone(self.layout.mesh()))
+    fn mesh(&self) -> PyResult<DtensorMesh> {
+        guard(|| Ok(DtensorMesh::of(Arc::clone(self.layout.mesh()))))
     }
 
     #[getter]
@@ -140,13 +150,15 @@ impl DtensorLayout {
 
     /// The number that TensorFlow gives the form of the layout, in `LayoutType`.
     #[getter]
-    fn layout_type(&self) -> u8 {
-        match self.layout.kind() {
-            LayoutKind::Empty => 0,
-            LayoutKind::Static => 1,
-            LayoutKind::SingleDevice => 2,
-            LayoutKind::Parted => 3,
-        }
+    fn layout_type(&self) -> PyResult<u8> {
+        guard(|| {
+            Ok(match self.layout.kind() {
+                LayoutKind::Empty => 0,
+                LayoutKind::Static => 1,
+                LayoutKind::SingleDevice => 2,
+                LayoutKind::Parted => 3,
+            })
+        })
     }
 
     fn delete(&self, dims: &Bound<'_, PyAny>) -> PyResult<Self> {
@@ -157,12 +169,12 @@ impl DtensorLayout {
         guard(|| Self::made(self.layout.to_parted()))
     }
 
-    fn is_fully_replicated(&self) -> bool {
-        self.layout.is_fully_replicated()
+    fn is_fully_replicated(&self) -> PyResult<bool> {
+        guard(|| Ok(self.layout.is_fully_replicated()))
     }
 
-    fn is_batch_parallel(&self) -> bool {
-        self.layout.is_batch_parallel()
+    fn is_batch_parallel(&self) -> PyResult<bool> {
+        guard(|| Ok(self.layout.is_batch_parallel()))
     }
 
     fn num_shards<'py>(&self, py: Python<'py>, dim: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
@@ -208,12 +220,12 @@ impl DtensorLayout {
         })
     }
 
-    fn __eq__(&self, other: &Self) -> bool {
-        self.layout == other.layout
+    fn __eq__(&self, other: &Self) -> PyResult<bool> {
+        guard(|| Ok(self.layout == other.layout))
     }
 
-    fn __hash__(&self) -> u64 {
-        *self.hash.get_or_init(|| hash_of(&self.layout))
+    fn __hash__(&self) -> PyResult<u64> {
+        guard(|| Ok(*self.hash.get_or_init(|| hash_of(&self.layout))))
     }
 }
 

@@ -133,8 +133,8 @@ impl DtensorMesh {
     }
 
     #[getter]
-    fn use_xla_spmd(&self) -> bool {
-        self.mesh.use_xla_spmd()
+    fn use_xla_spmd(&self) -> PyResult<bool> {
+        guard(|| Ok(self.mesh.use_xla_spmd()))
     }
 
     #[getter]
@@ -191,7 +191,7 @@ impl DtensorMesh {
             let index = integer("device_idx", index).map_err(outside("device_idx"))?;
             filled(py, &[self.mesh.shape().len()], |out, _| {
                 self.mesh.wrapped_coordinate(index, out);
-                CoreResult::Ok(())
+                Ok(())
             })
         })
     }
@@ -204,7 +204,7 @@ impl DtensorMesh {
                 for (&index, row) in given.iter().zip(out.chunks_mut(rank.max(1))) {
                     self.mesh.wrapped_coordinate(index, row);
                 }
-                CoreResult::Ok(())
+                Ok(())
             })
         })
     }
@@ -215,7 +215,7 @@ impl DtensorMesh {
                 let shape = [length("devices", self.mesh.size())?, self.mesh.shape().len()];
                 filled(py, &shape, |out, poll| tiled.axes().coordinates_into(out, poll))
             }
-            None => filled(py, &[0, 0], |_, _| CoreResult::Ok(())),
+            None => filled(py, &[0, 0], |_, _| Ok(())),
         })
     }
 
@@ -243,12 +243,12 @@ impl DtensorMesh {
         })
     }
 
-    fn __eq__(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.mesh, &other.mesh) || self.mesh == other.mesh
+    fn __eq__(&self, other: &Self) -> PyResult<bool> {
+        guard(|| Ok(Arc::ptr_eq(&self.mesh, &other.mesh) || self.mesh == other.mesh))
     }
 
-    fn __hash__(&self) -> u64 {
-        *self.hash.get_or_init(|| hash_of(&*self.mesh))
+    fn __hash__(&self) -> PyResult<u64> {
+        guard(|| Ok(*self.hash.get_or_init(|| hash_of(&*self.mesh))))
     }
 }
 

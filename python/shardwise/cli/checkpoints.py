@@ -1,0 +1,231 @@
+"""`shardwise reshard`, `verify`, `diff` and `inspect`: checkpoints on disk."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from .._text import bytes_text
+from ..errors import ParseError
+from ..rules.layout_map import LayoutMap
+from ..show.table import table_lines
+from ..store import (
+    StoredCheckpoint,
+    WriteOutline,
+    diff_checkpoints,
+    open_checkpoint,
+    reshard_checkpoint,
+    verify_checkpoint,
+)
+from .notation import parse_mesh
+from .terminal import Screen
+
+__all__ = ["parse_memory", "run_diff", "run_inspect", "run_reshard", "run_verify"]
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_MOST_SHOWN = 20
+
+
+def parse_memory(text: str) -> int:
+    """Read a number of bytes with its unit.
+
+    >>> parse_memory("512MiB"), parse_memory("1.5 GB"), parse_memory("4096")
+    (536870912, 1500000000, 4096)
+    """
+    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+    unit = text.strip()[len(number) :].strip().upper()
+    try:
+        size = float(number) * _UNITS[unit]
+        if not 0 < size < 2**63:
+            raise ValueError
+    except (KeyError, ValueError):
+        raise ParseError(f"{text[:40]!r} is not a number of bytes, such as 512MiB or 2GB") from None
+    return int(size)
+
+
+def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
+    """Cut a checkpoint anew, and give the exit status."""
+    layouts = None
+    if options.rules is not None:
+        layouts = LayoutMap.from_toml(options.rules, None if options.mesh is None else parse_mesh(options.mesh))
+        if layouts.device_mesh is None:
+            raise ValueError(f"--mesh is missing, and {options.rules} has no mesh of its own")
+    elif options.mesh is not None:
+        raise ValueError("--mesh says how many devices there are; --rules must say how the tensors are cut")
+    pairs = [_pair(text) for text in options.rename or ()]
+    settings: dict[str, Any] = {
+        "to": options.to,
+        "uneven": options.uneven,
+        "dtype": options.dtype,
+        "rename": pairs,
+        "only": options.only,
+        "memory": parse_memory(options.memory),
+        "threads": options.jobs,
+        "sync": not options.no_sync,
+        "replicas": options.replicas,
+        "resume": options.resume,
+        "plan": options.plan,
+    }
+    with _Progress(options.quiet or options.plan) as progress:
+        done = reshard_checkpoint(options.source, options.target, layouts, **settings, progress=progress)
+    if isinstance(done, WriteOutline):
+        _write_outline(screen, options, done)
+        return 0
+    if options.json:
+        print(json.dumps({**vars(done), "path": str(done.path)}))
+        return 0
+    resumed = f", {bytes_text(done.bytes_resumed)} were there from an earlier run" if done.bytes_resumed else ""
+    screen.write(
+        (str(done.path), "bold"),
+        f": {done.tensors} tensors, {bytes_text(done.bytes)}; {bytes_text(done.bytes_read)} read, "
+        f"{bytes_text(done.bytes_written)} written, {bytes_text(done.bytes_copied)} copied by the system{resumed}",
+    )
+    return 0
+
+
+def _pair(text: str) -> tuple[str, str]:
+    pattern, separator, replacement = text.partition("=")
+    if not separator:
+        raise ValueError(f"--rename {text[:80]!r}: write PATTERN=REPLACEMENT")
+    return pattern, replacement
+
+
+def _write_outline(screen: Screen, options: argparse.Namespace, outline: WriteOutline) -> None:
+    if options.json:
+        print(json.dumps(vars(outline)))
+        return
+    screen.write(
+        (str(options.target), "bold"),
+        f" would be {len(outline.files)} file{'s' * (len(outline.files) != 1)}, {bytes_text(outline.bytes)}, of which "
+        f"{bytes_text(outline.bytes_ranged)} are copied by the system; {bytes_text(outline.memory)} of memory in "
+        f"{outline.threads} thread{'s' * (outline.threads != 1)}; {bytes_text(outline.free)} are free",
+    )
+    rows = [[(name, ""), (bytes_text(size), "")] for name, size in outline.files[:_MOST_SHOWN]]
+    for line in table_lines(("file", ">bytes"), rows, screen.size and screen.size.columns):
+        screen.write(*line)
+    if len(outline.files) > _MOST_SHOWN:
+        screen.write(f"and {len(outline.files) - _MOST_SHOWN} more")
+
+
+def run_verify(screen: Screen, options: argparse.Namespace) -> int:
+    """Verify a checkpoint, and give the exit status."""
+    with _Progress(options.quiet) as progress:
+        done = verify_checkpoint(
+            options.source, memory=parse_memory(options.memory), threads=options.jobs, progress=progress
+        )
+    if options.json:
+        print(json.dumps({**vars(done), "path": str(done.path)}))
+        return 0
+    what = f"all {done.digests} digests are right" if done.digests else "it has no digests; all of it can be read"
+    screen.write((str(done.path), "bold"), f": {done.format}, {done.tensors} tensors, {bytes_text(done.bytes)}: {what}")
+    return 0
+
+
+def run_diff(screen: Screen, options: argparse.Namespace) -> int:
+    """Compare two checkpoints, and give the exit status: 1 if they differ."""
+    with _Progress(options.quiet) as progress:
+        found = diff_checkpoints(
+            options.first,
+            options.second,
+            memory=parse_memory(options.memory),
+            threads=options.jobs,
+            progress=progress,
+        )
+    if options.json:
+        print(json.dumps([{key: _plain(value) for key, value in vars(one).items()} for one in found]))
+    elif not found:
+        screen.write("the same tensors")
+    else:
+        for one in found[:_MOST_SHOWN]:
+            screen.write(str(one))
+        if len(found) > _MOST_SHOWN:
+            screen.write(f"and {len(found) - _MOST_SHOWN} more")
+    return 1 if found else 0
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (str, int)):
+        return value
+    return list(value) if isinstance(value, tuple) else str(value)
+
+
+def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
+    """Say what a checkpoint is, and give the exit status."""
+    with open_checkpoint(options.source) as checkpoint:
+        if options.json:
+            print(json.dumps(_described(checkpoint), indent=2))
+            return 0
+        dtypes = Counter(tensor.dtype for tensor in checkpoint.values())
+        kinds = ", ".join(f"{count} {dtype}" for dtype, count in dtypes.most_common())
+        screen.write(
+            (str(checkpoint.path), "bold"),
+            f": {checkpoint.format}, {len(checkpoint)} tensors ({kinds}), {bytes_text(checkpoint.nbytes)}",
+        )
+        titles = ("tensor", "dtype", ">shape", ">bytes", ">pieces", "")
+        rows = []
+        for name, tensor in checkpoint.items():
+            notes = [f"tied to {tensor.alias_of}"] if tensor.alias_of is not None else []
+            notes += [f"{len(tensor.replicas)} replicas"] if len(tensor.replicas) else []
+            shape = " x ".join(map(str, tensor.shape)) or "scalar"
+            cells = (name, tensor.dtype, shape, bytes_text(tensor.nbytes), str(len(tensor.pieces)), ", ".join(notes))
+            rows.append([(cell, "") for cell in cells])
+        for line in table_lines(titles, rows, screen.size and screen.size.columns):
+            screen.write(*line)
+        for name in checkpoint.objects:
+            screen.write(f"{name}: not a tensor")
+    return 0
+
+
+def _described(checkpoint: StoredCheckpoint) -> dict[str, Any]:
+    return {
+        "path": str(checkpoint.path),
+        "format": checkpoint.format,
+        "bytes": checkpoint.nbytes,
+        "tensors": {
+            name: {
+                "dtype": tensor.dtype,
+                "shape": list(tensor.shape),
+                "bytes": tensor.nbytes,
+                "alias_of": tensor.alias_of,
+                "pieces": [{"file": str(piece.path), "box": piece.box} for piece in tensor.pieces],
+                "replicas": len(tensor.replicas),
+            }
+            for name, tensor in checkpoint.items()
+        },
+        "objects": list(checkpoint.objects),
+    }
+
+
+class _Progress:
+    """A line on the standard error, now and then, of the bytes that are done; rewritten in place on a terminal."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._start = self._last = time.monotonic()
+        self._shown = False
+
+    def __enter__(self) -> Callable[[int, int], None] | None:
+        return None if self._quiet else self._show
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown and sys.stderr.isatty():
+            print(file=sys.stderr)
+
+    def _show(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        every = 0.2 if sys.stderr.isatty() else 5.0
+        if now - self._last < every:
+            return
+        self._last, self._shown = now, True
+        rate = done / max(now - self._start, 1e-9)
+        left = f", {(total - done) / rate:.0f} s left" if rate else ""
+        text = f"{bytes_text(done)} of {bytes_text(total)}, {bytes_text(int(rate))}/s{left}"
+        print(
+            f"\r{text:<60}" if sys.stderr.isatty() else text, end="" if sys.stderr.isatty() else "\n", file=sys.stderr
+        )

@@ -1,0 +1,301 @@
+"""Bytes of tensors between files and arrays, by the compiled I/O engine: bounded memory, threads, digests, resuming.
+
+A `CopyJob` has sources, destinations, and tensors. Of each tensor some boxes lie in sources and some boxes are wanted
+in destinations; the engine finds what they share and copies it. Every byte that is needed is read once and written
+once.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _core
+from .._arguments import path_of
+
+__all__ = [
+    "DIGEST_MODULUS",
+    "CopyJob",
+    "CopyOutline",
+    "CopyReport",
+    "HeldPiece",
+    "add_digests",
+    "digest_array",
+]
+
+DIGEST_MODULUS = 2**127 - 1
+"""Digests of the pieces of a tensor add up to the tensor's modulo this prime."""
+
+_BUDGET = 64 * 2**20
+
+
+class HeldPiece(NamedTuple):
+    """A box of a tensor, and where its holder has it.
+
+    Attributes:
+        holder: The source or destination, as the job numbered it.
+        offset: The byte of the holder at which the box's first element begins; of an array, counted from its element 0.
+        start: Where the box starts, per dim of the tensor.
+        stop: Where it stops.
+        strides: The bytes from one element to the next, per dim; None for C order without gaps. In files never < 0.
+    """
+
+    holder: int
+    offset: int
+    start: Sequence[int]
+    stop: Sequence[int]
+    strides: Sequence[int] | None = None
+
+
+class CopyOutline(NamedTuple):
+    """What a run would take.
+
+    Attributes:
+        threads: Threads.
+        memory: Bytes of the buffers of all threads.
+        bytes: Bytes of all destination pieces.
+        bytes_ranged: Those of them that the operating system is asked to copy from file to file.
+        units: Steps, after each of which a run that is killed can go on.
+    """
+
+    threads: int
+    memory: int
+    bytes: int
+    bytes_ranged: int
+    units: int
+
+
+class CopyReport(NamedTuple):
+    """What a run did.
+
+    Attributes:
+        bytes_read: Bytes read from files, those between needed ones included.
+        bytes_written: Bytes written to files.
+        bytes_copied: Bytes that the operating system copied from file to file.
+        calls: Reads, writes and copies.
+        bytes_resumed: Bytes of destinations that an earlier run had done.
+        digests: The digest of each destination piece, in the order in which they were added; 0 where none was asked
+            for, empty if none was at all.
+        crcs: Their CRC-32, likewise.
+        differences: For each destination piece that differs from the file it is compared with: its number, and the
+            first element that differs, as an offset in the tensor.
+    """
+
+    bytes_read: int
+    bytes_written: int
+    bytes_copied: int
+    calls: int
+    bytes_resumed: int
+    digests: list[int]
+    crcs: list[int]
+    differences: list[tuple[int, int]]
+
+
+class CopyJob:
+    """A job for the I/O engine: name the holders, add the tensors, run it.
+
+    >>> import numpy as np
+    >>> table = np.arange(12, dtype=np.int32).reshape(3, 4)
+    >>> job, columns = CopyJob(), np.zeros((3, 2), np.int32)
+    >>> source, target = job.read_array(table), job.write_array(columns)
+    >>> piece = HeldPiece(source, 0, (0, 0), (3, 4), table.strides)
+    >>> job.add_tensor((3, 4), 4, [piece], [HeldPiece(target, 0, (0, 2), (3, 4))])
+    0
+    >>> job.run().bytes_read
+    0
+    >>> columns.tolist()
+    [[2, 3], [6, 7], [10, 11]]
+    """
+
+    def __init__(self) -> None:
+        self._sources: list[Any] = []
+        self._destinations: list[Any] = []
+        self._program = array("q")
+        self._pieces = 0
+
+    def read_file(
+        self, path: str | os.PathLike[str], size: int, modified: int | None = None, descriptor: int | None = None
+    ) -> int:
+        """Add a file to read, and give its number among the sources.
+
+        Args:
+            path: The file.
+            size: Its bytes, which it must still have when the job runs.
+            modified: When it was last written to (`st_mtime_ns`); checked if given.
+            descriptor: The file, if it is open; then `path` is for messages only.
+        """
+        self._sources.append((path_of(path), size, modified, descriptor))
+        return len(self._sources) - 1
+
+    def read_array(self, source: npt.NDArray[Any]) -> int:
+        """Add an array to read, with any strides, and give its number among the sources."""
+        self._sources.append(_array("source", source))
+        return len(self._sources) - 1
+
+    def write_file(self, path: str | os.PathLike[str], size: int) -> int:
+        """Add a file to make, of this size in the end, and give its number among the destinations.
+
+        It must not be there yet, unless a journal says that an earlier run of the same job made it. What no piece
+        covers is zero.
+        """
+        self._destinations.append(("write", path_of(path), size))
+        return len(self._destinations) - 1
+
+    def write_array(self, out: npt.NDArray[Any]) -> int:
+        """Add a writable array, with any strides except 0, and give its number among the destinations."""
+        self._destinations.append(_array("out", out))
+        return len(self._destinations) - 1
+
+    def compare_file(self, path: str | os.PathLike[str], size: int, modified: int | None = None) -> int:
+        """Add a file to compare with what would be written to it; gives its number among the destinations."""
+        self._destinations.append(("compare", path_of(path), size, modified))
+        return len(self._destinations) - 1
+
+    def discard(self) -> int:
+        """Add a destination that keeps nothing, for digests alone; gives its number among the destinations."""
+        self._destinations.append(None)
+        return len(self._destinations) - 1
+
+    def add_tensor(
+        self,
+        shape: Sequence[int],
+        itemsize: int,
+        sources: Iterable[HeldPiece],
+        destinations: Iterable[HeldPiece],
+        *,
+        digest: bool = False,
+        crc: bool = False,
+    ) -> int:
+        """Add a tensor, and give the number of its first destination piece among all.
+
+        Args:
+            shape: Elements per dim.
+            itemsize: Bytes per element.
+            sources: Boxes that do not overlap, and that cover what the destinations need.
+            destinations: Boxes that are wanted.
+            digest: Whether each destination piece is to be digested.
+            crc: Whether the CRC-32 of each destination piece is wanted, which must be one run of bytes.
+
+        Raises:
+            SizeOverflowError: a number is not within 64 bits.
+        """
+        first, rank = self._pieces, len(shape)
+        from_rows, count = _rows(sources, rank, itemsize)
+        to_rows, wanted = _rows(destinations, rank, itemsize)
+        head = [itemsize, int(digest) + 2 * int(crc), rank, count, wanted, *shape]
+        try:
+            numbers = array("q", head + from_rows + to_rows)
+        except OverflowError:
+            from ..errors import SizeOverflowError
+
+            raise SizeOverflowError("a size, an offset or a stride of a piece is over 2**63 - 1") from None
+        self._program.extend(numbers)
+        self._pieces += wanted
+        return first
+
+    def outline(self, *, budget: int = _BUDGET, threads: int | None = None) -> CopyOutline:
+        """Say what a run would take, without touching a file.
+
+        Raises:
+            LayoutError: as for `run`, as far as that does not depend on files.
+        """
+        return CopyOutline(*self._compiled().outline(budget, threads))
+
+    def run(
+        self,
+        *,
+        budget: int = _BUDGET,
+        threads: int | None = None,
+        sync: bool = False,
+        journal: str | os.PathLike[str] | None = None,
+        record_every: int = 2**30,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> CopyReport:
+        """Do the job.
+
+        Args:
+            budget: Bytes of memory for the buffers of all threads; at least 16 KiB.
+            threads: How many; one per core if left out.
+            sync: Whether the files are brought to the disk before this returns.
+            journal: A file that records what is done: the same job, run again with it, goes on. Made if it is not
+                there.
+            record_every: With `sync` and a journal, how many bytes may have to be done again after a crash.
+            progress: Called now and then with the bytes that are done and the bytes in all.
+
+        Raises:
+            LayoutError: pieces of a tensor reach outside of it or of their holders; source pieces overlap, or do not
+                cover what is wanted; destination pieces overlap in a file; the budget is too small.
+            ParseError: a source is not a regular file, is not what it was said to be, ends too early, or changed
+                meanwhile.
+            OSError: a file cannot be made, read or written, or the disk has no room: naming file and byte. Without a
+                journal the files that were made are removed; with one they stay for the next run.
+        """
+        done = self._compiled().run(
+            budget, threads, sync, None if journal is None else path_of(journal), record_every, progress
+        )
+        return CopyReport(*done[0], *done[1:])
+
+    def _compiled(self) -> _core.CopyJob:
+        return _core.CopyJob(self._sources, self._destinations, np.frombuffer(self._program, np.int64))
+
+
+def _array(name: str, value: Any) -> npt.NDArray[Any]:
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{name} must be a numpy array, got {type(value).__name__}")
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array, whose mask is not in its bytes; give its filled() values")
+    return value
+
+
+def _rows(pieces: Iterable[HeldPiece], rank: int, itemsize: int) -> tuple[list[int], int]:
+    numbers: list[int] = []
+    count = 0
+    for holder, offset, start, stop, strides in pieces:
+        if strides is None:
+            strides = _c_strides(start, stop, itemsize)
+        if not len(start) == len(stop) == len(strides) == rank:
+            raise ValueError(
+                f"a piece has {len(start)} starts, {len(stop)} stops and {len(strides)} strides; "
+                f"the tensor has {rank} dims"
+            )
+        numbers += (holder, offset, *start, *stop, *strides)
+        count += 1
+    return numbers, count
+
+
+def _c_strides(start: Sequence[int], stop: Sequence[int], itemsize: int) -> list[int]:
+    strides, step = [0] * len(start), itemsize
+    for dim in reversed(range(len(start))):
+        strides[dim] = step
+        step *= max(stop[dim] - start[dim], 1)
+    return strides
+
+
+def add_digests(digests: Iterable[int]) -> int:
+    """Give the digest of the tensor that pieces with these digests tile.
+
+    >>> add_digests([DIGEST_MODULUS - 1, 3])
+    2
+    """
+    return sum(digests) % DIGEST_MODULUS
+
+
+def digest_array(value: npt.NDArray[Any]) -> int:
+    """Give the digest of a whole tensor: the one that its pieces add up to in any checkpoint.
+
+    The rule is in the module `digest` of the crate `shardwise-io`. Compare dtype and shape as well: zeros add nothing.
+
+    >>> import numpy as np
+    >>> digest_array(np.array([[1, 0], [0, 0]], np.uint8)) == 0xE220A8397B1DCDAF >> 3  # The first key.
+    True
+    """
+    job = CopyJob()
+    whole = HeldPiece(job.read_array(value), 0, (0,) * value.ndim, value.shape, value.strides)
+    kept = HeldPiece(job.discard(), 0, (0,) * value.ndim, value.shape)
+    job.add_tensor(value.shape, value.itemsize, [whole], [kept], digest=True)
+    return job.run().digests[0]

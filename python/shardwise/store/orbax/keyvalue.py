@@ -1,0 +1,128 @@
+"""Where zarr arrays lie: keys with values, which are the files of a folder or the entries of a database."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from ...errors import ParseError
+from ..files import DataFile
+from ..text import shorten
+
+__all__ = ["FolderStore", "KeyValueStore", "OpenFiles", "Value"]
+
+_MAX_KEYS = 20_000_000
+
+
+class Value(NamedTuple):
+    """A value: a stretch of a file, or bytes that the database holds itself.
+
+    Attributes:
+        path: The file.
+        offset: Where it begins in it.
+        length: Its bytes; None where it is the whole file.
+        inline: The bytes, if the database holds them.
+    """
+
+    path: Path
+    offset: int
+    length: int | None
+    inline: bytes | None = None
+
+
+class OpenFiles:
+    """Files by path, opened when they are first needed, and closed together."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, DataFile] = {}
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def check_open(self, path: Path) -> None:
+        """Raise ValueError if they were closed."""
+        if self._closed:
+            raise ValueError(f"{path}: this checkpoint is closed")
+
+    def __getitem__(self, path: Path) -> DataFile:
+        with self._lock:
+            self.check_open(path)
+            file = self._files.get(path)
+            if file is None:
+                file = self._files[path] = DataFile(path)
+            return file
+
+    def close(self) -> None:
+        """Close them all; none is opened after that."""
+        with self._lock:
+            self._closed = True
+            for file in self._files.values():
+                file.close()
+
+    def stretch(self, value: Value) -> tuple[DataFile, int, int]:
+        """Give file, offset and length of a value that lies in a file."""
+        file = self[value.path]
+        length = file.size - value.offset if value.length is None else value.length
+        if value.offset + length > file.size:
+            raise ParseError(
+                f"{value.path}: has {file.size} bytes; bytes {value.offset} to {value.offset + length} were needed"
+            )
+        return file, value.offset, length
+
+    def read(self, value: Value, most: int) -> bytes:
+        """Read a value of at most `most` bytes."""
+        if value.inline is not None:
+            return value.inline
+        file, offset, length = self.stretch(value)
+        if length > most:
+            raise ParseError(f"{value.path}: a value of {length} bytes; at most {most} are read here")
+        data = file.read(offset, length)
+        file.check()
+        return data
+
+
+class KeyValueStore(Protocol):
+    """What zarr arrays are read from."""
+
+    folder: Path
+    files: OpenFiles
+
+    def get(self, key: str) -> Value | None:
+        """Give the value of a key; None if there is none."""
+
+    def listing(self) -> Iterator[str]:
+        """Give all keys."""
+
+
+class FolderStore:
+    """The files below a folder; their relative paths are the keys."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files = OpenFiles()
+        self._values: dict[str, Path] = {}
+        open_folders = [("", folder)]
+        while open_folders:
+            prefix, current = open_folders.pop()
+            with os.scandir(current) as entries:
+                for entry in entries:
+                    key = f"{prefix}{entry.name}"
+                    if entry.is_dir():
+                        if key.count("/") > 128:
+                            raise ParseError(f"{folder}: folders lie more than 128 deep at {shorten(key)}")
+                        open_folders.append((f"{key}/", Path(entry.path)))
+                    else:
+                        self._values[key] = Path(entry.path)
+                        if len(self._values) > _MAX_KEYS:
+                            raise ParseError(f"{folder}: more than {_MAX_KEYS} files; at most as many are listed")
+
+    def get(self, key: str) -> Value | None:
+        """Give the file of this relative path; None if there is none."""
+        path = self._values.get(key)
+        return None if path is None else Value(path, 0, None)
+
+    def listing(self) -> Iterator[str]:
+        """Give the relative paths of all files."""
+        return iter(self._values)

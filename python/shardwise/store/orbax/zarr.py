@@ -1,0 +1,411 @@
+"""Zarr arrays, versions 2 and 3, as stored tensors whose pieces are chunks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._core import crc32c
+from ..._dtypes import DTYPES, Dtype
+from ...errors import ParseError
+from ..boxes import Bounds, Extent, contiguous_strides
+from ..protocol import ListedPieces, StoredPiece, StoredTensor
+from ..text import are_sizes, checked_shape, shorten, strict_json
+from .codecs import COMPRESSORS, decompress
+from .keyvalue import KeyValueStore, Value
+
+__all__ = ["arrays_of", "read_array"]
+
+_METADATA = {".zarray": 2, "zarr.json": 3}
+_MAX_METADATA = 1 << 20
+_MAX_CHUNKS = 10_000_000
+_MISSING = 2**64 - 1
+
+
+class _Array(NamedTuple):
+    """What the metadata of an array say.
+
+    Attributes:
+        name: Its name.
+        dtype: Its dtype.
+        stored: The numpy dtype text of its elements in a chunk: `>` where they are big-endian.
+        shape: Elements per dim.
+        chunk: The shape of a chunk; those at the edge are as large, and filled up.
+        order: `C` or `F`: the order of the elements in a chunk.
+        key: Gives the key of a chunk.
+        codecs: What was done to a chunk's bytes, in that order.
+        inner: The shape of the chunks in a chunk, where a chunk is a shard of several.
+        index_checked: Whether the index of a shard ends with its CRC-32C.
+        index_first: Whether it stands at the beginning of the shard.
+        fill: The bytes of an element of a chunk that is not there; None where none may be missing.
+    """
+
+    name: str
+    dtype: Dtype
+    stored: str
+    shape: tuple[int, ...]
+    chunk: tuple[int, ...]
+    order: str
+    key: Callable[[tuple[int, ...]], str]
+    codecs: tuple[str, ...]
+    inner: tuple[int, ...] | None
+    index_checked: bool
+    index_first: bool
+    fill: bytes | None
+
+
+def arrays_of(store: KeyValueStore) -> dict[str, int]:
+    """Give the arrays of a store by name, with the version of zarr that each is in."""
+    found: dict[str, int] = {}
+    for key in store.listing():
+        name, _, last = key.rpartition("/")
+        if last in _METADATA and name:
+            found[name] = max(found.get(name, 0), _METADATA[last])
+    return found
+
+
+def read_array(store: KeyValueStore, name: str, version: int, where: str, *, complete: bool) -> StoredTensor | None:
+    """Give an array of a store; None of what is only a group of them.
+
+    Args:
+        store: Where it lies.
+        name: Its name there.
+        version: The version of zarr.
+        where: What messages begin with.
+        complete: Whether all its chunks must be there; else those that are not are its fill value.
+
+    Raises:
+        ParseError: it does not follow the format, is encoded in a way that is not read, or lacks a chunk.
+    """
+    key = f"{name}/{'.zarray' if version == 2 else 'zarr.json'}"
+    value = store.get(key)
+    if value is None:
+        return None
+    said = strict_json(store.files.read(value, _MAX_METADATA), f"{where}: {shorten(key)}")
+    if not isinstance(said, dict):
+        raise ParseError(f"{where}: {shorten(key)} is not a JSON object")
+    if version == 3 and said.get("node_type") == "group":
+        return None
+    error = partial(_error, where, name)
+    array = _version2(name, said, error) if version == 2 else _version3(name, said, error)
+    if complete:
+        array = array._replace(fill=None)
+    return _tensor(store, array, where, error)
+
+
+def _error(where: str, name: str, problem: str) -> ParseError:
+    return ParseError(f"{where}: array {shorten(name)}: {problem}")
+
+
+_Error = Callable[[str], ParseError]
+
+
+def _shapes(name: str, shape: Any, chunk: Any, bits: int, error: _Error) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    sizes = checked_shape(shape, bits, name, str(error("")).rpartition(": array")[0])
+    if not are_sizes(chunk) or len(chunk) != len(sizes) or 0 in chunk:
+        raise error(f"chunks of {shorten(chunk)} in the shape {sizes}")
+    if math.prod(chunk) * bits > 8 * (2**63 - 1):
+        raise error(f"chunks of {shorten(chunk)} have more than 2**63 - 1 bytes")
+    return sizes, tuple(chunk)
+
+
+def _version2(name: str, said: dict[str, Any], error: _Error) -> _Array:
+    if said.get("zarr_format") != 2 or said.get("filters"):
+        raise error(f"zarr_format {shorten(said.get('zarr_format'))} with filters {shorten(said.get('filters'))}")
+    dtype, stored = _dtype2(said.get("dtype"))
+    if dtype is None:
+        raise error(f"the dtype {shorten(said.get('dtype'))} is not one that is read")
+    shape, chunk = _shapes(name, said.get("shape"), said.get("chunks"), dtype.bits, error)
+    compressor = said.get("compressor")
+    kind = None if compressor is None else compressor.get("id") if isinstance(compressor, dict) else compressor
+    if kind is not None and kind not in COMPRESSORS:
+        raise error(f"the compressor {shorten(kind)} is not one that is read: {', '.join(COMPRESSORS)} are")
+    separator, order = said.get("dimension_separator", "."), said.get("order")
+    if separator not in (".", "/") or order not in ("C", "F"):
+        raise error(f"dimension_separator {shorten(separator)}, order {shorten(order)}")
+
+    def key(cell: tuple[int, ...]) -> str:
+        return f"{name}/{separator.join(map(str, cell)) if cell else '0'}"
+
+    fill = _fill(said.get("fill_value"), dtype, stored, error)
+    codecs = () if kind is None else (kind,)
+    return _Array(name, dtype, stored, shape, chunk, order, key, codecs, None, False, False, fill)
+
+
+def _dtype2(text: Any) -> tuple[Dtype | None, str]:
+    if not isinstance(text, str):
+        return None, ""
+    if text in DTYPES:
+        return (DTYPES[text] if DTYPES[text].bits % 8 == 0 else None), "<"
+    if len(text) == 3 and text[0] in "<>|" and text[1] in "biufc":
+        try:
+            name = np.dtype(text[1:]).name
+        except TypeError:
+            return None, ""
+        return DTYPES.get(name), ">" if text[0] == ">" else "<"
+    if text in ("<c16", ">c16"):
+        return DTYPES["complex128"], text[0]
+    return None, ""
+
+
+def _version3(name: str, said: dict[str, Any], error: _Error) -> _Array:
+    if said.get("zarr_format") != 3 or said.get("node_type") != "array" or said.get("storage_transformers"):
+        raise error("not the metadata of an array of zarr 3 that is read")
+    text = said.get("data_type")
+    dtype = DTYPES.get(text) if isinstance(text, str) else None
+    if dtype is None or dtype.bits % 8:
+        raise error(f"the data_type {shorten(text)} is not one that is read")
+    grid, configuration = _named(said.get("chunk_grid"))
+    if grid != "regular":
+        raise error(f"the chunk_grid {shorten(grid)} is not one that is read: regular is")
+    shape, chunk = _shapes(name, said.get("shape"), configuration.get("chunk_shape"), dtype.bits, error)
+    key = _keys3(name, said.get("chunk_key_encoding"), error)
+    codecs = said.get("codecs")
+    if not isinstance(codecs, list):
+        raise error("codecs is not a list")
+    inner, checked, first = None, False, False
+    kind, configuration = _named(codecs[0]) if codecs else ("", {})
+    if kind == "sharding_indexed":
+        if len(codecs) > 1:
+            raise error("codecs around a shard are not read")
+        inner = configuration.get("chunk_shape")
+        _, inner = _shapes(name, list(shape), inner, dtype.bits, error)
+        if any(outer % size for outer, size in zip(chunk, inner, strict=True)):
+            raise error(f"shards of {chunk} are not a whole number of chunks of {inner}")
+        checked = _index_is_checked(configuration.get("index_codecs"), error)
+        location = configuration.get("index_location", "end")
+        if location not in ("start", "end"):
+            raise error(f"index_location {shorten(location)}")
+        first = location == "start"
+        codecs = configuration.get("codecs")
+    names, endian = _codecs3(codecs, error)
+    fill = _fill(said.get("fill_value"), dtype, endian, error)
+    return _Array(name, dtype, endian, shape, chunk, "C", key, names, inner, checked, first, fill)
+
+
+def _named(value: Any) -> tuple[str, dict[str, Any]]:
+    """Name and configuration of an extension point of zarr 3."""
+    if isinstance(value, str):
+        return value, {}
+    if isinstance(value, dict) and isinstance(value.get("name"), str):
+        configuration = value.get("configuration", {})
+        return value["name"], configuration if isinstance(configuration, dict) else {}
+    return "", {}
+
+
+def _keys3(name: str, value: Any, error: _Error) -> Callable[[tuple[int, ...]], str]:
+    encoding, configuration = _named(value)
+    if encoding not in ("default", "v2"):
+        raise error(f"the chunk_key_encoding {shorten(encoding)} is not one that is read")
+    separator = configuration.get("separator", "/" if encoding == "default" else ".")
+    if separator not in (".", "/"):
+        raise error(f"the separator {shorten(separator)} of the chunks' keys")
+    if encoding == "default":
+        return lambda cell: f"{name}/{separator.join(['c', *map(str, cell)])}"
+    return lambda cell: f"{name}/{separator.join(map(str, cell)) if cell else '0'}"
+
+
+def _codecs3(value: Any, error: _Error) -> tuple[tuple[str, ...], str]:
+    """The codecs from elements to bytes, of which the first says in which byte order."""
+    codecs = [_named(codec) for codec in value] if isinstance(value, list) else []
+    names = [name for name, _ in codecs]
+    if not codecs or names[0] != "bytes" or any(name not in (*COMPRESSORS, "crc32c") for name in names[1:]):
+        raise error(f"the codecs {shorten(names)} are not ones that are read")
+    endian = codecs[0][1].get("endian", "little")
+    if endian not in ("little", "big"):
+        raise error(f"the byte order {shorten(endian)}")
+    return tuple(names[1:]), ">" if endian == "big" else "<"
+
+
+def _index_is_checked(value: Any, error: _Error) -> bool:
+    names, endian = _codecs3(value, error)
+    if endian != "<" or names not in ((), ("crc32c",)):
+        raise error(f"the index_codecs {shorten(names)} are not ones that are read")
+    return names == ("crc32c",)
+
+
+def _fill(value: Any, dtype: Dtype, endian: str, error: _Error) -> bytes | None:
+    """The bytes of an element that is not stored; None where there is no value for it."""
+    if value is None:
+        return None
+    size = dtype.bits // 8
+    if value in (0, False) and not isinstance(value, str):
+        return bytes(size)
+    if isinstance(value, str) and value.startswith("0x") and len(value) == 2 + 2 * size:
+        try:
+            raw = bytes.fromhex(value[2:])
+        except ValueError:
+            raise error(f"the fill_value {shorten(value)}") from None
+        return raw if endian == ">" else raw[::-1]
+    words = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+    try:
+        number: Any = np.array(words.get(value, value) if isinstance(value, str) else value)
+        if number.ndim != 0 or number.dtype.kind not in "biuf":
+            return None
+        return _swapped(number.astype(dtype.numpy()).tobytes(), endian)
+    except (TypeError, ValueError, OverflowError, ImportError):
+        return None  # Asked for only where a chunk is missing.
+
+
+def _swapped(raw: bytes, endian: str) -> bytes:
+    return raw[::-1] if endian == ">" else raw
+
+
+def _tensor(store: KeyValueStore, array: _Array, where: str, error: _Error) -> StoredTensor:
+    counts = [-(-size // chunk) for size, chunk in zip(array.shape, array.chunk, strict=True)]
+    total = math.prod(counts)
+    if total > _MAX_CHUNKS:
+        raise error(f"{total} chunks; at most {_MAX_CHUNKS} are read")
+    cells = np.indices(counts, np.int64).reshape(len(counts), total).T if counts else np.empty((1, 0), np.int64)
+    chunk, sizes = np.array(array.chunk, np.int64), np.array(array.shape, np.int64)
+    boxes = np.stack([cells * chunk, np.minimum((cells + 1) * chunk, sizes)], axis=-1)
+    if array.fill is None:
+        for cell in map(tuple, cells.tolist()):
+            if store.get(array.key(cell)) is None:
+                raise error(f"the chunk {shorten(array.key(cell))} is missing")
+    make = partial(_piece, store, array, where)
+    return StoredTensor(array.name, array.dtype, array.shape, ListedPieces(boxes, make))
+
+
+def _piece(store: KeyValueStore, array: _Array, where: str, position: int, box: Bounds) -> StoredPiece:
+    cell = tuple(start // size for (start, _), size in zip(box, array.chunk, strict=True))
+    key = array.key(cell)
+    value = store.get(key)
+    chunk = _Chunk(store, array, f"{where}: {shorten(key)}", value, box)
+    if value is None:
+        return StoredPiece(box, store.folder, key=key, decode=chunk.read)
+    plain = not array.codecs and array.inner is None and value.inline is None
+    if plain and (array.stored == "<" or array.dtype.bits == 8):
+        return StoredPiece(box, value.path, key=key, locate=chunk.locate)
+    return StoredPiece(box, value.path, key=key, decode=chunk.read)
+
+
+def _stored(array: _Array) -> np.dtype[Any]:
+    """The dtype of the elements in a chunk."""
+    dtype = array.dtype.numpy()
+    return dtype.newbyteorder(">") if array.stored == ">" and dtype.itemsize > 1 else dtype
+
+
+class _Chunk(NamedTuple):
+    """A chunk of an array, and where its value lies."""
+
+    store: KeyValueStore
+    array: _Array
+    where: str
+    value: Value | None
+    box: Bounds
+
+    def locate(self) -> Extent:
+        """Say where the elements of an uncompressed chunk lie."""
+        array = self.array
+        assert self.value is not None
+        file, offset, length = self.store.files.stretch(self.value)
+        itemsize = array.dtype.bits // 8
+        if length != math.prod(array.chunk) * itemsize:
+            raise ParseError(f"{self.where}: has {length} bytes; {math.prod(array.chunk) * itemsize} were expected")
+        if array.order == "C":
+            return Extent(file, offset, contiguous_strides(array.chunk, itemsize))
+        return Extent(file, offset, contiguous_strides(array.chunk[::-1], itemsize)[::-1])
+
+    def read(self, local: Bounds | None = None) -> npt.NDArray[Any]:
+        """Decode a box of the chunk, which is counted from the chunk's beginning; all of it if left out."""
+        array = self.array
+        self.store.files.check_open(self.store.folder)
+        sizes = tuple(stop - start for start, stop in self.box)
+        bounds = tuple((0, size) for size in sizes) if local is None else local
+        shape = tuple(stop - start for start, stop in bounds)
+        if self.value is None:
+            return np.full(shape, self._filled(), array.dtype.numpy())
+        if array.inner is None:
+            whole = self._decoded(self._value(self.value), array.chunk)
+            return whole[tuple(slice(start, stop) for start, stop in bounds)]
+        return self._from_shard(array.inner, bounds, shape)
+
+    def _filled(self) -> Any:
+        array = self.array
+        assert array.fill is not None
+        return np.frombuffer(array.fill, _stored(array))[0]
+
+    def _value(self, value: Value) -> bytes:
+        # What is compressed may be a little longer than what it gives.
+        most = math.prod(self.array.chunk) * self.array.dtype.bits // 8
+        return self.store.files.read(value, most + most // 8 + 65536)
+
+    def _decoded(self, data: bytes, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        array = self.array
+        size = math.prod(shape) * array.dtype.bits // 8
+        for position in reversed(range(len(array.codecs))):
+            codec = array.codecs[position]
+            if codec == "crc32c":
+                if len(data) < 4 or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
+                    raise ParseError(f"{self.where}: the checksum of the chunk is wrong")
+                data = data[:-4]
+            else:
+                # Checksums under a compression are 4 bytes each; another compression can be of any length up to this.
+                inside = array.codecs[:position]
+                expected = size + 4 * inside.count("crc32c")
+                if any(other != "crc32c" for other in inside):
+                    raise ParseError(f"{self.where}: is compressed twice, which is not read")
+                data = decompress(codec, data, expected, self.where)
+        if len(data) != size:
+            raise ParseError(f"{self.where}: has {len(data)} bytes; {size} were expected")
+        dtype = array.dtype.numpy()
+        elements = np.frombuffer(data, _stored(array))
+        if array.stored == ">":
+            elements = elements.astype(dtype)
+        return elements.reshape(shape, order="F" if array.order == "F" else "C")
+
+    def _from_shard(self, inner: tuple[int, ...], bounds: Bounds, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """Read those chunks of a shard that a box needs."""
+        array, value = self.array, self.value
+        assert value is not None
+        out: npt.NDArray[Any] = np.empty(shape, array.dtype.numpy())
+        counts = [outer // size for outer, size in zip(array.chunk, inner, strict=True)]
+        index, begin, end = self._index(value, math.prod(counts))
+        ranges = [range(start // size, -(-stop // size)) for (start, stop), size in zip(bounds, inner, strict=True)]
+        for cell in np.ndindex(*map(len, ranges)):
+            at = [side[position] for side, position in zip(ranges, cell, strict=True)]
+            number = int(np.ravel_multi_index(at, counts)) if at else 0
+            offset, length = int(index[number, 0]), int(index[number, 1])
+            source: list[Any] = []
+            target: list[Any] = []
+            for (start, stop), size, position in zip(bounds, inner, at, strict=True):
+                low, high = max(start, position * size), min(stop, (position + 1) * size)
+                source.append(slice(low - position * size, high - position * size))
+                target.append(slice(low - start, high - start))
+            place = (*target, Ellipsis)  # With an ellipsis, so that what has no dims is an array as well.
+            if (offset, length) == (_MISSING, _MISSING):
+                if array.fill is None:
+                    raise ParseError(f"{self.where}: its chunk {number} is missing")
+                out[place] = self._filled()
+                continue
+            if not begin <= offset <= offset + length <= end:
+                raise ParseError(f"{self.where}: its chunk {number} is at bytes {offset} to {offset + length} of it")
+            data = self._stretch(value, offset, length)
+            out[place] = self._decoded(data, inner)[tuple(source)]
+        return out
+
+    def _stretch(self, value: Value, offset: int, length: int) -> bytes:
+        if value.inline is not None:
+            return value.inline[offset : offset + length]
+        file, start, _ = self.store.files.stretch(value)
+        return file.read(start + offset, length)
+
+    def _index(self, value: Value, count: int) -> tuple[npt.NDArray[np.uint64], int, int]:
+        """The offsets and lengths of a shard's chunks, and between which bytes these lie."""
+        size = 16 * count + 4 * self.array.index_checked
+        length = len(value.inline) if value.inline is not None else self.store.files.stretch(value)[2]
+        if length < size:
+            raise ParseError(f"{self.where}: a shard of {length} bytes with an index of {size}")
+        data = self._stretch(value, 0 if self.array.index_first else length - size, size)
+        if self.array.index_checked:
+            if crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
+                raise ParseError(f"{self.where}: the checksum of the shard's index is wrong")
+            data = data[:-4]
+        index = np.frombuffer(data, "<u8").reshape(count, 2)
+        return (index, size, length) if self.array.index_first else (index, 0, length - size)

@@ -1,0 +1,92 @@
+"""The sharded folder: a safetensors file per owner of shards, and a manifest that says what they are together.
+
+The files are those of PyTorch's distributed checkpoints as safetensors, so that its `HuggingFaceStorageReader` reads
+them; the manifest, `shardwise.json`, has what these lack: shapes, layouts, sizes of files, digests. It is written last.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import ParseError
+from .files import DataFile
+from .protocol import StoredCheckpoint, StoredTensor
+from .text import MAX_JSON, shorten, strict_json
+from .torch import dcp_safetensors
+
+__all__ = ["MANIFEST", "open_form", "read_manifest"]
+
+#: The file that says what a folder holds.
+MANIFEST = "shardwise.json"
+
+
+def open_form(path: Path) -> StoredCheckpoint:
+    """Open the folder, and check its files against the manifest."""
+    manifest = read_manifest(path)
+    inner = dcp_safetensors.open_form(path)
+    try:
+        said: dict[str, Any] = manifest["tensors"]
+        tensors: dict[str, StoredTensor] = {}
+        missing = next((name for name in said if name not in inner), None)
+        if missing is not None:
+            raise ParseError(f"{path}: {MANIFEST} names the tensor {shorten(missing)}, which no file holds")
+        for name, tensor in inner.items():
+            expected = said.get(name)
+            if expected is None:
+                raise ParseError(f"{path}: a file holds the tensor {shorten(name)}, which {MANIFEST} does not name")
+            if list(tensor.shape) != expected.get("shape") or tensor.dtype != expected.get("dtype"):
+                raise ParseError(
+                    f"{path}: tensor {shorten(name)} is {tensor.dtype} of shape {shorten(tensor.shape)}, but "
+                    f"{MANIFEST} says {shorten(expected.get('dtype'))} of shape {shorten(expected.get('shape'))}; a "
+                    "file is missing, or another's"
+                )
+            tensors[name] = tensor
+        for alias, name in manifest["aliases"].items():
+            if name not in tensors or alias in tensors:
+                raise ParseError(f"{path}: {MANIFEST} ties {shorten(alias)} to {shorten(name)}, which is not there")
+            other = tensors[name]
+            tensors[alias] = StoredTensor(
+                alias, other._dtype, other.shape, other.pieces, replicas=other.replicas, alias_of=name
+            )
+    except BaseException:
+        inner.close()
+        raise
+    return StoredCheckpoint(path, "sharded", tensors, inner._files, metadata=manifest)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read the manifest of a folder, and check the sizes of the files that it names.
+
+    Raises:
+        ParseError: it is not one, or a file is missing or of another size.
+        OSError: it cannot be read.
+    """
+    path = folder / MANIFEST
+    file = DataFile(path)
+    try:
+        if file.size > MAX_JSON:
+            raise ParseError(f"{path}: {file.size} bytes; at most {MAX_JSON} are allowed")
+        manifest = strict_json(file.read(0, file.size), path)
+    finally:
+        file.close()
+    if not isinstance(manifest, dict) or manifest.get("format") != "shardwise":
+        raise ParseError(f"{path}: is not the manifest of a checkpoint")
+    if manifest.get("version") != 1:
+        raise ParseError(f"{path}: is of version {shorten(manifest.get('version'))}; version 1 is known")
+    for key in ("tensors", "files", "aliases"):
+        held = manifest.get(key)
+        if not isinstance(held, dict):
+            raise ParseError(f"{path}: {key} is not a JSON object")
+        if key != "aliases" and not all(isinstance(value, dict) for value in held.values()):
+            raise ParseError(f"{path}: an entry of {key} is not a JSON object")
+    for name, said in manifest["files"].items():
+        if "/" in name or "\\" in name or name in ("", ".", "..") or "\0" in name:
+            raise ParseError(f"{path}: names the file {shorten(name)}, which is not in its own folder")
+        try:
+            size = (folder / name).stat().st_size
+        except FileNotFoundError:
+            raise ParseError(f"{path}: names the file {shorten(name)}, which is missing") from None
+        if size != said.get("size"):
+            raise ParseError(f"{folder / name}: has {size} bytes, {MANIFEST} says {shorten(said.get('size'))}")
+    return manifest

@@ -1,0 +1,171 @@
+"""The files of a new checkpoint: which tensors and boxes each has, at which byte, and their headers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..._text import bytes_text
+from ...errors import LayoutError
+from ..boxes import Bounds
+from .wanted import Wanted
+
+__all__ = ["Slot", "TargetFile", "hugging_face_files", "index_of", "sharded_files", "single_file"]
+
+#: The longest header that the format allows.
+_MOST_HEADER = 100_000_000
+#: Room for a digest, in hexadecimal, which is known when the data has been written.
+_NO_DIGEST = "0" * 32
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A box of a tensor in a file."""
+
+    #: The tensor's position among those that are written.
+    tensor: int
+    box: Bounds
+    #: Of the file's data, the bytes that it has: begin and end.
+    begin: int
+    end: int
+
+
+@dataclass
+class TargetFile:
+    """A safetensors file to be written."""
+
+    name: str
+    slots: list[Slot]
+    #: What `__metadata__` says, besides the digests.
+    metadata: dict[str, str]
+    #: Whether the header has a digest for each tensor; else the manifest has them.
+    has_digests: bool
+    #: The tensors' digests, by their position.
+    digests: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes after the header."""
+        return self.slots[-1].end if self.slots else 0
+
+    def header(self, wanted: Sequence[Wanted]) -> bytes:
+        """The header, whose length does not depend on the digests."""
+        metadata = dict(self.metadata)
+        if self.has_digests:
+            digests = {wanted[slot.tensor].name: self._digest(slot.tensor) for slot in self.slots}
+            metadata["shardwise.digests"] = json.dumps(digests, separators=(",", ":"))
+        entries: dict[str, Any] = {"__metadata__": metadata}
+        for slot in self.slots:
+            tensor = wanted[slot.tensor]
+            entries[tensor.name] = {
+                "dtype": tensor.dtype.code,
+                "shape": [stop - start for start, stop in slot.box],
+                "data_offsets": [slot.begin, slot.end],
+            }
+        text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
+        if len(text) > _MOST_HEADER:
+            raise LayoutError(
+                f"{self.name}: a header of {bytes_text(len(text))} for {len(self.slots)} tensors is over the format's "
+                f"limit of {bytes_text(_MOST_HEADER)}; a folder has several files"
+            )
+        return len(text).to_bytes(8, "little") + text
+
+    def _digest(self, tensor: int) -> str:
+        return f"{self.digests[tensor]:032x}" if tensor in self.digests else _NO_DIGEST
+
+
+def _filled(
+    name: str,
+    wanted: Sequence[Wanted],
+    boxes: Iterable[tuple[int, Bounds]],
+    metadata: Mapping[str, str],
+    has_digests: bool,
+) -> TargetFile:
+    """A file of these boxes, those with the largest elements first, so that all are aligned; then by name."""
+    at, slots = 0, []
+    for tensor, box in sorted(boxes, key=lambda item: (-wanted[item[0]].itemsize, wanted[item[0]].name)):
+        size = math.prod(stop - start for start, stop in box) * wanted[tensor].itemsize
+        slots.append(Slot(tensor, box, at, at + size))
+        at += size
+    return TargetFile(name, slots, {"format": "pt", **metadata}, has_digests)
+
+
+def _whole(tensor: Wanted) -> Bounds:
+    return tuple((0, size) for size in tensor.shape)
+
+
+def single_file(name: str, wanted: Sequence[Wanted], metadata: Mapping[str, str]) -> list[TargetFile]:
+    """All tensors whole, in one file."""
+    return [_filled(name, wanted, [(i, _whole(tensor)) for i, tensor in enumerate(wanted)], metadata, True)]
+
+
+def hugging_face_files(wanted: Sequence[Wanted], most: int, metadata: Mapping[str, str]) -> list[TargetFile]:
+    """All tensors whole, in files of at most so many bytes, as Hugging Face's `save_pretrained` cuts them."""
+    groups: list[list[tuple[int, Bounds]]] = [[]]
+    filled = 0
+    for i, tensor in enumerate(wanted):
+        if groups[-1] and filled + tensor.nbytes > most:
+            groups.append([])
+            filled = 0
+        groups[-1].append((i, _whole(tensor)))
+        filled += tensor.nbytes
+    if len(groups) == 1:
+        return [_filled("model.safetensors", wanted, groups[0], metadata, False)]
+    names = (f"model-{number:05}-of-{len(groups):05}.safetensors" for number in range(1, len(groups) + 1))
+    return [_filled(name, wanted, group, metadata, False) for name, group in zip(names, groups, strict=True)]
+
+
+def index_of(files: Sequence[TargetFile], wanted: Sequence[Wanted]) -> dict[str, Any]:
+    """The index of a folder in Hugging Face's form."""
+    return {
+        "metadata": {"total_size": sum(file.data_bytes for file in files)},
+        "weight_map": {wanted[slot.tensor].name: file.name for file in files for slot in file.slots},
+    }
+
+
+def sharded_files(wanted: Sequence[Wanted], metadata: Mapping[str, str]) -> list[TargetFile]:
+    """A file for each device that owns shards: of the devices that hold the same shard, the first owns it.
+
+    The names and the entry `DCP_SHARDING_INFO` are those of PyTorch's `HuggingFaceStorageWriter`, which has one box of
+    a tensor in a file: further boxes of a device are in further files of it.
+    """
+    boxes: dict[tuple[int, int], list[tuple[int, Bounds]]] = {}
+    for i, tensor in enumerate(wanted):
+        if tensor.partition is None:
+            boxes.setdefault((0, 0), []).append((i, _whole(tensor)))
+            continue
+        for device, number, box in _owned(tensor):
+            boxes.setdefault((device, number), []).append((i, box))
+    parts = {device: 1 + max(number for other, number in boxes if other == device) for device, _ in boxes}
+    ranks = {device: rank for rank, device in enumerate(sorted(parts), 1)}
+    files = []
+    for device, number in sorted(boxes):
+        held = boxes[device, number]
+        offsets = {wanted[i].name: {"saved_offsets": [start for start, _ in box]} for i, box in held}
+        name = f"shard-{ranks[device]:05}-model-{number + 1:05}-of-{parts[device]:05}.safetensors"
+        info = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0"}
+        files.append(_filled(name, wanted, held, {**metadata, **info}, False))
+    return files
+
+
+def _owned(tensor: Wanted) -> Iterable[tuple[int, int, Bounds]]:
+    """Of each device the boxes that it owns, numbered; a tensor without elements is its first device's."""
+    partition = tensor.partition
+    assert partition is not None
+    if 0 in tensor.shape:
+        yield 0, 0, _whole(tensor)
+        return
+    seen: set[Bounds] = set()
+    for device, label in enumerate(partition.holders):
+        number = 0
+        for piece in partition.pieces(label):
+            box = tuple((side.start, side.stop) for side in piece.box)
+            if box in seen or any(start == stop for start, stop in box):
+                continue
+            seen.add(box)
+            yield device, number, box
+            number += 1

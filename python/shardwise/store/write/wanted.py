@@ -1,0 +1,180 @@
+"""The tensors that are to be written: what each is, where its elements come from, and how it is to be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..._dtypes import Dtype, find_dtype
+from ..._text import shown
+from ...array.sharded import ShardedArray
+from ...errors import LayoutError
+from ...layout import TensorLayout, UnevenRule
+from ...partition import Partition
+from ...rules.layout_map import LayoutMap
+from ..boxes import Bounds, contiguous_strides
+from ..files import DataFile
+from ..protocol import StoredTensor
+
+__all__ = ["Layouts", "SourcePiece", "Wanted", "partition_for", "wanted_array", "wanted_stored"]
+
+#: Layouts by name: a map of rules, or a mapping; of what neither has, nothing is cut.
+Layouts = LayoutMap | Mapping[str, TensorLayout]
+
+
+@dataclass(frozen=True, eq=False)
+class SourcePiece:
+    """A box of a tensor, and where its elements are: in a file or in an array."""
+
+    box: Bounds
+    holder: DataFile | np.ndarray[Any, Any]
+    #: Of a file, the byte at which the first element begins; of an array the byte from its element 0.
+    offset: int
+    #: In bytes; of a file never negative.
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """A tensor to write.
+
+    Attributes:
+        name: Its name in the new checkpoint.
+        dtype: Its dtype.
+        shape: Its shape.
+        pieces: What its elements come from: boxes that tile it.
+        replicas: Further boxes, which hold the same as some of `pieces`, if all is well.
+        partition: How it is cut; `None` if it is written whole.
+        identity: Equal for two tensors that share their elements; `None` where nothing is known.
+    """
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+    pieces: Sequence[SourcePiece]
+    replicas: Sequence[SourcePiece] = ()
+    partition: Partition | None = None
+    identity: Any = None
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return self.dtype.bits // 8
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        size = self.itemsize
+        for extent in self.shape:
+            size *= extent
+        return size
+
+
+def partition_for(name: str, shape: tuple[int, ...], layouts: Layouts | None, uneven: UnevenRule) -> Partition | None:
+    """How the tensor of this name is cut by the layouts; `None` where none applies.
+
+    Raises:
+        LayoutError: if the layout does not fit the tensor; names it.
+    """
+    layout = None if layouts is None else layouts.get(name)
+    if layout is None:
+        return None
+    if layout.device_mesh is None and isinstance(layouts, LayoutMap):
+        raise LayoutError(f"tensor {shown(name)}: its layout {shown(layout)} has no mesh, and neither has the map")
+    if layout.unreduced:
+        raise LayoutError(f"tensor {shown(name)}: a layout with unreduced axes {layout.unreduced} cannot be written")
+    try:
+        return layout.partition(shape, uneven)
+    except LayoutError as error:
+        raise LayoutError(f"tensor {shown(name)}: {error}") from None
+
+
+def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | None) -> Wanted:
+    """A tensor of a checkpoint, whose pieces are addressable, to be written under a name.
+
+    Raises:
+        TypeError: if its elements are packed, several to a byte.
+    """
+    if tensor.bits % 8:
+        raise TypeError(
+            f"tensor {shown(tensor.name)} is {tensor.dtype}, {tensor.bits} bits an element; packed elements cannot be "
+            "cut anew"
+        )
+    pieces = [_stored_piece(piece) for piece in tensor.pieces] if tensor.size else []
+    replicas = [_stored_piece(piece) for piece in tensor.replicas if piece.is_addressable] if tensor.size else []
+    places = tuple((piece.box, id(piece.holder), piece.offset, piece.strides) for piece in pieces)
+    return Wanted(name, tensor._dtype, tensor.shape, pieces, replicas, partition, (places, tensor.dtype, tensor.shape))
+
+
+def _stored_piece(piece: Any) -> SourcePiece:
+    extent = piece.extent()
+    return SourcePiece(piece.box, extent.file, extent.start, extent.strides)
+
+
+def wanted_array(name: str, value: Any, partition: Partition | None) -> Wanted:
+    """An array in memory, whole or sharded, with any strides, to be written under a name.
+
+    Raises:
+        TypeError: if a safetensors file cannot hold its dtype.
+        LayoutError: if a sharded array has partial sums.
+    """
+    if isinstance(value, ShardedArray):
+        return _wanted_sharded(name, value, partition)
+    array = np.asarray(value)
+    dtype = _file_dtype(name, array.dtype)
+    bounds = tuple((0, size) for size in array.shape)
+    array = _little_endian(array)
+    piece = SourcePiece(bounds, array, 0, array.strides)
+    pieces = [piece] if array.size else []
+    pointer = array.__array_interface__["data"][0]
+    identity = (pointer, array.strides, array.shape, dtype.name)
+    return Wanted(name, dtype, array.shape, pieces, (), partition, identity)
+
+
+def _wanted_sharded(name: str, value: ShardedArray, partition: Partition | None) -> Wanted:
+    dtype = _file_dtype(name, value.dtype)
+    tiling = value.tiling
+    if isinstance(tiling, Partition) and any(
+        tiling.device_mesh.axis_size(axis) > 1 for axis in tiling.layout.unreduced
+    ):
+        raise LayoutError(f"tensor {shown(name)} holds partial sums over {tiling.layout.unreduced}; add them first")
+    seen: set[Bounds] = set()
+    pieces: list[SourcePiece] = []
+    replicas: list[SourcePiece] = []
+    for holder, array in zip(tiling.holders, value._data(), strict=True):
+        array = _little_endian(array)
+        for piece in tiling.pieces(holder):
+            box = tuple((side.start, side.stop) for side in piece.box)
+            if any(start == stop for start, stop in box):
+                continue
+            if isinstance(piece.start, int):
+                offset = piece.start * array.strides[0]
+                strides = contiguous_strides([stop - start for start, stop in box], array.strides[0])
+            else:
+                offset = sum(at * stride for at, stride in zip(piece.start, array.strides, strict=True))
+                strides = array.strides
+            (replicas if box in seen else pieces).append(SourcePiece(box, array, offset, strides))
+            seen.add(box)
+    if partition is None and isinstance(tiling, Partition):
+        partition = tiling
+    return Wanted(name, dtype, value.shape, pieces, replicas, partition, id(value))
+
+
+def _file_dtype(name: str, dtype: np.dtype[Any]) -> Dtype:
+    found = find_dtype(dtype.newbyteorder("=") if dtype.byteorder == ">" else dtype)
+    if found is None or found.code is None:
+        raise TypeError(f"tensor {shown(name)} is of dtype {dtype}, which a safetensors file cannot hold")
+    return found
+
+
+def _little_endian(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    # The one copy of a whole array that is made: of the other byte order, which no file has.
+    return array.astype(array.dtype.newbyteorder("<")) if array.dtype.byteorder == ">" else array
+
+
+def holders_of(pieces: Iterable[SourcePiece]) -> dict[int, DataFile | np.ndarray[Any, Any]]:
+    """The files and arrays that pieces are in, each once, by identity."""
+    return {id(piece.holder): piece.holder for piece in pieces}

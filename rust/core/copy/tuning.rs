@@ -1,0 +1,60 @@
+//! The numbers that were measured, not derived, in one place.
+//!
+//! Two machines: the *older* one, a Xeon at 2.5 GHz with 2 cores, and the *newer* one, a Xeon with AVX-512, 2 MiB of
+//! second-level cache a core and 480 MiB of third. Where nothing else is said, a number was set on the older one and is as
+//! good on the newer. To measure again, change a number, `make build`, and run
+//!
+//! ```text
+//! python benches/copies.py                  # rows to columns and back, in both ways, by processor time
+//! python benches/peers/bench_reshard.py     # the same by the clock, as on the page; wants a quiet machine
+//! ```
+
+/// The longest row that is copied at once, so that long ones are shared among threads.
+pub(super) const LONGEST_ROW: i64 = 1 << 16;
+/// How many short rows of one copy are done before the next has its turn: with 512 shards, 16 and 64 were slower.
+pub(super) const ROWS_PER_BLOCK: i64 = 32;
+/// The bytes of a block that make it large enough, whatever its number of rows.
+pub(super) const BYTES_PER_BLOCK: i64 = 1 << 14;
+/// From how many bytes on a row is long: memory is read in its own order, even if the next row is far away.
+pub(super) const LONG_ROW: i64 = 1 << 11;
+/// The bytes of a block of long rows: new memory is cleared by the kernel a large page at a time, and is best filled
+/// while it is still in the cache.
+pub(super) const LONG_BLOCK: i64 = 1 << 21;
+/// From how many bytes between rows on the processor does not see by itself which comes next: a page.
+pub(super) const PREFETCHED_FROM: usize = 1 << 12;
+/// Up to how many bytes the rows are so short that it cannot catch up while one is copied.
+pub(super) const LONGEST_PREFETCHED: i64 = 512;
+/// How many bytes of a row of the wide array are fetched together: enough to read memory in its own order.
+pub(super) const TILE_BYTES: i64 = 1 << 11;
+/// The bytes of all copies of a group in one turn, from which on they are shared among workers.
+pub(super) const LARGEST_TURN: i64 = 1 << 22;
+
+/// The least and the most bytes that a worker copies at a time: long enough to be worth taking, short enough for all to
+/// end together. Two workers at neighbouring rows write to the same pages, so pieces are rather large.
+pub(super) const PIECE_BYTES: (i64, i64) = (1 << 18, 1 << 22);
+/// Into how many pieces the work is cut, if they are neither too small nor too large.
+pub(super) const PIECES: i64 = 16;
+/// Up to how many bytes the mean transfer is so short that finding the boxes takes time beside copying them.
+pub(super) const SHORT_TRANSFER: i64 = 1 << 14;
+/// How many short transfers, and to how many devices, a worker at least finds and copies by itself. With fewer devices it
+/// would see too little of each row of a wide source.
+pub(super) const PART: (usize, usize) = (1 << 15, 64);
+/// From how many bytes on a second thread is started. To start and join one takes 50 µs on the newer machine, in which one
+/// thread copies half a MiB: `cargo bench --bench reshard -- small`.
+pub(super) const PARALLEL_BYTES: i64 = 1 << 22;
+
+/// From how many bytes on streaming stores are tried: what is less may be wanted in the cache by those who read it next.
+pub(super) const STREAMED_FROM: i64 = 1 << 26;
+/// How many rounds are tried, half of them in each way: of 0.25 to 4 MiB each, so at most some milliseconds.
+pub(super) const ROUNDS: usize = 16;
+/// How many rows are streamed together, a stretch of [`STRETCH`] bytes of each in turn. On the newer machine, of all
+/// pairs from 4 × 64 to 32 × 8192, none was faster for 8 and for 64 shards; 8 rows as they come took 30 % longer.
+pub(super) const STREAMED_ROWS: i64 = 8;
+/// See [`STREAMED_ROWS`].
+pub(super) const STRETCH: usize = 1 << 9;
+/// How far ahead in its row the source of a streaming store is fetched: 0 took 3 % longer, 1,024 and more up to 30 % with
+/// 512 shards.
+pub(super) const FETCHED_AHEAD: usize = 1 << 9;
+/// How many copies ahead the ends of a copy's destination are fetched, which are stored the ordinary way: without, 512
+/// shards took 30 % longer; 2, 8 and 16 were no faster.
+pub(super) const EXPECTED_AHEAD: usize = 4;

@@ -1,0 +1,107 @@
+//! Slots: where the parts of destination pieces are put together, digested, and taken from.
+
+use crate::{
+    boxes::Bounds,
+    digest::Digest,
+    piece::Tensor,
+    strided::{Dim, Pointer, collapsed, positions},
+};
+
+/// What was learnt about the destination pieces that a unit wrote to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Finding {
+    /// The piece, by its number among all.
+    pub(crate) piece: u64,
+    /// The digest of what was written, in the tensor.
+    pub(crate) digest: u128,
+    /// Its contribution to the piece's CRC-32.
+    pub(crate) crc: u32,
+    /// The first byte of the tensor, in C order, that the compared file has otherwise; -1 if there is none.
+    pub(crate) differs: i64,
+}
+
+/// Where one destination piece's part of a tile is put together.
+pub(crate) struct Slot<'t> {
+    pub(crate) tensor: &'t Tensor,
+    pub(crate) piece: usize,
+    pub(crate) bounds: Bounds,
+    pub(crate) strides: Vec<i64>,
+    pub(crate) start: Pointer,
+}
+
+impl Slot<'_> {
+    /// Where the element at `position` of the tensor, which is in the slot, begins.
+    pub(crate) fn at(&self, position: &[i64]) -> Pointer {
+        let steps = position.iter().zip(&self.bounds.start).zip(&self.strides);
+        self.start.offset(steps.map(|((position, start), stride)| (position - start) * stride).sum())
+    }
+
+    /// The byte of the tensor, in C order, that byte `index` of a dense slot is.
+    pub(crate) fn position(&self, index: i64) -> i64 {
+        let mut dims: Vec<usize> = (0..self.strides.len()).filter(|&dim| self.bounds.extent(dim) > 1).collect();
+        dims.sort_by_key(|&dim| std::cmp::Reverse(self.strides[dim]));
+        let mut rest = index;
+        let mut at: i64 =
+            self.bounds.start.iter().zip(&self.tensor.strides).map(|(start, stride)| start * stride).sum();
+        for dim in dims {
+            at += rest / self.strides[dim] * self.tensor.strides[dim];
+            rest %= self.strides[dim];
+        }
+        at
+    }
+
+    pub(crate) fn nothing(&self) -> Finding {
+        Finding { piece: (self.tensor.first + self.piece) as u64, digest: 0, crc: 0, differs: -1 }
+    }
+
+    /// The runs of the file that a dense slot is: byte of the file, bytes, and where they are in memory.
+    pub(crate) fn file_runs(&self, mut each: impl FnMut(i64, i64, Pointer)) {
+        let piece = self.tensor.destinations.get(self.piece);
+        let dims = (0..self.strides.len()).map(|dim| Dim {
+            extent: self.bounds.extent(dim),
+            from: piece.strides[dim],
+            to: self.strides[dim],
+        });
+        let (dims, run) = collapsed(dims);
+        let first = piece.at(&self.bounds.start);
+        positions(&dims, |offset, to| each(first + offset, run, self.start.offset(to)));
+    }
+
+    pub(crate) fn checksums(&self) -> Finding {
+        let mut finding = self.nothing();
+        if self.tensor.wanted.digest {
+            let dims = (0..self.strides.len()).map(|dim| Dim {
+                extent: self.bounds.extent(dim),
+                from: self.tensor.strides[dim],
+                to: self.strides[dim],
+            });
+            let (dims, run) = collapsed(dims);
+            let steps = self.bounds.start.iter().zip(&self.tensor.strides);
+            let first: i64 = steps.map(|(start, stride)| start * stride).sum();
+            let mut digest = Digest::default();
+            positions(&dims, |position, to| {
+                // SAFETY: a run of the slot, which has just been put together and which nobody writes now.
+                digest.add(first + position, unsafe { self.start.offset(to).slice(run) });
+            });
+            finding.digest = digest.value();
+        }
+        let piece = self.tensor.destinations.get(self.piece);
+        if self.tensor.wanted.crc {
+            let whole = piece.volume();
+            self.file_runs(|offset, length, from| {
+                // SAFETY: as above.
+                let crc = crc32fast::hash(unsafe { from.slice(length) });
+                finding.crc ^= crc_before(crc, whole - (offset - piece.offset) - length);
+            });
+        }
+        finding
+    }
+}
+
+/// What bytes with this CRC-32 contribute to the CRC-32 of a text in which `after` more bytes follow them: contributions
+/// are combined with exclusive or, in any order, since the CRC is linear.
+fn crc_before(crc: u32, after: i64) -> u32 {
+    let mut hasher = crc32fast::Hasher::new_with_initial(crc);
+    hasher.combine(&crc32fast::Hasher::new_with_initial_len(0, after as u64));
+    hasher.finalize()
+}

@@ -1,0 +1,538 @@
+import errno
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwise import _core
+from shardwise.errors import LayoutError, ParseError, SizeOverflowError
+from shardwise.store.engine import CopyJob, HeldPiece, add_digests, digest_array
+
+P = 2**127 - 1
+
+
+def split_mix(count: int) -> list[int]:
+    """Outputs of SplitMix64 from seed 0, by Vigna's splitmix64.c."""
+    outputs, state, mask = [], 0, 2**64 - 1
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) & mask
+        z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        outputs.append(z ^ (z >> 31))
+    return outputs
+
+
+def digest_by_definition(data: bytes) -> int:
+    *keys, upper, lower = split_mix(514)
+    radix = (upper << 64 | lower) % 2**127
+    words = [int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8)]
+    return sum(word * (keys[k % 512] >> 3) * pow(radix, k // 512, P) for k, word in enumerate(words)) % P
+
+
+def whole(holder: int, value: npt.NDArray[Any]) -> HeldPiece:
+    return HeldPiece(holder, 0, (0,) * value.ndim, value.shape, value.strides)
+
+
+def index(slices: Iterable[slice]) -> Any:
+    """With an ellipsis, so that an array without dims is indexed to a view as well."""
+    return (*slices, ...)
+
+
+def files_of(folder: Path, parts: list[npt.NDArray[Any]], name: str = "part") -> list[Path]:
+    paths = [folder / f"{name}{i}" for i in range(len(parts))]
+    for path, part in zip(paths, parts, strict=True):
+        path.write_bytes(part.tobytes())
+    return paths
+
+
+def merge(folder: Path, table: npt.NDArray[Any], ways: int, made: Path, **wanted: bool) -> CopyJob:
+    """Column shards of a table, each in a file, to one file of all."""
+    cuts = [table.shape[1] * i // ways for i in range(ways + 1)]
+    parts = [table[:, start:stop] for start, stop in itertools.pairwise(cuts)]
+    job = CopyJob()
+    sources = []
+    for path, part, start in zip(files_of(folder, parts), parts, cuts, strict=False):
+        holder = job.read_file(path, path.stat().st_size, path.stat().st_mtime_ns)
+        sources.append(HeldPiece(holder, 0, (0, start), (len(table), start + part.shape[1])))
+    target = job.write_file(made, table.nbytes)
+    job.add_tensor(table.shape, table.itemsize, sources, [HeldPiece(target, 0, (0, 0), table.shape)], **wanted)
+    return job
+
+
+TABLE = np.random.default_rng(0).integers(0, 2**32, (300, 1000), np.uint32)
+
+
+@given(st.binary(max_size=10_000))
+def test_digests_are_those_of_the_definition(data: bytes) -> None:
+    assert digest_array(np.frombuffer(data, np.uint8)) == digest_by_definition(data)
+
+
+@given(st.lists(st.integers(0, 6), max_size=4), st.sampled_from(["u1", "<u2", ">i4", "f8", "c16", "V3"]), st.data())
+def test_strided_views_are_written_right(shape: list[int], dtype: str, data: st.DataObject) -> None:
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    base = np.random.default_rng(1).integers(0, 256, size, np.uint8).view(dtype).reshape(shape)
+    order = data.draw(st.permutations(range(len(shape))))
+    steps = [data.draw(st.sampled_from([1, 2, -1])) for _ in shape]
+    view = base.transpose(order)[index(slice(None, None, step) for step in steps)]
+    with_room = np.zeros([2 * n for n in view.shape], dtype)
+    out = with_room[index(slice(None, 2 * n, 2) for n in view.shape)]
+    job = CopyJob()
+    source, target = job.read_array(view), job.write_array(out)
+    job.add_tensor(view.shape, view.itemsize, [whole(source, view)], [whole(target, out)], digest=True)
+    report = job.run()
+    assert out.tobytes() == view.tobytes()
+    assert np.count_nonzero(np.frombuffer(with_room.tobytes(), np.uint8)) <= view.nbytes
+    assert report.digests == [digest_by_definition(view.tobytes())]
+
+
+def test_column_shards_become_one_file(tmp_path: Path) -> None:
+    job = merge(tmp_path, TABLE, 7, tmp_path / "made", digest=True, crc=True)
+    seen: list[tuple[int, int]] = []
+    report = job.run(progress=lambda done, total: seen.append((done, total)))
+    data = (tmp_path / "made").read_bytes()
+    assert data == TABLE.tobytes()
+    assert report.bytes_read == report.bytes_written == len(data)
+    assert (report.digests, report.crcs) == ([digest_array(TABLE)], [zlib.crc32(data)])
+    assert seen[0] == (0, len(data))
+    assert seen[-1] == (len(data), len(data))
+    assert sorted(seen) == seen
+
+
+@pytest.mark.parametrize("budget", [2**14, 2**16, 2**20])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_any_budget_gives_the_same_bytes(tmp_path: Path, budget: int, threads: int) -> None:
+    table = np.random.default_rng(2).integers(0, 2**32, (1500, 1000), np.uint32)
+    job = merge(tmp_path, table, 3, tmp_path / "made")
+    outline = job.outline(budget=budget, threads=threads)
+    assert outline.memory <= budget
+    assert outline.bytes == table.nbytes
+    job.run(budget=budget, threads=threads)
+    assert (tmp_path / "made").read_bytes() == table.tobytes()
+
+
+def test_digests_of_pieces_add_up_however_they_are_cut(tmp_path: Path) -> None:
+    expected = digest_array(TABLE)
+    for ways in (1, 2, 7):
+        paths = files_of(tmp_path, [part.copy() for part in np.array_split(TABLE, ways, axis=1)])
+        job = CopyJob()
+        start, pieces = 0, []
+        for path in paths:
+            stop = start + path.stat().st_size // (4 * len(TABLE))
+            pieces.append(((0, start), (len(TABLE), stop), job.read_file(path, path.stat().st_size)))
+            start = stop
+        nowhere = job.discard()
+        sources = [HeldPiece(holder, 0, begin, end) for begin, end, holder in pieces]
+        wanted = [HeldPiece(nowhere, 0, begin, end) for begin, end, _ in pieces]
+        job.add_tensor(TABLE.shape, 4, sources, wanted, digest=True)
+        assert add_digests(job.run(budget=2**15).digests) == expected
+
+
+def test_long_runs_are_copied_by_the_system(tmp_path: Path) -> None:
+    value = np.random.default_rng(3).integers(0, 256, 5 * 2**20, np.uint8)
+    (path,) = files_of(tmp_path, [value])
+    job = CopyJob()
+    piece = HeldPiece(job.read_file(path, value.nbytes), 0, (0,), value.shape)
+    target = HeldPiece(job.write_file(tmp_path / "made", value.nbytes + 10), 10, (0,), value.shape)
+    job.add_tensor(value.shape, 1, [piece], [target])
+    assert job.outline().bytes_ranged == value.nbytes
+    report = job.run()
+    assert report.bytes_copied + report.bytes_written == value.nbytes
+    assert (tmp_path / "made").read_bytes() == bytes(10) + value.tobytes()
+
+
+def test_a_comparison_names_the_first_element(tmp_path: Path) -> None:
+    other = TABLE.copy()
+    other[17, 900] += 1
+    other[17, 901] += 1
+    (path,) = files_of(tmp_path, [other], "other")
+    job = CopyJob()
+    target = job.compare_file(path, other.nbytes)
+    job.add_tensor(TABLE.shape, 4, [whole(job.read_array(TABLE), TABLE)], [HeldPiece(target, 0, (0, 0), TABLE.shape)])
+    assert job.run().differences == [(0, 17 * 1000 + 900)]
+    path.write_bytes(TABLE.tobytes())
+    assert job.run().differences == []
+
+
+def test_many_tiny_tensors_share_their_reads(tmp_path: Path) -> None:
+    value = np.arange(5000, dtype=np.int64)
+    (path,) = files_of(tmp_path, [value])
+    job = CopyJob()
+    source, target = job.read_file(path, value.nbytes), job.write_file(tmp_path / "made", value.nbytes)
+    for i in range(5000):
+        job.add_tensor((), 8, [HeldPiece(source, 8 * i, (), ())], [HeldPiece(target, 8 * (4999 - i), (), ())])
+    report = job.run()
+    assert (tmp_path / "made").read_bytes() == value[::-1].tobytes()
+    assert report.calls < 50
+
+
+def test_a_job_of_nothing() -> None:
+    assert CopyJob().run().digests == []
+    job = CopyJob()
+    job.add_tensor(
+        (0, 2**62, 5), 8, [], [HeldPiece(job.discard(), 0, (0, 0, 0), (0, 2**62, 5), (0, 0, 0))], digest=True
+    )
+    assert job.run().digests == [0]
+
+
+# What is refused, before anything is written.
+
+
+def one(sources: list[Any], destinations: list[Any], shape: tuple[int, ...] = (10,)) -> Callable[[Path], CopyJob]:
+    def make(folder: Path) -> CopyJob:
+        (folder / "source").write_bytes(bytes(10))
+        job = CopyJob()
+        job.read_file(folder / "source", 10)
+        job.write_file(folder / "made", 10)
+        job.add_tensor(shape, 1, [HeldPiece(*row) for row in sources], [HeldPiece(*row) for row in destinations])
+        return job
+
+    return make
+
+
+FULL = (0, 0, (0,), (10,))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            one([FULL], [(0, 1, (0,), (10,))]),
+            "destination piece 0: needs bytes 1 to 11 of its holder, which has 0 to 10",
+        ),
+        (one([(0, -1, (0,), (10,))], [FULL]), "source piece 0: needs bytes -1 to 9"),
+        (one([(0, 0, (0,), (10,), (2**62,))], [FULL]), "beyond 2\\*\\*63 - 1"),
+        (one([(0, 2**63 - 1, (0,), (10,))], [FULL]), "beyond 2\\*\\*63 - 1"),
+        (one([(1, 0, (0,), (10,))], [FULL]), "its holder is 1, which is not in the job"),
+        (one([(-1, 0, (0,), (10,))], [FULL]), "its holder is -1"),
+        (one([FULL], [(0, 0, (0,), (11,))]), "is \\[0, 11\\) along dim 0, which is not within \\[0, 10\\)"),
+        (one([FULL], [(0, 9, (0,), (10,), (-1,))]), "negative stride"),
+        (one([FULL], [(0, 0, (0,), (10,), (0,))]), "its strides make elements overlap"),
+        (one([FULL, FULL], [FULL]), "source pieces 0 and 1 overlap"),
+        (one([(0, 0, (0,), (9,))], [FULL]), "destination piece 0 has 10 elements, of which the source pieces hold 9"),
+        (one([], [FULL]), "of which the source pieces hold 0"),
+        (one([FULL], [(0, 0, (0,), (6,)), (0, 5, (5,), (10,)), (0, 0, (0,), (2,))]), "the same bytes"),
+        (one([FULL], [(0, 0, (0,), (6,)), (0, 4, (5,), (10,))]), "written to the same bytes"),
+        (one([FULL], [FULL], (2**40, 2**40)), "a piece has"),
+    ],
+)
+def test_refused(tmp_path: Path, make: Callable[[Path], CopyJob], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(tmp_path).run()
+    assert not (tmp_path / "made").exists()
+
+
+def test_sizes_beyond_64_bits(tmp_path: Path) -> None:
+    job = CopyJob()
+    with pytest.raises(SizeOverflowError):
+        job.add_tensor((2**63,), 1, [], [])
+    job.add_tensor((2**32, 2**32), 8, [], [])
+    with pytest.raises(LayoutError, match="over 2\\*\\*63 - 1 bytes"):
+        job.run()
+
+
+def test_column_pieces_of_one_array_are_apart(tmp_path: Path) -> None:
+    job = CopyJob()
+    source = whole(job.read_array(TABLE), TABLE)
+    target = job.write_file(tmp_path / "made", TABLE.nbytes)
+    halves = [HeldPiece(target, 4 * a, (0, a), (300, b), (4000, 4)) for a, b in ((0, 600), (600, 1000))]
+    job.add_tensor(TABLE.shape, 4, [source], halves)
+    job.run()
+    assert (tmp_path / "made").read_bytes() == TABLE.tobytes()
+
+
+def test_arrays_that_share_memory_are_refused() -> None:
+    value = np.zeros(10, np.uint8)
+    for read, written, message in [
+        (value, [value], "shares memory with source array 0"),
+        (value.copy(), [value[:6], value[5:]], "shares memory with destination array 0"),
+        (value.copy(), [np.lib.stride_tricks.as_strided(value, (10,), (0,))], "overlaps itself"),
+    ]:
+        job = CopyJob()
+        job.read_array(read)
+        for out in written:
+            job.write_array(out)
+        with pytest.raises(LayoutError, match=message):
+            job.run()
+    job = CopyJob()
+    job.write_array(np.frombuffer(bytes(4), np.uint8))
+    with pytest.raises(ValueError, match="read-only"):
+        job.run()
+    for value_of_no_use in ([1], np.ma.masked_array([1]), np.int64(1)):
+        with pytest.raises(TypeError, match="array"):
+            CopyJob().read_array(value_of_no_use)  # type: ignore[arg-type]
+    job = CopyJob()
+    job.read_array(np.array([None]))
+    with pytest.raises(TypeError, match="references"):
+        job.run()
+
+
+def test_the_budget_says_what_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match="budget is 1000 bytes; at least 16384 are needed"):
+        merge(tmp_path, TABLE, 2, tmp_path / "made").run(budget=1000)
+    assert not (tmp_path / "made").exists()
+
+
+def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
+    job = merge(tmp_path, TABLE, 2, tmp_path / "made")
+    (tmp_path / "made").write_bytes(b"mine")
+    with pytest.raises(FileExistsError):
+        job.run()
+    assert (tmp_path / "made").read_bytes() == b"mine"
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError):
+        merge(tmp_path, TABLE, 2, link).run()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_full_disk_is_found_before_the_start(tmp_path: Path) -> None:
+    job = CopyJob()
+    job.write_file(tmp_path / "made", 2**60)
+    with pytest.raises(OSError, match="bytes are needed") as caught:
+        job.run()
+    assert caught.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
+
+
+# Sources that are not what they were.
+
+
+def test_sources_that_changed(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    path = tmp_path / "part1"
+
+    def shorter() -> None:
+        os.truncate(path, path.stat().st_size - 1)
+
+    def later() -> None:
+        os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+
+    def gone() -> None:
+        path.unlink()
+
+    def pipe() -> None:
+        path.unlink()
+        os.mkfifo(path)
+
+    def folder() -> None:
+        path.unlink()
+        path.mkdir()
+
+    for change, error, message in [
+        (shorter, ParseError, "part1 had 600000 bytes and has 599999 now"),
+        (later, ParseError, "part1 was written to"),
+        (gone, FileNotFoundError, "part1"),
+        (pipe, ParseError, "part1 is a FIFO"),
+        (folder, ParseError, "part1 is a directory"),
+    ]:
+        job = merge(tmp_path, TABLE, 2, made)
+        change()
+        with pytest.raises(error, match=message):
+            job.run()
+        assert not made.exists()
+        if path.is_dir():
+            path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+
+
+def test_a_source_that_changes_meanwhile(tmp_path: Path) -> None:
+    job = merge(tmp_path, TABLE, 2, tmp_path / "made")
+
+    def change(done: int, total: int) -> None:
+        if done == total:
+            os.utime(tmp_path / "part0", ns=(0, 1))
+
+    with pytest.raises(ParseError, match="part0 was written to"):
+        job.run(progress=change)
+    assert not (tmp_path / "made").exists()
+
+    def cut(done: int, total: int) -> None:
+        os.truncate(tmp_path / "part1", 1000)
+
+    job = merge(tmp_path, TABLE, 2, tmp_path / "made")
+    with pytest.raises(ParseError, match=r"part1 ends at byte 1000; bytes .* were needed|part1 had 600000"):
+        job.run(progress=cut)
+
+
+def test_an_open_file_is_read_whatever_its_path_has_become(tmp_path: Path) -> None:
+    (path,) = files_of(tmp_path, [TABLE])
+    out = np.zeros_like(TABLE)
+    with path.open("rb") as file:
+        path.unlink()
+        path.write_bytes(b"other")
+        job = CopyJob()
+        source = job.read_file(path, TABLE.nbytes, descriptor=file.fileno())
+        target = job.write_array(out)
+        job.add_tensor(TABLE.shape, 4, [HeldPiece(source, 0, (0, 0), TABLE.shape)], [whole(target, out)])
+        job.run()
+    assert out.tobytes() == TABLE.tobytes()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        CopyJob.run(_with_descriptor(path, 10**6))
+
+
+def _with_descriptor(path: Path, descriptor: int) -> CopyJob:
+    job = CopyJob()
+    job.read_file(path, 1, descriptor=descriptor)
+    return job
+
+
+# Interruptions and faults.
+
+
+def test_an_exception_of_the_callback_comes_out(tmp_path: Path) -> None:
+    job = merge(tmp_path, TABLE, 2, tmp_path / "made")
+
+    def refuse(done: int, total: int) -> None:
+        raise KeyError("enough")
+
+    with pytest.raises(KeyError, match="enough"):
+        job.run(progress=refuse)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.fixture
+def faults() -> Iterator[None]:
+    yield
+    _core._operations()
+
+
+@pytest.mark.usefixtures("faults")
+def test_faults_name_the_file_and_leave_nothing(tmp_path: Path) -> None:
+    job = merge(tmp_path, TABLE, 3, tmp_path / "made")
+    _core._fail_at(0, "count")
+    job.run(threads=1, sync=True)
+    (tmp_path / "made").unlink()
+    operations = _core._operations()
+    assert operations > 10
+    for at in range(operations):
+        _core._fail_at(at, errno.EIO)
+        with pytest.raises(OSError, match="Input/output error") as caught:
+            job.run(threads=1, sync=True)
+        assert caught.value.errno == errno.EIO
+        assert Path(str(caught.value.filename)).is_relative_to(tmp_path)
+        assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.usefixtures("faults")
+@settings(max_examples=20, deadline=None)
+@given(at=st.integers(0, 40))
+def test_short_operations_change_nothing(tmp_path_factory: pytest.TempPathFactory, at: int) -> None:
+    folder = tmp_path_factory.mktemp("short")
+    job = merge(folder, TABLE, 3, folder / "made")
+    _core._fail_at(at, "short")
+    job.run()
+    assert (folder / "made").read_bytes() == TABLE.tobytes()
+
+
+def test_a_killed_run_goes_on(tmp_path: Path) -> None:
+    job = merge(tmp_path, TABLE, 3, tmp_path / "made", digest=True)
+    arguments = {"budget": 2**16, "threads": 1, "sync": True, "journal": tmp_path / "journal", "record_every": 1}
+    resumed = 0
+    for at in range(20, 140, 17):
+        pid = os.fork()
+        if pid == 0:  # A child that is killed at one operation.
+            _core._fail_at(at, "kill")
+            job.run(**arguments)  # type: ignore[arg-type]
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        assert killed or os.WEXITSTATUS(status) == 0
+        report = job.run(**arguments)  # type: ignore[arg-type]
+        assert (tmp_path / "made").read_bytes() == TABLE.tobytes()
+        assert report.digests == [digest_array(TABLE)]
+        resumed += report.bytes_resumed
+        (tmp_path / "made").unlink()
+        (tmp_path / "journal").unlink()
+    assert resumed > 0
+
+
+def test_interrupted_by_a_signal(tmp_path: Path) -> None:
+    code = f"""
+import _thread, sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.store.test_engine import TABLE, merge
+folder = Path({str(tmp_path)!r})
+job = merge(folder, TABLE, 2, folder / "made")
+try:
+    job.run(progress=lambda done, total: _thread.interrupt_main())
+except KeyboardInterrupt:
+    print("interrupted", (folder / "made").exists())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "interrupted False\n"
+
+
+# What makes files appear at once.
+
+
+def test_a_lock_keeps_others_out_until_it_is_released(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    lock = _core.FileLock(path)
+    with pytest.raises(BlockingIOError, match=f"by process {os.getpid()}"):
+        _core.FileLock(path)
+    lock.release()
+    lock.release()
+    assert not path.exists()
+    path.write_text("999999")  # A lock file without a lock, as a crash leaves it.
+    _core.FileLock(path).release()
+    pid = os.fork()
+    if pid == 0:
+        _core.FileLock(path)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    _core.FileLock(path).release()
+
+
+def test_one_of_many_gets_the_lock(tmp_path: Path) -> None:
+    inside, most, done = [0], [0], [0]
+
+    def work() -> None:
+        for _ in range(200):
+            try:
+                lock = _core.FileLock(tmp_path / "lock")
+            except BlockingIOError:
+                continue
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            done[0] += 1
+            inside[0] -= 1
+            lock.release()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+    assert done[0] > 0
+
+
+def test_published_files(tmp_path: Path) -> None:
+    _core.write_file(tmp_path / "new", b"manifest")
+    with pytest.raises(FileExistsError):
+        _core.write_file(tmp_path / "new", b"")
+    _core.sync_files([tmp_path / "new"])
+    (tmp_path / "there").write_bytes(b"old")
+    with pytest.raises(FileExistsError):
+        _core.publish(tmp_path / "new", tmp_path / "there", False)
+    assert (tmp_path / "there").read_bytes() == b"old"
+    _core.publish(tmp_path / "new", tmp_path / "there", True)
+    assert (tmp_path / "there").read_bytes() == b"manifest"
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(FileNotFoundError):
+        _core.publish(tmp_path / "new", tmp_path / "other", False)
+    assert 0 < _core.free_space(tmp_path) < 2**60

@@ -1,0 +1,273 @@
+"""Checkpoints written, cut anew, verified and compared; killed, torn, and refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shardwise as sw
+
+DATA = Path(__file__).parent.parent / "data" / "checkpoints"
+MESH = sw.DeviceMesh((2, 4), ("data", "model"))
+
+
+def tensors() -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(7)
+    return {
+        "wte": rng.standard_normal((48, 16)).astype("f4"),
+        "h.0.w": rng.standard_normal((16, 48)).astype("f4"),
+        "h.0.b": np.arange(48, dtype="i8"),
+        "scalar": np.array(3.5),
+        "none": np.zeros((0, 4), "f2"),
+        "flags": np.array([True, False, True]),
+        "deep": rng.integers(0, 99, (1, 2, 1, 3, 2, 1, 2, 2)).astype("u1"),
+        "complex": np.array([1 + 2j, 3], "c8"),
+    }
+
+
+def rules() -> sw.LayoutMap:
+    layout_map = sw.LayoutMap(MESH)
+    layout_map["wte"] = (("model", "data"), None)
+    layout_map[r"\.w$"] = ("data", "model")
+    layout_map[r"\.b$"] = ("model",)
+    return layout_map
+
+
+def same(path: Path, expected: dict[str, np.ndarray[Any, Any]]) -> None:
+    with sw.open_checkpoint(path) as checkpoint:
+        assert set(checkpoint) == set(expected)
+        for name, value in expected.items():
+            found = checkpoint.read(name)
+            assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes()), name
+
+
+def test_there_and_back_in_every_form(tmp_path: Path) -> None:
+    whole = tensors()
+    sw.save_checkpoint(tmp_path / "a.safetensors", whole)
+    sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", rules())
+    sw.reshard_checkpoint(tmp_path / "b", tmp_path / "c", to="hf", max_file_bytes=3000)
+    sw.reshard_checkpoint(tmp_path / "c", tmp_path / "d.safetensors")
+    for name in ("a.safetensors", "b", "c", "d.safetensors"):
+        same(tmp_path / name, whole)
+        assert sw.verify_checkpoint(tmp_path / name).digests == len(whole)
+        assert sw.diff_checkpoints(tmp_path / name, tmp_path / "a.safetensors") == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "b", "c", "d.safetensors"]
+    index = json.loads((tmp_path / "c" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(value.nbytes for value in whole.values())
+    assert len(set(index["weight_map"].values())) > 1
+
+
+def test_the_safetensors_package_reads_what_is_written(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.numpy")
+    whole = {name: value for name, value in tensors().items() if name != "complex"}
+    sw.save_checkpoint(tmp_path / "a.safetensors", whole)
+    loaded = safetensors.load_file(tmp_path / "a.safetensors")
+    assert {name: value.tobytes() for name, value in loaded.items()} == {n: v.tobytes() for n, v in whole.items()}
+    sharded = sw.distribute_tensor(whole["wte"], sw.TensorLayout((None, "model"), MESH))
+    sw.save_checkpoint(tmp_path / "s", {"wte": sharded})
+    files = sorted((tmp_path / "s").glob("*.safetensors"))
+    columns = [safetensors.load_file(file)["wte"] for file in files]
+    assert np.array_equal(np.concatenate(columns, axis=1), whole["wte"])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_any_layout_to_any_other(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    shape = tuple(data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=3)))
+    dtype = data.draw(st.sampled_from(["u1", "i2", "f4", "c8"]))
+    value = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
+    rule: Any = data.draw(st.sampled_from(["ceil", "chunk", "balanced"]))
+
+    def layout() -> sw.TensorLayout:
+        names = data.draw(st.permutations(["data", "model"]))
+        axes: list[list[str]] = [[] for _ in shape]
+        for name in names[: data.draw(st.integers(0, 2))]:
+            axes[data.draw(st.integers(0, len(shape) - 1))].append(name)
+        return sw.TensorLayout(tuple(map(tuple, axes)), MESH)
+
+    order: Any = data.draw(st.sampled_from(["C", "F"]))
+    sw.save_checkpoint(folder / "a", {"x": np.asarray(value, order=order)}, {"x": layout()}, uneven=rule)
+    sw.reshard_checkpoint(folder / "a", folder / "b", {"x": layout()}, uneven=rule, memory=1 << 16, sync=False)
+    same(folder / "b", {"x": value})
+    report = sw.reshard_checkpoint(folder / "b", folder / "c.safetensors", sync=False)
+    same(folder / "c.safetensors", {"x": value})
+    assert isinstance(report, sw.WriteReport)
+    assert report.bytes_read + report.bytes_copied <= max(1.05 * value.nbytes, value.nbytes + 64)
+
+
+def test_strided_views_are_written_right(tmp_path: Path) -> None:
+    base = np.arange(60).reshape(6, 10)
+    views = {
+        "columns": base[:, 3:5],
+        "stepped": base[::2],
+        "transposed": base.T,
+        "reversed": base[::-1, ::-1],
+        "repeated": np.broadcast_to(np.float32(2), (3, 4)),
+        "big": base.astype(">i8"),
+    }
+    sw.save_checkpoint(tmp_path / "a.safetensors", views)
+    expected = {name: np.ascontiguousarray(view).astype(view.dtype.newbyteorder("<")) for name, view in views.items()}
+    same(tmp_path / "a.safetensors", expected)
+
+
+def test_tied_tensors_stay_tied(tmp_path: Path) -> None:
+    shared, other = np.arange(64.0).reshape(8, 8), np.arange(64.0).reshape(8, 8)
+    sw.save_checkpoint(tmp_path / "a.safetensors", {"wte": shared, "head": shared, "other": other})
+    sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", {"wte": sw.TensorLayout((None, "model"), MESH)})
+    sw.reshard_checkpoint(tmp_path / "b", tmp_path / "c", to="hf")
+    for name in ("a.safetensors", "b", "c"):
+        same(tmp_path / name, {"wte": shared, "head": shared, "other": other})
+        with sw.open_checkpoint(tmp_path / name) as checkpoint:
+            assert (checkpoint["head"].alias_of, checkpoint["other"].alias_of) == ("wte", None)
+    assert (tmp_path / "a.safetensors").stat().st_size < 3 * shared.nbytes
+
+
+@pytest.mark.parametrize("name", ["torch/dcp", "torch/dcp_safetensors", "torch/fsdp2", "torch/plain.pt", "megatron"])
+@pytest.mark.parametrize("to", ["safetensors", "hf", "sharded"])
+def test_checkpoints_of_frameworks(tmp_path: Path, name: str, to: Any) -> None:
+    source = DATA / name
+    if not source.exists():
+        pytest.skip(f"{name} is not among the test data")
+    before = {path: path.read_bytes() for path in sorted(source.rglob("*")) if path.is_file()}
+    sw.reshard_checkpoint(source, tmp_path / "made", to=to)
+    assert sw.diff_checkpoints(source, tmp_path / "made") == []
+    sw.verify_checkpoint(tmp_path / "made")
+    assert before == {path: path.read_bytes() for path in sorted(source.rglob("*")) if path.is_file()}
+
+
+def test_names_dtypes_and_choice(tmp_path: Path) -> None:
+    sw.save_checkpoint(tmp_path / "a.safetensors", tensors())
+    renamed: list[tuple[str, str]] = [(r"^h\.(\d+)", r"layers.\1")]
+    sw.reshard_checkpoint(
+        tmp_path / "a.safetensors", tmp_path / "b.safetensors", rename=renamed, only="layers|flags", dtype="float16"
+    )
+    whole = tensors()
+    same(
+        tmp_path / "b.safetensors",
+        {"layers.0.w": whole["h.0.w"].astype("f2"), "layers.0.b": whole["h.0.b"], "flags": whole["flags"]},
+    )
+    with pytest.raises(sw.LayoutError, match=r"rename calls both 'h\.0\.w' and 'wte' 'x'"):
+        sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "c", rename=[("wte|h.0.w", "x")])
+    with pytest.raises(sw.LayoutError, match="found in no name"):
+        sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "c", only="nothing")
+    with pytest.raises(TypeError, match="floating-point"):
+        sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "c", dtype="int8")
+    assert not (tmp_path / "c").exists()
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "a.safetensors"
+    sw.save_checkpoint(source, tensors())
+    with pytest.raises(FileExistsError):
+        sw.save_checkpoint(source, tensors())
+    with pytest.raises(FileExistsError, match="dst is the source"):
+        sw.reshard_checkpoint(source, source)
+    with pytest.raises(FileNotFoundError, match="folder that is to hold"):
+        sw.reshard_checkpoint(source, tmp_path / "no" / "where")
+    with pytest.raises(sw.LayoutError, match="at least 16384"):
+        sw.reshard_checkpoint(source, tmp_path / "b", memory=1000)
+    with pytest.raises(sw.LayoutError, match="tensor 'flags': dim 0 has 3 elements"):
+        sw.reshard_checkpoint(source, tmp_path / "b", {"flags": sw.TensorLayout(("model",), MESH)})
+    with pytest.raises(TypeError, match="object"):
+        sw.save_checkpoint(tmp_path / "b", {"x": np.array([None])})
+    with pytest.raises(sw.LayoutError, match="to is 'zarr'"):
+        sw.save_checkpoint(tmp_path / "b", {}, to="zarr")  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_a_flipped_bit_a_missing_and_a_swapped_file_are_found(tmp_path: Path) -> None:
+    sw.save_checkpoint(tmp_path / "s", tensors(), rules())
+    files = sorted((tmp_path / "s").glob("*.safetensors"))
+    data = files[1].read_bytes()
+    files[1].write_bytes(data[:-3] + bytes([data[-3] ^ 4]) + data[-2:])
+    with pytest.raises(sw.ParseError, match="is not what was written"):
+        sw.verify_checkpoint(tmp_path / "s")
+    files[1].write_bytes(data[:-1])
+    with pytest.raises(sw.ParseError, match=r"bytes"):
+        sw.open_checkpoint(tmp_path / "s")
+    files[-1].rename(tmp_path / "elsewhere")
+    with pytest.raises(sw.ParseError):
+        sw.open_checkpoint(tmp_path / "s")
+
+
+def test_a_checkpoint_that_differs_is_told_apart(tmp_path: Path) -> None:
+    whole = tensors()
+    sw.save_checkpoint(tmp_path / "a.safetensors", whole)
+    changed = {**whole, "h.0.w": whole["h.0.w"].copy(), "flags": whole["flags"].astype("u1"), "new": np.zeros(1)}
+    changed["h.0.w"][3, 5] += 1
+    changed["h.0.w"][9, 0] += 1
+    del changed["scalar"]
+    sw.save_checkpoint(tmp_path / "b", changed, rules())
+    found = {one.name: one for one in sw.diff_checkpoints(tmp_path / "a.safetensors", tmp_path / "b")}
+    assert {name: one.what for name, one in found.items()} == {
+        "h.0.w": "values",
+        "flags": "dtype",
+        "new": "missing",
+        "scalar": "added",
+    }
+    assert (found["h.0.w"].index, found["h.0.w"].count) == ((3, 5), 2)
+
+
+def test_replicas_that_disagree_are_named(tmp_path: Path) -> None:
+    layout = sw.TensorLayout(("data", None), sw.DeviceMesh((2, 2), ("data", "rest")))
+    value = np.arange(12.0).reshape(4, 3)
+    shards = [np.array(shard.data) for shard in sw.distribute_tensor(value, layout).shards]
+    shards[1][0, 2] = -1
+    drifted = sw.ShardedArray(layout.partition((4, 3)), shards)
+    with pytest.raises(sw.LayoutError, match="cpu:1"):
+        sw.save_checkpoint(tmp_path / "a", {"w": drifted})
+    assert list(tmp_path.iterdir()) == []
+    sw.save_checkpoint(tmp_path / "a", {"w": drifted}, check=False)
+    same(tmp_path / "a", {"w": value})
+
+
+KILLED = """
+import sys
+import numpy as np, shardwise as sw
+from shardwise import _core
+source, target, at, fault, resume = sys.argv[1:]
+mesh = sw.DeviceMesh((4,), ("x",))
+if int(at) >= 0:
+    _core._fail_at(int(at), fault if not fault.isdigit() else int(fault))
+sw.reshard_checkpoint(source, target, {"w": sw.TensorLayout((None, "x"), mesh)}, resume=resume == "1", memory=1 << 16)
+print("operations", _core._operations())
+"""
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", KILLED, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_killed_at_any_operation_nothing_or_all_of_it_is_there(tmp_path: Path) -> None:
+    source = tmp_path / "a.safetensors"
+    value = np.arange(1 << 13, dtype="f4").reshape(64, 128)
+    sw.save_checkpoint(source, {"w": value})
+    counted = run(source, tmp_path / "count", 10**6, "count", 0)
+    operations = int(counted.stdout.split()[-1])
+    assert operations > 4
+    for at in range(0, operations, math.ceil(operations / 12)):
+        for fault in ("kill", "28"):
+            target = tmp_path / f"{fault}{at}"
+            done = run(source, target, at, fault, 0)
+            assert done.returncode != 0, (at, fault, done.stdout)
+            if fault == "28":
+                assert "No space left" in done.stderr, done.stderr
+            assert not target.exists() or sw.diff_checkpoints(source, target) == []
+            again = run(source, target, -1, "count", 1) if not target.exists() else done
+            assert target.exists(), again.stderr
+            assert sw.diff_checkpoints(source, target) == []
+            sw.verify_checkpoint(target)
+            with pytest.raises(FileExistsError):  # Which removes what a killed run left.
+                sw.reshard_checkpoint(source, target, to="sharded")
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

@@ -1,0 +1,36 @@
+"""Every entry of the compiled module is inside `guard`, getters and operators included: a panic becomes an exception."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parent.parent / "rust" / "python" / "src"
+FUNCTION = re.compile(r"^(?P<indent> *)(?:pub(?:\([^)]*\))? )?fn (?P<name>r?#?\w+)", re.MULTILINE)
+
+
+def entries(text: str) -> Iterator[tuple[str, str]]:
+    """Name and body of what Python can call: the functions of `#[pymethods]`, and those marked `#[pyfunction]`."""
+    for block in re.finditer(r"^ *#\[pymethods\]\n *impl .*?\n\}\n", text, re.MULTILINE | re.DOTALL):
+        functions = list(FUNCTION.finditer(block[0]))
+        for function, after in zip(functions, [*functions[1:], None], strict=True):
+            if len(function["indent"]) == 4:
+                yield function["name"], block[0][function.start() : after.start() if after else None]
+    for block in re.finditer(r"^ *#\[pyfunction\]\n(.*?)^ *\}\n", text, re.MULTILINE | re.DOTALL):
+        function = FUNCTION.search(block[0])
+        assert function
+        yield function["name"], block[0][function.start() :]
+
+
+@pytest.mark.parametrize("path", sorted(SOURCES.rglob("*.rs")), ids=lambda path: str(path.relative_to(SOURCES)))
+def test_every_entry_is_guarded(path: Path) -> None:
+    bodies = {name: body.partition("{\n")[2] for name, body in entries(path.read_text(encoding="utf-8"))}
+    assert [name for name, body in bodies.items() if not re.match(r"\s*(guard|answer)\(", body)] == []
+
+
+def test_the_entries_are_found() -> None:
+    found = {name for path in SOURCES.rglob("*.rs") for name, _ in entries(path.read_text(encoding="utf-8"))}
+    assert {"new", "shape", "coordinates", "locate", "default_index", "collectives", "_panic", "__hash__"} <= found

@@ -1,0 +1,175 @@
+"""Tilings: what they hold, what they refuse, and that they are values."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import signal
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shardwise as sw
+from tests.tilings import SHAPES, cut_boxes, held, numbered, tilings
+
+
+@st.composite
+def any_tiling(draw: st.DrawFn) -> sw.Tiling:
+    return draw(tilings(draw(SHAPES)))
+
+
+@settings(deadline=None)
+@given(any_tiling())
+def test_every_element_is_held_and_tilings_are_values(tiling: sw.Tiling) -> None:
+    tiling.check()
+    whole = numbered(tiling.shape)
+    arrays = held(tiling, whole)
+    assert {number for array in arrays for number in array.ravel().tolist()} - {-1} == set(whole.ravel().tolist())
+    assert tiling.nbytes("int16").tolist() == [2 * array.size for array in arrays]
+    assert tiling.size == whole.size
+    # Law 8.
+    again = eval(repr(tiling), vars(sw))
+    assert again == tiling
+    assert hash(again) == hash(tiling)
+    for twin in pickle.loads(pickle.dumps(tiling)), copy.copy(tiling), copy.deepcopy(tiling):
+        assert twin == tiling
+        assert twin.holders == tiling.holders
+    for holder in tiling.holders:
+        assert len({*tiling.pieces(holder), *again.pieces(holder)}) == len(set(tiling.pieces(holder)))
+
+
+@settings(deadline=None)
+@given(SHAPES.flatmap(lambda shape: st.tuples(st.just(shape), cut_boxes(shape))), st.data())
+def test_what_is_missing_or_held_twice_is_named(case: Any, data: st.DataObject) -> None:
+    shape, boxes = case
+    filled = [i for i, box in enumerate(boxes) if all(start < stop for start, stop in box)]
+    if not filled:
+        return
+    victim = data.draw(st.sampled_from(filled))
+    less = np.array([box for i, box in enumerate(boxes) if i != victim], np.int64)
+    less = less.reshape(len(boxes) - 1, len(shape), 2)
+    with pytest.raises(sw.LayoutError, match="the boxes leave a gap: none holds"):
+        sw.Tiling.from_boxes(shape, less).check()
+    more = np.array([*boxes, boxes[victim]], np.int64).reshape(len(boxes) + 1, len(shape), 2)
+    text = ", ".join(f"{start}:{stop}" for start, stop in boxes[victim])
+    with pytest.raises(sw.LayoutError) as error:
+        sw.Tiling.from_boxes(shape, more).check()
+    assert str(error.value) == f"holders[{victim}] and holders[{len(boxes)}] overlap: both hold [{text}]"
+    sw.Tiling.from_boxes(shape, more, replicas=True).check()
+
+
+def test_the_ways_to_write_a_box() -> None:
+    plain = sw.Tiling.from_boxes((8, 6), {"a": [(0, 3), (0, 6)], "b": [(3, 8), (0, 6)]})
+    for a in (slice(0, 3), slice(None)), (slice(None, 3), (0, 6)), np.array([[0, 3], [0, 6]]), [[0, 3], slice(6)]:
+        assert sw.Tiling.from_boxes((8, 6), {"a": a, "b": [(3, 8), (0, 6)]}) == plain
+    assert plain.holder_shape("a") == (3, 6)
+    listed = sw.Tiling.from_boxes((8, 6), {"a": [[(0, 3), (0, 6)]], "b": np.array([[[3, 8], [0, 6]]])})
+    assert listed != plain
+    assert listed.holder_shape("a") == (18,)
+    assert listed.pieces("b") == [sw.Piece((slice(3, 8), slice(0, 6)), 0)]
+    one_each = sw.Tiling.from_boxes((8, 6), [[slice(0, 3), slice(None)], [(3, 8), (0, 6)]])
+    assert one_each == sw.Tiling.from_boxes((8, 6), [[[0, 3], [0, 6]], [[3, 8], [0, 6]]])
+    assert one_each.holders == (0, 1)
+    assert sw.Tiling.from_boxes((), {"a": ()}).holder_shape("a") == ()
+    assert sw.Tiling.from_boxes((), {"a": [()]}).holder_shape("a") == (1,)
+    assert sw.Tiling.from_boxes((4,), {"a": [], "b": [(0, 4)]}).holder_shape("a") == (0,)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: sw.Tiling(), TypeError, "made by Tiling.from_boxes"),
+        (lambda: sw.Tiling.from_boxes((4,), "ab"), TypeError, "boxes must be a mapping"),
+        (lambda: sw.Tiling.from_boxes((4,), 3), TypeError, "boxes must be a mapping"),
+        (lambda: sw.Tiling.from_boxes(4, []), TypeError, "shape must be a sequence of integers"),
+        (lambda: sw.Tiling.from_boxes((-1,), []), sw.LayoutError, r"shape\[0\] is -1"),
+        (lambda: sw.Tiling.from_boxes((2**62, 4), []), sw.SizeOverflowError, "over the limit"),
+        (lambda: sw.Tiling.from_boxes((4,), {"a": [(0, 5)]}), sw.LayoutError, r"holders\[0\]: its box is \[0, 5\)"),
+        (lambda: sw.Tiling.from_boxes((4,), {"a": [[(0, 1)], [(-2, 1)]]}), sw.LayoutError, "its box 1 is"),
+        (lambda: sw.Tiling.from_boxes((4,), {"a": [slice(0, 4, 2)]}), sw.LayoutError, "a box has no steps"),
+        (lambda: sw.Tiling.from_boxes((4,), {"a": [(0, 2), (0, 2)]}), sw.LayoutError, "has 2 dims but shape has 1"),
+        (lambda: sw.Tiling.from_boxes((4,), {"a": [(0.5, 2)]}), TypeError, "must be an integer or an array of"),
+        (lambda: sw.Tiling.from_boxes((4,), {"a": 7}), TypeError, r"boxes\['a'\] must be a box"),
+        (lambda: sw.Tiling.from_boxes((4,), {"a": [(0, 4)]}, replicas=1), TypeError, "replicas must be True or"),  # type: ignore[arg-type]
+        (
+            lambda: sw.Tiling.from_boxes((4,), {"a": [sw.Piece((slice(0, 4),), (0,))]}),
+            sw.LayoutError,
+            "arrays has no shape for 'a'",
+        ),
+        (
+            lambda: sw.Tiling.from_boxes((4,), {"a": [sw.Piece((slice(0, 4),), (1,))]}, arrays={"a": (4,)}),
+            sw.LayoutError,
+            r"holders\[0\] does not fit its box 0",
+        ),
+        (
+            lambda: sw.Tiling.from_boxes((4,), {"a": [(0, 4)]}, arrays={"a": (4,)}),
+            sw.LayoutError,
+            "not given as Pieces",
+        ),
+        (
+            lambda: sw.Tiling.from_boxes((4,), {"a": [(0, 4)]}, arrays={"b": (4,)}),
+            sw.LayoutError,
+            "which boxes does not",
+        ),
+        (lambda: sw.Tiling.grid((4,), (0,)), sw.LayoutError, r"chunks\[0\] is 0; a chunk must be at least 1 long"),
+        (lambda: sw.Tiling.grid((4,), (2, 2)), sw.LayoutError, "chunks has 2 dims but shape has 1"),
+        (lambda: sw.Tiling.grid((4,), (2,), ["a"]), sw.LayoutError, "holders has 1 labels but the grid has 2 chunks"),
+        (lambda: sw.Tiling.grid((4,), (2,), ["a", "a"]), sw.LayoutError, r"holders\[1\] repeats the label 'a' of"),
+        (lambda: sw.Tiling.grid((4,), (2,), [[], []]), TypeError, "every label must be hashable"),
+        (lambda: sw.Tiling.from_flat_ranges((4,), [(0, 5)]), sw.LayoutError, r"holders\[0\]: its range is \[0, 5\)"),
+        (lambda: sw.Tiling.from_flat_ranges((4,), [(0, 1, 2)]), sw.LayoutError, r"ranges is of shape \(1, 3\)"),
+        (lambda: sw.Tiling.from_flat_ranges((4,), [(0, 4)]).pieces(1), sw.LayoutError, "holder 1 is not in the tiling"),
+        (lambda: sw.Tiling.from_flat_ranges((4,), [(0, 4)]).holder_shape([]), sw.LayoutError, "which has 1 holders: 0"),
+    ],
+)
+def test_refused(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as raised:
+        make()
+    assert len(str(raised.value)) < 500
+
+
+def test_messages_are_short_whatever_the_labels() -> None:
+    labels = ["x" * 100_000, "y" * 100_000]
+    tiling = sw.Tiling.from_flat_ranges((4,), {labels[0]: (0, 2), labels[1]: (2, 4)})
+    with pytest.raises(sw.LayoutError) as raised:
+        tiling.pieces("z" * 100_000)
+    assert len(str(raised.value)) < 2000
+
+
+def test_a_grid_of_any_size_costs_nothing_until_it_is_asked_for() -> None:
+    grid = sw.Tiling.grid((2**40, 2**20), (1000, 1000))
+    assert grid.check() is None
+    request = sw.Tiling.from_boxes((2**40, 2**20), {"reader": [(999, 1001), (5, 6)]})
+    plan = sw.plan_reshard(grid, request)
+    assert [(t.src_device, t.box[0], t.src_box[0]) for t in plan] == [
+        ((0, 0), slice(999, 1000), slice(999, 1000)),
+        ((1, 0), slice(1000, 1001), slice(0, 1)),
+    ]
+
+
+def test_ctrl_c_stops_checks_and_plans() -> None:
+    """Boxes that lie in no grid, so that a tree is made of them; the signal comes while that goes on."""
+    n = 300_000
+    rows = np.arange(n)
+    left = np.stack([np.stack([rows, rows + 1], -1), np.stack([0 * rows, rows % 7 + 1], -1)], 1)
+    right = np.stack([np.stack([rows, rows + 1], -1), np.stack([rows % 7 + 1, 0 * rows + 8], -1)], 1)
+    shape = (n, 8)
+    boxes = np.concatenate([left, right])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for work in (
+            lambda: sw.Tiling.from_boxes(shape, boxes).check(),
+            lambda: sw.plan_reshard(sw.Tiling.from_boxes(shape, boxes), sw.Tiling.from_boxes(shape, boxes)),
+        ):
+            timer = threading.Timer(0.05, signal.raise_signal, [signal.SIGINT])
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+                timer.start()
+                while True:
+                    work()
+            timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
