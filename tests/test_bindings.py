@@ -1,4 +1,4 @@
-"""Every entry of the compiled module is inside `guard`, getters and operators included: a panic becomes an exception."""
+"""Every entry of the compiled module is inside `guard`, getters and operators too: a panic becomes an exception."""
 
 from __future__ import annotations
 

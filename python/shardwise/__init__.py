@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .reshard.collectives import CollectiveObstacle
     from .reshard.cost import CollectiveCost, LinkModel, cost_of
     from .reshard.kinds import Collective, CollectiveStep
+    from .reshard.model import ModelPlan, plan_model
     from .reshard.plan import ReshardPlan, Transfer, plan_reshard
     from .reshard.program import LocalBox, Program, Step
     from .reshard.refit import RefitPlan, plan_refit
@@ -70,6 +71,7 @@ __all__ = [
     "LinkModel",
     "LocalBox",
     "MeshError",
+    "ModelPlan",
     "ParseError",
     "Partition",
     "Piece",
@@ -107,6 +109,7 @@ __all__ = [
     "open_checkpoint",
     "open_safetensors",
     "packed",
+    "plan_model",
     "plan_refit",
     "plan_reshard",
     "reduce_scatter",
@@ -123,6 +126,7 @@ _LAZY = {
     "reshard.collectives": ("CollectiveObstacle",),
     "reshard.cost": ("CollectiveCost", "LinkModel", "cost_of"),
     "reshard.kinds": ("Collective", "CollectiveStep"),
+    "reshard.model": ("ModelPlan", "plan_model"),
     "reshard.program": ("LocalBox", "Program", "Step"),
     "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
     "reshard.refit": ("RefitPlan", "plan_refit"),

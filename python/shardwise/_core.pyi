@@ -24,6 +24,7 @@ __all__ = [
     "_fail_at",
     "_operations",
     "_panic",
+    "balance_model",
     "crc32c",
     "decode_layout",
     "decode_mesh",
@@ -168,7 +169,12 @@ class Tiling:
 @final
 class ReshardPlan:
     def __new__(
-        cls, src: Partition | PackedPartition | Tiling, dst: Partition | PackedPartition | Tiling, same: Any, /
+        cls,
+        src: Partition | PackedPartition | Tiling,
+        dst: Partition | PackedPartition | Tiling,
+        same: Any,
+        senders: Any,
+        /,
     ) -> ReshardPlan: ...
     @property
     def count(self) -> int: ...
@@ -193,6 +199,10 @@ class ReshardPlan:
         streaming: bool | None = None,
         /,
     ) -> None: ...
+
+def balance_model(
+    sorts: list[Any], tensors: list[int], itemsizes: list[int], participants: int, /
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], list[npt.NDArray[np.int64] | None]]: ...
 
 @final
 class CollectiveSearch:

@@ -21,7 +21,7 @@ from shardwise import dtensor as dt
 from shardwise import store
 from shardwise.interop import hlo, megatron, torch
 from shardwise.model.scope import layout_map_scope
-from shardwise.rules import report
+from shardwise.rules import problems, report
 
 #: The modules whose names are public; those of frameworks that are not installed are left out.
 MODULES = (
@@ -80,14 +80,6 @@ def report_of(indivisible: bool = True) -> report.LayoutReport:
     return rules.report({name: (shape, "float32") for name, shape in shapes.items()})
 
 
-def tilings() -> list[sw.Tiling]:
-    """Of the shape (9, 3): flat ranges, and boxes."""
-    return [
-        sw.Tiling.from_flat_ranges((9, 3), {"rank 0": (0, 13), "rank 1": (13, 27)}),
-        sw.Tiling.from_boxes((9, 3), {"top": [[0, 4], [0, 3]], "bottom": [[4, 9], [0, 3]]}),
-    ]
-
-
 def mesh_proto() -> dt.MeshProto:
     return dt.MeshProto((dt.MeshDimensionProto("x", 2),), (0, 1), (0, 1), ("CPU:0", "CPU:1"), name="m")
 
@@ -118,13 +110,22 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         sw.Tiling.from_flat_ranges((4, 2), {0: (0, 8), 1: (0, 8)}, replicas=True),
     ],
     sw.Piece: lambda: [sw.Piece((slice(0, 2),), (1,)), sw.Piece((slice(0, 2),), 1), sw.Piece((), ())],
-    sw.ReshardPlan: lambda: [plan(), flat_plan(), sw.plan_reshard(layout().partition((8, 8)), flat_plan().dst)],
+    sw.ModelPlan: lambda: [
+        sw.plan_model({"w": layout(None)}, {"w": layout("data")}, {"w": ((8,), "float32")}),
+        sw.plan_model({}, {}, {}),
+    ],
+    sw.ReshardPlan: lambda: [
+        plan(),
+        flat_plan(),
+        sw.ReshardPlan(plan().src, flat_plan().dst, []),
+        sw.plan_reshard(layout().partition((8, 8)), flat_plan().dst),
+    ],
     sw.Transfer: lambda: [*list(plan())[:2], *list(flat_plan())[:2]],
     sw.Program: lambda: [plan().program("cpu:0"), flat_plan().program("cpu:3"), flat_plan().program("rank")],
     sw.Step: lambda: [*plan().program("cpu:0"), *flat_plan().program("rank")],
     sw.LocalBox: lambda: [sw.LocalBox((slice(0, 2),)), sw.LocalBox((slice(0, 2), slice(1, 2)), (3, (2, 2)))],
     sw.CollectiveStep: lambda: list(
-        sw.plan_reshard(layout("data", "model").partition((4, 8)), layout().partition((4, 8))).price("int8") or ()
+        sw.plan_reshard(layout("data", "model").partition((4, 8)), layout().partition((4, 8))).collectives("int8") or ()
     ),
     sw.LinkModel: lambda: [sw.LinkModel(), sw.LinkModel(1e9, 0)],
     dt.Mesh: lambda: [dt.Mesh.from_string(MESH), dt.Mesh.from_device("CPU:0")],
@@ -161,9 +162,17 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     torch.Partial: lambda: [torch.Partial(), torch.Partial("max")],
     report.LayoutReport: lambda: [report_of(), report_of(indivisible=False)],
     report.TensorReport: lambda: list(report_of().tensors),
-    report.Clash: lambda: list(report_of().clashes),
-    report.RankMismatch: lambda: list(report_of().rank_mismatches),
-    report.IndivisibleDim: lambda: list(report_of().indivisible),
+    problems.Clash: lambda: list(report_of().clashes),
+    problems.RankMismatch: lambda: list(report_of().rank_mismatches),
+    problems.IndivisibleDim: lambda: list(report_of().indivisible),
+    store.Difference: lambda: [
+        store.Difference("a", "missing"),
+        store.Difference("a", "shape", (2, 3), (3, 2)),
+        store.Difference("a", "values", 1.5, -0.0, (1, 2), 3),
+    ],
+    store.VerifyReport: lambda: [store.VerifyReport(Path("model"), "safetensors", 2, 24, 0)],
+    store.WriteOutline: lambda: [store.WriteOutline((("model.safetensors", 24),), 24, 1 << 20, 2, 0, 1 << 30)],
+    store.WriteReport: lambda: [store.WriteReport(Path("model"), 2, 24, 24, 20, 4, 0)],
     store.Entry: lambda: [store.Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors"))],
 }
 
