@@ -455,7 +455,7 @@ class Partition(Tiling):
         return self._core.shard_shape(position)
 
     def _shapes(self) -> list[tuple[int, ...]]:
-        if self._count <= _FEW or self.is_packed:
+        if self._count <= _FEW or isinstance(self._core, _core.PackedPartition):
             return [self._core.shard_shape(device) for device in range(self._count)]
         boxes = self._core.boxes()
         return list(map(tuple, (boxes[..., 1] - boxes[..., 0]).tolist()))
