@@ -196,7 +196,7 @@ def _limit(left: int) -> None:
 
 
 def _fill(left: int) -> list[object]:
-    """Take what the allocators still have in pieces that a call may ask for, but for what is to be left."""
+    """Take what the allocators still have in pieces that a call may ask for, except what is to be left."""
     reserved = bytearray(left) if left else None
     taken: list[object] = []
     for size in (1 << 20, 1 << 16, 1 << 12, 1 << 9, 1 << 7, 1 << 5):

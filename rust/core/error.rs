@@ -179,7 +179,7 @@ pub enum Error {
         /// The shards along it.
         k: i64,
     },
-    /// A rule name that is none of the five.
+    /// An unknown rule name.
     #[error(
         "uneven is {given}; the rules are \"even\", \"ceil\", \"chunk\", \"balanced\" and \"floor\"",
         given = shown::text(given)
@@ -355,6 +355,16 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// A sender that does not hold what it is to send.
+    #[error("senders[{position}] is {holder}, which does not hold {text}")]
+    Sender {
+        /// Which transfer.
+        position: usize,
+        /// The sender given.
+        holder: i64,
+        /// The box.
+        text: String,
+    },
     /// A budget below one element.
     #[error("max_bytes_in_flight is {given}; it must hold at least one element of {itemsize} bytes")]
     Budget {
@@ -453,6 +463,7 @@ impl Error {
             | Self::Chunks { .. }
             | Self::ChunkSize { .. }
             | Self::NotHeld { .. }
+            | Self::Sender { .. }
             | Self::BoxesOverlap { .. }
             | Self::BoxMissing { .. }
             | Self::Collective { .. }

@@ -23,7 +23,7 @@
 //! | [`copy`] | the same from memory to memory |
 //!
 //! Sizes and offsets are `i64` and never negative; every product of sizes is checked. Nothing here knows of Python,
-//! does I/O or writes `unsafe`, but for the strided copies of [`copy`].
+//! does I/O or writes `unsafe`, except the strided copies of [`copy`].
 //!
 //! ```
 //! use shardwise_core::{layout::Layout, mesh::Mesh, partition::Partition, uneven::Uneven};

@@ -108,7 +108,7 @@ pub enum Error {
         /// Devices given.
         devices: usize,
     },
-    /// A local id that is no global id.
+    /// A local id that is not a global id.
     #[error("local_device_ids[{position}] is {id}, which is not one of the global ids {first} to {last}")]
     LocalIdOutside {
         /// Where it stands.
@@ -141,8 +141,8 @@ pub enum Error {
         /// Devices of the mesh.
         size: i64,
     },
-    /// A text that is no device name, where one is needed.
-    #[error("{what} is {text}, which is no device name: {problem}", text = shown::text(text))]
+    /// A text that is not a device name, where one is needed.
+    #[error("{what} is {text}, which is not a device name: {problem}", text = shown::text(text))]
     Device {
         /// Which: `local_devices[2]`, `device`.
         what: String,
