@@ -104,7 +104,11 @@ pub enum Error {
         first: String,
     },
     /// A sub-axis that its axis does not have.
-    #[error("{place} names {name:?}, which does not divide axis {axis:?} of size {size}")]
+    #[error(
+        "{place} names {name}, which does not divide axis {axis} of size {size}",
+        name = shown::text(name),
+        axis = shown::text(axis)
+    )]
     SubAxisSize {
         /// Where: `axes[1]`, `unreduced`.
         place: String,
@@ -117,8 +121,10 @@ pub enum Error {
     },
     /// Two uses of one axis that share a factor of it.
     #[error(
-        "{place} uses axis {name:?}, which overlaps {other:?} in {first}; \
-         a part of a mesh axis cuts at most one dim, once"
+        "{place} uses axis {name}, which overlaps {other} in {first}; \
+         a part of a mesh axis cuts at most one dim, once",
+        name = shown::text(name),
+        other = shown::text(other)
     )]
     OverlappingAxes {
         /// Where the second stands.
@@ -132,8 +138,9 @@ pub enum Error {
     },
     /// Sub-axes of one axis that have no common refinement.
     #[error(
-        "sub-axes of {axis:?} cannot stand together: one ends or begins at {first}, another at {second}, \
-         and neither divides the other"
+        "sub-axes of {axis} cannot stand together: one ends or begins at {first}, another at {second}, \
+         and neither divides the other",
+        axis = shown::text(axis)
     )]
     SubAxesClash {
         /// The axis.
