@@ -12,6 +12,8 @@ use shardwise_core::{
     parallel::never,
     partition::Partition,
     plan::Plan,
+    region::Regions,
+    tiling::boxes::Boxes,
     uneven::Uneven,
 };
 
@@ -19,6 +21,13 @@ fn grid(sizes: [i64; 2], shape: [i64; 2]) -> Arc<Partition> {
     let mesh = Arc::new(Mesh::new(&["x", "y"], &sizes).unwrap());
     let layout = Arc::new(Layout::new(mesh, &[["x"], ["y"]], &[]).unwrap());
     Arc::new(Partition::new(layout, &shape, Uneven::Ceil).unwrap())
+}
+
+/// The boxes of all devices in a list.
+fn boxes_of(partition: &Partition) -> Regions {
+    let mut bounds = vec![0; partition.mesh().size() as usize * 4];
+    partition.boxes_into(&mut bounds, &mut never).unwrap();
+    Regions::of_bounds(2, bounds.len() / 4, &bounds).unwrap()
 }
 
 /// Compares every source box with every destination box.
@@ -48,6 +57,24 @@ fn plans(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("shardwise", count), |b| {
             b.iter(|| {
                 let plan = Plan::new(source.clone(), destination.clone(), same.clone(), &mut never).unwrap();
+                plan.transfers_into(&mut out, &mut never).unwrap();
+            })
+        });
+        // The same boxes in a list: found by the grid that they form, each time anew; and found already.
+        let (listed, wanted) = (boxes_of(&source), boxes_of(&destination));
+        let explicit = || Arc::new(Boxes::one_each(&[8192, 8192], listed.clone(), false).unwrap());
+        let same_list = same.clone();
+        group.bench_function(BenchmarkId::new("explicit boxes, and their index", count), |b| {
+            b.iter(|| {
+                let wanted = Arc::new(Boxes::one_each(&[8192, 8192], wanted.clone(), false).unwrap());
+                let plan = Plan::new(explicit(), wanted, same_list.clone(), &mut never).unwrap();
+                plan.transfers_into(&mut out, &mut never).unwrap();
+            })
+        });
+        let (from, to) = (explicit(), Arc::new(Boxes::one_each(&[8192, 8192], wanted.clone(), false).unwrap()));
+        group.bench_function(BenchmarkId::new("explicit boxes", count), |b| {
+            b.iter(|| {
+                let plan = Plan::new(from.clone(), to.clone(), same_list.clone(), &mut never).unwrap();
                 plan.transfers_into(&mut out, &mut never).unwrap();
             })
         });

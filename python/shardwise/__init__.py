@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .reshard.collectives import CollectiveObstacle
     from .reshard.cost import CollectiveCost, LinkModel, cost_of
     from .reshard.kinds import Collective, CollectiveStep
+    from .reshard.model import ModelPlan, plan_model
     from .reshard.plan import ReshardPlan, Transfer, plan_reshard
     from .reshard.program import LocalBox, Program, Step
     from .rules.layout_map import LayoutMap
@@ -68,6 +69,7 @@ __all__ = [
     "LinkModel",
     "LocalBox",
     "MeshError",
+    "ModelPlan",
     "ParseError",
     "Partition",
     "Piece",
@@ -103,6 +105,7 @@ __all__ = [
     "list_devices",
     "open_checkpoint",
     "open_safetensors",
+    "plan_model",
     "plan_reshard",
     "reduce_scatter",
     "reshard_checkpoint",
@@ -118,6 +121,7 @@ _LAZY = {
     "reshard.collectives": ("CollectiveObstacle",),
     "reshard.cost": ("CollectiveCost", "LinkModel", "cost_of"),
     "reshard.kinds": ("Collective", "CollectiveStep"),
+    "reshard.model": ("ModelPlan", "plan_model"),
     "reshard.program": ("LocalBox", "Program", "Step"),
     "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
     "rules.layout_map": ("LayoutMap",),

@@ -24,6 +24,7 @@ __all__ = [
     "_fail_at",
     "_operations",
     "_panic",
+    "balance_model",
     "crc32c",
     "decode_layout",
     "decode_mesh",
@@ -133,7 +134,7 @@ class Tiling:
 
 @final
 class ReshardPlan:
-    def __new__(cls, src: Partition | Tiling, dst: Partition | Tiling, same: Any, /) -> ReshardPlan: ...
+    def __new__(cls, src: Partition | Tiling, dst: Partition | Tiling, same: Any, senders: Any, /) -> ReshardPlan: ...
     @property
     def count(self) -> int: ...
     @property
@@ -157,6 +158,10 @@ class ReshardPlan:
         streaming: bool | None = None,
         /,
     ) -> None: ...
+
+def balance_model(
+    sorts: list[Any], tensors: list[int], itemsizes: list[int], participants: int, /
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], list[npt.NDArray[np.int64] | None]]: ...
 
 @final
 class CollectiveSearch:

@@ -348,6 +348,16 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// A sender that does not hold what it is to send.
+    #[error("senders[{position}] is {holder}, which does not hold {text}")]
+    Sender {
+        /// Which transfer.
+        position: usize,
+        /// The sender given.
+        holder: i64,
+        /// The box.
+        text: String,
+    },
     /// A budget below one element.
     #[error("max_bytes_in_flight is {given}; it must hold at least one element of {itemsize} bytes")]
     Budget {
@@ -446,6 +456,7 @@ impl Error {
             | Self::Chunks { .. }
             | Self::ChunkSize { .. }
             | Self::NotHeld { .. }
+            | Self::Sender { .. }
             | Self::BoxesOverlap { .. }
             | Self::BoxMissing { .. }
             | Self::Collective { .. }

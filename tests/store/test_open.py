@@ -21,7 +21,11 @@ from .torch_files import save, tensor
 
 
 def test_a_safetensors_file_and_folders_of_them(tmp_path: Path) -> None:
-    arrays: dict[str, Any] = {"a": np.arange(6, dtype="f4").reshape(2, 3), "b": np.ones(4, "i8"), "s": np.array(2.0)}
+    arrays: dict[str, Any] = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": np.ones(4, np.int64),
+        "s": np.array(2.0),
+    }
     safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors", metadata={"format": "pt"})
     for path in (tmp_path, tmp_path / "model.safetensors"):
         with sw.open_checkpoint(path) as checkpoint:

@@ -186,8 +186,8 @@ class Layout:
         """Give the layout of the same cuts in this dialect, over `mesh` or over the layout's own mesh.
 
         Raises:
-            LayoutError: for what this dialect cannot express: several axes on one dim, sub-axes, unreduced axes; no mesh
-                at all, or a `mesh` of other axes than the layout's.
+            LayoutError: for what this dialect cannot express: several axes on one dim, sub-axes, unreduced axes; no
+                mesh at all, or a `mesh` of other axes than the layout's.
 
         >>> from shardwise import DeviceMesh
         >>> layout = TensorLayout(("x", None), DeviceMesh((2,), ["x"]))

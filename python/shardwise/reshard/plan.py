@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import integer
+from .._arguments import int64_array, integer
 from .._core import ReshardPlan as CorePlan
 from .._dtypes import dtype_of, itemsize_of
 from .._text import shown
@@ -29,7 +29,7 @@ from .source import ShardSource
 if TYPE_CHECKING:
     from ..mesh import DeviceMesh
 
-__all__ = ["ReshardPlan", "Transfer", "plan_reshard"]
+__all__ = ["ReshardPlan", "Transfer", "plan_reshard", "same_holders"]
 
 Slices = tuple[slice, ...]
 
@@ -82,6 +82,9 @@ class ReshardPlan:
     the load is spread: the busiest sends at most `2 - 1/r` times what the best assignment to `r` replicas could
     achieve, and boxes of one size are shared out perfectly. If the source is unreduced, "once" holds for each addend.
 
+    `senders` names them instead, transfer by transfer, by their positions in `src.holders`: `plan_model` does, which
+    balances the load over all tensors.
+
     A plan is a sequence of `Transfer` objects, made when asked for; `transfers` is all of them as one array. Planning
     costs time and memory in the number of transfers, however large the tensor. Plans are immutable, comparable,
     hashable and picklable.
@@ -96,7 +99,7 @@ class ReshardPlan:
     ('cpu:1', 'cpu:0', (slice(2, 4, None), slice(0, 3, None)))
     """
 
-    __slots__ = ("__weakref__", "_core", "_dst", "_kept", "_pieces", "_src", "_transfers")
+    __slots__ = ("__weakref__", "_core", "_dst", "_kept", "_pieces", "_senders", "_src", "_transfers")
 
     _core: CorePlan
     _src: Tiling
@@ -104,12 +107,14 @@ class ReshardPlan:
     _transfers: npt.NDArray[np.void] | None
     _kept: npt.NDArray[np.void] | None
     _pieces: npt.NDArray[np.int64] | None
+    _senders: bytes | None
 
-    def __init__(self, src: Tiling, dst: Tiling) -> None:
+    def __init__(self, src: Tiling, dst: Tiling, senders: Any = None) -> None:
         for name, value in (("src", src), ("dst", dst)):
             if not isinstance(value, Tiling):
                 raise TypeError(f"{name} must be a Partition or another Tiling, got {type(value).__name__}")
-        self._core = CorePlan(src._core, dst._core, _same_holders(src, dst))
+        self._senders = None if senders is None else int64_array("senders", senders).tobytes()
+        self._core = CorePlan(src._core, dst._core, same_holders(src, dst), senders)
         self._src, self._dst = src, dst
         self._transfers = self._kept = self._pieces = None
 
@@ -505,16 +510,23 @@ class ReshardPlan:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ReshardPlan):
             return NotImplemented
-        return self is other or (self._src == other._src and self._dst == other._dst)
+        return self is other or self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        return hash((self._src, self._dst))
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[Any, ...]:
+        return self._src, self._dst, self._senders
 
     def __repr__(self) -> str:
-        return f"plan_reshard({self._src!r}, {self._dst!r})"
+        if self._senders is None:
+            return f"plan_reshard({self._src!r}, {self._dst!r})"
+        return f"ReshardPlan({self._src!r}, {self._dst!r}, {np.frombuffer(self._senders, np.int64).tolist()})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return plan_reshard, (self._src, self._dst)
+        if self._senders is None:
+            return plan_reshard, (self._src, self._dst)
+        return ReshardPlan, (self._src, self._dst, np.frombuffer(self._senders, np.int64))
 
 
 def plan_reshard(src: Tiling, dst: Tiling) -> ReshardPlan:
@@ -547,7 +559,7 @@ def plan_reshard(src: Tiling, dst: Tiling) -> ReshardPlan:
     return ReshardPlan(src, dst)
 
 
-def _same_holders(src: Tiling, dst: Tiling) -> npt.NDArray[np.int64]:
+def same_holders(src: Tiling, dst: Tiling) -> npt.NDArray[np.int64]:
     """For each holder of `dst`, the position that its label has in `src`, or -1."""
     if isinstance(src, Partition) and isinstance(dst, Partition):
         return _same_devices(src.device_mesh, dst.device_mesh)

@@ -46,7 +46,7 @@ mod _core {
     use super::{layout::Layout, mesh::Mesh, partition::Partition, rules::RuleSet};
 
     #[pymodule_export]
-    use super::reshard::ReshardPlan;
+    use super::reshard::{ReshardPlan, balance_model};
 
     #[pymodule_export]
     use super::collective::{CollectiveSearch, priced_collectives};

@@ -16,6 +16,7 @@ use shardwise_core::{
     error::{Error, Result as CoreResult},
     plan::{
         Plan, Transfer,
+        model::{Model, Sort},
         places::{Places, Seen},
         program::Programs,
         rounds::rounds,
@@ -46,13 +47,24 @@ pub(crate) struct ReshardPlan {
 
 #[pymethods]
 impl ReshardPlan {
-    /// `same` holds, for each destination holder, the source holder that it is, or -1.
+    /// `same` holds, for each destination holder, the source holder that it is, or -1; `senders`, if given, who sends each
+    /// transfer.
     #[new]
-    #[pyo3(signature = (src, dst, same, /))]
-    fn new(py: Python<'_>, src: &Bound<'_, PyAny>, dst: &Bound<'_, PyAny>, same: &Bound<'_, PyAny>) -> PyResult<Self> {
+    #[pyo3(signature = (src, dst, same, senders, /))]
+    fn new(
+        py: Python<'_>,
+        src: &Bound<'_, PyAny>,
+        dst: &Bound<'_, PyAny>,
+        same: &Bound<'_, PyAny>,
+        senders: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
         guard(|| {
             let (src, dst, same) = (tiling("src", src)?, tiling("dst", dst)?, numbers("same", same)?);
-            let core = detached(py, |poll| Plan::new(src, dst, same, poll))?;
+            let senders = senders.map(|senders| numbers("senders", senders)).transpose()?;
+            let core = detached(py, |poll| match &senders {
+                None => Plan::new(src, dst, same, poll),
+                Some(senders) => Plan::with_senders(src, dst, same, senders, poll),
+            })?;
             Ok(Self { core, places: [OnceLock::new(), OnceLock::new()], programs: OnceLock::new() })
         })
     }
@@ -279,4 +291,52 @@ fn memory<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound<
     }
     let regions = arrays.iter().map(views::strided).collect();
     Ok((arrays, regions))
+}
+
+/// Who sends what of many tensors. `sorts` are tuples (src, dst, same, from, to): two tilings, and the participants that
+/// their holders are; each tensor has one of them, and the bytes of its elements. Gives the bytes that each participant
+/// sends, receives and keeps, and for each tensor the senders of its transfers, or None if no box has replicas.
+#[pyfunction]
+#[pyo3(signature = (sorts, tensors, itemsizes, participants, /))]
+#[expect(clippy::type_complexity, reason = "it is a tuple for Python")]
+pub(crate) fn balance_model<'py>(
+    py: Python<'py>,
+    sorts: &Bound<'py, PyList>,
+    tensors: Vec<usize>,
+    itemsizes: Vec<i64>,
+    participants: usize,
+) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyList>)> {
+    guard(|| {
+        type Ends<'py> =
+            (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
+        let mut made = Vec::new();
+        for sort in sorts.iter() {
+            let (src, dst, same, from, to): Ends<'_> = sort.extract()?;
+            let ids = |name, value: &Bound<'_, PyAny>| -> PyResult<Vec<u32>> {
+                let all = numbers(name, value)?;
+                let fits = |&id: &i64| u32::try_from(id).ok().filter(|&id| (id as usize) < participants);
+                let ids: Option<Vec<u32>> = all.iter().map(fits).collect();
+                ids.ok_or_else(|| PyValueError::new_err(format!("{name} names who is not a participant")))
+            };
+            let (src, dst, same) = (tiling("src", &src)?, tiling("dst", &dst)?, numbers("same", &same)?);
+            let (from, to) = (ids("from", &from)?, ids("to", &to)?);
+            made.push(detached(py, |poll| {
+                Plan::check_ends(&*src, &dst, &same)?;
+                Sort::new(&*src, &*dst, (&from, &to), &same, poll)
+            })?);
+        }
+        let tensors: Vec<_> = tensors.into_iter().zip(itemsizes).collect();
+        let model = detached(py, |poll| Model::new(&made, &tensors, participants, poll))?;
+        let copy = |numbers: &[i64]| {
+            arrays::filled(py, &[numbers.len()], |out, _| {
+                out.copy_from_slice(numbers);
+                CoreResult::Ok(())
+            })
+        };
+        let senders = PyList::empty(py);
+        for own in &model.senders {
+            senders.append(own.as_ref().map(|own| copy(own)).transpose()?)?;
+        }
+        Ok((copy(&model.sent)?, copy(&model.received)?, copy(&model.kept)?, senders))
+    })
 }
