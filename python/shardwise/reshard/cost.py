@@ -203,6 +203,8 @@ def cost_of(steps: Iterable[Collective], src: Partition, dtype: Any, links: Link
         (step.kind, step.axes, step.from_dim, step.to_dim, _bound(number, step, mesh))
         for number, step in enumerate(given)
     ]
+    if not isinstance(src._core, _core.Partition):
+        raise LayoutError("src has a packed dim, whose parts are cut each by itself; collectives are over whole dims")
     found = _core.priced_collectives(mesh._core, src._core, fields, itemsize_of(dtype), bandwidth, latency)
     return CollectiveCost(tuple(priced_steps(found, mesh)))
 
