@@ -127,7 +127,16 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     sw.CollectiveStep: lambda: list(
         sw.plan_reshard(layout("data", "model").partition((4, 8)), layout().partition((4, 8))).collectives("int8") or ()
     ),
-    sw.LinkModel: lambda: [sw.LinkModel(), sw.LinkModel(1e9, 0)],
+    sw.Collective: lambda: [
+        sw.Collective("all-gather", ("x",), from_dim=0),
+        sw.Collective("collective-permute", ["x", "y:(1)2"], layout=layout("data")),  # type: ignore[arg-type]
+    ],
+    sw.CollectiveCost: lambda: [
+        sw.CollectiveCost(()),
+        sw.cost_of([sw.Collective("slice", ("data",), to_dim=0)], layout(None).partition((4,)), "int8"),
+    ],
+    sw.CollectiveObstacle: lambda: [sw.CollectiveObstacle("devices", "other devices")],
+    sw.LinkModel: lambda: [sw.LinkModel(), sw.LinkModel(1e9, 0), sw.LinkModel({"x": 1.0, "y": 2}, {"x": 0})],
     dt.Mesh: lambda: [dt.Mesh.from_string(MESH), dt.Mesh.from_device("CPU:0")],
     dt.Layout: lambda: [
         dt.Layout(["x", dt.UNSHARDED], dt.Mesh.from_string(MESH)),

@@ -167,7 +167,7 @@ class TestObstacles:
             assert blocked.obstacle == sw.CollectiveObstacle(kind, message)  # type: ignore[arg-type]
             assert blocked.collectives("f4") is None
             assert blocked.cost("f4") is None
-            assert f"It has no form as collectives: {message}. The boxes go from device to device." in blocked.explain()
+            assert f"It cannot be expressed as collectives: {message}." in blocked.explain()
             with pytest.raises(sw.LayoutError, match="the plan has no collectives: "):
                 blocked.run_collectives(sharded(src, np.arange(24)))
 
@@ -267,7 +267,7 @@ class TestCost:
 
 class TestLinkModel:
     def test_it_is_a_value(self) -> None:
-        links = sw.LinkModel({"x": 1, "y": np.float32(2)}, latency=Fraction(1, 4))
+        links = sw.LinkModel({"x": 1, "y": np.float32(2)}, latency=Fraction(1, 4))  # type: ignore[arg-type]
         same = sw.LinkModel({"y": 2.0, "x": 1.0}, 0.25)
         assert links == same
         assert hash(links) == hash(same)
