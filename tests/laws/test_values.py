@@ -348,7 +348,7 @@ def test_what_takes_a_value_leaves_it_as_it_was() -> None:
         sw.initialize_variables(sw.Variable((4, 8), "float32", np.zeros, name="kernel"))
     sharded = sw.distribute_tensor(whole, bound)
     sw.all_gather(sharded.reshard(layout("data", "model")))
-    sw.plan_reshard(sharded.partition, values[4]).explain()
-    hlo.from_hlo(hlo.to_hlo(bound), values[2])
-    torch.from_placements(torch.to_placements(bound), values[2], 2)
+    sw.plan_reshard(sharded.partition, values[4]).explain()  # type: ignore[arg-type]
+    hlo.from_hlo(hlo.to_hlo(bound), values[2])  # type: ignore[arg-type]
+    torch.from_placements(torch.to_placements(bound), values[2], 2)  # type: ignore[arg-type]
     assert [(repr(value), hash(value)) for value in values] == before
