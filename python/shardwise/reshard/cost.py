@@ -153,6 +153,10 @@ class CollectiveCost:
     #: The steps with their prices.
     steps: tuple[CollectiveStep, ...]
 
+    def __post_init__(self) -> None:
+        steps = tuple(instance(f"steps[{number}]", step, CollectiveStep) for number, step in enumerate(self.steps))
+        object.__setattr__(self, "steps", steps)
+
     @property
     def bytes(self) -> int:
         """The bytes that each device receives."""
