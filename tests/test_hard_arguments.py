@@ -196,7 +196,6 @@ def test_messages_about_large_meshes_are_short() -> None:
         lambda: sw.TensorLayout([f"a{i}" for i in range(100_000)], mesh),
         lambda: sw.TensorLayout((None,) * 100_000, mesh).box("nowhere", (1,) * 100_000),
         lambda: sw.distribute_tensor(np.zeros(3), other),
-        lambda: shardy.mesh_to_shardy(mesh, labels[1:]),
         lambda: sw.DeviceMesh((2,), ("x",), labels),
         lambda: sw.DeviceMesh((len(labels),), ("x",), [*labels[1:], labels[1]]),
     ]

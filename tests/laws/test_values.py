@@ -189,6 +189,7 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
 #: The public classes that are not values, and why.
 NOT_VALUES: dict[type, str] = {
     sw.LayoutMap: "rules are added and removed; it compares and pickles as a mapping",
+    sw.RefitPlan: "is made anew by plan_refit; it does not compare yet",
     sw.Shard: "holds memory that can be written, so it is equal to itself alone",
     sw.ShardedArray: "holds memory that can be written, as a numpy array does",
     sw.Variable: "gets its data later",
