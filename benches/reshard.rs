@@ -6,13 +6,28 @@ use std::{hint::black_box, sync::Arc, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use shardwise_core::{
-    layout::Layout, mesh::Mesh, parallel::never, partition::Partition, plan::Plan, reshard::collectives, uneven::Uneven,
+    collective::{cost::Links, search::sequence, views::Views},
+    layout::Layout,
+    mesh::Mesh,
+    parallel::never,
+    partition::Partition,
+    plan::Plan,
+    region::Regions,
+    tiling::boxes::Boxes,
+    uneven::Uneven,
 };
 
 fn grid(sizes: [i64; 2], shape: [i64; 2]) -> Arc<Partition> {
     let mesh = Arc::new(Mesh::new(&["x", "y"], &sizes).unwrap());
     let layout = Arc::new(Layout::new(mesh, &[["x"], ["y"]], &[]).unwrap());
     Arc::new(Partition::new(layout, &shape, Uneven::Ceil).unwrap())
+}
+
+/// The boxes of all devices in a list.
+fn boxes_of(partition: &Partition) -> Regions {
+    let mut bounds = vec![0; partition.mesh().size() as usize * 4];
+    partition.boxes_into(&mut bounds, &mut never).unwrap();
+    Regions::of_bounds(2, bounds.len() / 4, &bounds).unwrap()
 }
 
 /// Compares every source box with every destination box.
@@ -45,6 +60,24 @@ fn plans(c: &mut Criterion) {
                 plan.transfers_into(&mut out, &mut never).unwrap();
             })
         });
+        // The same boxes in a list: found by the grid that they form, each time anew; and found already.
+        let (listed, wanted) = (boxes_of(&source), boxes_of(&destination));
+        let explicit = || Arc::new(Boxes::one_each(&[8192, 8192], listed.clone(), false).unwrap());
+        let same_list = same.clone();
+        group.bench_function(BenchmarkId::new("explicit boxes, and their index", count), |b| {
+            b.iter(|| {
+                let wanted = Arc::new(Boxes::one_each(&[8192, 8192], wanted.clone(), false).unwrap());
+                let plan = Plan::new(explicit(), wanted, same_list.clone(), &mut never).unwrap();
+                plan.transfers_into(&mut out, &mut never).unwrap();
+            })
+        });
+        let (from, to) = (explicit(), Arc::new(Boxes::one_each(&[8192, 8192], wanted.clone(), false).unwrap()));
+        group.bench_function(BenchmarkId::new("explicit boxes", count), |b| {
+            b.iter(|| {
+                let plan = Plan::new(from.clone(), to.clone(), same_list.clone(), &mut never).unwrap();
+                plan.transfers_into(&mut out, &mut never).unwrap();
+            })
+        });
         if side <= 16 {
             let mut rows = Vec::new();
             group.bench_function(BenchmarkId::new("all pairs", count), |b| {
@@ -63,9 +96,10 @@ fn sequences(c: &mut Criterion) {
         Partition::new(layout, &[4096, 4096], Uneven::Even).unwrap()
     };
     let (source, destination) = (cut([&["a", "b"], &["c"]]), cut([&["c"], &["b", "a"]]));
-    let links = collectives::Links { bandwidth: vec![1e10; 3], latency: vec![1e-6; 3] };
+    let links = Links { bandwidth: vec![1e10; 3], latency: vec![1e-6; 3] };
+    let views = Views::new((&*mesh).into(), (&*mesh).into(), None).unwrap();
     c.bench_function("collectives/three axes", |b| {
-        b.iter(|| collectives::sequence(black_box(&source), &destination, 4, &links))
+        b.iter(|| sequence(&views, black_box(&source), &destination, 4, &links, &mut never))
     });
 }
 

@@ -1,4 +1,4 @@
-"""A checkpoint, a mesh, a file of rules: who holds what, and the proof that nothing was copied.
+"""A checkpoint, a mesh, a file of rules: who holds what; then the checkpoint is cut anew, merged, and compared.
 
     python examples/demo.py                        # writes a small GPT-2 into a temporary folder
     python examples/demo.py model.safetensors      # or takes your checkpoint: a file, or a Hugging Face folder
@@ -6,7 +6,6 @@
 Nothing here needs a device: the mesh of 2 x 4 is arithmetic.
 """
 
-import json
 import os
 import sys
 import tempfile
@@ -48,20 +47,6 @@ def gpt2_tensors(
         shapes |= {f"h.{layer}.{name}": shape for name, shape in block.items()}
     shapes |= {"ln_f.weight": (width,), "ln_f.bias": (width,)}
     return {name: random.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
-
-
-def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Write float32 tensors as a safetensors file: length of the header, header in JSON, then the bytes."""
-    header, end = {}, 0
-    for name, array in tensors.items():
-        begin, end = end, end + array.nbytes
-        header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # So that the tensors are aligned in the file, and in memory when it is mapped.
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for array in tensors.values():
-            file.write(array.astype("<f4", copy=False).tobytes())
 
 
 def choose_rules(checkpoint: shardwise.Checkpoint) -> Path:
@@ -115,8 +100,24 @@ def prove(checkpoint: shardwise.Checkpoint, name: str, layout: shardwise.TensorL
     print(f"Put back together they are the tensor's {entry.nbytes:,} bytes in the file, bit for bit.")
 
 
+def cut_anew(path: Path, rules: Path) -> None:
+    """Cut the checkpoint for 4 devices, that for 8, merge it again, and compare it with the first."""
+    print("\nNow the checkpoint itself: cut for 4 devices, then for 8, merged, verified, and compared.")
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
+        four, eight, merged = (str(Path(folder, name)) for name in ("for-4", "for-8", "merged.safetensors"))
+        start = time.perf_counter()
+        for source, target, devices in ((str(path), four, 4), (four, eight, 8)):
+            options = ["--mesh", f"data=1,model={devices}", "--rules", os.path.relpath(rules), "--uneven", "balanced"]
+            say("reshard", source, target, *options, "--memory", "64MiB")
+        say("reshard", eight, merged)
+        say("verify", eight)
+        say("diff", str(path), merged)
+        elapsed = time.perf_counter() - start
+    print(f"\nThat took {elapsed:.1f} s. The diff is of every byte of every tensor: nothing was lost on the way.")
+
+
 def demo(path: Path) -> None:
-    """Plan a checkpoint, show one of its tensors, and prove what was said."""
+    """Plan a checkpoint, show one of its tensors, prove what was said, and cut the checkpoint anew."""
     with shardwise.open_safetensors(path) as checkpoint:
         rules = choose_rules(checkpoint)
         layout_map = shardwise.LayoutMap.from_toml(rules, MESH)
@@ -132,6 +133,7 @@ def demo(path: Path) -> None:
         print(f"\nOne tensor of it, {name}:")
         say("show", shape, "--mesh", AXES, "--layout", spec)
         prove(checkpoint, name, layout)
+    cut_anew(path, rules)
 
 
 def main(arguments: list[str]) -> None:
@@ -144,7 +146,7 @@ def main(arguments: list[str]) -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.safetensors")
-        write_safetensors(path, gpt2_tensors())
+        shardwise.save_checkpoint(path, gpt2_tensors())
         print(f"Wrote a small GPT-2 with random weights, {path.stat().st_size / 2**20:.0f} MiB.")
         demo(path)
 

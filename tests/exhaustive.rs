@@ -52,6 +52,10 @@ fn pieces(n: i64, sizes: &[i64], rule: Uneven) -> Option<Pieces> {
             let length = |i| whole_length(n, count, i);
             (0..count).map(|i| rest.by_ref().take(length(i)).collect()).collect()
         }
+        Uneven::Floor => {
+            let begins = |i: usize| n * i as i64 / count as i64;
+            (0..count).map(|i| (begins(i)..begins(i + 1)).collect()).collect()
+        }
     };
     Some(lists.iter().map(|list| list.first().map_or((n, n), |&first| (first, first + list.len() as i64))).collect())
 }

@@ -2,7 +2,7 @@
 //! that need not.
 //!
 //! Meshes of 1 or 2 axes of sizes 1 to 3, the source's and the destination's each any of them; every layout of rank 0 to
-//! 2 on both sides; dims of 0 to 4; the rules "ceil", "chunk" and "balanced" on both sides ("even" is one of these where
+//! 2 on both sides; dims of 0 to 4; the rules "ceil", "chunk", "balanced" and "floor" on both sides ("even" is one of these where
 //! it applies); devices that are all the same, in reverse order, or all others. That is some eight million plans, of
 //! which the ordinary test makes every 97th, and the ignored one all, as in `exhaustive`.
 //!
@@ -25,7 +25,7 @@ const LARGEST_AXIS: i64 = 3;
 const LARGEST_DIM: i64 = 4;
 const MOST_AXES: usize = 2;
 const MOST_DIMS: usize = 2;
-const RULES: [Uneven; 3] = [Uneven::Ceil, Uneven::Chunk, Uneven::Balanced];
+const RULES: [Uneven; 4] = [Uneven::Ceil, Uneven::Chunk, Uneven::Balanced, Uneven::Floor];
 
 /// The offsets of a box, in C order.
 fn offsets_in(bounds: impl Iterator<Item = (i64, i64)>, shape: &[i64]) -> Vec<i64> {

@@ -72,6 +72,17 @@ def _shards(size: int) -> sw.ShardedArray:
     return sw.ShardedArray(partition, [view.copy() for view in partition.views(np.zeros((size // 16 * 4, 64), "i1"))])
 
 
+def _pair(size: int) -> tuple[sw.Partition, sw.Partition]:
+    mesh = sw.DeviceMesh((size,), ("x",))
+    line, shape = sw.TensorLayout(("x",), mesh), (7 * size + 1,)
+    return line.partition(shape, "ceil"), line.partition(shape, "balanced")
+
+
+def _boxes(size: int) -> np.ndarray[Any, Any]:
+    rows = np.arange(size)
+    return np.stack([np.stack([rows, rows + 1], axis=1), np.broadcast_to([0, 3], (size, 2))], axis=1)
+
+
 def _array(partition: sw.Partition) -> np.ndarray[Any, Any]:
     return np.broadcast_to(np.zeros((), "i1"), partition.shape)
 
@@ -121,6 +132,18 @@ CALLS: dict[str, Call] = {
     "numpy": Call(_shards, lambda sharded: sharded.numpy()),
     "reshard": Call(_shards, lambda sharded: sharded.reshard(sw.TensorLayout((None, "x"), _line(4)))),
     "gather": Call(_shards, sw.gather),
+    "plan": Call(_pair, lambda pair: sw.plan_reshard(*pair)),
+    "plan as an array": Call(
+        lambda n: sw.plan_reshard(*_pair(n)), lambda plan: (plan.transfers, plan.kept, plan.bytes_sent("int8"))
+    ),
+    "transfers": Call(lambda n: sw.plan_reshard(*_pair(n)), list),
+    "rounds": Call(lambda n: sw.plan_reshard(*_pair(n)), lambda plan: plan.rounds(plan.dst.size // 64 + 8, "int8")),
+    "run": Call(
+        lambda n: (sw.plan_reshard(*_pair(n // 16)), np.zeros(7 * n // 16 + 1, "i1")),
+        lambda given: given[0].run(given[0].src.views(given[1])),
+    ),
+    "boxes by hand": Call(_boxes, lambda boxes: sw.Tiling.from_boxes((len(boxes), 3), boxes).check()),
+    "explain": Call(lambda n: sw.plan_reshard(*_pair(n)), lambda plan: plan.explain()),
     "layout map": Call(_map, _asked),
     "report": Call(_map, lambda rules: rules.report({f"layer{i}/kernel": (4, 8) for i in range(len(rules))})),
     "apply": Call(_map, lambda rules: rules.apply([{"kernel": np.zeros((4, 8))}] * (256 * len(rules)))),
@@ -173,7 +196,7 @@ def _limit(left: int) -> None:
 
 
 def _fill(left: int) -> list[object]:
-    """Take what the allocators still have in pieces that a call may ask for, but for what is to be left."""
+    """Take what the allocators still have in pieces that a call may ask for, except what is to be left."""
     reserved = bytearray(left) if left else None
     taken: list[object] = []
     for size in (1 << 20, 1 << 16, 1 << 12, 1 << 9, 1 << 7, 1 << 5):

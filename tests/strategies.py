@@ -31,7 +31,7 @@ AXIS_NAMES = [
     "0",
 ]
 
-RULES: list[sw.UnevenRule] = ["even", "ceil", "chunk", "balanced"]
+RULES: list[sw.UnevenRule] = ["even", "ceil", "chunk", "balanced", "floor"]
 
 
 def labels(size: int) -> st.SearchStrategy[list[Any] | None]:

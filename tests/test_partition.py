@@ -15,7 +15,7 @@ from shardwise import LayoutError, MeshError, SizeOverflowError
 from tests.checks import INT64_MAX, refused
 from tests.strategies import RULES
 
-UNEVEN: list[sw.UnevenRule] = ["ceil", "chunk", "balanced"]
+UNEVEN: list[sw.UnevenRule] = ["ceil", "chunk", "balanced", "floor"]
 
 
 def cut(n: int, sizes: tuple[int, ...], rule: sw.UnevenRule) -> sw.Partition:
@@ -43,6 +43,7 @@ class TestUnevenRules:
             (10, "ceil", [3, 3, 3, 1]),
             (10, "chunk", [3, 2, 3, 2]),
             (10, "balanced", [3, 3, 2, 2]),
+            (10, "floor", [2, 3, 2, 3]),
             (8, "even", [2, 2, 2, 2]),
         ],
     )
@@ -80,9 +81,9 @@ class TestUnevenRules:
         assert sorted(start for start, stop in boxes if start < stop) == list(range(n))
         assert [box for box in boxes if box[0] == box[1]] == [[n, n]] * (8 - n)
 
-    @pytest.mark.parametrize("rule", ["", "EVEN", "floor", "even ", "\ud800"])
+    @pytest.mark.parametrize("rule", ["", "EVEN", "round", "even ", "\ud800"])
     def test_an_unknown_rule(self, rule: Any) -> None:
-        with refused(LayoutError, "uneven", '"even", "ceil", "chunk" and "balanced"'):
+        with refused(LayoutError, "uneven", '"even", "ceil", "chunk", "balanced" and "floor"'):
             cut(4, (2,), rule)
 
     @pytest.mark.parametrize("rule", [None, 1, b"even"])

@@ -23,10 +23,13 @@ from .tiling import Piece, Tiling
 if TYPE_CHECKING:
     from . import dtensor as dtensor
     from . import interop as interop
-    from .array.verbs import all_gather, all_reduce, gather, reduce_scatter
+    from .array.verbs import all_gather, all_reduce, all_to_all, gather, reduce_scatter
     from .model.scope import layout_map_scope
     from .model.variable import Variable, initialize_variables
-    from .reshard.collectives import CollectiveStep, LinkModel
+    from .reshard.collectives import CollectiveObstacle
+    from .reshard.cost import CollectiveCost, LinkModel, cost_of
+    from .reshard.kinds import Collective, CollectiveStep
+    from .reshard.model import ModelPlan, plan_model
     from .reshard.plan import ReshardPlan, Transfer, plan_reshard
     from .reshard.program import LocalBox, Program, Step
     from .rules.layout_map import LayoutMap
@@ -52,6 +55,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Axes",
     "Checkpoint",
+    "Collective",
+    "CollectiveCost",
+    "CollectiveObstacle",
     "CollectiveStep",
     "DeviceMesh",
     "Difference",
@@ -63,6 +69,7 @@ __all__ = [
     "LinkModel",
     "LocalBox",
     "MeshError",
+    "ModelPlan",
     "ParseError",
     "Partition",
     "Piece",
@@ -87,6 +94,8 @@ __all__ = [
     "__version__",
     "all_gather",
     "all_reduce",
+    "all_to_all",
+    "cost_of",
     "diff_checkpoints",
     "distribute_tensor",
     "draw",
@@ -96,6 +105,7 @@ __all__ = [
     "list_devices",
     "open_checkpoint",
     "open_safetensors",
+    "plan_model",
     "plan_reshard",
     "reduce_scatter",
     "reshard_checkpoint",
@@ -105,10 +115,13 @@ __all__ = [
 
 # Loaded when they are first used, to keep `import shardwise` fast.
 _LAZY = {
-    "array.verbs": ("all_gather", "all_reduce", "gather", "reduce_scatter"),
+    "array.verbs": ("all_gather", "all_reduce", "all_to_all", "gather", "reduce_scatter"),
     "model.scope": ("layout_map_scope",),
     "model.variable": ("Variable", "initialize_variables"),
-    "reshard.collectives": ("CollectiveStep", "LinkModel"),
+    "reshard.collectives": ("CollectiveObstacle",),
+    "reshard.cost": ("CollectiveCost", "LinkModel", "cost_of"),
+    "reshard.kinds": ("Collective", "CollectiveStep"),
+    "reshard.model": ("ModelPlan", "plan_model"),
     "reshard.program": ("LocalBox", "Program", "Step"),
     "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
     "rules.layout_map": ("LayoutMap",),

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "CollectiveSearch",
     "CopyJob",
     "DtensorLayout",
     "DtensorMesh",
@@ -23,7 +24,7 @@ __all__ = [
     "_fail_at",
     "_operations",
     "_panic",
-    "collectives",
+    "balance_model",
     "crc32c",
     "decode_layout",
     "decode_mesh",
@@ -31,6 +32,7 @@ __all__ = [
     "encode_mesh",
     "free_space",
     "parse_device",
+    "priced_collectives",
     "print_device",
     "publish",
     "read_dcp_index",
@@ -65,6 +67,14 @@ class Layout:
     ) -> Layout: ...
     @property
     def num_shards(self) -> tuple[int, ...]: ...
+    @property
+    def mesh_axes(self) -> tuple[tuple[str, ...], tuple[int, ...]]: ...
+    @property
+    def positions(self) -> tuple[tuple[int, ...], ...]: ...
+    @property
+    def unreduced(self) -> tuple[int, ...]: ...
+    @property
+    def replicated(self) -> tuple[int, ...]: ...
 
 @final
 class Partition:
@@ -124,7 +134,7 @@ class Tiling:
 
 @final
 class ReshardPlan:
-    def __new__(cls, src: Partition | Tiling, dst: Partition | Tiling, same: Any, /) -> ReshardPlan: ...
+    def __new__(cls, src: Partition | Tiling, dst: Partition | Tiling, same: Any, senders: Any, /) -> ReshardPlan: ...
     @property
     def count(self) -> int: ...
     @property
@@ -149,9 +159,32 @@ class ReshardPlan:
         /,
     ) -> None: ...
 
-def collectives(
-    src: Partition, dst: Partition, itemsize: int, bandwidth: Sequence[float], latency: Sequence[float], /
-) -> list[Any] | None: ...
+def balance_model(
+    sorts: list[Any], tensors: list[int], itemsizes: list[int], participants: int, /
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], list[npt.NDArray[np.int64] | None]]: ...
+
+@final
+class CollectiveSearch:
+    def __new__(
+        cls, src_mesh: Mesh, src: Partition, dst_mesh: Mesh, dst: Partition, same: Any, /
+    ) -> CollectiveSearch: ...
+    @property
+    def obstacle(self) -> tuple[Any, str] | None: ...
+    @property
+    def axes(self) -> list[tuple[str, str]]: ...
+    def steps(
+        self, itemsize: int, bandwidth: Sequence[float], latency: Sequence[float], /
+    ) -> list[Any] | tuple[Any, str]: ...
+
+def priced_collectives(
+    mesh: Mesh,
+    src: Partition,
+    steps: list[Any],
+    itemsize: int,
+    bandwidth: Sequence[float],
+    latency: Sequence[float],
+    /,
+) -> list[Any]: ...
 def _panic() -> None: ...
 
 _MeshFields: TypeAlias = tuple[list[tuple[str, int]], list[int], str, list[int], list[str], list[str], bool, str]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ._text import shown
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -39,8 +41,8 @@ class Dtype(NamedTuple):
         """Give the numpy dtype, little-endian; messages begin with `what`, and call the dtype as the caller does.
 
         Raises:
-            ImportError: it is one of ml_dtypes, which is not installed (or too old to have it).
-            TypeError: numpy has no such dtype.
+            ImportError: if it is one of ml_dtypes, which is not installed (or too old to have it).
+            TypeError: if numpy has no such dtype.
 
         >>> DTYPES["float32"].numpy()
         dtype('float32')
@@ -137,8 +139,8 @@ def dtype_of(value: Any, name: str = "dtype") -> np.dtype[Any]:
     """Give the numpy dtype that a value names; what is none is a `TypeError`, whatever numpy calls it.
 
     Raises:
-        TypeError: `value` names no dtype, or one that numpy has not.
-        ImportError: it is one of ml_dtypes, which is not installed.
+        TypeError: if `value` names no dtype, or one that numpy has not.
+        ImportError: if it is one of ml_dtypes, which is not installed.
 
     >>> dtype_of("F32"), dtype_of("torch.int8"), dtype_of(">f8")
     (dtype('float32'), dtype('int8'), dtype('>f8'))
@@ -150,7 +152,7 @@ def dtype_of(value: Any, name: str = "dtype") -> np.dtype[Any]:
         return found.numpy(name)
     dtype = _as_numpy(value)
     if dtype is None:
-        raise TypeError(f"{name} must be a dtype, got {_short(value)}")
+        raise TypeError(f"{name} must be a dtype, got {shown(value)}")
     return dtype
 
 
@@ -158,7 +160,7 @@ def bits_of(value: Any, name: str = "dtype") -> int:
     """Give the bits of an element; needs no ml_dtypes.
 
     Raises:
-        TypeError: `value` names no dtype.
+        TypeError: if `value` names no dtype.
 
     >>> bits_of("bfloat16"), bits_of("F4"), bits_of(np.float64)
     (16, 4, 64)
@@ -182,17 +184,12 @@ def itemsize_of(value: Any, name: str = "dtype") -> int:
     """Give the bytes of an element; needs no ml_dtypes.
 
     Raises:
-        TypeError: `value` names no dtype, or one whose elements are packed, several to a byte.
+        TypeError: if `value` names no dtype, or one whose elements are packed, several to a byte.
 
     >>> itemsize_of("bfloat16")
     2
     """
     bits = bits_of(value, name)
     if bits % 8:
-        raise TypeError(f"{name} is {_short(value)}, {bits} bits an element: a whole number of bytes is needed")
+        raise TypeError(f"{name} is {shown(value)}, {bits} bits an element: a whole number of bytes is needed")
     return bits // 8
-
-
-def _short(value: object) -> str:
-    text = repr(value[:200] if isinstance(value, str) else value)
-    return text if len(text) <= 200 else f"{text[:197]}..."

@@ -11,6 +11,7 @@ from ._text import shown
 from .errors import LayoutError
 from .mesh import DeviceMesh
 from .partition import Partition
+from .sub_axis import SubAxis, parse_sub_axis
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +24,7 @@ Spec = str | tuple[str, ...] | None
 #: One spec per dim.
 Axes = tuple[Spec, ...]
 #: How a dim that does not divide is cut.
-UnevenRule = Literal["even", "ceil", "chunk", "balanced"]
+UnevenRule = Literal["even", "ceil", "chunk", "balanced", "floor"]
 
 
 class TensorLayout:
@@ -31,13 +32,15 @@ class TensorLayout:
 
     Args:
         axes: for each dim `None` (not cut), an axis name, or a tuple of axis names, of which the first is major:
-            `("x", "y")` and `("y", "x")` are different layouts.
+            `("x", "y")` and `("y", "x")` are different layouts. A name may be that of a sub-axis: `"tp:(1)4"` is the
+            factor of size 4 of axis `"tp"` that comes first, `"tp:(4)2"` that of size 2 after it (Shardy's notation).
         device_mesh: the mesh; may be given later, once, by assigning `layout.device_mesh`, or to a copy by `with_mesh`.
         unreduced: axes over which the values are partial sums still to be reduced. All other axes that cut nothing
             replicate.
 
     Raises:
-        LayoutError: if an axis is used twice, or is none of the mesh's.
+        LayoutError: if an axis is used twice, or the mesh does not have it; if sub-axes overlap, or do not divide their
+            axis.
         TypeError: if an entry is neither `None`, nor a name, nor a tuple of names.
 
     A layout is hashable and picklable; equal layouts have equal axes, unreduced axes and meshes. The names follow
@@ -49,6 +52,8 @@ class TensorLayout:
     (3, 8)
     >>> TensorLayout((("data", "model"), None), mesh).partition((16, 8)).num_shards
     (8, 1)
+    >>> TensorLayout(("model:(1)2",), mesh).partition((8,)).shard_ids().tolist()
+    [0, 0, 1, 1, 0, 0, 1, 1]
     """
 
     __slots__ = ("__weakref__", "_axes", "_bound", "_mesh", "_unreduced")
@@ -135,13 +140,16 @@ class TensorLayout:
 
     @property
     def replicated_axes(self) -> tuple[str, ...]:
-        """The axes of the mesh that neither cut a dim nor are unreduced.
+        """The axes of the mesh that neither cut a dim nor are unreduced; of an axis in part, its other sub-axes.
 
         >>> TensorLayout(("x",), DeviceMesh((2, 3), ("x", "y"))).replicated_axes
         ('y',)
+        >>> TensorLayout(("x:(1)2",), DeviceMesh((8,), ("x",))).replicated_axes
+        ('x:(2)4',)
         """
-        used = {name for spec in self._axes for name in _spec_names(spec)}.union(self._unreduced)
-        return tuple(name for name in self._with_mesh("replicated_axes").axis_names if name not in used)
+        bound = self._require_bound("replicated_axes")
+        names, _ = bound.mesh_axes
+        return tuple(names[axis] for axis in bound.replicated)
 
     @property
     def num_shards(self) -> tuple[int, ...]:
@@ -158,13 +166,33 @@ class TensorLayout:
         mesh = self._with_mesh("is_fully_replicated")
         return all(n == 1 for n in self.num_shards) and all(mesh.axis_size(name) == 1 for name in self._unreduced)
 
+    def refined(self) -> TensorLayout:
+        """Give the same layout over a mesh in which the sub-axes that it names are axes of their own.
+
+        The devices stay in their order, so every device holds what it holds in this layout. Whatever knows no
+        sub-axes can do with it: JAX's and PyTorch's meshes, for example.
+
+        Raises:
+            LayoutError: if the layout has no mesh.
+
+        >>> layout = TensorLayout((None, "tp:(1)4"), DeviceMesh((2, 8), ("dp", "tp")))
+        >>> layout.refined()
+        TensorLayout((None, 'tp:(1)4'), DeviceMesh((2, 4, 2), ('dp', 'tp:(1)4', 'tp:(4)2')))
+        """
+        bound, mesh = self._require_bound("refined"), self._with_mesh("refined")
+        names, sizes = bound.mesh_axes
+        if names == mesh.axis_names and all(name in names for name in self._named_axes()):
+            return self
+        axes = [[names[axis] for axis in spec] for spec in bound.positions]
+        return TensorLayout(axes, mesh._view(sizes, names), unreduced=[names[axis] for axis in bound.unreduced])
+
     def partition(self, shape: Sequence[int], uneven: UnevenRule = "even") -> Partition:
         """Apply the layout to a tensor of `shape`; costs O(rank) for a mesh of any size.
 
         Args:
             shape: as many dims as the layout has; each at least 0, their product at most 2**63 - 1.
             uneven: how a dim that does not divide is cut. `"even"` refuses it (JAX, TensorFlow DTensor), `"ceil"` cuts
-                as XLA does, `"chunk"` as PyTorch, `"balanced"` as `numpy.array_split`.
+                as XLA does, `"chunk"` as PyTorch, `"balanced"` as `numpy.array_split`, `"floor"` as llama.cpp.
 
         Raises:
             LayoutError: if the shape has another rank, a dim is negative, or does not divide under `"even"`; if the
@@ -204,6 +232,34 @@ class TensorLayout:
     def boxes(self, shape: Sequence[int], uneven: UnevenRule = "even") -> npt.NDArray[np.int64]:
         """Give start and stop of every device's box; see `Partition.boxes`."""
         return self.partition(shape, uneven).boxes()
+
+    def _named_axes(self) -> list[str]:
+        """The axes and sub-axes that are named anywhere."""
+        return [*(name for spec in self._axes for name in _spec_names(spec)), *self._unreduced]
+
+    def _over(self, mesh: DeviceMesh) -> TensorLayout:
+        """The same layout over a mesh of the same devices, whose axes are factors of those of this one's mesh."""
+        place = {name: position for position, name in enumerate(mesh.axis_names)}
+
+        def factors(name: str) -> list[str]:
+            if name in place:
+                return [name]
+            wanted = parse_sub_axis(name)
+            if wanted is None or wanted.axis not in self._with_mesh("a view").axis_names:
+                wanted = SubAxis(name, 1, self._with_mesh("a view").axis_size(name))
+            parts = [(other, parse_sub_axis(other)) for other in mesh.axis_names]
+            if wanted.axis in place:
+                return []  # A sub-axis of size 1: an axis that is not factored has no other that is not itself.
+            return [
+                other
+                for other, part in parts
+                if part is not None
+                and part.axis == wanted.axis
+                and wanted.before <= part.before < wanted.before * wanted.size
+            ]
+
+        axes = [[part for name in _spec_names(spec) for part in factors(name)] for spec in self._axes]
+        return TensorLayout(axes, mesh, unreduced=[part for name in self._unreduced for part in factors(name)])
 
     def _with_mesh(self, what: str) -> DeviceMesh:
         if self._mesh is None:

@@ -12,6 +12,7 @@ import numpy as np
 from . import _core
 from ._text import shown
 from .errors import MeshError
+from .sub_axis import parse_sub_axis
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -63,7 +64,7 @@ class DeviceMesh:
     Raises:
         MeshError: if sizes, names and devices do not fit together.
         SizeOverflowError: if a size or the product of the sizes is over 2**63 - 1.
-        TypeError: if a size is no integer or a name no string.
+        TypeError: if a size is not an integer, or a name not a string.
 
     A mesh is immutable, hashable and picklable. The names follow `keras.distribution.DeviceMesh`; the arithmetic is
     that of `jax.sharding.Mesh` and `tf.experimental.dtensor.Mesh`.
@@ -181,20 +182,110 @@ class DeviceMesh:
         return self._labels is None
 
     def axis_size(self, axis_name: str) -> int:
-        """Give the size of the axis called `axis_name`.
+        """Give the size of the axis called `axis_name`, or of the sub-axis that it spells.
 
         Raises:
-            MeshError: if the mesh has no such axis.
+            MeshError: if the mesh has no such axis, or the sub-axis does not divide it.
 
-        >>> DeviceMesh((2, 4), ("data", "model")).axis_size("model")
-        4
+        >>> mesh = DeviceMesh((2, 4), ("data", "model"))
+        >>> mesh.axis_size("model"), mesh.axis_size("model:(1)2")
+        (4, 2)
         """
         try:
             return self.shape[self.axis_names.index(axis_name)]
         except ValueError:
+            sub = parse_sub_axis(axis_name) if isinstance(axis_name, str) else None
+        if sub is None or sub.axis not in self.axis_names:
+            raise MeshError(f"axis_name is {shown(axis_name)}; the axes of this mesh are {shown(self.axis_names)}")
+        size = self.axis_size(sub.axis)
+        if size % (sub.before * sub.size):
             raise MeshError(
-                f"axis_name is {shown(axis_name)}; the axes of this mesh are {shown(self.axis_names)}"
-            ) from None
+                f"axis_name is {shown(axis_name)}, which does not divide axis {shown(sub.axis)} of size {size}"
+            )
+        return sub.size
+
+    def __getitem__(self, names: str | Sequence[str]) -> DeviceMesh:
+        """Give the mesh of some axes through the first device, as `submesh` does.
+
+        PyTorch's `mesh["tp"]` is the mesh through the device of the process; `submesh` takes the device.
+
+        >>> mesh = DeviceMesh((2, 4), ("dp", "tp"))
+        >>> mesh["tp"]
+        DeviceMesh((4,), ('tp',))
+        >>> mesh["tp", "dp"].devices.tolist()
+        [['cpu:0', 'cpu:4'], ['cpu:1', 'cpu:5'], ['cpu:2', 'cpu:6'], ['cpu:3', 'cpu:7']]
+        """
+        from .mesh_views import submesh
+
+        return submesh(self, names, None)
+
+    def submesh(self, names: str | Sequence[str], through: Hashable = None) -> DeviceMesh:
+        """Give the mesh of some axes, in the order named: the devices that differ from one device only along these.
+
+        Args:
+            names: an axis, or several; sub-axes as `"tp:(1)4"`.
+            through: the label of the device; the first one if none is given. PyTorch takes that of the process.
+
+        Raises:
+            MeshError: if the mesh has no such axis or device, or two of the axes overlap.
+
+        >>> mesh = DeviceMesh((2, 4), ("dp", "tp"))
+        >>> mesh.submesh("tp", through="cpu:6").devices.tolist()
+        ['cpu:4', 'cpu:5', 'cpu:6', 'cpu:7']
+        """
+        from .mesh_views import submesh
+
+        return submesh(self, names, through)
+
+    def flatten(self, names: Sequence[str] | None = None, name: str | None = None) -> DeviceMesh:
+        """Make one axis of several, first axis major, which stands where the major-most of them stood in the mesh.
+
+        Args:
+            names: the axes; all of them if none are given.
+            name: what the new axis is called; by default the names with `"_"` between them, as PyTorch has it.
+
+        Raises:
+            MeshError: if the mesh has no such axis, or the new name is taken.
+
+        >>> DeviceMesh((2, 3, 4), ("pp", "dp", "tp")).flatten(("dp", "tp"), "world")
+        DeviceMesh((2, 12), ('pp', 'world'))
+        >>> DeviceMesh((2, 4), ("dp", "tp")).flatten()
+        DeviceMesh((8,), ('dp_tp',))
+        """
+        from .mesh_views import flatten
+
+        return flatten(self, names, name)
+
+    def unflatten(self, axis: str | int, sizes: Sequence[int], names: Sequence[str]) -> DeviceMesh:
+        """Make several axes of one: the inverse of `flatten`, with the arguments of PyTorch's `_unflatten`.
+
+        Args:
+            axis: its name, or its position.
+            sizes: the sizes of the new axes, whose product is its size.
+            names: what they are called.
+
+        Raises:
+            MeshError: if the sizes do not multiply to that of the axis, or names and sizes are no axes.
+
+        >>> DeviceMesh((8,), ("world",)).unflatten("world", (2, 4), ("dp", "tp"))
+        DeviceMesh((2, 4), ('dp', 'tp'))
+        """
+        from .mesh_views import unflatten
+
+        return unflatten(self, axis, sizes, names)
+
+    def transpose(self, *names: str) -> DeviceMesh:
+        """Give the mesh with its axes in another order; without names, in the opposite one.
+
+        Raises:
+            MeshError: if the names are not those of the mesh, each once.
+
+        >>> DeviceMesh((2, 2), ("dp", "tp")).transpose("tp", "dp").devices.tolist()
+        [['cpu:0', 'cpu:2'], ['cpu:1', 'cpu:3']]
+        """
+        from .mesh_views import transpose
+
+        return transpose(self, names)
 
     def coordinate(self, index: int) -> tuple[int, ...]:
         """Give the coordinate of the device at row-major position `index`: `(index // strides) % shape`.
@@ -277,6 +368,12 @@ class DeviceMesh:
         elif isinstance(device, tuple) and len(device) == self.ndim:
             message += "; device_index takes a coordinate"
         return MeshError(message)
+
+    def _view(self, shape: Sequence[int], axis_names: Sequence[str]) -> DeviceMesh:
+        """A mesh of the same devices in the same order, by other axes: it shares the labels."""
+        mesh = DeviceMesh(shape, axis_names)
+        mesh._labels, mesh._index, mesh._default_labels = self._labels, self._index, self._default_labels
+        return mesh
 
     def _label_summary(self) -> str:
         if self.size <= 4:

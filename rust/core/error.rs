@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::shown;
+
 /// What the core returns.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -27,7 +29,7 @@ pub enum Error {
         axis: usize,
     },
     /// One name on two axes.
-    #[error("axis_names[{second}] is {name:?}, which axis_names[{first}] is already")]
+    #[error("axis_names[{second}] is {name}, which axis_names[{first}] is already", name = shown::text(name))]
     DuplicateAxisName {
         /// The name.
         name: String,
@@ -37,7 +39,7 @@ pub enum Error {
         second: usize,
     },
     /// An axis size below one.
-    #[error("shape[{axis}] (axis {name:?}) is {size}; an axis size must be at least 1")]
+    #[error("shape[{axis}] (axis {name}) is {size}; an axis size must be at least 1", name = shown::text(name))]
     AxisSize {
         /// Position of the axis.
         axis: usize,
@@ -63,7 +65,7 @@ pub enum Error {
         axes: usize,
     },
     /// A coordinate entry outside its axis.
-    #[error("coordinate[{axis}] (axis {name:?}) is {given}, outside 0 to {}", size - 1)]
+    #[error("coordinate[{axis}] (axis {name}) is {given}, outside 0 to {}", size - 1, name = shown::text(name))]
     Coordinate {
         /// Position of the axis.
         axis: usize,
@@ -75,7 +77,11 @@ pub enum Error {
         size: i64,
     },
     /// A layout that names an axis which the mesh has not.
-    #[error("{place} names axis {name:?}, which the mesh does not have; its axes are {axes:?}")]
+    #[error(
+        "{place} names axis {name}, which the mesh does not have; its axes are {axes}",
+        name = shown::text(name),
+        axes = shown::texts(axes)
+    )]
     UnknownAxis {
         /// Where: `axes[1]`, `unreduced`.
         place: String,
@@ -85,7 +91,10 @@ pub enum Error {
         axes: Vec<String>,
     },
     /// A mesh axis used twice in a layout.
-    #[error("{place} uses axis {name:?}, which {first} uses already; a mesh axis cuts at most one dim, once")]
+    #[error(
+        "{place} uses axis {name}, which {first} uses already; a mesh axis cuts at most one dim, once",
+        name = shown::text(name)
+    )]
     RepeatedAxis {
         /// Where it stands again.
         place: String,
@@ -93,6 +102,46 @@ pub enum Error {
         name: String,
         /// Where it stands first.
         first: String,
+    },
+    /// A sub-axis that its axis does not have.
+    #[error("{place} names {name:?}, which does not divide axis {axis:?} of size {size}")]
+    SubAxisSize {
+        /// Where: `axes[1]`, `unreduced`.
+        place: String,
+        /// The sub-axis.
+        name: String,
+        /// Its axis.
+        axis: String,
+        /// The size of the axis.
+        size: i64,
+    },
+    /// Two uses of one axis that share a factor of it.
+    #[error(
+        "{place} uses axis {name:?}, which overlaps {other:?} in {first}; \
+         a part of a mesh axis cuts at most one dim, once"
+    )]
+    OverlappingAxes {
+        /// Where the second stands.
+        place: String,
+        /// The second.
+        name: String,
+        /// Where the first stands.
+        first: String,
+        /// The first.
+        other: String,
+    },
+    /// Sub-axes of one axis that have no common refinement.
+    #[error(
+        "sub-axes of {axis:?} cannot stand together: one ends or begins at {first}, another at {second}, \
+         and neither divides the other"
+    )]
+    SubAxesClash {
+        /// The axis.
+        axis: String,
+        /// Where the one begins or ends.
+        first: i64,
+        /// Where the other does.
+        second: i64,
     },
     /// A shape of another rank than the layout.
     #[error("shape has {given} dims but the layout has {rank}")]
@@ -113,7 +162,7 @@ pub enum Error {
     /// A dim that does not divide, under the rule `"even"`.
     #[error(
         "dim {dim} has {n} elements, which {k} shards do not divide evenly; \
-         uneven=\"ceil\", \"chunk\" or \"balanced\" would cut it"
+         uneven=\"ceil\", \"chunk\", \"balanced\" or \"floor\" would cut it"
     )]
     Indivisible {
         /// Position of the dim.
@@ -123,8 +172,11 @@ pub enum Error {
         /// The shards along it.
         k: i64,
     },
-    /// A rule name that is none of the four.
-    #[error("uneven is {given:?}; the rules are \"even\", \"ceil\", \"chunk\" and \"balanced\"")]
+    /// An unknown rule name.
+    #[error(
+        "uneven is {given}; the rules are \"even\", \"ceil\", \"chunk\", \"balanced\" and \"floor\"",
+        given = shown::text(given)
+    )]
     UnknownRule {
         /// The name given.
         given: String,
@@ -170,7 +222,11 @@ pub enum Error {
         right_len: usize,
     },
     /// Two partitions of different shapes.
-    #[error("src is of shape {given:?} but dst of {destination:?}; a plan is between tilings of one shape")]
+    #[error(
+        "src is of shape {given} but dst of {destination}; a plan is between tilings of one shape",
+        given = shown::list(given),
+        destination = shown::list(destination)
+    )]
     Shapes {
         /// The source's shape.
         given: Vec<i64>,
@@ -178,7 +234,7 @@ pub enum Error {
         destination: Vec<i64>,
     },
     /// A destination of partial sums.
-    #[error("dst is unreduced over {axes:?}; a value cannot be cut into partial sums")]
+    #[error("dst is unreduced over {axes}; a value cannot be cut into partial sums", axes = shown::texts(axes))]
     UnreducedDestination {
         /// The axes.
         axes: Vec<String>,
@@ -276,11 +332,31 @@ pub enum Error {
         /// What is wrong there.
         problem: String,
     },
+    /// A collective that cannot be made where it stands in a sequence.
+    #[error("steps[{number}], {kind}: {problem}")]
+    Collective {
+        /// Its position.
+        number: usize,
+        /// The name of its kind.
+        kind: &'static str,
+        /// Why not.
+        problem: String,
+    },
     /// The index of a distributed checkpoint that is not one.
     #[error("{problem}")]
     PickledIndex {
         /// What is wrong with it.
         problem: String,
+    },
+    /// A sender that does not hold what it is to send.
+    #[error("senders[{position}] is {holder}, which does not hold {text}")]
+    Sender {
+        /// Which transfer.
+        position: usize,
+        /// The sender given.
+        holder: i64,
+        /// The box.
+        text: String,
     },
     /// A budget below one element.
     #[error("max_bytes_in_flight is {given}; it must hold at least one element of {itemsize} bytes")]
@@ -364,6 +440,9 @@ impl Error {
             | Self::CoordinateRank { .. } => ErrorKind::Mesh,
             Self::UnknownAxis { .. }
             | Self::RepeatedAxis { .. }
+            | Self::SubAxisSize { .. }
+            | Self::OverlappingAxes { .. }
+            | Self::SubAxesClash { .. }
             | Self::Rank { .. }
             | Self::NegativeDim { .. }
             | Self::Indivisible { .. }
@@ -377,8 +456,10 @@ impl Error {
             | Self::Chunks { .. }
             | Self::ChunkSize { .. }
             | Self::NotHeld { .. }
+            | Self::Sender { .. }
             | Self::BoxesOverlap { .. }
             | Self::BoxMissing { .. }
+            | Self::Collective { .. }
             | Self::Budget { .. }
             | Self::OverlapsItself { .. }
             | Self::OverlapsOther { .. } => ErrorKind::Layout,

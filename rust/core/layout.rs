@@ -6,6 +6,7 @@ use crate::{
     error::{Error, Result},
     mesh::Mesh,
     radix,
+    sub_axis::{Refined, SubAxis},
 };
 
 /// What a mesh axis does in a layout.
@@ -25,6 +26,9 @@ pub enum AxisRole {
 }
 
 /// One spec per tensor dim, over a mesh.
+///
+/// Where specs name sub-axes, the mesh of the layout is the given one with these axes factored: see
+/// [`sub_axis`](crate::sub_axis). Device indices are the same in both.
 ///
 /// ```
 /// use shardwise_core::{layout::Layout, mesh::Mesh};
@@ -51,27 +55,36 @@ impl Layout {
     /// The layout whose dim `i` is cut by the axes `specs[i]`, first axis major, with partial sums over `unreduced`.
     ///
     /// # Errors
-    /// [`Error::UnknownAxis`] for a name that the mesh has not, [`Error::RepeatedAxis`] for one used twice.
+    /// [`Error::UnknownAxis`] for a name that the mesh has not, [`Error::RepeatedAxis`] for one used twice,
+    /// [`Error::SubAxisSize`], [`Error::OverlappingAxes`] or [`Error::SubAxesClash`] for sub-axes that do not fit.
     pub fn new<S: AsRef<str>, D: AsRef<[S]>>(mesh: Arc<Mesh>, specs: &[D], unreduced: &[S]) -> Result<Self> {
+        let mut used = Used::new(&mesh);
+        for (dim, spec) in specs.iter().enumerate() {
+            for name in spec.as_ref() {
+                used.claim(&mesh, name.as_ref(), Place::Dim(dim))?;
+            }
+        }
+        for name in unreduced {
+            used.claim(&mesh, name.as_ref(), Place::Unreduced)?;
+        }
+        let refined = Refined::new(mesh, used.claims.iter().map(|claim| claim.sub))?;
+        let mesh = refined.mesh.clone();
         let mut roles = vec![AxisRole::Replicates; mesh.names().len()];
         let mut num_shards = vec![1; specs.len()];
-        let mut positions = Vec::with_capacity(specs.len());
-        for (dim, spec) in specs.iter().enumerate() {
-            let spec = spec.as_ref();
-            let mut axes = vec![0; spec.len()];
+        let mut positions = vec![Vec::new(); specs.len()];
+        for &Claim { sub, place, .. } in &used.claims {
+            match place {
+                Place::Dim(dim) => positions[dim].extend(refined.axes_of(sub)),
+                Place::Unreduced => refined.axes_of(sub).for_each(|axis| roles[axis] = AxisRole::Unreduced),
+            }
+        }
+        for (dim, spec) in positions.iter().enumerate() {
             // From minor to major, so that each axis's weight is the product of what has gone before.
-            for (slot, name) in axes.iter_mut().zip(spec).rev() {
-                let axis = claim(&mesh, &roles, name.as_ref(), Place::Dim(dim))?;
+            for &axis in spec.iter().rev() {
                 roles[axis] = AxisRole::Cuts { dim, weight: num_shards[dim] };
                 // At most the size of the mesh: each axis cuts once.
                 num_shards[dim] *= mesh.sizes()[axis];
-                *slot = axis;
             }
-            positions.push(axes);
-        }
-        for name in unreduced {
-            let axis = claim(&mesh, &roles, name.as_ref(), Place::Unreduced)?;
-            roles[axis] = AxisRole::Unreduced;
         }
         let axis_sizes = positions.iter().map(|spec| spec.iter().map(|&axis| mesh.sizes()[axis]).collect()).collect();
         let shard_strides = radix::strides(&num_shards);
@@ -80,7 +93,7 @@ impl Layout {
         Ok(Self { mesh, specs: positions, roles, axis_sizes, num_shards, shard_strides, total_shards })
     }
 
-    /// The mesh.
+    /// The mesh, whose axes are factored where specs name sub-axes.
     #[must_use]
     pub fn mesh(&self) -> &Arc<Mesh> {
         &self.mesh
@@ -145,13 +158,14 @@ impl Layout {
 }
 
 /// Where in the arguments an axis is named.
+#[derive(Clone, Copy)]
 enum Place {
     Dim(usize),
     Unreduced,
 }
 
 impl Place {
-    fn text(&self) -> String {
+    fn text(self) -> String {
         match self {
             Self::Dim(dim) => format!("axes[{dim}]"),
             Self::Unreduced => "unreduced".to_owned(),
@@ -159,19 +173,46 @@ impl Place {
     }
 }
 
-/// The position of axis `name`, if the mesh has it and nothing uses it yet.
-fn claim(mesh: &Mesh, roles: &[AxisRole], name: &str, place: Place) -> Result<usize> {
-    let axis = mesh.axis(name).ok_or_else(|| Error::UnknownAxis {
-        place: place.text(),
-        name: name.to_owned(),
-        axes: mesh.names().to_vec(),
-    })?;
-    let first = match roles[axis] {
-        AxisRole::Replicates => return Ok(axis),
-        AxisRole::Cuts { dim, .. } => Place::Dim(dim),
-        AxisRole::Unreduced => Place::Unreduced,
-    };
-    Err(Error::RepeatedAxis { place: place.text(), name: name.to_owned(), first: first.text() })
+/// A use of an axis or a sub-axis.
+struct Claim<'a> {
+    sub: SubAxis,
+    name: &'a str,
+    place: Place,
+    /// The claim before it of the same axis.
+    previous: Option<usize>,
+}
+
+/// All uses, in order.
+struct Used<'a> {
+    claims: Vec<Claim<'a>>,
+    /// For each mesh axis its latest claim.
+    latest: Vec<Option<usize>>,
+}
+
+impl<'a> Used<'a> {
+    fn new(mesh: &Mesh) -> Self {
+        Self { claims: Vec::new(), latest: vec![None; mesh.names().len()] }
+    }
+
+    /// Adds the axis or sub-axis `name`, if the mesh has it and nothing overlaps it yet.
+    fn claim(&mut self, mesh: &Mesh, name: &'a str, place: Place) -> Result<()> {
+        let sub = SubAxis::named(mesh, name, || place.text())?;
+        let previous = self.latest[sub.axis];
+        let mut at = previous;
+        while let Some(other) = at.map(|at| &self.claims[at]) {
+            if other.name == name || other.sub.overlaps(sub) {
+                let (place, name, first) = (place.text(), name.to_owned(), other.place.text());
+                if other.name == name {
+                    return Err(Error::RepeatedAxis { place, name, first });
+                }
+                return Err(Error::OverlappingAxes { place, name, first, other: other.name.to_owned() });
+            }
+            at = other.previous;
+        }
+        self.latest[sub.axis] = Some(self.claims.len());
+        self.claims.push(Claim { sub, name, place, previous });
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 //! | [`index`] | mixed-radix numbers: products, strides, division by a fixed divisor |
 //! | [`region`] | the algebra of boxes |
 //! | [`mesh`] | named axes with sizes; device index ↔ coordinate |
+//! | [`sub_axis`] | the factors of a mesh axis |
 //! | [`layout`] | which mesh axes cut which tensor dims |
 //! | [`uneven`] | how a dim that does not divide is cut |
 //! | [`partition`] | a layout applied to a shape: boxes, shard ids, replicas |
@@ -18,11 +19,11 @@
 //! | [`pickle`] | what a Python pickle says, with nothing of it run |
 //! | [`dcp`] | the index of PyTorch's distributed checkpoints, from its pickle |
 //! | [`dtensor`] | TensorFlow's mesh and layout: their text and wire format |
-//! | [`reshard`] | the same change of layout as collectives |
+//! | [`collective`] | the same as a short sequence of collectives, and what they cost |
 //! | [`copy`] | the same from memory to memory |
 //!
 //! Sizes and offsets are `i64` and never negative; every product of sizes is checked. Nothing here knows of Python,
-//! does I/O or writes `unsafe`, but for the strided copies of [`copy`].
+//! does I/O or writes `unsafe`, except the strided copies of [`copy`].
 //!
 //! ```
 //! use shardwise_core::{layout::Layout, mesh::Mesh, partition::Partition, uneven::Uneven};
@@ -38,6 +39,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod collective;
 pub mod copy;
 pub mod dcp;
 pub mod dtensor;
@@ -51,9 +53,10 @@ pub mod partition;
 pub mod pickle;
 pub mod plan;
 pub mod region;
-pub mod reshard;
 pub mod rules;
 pub mod runs;
+pub mod shown;
+pub mod sub_axis;
 pub mod tiling;
 pub mod uneven;
 

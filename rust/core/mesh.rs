@@ -65,6 +65,14 @@ impl Mesh {
         })
     }
 
+    /// A mesh that is known to be one: the axes of another one of `size` devices, factored. Its names may be equal to
+    /// those of other axes, so it is not asked for axes by name.
+    pub(crate) fn refined(names: Vec<String>, sizes: Vec<i64>, size: i64) -> Self {
+        let mut by_name: Vec<usize> = (0..names.len()).collect();
+        by_name.sort_unstable_by_key(|&axis| names[axis].as_str());
+        Self { by_name, strides: radix::strides(&sizes), sizes, names, size }
+    }
+
     /// The axis names, major first.
     #[must_use]
     pub fn names(&self) -> &[String] {

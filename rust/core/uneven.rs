@@ -1,4 +1,4 @@
-//! How one dim is cut: the four uneven rules (rule 2.4), for one dim at a time.
+//! How one dim is cut: the uneven rules (2.4 and 2.9), for one dim at a time.
 
 use std::str::FromStr;
 
@@ -18,11 +18,13 @@ pub enum Uneven {
     Chunk,
     /// The first `n mod k` shards hold one element more (`numpy.array_split`).
     Balanced,
+    /// Shard `i` is `[floor(n·i / k), floor(n·(i+1) / k))` (llama.cpp).
+    Floor,
 }
 
 impl Uneven {
-    /// The four rules.
-    pub const ALL: [Self; 4] = [Self::Even, Self::Ceil, Self::Chunk, Self::Balanced];
+    /// The five rules.
+    pub const ALL: [Self; 5] = [Self::Even, Self::Ceil, Self::Chunk, Self::Balanced, Self::Floor];
 
     /// The rule's name.
     #[must_use]
@@ -32,6 +34,7 @@ impl Uneven {
             Self::Ceil => "ceil",
             Self::Chunk => "chunk",
             Self::Balanced => "balanced",
+            Self::Floor => "floor",
         }
     }
 }
@@ -56,10 +59,12 @@ pub struct Cut {
 /// What is left of a rule once `n` and `k` are known.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum CutKind {
-    /// Every shard holds `step` elements, but for those at the end: `"ceil"`, `"chunk"` over one axis, and whatever divides.
+    /// Every shard holds `step` elements, except those at the end: `"ceil"`, `"chunk"` over one axis, and whatever divides.
     Uniform { step: i64 },
     /// The first `extra` shards, of which there is at least one, hold `base + 1` elements, the others `base`.
     Balanced { base: i64, extra: i64 },
+    /// `"floor"` where `n` is no multiple of `k`.
+    Floor,
     /// `"chunk"` over several axes of these sizes, major first.
     Nested { axes: Vec<i64> },
 }
@@ -70,7 +75,7 @@ impl Cut {
     /// The product of the sizes must fit in 63 bits, as it does for the axes of one mesh.
     ///
     /// # Errors
-    /// [`Error::Indivisible`] under [`Uneven::Even`] if `n` is no multiple of the number of shards.
+    /// [`Error::Indivisible`] under [`Uneven::Even`] if `n` is not a multiple of the number of shards.
     pub fn new(dim: usize, n: i64, axes: &[i64], rule: Uneven) -> Result<Self> {
         let k = axes.iter().product();
         let kind = match rule {
@@ -79,7 +84,10 @@ impl Cut {
                 CutKind::Nested { axes: axes.iter().copied().filter(|&size| size > 1).collect() }
             }
             Uneven::Balanced if n % k != 0 => CutKind::Balanced { base: n / k, extra: n % k },
-            Uneven::Even | Uneven::Ceil | Uneven::Chunk | Uneven::Balanced => CutKind::Uniform { step: ceil_div(n, k) },
+            Uneven::Floor if n % k != 0 => CutKind::Floor,
+            Uneven::Even | Uneven::Ceil | Uneven::Chunk | Uneven::Balanced | Uneven::Floor => {
+                CutKind::Uniform { step: ceil_div(n, k) }
+            }
         };
         Ok(Self { n, k, kind })
     }
@@ -124,6 +132,7 @@ impl Cut {
                 let start = index * base + index.min(*extra);
                 (start, start + base + i64::from(index < *extra))
             }
+            CutKind::Floor => (floor_start(self.n, self.k, index), floor_start(self.n, self.k, index + 1)),
             CutKind::Nested { axes } => nested_bounds(self.n, axes, index),
         };
         if start < stop { (start, stop) } else { (self.n, self.n) }
@@ -139,8 +148,26 @@ impl Cut {
                 let large = extra * (base + 1);
                 if position < large { position / (base + 1) } else { extra + (position - large) / base }
             }
+            CutKind::Floor => floor_owner(self.n, self.k, position),
             CutKind::Nested { axes } => nested_owner(self.n, axes, position),
         }
+    }
+}
+
+/// `floor(n·index / k)` for an index up to `k`, so that it is at most `n`.
+pub(crate) fn floor_start(n: i64, k: i64, index: i64) -> i64 {
+    match n.checked_mul(index) {
+        Some(product) => product / k,
+        None => (i128::from(n) * i128::from(index) / i128::from(k)) as i64,
+    }
+}
+
+/// The last shard that begins at or before `position`: the largest `i` with `floor(n·i / k) <= position`, that is with
+/// `n·i < k·(position + 1)`. Those before it that begin there as well are empty.
+pub(crate) fn floor_owner(n: i64, k: i64, position: i64) -> i64 {
+    match k.checked_mul(position + 1) {
+        Some(product) => (product - 1) / n,
+        None => ((i128::from(k) * i128::from(position + 1) - 1) / i128::from(n)) as i64,
     }
 }
 
@@ -185,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_rule_is_read_by_its_name() {
-        assert_eq!(Uneven::ALL.map(Uneven::name), ["even", "ceil", "chunk", "balanced"]);
+        assert_eq!(Uneven::ALL.map(Uneven::name), ["even", "ceil", "chunk", "balanced", "floor"]);
         for rule in Uneven::ALL {
             assert_eq!(rule.name().parse(), Ok(rule));
         }
@@ -200,6 +227,8 @@ mod tests {
         assert_eq!(lengths(10, &[2, 2], Uneven::Ceil), [3, 3, 3, 1]);
         assert_eq!(lengths(10, &[2, 2], Uneven::Chunk), [3, 2, 3, 2]);
         assert_eq!(lengths(10, &[2, 2], Uneven::Balanced), [3, 3, 2, 2]);
+        assert_eq!(lengths(10, &[2, 2], Uneven::Floor), [2, 3, 2, 3]);
+        assert_eq!(lengths(2, &[5], Uneven::Floor), [0, 0, 1, 0, 1]);
         assert_eq!(Cut::new(3, 10, &[2, 2], Uneven::Even), Err(Error::Indivisible { dim: 3, n: 10, k: 4 }));
     }
 
@@ -215,10 +244,11 @@ mod tests {
 
     #[test]
     fn sizes_near_the_limit_do_not_wrap() {
-        for rule in [Uneven::Ceil, Uneven::Chunk, Uneven::Balanced] {
+        for rule in [Uneven::Ceil, Uneven::Chunk, Uneven::Balanced, Uneven::Floor] {
             let n = i64::MAX;
             let cut = Cut::new(0, n, &[1 << 20, 1 << 20], rule).unwrap();
             assert_eq!(cut.bounds(0).0, 0);
+            assert_eq!(cut.bounds((1 << 40) - 1).1, n);
             assert_eq!(cut.owner(0), 0);
             let last = cut.owner(n - 1);
             assert_eq!(cut.bounds(last).1, n);
@@ -243,6 +273,8 @@ mod tests {
             let mut boxes: Vec<_> = (0..cut.shards()).map(|i| (cut.bounds(i), i)).filter(|((a, b), _)| a < b).collect();
             boxes.sort_unstable();
             let mut end = 0;
+            let largest = boxes.iter().map(|((start, stop), _)| stop - start).max().unwrap_or(0);
+            prop_assert_eq!(largest, cut.largest());
             for ((start, stop), index) in boxes {
                 prop_assert_eq!(start, end);
                 prop_assert_eq!(cut.owner(start), index);

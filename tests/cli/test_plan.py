@@ -165,7 +165,7 @@ def test_the_mesh_of_the_rules(capsys: pytest.CaptureFixture[str], gpt: Path, ru
 def test_a_plan_agrees_with_the_partitions(capsys: pytest.CaptureFixture[str], file: Path, rules: Path) -> None:
     write_checkpoint(file, {"wte": ("F16", (37, 53)), "ln_1.bias": ("F16", (11,))})
     mesh = DeviceMesh((2, 4), ("data", "model"))
-    rules_of_uneven: tuple[UnevenRule, ...] = ("ceil", "chunk", "balanced")
+    rules_of_uneven: tuple[UnevenRule, ...] = ("ceil", "chunk", "balanced", "floor")
     for uneven in rules_of_uneven:
         plan = planned_json(capsys, file, "--mesh", MESH, "--rules", rules, "--uneven", uneven, "--devices")
         partition = TensorLayout((None, ("data", "model")), mesh).partition((37, 53), uneven)

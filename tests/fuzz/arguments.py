@@ -141,7 +141,8 @@ def _stream() -> Iterator[Any]:
 SCALARS: list[Any] = [
     None, True, False, 0, 1, -1, 2, 3, 6, 255, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, -(2**63), 10**30, 0.0, 1.5,
     float("nan"), float("inf"), -1e308, 1j, "", "x", "y", "a", "z", "cpu:0", "cpu:5", "cpu:6", "d1", "unsharded",
-    "match", "any", "even", "ceil", "chunk", "balanced", "float32", "bfloat16", "int4", "O", "V0", "f4,f8", "kernel",
+    "match", "any", "even", "ceil", "chunk", "balanced", "floor", "x:(1)2", "float32", "bfloat16", "int4", "O",
+    "V0", "f4,f8", "kernel",
     "bias", ".*", "(", "(a+)+$", "\0", "\ud800", "é", "轴" * 100, "x" * 5000, "CPU", "GPU:0", "good.safetensors",
     "missing/file", b"", b"\xff", b"x=2", bytearray(b"x"), ..., NotImplemented, object(), int, str, np.float32,
     np.int64(1), np.uint64(2**64 - 1), np.float32(1), np.bool_(True), np.str_("x"), np.datetime64("NaT"), slice(None),
@@ -198,7 +199,10 @@ SHARDWISE: list[Callable[[], Any]] = [
     lambda: _layout_map().report({"kernel": ((4, 4), "float32")}).tensors[0],
     lambda: PLANS[0][0],
     lambda: sw.LinkModel(),
-    lambda: sw.CollectiveStep("all-gather", ("x",), None, 0, 5, 0.5, sw.TensorLayout((None,), MESH)),
+    lambda: sw.Collective("all-gather", ("x",), 0),
+    lambda: sw.CollectiveStep("all-gather", ("x",), 0, None, sw.TensorLayout((None,), MESH), 5, 0.5),
+    lambda: sw.CollectiveCost(()),
+    lambda: sw.CollectiveObstacle("devices", "other devices"),
     lambda: SHARDED[0].shards[0],
     lambda: dt.copy_to_mesh(np.arange(36).reshape(6, 6), DTENSOR_LAYOUTS[0]),
     lambda: dt.MeshDimension("x", 2),
@@ -282,7 +286,7 @@ NEARLY_RIGHT: dict[str, st.SearchStrategy[Any]] = {
     "axes": st.one_of(st.lists(AXES, max_size=4), st.lists(AXES, max_size=4).map(tuple), AXES),
     "axis_names": st.lists(st.sampled_from(["x", "y", "z", ""]), max_size=4),
     "unreduced": st.lists(st.sampled_from(["x", "y"]), max_size=2),
-    "uneven": st.sampled_from(["even", "ceil", "chunk", "balanced", "floor"]),
+    "uneven": st.sampled_from(["even", "ceil", "chunk", "balanced", "floor", "odd"]),
     "device": st.sampled_from(
         ["cpu:0", "cpu:5", "cpu:6", "cpu:+1", "cpu:٣", "cpu:" + "9" * 30, "d1", ("host", 1), 7, "GPU:0"]
     ),

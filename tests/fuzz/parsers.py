@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 import shardwise as sw
@@ -24,10 +25,26 @@ from shardwise import dtensor as dt
 from shardwise.cli import main as command_line
 from shardwise.cli import notation
 from shardwise.interop import hlo, shardy
+from shardwise.store.torch.pickles import read_objects, read_strict
 from tests.fuzz.arguments import FOLDER, MESH
 from tests.fuzz.limits import limited
+from tests.store.orbax_files import Database, file_table, item, node, uleb
+from tests.store.torch_files import Dcp
 
 CORPUS = Path(__file__).parent.parent / "corpus"
+KERAS = Path(__file__).parent.parent / "data" / "checkpoints" / "orbax_keras" / "keras"
+ZARR = {
+    "two": b'{"zarr_format":2,"shape":[4],"chunks":[4],"dtype":"<f4","compressor":null,"fill_value":0,"order":"C",'
+    b'"filters":null}',
+    "three": b'{"zarr_format":3,"node_type":"array","shape":[4],"data_type":"int32","fill_value":0,'
+    b'"chunk_grid":{"name":"regular","configuration":{"chunk_shape":[4]}},'
+    b'"chunk_key_encoding":{"name":"default"},"codecs":[{"name":"bytes","configuration":{"endian":"little"}}]}',
+}
+#: One array of 16 bytes, which lie in a file, and its metadata, which lie in the node.
+LEAF = (
+    b"\0" + file_table(["d/values"]) + uleb(2, 2, 9, 1) + b"w/.zarray0" + uleb(len(ZARR["two"]), 16) + bytes([0, 1])
+    + uleb(0, 5) + ZARR["two"]
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -140,6 +157,101 @@ def safetensors_index(data: bytes) -> None:
         assert {name: checkpoint[name].tolist() for name in checkpoint} in ({"a": [1]}, {})
 
 
+def dcp() -> Dcp:
+    """A distributed checkpoint of a tensor in two chunks and a scalar."""
+    made = Dcp()
+    made.add("w", (4,), [((0,), np.ones(2, np.float32)), ((2,), np.ones(2, np.float32))])
+    made.add("s", (), [((), np.array(1, np.int64))], "__1_0.distcp")
+    return made
+
+
+def read_all(path: Path) -> None:
+    """Open a checkpoint and read all there is in it, whole and in part."""
+    with sw.open_checkpoint(path) as checkpoint:
+        for held in checkpoint.objects.values():
+            held.value()
+        for tensor in checkpoint.values():
+            assert tensor.tiling.shape == tensor.shape
+            with contextlib.suppress(
+                TypeError
+            ):  # Packed elements, and sizes that only a dim of 0 keeps from being large.
+                if tensor.nbytes <= 1 << 20:
+                    array = tensor.read()
+                    half = tuple(slice(size // 2, size) for size in tensor.shape)
+                    assert tensor.read(half).tobytes() == array[half].tobytes()
+
+
+def pickled(data: bytes) -> None:
+    """A pickle by itself, where anything inert may lie in it and where not."""
+    with contextlib.suppress(sw.ParseError):
+        read_strict(data, "fuzzed", attributes=("a",), persistent=True)
+    read_objects(data, "fuzzed")
+
+
+def torch_file(data: bytes) -> None:
+    (FOLDER / "fuzzed.pt").write_bytes(data)
+    read_all(FOLDER / "fuzzed.pt")
+
+
+def dcp_index(data: bytes) -> None:
+    """The index of a distributed checkpoint beside the files of one."""
+    folder = dcp().write(FOLDER / "dcp")
+    (folder / ".metadata").write_bytes(data)
+    read_all(folder)
+
+
+def sharding_info(data: bytes) -> None:
+    """What a file of a distributed checkpoint as safetensors says of its place."""
+    folder = FOLDER / "dcp_safetensors"
+    folder.mkdir(exist_ok=True)
+    header = {
+        "w": {"dtype": "U8", "shape": [2, 2], "data_offsets": [0, 4]},
+        "__metadata__": {"DCP_SHARDING_INFO": data.decode(errors="replace")},
+    }
+    raw = json.dumps(header).encode()
+    (folder / "shard-00001-model-00001-of-00001.safetensors").write_bytes(
+        len(raw).to_bytes(8, "little") + raw + b"abcd"
+    )
+    read_all(folder)
+
+
+def zarr_array(data: bytes) -> None:
+    """The metadata of an array, of zarr 3 if they say so, beside chunks of both."""
+    folder = item(FOLDER / "zarr")
+    for name, file, chunk in (("two", ".zarray", "0"), ("three", "zarr.json", "c/0")):
+        path = folder / name / chunk
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(range(16)))
+        (folder / name / file).write_bytes(data if (b'"node_type"' in data) == (name == "three") else ZARR[name])
+    read_all(folder)
+
+
+def ocdbt_node(data: bytes) -> None:
+    """The body of a leaf, in an envelope with the right checksum."""
+    base = Database(item(FOLDER / "ocdbt"))
+    base.values = bytes(range(64))
+    base.manifest(0, base.add(data))
+    read_all(base.folder)
+
+
+def ocdbt_manifest(data: bytes) -> None:
+    """The body of a manifest, beside a database of one leaf."""
+    base = Database(item(FOLDER / "manifest"))
+    base.values = bytes(range(64))
+    base.manifest(0, base.add(LEAF))
+    (base.folder / "manifest.ocdbt").write_bytes(node(0x0CDB3A2A, data))
+    read_all(base.folder)
+
+
+def keras_index(data: bytes) -> None:
+    folder = FOLDER / "keras"
+    folder.mkdir(exist_ok=True)
+    for name in ("m_00000.weights.h5", "m_00001.weights.h5"):
+        (folder / name).write_bytes((KERAS / name).read_bytes())
+    (folder / "m.weights.json").write_bytes(data)
+    read_all(folder)
+
+
 def mesh_notation(data: bytes) -> None:
     mesh = notation.parse_mesh(text(data))
     assert notation.parse_mesh(notation.format_mesh(mesh)) == mesh
@@ -197,6 +309,27 @@ PARSERS = {
     ),
     "safetensors_index": Parser(
         safetensors_index, '{ } [ ] , : " "a" "weight_map" "metadata" "one.safetensors" ../ / null 1 \x00 \xff'
+    ),
+    "pickled": Parser(
+        pickled,
+        "( ) . 0 2 N K\x01 } ] a e s u t \x85 \x86 \x81 R b q\x00 h\x00 \x94 ca\nb\n cos\nsystem\n \x8c\x01x X \xff",
+    ),
+    "torch_file": Parser(
+        torch_file, "PK\x01\x02 PK\x03\x04 PK\x05\x06 \x00 \xff \xff\xff\xff\xff data/0 K\x02 Q R t \x86"
+    ),
+    "dcp_index": Parser(
+        dcp_index, "K\x01 K\x00 M\x05 N ) } ] \x94 \x85 \x86 R b u e \x8c\x01x .. / \x8a\x08 \xff \x7f"
+    ),
+    "sharding_info": Parser(sharding_info, '{ } [ ] , : "w" "saved_offsets" 0 1 -1 9223372036854775807 1e5 null'),
+    "zarr_array": Parser(
+        zarr_array,
+        '{ } [ ] , : "shape" "chunks" "dtype" "<f4" ">i2" "bfloat16" "compressor" "zlib" "F" 0 1 4 16 -1 null '
+        '"codecs" "bytes" "sharding_indexed" "crc32c" "gzip" "fill_value" "NaN" 4611686018427387904',
+    ),
+    "ocdbt_node": Parser(ocdbt_node, "\x00 \x01 \x02 \x7f \x80 \xff w/.zarray w/0 d/values .. / {"),
+    "ocdbt_manifest": Parser(ocdbt_manifest, "\x00 \x01 \x02 \x7f \x80 \xff d/nodes .. /"),
+    "keras_index": Parser(
+        keras_index, '{ } [ ] , : "weight_map" "metadata" "total_size" "m_00000.weights.h5" /layers ../ 1 1e5 null'
     ),
     "mesh_notation": Parser(mesh_notation, "= , 0 1 2 99999999999999999999 x y - + \0 é"),
     "layout_notation": Parser(layout_notation, ", + - * None x y ( ) é"),

@@ -39,7 +39,7 @@ def cases(draw: st.DrawFn) -> tuple[npt.NDArray[Any], sw.Partition, sw.Partition
     array = np.frombuffer(values, f"V{dtype.itemsize}").view(dtype).reshape(shape)
     if unreduced:
         array = np.arange(size).astype(dtype).reshape(shape)
-    rules: list[sw.UnevenRule] = ["ceil", "chunk", "balanced"]
+    rules: list[sw.UnevenRule] = ["ceil", "chunk", "balanced", "floor"]
     a = draw(layouts(draw(meshes()), rank=len(shape), partial=unreduced)).partition(shape, draw(st.sampled_from(rules)))
     b = draw(layouts(draw(meshes()), rank=len(shape), partial=False)).partition(shape, draw(st.sampled_from(rules)))
     place = st.tuples(st.sampled_from(FORMS), st.booleans(), st.integers(1, 7))

@@ -78,7 +78,7 @@ WRONG_TYPES: list[tuple[str, Callable[[], Any]]] = [
     ("sharded", lambda: sw.reduce_scatter("x", "x", 0)),  # type: ignore[arg-type]
     ("returned non-int", lambda: PLANS[0].rounds(Odd(lambda: "x"), "f4")),  # type: ignore[arg-type]
     ("dim", lambda: sw.reduce_scatter(SHARDED[1], "x", "0")),  # type: ignore[arg-type]
-    ("links", lambda: sw.plan_reshard(ROWS.partition((6, 6)), ROWS.partition((6, 6))).price("f4", {})),  # type: ignore[arg-type]
+    ("links", lambda: sw.plan_reshard(ROWS.partition((6, 6)), ROWS.partition((6, 6))).collectives("f4", {})),  # type: ignore[arg-type]
     ("integer", lambda: sw.plan_reshard(ROWS.partition((6, 6)), ROWS.partition((6, 6)))["start"]),  # type: ignore[index]
     ("file", lambda: sw.LayoutMap().to_toml(5)),  # type: ignore[arg-type]
     ("file", lambda: sw.LayoutMap.from_toml({})),  # type: ignore[arg-type]

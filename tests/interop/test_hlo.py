@@ -43,6 +43,8 @@ def test_a_single_device() -> None:
     one = DeviceMesh((1, 1), ("x", "y"))
     assert to_hlo(TensorLayout(("x",), one)) == "{replicated}"
     assert from_hlo("{maximal device=0}", one, 1).axes == (None,)
+    with pytest.raises(LayoutError, match="device 3 alone"):
+        from_hlo("{maximal device=3}", one, 1)
     assert from_hlo("{devices=[1,1]<=[1]}", one).axes == (None, None)
 
 
@@ -69,8 +71,8 @@ def test_boxes_of_what_no_layout_expresses() -> None:
         ("{devices=[2,4]<=[8]}", 3, "rank is 3"),
         ("{devices=[2,2]<=[4]}", None, "over 4 devices, but the mesh has 8"),
         ("{devices=[8]0,1,2,3,4,5,7,6}", None, "no axes of"),
-        ("{devices=[2,4]<=[4,2]T(1,0)}", None, "no axes of"),
-        ("{devices=[2,4]<=[4,2]T(1,0) last_tile_dims={unreduced}}", None, "partial sums"),
+        ("{devices=[2,4]0,1,3,2,4,5,6,7}", None, "no axes of"),
+        ("{devices=[2,4]0,1,3,2,4,5,6,7 last_tile_dims={unreduced}}", None, "partial sums"),
         ("{devices=[8]7,6,5,4,3,2,1,0}", None, "no axes of"),
     ],
 )

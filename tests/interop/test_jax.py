@@ -74,3 +74,12 @@ def test_wrong_types() -> None:
         dialect.from_array([1])
     with pytest.raises(LayoutError, match="no device_mesh"):
         dialect.to_named_sharding(TensorLayout(("x",)))
+
+
+def test_an_order_of_devices_beside_the_mesh_cannot_be_expressed() -> None:
+    jax = pytest.importorskip("jax")
+    mesh = sharding.Mesh(jax.devices()[:1], ("x",))
+    named = sharding.NamedSharding(mesh, P("x"), _logical_device_ids=(0,))
+    with pytest.raises(LayoutError, match="order of devices other than its mesh's"):
+        dialect.from_named_sharding(named, 1)
+    assert dialect.from_named_sharding(sharding.NamedSharding(mesh, P("x")), 1).axes == ("x",)

@@ -34,9 +34,12 @@ def test_reading(text: str, axes: tuple[str | None, ...], unreduced: tuple[str, 
         ("#sdy.sharding<@mesh, [{?}]>", "dim 0 is open"),
         ('#sdy.sharding<@mesh, [{}, {"x", ?}]>', "dim 1 is open"),
         ('#sdy.sharding<@mesh, [{"x"}p1]>', "dim 0 has a priority"),
-        ('#sdy.sharding<@mesh, [{"y":(1)2}]>', r"'y':\(1\)2 is a part of the axis 'y' of size 4"),
-        ('#sdy.sharding<@mesh, [{"y":(2)2}]>', "is a part"),
-        ('#sdy.sharding<@mesh, [{"z"}]>', "'z' is none of the mesh's"),
+        ('#sdy.sharding<@mesh, [{"y":(1)3}]>', r"'y':\(1\)3 does not divide the axis 'y' of size 4"),
+        ('#sdy.sharding<@mesh, [{"y":(4)2}]>', "does not divide"),
+        ('#sdy.sharding<@mesh, [{"y":(0)2}]>', "does not divide"),
+        ('#sdy.sharding<@mesh, [{"y":(1)2}, {"y"}]>', "overlaps"),
+        ('#sdy.sharding<@mesh, [{"y":(1)2}], replicated={"y"}>', "listed as replicated"),
+        ('#sdy.sharding<@mesh, [{"z"}]>', "'z' is not in the mesh"),
         ('#sdy.sharding<@mesh, [{"x"}, {"x"}]>', "uses axis 'x'"),
         ('#sdy.sharding<@mesh, [{"x"}], replicated={"x"}>', "listed as replicated"),
         ('#sdy.sharding<mesh<["x"=8]>, [{"x"}]>', "but the text holds"),
@@ -101,6 +104,18 @@ def test_names_are_escaped_as_mlir_does() -> None:
     layout = TensorLayout(mesh.axis_names, mesh)
     assert from_shardy(to_shardy(layout, mesh_name=None)) == layout
     assert mesh_from_shardy('#sdy.mesh<["\\t\\"\\n"=2]>').axis_names == ('\t"\n',)
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [("\x7f", r"\7F"), ("\x1f", r"\1F"), ("~", "~"), (" ", " "), ("\x80", r"\C2\80"), ("\n", r"\0A")],
+)
+def test_what_is_not_printable_ascii_is_escaped(name: str, written: str) -> None:
+    """LLVM prints 0x20 to 0x7e as they are."""
+    mesh = DeviceMesh((2,), (f"a{name}b",))
+    text = to_shardy(TensorLayout((f"a{name}b",), mesh))
+    assert f'"a{written}b"' in text
+    assert from_shardy(text, mesh).axes == (f"a{name}b",)
 
 
 def test_meshes() -> None:

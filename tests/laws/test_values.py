@@ -18,10 +18,10 @@ import pytest
 
 import shardwise as sw
 from shardwise import dtensor as dt
+from shardwise import store
 from shardwise.interop import hlo, megatron, torch
 from shardwise.model.scope import layout_map_scope
-from shardwise.rules import report
-from shardwise.store import Entry
+from shardwise.rules import problems, report
 
 #: The modules whose names are public; those of frameworks that are not installed are left out.
 MODULES = (
@@ -110,13 +110,22 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         sw.Tiling.from_flat_ranges((4, 2), {0: (0, 8), 1: (0, 8)}, replicas=True),
     ],
     sw.Piece: lambda: [sw.Piece((slice(0, 2),), (1,)), sw.Piece((slice(0, 2),), 1), sw.Piece((), ())],
-    sw.ReshardPlan: lambda: [plan(), flat_plan(), sw.plan_reshard(layout().partition((8, 8)), flat_plan().dst)],
+    sw.ModelPlan: lambda: [
+        sw.plan_model({"w": layout(None)}, {"w": layout("data")}, {"w": ((8,), "float32")}),
+        sw.plan_model({}, {}, {}),
+    ],
+    sw.ReshardPlan: lambda: [
+        plan(),
+        flat_plan(),
+        sw.ReshardPlan(plan().src, flat_plan().dst, []),
+        sw.plan_reshard(layout().partition((8, 8)), flat_plan().dst),
+    ],
     sw.Transfer: lambda: [*list(plan())[:2], *list(flat_plan())[:2]],
     sw.Program: lambda: [plan().program("cpu:0"), flat_plan().program("cpu:3"), flat_plan().program("rank")],
     sw.Step: lambda: [*plan().program("cpu:0"), *flat_plan().program("rank")],
     sw.LocalBox: lambda: [sw.LocalBox((slice(0, 2),)), sw.LocalBox((slice(0, 2), slice(1, 2)), (3, (2, 2)))],
     sw.CollectiveStep: lambda: list(
-        sw.plan_reshard(layout("data", "model").partition((4, 8)), layout().partition((4, 8))).price("int8") or ()
+        sw.plan_reshard(layout("data", "model").partition((4, 8)), layout().partition((4, 8))).collectives("int8") or ()
     ),
     sw.LinkModel: lambda: [sw.LinkModel(), sw.LinkModel(1e9, 0)],
     dt.Mesh: lambda: [dt.Mesh.from_string(MESH), dt.Mesh.from_device("CPU:0")],
@@ -153,10 +162,18 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     torch.Partial: lambda: [torch.Partial(), torch.Partial("max")],
     report.LayoutReport: lambda: [report_of(), report_of(indivisible=False)],
     report.TensorReport: lambda: list(report_of().tensors),
-    report.Clash: lambda: list(report_of().clashes),
-    report.RankMismatch: lambda: list(report_of().rank_mismatches),
-    report.IndivisibleDim: lambda: list(report_of().indivisible),
-    Entry: lambda: [Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors"))],
+    problems.Clash: lambda: list(report_of().clashes),
+    problems.RankMismatch: lambda: list(report_of().rank_mismatches),
+    problems.IndivisibleDim: lambda: list(report_of().indivisible),
+    store.Difference: lambda: [
+        store.Difference("a", "missing"),
+        store.Difference("a", "shape", (2, 3), (3, 2)),
+        store.Difference("a", "values", 1.5, -0.0, (1, 2), 3),
+    ],
+    store.VerifyReport: lambda: [store.VerifyReport(Path("model"), "safetensors", 2, 24, 0)],
+    store.WriteOutline: lambda: [store.WriteOutline((("model.safetensors", 24),), 24, 1 << 20, 2, 0, 1 << 30)],
+    store.WriteReport: lambda: [store.WriteReport(Path("model"), 2, 24, 24, 20, 4, 0)],
+    store.Entry: lambda: [store.Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors"))],
 }
 
 #: The public classes that are not values, and why.
@@ -166,6 +183,11 @@ NOT_VALUES: dict[type, str] = {
     sw.ShardedArray: "holds memory that can be written, as a numpy array does",
     sw.Variable: "gets its data later",
     sw.Checkpoint: "holds open files",
+    store.StoredCheckpoint: "holds open files",
+    store.StoredTensor: "reads from an open file",
+    store.StoredObject: "reads from an open file",
+    store.StoredPiece: "reads from an open file",
+    store.Form: "functions by name",
     dt.DTensor: "holds memory that can be written",
     dt.LayoutMap: "rules are added and removed",
     torch.LocalShards: "three numpy arrays by name",
@@ -317,7 +339,7 @@ def test_what_takes_a_value_leaves_it_as_it_was() -> None:
         sw.initialize_variables(sw.Variable((4, 8), "float32", np.zeros, name="kernel"))
     sharded = sw.distribute_tensor(whole, bound)
     sw.all_gather(sharded.reshard(layout("data", "model")))
-    sw.plan_reshard(sharded.partition, values[4]).explain()
-    hlo.from_hlo(hlo.to_hlo(bound), values[2])
-    torch.from_placements(torch.to_placements(bound), values[2], 2)
+    sw.plan_reshard(sharded.partition, values[4]).explain()  # type: ignore[arg-type]
+    hlo.from_hlo(hlo.to_hlo(bound), values[2])  # type: ignore[arg-type]
+    torch.from_placements(torch.to_placements(bound), values[2], 2)  # type: ignore[arg-type]
     assert [(repr(value), hash(value)) for value in values] == before

@@ -41,6 +41,8 @@ def pieces(n: int, sizes: tuple[int, ...], rule: str) -> list[list[int]]:
     count = len(coordinates(sizes))
     if rule == "balanced":
         return [piece.tolist() for piece in np.array_split(np.array(elements, dtype=int), count)]
+    if rule == "floor":
+        return [[at for at in elements if n * i // count <= at < n * (i + 1) // count] for i in range(count)]
     shards = ceil_pieces(elements, count)
     if rule == "even" and any(len(shard) != len(shards[0]) for shard in shards):
         raise ValueError(f"{len(elements)} elements do not divide into {count} shards")

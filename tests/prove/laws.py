@@ -52,6 +52,8 @@ def bounds(n: int, sizes: list[int], place: list[int], rule: str) -> tuple[int, 
         if rule == "balanced":
             small, more = divmod(n, count)
             start, stop = i * small + min(i, more), (i + 1) * small + min(i + 1, more)
+        elif rule == "floor":
+            start, stop = n * i // count, n * (i + 1) // count
         else:
             step = -(-n // count)
             start, stop = min(i * step, n), min((i + 1) * step, n)

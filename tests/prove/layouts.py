@@ -11,7 +11,7 @@ from typing import Any
 import shardwise as sw
 
 NAMES = ("x", "y", "z", "w", "v")
-RULES: tuple[sw.UnevenRule, ...] = ("even", "ceil", "chunk", "balanced")
+RULES: tuple[sw.UnevenRule, ...] = ("even", "ceil", "chunk", "balanced", "floor")
 #: Sizes of mesh axes; small ones are enough for every case of every rule.
 AXIS_SIZES = (1, 2, 2, 2, 3, 3, 4, 5)
 

@@ -8,6 +8,7 @@ from . import (
     against_numpy,
     against_tensorflow,
     against_torch,
+    against_xla,
     exhaustive,
     laws,
     layout_maps,
@@ -22,6 +23,7 @@ SUBJECTS = [
     *exhaustive.SUBJECTS,
     *against_dask.SUBJECTS,
     *against_jax.SUBJECTS,
+    *against_xla.SUBJECTS,
     *against_torch.SUBJECTS,
     *against_tensorflow.SUBJECTS,
 ]

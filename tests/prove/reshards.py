@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 import shardwise as sw
-from shardwise.reshard.collectives import CollectiveStep
+from shardwise.reshard.kinds import CollectiveStep
 from tests.oracle.numpy_oracle import Oracle
 
 from .against_numpy import oracle_of
@@ -54,7 +54,7 @@ class ReshardCase:
 
 def random_pair(rng: random.Random) -> ReshardCase:
     """Two layouts, often of different meshes, whose devices overlap in some way; any rules but "even"."""
-    rules: tuple[sw.UnevenRule, ...] = ("ceil", "chunk", "balanced")
+    rules: tuple[sw.UnevenRule, ...] = ("ceil", "chunk", "balanced", "floor")
     src = random_layout_case(rng, most_devices=rng.choice((8, 12, 24)), most_elements=150)
     dst = replace(random_layout_case(rng, most_devices=rng.choice((8, 12, 24)), most_elements=150), unreduced=())
     if rng.random() < 0.4:
@@ -134,17 +134,71 @@ def check_collectives(case: ReshardCase) -> None:
     shards = cut(case, src.layout, partial)
     plan = sw.plan_reshard(src, dst)
     same_arrays("run", plan.run(shards), cut(case, dst.layout, partial))
-    steps = plan.collectives
+    steps = plan.collectives("int64")
     if steps is None:
-        raise Mismatch("there are no collectives")
+        raise Mismatch(f"there are no collectives: {plan.obstacle}")
+    devices = Devices(case, steps)
     stepped, layout = shards, src.layout
     for step in steps:
-        stepped = (permute if step.kind == "collective permute" else apply)(step, case, layout, stepped)
+        if step.layout is None:
+            raise Mismatch(f"no layout after {step}")
+        stepped = (permute if step.kind == "collective-permute" else apply)(step, devices, layout, stepped)
         layout = step.layout
-        same_arrays(f"after {step}", stepped, cut(case, step.layout, partial))
+        same_arrays(f"after {step}", stepped, cut(case, step.layout, partial, devices))
     same_arrays("the steps", stepped, cut(case, dst.layout, partial))
     ran = plan.run_collectives(sw.ShardedArray(src, shards))
     same_arrays("run_collectives", ran, stepped)
+    prices = [(step.bytes, step.seconds) for step in sw.cost_of(steps, src, "int64").steps]
+    same("cost_of", prices, [(step.bytes, step.seconds) for step in steps])
+
+
+class Devices:
+    """The mesh of a case with its axes cut wherever a sub-axis of the steps begins or ends."""
+
+    def __init__(self, case: ReshardCase, steps: Sequence[CollectiveStep] = ()) -> None:
+        named = {name for step in steps for name in step.axes}
+        named |= {name for step in steps if step.layout is not None for name in names_in(step.layout)}
+        cuts = {name: {1, size} for name, size in case.src.sizes.items()}
+        for name in named - set(cuts):
+            axis, before, size = parsed(name)
+            cuts[axis] |= {before, before * size}
+        #: The size of each part, by axis and the product of the parts before it, in the order of the mesh.
+        self.sizes: dict[tuple[str, int], int] = {}
+        for axis, found in cuts.items():
+            ends = sorted(found) if len(found) > 1 else [1, 1]
+            self.sizes |= {(axis, start): stop // start for start, stop in itertools.pairwise(ends)}
+        self.coordinates = list(itertools.product(*map(range, self.sizes.values())))
+
+    def parts(self, names: Iterable[str]) -> list[int]:
+        """Give the positions of the parts that axes and sub-axes consist of, major first."""
+        found = []
+        for name in names:
+            whole = [part for part in self.sizes if part[0] == name]
+            if not whole:
+                axis, before, size = parsed(name)
+                whole = [(at, start) for at, start in self.sizes if at == axis and before <= start < before * size]
+            found += [list(self.sizes).index(part) for part in whole]
+        return found
+
+    def oracle(self, layout: sw.TensorLayout, shape: tuple[int, ...]) -> Oracle:
+        parts = {f"{axis} {start}": size for (axis, start), size in self.sizes.items()}
+        names = list(parts)
+        specs = [tuple(names[part] for part in self.parts(spec_names(spec))) for spec in layout.axes]
+        return Oracle(parts, specs, shape, "even")
+
+
+def parsed(name: str) -> tuple[str, int, int]:
+    axis, _, numbers = name.rpartition(":(")
+    before, _, size = numbers.partition(")")
+    return axis, int(before), int(size)
+
+
+def spec_names(spec: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if spec is None else (spec,) if isinstance(spec, str) else spec
+
+
+def names_in(layout: sw.TensorLayout) -> set[str]:
+    return {name for spec in layout.axes for name in spec_names(spec)} | set(layout.unreduced)
 
 
 def same_arrays(what: str, ours: list[Array], theirs: list[Array]) -> None:
@@ -152,59 +206,65 @@ def same_arrays(what: str, ours: list[Array], theirs: list[Array]) -> None:
         same(f"{what}: device {i}", a.tolist(), b.tolist())
 
 
-def cut(case: ReshardCase, layout: sw.TensorLayout, partial: Array) -> list[Array]:
+def cut(case: ReshardCase, layout: sw.TensorLayout, partial: Array, devices: Devices | None = None) -> list[Array]:
     """Give the shards of a layout: addends over axes that are not unreduced any more are added up."""
-    names = list(case.src.unreduced)
-    names.sort(key=case.src.names.index)
-    summed = partial.sum(axis=tuple(i for i, name in enumerate(names) if name not in layout.unreduced))
-    left = [name for name in names if name in layout.unreduced]
-    oracle = oracle_for(case, layout)
+    devices = devices or Devices(case)
+    names = sorted(case.src.unreduced, key=case.src.names.index)
+    # One dim of `partial` for each part of an unreduced axis.
+    parts = sorted(devices.parts(names))
+    sizes = list(devices.sizes.values())
+    partial = partial.reshape(*(sizes[part] for part in parts), *case.src.shape)
+    left = devices.parts(layout.unreduced)
+    summed = partial.sum(axis=tuple(i for i, part in enumerate(parts) if part not in left))
+    oracle = devices.oracle(layout, case.src.shape)
     shards = []
     for coordinate, held in zip(oracle.devices, oracle.held, strict=True):
-        place = tuple(coordinate[case.src.names.index(name)] for name in left)
+        place = tuple(coordinate[part] for part in sorted(left))
         shards.append(summed[place].ravel()[held])
     return shards
 
 
-def oracle_for(case: ReshardCase, layout: sw.TensorLayout) -> Oracle:
-    specs = [() if spec is None else (spec,) if isinstance(spec, str) else spec for spec in layout.axes]
-    return Oracle(case.src.sizes, specs, case.src.shape, "even")
-
-
-def permute(step: CollectiveStep, case: ReshardCase, layout: sw.TensorLayout, shards: list[Array]) -> list[Array]:
+def permute(step: CollectiveStep, devices: Devices, layout: sw.TensorLayout, shards: list[Array]) -> list[Array]:
     """Each device takes the whole shard of one that holds the box that it is to hold, of the same addend."""
+    assert step.layout is not None
+    addends = devices.parts(step.layout.unreduced)
 
     def labels(of: sw.TensorLayout) -> list[Any]:
-        axes = [case.src.names.index(name) for name in step.layout.unreduced]
-        oracle = oracle_for(case, of)
-        devices = zip(oracle.devices, oracle.positions, strict=True)
-        return [([coordinate[axis] for axis in axes], positions) for coordinate, positions in devices]
+        shape = tuple(n * count for n, count in zip(shards[0].shape, of.num_shards, strict=True))
+        oracle = devices.oracle(of, shape)
+        pairs = zip(oracle.devices, oracle.positions, strict=True)
+        return [([coordinate[part] for part in addends], positions) for coordinate, positions in pairs]
 
     before = labels(layout)
     return [shards[before.index(wanted)] for wanted in labels(step.layout)]
 
 
-def apply(step: CollectiveStep, case: ReshardCase, _: sw.TensorLayout, shards: list[Array]) -> list[Array]:
+def apply(step: CollectiveStep, devices: Devices, layout: sw.TensorLayout, shards: list[Array]) -> list[Array]:
     """Do what the name of a collective says, among the devices that differ in the step's axes only."""
-    coordinates = list(itertools.product(*map(range, case.src.mesh_shape)))
-    axes = [case.src.names.index(name) for name in step.axes]
+    coordinates, sizes = devices.coordinates, list(devices.sizes.values())
+    onto = devices.parts(step.axes)
+    # The group puts its shards together in the order in which the axes cut the dim before.
+    held = (
+        onto
+        if step.from_dim is None
+        else [part for part in devices.parts(spec_names(layout.axes[step.from_dim])) if part in onto]
+    )
 
-    def member(own: tuple[int, ...], turn: tuple[int, ...]) -> int:
-        moved = dict(zip(axes, turn, strict=True))
-        return coordinates.index(tuple(moved.get(axis, at) for axis, at in enumerate(own)))
+    def members(own: tuple[int, ...], order: list[int]) -> list[int]:
+        turns = [dict(zip(order, turn, strict=True)) for turn in itertools.product(*(range(sizes[p]) for p in order))]
+        return [coordinates.index(tuple(turn.get(part, at) for part, at in enumerate(own))) for turn in turns]
 
     after: list[Array] = []
-    turns = list(itertools.product(*(range(case.src.mesh_shape[axis]) for axis in axes)))
-    for own in coordinates:
-        group = [shards[member(own, turn)] for turn in turns]
-        place = turns.index(tuple(own[axis] for axis in axes))
+    for device, own in enumerate(coordinates):
+        group = [shards[member] for member in members(own, held)]
+        place = members(own, onto).index(device)
 
-        def part(shard: Array, place: int = place, parts: int = len(turns)) -> Array:
+        def part(shard: Array, place: int = place, parts: int = len(group)) -> Array:
             assert step.to_dim is not None
             return np.split(shard, parts, axis=step.to_dim)[place]
 
         if step.kind == "slice":
-            after.append(part(group[place]))
+            after.append(part(shards[device]))
         elif step.kind == "all-gather":
             after.append(np.concatenate(group, axis=step.from_dim))
         elif step.kind == "all-to-all":

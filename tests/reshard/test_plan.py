@@ -1,4 +1,4 @@
-"""Plans, runs and collectives: what the laws leave out, bad input first of all."""
+"""Plans and runs: what the laws leave out, bad input first of all."""
 
 from __future__ import annotations
 
@@ -135,7 +135,10 @@ class TestBoxes:
         for got, expected in zip(plan.run(chunks), COLUMNS.partition(SHAPE).views(ARRAY), strict=True):
             np.testing.assert_array_equal(got, expected)
         assert plan.src == sw.Tiling.from_boxes(SHAPE, boxes)
-        assert plan.collectives is None
+        assert plan.collectives("f4") is None
+        assert plan.cost("f4") is None
+        assert plan.obstacle is not None
+        assert plan.obstacle.kind == "no-layout"
         assert "goes from explicit boxes held by 4 holders to" in plan.explain()
         # The rows from 3 on of columns 5 to 8, of which device 2 needs column 5.
         transfer = next(plan[i] for i in range(len(plan)) if (plan[i].src_device, plan[i].dst_device) == (2, "cpu:2"))
@@ -265,6 +268,19 @@ class TestRun:
             plan.run(shards, [out[0].T, *out[1:]])
         assert (large == -1).all()
 
+    def test_many_views_of_one_array_are_outputs_as_they_are_alone(self) -> None:
+        """Columns, of which each interleaves with all others."""
+        count = 3000
+        mesh = sw.DeviceMesh((count,), ("x",))
+        dst = sw.TensorLayout((None, "x"), mesh).partition((5, count))
+        src = sw.TensorLayout((None, None), sw.DeviceMesh((1,), ("y",), ["one"])).partition((5, count))
+        values, large = np.arange(5 * count).reshape(5, count), np.zeros((5, count), np.int64)
+        out = dst.views(large)
+        sw.plan_reshard(src, dst).run([values], out)
+        assert (large == values).all()
+        with pytest.raises(sw.LayoutError, match=r"out\[2000\] shares memory with out\[1999\]"):
+            sw.plan_reshard(src, dst).run([values], [*out[:1999], out[2000], *out[2000:]])
+
     def test_no_memory_for_the_outputs(self) -> None:
         shape = (4, 2**44)
         shards = [np.broadcast_to(np.float32(0), (1, 2**44))] * 4
@@ -388,6 +404,23 @@ class TestSums:
         with pytest.raises(IndexError, match="dim is 1, outside 0 to 0"):
             sw.reduce_scatter(sharded, "y", 1)
 
+    def test_the_uneven_rule_stays(self) -> None:
+        """7 does not divide by 2 or 4: without its rule the array could not be cut again."""
+        mesh = sw.DeviceMesh((2, 2), ("x", "y"))
+        values = np.arange(21.0).reshape(7, 3)
+        for uneven in ("ceil", "chunk", "balanced"):
+            cut = sw.TensorLayout((("x", "y"), None), mesh).partition((7, 3), uneven)
+            own = sw.ShardedArray(cut, [view.copy() for view in cut.views(values)])
+            gathered = sw.all_gather(own, "y")
+            assert gathered.partition == sw.TensorLayout(("x", None), mesh).partition((7, 3), uneven)
+            sums = sw.TensorLayout(("x", None), mesh, unreduced=("y",)).partition((7, 3), uneven)
+            partial = sw.ShardedArray(sums, [view.copy() for view in sums.views(values)])
+            reduced, scattered = sw.all_reduce(partial), sw.reduce_scatter(partial, "y", 0)
+            assert reduced.partition == gathered.partition
+            assert scattered.partition == cut
+            for array, times in ((gathered, 1), (reduced, 2), (scattered, 2)):
+                assert (array.numpy() == times * values).all()
+
     def test_all_gather(self) -> None:
         sharded = sw.ShardedArray(ROWS.partition(SHAPE), row_shards(ARRAY))
         assert sw.all_gather(sharded, ["y"]).layout == sw.TensorLayout(("x", None), MESH)
@@ -422,84 +455,3 @@ class TestShardedArray:
                 sharded.reshard(("x", None))  # type: ignore[arg-type]
             with pytest.raises(sw.LayoutError):
                 sharded.reshard(sw.TensorLayout(("x",), MESH))
-
-
-class TestCollectives:
-    def test_the_link_model_decides(self) -> None:
-        # By hand: shards of 1 MiB. With equal links one gather of 3 MiB; with a slow x, the exchange along y makes the
-        # gather along x the first one, when it moves least.
-        plan = sw.plan_reshard(ROWS.partition((1024, 1024)), WHOLE.partition((1024, 1024)))
-        equal = plan.price("f4", sw.LinkModel(bandwidth=1e9, latency=0))
-        assert equal is not None
-        assert [(step.kind, step.axes, step.bytes) for step in equal] == [("all-gather", ("x", "y"), 3 * 2**20)]
-        assert equal[0].seconds == pytest.approx(3 * 2**20 / 1e9)
-        slow = plan.price("f4", sw.LinkModel(bandwidth={"x": 1e9, "y": 1e12}, latency=0))
-        assert slow is not None
-        assert [(step.kind, step.axes, step.bytes) for step in slow] == [
-            ("all-to-all", ("y",), 2**19),
-            ("all-gather", ("x",), 2**20),
-            ("all-gather", ("y",), 2**21),
-        ]
-
-    def test_none_where_there_are_none(self) -> None:
-        other = sw.DeviceMesh((4,), ("z",))
-        across = sw.plan_reshard(ROWS.partition(SHAPE), sw.TensorLayout(("z", None), other).partition(SHAPE))
-        assert across.collectives is None
-        assert "the meshes differ" in across.explain()
-        uneven = sw.plan_reshard(ROWS.partition((6, 8), "ceil"), WHOLE.partition((6, 8)))
-        assert uneven.collectives is None
-        assert "does not divide" in uneven.explain()
-        sharded = sw.ShardedArray(ROWS.partition(SHAPE), row_shards(ARRAY))
-        with pytest.raises(sw.LayoutError, match="no collectives"):
-            across.run_collectives(sharded)
-        with pytest.raises(TypeError, match="src_shards must be a ShardedArray"):
-            across.run_collectives([])  # type: ignore[arg-type]
-
-    @pytest.mark.parametrize("after", [COLUMNS, WHOLE])
-    def test_the_byte_order_is_kept(self, after: sw.TensorLayout) -> None:
-        array = ARRAY.astype(">f4")
-        plan = sw.plan_reshard(ROWS.partition(SHAPE), after.partition(SHAPE))
-        ran = plan.run_collectives(sw.ShardedArray(ROWS.partition(SHAPE), row_shards(array)))
-        assert all(shard.dtype == np.dtype(">f4") for shard in ran)
-        assert (sw.ShardedArray(after.partition(SHAPE), ran).numpy() == array).all()
-
-    def test_words(self) -> None:
-        text = row_to_column().explain(np.int8)
-        assert text.startswith("An int8 tensor of shape (8, 8), 64 B, goes")
-        assert "; 16 B stays in place." in text
-
-    def test_words_for_sums_and_short_times(self) -> None:
-        sums = sw.TensorLayout((None, None), MESH, unreduced=["x"]).partition(SHAPE)
-        plan = sw.plan_reshard(sums, WHOLE.partition(SHAPE))
-        assert "Each value is the sum of 2 addends" in plan.explain("f4")
-        # All-reduce over 2 devices: half of 64 elements of 4 bytes there and half back.
-        quick = sw.LinkModel(bandwidth=256e9, latency=0.0)
-        assert "As collectives, about 1 ns:" in plan.explain("f4", quick)
-
-    def test_nothing_to_do(self) -> None:
-        plan = sw.plan_reshard(ROWS.partition(SHAPE), ROWS.partition(SHAPE))
-        assert plan.collectives == ()
-        assert "Nothing moves" in plan.explain()
-
-    def test_refused_models(self) -> None:
-        plan = row_to_column()
-        for model, error in [
-            (sw.LinkModel(bandwidth=0), "must be above 0"),
-            (sw.LinkModel(latency=-1), "must be finite and not negative"),
-            (sw.LinkModel(bandwidth={"x": 1.0}), "no entry for axis 'y'"),
-            (sw.LinkModel(bandwidth=float("nan")), "must be finite"),
-        ]:
-            with pytest.raises(sw.LayoutError, match=error):
-                plan.price("f4", model)
-        with pytest.raises(TypeError, match="must be a number"):
-            plan.price("f4", sw.LinkModel(latency="fast"))  # type: ignore[arg-type]
-
-    @pytest.mark.slow
-    def test_six_axes_are_searched_in_reasonable_time(self) -> None:
-        names = ("a", "b", "c", "d", "e", "f")
-        mesh = sw.DeviceMesh((2,) * 6, names)
-        src = sw.TensorLayout((names[:3], names[3:], None), mesh).partition((64, 64, 64))
-        dst = sw.TensorLayout((None, ("f", "a"), ("b", "e")), mesh).partition((64, 64, 64))
-        steps = sw.plan_reshard(src, dst).price("f4")
-        assert steps
-        assert steps[-1].layout == dst.layout

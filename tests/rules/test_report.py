@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shardwise import DeviceMesh, LayoutError, LayoutMap, SizeOverflowError, TensorLayout
 from shardwise._text import bytes_text
 from shardwise.layout import UnevenRule
-from shardwise.rules.report import Clash, IndivisibleDim, RankMismatch
+from shardwise.rules.problems import Clash, IndivisibleDim, RankMismatch
 
 MESH = DeviceMesh((2, 4), ("data", "model"))
 
@@ -236,7 +236,7 @@ class TestBadInput:
             rules().report(names)
 
     def test_uneven(self) -> None:
-        with pytest.raises(LayoutError, match=r"uneven is 'odd'.*'even', 'ceil', 'chunk', 'balanced'"):
+        with pytest.raises(LayoutError, match=r"uneven is 'odd'.*'even', 'ceil', 'chunk', 'balanced', 'floor'"):
             rules().report({}, uneven="odd")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="uneven must be a string, got 3"):
             rules().report({}, uneven=3)  # type: ignore[arg-type]
@@ -295,6 +295,34 @@ class TestForms:
             "warning: rule 'bias$' applies to no name",
             "warning: rule 'embedding$' applies to no name",
         ]
+
+    @pytest.mark.parametrize(
+        ("uneven", "lengths"), [("ceil", [3, 3, 3, 0]), ("chunk", [3, 2, 2, 2]), ("balanced", [3, 2, 2, 2])]
+    )
+    def test_totals_of_what_is_cut_unevenly(self, uneven: UnevenRule, lengths: list[int]) -> None:
+        """9 elements over 2 x 2 devices, by hand."""
+        layout_map = LayoutMap(DeviceMesh((2, 2), ("data", "model")))
+        layout_map["a"] = (("data", "model"),)
+        report = layout_map.report({"a1": ((9,), "int16"), "a2": ((9,), "int8")}, uneven=uneven)
+        device_bytes = report.device_bytes
+        assert device_bytes is not None
+        assert device_bytes.tolist() == [3 * length for length in lengths]
+        least, most = 3 * min(lengths), 3 * max(lengths)
+        assert report.totals == (
+            "2 tensors, 27 B",
+            f"each device holds {least} B to {most} B of 27 B, {100 * most / 27:.3g}%",
+            "all 4 devices hold 27 B, 1.00 times the tensors' size",
+            "0% of the bytes are on every device",
+        )
+
+    def test_totals_count_replicas_of_what_is_cut_unevenly(self) -> None:
+        layout_map = LayoutMap(DeviceMesh((2, 3), ("data", "model")))
+        layout_map["a"] = ("data",)
+        report = layout_map.report({"a": ((5,), "int8"), "b": ((7,), "int8")}, uneven="ceil")
+        assert report.totals[1:3] == (
+            "each device holds 9 B to 10 B of 12 B, 83.3%",
+            "all 6 devices hold 57 B, 4.75 times the tensors' size",
+        )
 
     def test_a_mesh_that_no_array_can_list(self) -> None:
         layout_map = LayoutMap(DeviceMesh((2**61, 2), ("data", "model")))

@@ -35,7 +35,7 @@ def rectangles(root: ET.Element) -> list[tuple[tuple[float, ...], list[tuple[int
     return found
 
 
-@given(layouts(), st.integers(1, 9), st.sampled_from(["ceil", "chunk", "balanced"]))
+@given(layouts(), st.integers(1, 9), st.sampled_from(["ceil", "chunk", "balanced", "floor"]))
 def test_rectangles_tile_the_tensor(layout: sw.TensorLayout, size: int, uneven: sw.UnevenRule) -> None:
     partition = layout.partition(tuple(range(size, size + layout.rank)), uneven)
     root = ET.fromstring(sw.draw(partition))

@@ -69,6 +69,10 @@ MALFORMED = {
         encode({"a": tensor(shape=[2], offsets=[0, 2]), "b": tensor(shape=[0], offsets=[1, 1])}, b"\0\0"),
         "tensor 'b': overlaps",
     ),
+    "tensor at the start of another, which is longer": (
+        encode({"a": tensor(shape=[2], offsets=[0, 2]), "b": tensor(shape=[1], offsets=[0, 1])}, b"\0\0"),
+        "tensor 'a': overlaps",
+    ),
     "trailing": (encode({"a": tensor()}, b"\0\0"), "1 bytes behind the last tensor"),
     "trailing, no tensor": (encode({}, b"\0"), "byte 10: 1 bytes behind the last tensor"),
 }
@@ -173,3 +177,13 @@ def test_any_bytes_give_a_checkpoint_or_a_parse_error(data: bytes) -> None:
         except ParseError:
             return
     assert ours == theirs
+
+
+def test_an_empty_tensor_may_begin_where_another_does(tmp_path: Path) -> None:
+    """In either order of the header: what is empty comes first."""
+    full, empty = tensor(shape=[2], offsets=[0, 2]), tensor(shape=[0], offsets=[0, 0])
+    for header in ({"full": full, "empty": empty}, {"empty": empty, "full": full}):
+        path = tmp_path / "model.safetensors"
+        path.write_bytes(encode(header, b"\1\2"))
+        with open_safetensors(path) as checkpoint:
+            assert {name: checkpoint[name].tolist() for name in checkpoint} == {"full": [1, 2], "empty": []}

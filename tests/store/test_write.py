@@ -95,7 +95,7 @@ def test_any_layout_to_any_other(tmp_path_factory: pytest.TempPathFactory, data:
             axes[data.draw(st.integers(0, len(shape) - 1))].append(name)
         return sw.TensorLayout(tuple(map(tuple, axes)), MESH)
 
-    order = data.draw(st.sampled_from(["C", "F"]))
+    order: Any = data.draw(st.sampled_from(["C", "F"]))
     sw.save_checkpoint(folder / "a", {"x": np.asarray(value, order=order)}, {"x": layout()}, uneven=rule)
     sw.reshard_checkpoint(folder / "a", folder / "b", {"x": layout()}, uneven=rule, memory=1 << 16, sync=False)
     same(folder / "b", {"x": value})

@@ -75,7 +75,10 @@ class Storage:
     count: int = 0
 
 
-class Pickler(pickle._Pickler):  # type: ignore[name-defined, misc]
+_PicklerOfPython: Any = pickle._Pickler
+
+
+class Pickler(_PicklerOfPython):  # type: ignore[misc]
     """Writes globals by name without looking them up, and storages as persistent ids."""
 
     def persistent_id(self, value: Any) -> Any:
@@ -122,21 +125,27 @@ def tensor(
         storage = storage or Storage(key, f"torch.{STORAGES[name]}", array.tobytes(), array.size)
         return Call("torch._utils", "_rebuild_tensor_v2", storage, offset, tuple(shape), strides, False, OrderedDict())
     storage = storage or Storage(key, "torch.storage.UntypedStorage", array.tobytes(), array.nbytes)
-    args = (storage, offset, tuple(shape), strides, False, OrderedDict(), Global("torch", name))
+    args: tuple[Any, ...] = (storage, offset, tuple(shape), strides, False, OrderedDict(), Global("torch", name))
     return Call("torch._utils", "_rebuild_tensor_v3", *args)
 
 
-def storages_of(value: Any, found: dict[str, bytes]) -> dict[str, bytes]:
-    if isinstance(value, Storage):
-        found[value.key] = value.data
-    elif isinstance(value, dict):
-        for item in value.values():
-            storages_of(item, found)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            storages_of(item, found)
-    elif isinstance(value, Call):
-        storages_of((value.args, value.state, value.items), found)
+def storages_of(value: Any) -> dict[str, bytes]:
+    """The storages that lie in a value, each looked at once."""
+    found: dict[str, bytes] = {}
+    waiting, seen = [value], set()
+    while waiting:
+        item = waiting.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, Storage):
+            found[item.key] = item.data
+        elif isinstance(item, dict):
+            waiting += item.values()
+        elif isinstance(item, (list, tuple)):
+            waiting += item
+        elif isinstance(item, Call):
+            waiting += [*item.args, item.state, item.items]
     return found
 
 
@@ -146,7 +155,7 @@ def save(value: Any, *, root: str = "archive", data: bytes | None = None, **memb
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr(f"{root}/data.pkl", dumps(value) if data is None else data)
         archive.writestr(f"{root}/byteorder", members.pop("byteorder", b"little"))
-        for key, stored in storages_of(value, {}).items():
+        for key, stored in storages_of(value).items():
             archive.writestr(f"{root}/data/{key}", stored)
         archive.writestr(f"{root}/version", b"3\n")
     return file.getvalue()
@@ -189,6 +198,7 @@ class Dcp:
         self.files[file] = self.files.get(file, b"") + data
         index = new(META, "MetadataIndex", fqn=name, offset=None if offset is None else size(*offset), index=None)
         info = {"relative_path": file, "offset": start, "length": len(data)}
+        # Keyed by the objects themselves, so that one chunk can have two places.
         self.places[index] = Call("torch.distributed.checkpoint.filesystem", "_StorageInfo", state=info)
 
     def metadata(self) -> bytes:

@@ -13,7 +13,7 @@ from ..errors import LayoutError
 from ..layout import TensorLayout, _names, _spec_names
 from .sharded import ShardedArray, gathered
 
-__all__ = ["all_gather", "all_reduce", "gather", "reduce_scatter"]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "gather", "reduce_scatter"]
 
 Array = npt.NDArray[Any]
 
@@ -77,6 +77,43 @@ def all_reduce(sharded: ShardedArray) -> ShardedArray:
     return _become(sharded, TensorLayout(sharded.layout.axes, sharded.layout.device_mesh))
 
 
+def all_to_all(sharded: ShardedArray, axes: str | Sequence[str], dim: int) -> ShardedArray:
+    """Exchange shards along mesh axes: the dim that they cut is put together, and another one is cut instead.
+
+    Args:
+        sharded: the array.
+        axes: an axis, or several that cut one dim, as its minor ones.
+        dim: the dim that they are to cut, as its minor axes and in the order given.
+
+    Raises:
+        LayoutError: if the axes are not the minor axes of a dim, or that is `dim` already.
+        IndexError: if there is no such dim.
+
+    The axes come off the minor end of a spec and go to one, as in `jax.lax.all_to_all`: only then is the exchange
+    among the devices along these axes alone.
+
+    >>> import numpy as np
+    >>> from shardwise import DeviceMesh, TensorLayout, distribute_tensor
+    >>> mesh = DeviceMesh((2,), ("x",))
+    >>> sharded = distribute_tensor(np.arange(4).reshape(2, 2), TensorLayout(("x", None), mesh))
+    >>> all_to_all(sharded, "x", dim=1).shard("cpu:1")
+    array([[1],
+           [3]])
+    """
+    layout = _checked(sharded).layout
+    dim = _dim(dim, sharded.ndim)
+    names = [axes] if isinstance(axes, str) else list(_names("axes", axes))
+    specs = [list(_spec_names(spec)) for spec in layout.axes]
+    source = next((i for i, spec in enumerate(specs) if names and sorted(spec[-len(names) :]) == sorted(names)), None)
+    if source is None:
+        raise LayoutError(f"axes are {shown(names)}, which are not the minor axes of a dim of {shown(layout.axes)}")
+    if source == dim:
+        raise LayoutError(f"dim is {dim}, which {shown(names)} cut already")
+    del specs[source][-len(names) :]
+    specs[dim] += names
+    return _become(sharded, TensorLayout(specs, layout.device_mesh, unreduced=layout.unreduced))
+
+
 def reduce_scatter(sharded: ShardedArray, axis: str, dim: int) -> ShardedArray:
     """Add up the partial sums of an unreduced array, and cut a dim of the result by the axis they lay along.
 
@@ -98,19 +135,26 @@ def reduce_scatter(sharded: ShardedArray, axis: str, dim: int) -> ShardedArray:
     array([33, 44])
     """
     layout = _checked(sharded).layout
-    dim = integer("dim", dim)
+    dim = _dim(dim, sharded.ndim)
     if layout.unreduced != (axis,):
         raise LayoutError(
             f"reduce_scatter needs an array unreduced over {shown(axis)} alone, not over {shown(layout.unreduced)}"
         )
-    if not 0 <= dim < sharded.ndim:
-        raise IndexError(f"dim is {shown(dim)}, outside 0 to {sharded.ndim - 1}")
     specs = [[*_spec_names(spec), axis] if i == dim else _spec_names(spec) for i, spec in enumerate(layout.axes)]
     return _become(sharded, TensorLayout(specs, layout.device_mesh))
 
 
 def _checked(sharded: object) -> ShardedArray:
     return instance("sharded", sharded, ShardedArray)
+
+
+def _dim(dim: int, rank: int) -> int:
+    found = integer("dim", dim)
+    if not 0 <= found < rank:
+        raise IndexError(
+            f"dim is {shown(found)}, outside 0 to {rank - 1}" if rank else f"dim is {shown(found)} of none"
+        )
+    return found
 
 
 def _become(sharded: ShardedArray, layout: TensorLayout) -> ShardedArray:

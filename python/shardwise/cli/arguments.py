@@ -7,13 +7,13 @@ from typing import NoReturn
 
 __all__ = ["parse_arguments"]
 
-_UNEVEN = ("even", "ceil", "chunk", "balanced")
+_UNEVEN = ("even", "ceil", "chunk", "balanced", "floor")
 
 _MESH_HELP = "axes and sizes of the mesh, major first, as in data=2,model=4"
 _LAYOUT_HELP = "for each dim the mesh axis that cuts it, - for none, data+model for several, major first: data,-"
 _UNEVEN_HELP = (
     "how a dim that does not divide is cut: even refuses (the default), ceil as XLA, chunk as PyTorch, "
-    "balanced as numpy.array_split"
+    "balanced as numpy.array_split, floor as llama.cpp"
 )
 
 

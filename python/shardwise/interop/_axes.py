@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +13,18 @@ from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from ..layout import Axes, TensorLayout
 from ..mesh import DeviceMesh
+from ..mesh_views import factored
+from ..sub_axis import SubAxis, is_sub_axis
 
-__all__ = ["axes_along", "checked_layout", "checked_mesh", "checked_rank", "layout_of_indices", "spec_names"]
+__all__ = [
+    "axes_along",
+    "check_whole_axes",
+    "checked_layout",
+    "checked_mesh",
+    "checked_rank",
+    "layout_of_indices",
+    "spec_names",
+]
 
 
 def spec_names(spec: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -28,11 +39,23 @@ def spec_names(spec: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def checked_layout(layout: object) -> tuple[TensorLayout, DeviceMesh]:
-    """Give the layout and its mesh; an error if it is no layout, or has no mesh."""
+    """Give the layout and its mesh; an error if it is not a layout, or has no mesh."""
     given = instance("layout", layout, TensorLayout)
     if given.device_mesh is None:
         raise LayoutError(f"layout {shown(layout)} has no device_mesh yet; a dialect needs the sizes of its axes")
     return given, given.device_mesh
+
+
+def check_whole_axes(layout: TensorLayout, who: str) -> None:
+    """Refuse a layout that names sub-axes, for a dialect whose layouts are made of whole axes."""
+    axis_names = () if layout.device_mesh is None else layout.device_mesh.axis_names
+    places = [(f"axes[{dim}]", name) for dim, spec in enumerate(layout.axes) for name in spec_names(spec)]
+    for place, name in [*places, *(("unreduced", name) for name in layout.unreduced)]:
+        if is_sub_axis(name, axis_names):
+            raise LayoutError(
+                f"{place} names the sub-axis {name!r}; {who} has whole axes only. layout.refined() is the same over a "
+                "mesh in which it is one"
+            )
 
 
 def checked_mesh(mesh: object) -> DeviceMesh:
@@ -41,7 +64,7 @@ def checked_mesh(mesh: object) -> DeviceMesh:
 
 
 def checked_rank(rank: object) -> int:
-    """Give the number of dims as an int; an error if it is no integer, or negative."""
+    """Give the number of dims as an int; an error if it is not an integer, or negative."""
     number = integer("rank", rank)
     if number < 0:
         raise LayoutError(f"rank is {shown(number)}; a tensor has at least 0 dims")
@@ -59,27 +82,60 @@ def axes_along(mesh: DeviceMesh, indices: npt.NDArray[np.int64], count: int) -> 
         count: the number of different indices.
 
     Returns:
-        The axes whose coordinates spell the indices in mixed radix, or `None` if there are none. An axis of size 1
-        leaves no trace in the indices and is never among them.
+        The axes and sub-axes whose coordinates spell the indices in mixed radix, or `None` if there are none. An axis
+        of size 1 leaves no trace in the indices and is never among them.
 
     >>> axes_along(DeviceMesh((2, 3), ("x", "y")), np.array([0, 2, 4, 1, 3, 5]), 6)
     ('y', 'x')
+    >>> axes_along(DeviceMesh((8,), ("x",)), np.array([0, 0, 1, 1, 2, 2, 3, 3]), 4)
+    ('x:(1)4',)
     """
     # If the indices are spelled by coordinates, the weight of an axis is the index one step along it.
-    steps = [
-        (int(indices[stride] - indices[0]), axis) for axis, stride in enumerate(mesh.strides) if stride < mesh.size
+    chosen = [
+        step
+        for name, size, stride in zip(mesh.axis_names, mesh.shape, mesh.strides, strict=True)
+        if size > 1
+        for step in _steps(name, indices[: size * stride : stride] - indices[0])
     ]
-    chosen = sorted((step for step in steps if step[0] and mesh.shape[step[1]] > 1), reverse=True)
+    chosen.sort(key=lambda step: step.weight, reverse=True)
     expected = 1
-    for weight, axis in reversed(chosen):
-        if weight != expected:
+    for step in reversed(chosen):
+        if step.weight != expected:
             return None
-        expected *= mesh.shape[axis]
+        expected *= step.size
     if expected != count:
         return None
-    coordinates = mesh.coordinates()
-    spelled = sum((coordinates[:, axis] * weight for weight, axis in chosen), np.zeros(mesh.size, np.int64))
-    return tuple(mesh.axis_names[axis] for _, axis in chosen) if np.array_equal(spelled, indices) else None
+    whole = factored(mesh, [step.name for step in chosen])
+    coordinates = whole.coordinates()
+    spelled = np.zeros(mesh.size, np.int64)
+    for step in chosen:
+        spelled += coordinates[:, whole.axis_names.index(step.name)] * step.weight
+    return tuple(step.name for step in chosen) if np.array_equal(spelled, indices) else None
+
+
+class _Step(NamedTuple):
+    """By how much an index grows with each step along an axis or a sub-axis."""
+
+    name: str
+    size: int
+    weight: int
+
+
+def _steps(name: str, along: npt.NDArray[np.int64]) -> list[_Step]:
+    """Cut an axis where its steps change, given the index at each of its coordinates; those without a step left out."""
+    whole, done = len(along), 1
+    found: list[_Step] = []
+    while done < whole:
+        part = along[::done]
+        weight = int(part[1])
+        bent = np.flatnonzero(part != np.arange(len(part)) * weight)
+        size = int(bent[0]) if len(bent) else len(part)
+        if len(part) % size:
+            return [_Step(name, whole, -1)]  # Not the coordinates of sub-axes: the weight is that of no axis.
+        if weight:
+            found.append(_Step(name if size == whole else str(SubAxis(name, len(part) // size, size)), size, weight))
+        done *= size
+    return found
 
 
 def layout_of_indices(

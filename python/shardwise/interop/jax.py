@@ -25,7 +25,7 @@ from ..array.sharded import ShardedArray
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from ._axes import checked_layout, checked_mesh, checked_rank
+from ._axes import check_whole_axes, checked_layout, checked_mesh, checked_rank
 
 __all__ = [
     "from_array",
@@ -46,10 +46,14 @@ _MOST_DEVICES = 2**31 - 1
 def to_partition_spec(layout: TensorLayout) -> PartitionSpec:
     """Give the layout's `PartitionSpec`, with an entry for each dim; the layout needs no mesh.
 
+    Raises:
+        LayoutError: if it names sub-axes, which JAX does not have; `layout.refined()` can be said.
+
     >>> to_partition_spec(TensorLayout(("data", None, ("x", "y")), unreduced=["z"]))
     P('data', None, ('x', 'y'), unreduced={'z'})
     """
     instance("layout", layout, TensorLayout)
+    check_whole_axes(layout, "JAX")
     # Only JAX 0.7 and later have unreduced axes.
     unreduced = {"unreduced": frozenset(layout.unreduced)} if layout.unreduced else {}
     return PartitionSpec(*layout.axes, **unreduced)
@@ -87,7 +91,9 @@ def from_partition_spec(spec: PartitionSpec, mesh: DeviceMesh | Mesh | AbstractM
             )
     summed = [name for name in own.axis_names if name in unreduced]
     if len(summed) < len(unreduced):
-        raise LayoutError(f"spec {spec} is unreduced over an axis that is none of the mesh's, {shown(own.axis_names)}")
+        raise LayoutError(
+            f"spec {spec} is unreduced over an axis that the mesh does not have; its axes are {shown(own.axis_names)}"
+        )
     return TensorLayout((*entries, *[None] * (dims - len(entries))), own, unreduced=summed)
 
 

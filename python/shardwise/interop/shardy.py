@@ -1,9 +1,8 @@
 """Shardy's text: `#sdy.sharding<@mesh, [{"x"}, {"y", "z"}]>` and `#sdy.mesh<["x"=2, "y"=4]>`; needs no MLIR.
 
-Shardy says what a layout says: ordered axes per dim, and unreduced axes. Beyond a layout it has open dims (`{"x", ?}`),
-priorities (`{"x"}p1`) and sub-axes (`"x":(2)4`, a part of an axis); these are refused, but for a sub-axis that is the
-whole axis. The axes that it lists as `replicated` are those that a layout leaves unused. A mesh has device numbers
-and no labels: `devices` says which label has which number.
+Shardy says what a layout says: ordered axes and sub-axes (`"x":(2)4`) per dim, and unreduced axes. Beyond a layout it
+has open dims (`{"x", ?}`) and priorities (`{"x"}p1`), which are refused. The axes that it lists as `replicated` are
+those that a layout leaves unused. A mesh has device numbers and no labels: `devices` says which label has which number.
 
 The form is that of `shardy/dialect/sdy/ir/attrs.td`, as MLIR prints and reads it.
 """
@@ -18,6 +17,7 @@ from .._text import shown
 from ..errors import LayoutError, MeshError, ParseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from ..sub_axis import SubAxis, parse_sub_axis
 from ._axes import checked_layout, checked_mesh, spec_names
 
 __all__ = ["from_shardy", "mesh_from_shardy", "mesh_to_shardy", "to_shardy"]
@@ -48,9 +48,9 @@ def to_shardy(layout: TensorLayout, mesh_name: str | None = "mesh") -> str:
     """
     layout, mesh = checked_layout(layout)
     name = mesh_to_shardy(mesh).removeprefix("#sdy.") if mesh_name is None else _symbol(mesh_name)
-    dims = ", ".join(_axis_list(spec_names(spec)) for spec in layout.axes)
-    summed = [axis for axis in mesh.axis_names if axis in layout.unreduced]
-    unreduced = f", unreduced={_axis_list(summed)}" if summed else ""
+    dims = ", ".join(_axis_list(mesh, spec_names(spec)) for spec in layout.axes)
+    summed = sorted(layout.unreduced, key=lambda name: _place(mesh, name))
+    unreduced = f", unreduced={_axis_list(mesh, summed)}" if summed else ""
     return f"#sdy.sharding<{name}, [{dims}]{unreduced}>"
 
 
@@ -62,13 +62,15 @@ def from_shardy(text: str, mesh: DeviceMesh | None = None) -> TensorLayout:
         mesh: the mesh that the text names; not needed if the text holds it.
 
     Raises:
-        ParseError: if the text is no sharding.
-        LayoutError: for open dims, priorities and parts of axes, which a layout cannot express; for a mesh that is
-            missing, or other than the one in the text.
+        ParseError: if the text is not a sharding.
+        LayoutError: for open dims and priorities, which a layout cannot express; for sub-axes that overlap or do not
+            divide their axis; for a mesh that is missing, or other than the one in the text.
 
     >>> mesh = DeviceMesh((2, 4), ("x", "y"))
     >>> from_shardy('#sdy.sharding<@mesh, [{"x"}, {"y"}], replicated={}, unreduced={}>', mesh).axes
     ('x', 'y')
+    >>> from_shardy('#sdy.sharding<@mesh, [{"y":(1)2}, {"x"}]>', mesh).axes
+    ('y:(1)2', 'x')
     >>> from_shardy('#sdy.sharding<@mesh, [{"x", ?}, {}]>', mesh)
     Traceback (most recent call last):
     shardwise.errors.LayoutError: dim 0 is open (?): what it is cut by is left to the compiler, which a layout cannot
@@ -104,12 +106,17 @@ def from_shardy(text: str, mesh: DeviceMesh | None = None) -> TensorLayout:
             _check_sorted(lists[name], written if mesh is None else mesh)
     reader.end()
     mesh = _one_mesh(mesh, written)
-    axes = [tuple(_whole_axis(mesh, axis) for axis in dim) for dim in dims]
-    unreduced = [_whole_axis(mesh, axis) for axis in lists.get("unreduced", ())]
+    axes = [tuple(_axis_of(mesh, axis) for axis in dim) for dim in dims]
+    unreduced = [_axis_of(mesh, axis) for axis in lists.get("unreduced", ())]
     layout = TensorLayout(axes, mesh, unreduced=unreduced)
     for axis in lists.get("replicated", ()):
-        if _whole_axis(mesh, axis) not in layout.replicated_axes:
-            raise LayoutError(f"axis {shown(axis.name)} is listed as replicated, but it cuts a dim or is unreduced")
+        name = _axis_of(mesh, axis)
+        try:
+            TensorLayout((*axes, (name,)), mesh, unreduced=unreduced)
+        except LayoutError:
+            raise LayoutError(
+                f"axis {shown(name)} is listed as replicated, but it cuts a dim or is unreduced"
+            ) from None
     return layout
 
 
@@ -143,7 +150,7 @@ def mesh_from_shardy(text: str, devices: Sequence[Hashable] | None = None) -> De
         devices: the label of each device number; by default `"cpu:0"`, `"cpu:1"`, …
 
     Raises:
-        ParseError: if the text is no mesh.
+        ParseError: if the text is not a mesh.
         MeshError: if it has no axes (a single device), or devices that do not fit.
 
     >>> mesh_from_shardy('#sdy.mesh<["x"=2], device_ids=[1, 0]>')
@@ -279,21 +286,41 @@ def _one_mesh(given: DeviceMesh | None, written: DeviceMesh | None) -> DeviceMes
     return given
 
 
-def _whole_axis(mesh: DeviceMesh, axis: _AxisRef) -> str:
+def _axis_of(mesh: DeviceMesh, axis: _AxisRef) -> str:
+    """The axis, or the sub-axis, as a layout names it."""
     if axis.name not in mesh.axis_names:
-        raise LayoutError(f"axis {shown(axis.name)} is none of the mesh's, {shown(mesh.axis_names)}")
-    if axis.part is not None and axis.part != (1, mesh.axis_size(axis.name)):
-        before, size = axis.part
+        raise LayoutError(f"axis {shown(axis.name)} is not in the mesh; its axes are {shown(mesh.axis_names)}")
+    if axis.part is None or axis.part == (1, mesh.axis_size(axis.name)):
+        return axis.name
+    before, size = axis.part
+    if before < 1 or size < 1 or mesh.axis_size(axis.name) % (before * size):
         raise LayoutError(
-            f"{shown(axis.name)}:({before}){size} is a part of the axis {shown(axis.name)} of size "
-            f"{mesh.axis_size(axis.name)}; "
-            "a layout uses whole axes, so the mesh must have the part as an axis of its own"
+            f"{shown(axis.name)}:({before}){size} does not divide the axis {shown(axis.name)} of size "
+            f"{mesh.axis_size(axis.name)}"
         )
-    return axis.name
+    return str(SubAxis(axis.name, before, size))
 
 
-def _axis_list(names: Sequence[str]) -> str:
-    return f"{{{', '.join(map(_string, names))}}}"
+def _place(mesh: DeviceMesh, name: str) -> tuple[int, int]:
+    """Where an axis or a sub-axis stands in the mesh."""
+    sub = _sub_axis(mesh, name)
+    return mesh.axis_names.index(name if sub is None else sub.axis), 1 if sub is None else sub.before
+
+
+def _sub_axis(mesh: DeviceMesh, name: str) -> SubAxis | None:
+    return None if name in mesh.axis_names else parse_sub_axis(name)
+
+
+def _axis_list(mesh: DeviceMesh, names: Sequence[str]) -> str:
+    """The axes as Shardy writes them: it has no sub-axis of size 1, and none that is the whole axis."""
+    written = []
+    for name in names:
+        sub = _sub_axis(mesh, name)
+        if sub is None or sub.size == mesh.axis_size(sub.axis):
+            written.append(_string(name if sub is None else sub.axis))
+        elif sub.size > 1:
+            written.append(f"{_string(sub.axis)}:({sub.before}){sub.size}")
+    return f"{{{', '.join(written)}}}"
 
 
 def _symbol(name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..model.hooks import ForeignVariable, register, register_variable
-from ..model.scope import LayoutScope, Placement
+from ..model.scope import LayoutScope, PlacedVariable
 
 __all__ = ["variables_known"]
 
@@ -39,7 +39,7 @@ def _scope_of(variable: Any) -> LayoutScope | None:
     return scope
 
 
-def _settle(variable: Any, placement: Placement) -> None:
+def _settle(variable: Any, placement: PlacedVariable) -> None:
     variable.layout, variable.object_path = placement.shown_layout, placement.path
     setattr(variable, _SCOPE, None)
 

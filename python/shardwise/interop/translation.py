@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from .._text import shown
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
-from ._axes import checked_layout, spec_names
+from ._axes import check_whole_axes, checked_layout, spec_names
 from .hlo import to_hlo
 from .shardy import to_shardy
 from .torch import Partial, Replicate, Shard, StridedShard, to_placements
@@ -59,6 +59,7 @@ def _attempt(write: Callable[[TensorLayout], str], layout: TensorLayout) -> str:
 
 
 def _jax(layout: TensorLayout) -> str:
+    check_whole_axes(layout, "JAX")
     arguments = [repr(spec) for spec in layout.axes]
     summed = [name for name in checked_layout(layout)[1].axis_names if name in layout.unreduced]
     if summed:
@@ -95,6 +96,7 @@ def _keras(layout: TensorLayout) -> str:
 
 
 def _check_one_axis_a_dim(layout: TensorLayout, who: str) -> None:
+    check_whole_axes(layout, who)
     for dim, spec in enumerate(layout.axes):
         if isinstance(spec, tuple):
             raise LayoutError(f"dim {dim} is cut by the axes {spec}; {who} has one axis a dim")

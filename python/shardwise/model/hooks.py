@@ -37,7 +37,7 @@ class ForeignVariable(NamedTuple):
 
     #: The scope that the variable was made in and still waits for its place in, or `None`.
     scope_of: Callable[[Any], Any]
-    #: Takes the variable and its `Placement`.
+    #: Takes the variable and its `PlacedVariable`.
     settle: Callable[[Any, Any], None]
     #: How the attributes begin in which the framework notes down what an object holds, beside what it holds.
     bookkeeping: str

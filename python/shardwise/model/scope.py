@@ -20,7 +20,7 @@ from ..partition import Partition
 from ..rules.layout_map import LayoutMap
 from .hooks import entered
 
-__all__ = ["LayoutScope", "Placement", "current_scope", "layout_map_scope"]
+__all__ = ["LayoutScope", "PlacedVariable", "current_scope", "layout_map_scope"]
 
 #: New threads start with an empty context: a scope is its thread's own, or its task's.
 _CURRENT: ContextVar[LayoutScope | None] = ContextVar("shardwise.layout_map_scope", default=None)
@@ -43,7 +43,7 @@ def _as_it_is(rule: str | None, layout: TensorLayout) -> TensorLayout:
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlacedVariable:
     """Where a variable is: the path that names it, the rule that the path found, and what follows."""
 
     #: Attribute names and indices, joined by `.`.
@@ -58,7 +58,7 @@ class Placement:
     dialect: Dialect
 
     @classmethod
-    def replicated(cls, path: str, shape: Sequence[int], mesh: DeviceMesh, dialect: Dialect) -> Placement:
+    def replicated(cls, path: str, shape: Sequence[int], mesh: DeviceMesh, dialect: Dialect) -> PlacedVariable:
         """The placement of a variable that nothing cuts."""
         layout = TensorLayout((None,) * len(shape), mesh)
         return cls(path, None, layout, layout.partition(shape), dialect)
@@ -123,7 +123,7 @@ class LayoutScope:
         """What a variable gives as its layout, of the rule and the `TensorLayout`."""
         return self._dialect
 
-    def place(self, path: str, shape: Sequence[int]) -> Placement:
+    def place(self, path: str, shape: Sequence[int]) -> PlacedVariable:
         """Look up the layout of the variable at `path`, and check that it fits.
 
         Raises:
@@ -132,7 +132,7 @@ class LayoutScope:
         """
         layout = self._layout_map[path]
         if layout is None:
-            return Placement.replicated(path, shape, self._device_mesh, self._dialect)
+            return PlacedVariable.replicated(path, shape, self._device_mesh, self._dialect)
         self._matched = True
         (rule,) = self._layout_map.matching_rules(path)
         what = f"variable {path!r} of shape {tuple(shape)}: rule {rule!r} gives the layout {layout.axes}"
@@ -145,7 +145,7 @@ class LayoutScope:
                 axes = f"axis {spec!r} of" if isinstance(spec, str) else f"axes {spec!r} of together"
                 raise LayoutError(f"{what}, but dim {dim} has {size} elements, no multiple of {axes} size {shards}")
         try:
-            return Placement(path, rule, layout, layout.partition(shape), self._dialect)
+            return PlacedVariable(path, rule, layout, layout.partition(shape), self._dialect)
         except ShardwiseError as error:
             raise type(error)(f"{what}: {error}") from None
 
@@ -230,7 +230,7 @@ def scope_entered(scope: LayoutScope) -> Iterator[LayoutScope]:
 
 
 def _level_of_caller() -> int:
-    """The `stacklevel` of a warning that points at the first line that is none of ours, nor of a framework."""
+    """The `stacklevel` of a warning that points at the first line outside shardwise and the frameworks."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER_MODULES:
         level, frame = level + 1, frame.f_back

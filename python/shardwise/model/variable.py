@@ -17,7 +17,7 @@ from ..array.sharded import Shard, ShardedArray
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from .hooks import foreign_variables
-from .scope import LayoutScope, Placement, current_scope
+from .scope import LayoutScope, PlacedVariable, current_scope
 
 __all__ = ["Variable", "initialize_variables"]
 
@@ -70,7 +70,7 @@ class Variable:
     )
 
     _buffers: _Buffers | None
-    _placement: Placement | None
+    _placement: PlacedVariable | None
     _whole: npt.NDArray[Any] | None
 
     def __init__(
@@ -185,7 +185,7 @@ class Variable:
     def _label(self) -> str:
         return self.path or self._name or "(unnamed)"
 
-    def _placed(self) -> Placement:
+    def _placed(self) -> PlacedVariable:
         if self._scope is None:
             raise LayoutError(
                 f"variable {shown(self._label())} was made outside of any layout_map_scope: it has no layout"
@@ -209,7 +209,7 @@ class Variable:
             )
         return buffers
 
-    def _filled(self, placement: Placement) -> _Buffers:
+    def _filled(self, placement: PlacedVariable) -> _Buffers:
         """Make the local shards: box by box if the initializer takes an index, else cut from the whole."""
         partition = placement.partition
         owners = {partition.shard_id(device): device for device in _local_devices(self._scope, placement)}
@@ -273,7 +273,7 @@ def initialize_variables(tree: Tree) -> Tree:
     >>> [(variable.path, variable.layout.axes) for variable in initialize_variables(model)["blocks"]]
     [('blocks.0', (None,)), ('blocks.1', ('x',))]
     """
-    placements: list[tuple[Any, Placement]] = []
+    placements: list[tuple[Any, PlacedVariable]] = []
     paths: dict[LayoutScope, list[str]] = {}
     foreign = foreign_variables()
     notes = tuple(hook.bookkeeping for hook in foreign.values())
@@ -304,7 +304,7 @@ def initialize_variables(tree: Tree) -> Tree:
     return tree
 
 
-def _local_devices(scope: LayoutScope | None, placement: Placement) -> Sequence[Any]:
+def _local_devices(scope: LayoutScope | None, placement: PlacedVariable) -> Sequence[Any]:
     if scope is not None and scope.local_devices is not None:
         return scope.local_devices
     return placement.partition.device_mesh._all_labels()

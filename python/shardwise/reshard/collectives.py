@@ -1,203 +1,89 @@
-"""Collectives: a change of layout in the field's terms, what it costs, and what each step does, in plain numpy."""
+"""A change of layout as a sequence of collectives: the cheapest found, or why there is none."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import _core
-from .._arguments import instance
-from .._text import bytes_text
-from ..errors import LayoutError
-from ..layout import TensorLayout
-from ..mesh import DeviceMesh
-from ..partition import Partition
-from .run import check_addable
+from .cost import LinkModel, priced_steps
+from .kinds import CollectiveStep
 
-__all__ = ["CollectiveKind", "CollectiveStep", "LinkModel", "apply_steps", "price"]
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
-#: What a collective is called.
-CollectiveKind = Literal["slice", "all-gather", "all-to-all", "reduce-scatter", "all-reduce", "collective permute"]
-Array = npt.NDArray[Any]
+    from ..mesh import DeviceMesh
+    from ..partition import Partition
+
+__all__ = ["CollectiveObstacle", "ObstacleKind", "device_map", "no_layout", "obstacle_between", "steps_between"]
+
+#: Why a change of layout is not a sequence of collectives.
+ObstacleKind = Literal[
+    "device-count", "devices", "device-order", "no-common-sub-axes", "indivisible", "unreduced-destination", "no-layout"
+]
 
 
 @dataclass(frozen=True)
-class LinkModel:
-    """What the links along each mesh axis can do.
+class CollectiveObstacle:
+    """Why a change of layout is not a sequence of collectives; `str` gives a sentence.
 
-    A step along axes of sizes `n` takes `latency` for each of its `n - 1` messages per axis (twice that for an
-    all-reduce, one for a permute), and the bytes that a device receives over the slowest axis's `bandwidth`.
-
-    >>> LinkModel(bandwidth={"model": 300e9, "data": 25e9}, latency=2e-6).of("data")
-    (25000000000.0, 2e-06)
+    | kind | the reason |
+    |---|---|
+    | `device-count` | the meshes are of different sizes |
+    | `devices` | the meshes have different devices |
+    | `device-order` | no reordering of axes or sub-axes gives the other mesh's order of devices |
+    | `no-common-sub-axes` | the axes have no common refinement, as those of 6 × 4 and 4 × 6 |
+    | `indivisible` | a dim does not divide, so that shards before are no unions or parts of those after |
+    | `unreduced-destination` | a value cannot be cut into partial sums |
+    | `no-layout` | one side is made of boxes, not by a layout |
     """
 
-    #: Bytes per second that a device receives; one number, or one for each axis name.
-    bandwidth: float | Mapping[str, float] = 50e9
-    #: Seconds per message; one number, or one for each axis name.
-    latency: float | Mapping[str, float] = 1e-6
-
-    def of(self, axis: str) -> tuple[float, float]:
-        """Give the bandwidth and the latency of one axis.
-
-        Raises:
-            LayoutError: if the axis is not in a mapping, or a number is negative, zero bandwidth, or not finite.
-        """
-        bandwidth, latency = _number("bandwidth", self.bandwidth, axis), _number("latency", self.latency, axis)
-        if bandwidth <= 0:
-            raise LayoutError(f"bandwidth of axis {axis!r} is {bandwidth}; it must be above 0 bytes per second")
-        return bandwidth, latency
-
-
-def _number(name: str, given: float | Mapping[str, float], axis: str) -> float:
-    if isinstance(given, Mapping):
-        if axis not in given:
-            raise LayoutError(f"{name} has no entry for axis {axis!r}; it has {sorted(given)}")
-        given = given[axis]
-    if isinstance(given, (bool, str)) or not hasattr(given, "__float__"):
-        raise TypeError(f"{name} must be a number or a mapping from axis names to numbers, got {given!r}")
-    number = float(given)
-    if not (math.isfinite(number) and number >= 0):
-        raise LayoutError(f"{name} of axis {axis!r} is {number}; it must be finite and not negative")
-    return number
-
-
-@dataclass(frozen=True)
-class CollectiveStep:
-    """One collective of a sequence."""
-
-    #: What it does.
-    kind: CollectiveKind
-    #: Along which mesh axes, major first.
-    axes: tuple[str, ...]
-    #: The dim that is put together, if one is.
-    from_dim: int | None
-    #: The dim that is cut, if one is.
-    to_dim: int | None
-    #: The bytes that each device receives.
-    bytes: int
-    #: How long it takes, by the link model.
-    seconds: float
-    #: The layout after it.
-    layout: TensorLayout
+    #: Which reason it is.
+    kind: ObstacleKind
+    #: The reason in words, with its numbers.
+    message: str
 
     def __str__(self) -> str:
-        along = ", ".join(self.axes)
-        cut = f"dim {self.to_dim} is cut"
-        what = {
-            "slice": f"each device keeps its part, {cut}",
-            "all-gather": f"dim {self.from_dim} is put together",
-            "all-to-all": f"dim {self.from_dim} is put together, {cut}",
-            "reduce-scatter": f"partial sums are added, {cut}",
-            "all-reduce": "partial sums are added",
-            "collective permute": f"shards change places, to {self.layout.axes}",
-        }[self.kind]
-        received = "nothing moves" if self.kind == "slice" else f"each device receives {bytes_text(self.bytes)}"
-        return f"{self.kind} along {along}: {what}; {received}"
+        return self.message
 
 
-def price(src: Partition, dst: Partition, itemsize: int, links: LinkModel) -> tuple[CollectiveStep, ...] | None:
-    """Find the cheapest sequence; see `ReshardPlan.price`."""
-    instance("links", links, LinkModel)
-    mesh = src.device_mesh
-    if mesh != dst.device_mesh:
+#: Why boxes made by hand have no collectives.
+no_layout = CollectiveObstacle("no-layout", "a side of the plan is made of boxes, not by a layout")
+
+
+def device_map(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64] | None:
+    """For each device of `dst`, the device index that its label has in `src`, or -1; `None` if they are the same."""
+    if src.size != dst.size or src._labels == dst._labels:
         return None
-    bandwidth, latency = zip(*(links.of(name) for name in mesh.axis_names), strict=True)
-    found = _core.collectives(src._core, dst._core, itemsize, bandwidth, latency)
-    if found is None:
-        return None
-    names = mesh.axis_names
-    steps = []
-    for kind, axes, from_dim, to_dim, size, seconds, specs, unreduced in found:
-        layout = TensorLayout(
-            [[names[axis] for axis in spec] for spec in specs], mesh, unreduced=[names[axis] for axis in unreduced]
-        )
-        steps.append(CollectiveStep(kind, tuple(names[axis] for axis in axes), from_dim, to_dim, size, seconds, layout))
-    if steps:
+    index = {label: i for i, label in enumerate(src._all_labels())}
+    return np.array([index.get(label, -1) for label in dst._all_labels()], np.int64)
+
+
+def _search(src: Partition, dst: Partition) -> _core.CollectiveSearch:
+    from_mesh, to_mesh = src.device_mesh, dst.device_mesh
+    same = device_map(from_mesh, to_mesh)
+    return _core.CollectiveSearch(from_mesh._core, src._core, to_mesh._core, dst._core, same)
+
+
+def obstacle_between(src: Partition, dst: Partition) -> CollectiveObstacle | None:
+    """Say why there are no collectives; `None` if there are."""
+    found = _search(src, dst).obstacle
+    return None if found is None else CollectiveObstacle(*found)
+
+
+def steps_between(
+    src: Partition, dst: Partition, itemsize: int, links: LinkModel
+) -> tuple[CollectiveStep, ...] | CollectiveObstacle:
+    """Find the cheapest sequence; see `ReshardPlan.collectives`."""
+    search = _search(src, dst)
+    along = [links._along(*names) for names in search.axes]
+    found = search.steps(itemsize, [bandwidth for bandwidth, _ in along], [latency for _, latency in along])
+    if isinstance(found, tuple):
+        return CollectiveObstacle(*found)
+    steps = list(priced_steps(found, src.device_mesh))
+    if steps and src.device_mesh == dst.device_mesh:
         # The search leaves out axes of size 1, which cut nothing.
         steps[-1] = replace(steps[-1], layout=dst.layout)
     return tuple(steps)
-
-
-def apply_steps(
-    src: Partition, shards: Sequence[Array], steps: Sequence[CollectiveStep], dst: Partition
-) -> list[Array]:
-    """Carry out a sequence; see `ReshardPlan.run_collectives`."""
-    layout, arrays = src.layout, list(shards)
-    for step in steps:
-        arrays = _apply(step, layout, arrays, dst.device_mesh, src.shape)
-        layout = step.layout
-    return arrays
-
-
-def _apply(
-    step: CollectiveStep, layout: TensorLayout, shards: list[Array], mesh: DeviceMesh, shape: tuple[int, ...]
-) -> list[Array]:
-    """Each device's shard after the step, out of those of its group: the devices that differ in the step's axes."""
-    if step.kind == "collective permute":
-        return _permute(step, layout, shards, mesh, shape)
-    axes = [mesh.axis_names.index(name) for name in step.axes]
-    sizes = [mesh.shape[axis] for axis in axes]
-    coordinates = mesh.coordinates()
-    place = np.ravel_multi_index(tuple(coordinates[:, axes].T), sizes)
-    others = np.delete(coordinates, axes, axis=1)
-    groups: dict[bytes, list[int]] = {}
-    for device in np.argsort(place, kind="stable").tolist():
-        groups.setdefault(others[device].tobytes(), []).append(device)
-    after: list[Array] = []
-    for device, (own, i) in enumerate(zip(shards, place.tolist(), strict=True)):
-        group = [shards[member] for member in groups[others[device].tobytes()]]
-        if step.kind == "slice":
-            after.append(_part(own, step.to_dim, i, len(group)))
-        elif step.kind == "all-gather":
-            after.append(_joined(group, step.from_dim))
-        elif step.kind == "all-to-all":
-            after.append(_joined([_part(s, step.to_dim, i, len(group)) for s in group], step.from_dim))
-        elif step.kind == "reduce-scatter":
-            after.append(_sum([_part(s, step.to_dim, i, len(group)) for s in group]))
-        else:
-            after.append(_sum(group))
-    return after
-
-
-def _part(array: Array, dim: int | None, number: int, parts: int) -> Array:
-    assert dim is not None
-    length = array.shape[dim] // parts
-    part: Array = array[(slice(None),) * dim + (slice(number * length, (number + 1) * length),)]
-    return part
-
-
-def _joined(parts: list[Array], dim: int | None) -> Array:
-    assert dim is not None
-    # Told the dtype, since numpy would turn the bytes of another byte order round.
-    whole: Array = np.concatenate(parts, axis=dim, dtype=parts[0].dtype)
-    return whole
-
-
-def _sum(addends: list[Array]) -> Array:
-    check_addable(addends[0].dtype)
-    total: Array = addends[0].copy()
-    for addend in addends[1:]:
-        np.add(total, addend, out=total)
-    return total
-
-
-def _permute(
-    step: CollectiveStep, layout: TensorLayout, shards: list[Array], mesh: DeviceMesh, shape: tuple[int, ...]
-) -> list[Array]:
-    """Each device takes the shard of the first device that has its new box and its place among the addends."""
-    addend = mesh.coordinates()[:, [mesh.axis_names.index(name) for name in step.layout.unreduced]]
-
-    def keys(of: TensorLayout) -> list[tuple[bytes, bytes]]:
-        boxes = of.partition(shape).boxes()
-        return [(box.tobytes(), place.tobytes()) for box, place in zip(boxes, addend, strict=True)]
-
-    holder: dict[tuple[bytes, bytes], Array] = {}
-    for key, shard in zip(keys(layout), shards, strict=True):
-        holder.setdefault(key, shard)
-    return [holder[key] for key in keys(step.layout)]

@@ -12,7 +12,9 @@ from ..partition import Partition
 
 if TYPE_CHECKING:
     from ..tiling import Tiling
-    from .collectives import CollectiveStep, LinkModel
+    from .collectives import CollectiveObstacle
+    from .cost import LinkModel
+    from .kinds import CollectiveStep
 
 __all__ = ["explain"]
 
@@ -32,7 +34,9 @@ class Explainable(Protocol):
     def bytes_received(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]: ...
     def total_bytes(self, dtype: npt.DTypeLike) -> int: ...
     def peak_extra_memory(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]: ...
-    def price(self, dtype: npt.DTypeLike, links: LinkModel | None) -> tuple[CollectiveStep, ...] | None: ...
+    @property
+    def obstacle(self) -> CollectiveObstacle | None: ...
+    def collectives(self, dtype: npt.DTypeLike, links: LinkModel | None) -> tuple[CollectiveStep, ...] | None: ...
 
 
 def explain(plan: Explainable, dtype: np.dtype[Any], links: LinkModel | None) -> str:
@@ -60,13 +64,12 @@ def explain(plan: Explainable, dtype: np.dtype[Any], links: LinkModel | None) ->
         lines.append("Nothing moves: every device holds its new shard already.")
     if plan.addends > 1:
         lines.append(f"Each value is the sum of {plan.addends} addends, added where they arrive.")
-    steps = plan.price(dtype, links)
+    steps = plan.collectives(dtype, links)
     if steps:
         lines.append(f"As collectives, about {seconds_text(sum(step.seconds for step in steps))}:")
         lines.extend(f"{number}. {step}." for number, step in enumerate(steps, 1))
     elif steps is None and isinstance(src, Partition) and isinstance(dst, Partition):
-        reason = "the meshes differ" if src.device_mesh != dst.device_mesh else "a dim does not divide evenly"
-        lines.append(f"It has no form as collectives ({reason}): the boxes go from device to device.")
+        lines.append(f"It cannot be expressed as collectives: {plan.obstacle}. It is sent point to point.")
     return "\n".join(lines)
 
 

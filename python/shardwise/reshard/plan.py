@@ -11,22 +11,25 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import integer
+from .._arguments import int64_array, integer
 from .._core import ReshardPlan as CorePlan
 from .._dtypes import dtype_of, itemsize_of
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
 from ..tiling import Tiling
-from .collectives import CollectiveStep, LinkModel, apply_steps, price
+from .collectives import CollectiveObstacle, device_map, no_layout, obstacle_between, steps_between
+from .cost import CollectiveCost, LinkModel, checked_links
+from .kinds import CollectiveStep
 from .program import Program, program_of
 from .run import Window, run_plan, slices_of, view_of, views_of
+from .run_collectives import run_steps
 from .source import ShardSource
 
 if TYPE_CHECKING:
     from ..mesh import DeviceMesh
 
-__all__ = ["ReshardPlan", "Transfer", "plan_reshard"]
+__all__ = ["ReshardPlan", "Transfer", "plan_reshard", "same_holders"]
 
 Slices = tuple[slice, ...]
 
@@ -79,6 +82,9 @@ class ReshardPlan:
     the load is spread: the busiest sends at most `2 - 1/r` times what the best assignment to `r` replicas could
     achieve, and boxes of one size are shared out perfectly. If the source is unreduced, "once" holds for each addend.
 
+    `senders` names them instead, transfer by transfer, by their positions in `src.holders`: `plan_model` does, which
+    balances the load over all tensors.
+
     A plan is a sequence of `Transfer` objects, made when asked for; `transfers` is all of them as one array. Planning
     costs time and memory in the number of transfers, however large the tensor. Plans are immutable, comparable,
     hashable and picklable.
@@ -93,7 +99,7 @@ class ReshardPlan:
     ('cpu:1', 'cpu:0', (slice(2, 4, None), slice(0, 3, None)))
     """
 
-    __slots__ = ("__weakref__", "_core", "_dst", "_kept", "_pieces", "_src", "_transfers")
+    __slots__ = ("__weakref__", "_core", "_dst", "_kept", "_pieces", "_senders", "_src", "_transfers")
 
     _core: CorePlan
     _src: Tiling
@@ -101,12 +107,14 @@ class ReshardPlan:
     _transfers: npt.NDArray[np.void] | None
     _kept: npt.NDArray[np.void] | None
     _pieces: npt.NDArray[np.int64] | None
+    _senders: bytes | None
 
-    def __init__(self, src: Tiling, dst: Tiling) -> None:
+    def __init__(self, src: Tiling, dst: Tiling, senders: Any = None) -> None:
         for name, value in (("src", src), ("dst", dst)):
             if not isinstance(value, Tiling):
                 raise TypeError(f"{name} must be a Partition or another Tiling, got {type(value).__name__}")
-        self._core = CorePlan(src._core, dst._core, _same_holders(src, dst))
+        self._senders = None if senders is None else int64_array("senders", senders).tobytes()
+        self._core = CorePlan(src._core, dst._core, same_holders(src, dst), senders)
         self._src, self._dst = src, dst
         self._transfers = self._kept = self._pieces = None
 
@@ -342,31 +350,60 @@ class ReshardPlan:
         return np.split(self._structured(pieces), ends[:-1]) if len(ends) else []
 
     @property
-    def collectives(self) -> tuple[CollectiveStep, ...] | None:
-        """The plan as collectives, for elements of 4 bytes and the default `LinkModel`; see `price`."""
-        return self.price(np.float32)
+    def obstacle(self) -> CollectiveObstacle | None:
+        """Why collectives cannot do what the plan does; `None` if they can.
 
-    def price(self, dtype: npt.DTypeLike, links: LinkModel | None = None) -> tuple[CollectiveStep, ...] | None:
+        >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
+        >>> mesh = DeviceMesh((4,), ("x",))
+        >>> cut, whole = TensorLayout(("x",), mesh), TensorLayout((None,), mesh)
+        >>> plan = plan_reshard(cut.partition((6,), uneven="ceil"), whole.partition((6,)))
+        >>> plan.obstacle.kind, str(plan.obstacle)
+        ('indivisible', 'dim 0 of src has 6 elements, which 4 shards do not divide evenly')
+        """
+        if not (isinstance(self._src, Partition) and isinstance(self._dst, Partition)):
+            return no_layout
+        return obstacle_between(self._src, self._dst)
+
+    def collectives(self, dtype: npt.DTypeLike, links: LinkModel | None = None) -> tuple[CollectiveStep, ...] | None:
         """Give the cheapest sequence of collectives found that does what the plan does.
 
         Args:
             dtype: the tensor's dtype.
-            links: bandwidth and latency of each mesh axis; by default those of `LinkModel()`.
+            links: bandwidth and latency of each axis of the source's mesh, or of the destination's for axes that only
+                that has; by default those of `LinkModel()`.
 
         Returns:
-            The steps, none if nothing has to be done; or `None` if collectives cannot express it: the meshes differ, or
-            a dim does not divide, so that the shards before are no unions or parts of those after.
+            The steps, none if nothing has to be done; or `None` if collectives cannot express it: `obstacle` says why.
+            Where one mesh is another view of the other's devices, the steps are along axes and sub-axes of the
+            source's.
+
+        The cheapest is the one of the fewest seconds, then of the fewest steps. The search is bounded: it visits some
+        thousands of layouts, so that the answer is the cheapest of all with up to some five axes, and a good one with
+        more. Ctrl-C ends it.
+
+        >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
+        >>> mesh = DeviceMesh((2, 4), ("x", "y"))
+        >>> rows, columns = TensorLayout((("x", "y"), None), mesh), TensorLayout((None, ("x", "y")), mesh)
+        >>> plan = plan_reshard(rows.partition((64, 64)), columns.partition((64, 64)))
+        >>> [(step.kind, step.axes, step.bytes) for step in plan.collectives("float32")]
+        [('all-to-all', ('x', 'y'), 1792)]
+        """
+        found = self._collectives(itemsize_of(dtype), links)
+        return None if isinstance(found, CollectiveObstacle) else found
+
+    def cost(self, dtype: npt.DTypeLike, links: LinkModel | None = None) -> CollectiveCost | None:
+        """Give what `collectives` costs: bytes per device, and seconds; `None` if there are none.
+
+        `cost_of` prices a sequence of your own.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((2, 4), ("x", "y"))
         >>> rows, columns = TensorLayout(("y", None), mesh), TensorLayout((None, "y"), mesh)
-        >>> plan = plan_reshard(rows.partition((64, 64)), columns.partition((64, 64)))
-        >>> [(step.kind, step.axes, step.bytes) for step in plan.price("float32")]
-        [('all-to-all', ('y',), 3072)]
+        >>> plan_reshard(rows.partition((64, 64)), columns.partition((64, 64))).cost("float32").bytes
+        3072
         """
-        if not (isinstance(self._src, Partition) and isinstance(self._dst, Partition)):
-            return None
-        return price(self._src, self._dst, itemsize_of(dtype), LinkModel() if links is None else links)
+        steps = self.collectives(dtype, links)
+        return None if steps is None else CollectiveCost(steps)
 
     def explain(self, dtype: npt.DTypeLike = np.float32, links: LinkModel | None = None) -> str:
         """Say in plain words what the plan does.
@@ -410,7 +447,7 @@ class ReshardPlan:
             LayoutError: if shards are missing, of another shape or dtype than the plan's, or if memory of `out` is also
                 memory of a source or of another output, as far as a bounded search can tell.
             ValueError: if an array of `out` is read-only.
-            TypeError: if bytes of object arrays would have to be copied, or a shard is no numpy array.
+            TypeError: if bytes of object arrays would have to be copied, or a shard is not a numpy array.
             MemoryError: if the outputs cannot be allocated; nothing has been written then.
 
         Boxes are copied as raw bytes, on all cores, with the interpreter released.
@@ -435,7 +472,7 @@ class ReshardPlan:
     def run_collectives(self, src_shards: ShardSource, links: LinkModel | None = None) -> list[npt.NDArray[Any]]:
         """Do what the plan does one collective at a time, as the devices of a cluster would, in plain numpy.
 
-        It shows what the steps of `price` mean, and is how they are tested; `run` is faster.
+        It shows what the steps of `collectives` mean, and is how they are tested; `run` is faster.
 
         Returns:
             One array per destination device, in device-index order.
@@ -455,24 +492,41 @@ class ReshardPlan:
             raise TypeError(f"src_shards must be a ShardedArray, got {type(src_shards).__name__}")
         self._check_source(src_shards)
         shards = src_shards._data()
-        steps = self.price(shards[0].dtype, links)
-        if not (isinstance(self._src, Partition) and isinstance(self._dst, Partition)) or steps is None:
-            raise LayoutError("the plan has no collectives: the meshes differ, or a dim does not divide evenly")
-        return apply_steps(self._src, shards, steps, self._dst)
+        found = self._collectives(shards[0].dtype.itemsize, links)
+        if isinstance(found, CollectiveObstacle):
+            raise LayoutError(f"the plan has no collectives: {found}")
+        assert isinstance(self._src, Partition)
+        assert isinstance(self._dst, Partition)
+        arrays = run_steps(self._src, shards, found)
+        places = device_map(self._src.device_mesh, self._dst.device_mesh)
+        return arrays if places is None else [arrays[place] for place in places.tolist()]
+
+    def _collectives(self, itemsize: int, links: LinkModel | None) -> tuple[CollectiveStep, ...] | CollectiveObstacle:
+        links = checked_links(links)
+        if not (isinstance(self._src, Partition) and isinstance(self._dst, Partition)):
+            return no_layout
+        return steps_between(self._src, self._dst, itemsize, links)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ReshardPlan):
             return NotImplemented
-        return self is other or (self._src == other._src and self._dst == other._dst)
+        return self is other or self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        return hash((self._src, self._dst))
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[Any, ...]:
+        return self._src, self._dst, self._senders
 
     def __repr__(self) -> str:
-        return f"plan_reshard({self._src!r}, {self._dst!r})"
+        if self._senders is None:
+            return f"plan_reshard({self._src!r}, {self._dst!r})"
+        return f"ReshardPlan({self._src!r}, {self._dst!r}, {np.frombuffer(self._senders, np.int64).tolist()})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return plan_reshard, (self._src, self._dst)
+        if self._senders is None:
+            return plan_reshard, (self._src, self._dst)
+        return ReshardPlan, (self._src, self._dst, np.frombuffer(self._senders, np.int64))
 
 
 def plan_reshard(src: Tiling, dst: Tiling) -> ReshardPlan:
@@ -505,7 +559,7 @@ def plan_reshard(src: Tiling, dst: Tiling) -> ReshardPlan:
     return ReshardPlan(src, dst)
 
 
-def _same_holders(src: Tiling, dst: Tiling) -> npt.NDArray[np.int64]:
+def same_holders(src: Tiling, dst: Tiling) -> npt.NDArray[np.int64]:
     """For each holder of `dst`, the position that its label has in `src`, or -1."""
     if isinstance(src, Partition) and isinstance(dst, Partition):
         return _same_devices(src.device_mesh, dst.device_mesh)

@@ -78,10 +78,11 @@ def run_plan(
         raise TypeError(f"shards of dtype {dtype} hold references, which cannot be copied as bytes")
     if out is None and copied:
         results |= _allocated(copied, plan.dst, dtype)
-    outputs = np.full(count, -1, np.int64)
-    outputs[copied] = np.arange(len(copied))
     if copied:
-        plan._core.run(sources, [results[device] for device in copied], outputs.tolist(), progress)
+        outputs = [-1] * count
+        for position, device in enumerate(copied):
+            outputs[device] = position
+        plan._core.run(sources, [results[device] for device in copied], outputs, progress)
     elif progress is not None:
         progress(0, 0)
     if plan.addends > 1:
@@ -203,8 +204,9 @@ def _aligned(nbytes: int) -> int:
 def _add(plan: Runnable, sources: list[Array], results: dict[int, Array]) -> None:
     """Add the second and further addends to the first, which is there, in the order of their coordinates."""
     assert isinstance(plan.src, Partition)
-    mesh = plan.src.device_mesh
-    axes = sorted(mesh.axis_names.index(name) for name in plan.src.layout.unreduced)
+    layout = plan.src.layout.refined()
+    mesh = layout._with_mesh("a plan")
+    axes = sorted(mesh.axis_names.index(name) for name in layout.unreduced)
     coordinates = mesh.coordinates()[:, axes].T
     addends = np.ravel_multi_index(tuple(coordinates), [mesh.shape[axis] for axis in axes])
     rows = np.concatenate([plan.kept, plan.transfers])

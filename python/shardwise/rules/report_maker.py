@@ -79,7 +79,7 @@ class _Maker:
             layout = TensorLayout((None,) * len(shape), self._mesh)
         if layout is not None and self._fits(name, shape, rule, layout) and layout.device_mesh is not None:
             num_shards = layout.num_shards
-            shard_shape = self._largest_shard(layout, layout.device_mesh, shape)
+            shard_shape = self._largest_shard(layout, shape)
         return TensorReport(name, shape, dtype, bits, rule, layout, num_shards, shard_shape)
 
     def _fits(self, name: str, shape: tuple[int, ...], rule: str | None, layout: TensorLayout) -> bool:
@@ -96,11 +96,10 @@ class _Maker:
         self._indivisible += indivisible
         return not indivisible or self._uneven != "even"
 
-    def _largest_shard(self, layout: TensorLayout, mesh: DeviceMesh, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _largest_shard(self, layout: TensorLayout, shape: tuple[int, ...]) -> tuple[int, ...]:
         found = self._largest_shards.get((layout, shape))
         if found is None:
-            # The first shard is the largest under every uneven rule, and the first device holds it.
-            found = layout.partition(shape, self._uneven).shard_shape(mesh.device(0))
+            found = layout.partition(shape, self._uneven).largest_shard_shape
             self._largest_shards[layout, shape] = found
         return found
 

@@ -137,7 +137,14 @@ enum FastOwner {
         by_large: Divider,
         by_base: Divider,
     },
-    /// One axis of `"chunk"`: pieces of `step`, all cut further as `full` but for the last, `tail`.
+    /// `"floor"`, where the products fit in 63 bits.
+    Floor {
+        n: i64,
+        k: i64,
+        by_n: Divider,
+        by_k: Divider,
+    },
+    /// One axis of `"chunk"`: pieces of `step`, all cut further as `full` except the last, `tail`.
     Nested {
         n: i64,
         step: i64,
@@ -146,7 +153,7 @@ enum FastOwner {
         full: Box<FastOwner>,
         tail: Box<FastOwner>,
     },
-    /// `"chunk"` over so many axes that the tree of pieces would be larger than it is worth.
+    /// `"chunk"` over so many axes that the tree of pieces would be larger than it is worth, or products that are too large.
     Deep(Cut),
 }
 
@@ -164,8 +171,14 @@ impl FastOwner {
                 by_large: Divider::new(base + 1),
                 by_base: Divider::new(base),
             },
+            CutKind::Floor if cut.elements().checked_mul(cut.shards()).is_some() => Self::Floor {
+                n: cut.elements(),
+                k: cut.shards(),
+                by_n: Divider::new(cut.elements()),
+                by_k: Divider::new(cut.shards()),
+            },
             CutKind::Nested { axes } if axes.len() < DEEP => Self::nested(cut.elements(), axes),
-            CutKind::Nested { .. } => Self::Deep(cut.clone()),
+            CutKind::Nested { .. } | CutKind::Floor => Self::Deep(cut.clone()),
         }
     }
 
@@ -202,6 +215,13 @@ impl FastOwner {
                     let (owner, within) = by_base.div_rem(position - large);
                     (extra + owner, within, *base)
                 }
+            }
+            Self::Floor { n, k, by_n, by_k } => {
+                // As `floor_owner` and `floor_start`; a position is below n, so all products are at most n·k.
+                let (owner, _) = by_n.div_rem((position + 1).wrapping_mul(*k).wrapping_sub(1));
+                let (start, _) = by_k.div_rem(owner.wrapping_mul(*n));
+                let (stop, _) = by_k.div_rem((owner + 1).wrapping_mul(*n));
+                (owner, position - start, stop - start)
             }
             Self::Nested { .. } => self.find_nested(position),
             Self::Deep(cut) => {
@@ -273,7 +293,7 @@ mod tests {
     fn the_owner_without_division_is_the_owner_by_definition() {
         // Of the lists of axes the last is too long for a tree of pieces.
         let axes: [&[i64]; 7] = [&[3], &[2, 2], &[2, 3], &[3, 2], &[4, 3], &[2, 2, 2], &[2; DEEP]];
-        for rule in [Uneven::Ceil, Uneven::Chunk, Uneven::Balanced] {
+        for rule in [Uneven::Ceil, Uneven::Chunk, Uneven::Balanced, Uneven::Floor] {
             for axes in axes {
                 for n in 0..=40 {
                     let cut = Cut::new(0, n, axes, rule).unwrap();

@@ -32,40 +32,71 @@ pub(super) struct List {
     pieces: Vec<[u32; 2]>,
 }
 
-impl Listed {
-    /// The transfers from the holders of `tiles` to those of `pieces`; `same` as in [`super::Plan::new`].
-    pub(super) fn new(tiles: &dyn Tiles, pieces: &Pieces, same: &[i64], poll: Poll<'_>) -> Result<Self> {
-        let rank = pieces.regions().rank();
-        let (mut moved, mut kept) = (List::new(rank), List::new(rank));
-        let (mut finder, mut senders) = (tiles.finder(), tiles.senders()?);
-        let (addends, mut ticker) = (tiles.addends(), Ticker::new());
-        for (destination, &twin) in same.iter().enumerate() {
-            for (destination_piece, position) in pieces.of_holder(destination).enumerate() {
-                ticker.tick(poll)?;
-                let region = pieces.regions().get(position);
-                if region.is_empty() {
-                    continue;
+/// A box that a destination holder needs, found in the source.
+pub(super) struct Found<'a> {
+    pub(super) tile: i64,
+    pub(super) addend: usize,
+    /// The piece in which the holder has it itself.
+    pub(super) own: Option<Held>,
+    pub(super) destination: usize,
+    pub(super) destination_piece: usize,
+    pub(super) region: Region<'a>,
+}
+
+/// Shows `visit` what the holders of `pieces` need, in order, for each addend; `same` as in [`super::Plan::new`].
+pub(super) fn walk(
+    tiles: &dyn Tiles,
+    pieces: &Pieces,
+    same: &[i64],
+    poll: Poll<'_>,
+    mut visit: impl FnMut(Found<'_>) -> Result<()>,
+) -> Result<()> {
+    let mut finder = tiles.finder();
+    let (addends, mut ticker) = (tiles.addends(), Ticker::new());
+    for (destination, &twin) in same.iter().enumerate() {
+        for (destination_piece, position) in pieces.of_holder(destination).enumerate() {
+            ticker.tick(poll)?;
+            let whole = pieces.regions().get(position);
+            if whole.is_empty() {
+                continue;
+            }
+            let mut left = whole.volume();
+            finder.under(whole, &mut |tile, region| {
+                left -= region.volume();
+                let own = if twin < 0 { None } else { tiles.held_by(tile, twin) };
+                for addend in 0..addends {
+                    ticker.tick(poll)?;
+                    let own = own.filter(|own| own.addend == addend as i64);
+                    visit(Found { tile, addend, own, destination, destination_piece, region })?;
                 }
-                let mut left = region.volume();
-                finder.under(region, &mut |tile, common| {
-                    let volume = common.volume();
-                    left -= volume;
-                    let own = if twin < 0 { None } else { tiles.held_by(tile, twin) };
-                    for addend in 0..addends {
-                        ticker.tick(poll)?;
-                        let (list, held) = match own {
-                            Some(own) if own.addend == addend as i64 => (&mut kept, own),
-                            _ => (&mut moved, senders.next(tile, addend, volume)?),
-                        };
-                        list.push(held, (destination, destination_piece), common)?;
-                    }
-                    Ok(())
-                })?;
-                if left != 0 {
-                    return Err(not_held(tiles, destination, region, poll));
-                }
+                Ok(())
+            })?;
+            if left != 0 {
+                return Err(not_held(tiles, destination, whole, poll));
             }
         }
+    }
+    Ok(())
+}
+
+impl Listed {
+    /// The transfers from the holders of `tiles` to those of `pieces`, sent by whom `sender` names.
+    pub(super) fn new(
+        tiles: &dyn Tiles,
+        pieces: &Pieces,
+        same: &[i64],
+        poll: Poll<'_>,
+        mut sender: impl FnMut(&Found<'_>) -> Result<Held>,
+    ) -> Result<Self> {
+        let rank = pieces.regions().rank();
+        let (mut moved, mut kept) = (List::new(rank), List::new(rank));
+        walk(tiles, pieces, same, poll, |found| {
+            let to = (found.destination, found.destination_piece);
+            match found.own {
+                Some(own) => kept.push(own, to, found.region),
+                None => moved.push(sender(&found)?, to, found.region),
+            }
+        })?;
         Ok(Self { moved, kept })
     }
 }

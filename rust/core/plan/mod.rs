@@ -7,6 +7,7 @@
 //! | [`intersect`] | which source shards lie under each destination shard along one dim |
 //! | `listed` | the transfers between any two tilings, found box by box |
 //! | [`places`] | where a transfer's box lies in the arrays of its two holders |
+//! | [`model`] | the plans of many tensors with one balance over all |
 //! | [`program`] | what each holder has to do, in which order |
 //! | [`rounds`] | the transfers in rounds, each within a budget of memory |
 
@@ -15,12 +16,13 @@ use std::{ops::Range, sync::Arc};
 use crate::{
     error::{Error, Result},
     index::linear::Linear,
-    tiling::{Poll, Tiling, shards::addend_function},
+    tiling::{Poll, Tiling, shards::addend_function, tiles::Held},
 };
 
 mod closed;
 pub mod intersect;
 mod listed;
+pub mod model;
 pub mod places;
 pub mod program;
 pub mod rounds;
@@ -76,12 +78,80 @@ impl Plan {
     /// the source's boxes share elements, [`Error::NotHeld`] if it lacks elements that the destination asks for,
     /// [`Error::Overflow`] or [`Error::TooMany`] if the holders or the transfers are too many; what `poll` returns.
     pub fn new(source: Arc<dyn Tiling>, destination: Arc<dyn Tiling>, same: Vec<i64>, poll: Poll<'_>) -> Result<Self> {
-        let partitions = (source.clone().as_partition(), destination.clone().as_partition());
+        Self::check_ends(&*source, &destination, &same)?;
+        if let (Some(from), Some(to)) = (source.clone().as_partition(), destination.clone().as_partition()) {
+            let same: Arc<[i64]> = same.into();
+            let closed = Closed::new(from.clone(), to, same.clone(), poll)?;
+            let addends = closed.addends();
+            let addend = (addends > 1).then(|| addend_function(&from));
+            return Ok(Self { source, destination, same, transfers: Transfers::Closed(closed), addends, addend });
+        }
+        let (listed, addends) = {
+            let tiles = source.tiles(poll)?;
+            let mut senders = tiles.senders()?;
+            let listed = Listed::new(&*tiles, &*destination.pieces(poll)?, &same, poll, |found| {
+                senders.next(found.tile, found.addend, found.region.volume())
+            })?;
+            (listed, tiles.addends())
+        };
+        Ok(Self::listed(source, destination, same, listed, addends))
+    }
+
+    /// The same plan with senders that are given, transfer by transfer: source holders that hold the box.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; [`Error::Sender`] for one that does not hold the box, [`Error::Length`] if they are not as many
+    /// as the transfers.
+    pub fn with_senders(
+        source: Arc<dyn Tiling>,
+        destination: Arc<dyn Tiling>,
+        same: Vec<i64>,
+        senders: &[i64],
+        poll: Poll<'_>,
+    ) -> Result<Self> {
+        Self::check_ends(&*source, &destination, &same)?;
+        let (mut number, holders) = (0, source.holders());
+        let (listed, addends) = {
+            let tiles = source.tiles(poll)?;
+            let listed = Listed::new(&*tiles, &*destination.pieces(poll)?, &same, poll, |found| {
+                let position = number;
+                number += 1;
+                let Some(&holder) = senders.get(position) else { return Ok(Held { holder: 0, piece: 0, addend: 0 }) };
+                let held = if holder < 0 || holder >= holders { None } else { tiles.held_by(found.tile, holder) };
+                let held = held.filter(|held| held.addend == found.addend as i64);
+                held.ok_or_else(|| Error::Sender { position, holder, text: found.region.text() })
+            })?;
+            (listed, tiles.addends())
+        };
+        if number != senders.len() {
+            let left_len = senders.len();
+            return Err(Error::Length { left: "senders", left_len, right: "transfers", right_len: number });
+        }
+        Ok(Self::listed(source, destination, same, listed, addends))
+    }
+
+    fn listed(
+        source: Arc<dyn Tiling>,
+        destination: Arc<dyn Tiling>,
+        same: Vec<i64>,
+        listed: Listed,
+        addends: usize,
+    ) -> Self {
+        let partition = if addends > 1 { source.clone().as_partition() } else { None };
+        let addend = partition.map(|from| addend_function(&from));
+        Self { source, destination, same: same.into(), transfers: Transfers::Listed(listed), addends, addend }
+    }
+
+    /// That two tilings are of one shape, the second one of values, and `same` says who is who.
+    ///
+    /// # Errors
+    /// Those of [`Plan::new`] that say so.
+    pub fn check_ends(source: &dyn Tiling, destination: &Arc<dyn Tiling>, same: &[i64]) -> Result<()> {
         if source.shape() != destination.shape() {
             let (given, destination) = (source.shape().to_vec(), destination.shape().to_vec());
             return Err(Error::Shapes { given, destination });
         }
-        if let Some(partition) = &partitions.1 {
+        if let Some(partition) = destination.clone().as_partition() {
             let names = partition.mesh().names();
             let unreduced = partition.layout().unreduced_axes();
             if !unreduced.is_empty() {
@@ -97,21 +167,7 @@ impl Plan {
         if let Some(&index) = same.iter().find(|&&s| s < -1 || s >= source.holders()) {
             return Err(Error::DeviceIndex { index, size: source.holders() });
         }
-        let same: Arc<[i64]> = same.into();
-        let (transfers, addends, addend) = match partitions {
-            (Some(from), Some(to)) => {
-                let closed = Closed::new(from.clone(), to, same.clone(), poll)?;
-                let addends = closed.addends();
-                (Transfers::Closed(closed), addends, (addends > 1).then(|| addend_function(&from)))
-            }
-            (from, _) => {
-                let tiles = source.tiles(poll)?;
-                let listed = Listed::new(&*tiles, &*destination.pieces(poll)?, &same, poll)?;
-                let addend = from.filter(|_| tiles.addends() > 1).map(|from| addend_function(&from));
-                (Transfers::Listed(listed), tiles.addends(), addend)
-            }
-        };
-        Ok(Self { source, destination, same, transfers, addends, addend })
+        Ok(())
     }
 
     /// The source.

@@ -56,8 +56,13 @@ impl Balance {
         Ok(step)
     }
 
+    /// How many replicas there are of each addend of a shard.
+    pub(crate) fn replicas(&self) -> i64 {
+        self.replicas
+    }
+
     /// What replica `number` adds to the device index.
-    fn step(&self, mut number: i64) -> i64 {
+    pub(crate) fn step(&self, mut number: i64) -> i64 {
         let mut step = 0;
         for &(size, stride) in self.axes.iter().rev() {
             step += number % size * stride;

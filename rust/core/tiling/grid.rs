@@ -113,6 +113,10 @@ impl Tiles for Chunks<'_> {
         Ok(Box::new(Own))
     }
 
+    fn replicas(&self, tile: i64, _: usize) -> Result<Vec<i64>> {
+        Ok(vec![tile])
+    }
+
     fn held_by(&self, tile: i64, holder: i64) -> Option<Held> {
         (tile == holder).then_some(Held { holder, piece: 0, addend: 0 })
     }

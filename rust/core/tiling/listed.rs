@@ -145,6 +145,15 @@ impl Tiles for Listed {
         Ok(Box::new(ListedSenders { tiles: self, loads: Vec::new(), heaps: Vec::new() }))
     }
 
+    fn replicas(&self, tile: i64, _: usize) -> Result<Vec<i64>> {
+        let held = self.held(tile);
+        let mut all: Vec<i64> = room(held.len())?;
+        all.extend(held.iter().map(|&piece| self.pieces.owner(piece as usize).0));
+        // A holder may have the box twice; they are in order.
+        all.dedup();
+        Ok(all)
+    }
+
     fn held_by(&self, tile: i64, holder: i64) -> Option<Held> {
         // The pieces are in the order of their holders.
         let range = self.pieces.of_holder(holder as usize);

@@ -52,6 +52,17 @@ impl Tiles for Shards<'_> {
         Ok(Box::new(ShardSenders { shards: self, balance: Balance::new(self.partition, self.addends.len()) }))
     }
 
+    fn replicas(&self, tile: i64, addend: usize) -> Result<Vec<i64>> {
+        let balance = Balance::new(self.partition, self.addends.len());
+        let first = self.canonical_owner(tile) + self.addends[addend];
+        let mut all = Vec::new();
+        let count = usize::try_from(balance.replicas()).unwrap_or(usize::MAX);
+        let too_many = |_| Error::TooMany { what: format!("the {} replicas of a shard", balance.replicas()) };
+        all.try_reserve_exact(count).map_err(too_many)?;
+        all.extend((0..balance.replicas()).map(|number| first + balance.step(number)));
+        Ok(all)
+    }
+
     fn held_by(&self, tile: i64, holder: i64) -> Option<Held> {
         (self.shard.at(holder) == tile).then(|| Held { holder, piece: 0, addend: self.addend.at(holder) })
     }

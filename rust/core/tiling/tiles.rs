@@ -22,6 +22,12 @@ pub trait Tiles: Send + Sync {
     /// [`Error::TooMany`] if there is no memory for what the holders have sent.
     fn senders(&self) -> Result<Box<dyn Senders + '_>>;
 
+    /// All who hold an addend of a tile.
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] if they are too many to list.
+    fn replicas(&self, tile: i64, addend: usize) -> Result<Vec<i64>>;
+
     /// The piece in which `holder` holds the tile, if it does.
     fn held_by(&self, tile: i64, holder: i64) -> Option<Held>;
 }
@@ -37,6 +43,10 @@ impl<T: Tiles + ?Sized> Tiles for &T {
 
     fn senders(&self) -> Result<Box<dyn Senders + '_>> {
         (**self).senders()
+    }
+
+    fn replicas(&self, tile: i64, addend: usize) -> Result<Vec<i64>> {
+        (**self).replicas(tile, addend)
     }
 
     fn held_by(&self, tile: i64, holder: i64) -> Option<Held> {

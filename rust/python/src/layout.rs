@@ -45,6 +45,32 @@ impl Layout {
     fn num_shards<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         guard(|| PyTuple::new(py, self.core.num_shards()))
     }
+
+    /// The names and the sizes of the axes of the mesh, which is factored where specs name sub-axes.
+    #[getter]
+    fn mesh_axes<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyTuple>)> {
+        let mesh = self.core.mesh();
+        Ok((PyTuple::new(py, mesh.names())?, PyTuple::new(py, mesh.sizes())?))
+    }
+
+    /// For each dim, the positions among `mesh_axes` of those that cut it, major first.
+    #[getter]
+    fn positions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let dims = self.core.specs().iter().map(|spec| PyTuple::new(py, spec)).collect::<PyResult<Vec<_>>>()?;
+        PyTuple::new(py, dims)
+    }
+
+    /// The positions among `mesh_axes` of those over which the values are partial sums.
+    #[getter]
+    fn unreduced<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.core.unreduced_axes())
+    }
+
+    /// The positions among `mesh_axes` of those that replicate.
+    #[getter]
+    fn replicated<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.core.replicated_axes())
+    }
 }
 
 /// One entry of `axes` as a list of axis names, major first.

@@ -2,6 +2,7 @@
 
 mod arrays;
 mod checksum;
+mod collective;
 mod convert;
 mod dtensor;
 mod errors;
@@ -45,7 +46,10 @@ mod _core {
     use super::{layout::Layout, mesh::Mesh, partition::Partition, rules::RuleSet};
 
     #[pymodule_export]
-    use super::reshard::{ReshardPlan, collectives};
+    use super::reshard::{ReshardPlan, balance_model};
+
+    #[pymodule_export]
+    use super::collective::{CollectiveSearch, priced_collectives};
 
     #[pymodule_export]
     use super::tiling::Tiling;

@@ -1,4 +1,4 @@
-//! `_core.ReshardPlan` and `_core.collectives`.
+//! `_core.ReshardPlan`.
 
 use std::{
     sync::OnceLock,
@@ -16,17 +16,18 @@ use shardwise_core::{
     error::{Error, Result as CoreResult},
     plan::{
         Plan, Transfer,
+        model::{Model, Sort},
         places::{Places, Seen},
         program::Programs,
         rounds::rounds,
     },
-    reshard::collectives::{Links, sequence},
 };
 
 use crate::{
     arrays,
+    convert::integers,
     errors::{detached, guard, to_py},
-    partition::Partition,
+    memory::room,
     tiling::{numbers, tiling},
     views,
 };
@@ -46,13 +47,24 @@ pub(crate) struct ReshardPlan {
 
 #[pymethods]
 impl ReshardPlan {
-    /// `same` holds, for each destination holder, the source holder that it is, or -1.
+    /// `same` holds, for each destination holder, the source holder that it is, or -1; `senders`, if given, who sends each
+    /// transfer.
     #[new]
-    #[pyo3(signature = (src, dst, same, /))]
-    fn new(py: Python<'_>, src: &Bound<'_, PyAny>, dst: &Bound<'_, PyAny>, same: &Bound<'_, PyAny>) -> PyResult<Self> {
+    #[pyo3(signature = (src, dst, same, senders, /))]
+    fn new(
+        py: Python<'_>,
+        src: &Bound<'_, PyAny>,
+        dst: &Bound<'_, PyAny>,
+        same: &Bound<'_, PyAny>,
+        senders: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
         guard(|| {
             let (src, dst, same) = (tiling("src", src)?, tiling("dst", dst)?, numbers("same", same)?);
-            let core = detached(py, |poll| Plan::new(src, dst, same, poll))?;
+            let senders = senders.map(|senders| numbers("senders", senders)).transpose()?;
+            let core = detached(py, |poll| match &senders {
+                None => Plan::new(src, dst, same, poll),
+                Some(senders) => Plan::with_senders(src, dst, same, senders, poll),
+            })?;
             Ok(Self { core, places: [OnceLock::new(), OnceLock::new()], programs: OnceLock::new() })
         })
     }
@@ -203,12 +215,14 @@ impl ReshardPlan {
         py: Python<'_>,
         sources: &Bound<'_, PyList>,
         destinations: &Bound<'_, PyList>,
-        outputs: Vec<i64>,
+        outputs: &Bound<'_, PyAny>,
         progress: Option<Py<PyAny>>,
         streaming: Option<bool>,
     ) -> PyResult<()> {
         guard(|| {
             let way = streaming.map(|streaming| if streaming { Way::Streaming } else { Way::Ordinary });
+            room("the arrays", (sources.len() + destinations.len()).saturating_mul(ARRAY_BYTES))?;
+            let outputs = integers("outputs", outputs)?;
             let (_held, sources) = memory(sources, false)?;
             let (_kept, destinations) = memory(destinations, true)?;
             let outputs: Vec<Option<usize>> = outputs.iter().map(|&output| usize::try_from(output).ok()).collect();
@@ -260,6 +274,10 @@ impl ReshardPlan {
     }
 }
 
+/// The bytes that an array takes at most while it is copied from or to: its reference, its strides, its place among the
+/// others where overlaps are looked for, and its share of the copies.
+const ARRAY_BYTES: usize = 1024;
+
 /// The memory of arrays, which are held meanwhile.
 fn memory<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound<'py, PyUntypedArray>>, Vec<Strided>)> {
     let arrays = list.iter().map(|item| Ok(item.cast_into::<PyUntypedArray>()?)).collect::<PyResult<Vec<_>>>()?;
@@ -275,41 +293,50 @@ fn memory<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound<
     Ok((arrays, regions))
 }
 
-/// The cheapest sequence found, as tuples (kind, axes, gathered dim, cut dim, bytes, seconds, specs, unreduced), with
-/// axes by position; none if there is no sequence.
+/// Who sends what of many tensors. `sorts` are tuples (src, dst, same, from, to): two tilings, and the participants that
+/// their holders are; each tensor has one of them, and the bytes of its elements. Gives the bytes that each participant
+/// sends, receives and keeps, and for each tensor the senders of its transfers, or None if no box has replicas.
 #[pyfunction]
-#[pyo3(signature = (src, dst, itemsize, bandwidth, latency, /))]
-pub(crate) fn collectives<'py>(
+#[pyo3(signature = (sorts, tensors, itemsizes, participants, /))]
+#[expect(clippy::type_complexity, reason = "it is a tuple for Python")]
+pub(crate) fn balance_model<'py>(
     py: Python<'py>,
-    src: &Partition,
-    dst: &Partition,
-    itemsize: i64,
-    bandwidth: Vec<f64>,
-    latency: Vec<f64>,
-) -> PyResult<Option<Bound<'py, PyList>>> {
+    sorts: &Bound<'py, PyList>,
+    tensors: Vec<usize>,
+    itemsizes: Vec<i64>,
+    participants: usize,
+) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyList>)> {
     guard(|| {
-        let axes = src.core.mesh().sizes().len();
-        if bandwidth.len() != axes || latency.len() != axes {
-            return Err(PyValueError::new_err(format!("links must have one entry for each of the {axes} mesh axes")));
+        type Ends<'py> =
+            (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
+        let mut made = Vec::new();
+        for sort in sorts.iter() {
+            let (src, dst, same, from, to): Ends<'_> = sort.extract()?;
+            let ids = |name, value: &Bound<'_, PyAny>| -> PyResult<Vec<u32>> {
+                let all = numbers(name, value)?;
+                let fits = |&id: &i64| u32::try_from(id).ok().filter(|&id| (id as usize) < participants);
+                let ids: Option<Vec<u32>> = all.iter().map(fits).collect();
+                ids.ok_or_else(|| PyValueError::new_err(format!("{name} names who is not a participant")))
+            };
+            let (src, dst, same) = (tiling("src", &src)?, tiling("dst", &dst)?, numbers("same", &same)?);
+            let (from, to) = (ids("from", &from)?, ids("to", &to)?);
+            made.push(detached(py, |poll| {
+                Plan::check_ends(&*src, &dst, &same)?;
+                Sort::new(&*src, &*dst, (&from, &to), &same, poll)
+            })?);
         }
-        let links = Links { bandwidth, latency };
-        let found = py.detach(|| sequence(&src.core, &dst.core, itemsize, &links));
-        let Some(steps) = found else { return Ok(None) };
-        let steps = steps.into_iter().map(|step| {
-            let specs =
-                step.after.specs.into_iter().map(|spec| PyTuple::new(py, spec)).collect::<PyResult<Vec<_>>>()?;
-            let tuple = (
-                step.kind.name(),
-                PyTuple::new(py, step.axes)?,
-                step.from_dim,
-                step.to_dim,
-                step.bytes,
-                step.seconds,
-                PyTuple::new(py, specs)?,
-                PyTuple::new(py, step.after.unreduced)?,
-            );
-            tuple.into_pyobject(py)
-        });
-        PyList::new(py, steps.collect::<PyResult<Vec<_>>>()?).map(Some)
+        let tensors: Vec<_> = tensors.into_iter().zip(itemsizes).collect();
+        let model = detached(py, |poll| Model::new(&made, &tensors, participants, poll))?;
+        let copy = |numbers: &[i64]| {
+            arrays::filled(py, &[numbers.len()], |out, _| {
+                out.copy_from_slice(numbers);
+                CoreResult::Ok(())
+            })
+        };
+        let senders = PyList::empty(py);
+        for own in &model.senders {
+            senders.append(own.as_ref().map(|own| copy(own)).transpose()?)?;
+        }
+        Ok((copy(&model.sent)?, copy(&model.received)?, copy(&model.kept)?, senders))
     })
 }

@@ -182,7 +182,7 @@ impl Tiling {
         })
     }
 
-    /// That the pieces hold each element of the tensor, once but for replicas.
+    /// That the pieces hold each element of the tensor, once except for replicas.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         guard(|| detached(py, |poll| self.core.check(poll)))
     }

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from shardwise.errors import LayoutError, MeshError
+from shardwise.interop._axes import check_whole_axes
 from shardwise.layout import TensorLayout
 from shardwise.mesh import DeviceMesh
 from shardwise.rules.layout_map import LayoutMap
@@ -80,6 +81,7 @@ def _layout_to_keras(layout: TensorLayout, mesh: Any) -> Any:
     for dim, spec in enumerate(layout.axes):
         if isinstance(spec, tuple):
             raise LayoutError(f"axes[{dim}] is {shown(spec)}; Keras cannot express a dim that several axes cut")
+    check_whole_axes(layout, "Keras")
     if layout.unreduced:
         raise LayoutError(f"the layout is unreduced over {shown(layout.unreduced)}; Keras cannot express partial sums")
     return keras.distribution.TensorLayout(layout.axes, mesh)

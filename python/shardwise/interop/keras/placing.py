@@ -20,7 +20,7 @@ from .compiled import sharded_value
 __all__ = ["initial_value", "local_data", "sharding_of"]
 
 #: Up to this size a value is computed whole and then placed: to compile its initializer takes a second, to place it a
-#: millisecond, and what it occupies for that long is no matter.
+#: millisecond, and what it occupies for that long does not matter.
 _WHOLE_BYTES = 4 * 2**20
 
 #: Initializers that numpy does as well, shard by shard, at any size.
@@ -32,6 +32,8 @@ def sharding_of(layout: TensorLayout) -> Any:
     """The `jax.sharding.NamedSharding` of a layout; `None` if the backend is not JAX or a device does not exist."""
     if keras.backend.backend() != "jax" or layout.device_mesh is None:
         return None
+    layout = layout.refined()
+    assert layout.device_mesh is not None
     mesh = _jax_mesh(layout.device_mesh)
     if mesh is None:
         return None

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from shardwise._tree import children, named_leaves
-from shardwise.model.scope import LayoutScope, Placement
+from shardwise.model.scope import LayoutScope, PlacedVariable
 
 from .variables import AFTER_BUILD, adopt, defer, lay_out_like, replicate_on_mesh_of, waits_for
 
@@ -105,7 +105,7 @@ class Building:
         while self._after_build:
             self._after_build.pop(0)()
 
-    def _placements(self) -> Iterator[tuple[Placement, Any]]:
+    def _placements(self) -> Iterator[tuple[PlacedVariable, Any]]:
         """The variables that want a layout, each with where the first path that leads to it puts it."""
         seen = set()
         for root in self._roots():
@@ -121,7 +121,7 @@ class Building:
                 path, shape = ".".join((*prefix, *names)), tuple(variable.shape)
                 if is_seed:
                     yield (
-                        Placement.replicated(f"{path}.state", shape, self._scope.device_mesh, self._scope.dialect),
+                        PlacedVariable.replicated(f"{path}.state", shape, self._scope.device_mesh, self._scope.dialect),
                         variable,
                     )
                 else:

@@ -17,7 +17,7 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from shardwise.array.sharded import Shard
 from shardwise.errors import LayoutError
-from shardwise.model.scope import Placement
+from shardwise.model.scope import PlacedVariable
 
 from ..._text import shown
 from .placing import initial_value, local_data, sharding_of
@@ -58,7 +58,9 @@ class _State:
 
     __slots__ = ("building", "initializer", "placement")
 
-    def __init__(self, building: Settler | None, initializer: Any = None, placement: Placement | None = None) -> None:
+    def __init__(
+        self, building: Settler | None, initializer: Any = None, placement: PlacedVariable | None = None
+    ) -> None:
         #: Who will give it a layout; `None` once it has one.
         self.building = building
         #: What will make its value, while it waits.
@@ -105,8 +107,8 @@ def _laid_out_class(base: Any) -> type:
         def _deferred_initialize(self) -> None:
             building = self._shardwise.building
             if building is not None and building.is_closed:
-                # Keras asks for all variables that wait, also those of a model that failed before. What is wrong with
-                # them is for whoever uses their values, not for whoever builds the next model.
+                # Keras asks for all variables that wait, also those of a model that failed before. Their
+                # errors surface when their values are used, not here.
                 with suppress(LayoutError):
                     building.settle()
 
@@ -137,7 +139,7 @@ def defer(variable: Any, building: Settler) -> None:
     variable.__class__ = _laid_out_class(variable.__class__)
 
 
-def adopt(variable: Any, placement: Placement) -> None:
+def adopt(variable: Any, placement: PlacedVariable) -> None:
     """Give a variable its layout, and make its value if it waits for it, or else place the one that it has.
 
     Raises:
@@ -173,7 +175,7 @@ def replicate_on_mesh_of(variables: Iterable[Any], references: Iterable[Any]) ->
     for variable in variables:
         if not _is_laid_out(variable):
             path, shape = _dotted_path(variable), tuple(variable.shape)
-            adopt(variable, Placement.replicated(path, shape, mesh, dialect))
+            adopt(variable, PlacedVariable.replicated(path, shape, mesh, dialect))
 
 
 def _dotted_path(variable: Any) -> str:
@@ -203,15 +205,15 @@ def _settle(variable: Any) -> None:
         building.settle()
 
 
-def _placement(variable: Any) -> Placement:
+def _placement(variable: Any) -> PlacedVariable:
     _settle(variable)
-    placement: Placement | None = variable._shardwise.placement
+    placement: PlacedVariable | None = variable._shardwise.placement
     if placement is None:
         raise LayoutError(f"variable {shown(variable.path)} has no layout yet: Keras is still tracing the model")
     return placement
 
 
-def _shards(placement: Placement, value: Any) -> list[Shard]:
+def _shards(placement: PlacedVariable, value: Any) -> list[Shard]:
     partition = placement.partition
     indices, replicas = partition.devices_indices_map(), partition.replica_ids().tolist()
     if sharding_of(placement.layout) is not None:

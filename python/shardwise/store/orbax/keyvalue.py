@@ -41,10 +41,14 @@ class OpenFiles:
         self._closed = False
         self._lock = threading.Lock()
 
+    def check_open(self, path: Path) -> None:
+        """Raise ValueError if they were closed."""
+        if self._closed:
+            raise ValueError(f"{path}: this checkpoint is closed")
+
     def __getitem__(self, path: Path) -> DataFile:
         with self._lock:
-            if self._closed:
-                raise ValueError(f"{path}: this checkpoint is closed")
+            self.check_open(path)
             file = self._files.get(path)
             if file is None:
                 file = self._files[path] = DataFile(path)

@@ -80,7 +80,7 @@ def read_array(store: KeyValueStore, name: str, version: int, where: str, *, com
         complete: Whether all its chunks must be there; else those that are not are its fill value.
 
     Raises:
-        ParseError: it does not follow the format, is encoded in a way that is not read, or lacks a chunk.
+        ParseError: if it does not follow the format, is encoded in a way that is not read, or lacks a chunk.
     """
     key = f"{name}/{'.zarray' if version == 2 else 'zarr.json'}"
     value = store.get(key)
@@ -315,6 +315,7 @@ class _Chunk(NamedTuple):
     def read(self, local: Bounds | None = None) -> npt.NDArray[Any]:
         """Decode a box of the chunk, which is counted from the chunk's beginning; all of it if left out."""
         array = self.array
+        self.store.files.check_open(self.store.folder)
         sizes = tuple(stop - start for start, stop in self.box)
         bounds = tuple((0, size) for size in sizes) if local is None else local
         shape = tuple(stop - start for start, stop in bounds)

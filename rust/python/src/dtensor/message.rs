@@ -1,6 +1,7 @@
 //! Messages, as tuples of their fields.
 
 use pyo3::{
+    exceptions::PyOverflowError,
     prelude::*,
     types::{PyBytes, PyList},
 };
@@ -8,8 +9,8 @@ use shardwise_core::dtensor::{DeviceList, LayoutMessage, MeshMessage};
 
 use super::room_to_read;
 use crate::{
-    convert::strings,
-    errors::{answer, guard, to_py},
+    convert::{integer, strings},
+    errors::{SizeOverflowError, answer, guard, to_py},
     memory::room,
 };
 
@@ -37,9 +38,12 @@ pub(crate) fn encode_layout<'py>(
     py: Python<'py>,
     sharding_specs: &Bound<'py, PyAny>,
     mesh_config: Option<&Bound<'py, PyAny>>,
-    layout_type: i32,
+    layout_type: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     guard(|| {
+        let number = integer("type", layout_type)?;
+        let too_large = |_| SizeOverflowError::new_err(format!("type is {number}, outside the 32-bit range"));
+        let layout_type = i32::try_from(number).map_err(too_large)?;
         let sharding_specs = strings("sharding_specs", sharding_specs)?;
         let mesh_config = mesh_config.map(extracted).transpose()?;
         let message = LayoutMessage { sharding_specs, mesh_config: mesh_config.map(mesh_message), layout_type };
@@ -69,7 +73,12 @@ fn extracted(fields: &Bound<'_, PyAny>) -> PyResult<MeshFields> {
         }
     }
     room("the message", bytes)?;
-    fields.extract()
+    fields.extract().map_err(|error: PyErr| {
+        if error.is_instance_of::<PyOverflowError>(fields.py()) {
+            return SizeOverflowError::new_err("a number of the message is outside the 64-bit range");
+        }
+        error
+    })
 }
 
 fn mesh_message(fields: MeshFields) -> MeshMessage {

@@ -1,0 +1,164 @@
+"""Views of a mesh: the same devices by other axes, or those along some of the axes.
+
+A view that keeps the order of the devices shares their labels with the mesh; a view of another order lists them anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import MeshError
+from .sub_axis import parse_sub_axis
+
+if TYPE_CHECKING:
+    from .mesh import DeviceMesh
+
+__all__ = ["factored", "flatten", "submesh", "transpose", "unflatten"]
+
+
+def submesh(mesh: DeviceMesh, names: str | Sequence[str], through: Hashable) -> DeviceMesh:
+    """See `DeviceMesh.submesh`."""
+    chosen = _names("names", names)
+    position = 0 if through is None else mesh.index_of_label(through)
+    whole = factored(mesh, chosen)
+    axes = _positions(whole, chosen)
+    if axes == list(range(len(whole.shape))) and whole.axis_names == chosen:
+        return whole
+    origin = position - sum(whole.coordinate(position)[axis] * whole.strides[axis] for axis in axes)
+    sizes, strides = [whole.shape[axis] for axis in axes], [whole.strides[axis] for axis in axes]
+    return type(mesh)(sizes, chosen, whole._labels_at(_positions_along(origin, sizes, strides)))
+
+
+def flatten(mesh: DeviceMesh, names: Sequence[str] | None, name: str | None) -> DeviceMesh:
+    """See `DeviceMesh.flatten`."""
+    chosen = mesh.axis_names if names is None else _names("names", names)
+    if not chosen:
+        raise MeshError("names is empty; flatten makes one axis of at least one")
+    axes = _positions(mesh, chosen)
+    called = "_".join(chosen) if name is None else name
+    if not isinstance(called, str):
+        raise TypeError(f"name must be a string or None, got {type(called).__name__}")
+    first = min(axes)
+    before = [axis for axis in range(first) if axis not in axes]
+    after = [axis for axis in range(first, mesh.ndim) if axis not in axes]
+    turned = _ordered(mesh, [*before, *axes, *after])
+    size = math.prod(mesh.shape[axis] for axis in axes)
+    shape = [*(mesh.shape[axis] for axis in before), size, *(mesh.shape[axis] for axis in after)]
+    axis_names = [*(mesh.axis_names[axis] for axis in before), called, *(mesh.axis_names[axis] for axis in after)]
+    return turned._view(shape, axis_names)
+
+
+def unflatten(mesh: DeviceMesh, axis: str | int, sizes: Sequence[int], names: Sequence[str]) -> DeviceMesh:
+    """See `DeviceMesh.unflatten`."""
+    if isinstance(axis, str):
+        position = _positions(mesh, (axis,))[0]
+    else:
+        position = _index("axis", axis)
+        if not 0 <= position < mesh.ndim:
+            raise MeshError(f"axis is {position}; the mesh has the {mesh.ndim} axes {mesh.axis_names}")
+    parts = type(mesh)(sizes, names)
+    if parts.size != mesh.shape[position]:
+        raise MeshError(
+            f"sizes {parts.shape} multiply to {parts.size}, but axis {mesh.axis_names[position]!r} is of size "
+            f"{mesh.shape[position]}"
+        )
+    shape = (*mesh.shape[:position], *parts.shape, *mesh.shape[position + 1 :])
+    return mesh._view(shape, (*mesh.axis_names[:position], *parts.axis_names, *mesh.axis_names[position + 1 :]))
+
+
+def transpose(mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
+    """See `DeviceMesh.transpose`."""
+    chosen = mesh.axis_names[::-1] if not names else _names("names", names)
+    axes = _positions(mesh, chosen)
+    if len(axes) != mesh.ndim:
+        raise MeshError(f"names are {chosen}; transpose needs all axes of the mesh, {mesh.axis_names}, each once")
+    return _ordered(mesh, axes)
+
+
+def factored(mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
+    """Give the mesh with those axes factored of which a name spells a sub-axis; the devices stay in their order.
+
+    Raises:
+        MeshError: if a sub-axis is not one of the mesh's, or two of them overlap.
+
+    >>> from shardwise import DeviceMesh
+    >>> factored(DeviceMesh((2, 12), ("dp", "tp")), ["tp:(2)3"])
+    DeviceMesh((2, 2, 3, 2), ('dp', 'tp:(1)2', 'tp:(2)3', 'tp:(6)2'))
+    """
+    breaks: dict[str, set[int]] = {}
+    for name in names:
+        sub = None if name in mesh.axis_names else parse_sub_axis(name)
+        if sub is not None:
+            mesh.axis_size(name)  # Refuses what does not divide.
+            breaks.setdefault(sub.axis, set()).update((sub.before, sub.before * sub.size))
+    shape: list[int] = []
+    axis_names: list[str] = []
+    for name, size in zip(mesh.axis_names, mesh.shape, strict=True):
+        ends = sorted({1, size, *breaks.get(name, ())})
+        if len(ends) <= 2:
+            shape.append(size)
+            axis_names.append(name)
+            continue
+        for start, stop in itertools.pairwise(ends):
+            if stop % start:
+                raise MeshError(
+                    f"names: sub-axes of {name!r} cannot stand together: one ends or begins at {start}, another at "
+                    f"{stop}, and neither divides the other"
+                )
+            shape.append(stop // start)
+            axis_names.append(f"{name}:({start}){stop // start}")
+    return mesh._view(shape, axis_names)
+
+
+def _names(argument: str, names: Any) -> tuple[str, ...]:
+    items = (names,) if isinstance(names, str) else names
+    if not isinstance(items, Sequence) or not all(isinstance(name, str) for name in items):
+        raise TypeError(f"{argument} must be an axis name or a sequence of them, got {type(names).__name__}")
+    return tuple(items)
+
+
+def _index(argument: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{argument} must be an axis name or its position, got {type(value).__name__}")
+    return int(value.__index__())
+
+
+def _positions(mesh: DeviceMesh, names: Sequence[str]) -> list[int]:
+    """Where the axes stand in the mesh, each of which is named once."""
+    place = {name: position for position, name in enumerate(mesh.axis_names)}
+    for i, name in enumerate(names):
+        if name not in place:
+            overlapping = parse_sub_axis(name) is not None or any(f"{name}:(" in other for other in mesh.axis_names)
+            why = " (two of the names overlap)" if overlapping and len(names) > 1 else ""
+            raise MeshError(f"names[{i}] is {name!r}; the axes of this mesh are {mesh.axis_names}{why}")
+        if name in names[:i]:
+            raise MeshError(f"names[{i}] is {name!r}, which names[{names.index(name)}] is already")
+    return [place[name] for name in names]
+
+
+def _ordered(mesh: DeviceMesh, axes: Sequence[int]) -> DeviceMesh:
+    """The mesh with its axes in another order."""
+    shape, names = [mesh.shape[axis] for axis in axes], [mesh.axis_names[axis] for axis in axes]
+    large = [axis for axis in axes if mesh.shape[axis] > 1]
+    if large == sorted(large):
+        return mesh._view(shape, names)
+    return type(mesh)(shape, names, mesh._labels_at(_positions_along(0, shape, [mesh.strides[axis] for axis in axes])))
+
+
+def _positions_along(origin: int, sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Device indices in the row-major order of some axes."""
+    count = math.prod(sizes)
+    try:
+        np.empty(count, np.int64)  # Refused at once where there is no room; step by step it would first fill it all.
+    except ValueError:  # numpy's word for a size that no address space holds
+        raise MemoryError(f"no room for the labels of {count} devices") from None
+    positions = np.array([origin], np.int64)
+    for size, stride in zip(sizes, strides, strict=True):
+        positions = (positions[:, None] + np.arange(size, dtype=np.int64) * stride).ravel()
+    found: list[int] = positions.tolist()
+    return found

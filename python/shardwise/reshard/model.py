@@ -1,0 +1,249 @@
+"""The plans of all tensors of a model, with one balance over all."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._core import balance_model
+from .._dtypes import bits_of, bytes_for
+from .._text import shown
+from ..errors import LayoutError
+from ..layout import TensorLayout, UnevenRule
+from ..partition import Partition
+from ..tiling import Tiling
+from .plan import ReshardPlan, same_holders
+from .source import ShardSource
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["ModelPlan", "plan_model"]
+
+
+class ModelPlan(Mapping[str, ReshardPlan]):
+    """What must move of all tensors of a model; `plan_model` makes one.
+
+    It is a mapping from the names of the tensors to their plans, which differ from those of `plan_reshard` in who
+    sends: among the replicas of a box the one that has sent the fewest bytes of all tensors. A plan is made when it is
+    asked for. Totals are by the labels of the holders, and bytes of the tensors' own dtypes.
+
+    >>> from shardwise import DeviceMesh, TensorLayout
+    >>> old, new = DeviceMesh((4,), ("x",)), DeviceMesh((2,), ("x",), ["gpu:0", "gpu:1"])
+    >>> norms = {f"norm.{i}": ((8,), "float32") for i in range(80)}
+    >>> here, there = ({name: TensorLayout((None,), mesh) for name in norms} for mesh in (old, new))
+    >>> plan = plan_model(here, there, norms)
+    >>> plan.bytes_sent()
+    {'cpu:0': 1280, 'cpu:1': 1280, 'cpu:2': 1280, 'cpu:3': 1280, 'gpu:0': 0, 'gpu:1': 0}
+    >>> len(plan), plan.total_bytes(), len(plan["norm.79"])
+    (80, 5120, 2)
+    """
+
+    __slots__ = ("__weakref__", "_ends", "_kept", "_labels", "_made", "_received", "_senders", "_sent", "_tensors")
+
+    #: The tilings of each tensor, and who sends, where there are replicas.
+    _ends: dict[str, tuple[Tiling, Tiling]]
+    _senders: dict[str, npt.NDArray[np.int64] | None]
+    _tensors: dict[str, tuple[tuple[int, ...], Any]]
+    _labels: tuple[Any, ...]
+    _made: dict[str, ReshardPlan]
+
+    def __init__(
+        self, src: Any, dst: Any, tensors: Mapping[str, tuple[Sequence[int], Any]], uneven: UnevenRule = "even"
+    ) -> None:
+        if not isinstance(tensors, Mapping):
+            raise TypeError(f"tensors must map names to (shape, dtype), got {type(tensors).__name__}")
+        self._ends, self._tensors, self._made = {}, {}, {}
+        bits: dict[Any, int] = {}
+        tilings: dict[Any, Tiling] = {}
+        sorts: dict[Any, int] = {}
+        pairs: list[tuple[str, Tiling, Tiling]] = []
+        used, sizes = [], []
+        for name, tensor in tensors.items():
+            try:
+                shape, dtype = tensor
+                shape = tuple(shape)
+            except (TypeError, ValueError):
+                raise TypeError(f"tensors[{shown(name)}] must be (shape, dtype), got {shown(tensor)}") from None
+            given = _looked_up("src", src, name), _looked_up("dst", dst, name)
+            ends = [_tiling_of(tilings, given[i], shape, uneven, _SIDES[i], name) for i in (0, 1)]
+            key = tuple(id(end) if end._is_named else (id(end), name) for end in ends)
+            if key not in sorts:
+                sorts[key] = len(pairs)
+                pairs.append((name, ends[0], ends[1]))
+            if dtype not in bits:
+                bits[dtype] = bits_of(dtype, f"the dtype of {shown(name)}")
+            used.append(sorts[key])
+            sizes.append(bits[dtype])
+            self._ends[name] = (ends[0], ends[1])
+            self._tensors[name] = shape, dtype
+        self._labels, arguments = _participants(pairs)
+        # In bytes, unless elements are packed into them: then in bits.
+        packed = any(size % 8 for size in sizes)
+        weights = sizes if packed else [size // 8 for size in sizes]
+        *totals, senders = balance_model(arguments, used, weights, len(self._labels))
+        self._sent, self._received, self._kept = (bytes_for(total, 1) if packed else total for total in totals)
+        self._senders = dict(zip(tensors, senders, strict=True))
+
+    def __getitem__(self, name: str) -> ReshardPlan:
+        plan = self._made.get(name)
+        if plan is None:
+            src, dst = self._ends[name]
+            plan = self._made[name] = ReshardPlan(src, dst, self._senders[name])
+        return plan
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ends)
+
+    def bytes_sent(self) -> dict[Any, int]:
+        """Give the bytes of all tensors that each holder sends, by label."""
+        return dict(zip(self._labels, self._sent.tolist(), strict=True))
+
+    def bytes_received(self) -> dict[Any, int]:
+        """Give the bytes of all tensors that each holder receives, by label."""
+        return dict(zip(self._labels, self._received.tolist(), strict=True))
+
+    def bytes_kept(self) -> dict[Any, int]:
+        """Give the bytes of all tensors that each holder has already, by label."""
+        return dict(zip(self._labels, self._kept.tolist(), strict=True))
+
+    def total_bytes(self) -> int:
+        """Give the bytes that move in all."""
+        return sum(self._sent.tolist())
+
+    def run(
+        self, src_shards: Mapping[str, Sequence[npt.NDArray[Any]] | ShardSource]
+    ) -> dict[str, list[npt.NDArray[Any]]]:
+        """Carry out all plans on numpy arrays in the memory of this process.
+
+        Args:
+            src_shards: for each tensor what `ReshardPlan.run` takes: one array per source holder, or a
+                `ShardedArray`.
+
+        Returns:
+            For each tensor one array per destination holder.
+
+        Raises:
+            LayoutError: if a tensor is missing; see `ReshardPlan.run`.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> mesh = DeviceMesh((2,), ("x",))
+        >>> cut, whole = TensorLayout(("x",), mesh), TensorLayout((None,), mesh)
+        >>> plan = plan_model({"w": cut}, {"w": whole}, {"w": ((4,), "int8")})
+        >>> plan.run({"w": [np.array([0, 1], "int8"), np.array([2, 3], "int8")]})["w"][1]
+        array([0, 1, 2, 3], dtype=int8)
+        """
+        if missing := [name for name in self if name not in src_shards]:
+            more = f", nor of {len(missing) - 1} other tensors" if len(missing) > 1 else ""
+            raise LayoutError(f"src_shards has no shards of {shown(missing[0])}{more}")
+        return {name: plan.run(src_shards[name]) for name, plan in self.items()}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ModelPlan):
+            return NotImplemented
+        return self is other or (self._ends == other._ends and self._tensors == other._tensors)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._ends.items()))
+
+    def __repr__(self) -> str:
+        src, dst = ({name: ends[side] for name, ends in self._ends.items()} for side in (0, 1))
+        return f"plan_model({src!r}, {dst!r}, {self._tensors!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        src, dst = ({name: ends[side] for name, ends in self._ends.items()} for side in (0, 1))
+        return plan_model, (src, dst, self._tensors)
+
+
+def plan_model(
+    src: Any, dst: Any, tensors: Mapping[str, tuple[Sequence[int], Any]], *, uneven: UnevenRule = "even"
+) -> ModelPlan:
+    """Plan how to go from one layout of a model to another, all tensors with one balance.
+
+    Args:
+        src: who holds what now: a `LayoutMap`, or a mapping from names to layouts that have their mesh, partitions or
+            other tilings.
+        dst: who is to hold what, likewise.
+        tensors: the shape and the dtype of each tensor, by name.
+        uneven: how layouts cut dims that do not divide; see `TensorLayout.partition`.
+
+    Raises:
+        LayoutError: if a tensor has no layout, or its layout does not fit; see `plan_reshard`.
+
+    What tensors of one shape, between the same layouts, have in common is planned once.
+
+    >>> from shardwise import DeviceMesh, LayoutMap, TensorLayout
+    >>> mesh = DeviceMesh((2, 2), ("data", "model"))
+    >>> rows, columns = LayoutMap(mesh), LayoutMap(mesh)
+    >>> rows["kernel"], columns["kernel"] = ("model", None), (None, "model")
+    >>> plan = plan_model(rows, columns, {f"{i}/kernel": ((4, 4), "bfloat16") for i in range(3)})
+    >>> list(plan), len(plan["0/kernel"]), plan.bytes_received()["cpu:0"]
+    (['0/kernel', '1/kernel', '2/kernel'], 4, 24)
+    """
+    return ModelPlan(src, dst, tensors, uneven)
+
+
+_SIDES = ("src", "dst")
+
+
+def _looked_up(side: str, layouts: Any, name: str) -> Any:
+    try:
+        found = layouts[name]
+    except KeyError:
+        found = None
+    except TypeError:
+        raise TypeError(f"{side} must be a LayoutMap or a mapping, got {type(layouts).__name__}") from None
+    if found is None:
+        raise LayoutError(f"{side} has no layout for {shown(name)}")
+    return found
+
+
+def _tiling_of(
+    known: dict[Any, Tiling], given: Any, shape: tuple[int, ...], uneven: UnevenRule, side: str, name: str
+) -> Tiling:
+    """The tiling that a layout makes of a shape; one object for one pair of them."""
+    key = (id(given), shape)
+    tiling = known.get(key)
+    if tiling is None:
+        if isinstance(given, Tiling):
+            tiling = given
+            if given.shape != shape:
+                raise LayoutError(f"{side}[{shown(name)}] is of shape {given.shape}, but the tensor of shape {shape}")
+        elif isinstance(given, TensorLayout):
+            try:
+                tiling = given.partition(shape, uneven)
+            except LayoutError as error:
+                raise LayoutError(f"{side}[{shown(name)}]: {error}") from None
+        else:
+            raise TypeError(f"{side}[{shown(name)}] must be a TensorLayout or a Tiling, got {type(given).__name__}")
+        known[key] = tiling
+    return tiling
+
+
+def _participants(pairs: list[tuple[str, Tiling, Tiling]]) -> tuple[tuple[Any, ...], list[Any]]:
+    """The labels of all holders, and what `balance_model` takes: tilings, who is the same, and who is who."""
+    numbers: dict[Hashable, int] = {}
+    meshes: dict[int, npt.NDArray[np.int64]] = {}
+
+    def ids(tiling: Tiling, name: str, side: str) -> npt.NDArray[np.int64]:
+        if isinstance(tiling, Partition):
+            key = id(tiling.device_mesh)
+            if key not in meshes:
+                meshes[key] = listed(tiling.holders)
+            return meshes[key]
+        # Holders without labels of their own are no one else's.
+        return listed(tiling.holders if tiling._is_named else [(name, side, label) for label in tiling.holders])
+
+    def listed(labels: Sequence[Any]) -> npt.NDArray[np.int64]:
+        return np.array([numbers.setdefault(label, len(numbers)) for label in labels], np.int64)
+
+    arguments = [
+        (src._core, dst._core, same_holders(src, dst), ids(src, name, "src"), ids(dst, name, "dst"))
+        for name, src, dst in pairs
+    ]
+    return tuple(numbers), arguments

@@ -1,0 +1,106 @@
+"""Collectives carried out one at a time, in plain numpy, as the devices of a cluster would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..sub_axis import SubAxis, parse_sub_axis
+from .run import check_addable
+
+if TYPE_CHECKING:
+    from ..mesh import DeviceMesh
+    from ..partition import Partition
+    from .kinds import CollectiveStep
+
+__all__ = ["run_steps"]
+
+Array = npt.NDArray[Any]
+Boxes = npt.NDArray[np.int64]
+
+
+def run_steps(src: Partition, shards: Sequence[Array], steps: Sequence[CollectiveStep]) -> list[Array]:
+    """Carry out a sequence; one array per device of the source's mesh, in its order."""
+    layout, arrays = src.layout, list(shards)
+    for step in steps:
+        assert step.layout is not None
+        before, after = (each.partition(src.shape).boxes() for each in (layout, step.layout))
+        if step.kind == "collective-permute":
+            arrays = _permuted(arrays, before, after, _digits(src.device_mesh, step.layout.unreduced))
+        else:
+            arrays = list(_exchanged(step, arrays, before, after, _groups(src.device_mesh, step.axes)))
+        layout = step.layout
+    return arrays
+
+
+def _digits(mesh: DeviceMesh, names: Iterable[str]) -> npt.NDArray[np.int64]:
+    """What each axis or sub-axis contributes to a device's coordinate along its mesh axis: (devices, names)."""
+    columns = [digit * rest for _, digit, rest in _parts(mesh, names)]
+    rows: npt.NDArray[np.int64] = np.array(columns, np.int64).reshape(-1, mesh.size).T.copy()
+    return rows
+
+
+def _parts(mesh: DeviceMesh, names: Iterable[str]) -> Iterator[tuple[int, npt.NDArray[np.int64], int]]:
+    """For each name the position of its mesh axis, all devices' coordinates along it, and how far apart they stand."""
+    coordinates = mesh.coordinates()
+    for name in names:
+        part = None if name in mesh.axis_names else parse_sub_axis(name)
+        part = part or SubAxis(name, 1, mesh.axis_size(name))
+        axis = mesh.axis_names.index(part.axis)
+        rest = mesh.shape[axis] // (part.before * part.size)
+        yield axis, coordinates[:, axis] // rest % part.size, rest
+
+
+def _groups(mesh: DeviceMesh, names: Sequence[str]) -> Iterator[list[int]]:
+    """For each device those that differ from it along some axes only, itself among them, in the mesh's order."""
+    others = mesh.coordinates().copy()
+    for axis, digit, rest in _parts(mesh, names):
+        others[:, axis] -= digit * rest
+    groups: dict[bytes, list[int]] = {}
+    keys = [row.tobytes() for row in others]
+    for device, key in enumerate(keys):
+        groups.setdefault(key, []).append(device)
+    return (groups[key] for key in keys)
+
+
+def _exchanged(
+    step: CollectiveStep, shards: list[Array], before: Boxes, after: Boxes, groups: Iterable[list[int]]
+) -> Iterator[Array]:
+    """Each device's shard after the step, out of those of its group."""
+    for device, group in enumerate(groups):
+        wanted = after[device]
+        if step.kind == "slice":
+            yield shards[device][_within(wanted, before[device])]
+        elif step.kind in ("all-reduce", "reduce-scatter"):
+            yield _sum([shards[member][_within(wanted, before[member])] for member in group])
+        else:
+            whole = np.empty(wanted[:, 1] - wanted[:, 0], shards[device].dtype)
+            for member in group:
+                start = np.maximum(wanted[:, 0], before[member, :, 0])
+                stop = np.maximum(np.minimum(wanted[:, 1], before[member, :, 1]), start)
+                common = np.stack([start, stop], axis=1)
+                whole[_within(common, wanted)] = shards[member][_within(common, before[member])]
+            yield whole
+
+
+def _within(box: Boxes, of: Boxes) -> tuple[slice, ...]:
+    return tuple(slice(start, stop) for start, stop in (box - of[:, :1]).tolist())
+
+
+def _sum(addends: list[Array]) -> Array:
+    check_addable(addends[0].dtype)
+    total: Array = addends[0].copy()
+    for addend in addends[1:]:
+        np.add(total, addend, out=total)
+    return total
+
+
+def _permuted(shards: list[Array], before: Boxes, after: Boxes, addend: npt.NDArray[np.int64]) -> list[Array]:
+    """Each device takes the shard of the first device that has its new box and its place among the addends."""
+    holder: dict[tuple[bytes, bytes], Array] = {}
+    for box, place, shard in zip(before, addend, shards, strict=True):
+        holder.setdefault((box.tobytes(), place.tobytes()), shard)
+    return [holder[box.tobytes(), place.tobytes()] for box, place in zip(after, addend, strict=True)]

@@ -1,0 +1,150 @@
+//! What a collective costs, by a model of the links.
+//!
+//! | collective | bytes that a device receives, along factors of product `n`, from shards of `s` bytes | messages |
+//! |---|---|---|
+//! | slice | 0 | 0 |
+//! | all-gather | `(n - 1)·s` | `n - 1` for each factor of `n` |
+//! | all-to-all, reduce-scatter | `(n - 1)·s / n` | the same |
+//! | all-reduce | `2·(n - 1)·s / n` (in a ring) | twice as many |
+//! | collective-permute | `s` | 1 for each mesh axis |
+//!
+//! The seconds are those of the messages, one after another, and of the bytes over the slowest link. The neighbours
+//! along the sub-axis `(m)k` of an axis of size `n = m·k·r` stand `r` apart, so a message between them takes `r`
+//! latencies: a whole axis costs the same at once and in parts.
+
+use super::{
+    kinds::{Collective, Kind, State},
+    views::Views,
+};
+
+/// What the links along each factor can do.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Links {
+    /// Bytes per second that a device receives.
+    pub bandwidth: Vec<f64>,
+    /// Seconds per message from one device to the next along the mesh axis.
+    pub latency: Vec<f64>,
+}
+
+impl Links {
+    /// The links of the parts of factors.
+    #[must_use]
+    pub fn parted(&self, whole: &Views, parts: &Views) -> Self {
+        let counts: Vec<usize> = whole.factors().iter().map(|factor| parts.within(factor.sub_axis).len()).collect();
+        let each = |of: &[f64]| {
+            let pairs = of.iter().zip(&counts);
+            pairs.flat_map(|(&value, &count)| std::iter::repeat_n(value, count)).collect()
+        };
+        Self { bandwidth: each(&self.bandwidth), latency: each(&self.latency) }
+    }
+}
+
+/// A collective with its price.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Step {
+    /// What is done.
+    pub collective: Collective,
+    /// The bytes that each device receives.
+    pub bytes: i64,
+    /// Seconds, by the model.
+    pub seconds: f64,
+}
+
+/// All that a price depends on besides the layouts.
+#[derive(Debug, Clone)]
+pub struct Tensor {
+    /// The elements along each dim.
+    pub shape: Vec<i64>,
+    /// The bytes of an element.
+    pub itemsize: i64,
+    /// The sizes of the factors.
+    pub sizes: Vec<i64>,
+    /// For each factor, the seconds of a message to the next device along it.
+    pub hop: Vec<f64>,
+    /// The links.
+    pub links: Links,
+    /// For each factor, the mesh axis that it is of.
+    pub axes: Vec<usize>,
+}
+
+impl Tensor {
+    /// A tensor of `shape`, with elements of `itemsize` bytes, on meshes with common sub-axes and these links.
+    #[must_use]
+    pub fn new(views: &Views, shape: &[i64], itemsize: i64, links: Links) -> Self {
+        let hop = |(factor, &latency): (usize, &f64)| latency * views.hops(factor) as f64;
+        Self {
+            shape: shape.to_vec(),
+            itemsize,
+            sizes: views.sizes(),
+            hop: links.latency.iter().enumerate().map(hop).collect(),
+            links,
+            axes: views.factors().iter().map(|factor| factor.sub_axis.axis).collect(),
+        }
+    }
+
+    /// The number of shards along each dim.
+    #[must_use]
+    pub fn shards(&self, state: &State) -> Vec<i64> {
+        state.specs.iter().map(|spec| self.product(spec)).collect()
+    }
+
+    /// The number of devices along factors.
+    #[must_use]
+    pub fn product(&self, factors: &[usize]) -> i64 {
+        factors.iter().map(|&factor| self.sizes[factor]).product()
+    }
+
+    /// Whether every dim divides.
+    #[must_use]
+    pub fn divides(&self, state: &State) -> bool {
+        self.shape.iter().zip(&state.specs).all(|(n, spec)| n % self.product(spec) == 0)
+    }
+
+    /// The bytes of a shard; saturating, since for the search it is enough that they are many.
+    #[must_use]
+    pub fn shard_bytes(&self, state: &State) -> i64 {
+        let dims = self.shape.iter().zip(&state.specs).map(|(n, spec)| n / self.product(spec));
+        dims.fold(self.itemsize, i64::saturating_mul)
+    }
+
+    /// The bytes that a device receives.
+    #[must_use]
+    pub fn bytes(&self, before: &State, step: &Collective) -> i64 {
+        let (shard, n) = (self.shard_bytes(before), self.product(&step.axes));
+        match step.kind {
+            Kind::Slice => 0,
+            Kind::AllGather => shard.saturating_mul(n - 1),
+            Kind::AllToAll | Kind::ReduceScatter => shard - shard / n,
+            Kind::AllReduce => {
+                // In a ring the shard is passed round in n pieces, twice; the last may be short.
+                (i128::from(shard) * 2 * i128::from(n - 1) / i128::from(n)).try_into().unwrap_or(i64::MAX)
+            }
+            Kind::Permute => shard,
+        }
+    }
+
+    /// How long it takes.
+    #[must_use]
+    pub fn seconds(&self, before: &State, step: &Collective) -> f64 {
+        let around = |factor: usize| (self.sizes[factor] - 1) as f64 * self.hop[factor];
+        let waits: f64 = match step.kind {
+            Kind::Slice => return 0.0,
+            Kind::Permute => {
+                let first = |i: usize| !step.axes[..i].iter().any(|&other| self.axes[other] == self.axes[step.axes[i]]);
+                let once = (0..step.axes.len()).filter(|&i| first(i));
+                once.map(|i| self.links.latency[step.axes[i]]).sum()
+            }
+            Kind::AllReduce => 2.0 * step.axes.iter().map(|&factor| around(factor)).sum::<f64>(),
+            _ => step.axes.iter().map(|&factor| around(factor)).sum(),
+        };
+        let slowest = step.axes.iter().map(|&factor| self.links.bandwidth[factor]).fold(f64::INFINITY, f64::min);
+        waits + self.bytes(before, step) as f64 / slowest
+    }
+
+    /// The collective with its price.
+    #[must_use]
+    pub fn priced(&self, before: &State, collective: Collective) -> Step {
+        let (bytes, seconds) = (self.bytes(before, &collective), self.seconds(before, &collective));
+        Step { collective, bytes, seconds }
+    }
+}

@@ -1,0 +1,301 @@
+//! The plans of many tensors with one balance over all.
+//!
+//! Planned one by one, tensors would all be sent by the first replicas: 80 replicated norms by replica 0. Here each
+//! transfer goes to the replica that has sent the fewest bytes so far, of whatever tensor; what has one holder only counts
+//! first, then the largest tensors. What tensors of one shape between the same two tilings have in common is found once:
+//! see [`Sort`].
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap, TryReserveError},
+};
+
+use crate::{
+    error::{Error, Result},
+    plan::listed::walk,
+    tiling::{Poll, Tiling, tiles::Ticker},
+};
+
+/// Up to how many replicas are compared one by one.
+const FEW: usize = 24;
+
+/// What there is to send between two tilings, whatever the dtype.
+#[derive(Debug, Default)]
+pub struct Sort {
+    /// For each transfer, in the order of a plan's: its box among `choices`, and its elements.
+    transfers: Vec<(u32, i64)>,
+    /// For each box and addend those who hold it: the number of the source holder, and of the participant that it is.
+    choices: Vec<Vec<(u32, u32)>>,
+    /// Whether each box has one holder only.
+    is_plain: bool,
+    /// The elements that participants receive, and keep.
+    received: Vec<(u32, i64)>,
+    kept: Vec<(u32, i64)>,
+}
+
+impl Sort {
+    /// What there is to send from `source` to `destination`. `from[h]` is the participant that holder `h` of the source
+    /// is, `to[h]` the same of the destination; `same` as in [`super::Plan::new`].
+    ///
+    /// # Errors
+    /// As [`super::Plan::new`]; [`Error::Length`] if a holder has no participant.
+    pub fn new(
+        source: &dyn Tiling,
+        destination: &dyn Tiling,
+        (from, to): (&[u32], &[u32]),
+        same: &[i64],
+        poll: Poll<'_>,
+    ) -> Result<Self> {
+        for (left, given, tiling) in [("from", from, source), ("to", to, destination)] {
+            let right_len = usize::try_from(tiling.holders()).unwrap_or(usize::MAX);
+            if given.len() != right_len {
+                return Err(Error::Length { left, left_len: given.len(), right: "holders", right_len });
+            }
+        }
+        let (tiles, pieces) = (source.tiles(poll)?, destination.pieces(poll)?);
+        let mut sort = Self { is_plain: true, ..Self::default() };
+        let mut slots: HashMap<(i64, usize), u32> = HashMap::new();
+        walk(&*tiles, &pieces, same, poll, |found| {
+            let (receiver, volume) = (to[found.destination], found.region.volume());
+            let list = if found.own.is_some() { &mut sort.kept } else { &mut sort.received };
+            match list.last_mut() {
+                Some(last) if last.0 == receiver => last.1 = last.1.saturating_add(volume),
+                _ => {
+                    list.try_reserve(1).map_err(too_many)?;
+                    list.push((receiver, volume));
+                }
+            }
+            if found.own.is_some() {
+                return Ok(());
+            }
+            slots.try_reserve(1).map_err(too_many)?;
+            let slot = match slots.get(&(found.tile, found.addend)) {
+                Some(&slot) => slot,
+                None => {
+                    let holders = tiles.replicas(found.tile, found.addend)?;
+                    let mut choices = Vec::new();
+                    choices.try_reserve_exact(holders.len()).map_err(too_many)?;
+                    choices.extend(holders.iter().map(|&holder| (holder as u32, from[holder as usize])));
+                    sort.is_plain &= choices.len() == 1;
+                    sort.choices.try_reserve(1).map_err(too_many)?;
+                    sort.choices.push(choices);
+                    let slot = (sort.choices.len() - 1) as u32;
+                    slots.insert((found.tile, found.addend), slot);
+                    slot
+                }
+            };
+            sort.transfers.try_reserve(1).map_err(too_many)?;
+            sort.transfers.push((slot, volume));
+            Ok(())
+        })?;
+        Ok(sort)
+    }
+
+    fn volume(&self) -> i64 {
+        self.transfers.iter().fold(0, |sum, transfer| sum.saturating_add(transfer.1))
+    }
+}
+
+fn too_many(_: TryReserveError) -> Error {
+    Error::TooMany { what: "the transfers of a model".to_owned() }
+}
+
+/// Who sends what of many tensors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Model {
+    /// For each tensor, the source holder that sends each of its transfers; none if each box has one holder only.
+    pub senders: Vec<Option<Vec<i64>>>,
+    /// The bytes that each participant sends,
+    pub sent: Vec<i64>,
+    /// receives,
+    pub received: Vec<i64>,
+    /// and has already.
+    pub kept: Vec<i64>,
+}
+
+impl Model {
+    /// Spreads the sending of all tensors, each given by its sort and the bytes of an element.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] for a sort that is not there, [`Error::Overflow`] if a participant has more than 2^63 - 1
+    /// bytes to send or to receive, [`Error::TooMany`] if there is no memory; what `poll` returns.
+    pub fn new(sorts: &[Sort], tensors: &[(usize, i64)], participants: usize, poll: Poll<'_>) -> Result<Self> {
+        let mut totals = [zeros(participants)?, zeros(participants)?, zeros(participants)?];
+        let mut itemsizes = zeros(sorts.len())?;
+        for (position, &(sort, itemsize)) in tensors.iter().enumerate() {
+            let limit = sorts.len() as i64;
+            let outside = Error::OutOfRange { what: "sorts", position: Some(position), value: sort as i64, limit };
+            *itemsizes.get_mut(sort).ok_or(outside)? += itemsize;
+        }
+        let [sent, received, kept] = &mut totals;
+        for (sort, &itemsize) in sorts.iter().zip(&itemsizes) {
+            poll()?;
+            for (total, list) in [(&mut *received, &sort.received), (kept, &sort.kept)] {
+                list.iter().try_for_each(|&(who, volume)| add(total, who, volume, itemsize))?;
+            }
+            if sort.is_plain {
+                let lone = sort.transfers.iter().map(|&(slot, volume)| (sort.choices[slot as usize][0].1, volume));
+                lone.into_iter().try_for_each(|(who, volume)| add(sent, who, volume, itemsize))?;
+            }
+        }
+        let mut order: Vec<usize> = (0..tensors.len()).filter(|&i| !sorts[tensors[i].0].is_plain).collect();
+        let volumes: Vec<i64> = sorts.iter().map(Sort::volume).collect();
+        order.sort_by_key(|&i| Reverse(volumes[tensors[i].0].saturating_mul(tensors[i].1)));
+        let mut heaps = Heaps::new(sorts);
+        let mut senders = vec![None; tensors.len()];
+        let mut ticker = Ticker::new();
+        for tensor in order {
+            let (sort, itemsize) = tensors[tensor];
+            let mut own: Vec<i64> = Vec::new();
+            own.try_reserve_exact(sorts[sort].transfers.len()).map_err(too_many)?;
+            for &(slot, volume) in &sorts[sort].transfers {
+                ticker.tick(poll)?;
+                let (holder, who) = heaps.least(sort, slot as usize, sent)?;
+                add(sent, who, volume, itemsize)?;
+                own.push(i64::from(holder));
+            }
+            senders[tensor] = Some(own);
+        }
+        let [sent, received, kept] = totals;
+        Ok(Self { senders, sent, received, kept })
+    }
+}
+
+fn zeros(len: usize) -> Result<Vec<i64>> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(len).map_err(too_many)?;
+    list.resize(len, 0);
+    Ok(list)
+}
+
+fn add(totals: &mut [i64], who: u32, volume: i64, itemsize: i64) -> Result<()> {
+    let total = &mut totals[who as usize];
+    let sum = volume.checked_mul(itemsize).and_then(|bytes| total.checked_add(bytes));
+    *total =
+        sum.ok_or_else(|| Error::Overflow { what: "the bytes of one participant of a model's plan".to_owned() })?;
+    Ok(())
+}
+
+/// For boxes of many replicas, what each had sent when it was looked at last: as much as now, or less.
+struct Heaps<'a> {
+    sorts: &'a [Sort],
+    heaps: HashMap<(usize, usize), BinaryHeap<Reverse<(i64, usize)>>>,
+}
+
+impl<'a> Heaps<'a> {
+    fn new(sorts: &'a [Sort]) -> Self {
+        Self { sorts, heaps: HashMap::new() }
+    }
+
+    /// The replica that has sent least, the first of equals.
+    fn least(&mut self, sort: usize, slot: usize, sent: &[i64]) -> Result<(u32, u32)> {
+        let choices = &self.sorts[sort].choices[slot];
+        let load = |position: usize| sent[choices[position].1 as usize];
+        if choices.len() <= FEW {
+            let least = (0..choices.len()).min_by_key(|&position| load(position)).unwrap_or(0);
+            return Ok(choices[least]);
+        }
+        let heap = match self.heaps.entry((sort, slot)) {
+            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                let mut all = Vec::new();
+                all.try_reserve_exact(choices.len()).map_err(too_many)?;
+                all.extend((0..choices.len()).map(|position| Reverse((load(position), position))));
+                entry.insert(BinaryHeap::from(all))
+            }
+        };
+        loop {
+            let Some(mut top) = heap.peek_mut() else { return Ok(choices[0]) };
+            let Reverse((known, position)) = *top;
+            if load(position) == known {
+                return Ok(choices[position]);
+            }
+            *top = Reverse((load(position), position));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        parallel::never,
+        plan::Plan,
+        tiling::tests::{seeds, shapes, tiling_of},
+    };
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_totals_are_those_of_the_plans_and_no_sender_could_be_relieved(
+            shape in shapes(),
+            kinds in prop::collection::vec((0..6_usize, 0..6_usize), 1..4),
+            from in seeds(),
+            to in seeds(),
+            tensors in prop::collection::vec((0..3_usize, 1..5_i64), 0..9),
+            shift in 0..9_i64,
+        ) {
+            let pairs: Vec<_> = kinds.iter().map(|k| (tiling_of(&shape, k.0, &from), tiling_of(&shape, k.1, &to))).collect();
+            // Participant h is holder h of every source; that of a destination is the one `shift` further on.
+            let same: Vec<Vec<i64>> = pairs.iter().map(|(source, destination)| {
+                (0..destination.holders()).map(|d| if d + shift < source.holders() { d + shift } else { -1 }).collect()
+            }).collect();
+            let ids = |count: i64, shift: i64| -> Vec<u32> { (0..count).map(|h| (h + shift) as u32).collect() };
+            let sorts: Vec<Sort> = pairs.iter().zip(&same).map(|((source, destination), same)| {
+                let (from, to) = (ids(source.holders(), 0), ids(destination.holders(), shift));
+                Sort::new(&**source, &**destination, (&from, &to), same, &mut never).unwrap()
+            }).collect();
+            let tensors: Vec<_> = tensors.iter().map(|&(sort, itemsize)| (sort % sorts.len(), itemsize)).collect();
+            let model = Model::new(&sorts, &tensors, 200, &mut never).unwrap();
+            let mut totals = [vec![0; 200], vec![0; 200], vec![0; 200]];
+            for (i, &(sort, itemsize)) in tensors.iter().enumerate() {
+                let ((source, destination), same) = (&pairs[sort], &same[sort]);
+                let all = 0..destination.holders() as usize;
+                let plan = match &model.senders[i] {
+                    Some(senders) => Plan::with_senders(source.clone(), destination.clone(), same.clone(), senders, &mut never),
+                    None => Plan::new(source.clone(), destination.clone(), same.clone(), &mut never),
+                }.unwrap();
+                plan.visit_transfers(all.clone(), &mut never, |t| {
+                    totals[0][t.source as usize] += t.region.volume() * itemsize;
+                    totals[1][(t.destination + shift) as usize] += t.region.volume() * itemsize;
+                    Ok(())
+                }).unwrap();
+                plan.visit_kept(all, |t| {
+                    totals[2][(t.destination + shift) as usize] += t.region.volume() * itemsize;
+                    Ok(())
+                }).unwrap();
+            }
+            prop_assert_eq!([&model.sent, &model.received, &model.kept], [&totals[0], &totals[1], &totals[2]]);
+            // Greedy: of two holders of one box the busier one is busier by no more than what it sent last.
+            let largest = tensors.iter().map(|&(sort, itemsize)| {
+                itemsize * sorts[sort].transfers.iter().map(|t| t.1).max().unwrap_or(0)
+            }).max().unwrap_or(0);
+            for &(sort, _) in &tensors {
+                for choices in sorts[sort].choices.iter().filter(|choices| choices.len() == sorts[sort].choices[0].len()) {
+                    let lone = |who: u32| sorts.iter().all(|s| s.choices.iter().all(|c| c == choices || c.iter().all(|h| h.1 != who)));
+                    if choices.iter().all(|&(_, who)| lone(who)) {
+                        let loads = choices.iter().map(|&(_, who)| model.sent[who as usize]);
+                        prop_assert!(loads.clone().max().unwrap() - loads.min().unwrap() <= largest);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn replicated_tensors_are_sent_by_all_replicas_alike() {
+        // As many norms as 80, each of which 40 replicas hold and 3 others want: 6 of 240 for each.
+        let ranges: Vec<(i64, i64)> = vec![(0, 16); 40];
+        let replicas = crate::tiling::flat::FlatRanges::new(&[16], &ranges, true).unwrap();
+        let others = crate::tiling::flat::FlatRanges::new(&[16], &ranges[..3], true).unwrap();
+        let (from, to): (Vec<u32>, Vec<u32>) = ((0..40).collect(), (40..43).collect());
+        let sort = Sort::new(&replicas, &others, (&from, &to), &[-1; 3], &mut never).unwrap();
+        let model = Model::new(&[sort], &[(0, 2); 80], 43, &mut never).unwrap();
+        assert_eq!(model.sent[..40], [6 * 16 * 2; 40]);
+        assert_eq!(model.received[40..], [80 * 16 * 2; 3]);
+        assert_eq!(
+            Model::new(&[], &[(0, 1)], 1, &mut never).unwrap_err().to_string(),
+            "sorts[0] is 0, outside a range that is empty"
+        );
+    }
+}

@@ -1,0 +1,127 @@
+"""Plans of whole models: one balance over all tensors, and each tensor's plan as exact as ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shardwise as sw
+from tests.tilings import SHAPES, held, numbered, tilings
+
+OLD = sw.DeviceMesh((2, 4), ("data", "model"))
+NEW = sw.DeviceMesh((8,), ("x",), [f"gpu:{i}" for i in range(8)])
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[dict[str, sw.Tiling], dict[str, sw.Tiling], dict[str, Any]]:
+    src, dst, tensors = {}, {}, {}
+    for i in range(draw(st.integers(0, 4))):
+        shape = draw(SHAPES)
+        ends = draw(tilings(shape)), draw(tilings(shape))
+        for j in range(draw(st.integers(1, 3))):
+            name = f"{i}.{j}"
+            src[name], dst[name] = ends
+            tensors[name] = shape, draw(st.sampled_from(["int8", "float32", "bfloat16"]))
+    return src, dst, tensors
+
+
+@settings(deadline=None)
+@given(models())
+def test_totals_and_results_are_those_of_the_tensors(model: Any) -> None:
+    src, dst, tensors = model
+    plan = sw.plan_model(src, dst, tensors)
+    assert list(plan) == list(tensors)
+    sums: dict[str, dict[Any, int]] = {"sent": {}, "received": {}, "kept": {}}
+    for name, (_, dtype) in tensors.items():
+        one, alone = plan[name], sw.plan_reshard(src[name], dst[name])
+        assert (one.src, one.dst) == (src[name], dst[name])
+        assert [(t.dst_device, t.box) for t in one] == [(t.dst_device, t.box) for t in alone]
+        for kind, tiling, side, counts in (
+            ("sent", src[name], "src", one.bytes_sent(dtype)),
+            ("received", dst[name], "dst", one.bytes_received(dtype)),
+            ("kept", dst[name], "dst", one.bytes_kept(dtype)),
+        ):
+            for label, count in zip(tiling.holders, counts.tolist(), strict=True):
+                key = label if tiling._is_named else (name, side, label)
+                sums[kind][key] = sums[kind].get(key, 0) + count
+    for kind, totals in (
+        ("sent", plan.bytes_sent()),
+        ("received", plan.bytes_received()),
+        ("kept", plan.bytes_kept()),
+    ):
+        # Holders of tilings that several tensors share are known by the first of them, where they have no names.
+        named = {label: count for label, count in totals.items() if isinstance(label, str)}
+        assert named == {**dict.fromkeys(named, 0), **{k: v for k, v in sums[kind].items() if isinstance(k, str)}}
+        assert sum(totals.values()) == sum(sums[kind].values())
+    shards = {name: held(src[name], numbered(shape)) for name, (shape, _) in tensors.items()}
+    for name, results in plan.run(shards).items():
+        expected = held(dst[name], numbered(tensors[name][0]), 0)
+        assert all(map(np.array_equal, results, expected))
+
+
+def test_replicas_take_turns_over_all_tensors() -> None:
+    """80 norms on 8 devices each, wanted by 8 others: 80 · 8 transfers of 64 bytes, 80 for each sender."""
+    norms = {f"norm.{i}": ((16,), "float32") for i in range(80)}
+    here, there = sw.LayoutMap(OLD), sw.LayoutMap(NEW)
+    here["norm"], there["norm"] = (None,), (None,)
+    plan = sw.plan_model(here, there, norms)
+    assert set(plan.bytes_sent().values()) == {80 * 64, 0}
+    assert [plan.bytes_sent()[f"cpu:{i}"] for i in range(8)] == [80 * 64] * 8
+    assert plan.total_bytes() == 80 * 8 * 64
+    # Few large ones beside: whoever sends those sends fewer of the small ones.
+    tensors = {"big": ((16, 80), "float32"), **norms}
+    here["big"], there["big"] = ("data", None), ("x", None)
+    sent = sw.plan_model(here, there, tensors).bytes_sent()
+    total = 16 * 80 * 4 + 80 * 8 * 64
+    assert max(sent.values()) - total / 8 <= 64
+
+
+def test_packed_elements_are_counted_in_bytes() -> None:
+    layouts = {"w": sw.TensorLayout(("x",), NEW)}
+    whole = {"w": sw.TensorLayout((None,), NEW)}
+    plan = sw.plan_model(layouts, whole, {"w": ((64,), "F4")})
+    assert plan.bytes_received()["gpu:0"] == 56 // 2
+
+
+def test_refused() -> None:
+    layouts = {"w": sw.TensorLayout(("x",), NEW)}
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (lambda: sw.plan_model(layouts, {}, {"w": ((8,), "f4")}), sw.LayoutError, "dst has no layout for 'w'"),
+        (lambda: sw.plan_model(3, layouts, {"w": ((8,), "f4")}), TypeError, "src must be a LayoutMap or a mapping"),
+        (lambda: sw.plan_model(layouts, layouts, [("w", (8,))]), TypeError, "tensors must map names"),  # type: ignore[arg-type]
+        (lambda: sw.plan_model(layouts, layouts, {"w": (8,)}), TypeError, r"tensors\['w'\] must be \(shape, dtype\)"),  # type: ignore[dict-item]
+        (lambda: sw.plan_model(layouts, layouts, {"w": ((8,), "nope")}), TypeError, "the dtype of 'w'"),
+        (lambda: sw.plan_model(layouts, layouts, {"w": ((9,), "f4")}), sw.LayoutError, r"src\['w'\]: dim 0 has 9"),
+        (
+            lambda: sw.plan_model({"w": 3}, layouts, {"w": ((8,), "f4")}),
+            TypeError,
+            r"src\['w'\] must be a TensorLayout",
+        ),
+        (
+            lambda: sw.plan_model({"w": sw.Tiling.grid((4,), (2,))}, layouts, {"w": ((8,), "f4")}),
+            sw.LayoutError,
+            r"src\['w'\] is of shape \(4,\), but the tensor of shape \(8,\)",
+        ),
+        (lambda: sw.plan_model(layouts, layouts, {"w": ((8,), "f4")}).run({}), sw.LayoutError, "no shards of 'w'"),
+    ]
+    for make, error, message in cases:
+        with pytest.raises(error, match=message):
+            make()
+
+
+def test_senders_that_do_not_hold_what_they_send() -> None:
+    halves = sw.TensorLayout(("x",), sw.DeviceMesh((2,), ("x",))).partition((4,))
+    reader = sw.Tiling.from_boxes((4,), [[(0, 4)]])
+    assert [t.src_device for t in sw.ReshardPlan(halves, reader, [0, 1])] == ["cpu:0", "cpu:1"]
+    for senders, message in (
+        ([1, 0], r"senders\[0\] is 1, which does not hold \[0:2\]"),
+        ([0, -1], r"senders\[1\] is -1, which does not hold \[2:4\]"),
+        ([0], "senders has 1 elements but transfers has 2"),
+        ([0, 1, 1], "senders has 3 elements but transfers has 2"),
+    ):
+        with pytest.raises(sw.LayoutError, match=message):
+            sw.ReshardPlan(halves, reader, senders)

@@ -1,0 +1,305 @@
+"""What a path is taken for, what is refused with which sentence, and files that change while they are read."""
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import shardwise as sw
+from shardwise.store import FORMS, Form, StoredCheckpoint, files
+from shardwise.store.files import DataFile
+
+from .conftest import encode
+from .torch_files import save, tensor
+
+
+def test_a_safetensors_file_and_folders_of_them(tmp_path: Path) -> None:
+    arrays: dict[str, Any] = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": np.ones(4, np.int64),
+        "s": np.array(2.0),
+    }
+    safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        with sw.open_checkpoint(path) as checkpoint:
+            assert (checkpoint.format, dict(checkpoint.metadata)) == ("safetensors", {"format": "pt"})
+            assert {name: checkpoint.read(name).tolist() for name in checkpoint} == {
+                name: np.asarray(array).tolist() for name, array in arrays.items()
+            }
+            assert checkpoint["a"].array().tolist() == arrays["a"].tolist()
+            assert checkpoint.nbytes == 24 + 32 + 8
+            assert repr(checkpoint) == f"<StoredCheckpoint '{tmp_path / 'model.safetensors'}': safetensors, 3 tensors>"
+            assert repr(checkpoint["a"]) == "<StoredTensor 'a': float32 (2, 3), 1 piece>"
+            assert "a" in checkpoint
+            assert "z" not in checkpoint
+            with pytest.raises(KeyError):
+                checkpoint.read("z")
+    # Another name, known by its first bytes.
+    (tmp_path / "model.safetensors").rename(tmp_path / "weights")
+    assert len(sw.open_checkpoint(tmp_path / "weights")) == 3
+
+
+def test_arguments_that_do_not_fit(tmp_path: Path) -> None:
+    safetensors.numpy.save_file({"a": np.zeros((2, 3), np.float32)}, tmp_path / "m.safetensors")
+    with sw.open_checkpoint(tmp_path) as checkpoint:
+        for box in (
+            (slice(0, 3), slice(0, 1)),
+            (slice(0, 2),),
+            (slice(0, 2, 2), slice(0, 1)),
+            (slice(-1, 1), slice(0, 1)),
+        ):
+            with pytest.raises(IndexError):
+                checkpoint.read("a", box)
+        for out in (np.zeros((2, 3), np.int32), np.zeros((3, 2), np.float32), np.zeros((3, 2), np.float32).T):
+            with pytest.raises(ValueError, match="out"):
+                checkpoint.read("a", out=out)
+        with pytest.raises(TypeError, match="box"):
+            checkpoint.read("a", [0, 1])  # type: ignore[arg-type]
+        with pytest.raises(IndexError):
+            _ = checkpoint["a"].pieces[1]
+
+
+SENTENCES: dict[str, tuple[dict[str, bytes], str]] = {
+    "nothing": ({}, "not a checkpoint of any form that is known; it holds 'nothing'"),
+    "something else": ({"readme.txt": b"", "b": b""}, "it holds 'b, readme.txt'"),
+    "fsdp1": ({"pytorch_model_fsdp_rank0.bin": b""}, "flat parameters of FSDP1.*save it once with"),
+    "fsdp1 of torchtune": ({"x_fsdp_1_rank_3.pt": b""}, "flat parameters of FSDP1"),
+    "vllm": ({"model-rank-0-part-0.safetensors": b""}, "an engine's sharded state"),
+    "deepspeed": ({"latest": b"", "global_step10": b""}, r"DeepSpeed.*zero_to_fp32\.py"),
+    "deepspeed's own folder": ({"bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt": b""}, "DeepSpeed"),
+    "megatron's old form": ({"mp_rank_00": b"", "mp_rank_01_002": b""}, "legacy Megatron checkpoint"),
+    "dcp without its index": ({"__0_0.distcp": b""}, r"no \.metadata, which is written last"),
+    "dcp of ranks": ({"__0.metadata": b"", "__0_0.distcp": b""}, "use_collectives=False"),
+    "orbax unfinished": ({"1.orbax-checkpoint-tmp-7": b""}, "an interrupted save of Orbax is all there is"),
+}
+
+
+@pytest.mark.parametrize("case", SENTENCES)
+def test_what_cannot_be_read_is_refused_with_a_sentence(case: str, tmp_path: Path) -> None:
+    names, message = SENTENCES[case]
+    for name, data in names.items():
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(sw.ParseError, match=message) as caught:
+        sw.open_checkpoint(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path}: ")
+    assert len(str(caught.value)) < 400 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("m.keras", b"PK\3\4", r"unzip it and open the model\.weights\.h5"),
+        ("m.pt", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", r"before 1\.6"),
+        ("m.pt", bytes(257) + b"ustar", r"before 1\.6"),
+        ("m.pt", b"", "it begins with b''"),
+        ("m.txt", b"hello there", "it begins with b'hello th'"),
+    ],
+)
+def test_files_that_cannot_be_read(name: str, data: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(sw.ParseError, match=message):
+        sw.open_checkpoint(tmp_path / name)
+
+
+def test_paths_that_are_none(tmp_path: Path) -> None:
+    for path in (tmp_path / "gone", tmp_path / "nul\0", "\ud800"):
+        with pytest.raises(OSError, match=r"No such file|no file can have this name"):
+            sw.open_checkpoint(path)
+    wrong: Any
+    for wrong in (5, None):
+        with pytest.raises(TypeError):
+            sw.open_checkpoint(wrong)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "fifo.safetensors")
+        with pytest.raises(sw.ParseError, match="is a FIFO"):
+            sw.open_checkpoint(tmp_path / "fifo.safetensors")
+
+
+def test_a_form_is_one_entry_and_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = type(sys)("shardwise.store.mine")
+    module.open_form = lambda path: StoredCheckpoint(path, "mine", {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "shardwise.store.mine", module)
+    monkeypatch.setattr(
+        "shardwise.store.open.FORMS", [Form("mine", lambda target: "mine.json" in target.names, "mine"), *FORMS]
+    )
+    (tmp_path / "mine.json").write_text("{}")
+    assert sw.open_checkpoint(tmp_path).format == "mine"
+
+
+def test_limits_of_headers(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+
+    def refused(header: Any, message: str, data: bytes = b"") -> None:
+        path.write_bytes(encode(header, data))
+        for function in (sw.open_checkpoint, sw.open_safetensors):
+            with pytest.raises(sw.ParseError, match=message) as caught:
+                function(path)
+            assert len(str(caught.value)) < 600
+
+    refused(
+        {"a": {"dtype": "F32", "shape": [1] * 50_000, "data_offsets": [0, 4]}}, "has 50000 dims; at most 64", bytes(4)
+    )
+    refused(
+        {"n" * 5000: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, "is not text of at most 4096 bytes", b"1"
+    )
+    path.write_bytes(encode({"a": {"dtype": "F32", "shape": [1] * 64, "data_offsets": [0, 4]}}, bytes(4)))
+    assert sw.open_checkpoint(path)["a"].ndim == 64
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
+@pytest.mark.parametrize("part", [b"[],", b"{},", b'"":0,', b"0,"])
+def test_a_long_header_takes_memory_in_proportion(part: bytes, tmp_path: Path) -> None:
+    """A header of 30 MB of nothing but empty lists took 900 MB before the error."""
+    import subprocess
+
+    text = (b'{"a":[' if part[0] in b"[{0" else b'{"a":{') + part * (30_000_000 // len(part))
+    text += b"0]}" if part[0] in b"[{0" else b'"b":0}}'
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(encode(text))
+    code = (
+        "import sys, resource, shardwise as sw\n"
+        "sw.open_checkpoint\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * 4096 + (400 << 20)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used, used))\n"
+        "try: sw.open_checkpoint(sys.argv[1])\n"
+        "except sw.ParseError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "m.safetensors" in done.stdout
+
+
+# Files that change while they are read.
+
+
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """Two files of one size and one time, of ones and of twos."""
+    paths = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
+    for value, path in enumerate(paths, 1):
+        safetensors.numpy.save_file({"w": np.full(1 << 20, value, np.float32)}, path)
+        os.utime(path, ns=(10**18, 10**18))
+    return paths
+
+
+@pytest.mark.parametrize("function", [sw.open_checkpoint, sw.open_safetensors])
+def test_closing_in_one_thread_does_not_swap_the_file_under_another(function: Any, tmp_path: Path) -> None:
+    """The descriptor that `close` gave back went to the next file, and reads went on with it."""
+    one, two = pair(tmp_path)
+    out = np.empty(1 << 20, np.float32)
+    wrong: list[Any] = []
+    finished = 0
+    for _ in range(60):
+        checkpoint = function(one)
+        ready = threading.Event()
+
+        def read(checkpoint: Any = checkpoint, ready: threading.Event = ready) -> None:
+            nonlocal finished
+            ready.set()
+            try:
+                checkpoint.read("w", out=out)
+                finished += 1
+            except ValueError as error:
+                if "closed" not in str(error):
+                    wrong.append(error)
+                return
+            if not (out == 1).all():
+                wrong.append(np.unique(out))
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        ready.wait()
+        checkpoint.close()
+        others = [function(two) for _ in range(8)]
+        thread.join()
+        for other in others:
+            other.close()
+    assert wrong == []
+
+
+def test_a_read_that_is_under_way_keeps_its_descriptor(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"1" * 100)
+    file = DataFile(path)
+    with file.descriptor() as number:
+        file.close()
+        (tmp_path / "g").write_bytes(b"2" * 100)
+        other = DataFile(tmp_path / "g")
+        assert os.pread(number, 100, 0) == b"1" * 100
+        with pytest.raises(ValueError, match="closed"), file.descriptor():
+            pass
+        assert other.read(0, 100) == b"2" * 100
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+
+
+def test_more_files_than_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_MOST_OPEN", 8)
+    held = []
+    for number in range(50):
+        path = tmp_path / f"{number}"
+        path.write_bytes(bytes([number]) * 10)
+        held.append(DataFile(path))
+    descriptors = Path("/proc/self/fd")
+    assert not descriptors.exists() or len(list(descriptors.iterdir())) < 60
+    for number, file in enumerate(held):
+        assert file.read(0, 10) == bytes([number]) * 10
+    # One that lost its descriptor is known again, unless it is another file now.
+    replaced = tmp_path / "new"
+    replaced.write_bytes(bytes([1]) * 10)
+    os.utime(replaced, ns=(0, held[0].status[3]))
+    replaced.rename(tmp_path / "0")
+    with pytest.raises(sw.ParseError, match="is not the file that was opened"):
+        held[0].read(0, 10)
+    (tmp_path / "2").unlink()
+    with pytest.raises(FileNotFoundError):
+        held[2].read(0, 10)
+    for file in held:
+        file.close()
+
+
+def test_a_file_that_changes_is_an_error(tmp_path: Path) -> None:
+    array = np.arange(1000, dtype=np.float32)
+    for grow in (-1, 1, 0):
+        path = tmp_path / "m.pt"
+        path.write_bytes(save({"w": tensor(array, "0")}))
+        checkpoint = sw.open_checkpoint(path)
+        data = path.read_bytes()
+        time.sleep(0.01)
+        path.write_bytes(data[:grow] if grow < 0 else data + bytes(grow))
+        for get in (checkpoint["w"].read, checkpoint["w"].array):
+            with pytest.raises(sw.ParseError, match=r"m\.pt: (had|was written to|ends at)"):
+                get()
+
+
+@pytest.mark.parametrize("function", [sw.open_checkpoint, sw.open_safetensors])
+def test_an_array_that_races_a_truncation_is_an_error(
+    function: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is cut between the look at its size and the map of it, which was a plain ValueError."""
+    path = tmp_path / "m.safetensors"
+    safetensors.numpy.save_file({"w": np.ones(1000, np.float32)}, path)
+    checkpoint = function(path)
+    real = DataFile.check
+
+    def check(self: DataFile) -> None:
+        real(self)
+        os.truncate(path, 100)
+
+    monkeypatch.setattr(DataFile, "check", check)
+    with pytest.raises(sw.ParseError, match="cannot be mapped into memory"):
+        checkpoint["w"].array() if function is sw.open_checkpoint else checkpoint["w"]
+
+
+def test_metadata_of_names_that_are_json(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(encode({"__metadata__": {"k": json.dumps({"a": 1})}}))
+    with sw.open_checkpoint(path) as checkpoint:
+        assert (len(checkpoint), dict(checkpoint.metadata)) == (0, {"k": '{"a": 1}'})

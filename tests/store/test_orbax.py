@@ -1,0 +1,406 @@
+"""Orbax's forms made by hand: zarr arrays and OCDBT databases, each with something wrong or something rare in it."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shardwise as sw
+from shardwise._core import crc32c
+
+from .orbax_files import PACK, Database, entries_of, file_table, item, node, shared, uleb, zarr2, zarr3
+
+
+def numbers(*shape: int, dtype: Any = "<f4") -> np.ndarray:
+    return (np.arange(np.prod(shape, dtype=int)) % 100 + 1).astype(dtype).reshape(shape)
+
+
+@pytest.mark.parametrize("compressor", [None, "zstd", "gzip", "zlib", "bz2"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_zarr_2(compressor: str | None, order: str, tmp_path: Path) -> None:
+    folder = item(tmp_path / "item")
+    how = {"compressor": compressor and {"id": compressor}, "order": order}
+    arrays = {
+        "uneven": (numbers(7, 5), (3, 2)), "whole": (numbers(4, 6), (4, 6)), "scalar": (numbers(), ()),
+        "big": (numbers(5, 4, dtype=">i4"), (2, 4)), "bf16": (numbers(6, dtype=ml_dtypes.bfloat16), (4,)),
+        "bool": (numbers(9, dtype="?"), (4,)), "complex": (numbers(3, dtype="<c16"), (2,)),
+        "none": (numbers(0, 3), (2, 3)),
+        "deep": (numbers(2, 1, 3, 1, 2, 1, 2, 2), (1, 1, 2, 1, 2, 1, 1, 2)), "bytes": (numbers(9, dtype="|u1"), (9,)),
+    }  # fmt: skip
+    for name, (array, chunks) in arrays.items():
+        zarr2(folder, name, array, chunks, **how)
+    with sw.open_checkpoint(folder) as checkpoint:
+        assert set(checkpoint) == set(arrays)
+        for name, (array, _) in arrays.items():
+            assert checkpoint.read(name).tolist() == array.tolist(), name
+            assert checkpoint.read(name).dtype == array.dtype.newbyteorder("=")
+            box = tuple(slice(n // 3, n) for n in array.shape)
+            assert checkpoint.read(name, box).tolist() == array[box].tolist()
+            checkpoint[name].tiling.check()
+        addressable = compressor is None
+        assert checkpoint["uneven"].pieces[0].is_addressable == addressable
+        if addressable:
+            assert checkpoint["whole"].array().tolist() == arrays["whole"][0].tolist()
+            assert not checkpoint["big"].pieces[0].is_addressable
+
+
+def test_other_separators_and_nested_names(tmp_path: Path) -> None:
+    folder = item(tmp_path / "item")
+    zarr2(folder, "a/b", numbers(4, 4), (2, 2), dimension_separator="/")
+    zarr2(folder, "c", numbers(4, 4), (2, 2), dimension_separator="/")
+    with sw.open_checkpoint(folder) as checkpoint:
+        assert set(checkpoint) == {"a/b", "c"}
+        assert checkpoint.read("a/b").tolist() == checkpoint.read("c").tolist() == numbers(4, 4).tolist()
+
+
+@pytest.mark.parametrize("codecs", [(), ("zstd",), ("gzip",), ("crc32c",), ("crc32c", "zstd"), ("zstd", "crc32c")])
+@pytest.mark.parametrize("first", [False, True])
+def test_zarr_3(codecs: tuple[str, ...], first: bool, tmp_path: Path) -> None:
+    folder = item(tmp_path / "item")
+    array = numbers(10, 7)
+    zarr3(folder, "plain", array, (4, 4), codecs=codecs)
+    zarr3(folder, "sharded", array, (6, 4), (3, 2), codecs=codecs, first=first)
+    zarr3(folder, "scalar", numbers(), (), (), codecs=codecs, first=first)
+    zarr3(folder, "bf16", numbers(8, dtype=ml_dtypes.bfloat16), (8,), (4,), codecs=codecs)
+    with sw.open_checkpoint(folder) as checkpoint:
+        for name in ("plain", "sharded"):
+            assert checkpoint.read(name).tolist() == array.tolist()
+            assert checkpoint.read(name, (slice(2, 9), slice(3, 6))).tolist() == array[2:9, 3:6].tolist()
+        assert checkpoint.read("scalar") == 1
+        assert checkpoint.read("bf16").tolist() == numbers(8).tolist()
+        assert len(checkpoint["sharded"].pieces) == 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_box_of_any_grid(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
+    inner = tuple(data.draw(st.integers(1, 3)) for _ in shape)
+    shard = tuple(n * data.draw(st.integers(1, 3)) for n in inner)
+    array = numbers(*shape)
+    folder = item(tmp_path_factory.mktemp("zarr") / "item")
+    zarr2(folder, "two", array, shard, compressor=data.draw(st.sampled_from([None, {"id": "zlib"}])))
+    zarr3(folder, "three", array, shard, inner, codecs=data.draw(st.sampled_from([(), ("gzip",)])))
+    box = []
+    for size in shape:
+        start = data.draw(st.integers(0, size))
+        box.append(slice(start, data.draw(st.integers(start, size))))
+    with sw.open_checkpoint(folder) as checkpoint:
+        for name in ("two", "three"):
+            assert checkpoint.read(name, tuple(box)).tolist() == array[tuple(box)].tolist()
+
+
+def test_chunks_that_are_not_there(tmp_path: Path) -> None:
+    """They are the fill value, unless the writer says that it stores all of them."""
+    array = numbers(4, 4)
+    for stored, name in ((False, "sparse"), (True, "complete")):
+        folder = item(tmp_path / name, store_array_data_equal_to_fill_value=stored)
+        (zarr2(folder, "two", array, (2, 2), fill_value=1.5) / "1.0").unlink()
+        (zarr3(folder, "three", array, (2, 2), fill_value="NaN") / "c/1/0").unlink()
+        zarr3(folder, "inner", array, (4, 4), (2, 2), leave_out=(2,), fill_value="0x3fc00000")
+        if stored:
+            with pytest.raises(sw.ParseError, match=r"the chunk 'three/c/1/0' is missing"):
+                sw.open_checkpoint(folder)
+            continue
+        with sw.open_checkpoint(folder) as checkpoint:
+            for name, fill in (
+                ("two", 1.5),
+                ("three", np.nan),
+                ("inner", 1.5),
+            ):
+                wanted = array.copy()
+                wanted[2:, :2] = fill
+                np.testing.assert_array_equal(checkpoint.read(name), wanted)
+    folder = item(tmp_path / "no fill")
+    (zarr2(folder, "two", array, (2, 2)) / "1.0").unlink()
+    with pytest.raises(sw.ParseError, match=r"array 'two': the chunk 'two/1\.0' is missing"):
+        sw.open_checkpoint(folder)
+    folder = item(tmp_path / "inner", store_array_data_equal_to_fill_value=True)
+    zarr3(folder, "inner", array, (4, 4), (2, 2), leave_out=(2,))
+    with sw.open_checkpoint(folder) as checkpoint, pytest.raises(sw.ParseError, match="its chunk 2 is missing"):
+        checkpoint.read("inner")
+
+
+WRONG_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
+    "filters": ({"filters": [{"id": "delta"}]}, "with filters"),
+    "another compressor": ({"compressor": {"id": "blosc"}}, "the compressor 'blosc' is not one that is read"),
+    "another dtype": ({"dtype": "<M8[s]"}, "the dtype '<M8"),
+    "no dtype": ({"dtype": [["a", "<f4"]]}, "the dtype"),
+    "another order": ({"order": "A"}, "order 'A'"),
+    "another separator": ({"dimension_separator": ":"}, "dimension_separator ':'"),
+    "chunks of another rank": ({"chunks": [2]}, r"chunks of \[2\]"),
+    "chunks without elements": ({"chunks": [0, 2]}, r"chunks of \[0, 2\]"),
+    "huge chunks": ({"chunks": [2**40, 2**40]}, "more than 2.*63 - 1 bytes"),
+    "a negative size": ({"shape": [-1, 4]}, "not sizes"),
+    "a huge shape": ({"shape": [2**60, 2**60]}, "more than 2.*63 - 1 bytes"),
+    "too many chunks": ({"shape": [2**30, 2**30]}, "chunks; at most 10000000 are read"),
+    "65 dims": ({"shape": [1] * 65, "chunks": [1] * 65}, "has 65 dims"),
+    "another version": ({"zarr_format": 4}, "zarr_format 4"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG_ARRAYS)
+def test_arrays_that_cannot_be_read(case: str, tmp_path: Path) -> None:
+    changes, message = WRONG_ARRAYS[case]
+    folder = item(tmp_path / "item")
+    path = zarr2(folder, "w", numbers(4, 4), (2, 2))
+    said = json.loads((path / ".zarray").read_text())
+    (path / ".zarray").write_text(json.dumps(said | changes))
+    with pytest.raises(sw.ParseError, match=message) as caught:
+        sw.open_checkpoint(folder)
+    assert str(folder) in str(caught.value)
+    assert "'w'" in str(caught.value)
+
+
+WRONG_ARRAYS_3: dict[str, tuple[dict[str, Any], str]] = {
+    "another grid": ({"chunk_grid": {"name": "rectilinear"}}, "chunk_grid 'rectilinear'"),
+    "other keys": ({"chunk_key_encoding": {"name": "hash"}}, "chunk_key_encoding 'hash'"),
+    "another codec": ({"codecs": [{"name": "bytes"}, {"name": "blosc"}]}, "codecs .*'blosc'"),
+    "a transposition": ({"codecs": [{"name": "transpose"}, {"name": "bytes"}]}, "codecs .*'transpose'"),
+    "no codecs": ({"codecs": []}, "codecs"),
+    "another type": ({"data_type": "int4"}, "data_type 'int4'"),
+    "storage transformers": ({"storage_transformers": [1]}, "not the metadata"),
+    "codecs around a shard": ({"codecs": [{"name": "sharding_indexed"}, {"name": "zstd"}]}, "around a shard"),
+    "chunks that do not fit a shard": (
+        {"codecs": [{"name": "sharding_indexed", "configuration": {"chunk_shape": [3, 2]}}]}, "not a whole number"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG_ARRAYS_3)
+def test_arrays_of_zarr_3_that_cannot_be_read(case: str, tmp_path: Path) -> None:
+    changes, message = WRONG_ARRAYS_3[case]
+    folder = item(tmp_path / "item")
+    path = zarr3(folder, "w", numbers(4, 4), (2, 2)) / "zarr.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(sw.ParseError, match=message):
+        sw.open_checkpoint(folder)
+
+
+def test_chunks_that_are_damaged(tmp_path: Path) -> None:
+    array = numbers(4, 4)
+    folder = item(tmp_path / "item")
+    chunk = zarr2(folder, "w", array, (4, 4), compressor={"id": "zstd"}) / "0.0"
+    plain = zarr2(folder, "p", array, (4, 4)) / "0.0"
+    checked = zarr3(folder, "c", array, (4, 4), codecs=("crc32c",)) / "c/0/0"
+    inner = zarr3(folder, "i", array, (4, 4), (2, 2)) / "c/0/0"
+    good = {path: path.read_bytes() for path in (chunk, plain, checked, inner)}
+
+    def refused(name: str, path: Path, data: bytes, message: str) -> None:
+        path.write_bytes(data)
+        with sw.open_checkpoint(folder) as checkpoint, pytest.raises(sw.ParseError, match=message):
+            checkpoint.read(name)
+        path.write_bytes(good[path])
+
+    refused("w", chunk, b"", "not zstd data|64 were expected")
+    refused("w", chunk, b"xyz", "not zstd data")
+    refused("w", chunk, good[chunk][:-3], "not zstd data|64 were expected")
+    refused("w", chunk, PACK["zstd"](bytes(63)), "gives 63 bytes when decompressed; 64 were expected")
+    refused("w", chunk, PACK["zstd"](bytes(65)), "says that it gives 65 bytes")
+    unsized = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(10**6))
+    refused("w", chunk, unsized, "gives more bytes when decompressed; 64 were expected")
+    refused("w", chunk, bytes(10**6), "a value of 1000000 bytes; at most")
+    refused("p", plain, bytes(63), "has 63 bytes; 64 were expected")
+    refused("p", plain, bytes(65), "has 65 bytes; 64 were expected")
+    refused("c", checked, b"\1" + good[checked][1:], "the checksum of the chunk is wrong")
+    refused("c", checked, b"abc", "the checksum of the chunk is wrong")
+    refused("i", inner, good[inner][:20], "a shard of 20 bytes with an index of 68")
+    refused("i", inner, good[inner][:-1] + b"\0", "the checksum of the shard's index is wrong")
+    index = struct.pack("<QQ", 0, 10**6) * 4
+    refused(
+        "i", inner, good[inner][:-68] + index + struct.pack("<I", crc32c(index)), "its chunk 0 is at bytes 0 to 1000000"
+    )
+    with sw.open_checkpoint(folder) as checkpoint:
+        for name in "wpci":
+            assert checkpoint.read(name).tolist() == array.tolist()
+
+
+def test_a_bomb_does_not_go_off(tmp_path: Path) -> None:
+    """A frame that says that it gives 2**40 bytes, and one that gives 2**30 without saying so."""
+    folder = item(tmp_path / "item")
+    chunk = zarr2(folder, "w", numbers(4), (4,), compressor={"id": "zstd"}) / "0"
+    frame = bytearray(PACK["zstd"](bytes(300)))
+    huge = bytes([*frame[:4], 0xC0 | 0x20, *struct.pack("<Q", 2**40)]) + bytes(10)
+    compressor = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    large = b"".join(compressor.compress(bytes(1 << 20)) for _ in range(1 << 6)) + compressor.flush()
+    for data in (huge, large):
+        chunk.write_bytes(data)
+        with sw.open_checkpoint(folder) as checkpoint, pytest.raises(sw.ParseError):
+            checkpoint.read("w")
+
+
+def test_folders_that_cannot_be_opened(tmp_path: Path) -> None:
+    folder = item(tmp_path / "item", use_ocdbt=True)
+    with pytest.raises(sw.ParseError, match=r"has no manifest\.ocdbt: the databases of the processes were not merged"):
+        sw.open_checkpoint(folder)
+    folder = item(tmp_path / "item2")
+    zarr2(folder, "w", numbers(4), (4,))
+    (folder / "commit_success.txt").unlink()
+    with pytest.raises(sw.ParseError, match=r"has no commit_success\.txt, which Orbax writes last"):
+        sw.open_checkpoint(folder)
+    unfinished = folder.rename(tmp_path / "7.orbax-checkpoint-tmp-1234")
+    with pytest.raises(sw.ParseError, match="interrupted save of Orbax"):
+        sw.open_checkpoint(unfinished)
+    folder = item(tmp_path / "item3", tree_metadata={"('w',)": {
+        "key_metadata": [{"key": "w", "key_type": 2}], "value_metadata": {"value_type": "jax.Array"}}})  # fmt: skip
+    with pytest.raises(sw.ParseError, match="its tree names the array 'w', which is not there"):
+        sw.open_checkpoint(folder)
+
+
+def test_steps_and_items(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    for step, done in ((9, True), (10, True), (11, False)):
+        for name in ("params", "state"):
+            folder = item(root / f"ckpt_{step}" / name)
+            zarr2(folder, "w", numbers(4) * step, (2,))
+            (folder / "_strings.json").write_text('{"name": "x"}')
+            (folder / "commit_success.txt").unlink()
+        (root / f"ckpt_{step}" / "_CHECKPOINT_METADATA").write_text("{}")
+        if done:
+            (root / f"ckpt_{step}" / "commit_success.txt").write_text("")
+    with sw.open_checkpoint(root) as checkpoint:
+        assert checkpoint.metadata["step"] == 10
+        assert set(checkpoint) == {"params.w", "state.w"}
+        assert checkpoint.read("state.w").tolist() == (numbers(4) * 10).tolist()
+        assert checkpoint.objects["params.name"].value() == "x"
+    with sw.open_checkpoint(root / "ckpt_9" / "state") as checkpoint:
+        assert checkpoint.read("w").tolist() == (numbers(4) * 9).tolist()
+    with pytest.raises(sw.ParseError, match="commit_success"):
+        sw.open_checkpoint(root / "ckpt_11")
+
+
+# OCDBT.
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_tree_of_three_levels(kind: int, tmp_path: Path) -> None:
+    plain = item(tmp_path / "plain")
+    arrays = {f"layer_{i}.w": numbers(3, 5) + i for i in range(5)} | {"scalar": numbers()}
+    for name, array in arrays.items():
+        zarr2(
+            plain,
+            name,
+            array,
+            tuple(max(1, n - 1) for n in array.shape),
+            compressor={"id": "zstd"} if "3" in name else None,
+        )
+    entries = entries_of(plain)
+    folder = item(tmp_path / "item", use_ocdbt=True)
+    base = Database(folder)
+    middle: list[tuple[bytes, int, tuple[int, int]]] = []
+    for start in range(0, len(entries), 12):
+        children = []
+        for at in range(start, min(start + 12, len(entries)), 4):
+            part = entries[at : at + 4]
+            common = shared([part[0][0], part[-1][0]])[0][1]
+            children.append((part[0][0], common, base.leaf(part, common)))
+        middle.append((children[0][0], 0, base.interior(1, children)))
+    base.manifest(2, base.interior(2, middle), kind=kind)
+    with sw.open_checkpoint(folder) as checkpoint:
+        assert set(checkpoint) == set(arrays)
+        for name, array in arrays.items():
+            assert checkpoint.read(name).tolist() == array.tolist()
+        assert any(piece.is_addressable for piece in checkpoint["layer_1.w"].pieces)
+
+
+def test_an_empty_database(tmp_path: Path) -> None:
+    folder = item(tmp_path / "item")
+    base = Database(folder)
+    base.manifest(0, base.leaf([]))
+    assert len(sw.open_checkpoint(folder)) == 0
+
+
+def simple(tmp_path: Path) -> tuple[Database, list[tuple[bytes, bytes]]]:
+    plain = item(tmp_path / "plain")
+    zarr2(plain, "w", numbers(30), (30,))
+    return Database(item(tmp_path / "item")), entries_of(plain)
+
+
+def test_databases_that_are_damaged(tmp_path: Path) -> None:
+    base, entries = simple(tmp_path)
+    base.manifest(0, base.leaf(entries))
+    folder = base.folder
+    assert sw.open_checkpoint(folder).read("w").tolist() == numbers(30).tolist()
+    manifest, nodes = folder / "manifest.ocdbt", folder / "d/nodes"
+    for path in (manifest, nodes):
+        data = path.read_bytes()
+        for at in range(0, len(data), 3):
+            path.write_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
+            with pytest.raises(sw.ParseError):
+                sw.open_checkpoint(folder)
+        for length in range(0, len(data), 7):
+            path.write_bytes(data[:length])
+            with pytest.raises(sw.ParseError):
+                sw.open_checkpoint(folder)
+        path.write_bytes(data)
+    (folder / "d/values").write_bytes(b"")
+    with pytest.raises(sw.ParseError, match=r"bytes 0 to .* were needed"):
+        sw.open_checkpoint(folder).read("w")
+    (folder / "d/nodes").unlink()
+    with pytest.raises(sw.ParseError, match="does not exist"):
+        sw.open_checkpoint(folder)
+
+
+def test_databases_that_lie(tmp_path: Path) -> None:
+    """Right checksums, wrong contents."""
+    base, entries = simple(tmp_path)
+    folder = base.folder
+
+    def refused(message: str) -> None:
+        with pytest.raises(sw.ParseError, match=message) as caught:
+            sw.open_checkpoint(folder)
+        assert str(folder) in str(caught.value)
+
+    leaf = base.leaf(entries)
+    for outside in ("../nodes", "/etc/passwd", "d/../../x"):
+        base.manifest(0, leaf, files=[outside])
+        refused("outside of its own folder")
+    base.manifest(1, leaf)
+    refused("not the height 1 that the tree says")
+    base.manifest(99, leaf)
+    refused("a tree of height 99")
+    base.manifest(0, (0, 10**6))
+    refused("bytes 0 to 1000000 were needed")
+    base.manifest(0, leaf, files=[])
+    refused("file 0 of 0")
+    base.manifest(1, base.interior(1, [(b"w", 0, leaf), (b"x", 0, leaf)]))
+    refused("the node is twice in the tree")
+    base.manifest(1, base.interior(1, [(b"w", 5, leaf)]))
+    refused("more in common than its first key")
+    base.manifest(1, base.interior(1, [(b"w", 0, base.leaf(entries)), (b"w", 0, base.leaf(entries))]))
+    refused("is twice in the tree")
+    base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(2**40)))
+    refused("integers in")
+    base.manifest(0, base.add(bytes([0]) + file_table([]) + b"\xff" * 10))
+    refused("not an integer of 64 bits")
+    base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(1, 3) + b"a\xff\xff" + uleb(0, 0)))
+    refused("not UTF-8")
+    base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(1, 1) + b"a" + uleb(9, 2)))
+    refused("neither in the node nor in a file")
+    base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(1, 1) + b"a" + uleb(0, 0) + b"more"))
+    refused("4 bytes behind it")
+    base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(2, 9, 1, 1) + b"ab" + uleb(0, 0, 0, 0)))
+    refused("goes on from more than there is")
+    (folder / "manifest.ocdbt").write_bytes(node(0x0CDB3A2A, bytes(16) + uleb(1, 0, 0) + bytes([4]) + uleb(0)))
+    refused("no numbered manifest")
+    (folder / "manifest.ocdbt").write_bytes(node(0x0CDB3A2A, bytes(16) + uleb(7, 0, 0) + bytes([4]) + uleb(0)))
+    refused("a manifest of the kind 7")
+
+
+def test_without_zstandard_a_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    folder = item(tmp_path / "item")
+    zarr2(folder, "w", numbers(4), (4,), compressor={"id": "zstd"})
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with sw.open_checkpoint(folder) as checkpoint:
+        assert checkpoint["w"].shape == (4,)
+        with pytest.raises(ImportError, match=r"pip install 'shardwise\[orbax\]'"):
+            checkpoint.read("w")

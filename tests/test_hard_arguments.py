@@ -1,0 +1,230 @@
+"""Arguments that contain themselves, are nested deeply, or are integers that nothing holds: only documented exceptions.
+
+And meshes and tensors of more axes and dims than an array of numpy may have.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise import dtensor as dt
+from shardwise.interop import hlo, megatron, shardy, torch, translate
+from tests.checks import linear, refused
+
+MESH = sw.DeviceMesh((2, 2), ("x", "y"))
+LAYOUT = sw.TensorLayout(("x",), MESH)
+PARTITION = LAYOUT.partition((4,))
+DTENSOR = dt.Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
+SUMS = sw.ShardedArray(sw.TensorLayout((None,), MESH, unreduced=("x",)).partition((4,)), [np.zeros(4)] * 4)
+
+#: 5,000 digits: more than Python writes of an integer.
+HUGE = 10**5000
+
+
+def rules() -> sw.LayoutMap:
+    layout_map = sw.LayoutMap(MESH)
+    layout_map["k"] = ("x",)
+    return layout_map
+
+
+def cyclic() -> list[Any]:
+    made: list[Any] = []
+    made.append(made)
+    return made
+
+
+def deep() -> list[Any]:
+    made: list[Any] = []
+    for _ in range(100_000):
+        made = [made]
+    return made
+
+
+CALLS: dict[str, Callable[[Any], object]] = {
+    "devices": lambda x: sw.DeviceMesh((1,), ("x",), x),
+    "shape": lambda x: sw.DeviceMesh(x, ("x",)),
+    "size": lambda x: sw.DeviceMesh((x,), ("x",)),
+    "axis_names": lambda x: sw.DeviceMesh((1,), x),
+    "axes": lambda x: sw.TensorLayout(x),
+    "spec": lambda x: sw.TensorLayout([x]),
+    "unreduced": lambda x: sw.TensorLayout((None,), unreduced=x),
+    "partition": lambda x: LAYOUT.partition(x),
+    "dim": lambda x: LAYOUT.partition((x,)),
+    "locate": lambda x: PARTITION.locate(x),
+    "locate several": lambda x: PARTITION.locate([x]),
+    "global_offset": lambda x: PARTITION.global_offset(x, 0),
+    "devices_holding": lambda x: PARTITION.devices_holding(x),
+    "shard_box": lambda x: PARTITION.shard_box(x),
+    "nbytes": lambda x: PARTITION.nbytes(x),
+    "views": lambda x: PARTITION.views(x),
+    "coordinate": lambda x: MESH.coordinate(x),
+    "device": lambda x: MESH.device(x),
+    "device_index": lambda x: MESH.device_index(x),
+    "device_index of one": lambda x: MESH.device_index((x, 0)),
+    "index_of_label": lambda x: MESH.index_of_label(x),
+    "index_of_label of huge labels": lambda x: sw.DeviceMesh((2,), ("x",), [HUGE, HUGE + 1]).index_of_label(x),
+    "distribute_tensor": lambda x: sw.distribute_tensor(x, LAYOUT),
+    "ShardedArray": lambda x: sw.ShardedArray(PARTITION, x),
+    "Variable": lambda x: sw.Variable(x, "f4", np.zeros),
+    "Variable of a size": lambda x: sw.Variable((x,), "f4", np.zeros),
+    "initializer": lambda x: sw.Variable((1,), "f4", lambda *_: x),
+    "report": lambda x: rules().report(x),
+    "report shape": lambda x: rules().report({"k": x}),
+    "report size": lambda x: rules().report({"k": ((x,), "int8")}),
+    "apply": lambda x: rules().apply(x),
+    "rule": lambda x: rules().update({"a": x}),
+    "from_tp_plan": lambda x: sw.LayoutMap.from_tp_plan(x, MESH, "x"),
+    "layout_map_scope": lambda x: sw.layout_map_scope(rules(), local_devices=x).__enter__(),
+    "reduce_scatter": lambda x: sw.reduce_scatter(SUMS, "x", x),
+    "all_gather": lambda x: sw.all_gather(sw.distribute_tensor(np.arange(4), LAYOUT), x),
+    "translate": lambda x: translate(LAYOUT, x),
+    "hlo boxes": lambda x: hlo.parse_hlo("{devices=[2]<=[2]}").boxes((x,)),
+    "hlo rank": lambda x: hlo.from_hlo("{replicated}", MESH, x),
+    "placements": lambda x: torch.from_placements(x, MESH, 1),
+    "placement": lambda x: torch.from_placements([torch.Shard(x), torch.Replicate()], MESH, 1),
+    "dtensor ids": lambda x: dt.Mesh(["x"], x, [0], ["CPU:0"]),
+    "dtensor local ids": lambda x: dt.Mesh(["x"], [0], x, ["CPU:0"]),
+    "dtensor devices": lambda x: dt.Mesh(["x"], [0], [0], x),
+    "dtensor specs": lambda x: dt.Layout(x, DTENSOR),
+    "dtensor rank": lambda x: dt.Layout.replicated(DTENSOR, x),
+    "dtensor local shape": lambda x: dt.Layout(["x"], DTENSOR).local_shape_from_global_shape((x,)),
+    "create_mesh": lambda x: dt.create_mesh(x),
+    "create_mesh size": lambda x: dt.create_mesh([("x", x)]),
+    "create_mesh devices": lambda x: dt.create_mesh([("x", 1)], devices=x),
+    "pack": lambda x: dt.pack(x, dt.Layout(["x"], DTENSOR)),
+    "MeshProto": lambda x: dt.MeshProto((), x).SerializeToString(),
+    "LayoutProto": lambda x: dt.LayoutProto((), None, x).SerializeToString(),
+}
+
+
+@pytest.mark.parametrize("argument", [cyclic, deep, lambda: HUGE, lambda: [HUGE], lambda: -HUGE])
+@pytest.mark.parametrize("call", CALLS)
+def test_it_is_refused_by_a_documented_exception(call: str, argument: Callable[[], Any]) -> None:
+    made = argument()
+    raised: Exception | None = None
+    with linear():
+        try:
+            CALLS[call](made)
+        except (sw.ShardwiseError, TypeError, IndexError, MemoryError) as error:
+            raised = error
+    assert not isinstance(raised, sw.InternalError)
+    assert len(str(raised)) < 2000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{devices=[" + ",".join(["999999999999999999"] * 30_000) + "]<=[8]}",
+        "{devices=[8]<=[" + ",".join(["999999999999999999"] * 30_000) + "]}",
+        "{devices=[" + "9" * 10_000 + "]<=[8]}",
+        "{maximal device=" + "9" * 10_000 + "}",
+    ],
+    ids=["tiles", "devices", "size", "device"],
+)
+def test_texts_of_huge_numbers_are_refused_at_once(text: str) -> None:
+    with linear(), pytest.raises(sw.ParseError) as raised:
+        hlo.parse_hlo(text)
+    assert len(str(raised.value)) < 1000
+
+
+AXES = [f"a{i}" for i in range(70)]
+
+
+@pytest.mark.parametrize("devices", [None, ["p", "q"]])
+class TestMoreAxesThanNumpyHasDims:
+    def mesh(self, devices: Any) -> sw.DeviceMesh:
+        return sw.DeviceMesh((2,) + (1,) * 69, AXES, devices)
+
+    def layout(self, devices: Any) -> sw.TensorLayout:
+        return sw.TensorLayout(("a0",), self.mesh(devices))
+
+    def test_the_array_of_devices_cannot_be(self, devices: Any) -> None:
+        with refused(sw.MeshError, "devices", "70 axes"):
+            _ = self.mesh(devices).devices
+        assert self.mesh(devices).device(1) == ("q" if devices else "cpu:1")
+
+    def test_everything_else_can(self, devices: Any) -> None:
+        layout, mesh = self.layout(devices), self.mesh(devices)
+        assert pickle.loads(pickle.dumps(layout)) == layout
+        assert hlo.from_hlo(hlo.to_hlo(layout), mesh) == layout
+        assert hlo.from_hlo(hlo.to_hlo(layout, iota=False), mesh) == layout
+        assert torch.from_placements(torch.to_placements(layout), mesh, 1) == layout
+        assert shardy.from_shardy(shardy.to_shardy(sw.TensorLayout(("a0",), self.mesh(None))), self.mesh(None)).axes
+        assert [entry.replica_id for entry in megatron.to_rank_offsets(layout)] == [0, 0]
+        assert translate(layout)["jax"] == "PartitionSpec('a0')"
+        assert "cannot express" in translate(layout)["tf"]
+        sharded = sw.distribute_tensor(np.arange(4), layout)
+        assert [shard.data.tolist() for shard in sharded.shards] == [[0, 1], [2, 3]]
+        own = sw.ShardedArray(sharded.partition, [np.array([0, 1]), np.array([2, 3])])
+        assert own.reshard(sw.TensorLayout((None,), mesh)).shards[1].data.tolist() == [0, 1, 2, 3]
+        with refused(sw.MeshError, "70 axes", "64"):
+            dt.Mesh.from_device_mesh(mesh)
+
+    def test_rules_are_written_and_read(self, devices: Any) -> None:
+        layout_map, file = sw.LayoutMap(self.mesh(devices)), io.StringIO()
+        layout_map["kernel"] = ("a0", None)
+        layout_map.to_toml(file)
+        file.seek(0)
+        assert sw.LayoutMap.from_toml(file) == layout_map
+
+
+@pytest.mark.parametrize("dims", [62, 63, 64, 70])
+@pytest.mark.parametrize("iota", [True, False])
+def test_shardings_of_more_dims_than_numpy_has(dims: int, iota: bool) -> None:
+    layout = sw.TensorLayout(("y", *[None] * dims, "x"), MESH)
+    assert hlo.from_hlo(hlo.to_hlo(layout, iota=iota), MESH) == layout
+
+
+def test_messages_about_large_meshes_are_short() -> None:
+    labels = [f"host{i}:gpu:0" for i in range(100_000)]
+    mesh = sw.DeviceMesh((len(labels),), ("x",), labels)
+    partition = sw.TensorLayout(("x",), mesh).partition((len(labels),))
+    other = sw.TensorLayout(("x",), mesh)
+    wrong: list[Callable[[], object]] = [
+        lambda: partition.box("nowhere"),
+        lambda: setattr(other, "device_mesh", MESH),
+        lambda: hlo.from_hlo("{devices=[50000,2]<=[2,50000]T(1,0)}", mesh),
+        lambda: sw.TensorLayout(("x",), mesh).partition((len(labels) + 1,)),
+        lambda: sw.LayoutMap(mesh).__setitem__("a", ("y" * 100_000,)),
+        lambda: sw.TensorLayout([f"a{i}" for i in range(100_000)], mesh),
+        lambda: sw.TensorLayout((None,) * 100_000, mesh).box("nowhere", (1,) * 100_000),
+        lambda: sw.distribute_tensor(np.zeros(3), other),
+        lambda: shardy.mesh_to_shardy(mesh, labels[1:]),
+        lambda: sw.DeviceMesh((2,), ("x",), labels),
+        lambda: sw.DeviceMesh((len(labels),), ("x",), [*labels[1:], labels[1]]),
+    ]
+    for call in wrong:
+        with pytest.raises((sw.ShardwiseError, TypeError, ZeroDivisionError)) as raised:
+            call()
+        assert len(str(raised.value)) <= 1100, str(raised.value)[:3000]
+
+
+def test_a_value_in_a_message_is_short_whatever_it_is() -> None:
+    from shardwise._text import shown
+
+    class Awkward:
+        def __repr__(self) -> str:
+            raise ValueError("no")
+
+    values = [
+        cyclic(),
+        deep(),
+        HUGE,
+        [HUGE] * 100,
+        "x" * 10**6,
+        ["x" * 1000] * 1000,
+        b"x" * 10**6,
+        Awkward(),
+        [Awkward()],
+    ]
+    values += [{i: [i] * 100 for i in range(1000)}, np.zeros(10**6), sw.DeviceMesh((10**5,), ("x",), range(10**5))]
+    for value in values:
+        assert len(shown(value)) <= 410
+    assert shown(["a", 1, None, ("b",)]) == "['a', 1, None, ('b',)]"
