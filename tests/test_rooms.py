@@ -35,6 +35,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__", "__main__"),
     ),
     "rust/core": (
+        ("shown",),
         ("error",),
         ("index", "parallel"),
         ("mesh", "region", "uneven"),

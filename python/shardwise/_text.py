@@ -25,8 +25,8 @@ def bytes_text(count: int) -> str:
 def seconds_text(seconds: float) -> str:
     """Write a time for people.
 
-    >>> seconds_text(1.87e-5), seconds_text(0.25), seconds_text(0)
-    ('18.7 µs', '250 ms', '0 s')
+    >>> seconds_text(1.87e-5), seconds_text(0.25), seconds_text(0), seconds_text(1.5)
+    ('18.7 µs', '250 ms', '0 s', '1.5 s')
     """
     for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
         if seconds * factor >= 1 or seconds == 0:

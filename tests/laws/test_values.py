@@ -127,7 +127,17 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     sw.CollectiveStep: lambda: list(
         sw.plan_reshard(layout("data", "model").partition((4, 8)), layout().partition((4, 8))).collectives("int8") or ()
     ),
-    sw.LinkModel: lambda: [sw.LinkModel(), sw.LinkModel(1e9, 0)],
+    sw.Collective: lambda: [
+        sw.Collective("all-gather", ("x",), from_dim=0),
+        sw.Collective("all-to-all", ["x", "y"], 0, 1),  # type: ignore[arg-type]
+        sw.Collective("collective-permute", ("x",), layout=layout("model")),
+    ],
+    sw.CollectiveCost: lambda: [
+        sw.cost_of([sw.Collective("all-gather", ("data",), from_dim=0)], layout().partition((4, 8)), "int8"),
+        sw.cost_of([], layout().partition((4, 8)), "int8"),
+    ],
+    sw.CollectiveObstacle: lambda: [sw.CollectiveObstacle("no-layout", "a side is made of boxes")],
+    sw.LinkModel: lambda: [sw.LinkModel(), sw.LinkModel(1e9, 0), sw.LinkModel({"x": 1e9, "y": 2}, {"y": 0, "x": 1e-6})],
     dt.Mesh: lambda: [dt.Mesh.from_string(MESH), dt.Mesh.from_device("CPU:0")],
     dt.Layout: lambda: [
         dt.Layout(["x", dt.UNSHARDED], dt.Mesh.from_string(MESH)),
