@@ -169,19 +169,20 @@ def column_slices(folder: Path, mib: int, rounds: int) -> Iterator[str]:
 
 def peak(folder: Path, tensors: int, budget: int) -> int:
     """The peak memory of a process that merges column shards within a budget, or does nothing with a budget of 0."""
+    # Not `ru_maxrss`, in which Linux counts what the parent of the process had when it started it.
     code = (
-        "import sys, resource; sys.path.insert(0, sys.argv[1]); import engine; from pathlib import Path\n"
+        "import re, sys; sys.path.insert(0, sys.argv[1]); import engine; from pathlib import Path\n"
         "folder, tensors, budget = Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])\n"
         "paths = [folder / f'shard{i}' for i in range(engine.WAYS)]\n"
         "made = [folder / 'made']\n"
         "job = engine.job_for(paths, engine.columns_of(8), made, engine.rows_of(1), tensors, digest=True)\n"
         "job.run(budget=budget) if budget else None\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        "print(re.search(r'VmHWM:\\s+(\\d+) kB', Path('/proc/self/status').read_text())[1])"
     )
     arguments = [sys.executable, "-c", code, str(Path(__file__).parent), str(folder), str(tensors), str(budget)]
     done = subprocess.run(arguments, check=True, capture_output=True, text=True)
     (folder / "made").unlink(missing_ok=True)
-    return int(done.stdout) * (1 if sys.platform == "darwin" else 1024)
+    return int(done.stdout) * 1024
 
 
 def main() -> None:
@@ -199,6 +200,7 @@ def main() -> None:
         for line in copies(Path(folder), tensors, arguments.rounds, arguments.threads):
             print(line, flush=True)
         idle = peak(Path(folder), tensors, 0)
+        print(f"peak memory of a process that makes the job and does not run it: {idle / 2**20:.0f} MiB", flush=True)
         for budget in (64, 256, 1024):
             used = peak(Path(folder), tensors, budget * 2**20) - idle
             print(f"peak memory, budget {budget} MiB: {used / 2**20:.0f} MiB above the idle process", flush=True)
