@@ -190,7 +190,7 @@ def test_messages_about_large_meshes_are_short() -> None:
     wrong: list[Callable[[], object]] = [
         lambda: partition.box("nowhere"),
         lambda: setattr(other, "device_mesh", MESH),
-        lambda: hlo.from_hlo("{devices=[50000,2]<=[2,50000]T(1,0)}", mesh),
+        lambda: hlo.from_hlo("{devices=[100000]" + ",".join(map(str, [1, 0, *range(2, len(labels))])) + "}", mesh),
         lambda: sw.TensorLayout(("x",), mesh).partition((len(labels) + 1,)),
         lambda: sw.LayoutMap(mesh).__setitem__("a", ("y" * 100_000,)),
         lambda: sw.TensorLayout([f"a{i}" for i in range(100_000)], mesh),
@@ -228,3 +228,8 @@ def test_a_value_in_a_message_is_short_whatever_it_is() -> None:
     for value in values:
         assert len(shown(value)) <= 410
     assert shown(["a", 1, None, ("b",)]) == "['a', 1, None, ('b',)]"
+    layouts = [LAYOUT, sw.TensorLayout((("x", "y"), None)), sw.TensorLayout((None,), MESH, unreduced=("x",))]
+    for layout in layouts:
+        assert shown(layout) == repr(layout)
+    assert shown(sw.DeviceMesh((9,), ("x",))) == "DeviceMesh((9,), ('x',))"
+    assert shown(sw.DeviceMesh((9,), ("x",), range(9))).endswith("devices=[0, 1, 2, 3, 4, 5, 6, 7, ...])")
