@@ -63,7 +63,9 @@ def choose_tensor(checkpoint: shardwise.Checkpoint, layout_map: shardwise.Layout
     """Give the name of the largest tensor that the rules cut, in a numbered layer if there are any."""
     entries = checkpoint.entries
     report = layout_map.report({name: entry.shape for name, entry in entries.items() if entry.bits >= 8})
-    cut = [tensor.name for tensor in report.placed if not tensor.is_replicated]
+    # A device holds several pieces of a packed one, which no single view shows.
+    whole = {name for name in entries if (layout := layout_map[name]) is not None and not layout.is_packed}
+    cut = [tensor.name for tensor in report.placed if not tensor.is_replicated and tensor.name in whole]
     in_layers = [name for name in cut if any(part.isdecimal() for part in name.split("."))]
     return max(in_layers or cut, key=lambda name: entries[name].nbytes, default=None)
 

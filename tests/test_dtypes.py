@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -20,11 +21,11 @@ PARTITION = sw.TensorLayout(("x",), sw.DeviceMesh((2,), ("x",))).partition((6,))
 @pytest.mark.parametrize("name", [name for name, dtype in DTYPES.items() if dtype.origin is not None])
 def test_all_names_of_a_dtype_mean_the_same(name: str) -> None:
     dtype = np.dtype(getattr(ml_dtypes, name, name))
-    names = [name, f"torch.{name}", dtype, dtype.type, *([DTYPES[name].code] if DTYPES[name].code else [])]
+    names: list[Any] = [name, f"torch.{name}", dtype, dtype.type, *([DTYPES[name].code] if DTYPES[name].code else [])]
     for other in names:
         assert dtype_of(other) == dtype
         assert bits_of(other) == 8 * itemsize_of(other) == 8 * dtype.itemsize
-        assert PARTITION.nbytes(other).tolist() == [3 * dtype.itemsize] * 2  # type: ignore[arg-type]
+        assert PARTITION.nbytes(other).tolist() == [3 * dtype.itemsize] * 2
         found = find_dtype(other)
         assert found is not None
         assert found.name == name

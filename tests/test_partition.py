@@ -209,7 +209,7 @@ class TestDevices:
         with refused(MeshError, "device", repr(device), "'cpu:7'"):
             call(grid(), device)
 
-    @pytest.mark.parametrize("uneven", ["ceil", "chunk", "balanced"])
+    @pytest.mark.parametrize("uneven", ["ceil", "chunk", "balanced", "floor"])
     def test_the_box_of_a_shard_is_that_of_its_holders(self, uneven: Any) -> None:
         mesh = sw.DeviceMesh((2, 3, 2), ("x", "y", "z"), [f"d{i}" for i in range(11, -1, -1)])
         partition = sw.TensorLayout((("y", "x"), None), mesh).partition((7, 5), uneven)

@@ -11,6 +11,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import packed
 from ._core import __version__
 from .array.sharded import Shard, ShardedArray, distribute_tensor
 from .errors import InternalError, LayoutError, MeshError, ParseError, ShardwiseError, SizeOverflowError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from .reshard.model import ModelPlan, plan_model
     from .reshard.plan import ReshardPlan, Transfer, plan_reshard
     from .reshard.program import LocalBox, Program, Step
+    from .reshard.refit import RefitPlan, plan_refit
     from .rules.layout_map import LayoutMap
     from .rules.report import LayoutReport, TensorReport
     from .show.svg import draw
@@ -74,6 +76,7 @@ __all__ = [
     "Partition",
     "Piece",
     "Program",
+    "RefitPlan",
     "ReshardPlan",
     "Shard",
     "ShardedArray",
@@ -105,7 +108,9 @@ __all__ = [
     "list_devices",
     "open_checkpoint",
     "open_safetensors",
+    "packed",
     "plan_model",
+    "plan_refit",
     "plan_reshard",
     "reduce_scatter",
     "reshard_checkpoint",
@@ -124,6 +129,7 @@ _LAZY = {
     "reshard.model": ("ModelPlan", "plan_model"),
     "reshard.program": ("LocalBox", "Program", "Step"),
     "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
+    "reshard.refit": ("RefitPlan", "plan_refit"),
     "rules.layout_map": ("LayoutMap",),
     "rules.report": ("LayoutReport", "TensorReport"),
     "show.svg": ("draw",),

@@ -10,6 +10,7 @@ from ._arguments import instance
 from ._text import shown
 from .errors import LayoutError
 from .mesh import DeviceMesh
+from .packed import PackedDim
 from .partition import Partition
 from .sub_axis import SubAxis, parse_sub_axis
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Axes", "TensorLayout", "UnevenRule"]
 
-#: One dim's spec: `None`, an axis name, or a tuple of axis names, major first.
-Spec = str | tuple[str, ...] | None
+#: One dim's spec: `None`, an axis name, a tuple of axis names, major first, or a packed dim.
+Spec = str | tuple[str, ...] | PackedDim | None
 #: One spec per dim.
 Axes = tuple[Spec, ...]
 #: How a dim that does not divide is cut.
@@ -33,7 +34,8 @@ class TensorLayout:
     Args:
         axes: for each dim `None` (not cut), an axis name, or a tuple of axis names, of which the first is major:
             `("x", "y")` and `("y", "x")` are different layouts. A name may be that of a sub-axis: `"tp:(1)4"` is the
-            factor of size 4 of axis `"tp"` that comes first, `"tp:(4)2"` that of size 2 after it (Shardy's notation).
+            factor of size 4 of axis `"tp"` that comes first, `"tp:(4)2"` that of size 2 after it (Shardy's notation). A
+            dim of several parts, like fused queries, keys and values, is a packed dim: see `shardwise.packed`.
         device_mesh: the mesh; may be given later, once, by assigning `layout.device_mesh`, or to a copy by `with_mesh`.
         unreduced: axes over which the values are partial sums still to be reduced. All other axes that cut nothing
             replicate.
@@ -65,7 +67,7 @@ class TensorLayout:
 
     def __init__(
         self,
-        axes: Sequence[str | Sequence[str] | None],
+        axes: Sequence[str | Sequence[str] | PackedDim | None],
         device_mesh: DeviceMesh | None = None,
         *,
         unreduced: Iterable[str] = (),
@@ -80,7 +82,12 @@ class TensorLayout:
 
     def _bind(self, mesh: DeviceMesh) -> None:
         instance("device_mesh", mesh, DeviceMesh, " or None")
-        self._bound = _core.Layout(mesh._core, self._axes, self._unreduced)
+        axes: tuple[Any, ...] = self._axes
+        if self.is_packed:
+            axes = tuple(
+                [part._core() for part in spec.parts] if isinstance(spec, PackedDim) else spec for spec in axes
+            )
+        self._bound = _core.Layout(mesh._core, axes, self._unreduced)
         self._mesh = mesh
 
     @property
@@ -96,6 +103,16 @@ class TensorLayout:
     def unreduced(self) -> tuple[str, ...]:
         """The axes over which the values are partial sums."""
         return self._unreduced
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether a dim is packed, so that a device may hold several pieces of the tensor.
+
+        >>> from shardwise import packed
+        >>> TensorLayout((packed.gate_up("tp"), None)).is_packed
+        True
+        """
+        return any(isinstance(spec, PackedDim) for spec in self._axes)
 
     @property
     def rank(self) -> int:
@@ -183,6 +200,8 @@ class TensorLayout:
         names, sizes = bound.mesh_axes
         if names == mesh.axis_names and all(name in names for name in self._named_axes()):
             return self
+        if self.is_packed:
+            return self._over(mesh._view(sizes, names))
         axes = [[names[axis] for axis in spec] for spec in bound.positions]
         return TensorLayout(axes, mesh._view(sizes, names), unreduced=[names[axis] for axis in bound.unreduced])
 
@@ -258,7 +277,12 @@ class TensorLayout:
                 and wanted.before <= part.before < wanted.before * wanted.size
             ]
 
-        axes = [[part for name in _spec_names(spec) for part in factors(name)] for spec in self._axes]
+        def mapped(spec: Spec) -> PackedDim | list[str]:
+            if isinstance(spec, PackedDim):
+                return spec._mapped({name: tuple(factors(name)) for name in spec.axis_names})
+            return [part for name in _spec_names(spec) for part in factors(name)]
+
+        axes = [mapped(spec) for spec in self._axes]
         return TensorLayout(axes, mesh, unreduced=[part for name in self._unreduced for part in factors(name)])
 
     def _with_mesh(self, what: str) -> DeviceMesh:
@@ -301,6 +325,8 @@ def _rebuild(axes: Axes, mesh: DeviceMesh | None, unreduced: tuple[str, ...]) ->
 def _spec_names(spec: Spec) -> tuple[str, ...]:
     if spec is None:
         return ()
+    if isinstance(spec, PackedDim):
+        return spec.axis_names
     return (spec,) if isinstance(spec, str) else spec
 
 
@@ -311,14 +337,16 @@ def _normalised(axes: Any) -> Axes:
 
 
 def _spec(dim: int, entry: Any) -> Spec:
-    if entry is None or type(entry) is str:
+    if entry is None or type(entry) is str or isinstance(entry, PackedDim):
         return entry
     if isinstance(entry, str):
         return str(entry)
     if isinstance(entry, (tuple, list)) and all(isinstance(name, str) for name in entry):
         names = tuple(str(name) for name in entry)
         return names if len(names) > 1 else names[0] if names else None
-    raise TypeError(f"axes[{dim}] must be None, an axis name or a tuple of axis names, got {shown(entry)}")
+    raise TypeError(
+        f"axes[{dim}] must be None, an axis name, a tuple of axis names or a packed dim, got {shown(entry)}"
+    )
 
 
 def _names(argument: str, names: Any) -> tuple[str, ...]:

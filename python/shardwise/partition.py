@@ -48,11 +48,14 @@ class Partition(Tiling):
     (slice(3, 6, None), slice(2, 4, None))
     >>> partition.locate(27)  # row 3, column 3: shard 5, its row 0, column 1
     (5, 1)
+
+    Where the layout has packed dims (`is_packed`), a device may hold several pieces, which `pieces` gives; its array
+    has them one after the other. Different shards may then hold the same elements: `locate` gives the first of them.
     """
 
     __slots__ = ("_layout", "_mesh", "_uneven")
 
-    _core: _core.Partition
+    _core: _core.Partition | _core.PackedPartition
     _layout: TensorLayout
     _mesh: DeviceMesh
     _uneven: UnevenRule
@@ -65,7 +68,7 @@ class Partition(Tiling):
         if bound is None or mesh is None:
             raise layout._no_mesh("a partition")
         instance("uneven", uneven, str)
-        self._core = _core.Partition(bound, shape, uneven)
+        self._core = (_core.PackedPartition if layout.is_packed else _core.Partition)(bound, shape, uneven)
         self._layout = layout
         self._mesh = mesh
         self._uneven = uneven
@@ -96,6 +99,11 @@ class Partition(Tiling):
         return self._core.size
 
     @property
+    def is_packed(self) -> bool:
+        """Whether a dim is packed, so that a device may hold several pieces; see `shardwise.packed`."""
+        return isinstance(self._core, _core.PackedPartition)
+
+    @property
     def num_shards(self) -> tuple[int, ...]:
         """Into how many shards each dim is cut.
 
@@ -120,6 +128,7 @@ class Partition(Tiling):
 
         Raises:
             MeshError: if the mesh has no such device.
+            LayoutError: if the device holds several pieces, because a dim is packed; `pieces` gives them.
 
         An empty shard starts and stops at the end of the dim. Of a shard by its number, see `shard_box`.
 
@@ -166,6 +175,9 @@ class Partition(Tiling):
 
     def boxes(self) -> npt.NDArray[np.int64]:
         """Give start and stop of every device's box: int64 of shape (devices, dims, 2).
+
+        Raises:
+            LayoutError: if a device holds several pieces, because a dim is packed; `all_pieces` gives them.
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> TensorLayout((None, "x"), DeviceMesh((2,), ("x",))).partition((3, 8)).boxes().tolist()
@@ -316,10 +328,11 @@ class Partition(Tiling):
         """
         return self._core.runs(self._mesh.index_of_label(device))
 
-    def views(self, array: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    def views(self, array: npt.NDArray[Any]) -> list[Any]:
         """Cut an array into zero-copy views, one per device, in device-index order.
 
         Each view is `array[box]`: the same memory, strides, dtype and writability. Any dtype and any strides will do.
+        Where a dim is packed, there is a list of views for each device, one for each of its pieces.
 
         Raises:
             LayoutError: if the array is not of the partition's shape.
@@ -335,8 +348,8 @@ class Partition(Tiling):
         instance("array", array, np.ndarray)
         return self._core.views(array)
 
-    def view(self, array: npt.NDArray[Any], device: Any) -> npt.NDArray[Any]:
-        """Give the zero-copy view of one device; see `views`.
+    def view(self, array: npt.NDArray[Any], device: Any) -> Any:
+        """Give the zero-copy view of one device, or where a dim is packed the list of its views; see `views`.
 
         >>> import numpy as np
         >>> from shardwise import DeviceMesh, TensorLayout
@@ -365,6 +378,13 @@ class Partition(Tiling):
         if self.size * bits > 8 * (2**63 - 1):
             size = f"{bits} bits" if bits % 8 else f"{bits // 8} bytes"
             raise SizeOverflowError(f"nbytes: {self.size} elements of {size} are over the limit of {2**63 - 1} bytes")
+        if isinstance(self._core, _core.PackedPartition):
+            held = self._core.array_sizes()
+            if int(held.max()) * bits > 8 * (2**63 - 1):
+                raise SizeOverflowError(
+                    f"nbytes: {int(held.max())} elements of {bits} bits, with their padding, are too many"
+                )
+            return bytes_for(held, bits)
         boxes = self.boxes()
         extents = boxes[:, :, 1] - boxes[:, :, 0]
         elements: npt.NDArray[np.int64] = extents.prod(axis=1, dtype=np.int64)
@@ -388,7 +408,9 @@ class Partition(Tiling):
         return self._core.shard_shape(self._mesh.index_of_label(holder))
 
     def pieces(self, holder: Any) -> list[Piece]:
-        """Give the device's box, which begins at the corner of its shard.
+        """Give what a device holds, and where each piece begins in its own array.
+
+        That is one box, at the corner of the shard, unless a dim is packed; then empty pieces are left out.
 
         Raises:
             MeshError: if the mesh has no such device.
@@ -397,7 +419,30 @@ class Partition(Tiling):
         >>> TensorLayout(("x",), DeviceMesh((2,), ("x",))).partition((8,)).pieces("cpu:1")
         [Piece(box=(slice(4, 8, None),), start=(0,))]
         """
-        return [Piece(self._core.box(self._mesh.index_of_label(holder)), (0,) * len(self.shape))]
+        device = self._mesh.index_of_label(holder)
+        if isinstance(self._core, _core.PackedPartition):
+            return [Piece(box, start) for box, start in self._core.pieces(device)]
+        return [Piece(self._core.box(device), (0,) * len(self.shape))]
+
+    def all_pieces(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Give the pieces of all devices, in device-index order, as two arrays.
+
+        Returns:
+            Where the pieces of each device begin in the list of all, int64 (devices + 1,); and for each piece along
+            each dim start, stop, and where it begins in the device's own array: int64 (pieces, dims, 3).
+
+        >>> from shardwise import DeviceMesh, TensorLayout, packed
+        >>> partition = TensorLayout((packed.gate_up("tp"),), DeviceMesh((2,), ("tp",))).partition((8,))
+        >>> begins, rows = partition.all_pieces()
+        >>> begins.tolist(), rows[begins[1] : begins[2], 0].tolist()
+        ([0, 2, 4], [[2, 4, 0], [6, 8, 2]])
+        """
+        if isinstance(self._core, _core.PackedPartition):
+            return self._core.all_pieces()
+        boxes = self._core.boxes()
+        rows = np.zeros((*boxes.shape[:2], 3), np.int64)
+        rows[:, :, :2] = boxes
+        return np.arange(len(boxes) + 1, dtype=np.int64), rows
 
     def check(self) -> None:
         """Do nothing: the shards of a partition hold every element, and devices with the same shard are replicas."""
@@ -410,12 +455,15 @@ class Partition(Tiling):
         return self._core.shard_shape(position)
 
     def _shapes(self) -> list[tuple[int, ...]]:
-        if self._count <= _FEW:
+        if self._count <= _FEW or isinstance(self._core, _core.PackedPartition):
             return [self._core.shard_shape(device) for device in range(self._count)]
         boxes = self._core.boxes()
         return list(map(tuple, (boxes[..., 1] - boxes[..., 0]).tolist()))
 
-    def _covered(self) -> None:
+    def _covered(self) -> npt.NDArray[np.bool_] | None:
+        if isinstance(self._core, _core.PackedPartition):
+            full: npt.NDArray[np.bool_] = self._core.held_sizes() == self._core.array_sizes()
+            return full
         return None
 
     @property

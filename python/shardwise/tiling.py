@@ -11,6 +11,7 @@ import numpy as np
 
 from ._arguments import instance, int64_array
 from ._boxes import arguments_of, key_of, one_each, parse_holder
+from ._core import PackedPartition as CorePackedPartition
 from ._core import Partition as CorePartition
 from ._core import Tiling as CoreTiling
 from ._dtypes import bits_of, bytes_for
@@ -80,7 +81,7 @@ class Tiling:
 
     __slots__ = ("__weakref__", "_core", "_index", "_key", "_labels")
 
-    _core: CoreTiling | CorePartition
+    _core: CoreTiling | CorePartition | CorePackedPartition
     #: The method that made it and what that was given, in a form that can be hashed; the third is the labels.
     _key: tuple[Any, ...]
     _labels: tuple[Hashable, ...] | None

@@ -95,7 +95,7 @@ impl<'a> Index<'a> {
             entries.and_then(|id| reader.dict(id)).ok_or_else(|| wrong("state_dict_metadata is not a dict"))?;
         reader.places(storage, poll)?;
         for (number, &(name, entry)) in entries.iter().enumerate() {
-            if number % 1024 == 0 {
+            if number.is_multiple_of(1024) {
                 poll()?;
             }
             reader.entry(name, entry, poll)?;
@@ -179,7 +179,7 @@ impl<'p, 'a> Reader<'p, 'a> {
             .try_reserve(storage.len())
             .map_err(|_| Error::TooMany { what: "the chunks of an index".to_owned() })?;
         for (number, &(key, info)) in storage.iter().enumerate() {
-            if number % 1024 == 0 {
+            if number.is_multiple_of(1024) {
                 poll()?;
             }
             let key = self.state(key, &[b"MetadataIndex"]).ok_or_else(not_one)?;

@@ -179,6 +179,66 @@ pub enum Error {
         /// The shards along it.
         k: i64,
     },
+    /// Too few parts of a packed dim, or too many.
+    #[error("axes[{dim}] is packed of {given} parts; a packed dim has 1 to {limit}")]
+    Parts {
+        /// Position of the dim.
+        dim: usize,
+        /// The parts given.
+        given: usize,
+        /// The most there may be.
+        limit: usize,
+    },
+    /// A part of a packed dim that cannot be.
+    #[error("axes[{dim}], part {part} {why}")]
+    Part {
+        /// Position of the dim.
+        dim: usize,
+        /// Position of the part.
+        part: usize,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A layout with packed dims where one without is needed.
+    #[error("layout has packed dims, whose shards may be of several pieces")]
+    PackedLayout,
+    /// Parts that do not add up to their dim.
+    #[error("dim {dim} has {n} elements, but its parts add up to {sum}")]
+    PartsSum {
+        /// Position of the dim.
+        dim: usize,
+        /// Its elements.
+        n: i64,
+        /// Those of its parts.
+        sum: i64,
+    },
+    /// Parts that no size of their unknown factor makes add up to their dim.
+    #[error(
+        "dim {dim} has {n} elements, of which the parts of known size take {known}; \
+         the others, of {per_unit} for each unit of the unknown factor, cannot take the rest"
+    )]
+    FreeFactor {
+        /// Position of the dim.
+        dim: usize,
+        /// Its elements.
+        n: i64,
+        /// Those of the parts without the factor.
+        known: i64,
+        /// Those of the others if the factor is 1.
+        per_unit: i64,
+    },
+    /// A part whose cut factor does not divide, under the rule `"even"`.
+    #[error("dim {dim}, part {part}: the factor that is cut is {n}, which {k} shards do not divide evenly")]
+    PartIndivisible {
+        /// Position of the dim.
+        dim: usize,
+        /// Position of the part.
+        part: usize,
+        /// The cut factor.
+        n: i64,
+        /// The shards.
+        k: i64,
+    },
     /// An unknown rule name.
     #[error(
         "uneven is {given}; the rules are \"even\", \"ceil\", \"chunk\", \"balanced\" and \"floor\"",
@@ -215,6 +275,19 @@ pub enum Error {
         value: i64,
         /// One more than the largest allowed.
         limit: i64,
+    },
+    /// A place in a shard that is padding.
+    #[error(
+        "local_offsets{} is {local}, which is padding in shard {shard}",
+        position.map(|i| format!("[{i}]")).unwrap_or_default()
+    )]
+    Padding {
+        /// Where in the argument, counted in C order.
+        position: Option<usize>,
+        /// The shard.
+        shard: i64,
+        /// The offset in it.
+        local: i64,
     },
     /// Two arguments, or an argument and an output, whose lengths must be equal.
     #[error("{left} has {left_len} elements but {right} has {right_len}")]
@@ -450,6 +523,12 @@ impl Error {
             | Self::SubAxisSize { .. }
             | Self::OverlappingAxes { .. }
             | Self::SubAxesClash { .. }
+            | Self::Parts { .. }
+            | Self::PackedLayout
+            | Self::Part { .. }
+            | Self::PartsSum { .. }
+            | Self::FreeFactor { .. }
+            | Self::PartIndivisible { .. }
             | Self::Rank { .. }
             | Self::NegativeDim { .. }
             | Self::Indivisible { .. }
@@ -473,7 +552,9 @@ impl Error {
             Self::Pickle { .. } | Self::PickledIndex { .. } => ErrorKind::Parse,
             Self::Overflow { .. } => ErrorKind::Overflow,
             Self::TooMany { .. } => ErrorKind::Memory,
-            Self::DeviceIndex { .. } | Self::Coordinate { .. } | Self::OutOfRange { .. } => ErrorKind::Index,
+            Self::DeviceIndex { .. } | Self::Coordinate { .. } | Self::OutOfRange { .. } | Self::Padding { .. } => {
+                ErrorKind::Index
+            }
             Self::Interrupted => ErrorKind::Interrupted,
             Self::WorkerPanicked(_) => ErrorKind::Internal,
         }

@@ -11,6 +11,7 @@
 //! | [`layout`] | which mesh axes cut which tensor dims |
 //! | [`uneven`] | how a dim that does not divide is cut |
 //! | [`partition`] | a layout applied to a shape: boxes, shard ids, replicas |
+//! | [`sections`] | packed dims: several parts one after the other |
 //! | [`locate`] | global offset ↔ shard id and local offset |
 //! | [`runs`] | the contiguous runs of a box |
 //! | [`tiling`] | who holds which boxes: partitions, grids, flat ranges, explicit boxes |
@@ -55,6 +56,7 @@ pub mod plan;
 pub mod region;
 pub mod rules;
 pub mod runs;
+pub mod sections;
 pub mod shown;
 pub mod sub_axis;
 pub mod tiling;

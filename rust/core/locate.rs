@@ -133,20 +133,23 @@ impl Partition {
 }
 
 /// What a worker says when its piece holds a number outside the range; which one, the caller finds in order.
-fn outside(what: &'static str) -> Error {
+pub(crate) fn outside(what: &'static str) -> Error {
     Error::OutOfRange { what, position: None, value: -1, limit: 0 }
 }
 
-fn same_length((left, left_len): (&'static str, usize), (right, right_len): (&'static str, usize)) -> Result<()> {
+pub(crate) fn same_length(
+    (left, left_len): (&'static str, usize),
+    (right, right_len): (&'static str, usize),
+) -> Result<()> {
     if left_len == right_len { Ok(()) } else { Err(Error::Length { left, left_len, right, right_len }) }
 }
 
-fn all_below(what: &'static str, values: &[i64], limit: i64) -> Result<()> {
+pub(crate) fn all_below(what: &'static str, values: &[i64], limit: i64) -> Result<()> {
     if any_outside(values, limit) { Err(outside(what)) } else { Ok(()) }
 }
 
 /// The same error about the first of `values` outside `0..limit`.
-fn first_outside(error: Error, what: &'static str, values: &[i64], limit: i64) -> Error {
+pub(crate) fn first_outside(error: Error, what: &'static str, values: &[i64], limit: i64) -> Error {
     let first = values.iter().position(|value| !(0..limit).contains(value));
     match (error, first) {
         (Error::OutOfRange { .. }, Some(i)) => Error::OutOfRange { what, position: Some(i), value: values[i], limit },

@@ -30,11 +30,24 @@ impl Partition {
     ///
     /// # Errors
     /// [`Error::Rank`] if the shape has another rank than the layout, [`Error::NegativeDim`], [`Error::Overflow`] if
-    /// it has more than 2^63 - 1 elements, [`Error::Indivisible`] under [`Uneven::Even`].
+    /// it has more than 2^63 - 1 elements, [`Error::Indivisible`] under [`Uneven::Even`], [`Error::PackedLayout`].
     pub fn new(layout: Arc<Layout>, shape: &[i64], uneven: Uneven) -> Result<Self> {
         if shape.len() != layout.rank() {
             return Err(Error::Rank { given: shape.len(), rank: layout.rank() });
         }
+        if layout.is_packed() {
+            return Err(Error::PackedLayout);
+        }
+        Self::unpacked(layout, shape, uneven)
+    }
+
+    /// The tensor of one element for each shard of a layout, packed dims taken for plain ones: who holds which shard.
+    pub(crate) fn of_shards(layout: Arc<Layout>) -> Result<Self> {
+        let shape = layout.num_shards().to_vec();
+        Self::unpacked(layout, &shape, Uneven::Even)
+    }
+
+    fn unpacked(layout: Arc<Layout>, shape: &[i64], uneven: Uneven) -> Result<Self> {
         if let Some((dim, &size)) = shape.iter().enumerate().find(|&(_, &size)| size < 0) {
             return Err(Error::NegativeDim { dim, size });
         }

@@ -92,6 +92,11 @@ impl Cut {
         Ok(Self { n, k, kind })
     }
 
+    /// The cut of `n` elements into `k` shards of `step`, of which the last may hold fewer, or none.
+    pub(crate) fn in_steps(n: i64, k: i64, step: i64) -> Self {
+        Self { n, k, kind: CutKind::Uniform { step } }
+    }
+
     /// The cut of a dim of `n` elements into pieces of `chunk`, which is at least 1; the last holds what is left.
     #[must_use]
     pub fn in_chunks(n: i64, chunk: i64) -> Self {

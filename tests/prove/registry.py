@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import (
     against_dask,
+    against_engines,
     against_jax,
     against_numpy,
     against_tensorflow,
@@ -21,6 +22,7 @@ SUBJECTS = [
     *reshards.SUBJECTS,
     *layout_maps.SUBJECTS,
     *exhaustive.SUBJECTS,
+    *against_engines.SUBJECTS,
     *against_dask.SUBJECTS,
     *against_jax.SUBJECTS,
     *against_xla.SUBJECTS,

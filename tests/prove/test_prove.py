@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.oracle.worker import ROOT
-from tests.prove import against_dask, against_numpy, laws, layout_maps, reshards
+from tests.prove import against_dask, against_engines, against_numpy, laws, layout_maps, reshards
 from tests.prove.ledger import Ledger, code_version
 from tests.prove.pool import seeded
 from tests.prove.report import HEAD, Row, table
@@ -129,7 +129,7 @@ def test_an_interrupted_run_is_taken_up(signal_number: int) -> None:
 
 @pytest.mark.parametrize(
     "subject",
-    [*against_numpy.SUBJECTS, *laws.SUBJECTS, *reshards.SUBJECTS, layout_maps.SUBJECTS[0]],
+    [*against_numpy.SUBJECTS, *against_engines.SUBJECTS, *laws.SUBJECTS, *reshards.SUBJECTS, layout_maps.SUBJECTS[0]],
     ids=lambda subject: subject.operation,
 )
 def test_some_cases_of_each_subject_that_needs_no_framework(subject: Subject) -> None:

@@ -167,7 +167,7 @@ class TestObstacles:
             assert blocked.obstacle == sw.CollectiveObstacle(kind, message)  # type: ignore[arg-type]
             assert blocked.collectives("f4") is None
             assert blocked.cost("f4") is None
-            assert f"It has no form as collectives: {message}. The boxes go from device to device." in blocked.explain()
+            assert f"It cannot be expressed as collectives: {message}. It is sent point to point." in blocked.explain()
             with pytest.raises(sw.LayoutError, match="the plan has no collectives: "):
                 blocked.run_collectives(sharded(src, np.arange(24)))
 

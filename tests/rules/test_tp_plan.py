@@ -5,13 +5,17 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 import shardwise as sw
 
 MESH = sw.DeviceMesh((2, 4), ("data", "tp"))
+
+#: The gate and the up projection one after the other, each cut as `torch.chunk` cuts it.
+PACKED = sw.packed.parse("gate:(n@tp/ceil) + up:(n@tp/ceil)")
 
 LLAMA = {
     "layers.*.self_attn.q_proj": "colwise",
@@ -56,7 +60,7 @@ def test_experts_are_cut_within_each_expert() -> None:
         "layers.*.mlp.experts": "moe_tp_experts",
     }
     layout_map = sw.LayoutMap.from_tp_plan(plan, MESH, "tp")
-    assert axes(layout_map, "model.layers.3.mlp.experts.gate_up_proj") == (None, "tp", None)
+    assert axes(layout_map, "model.layers.3.mlp.experts.gate_up_proj") == (None, PACKED, None)
     assert axes(layout_map, "model.layers.3.mlp.experts.down_proj") == (None, None, "tp")
     assert len(layout_map) == 2
 
@@ -83,13 +87,81 @@ def test_what_is_refused() -> None:
     with pytest.raises(sw.MeshError, match=r"axis is 'model'; the axes of the mesh are \('data', 'tp'\)"):
         sw.LayoutMap.from_tp_plan(LLAMA, MESH, "model")
     with pytest.raises(TypeError, match="plan must be a mapping of names to styles, got list"):
-        sw.LayoutMap.from_tp_plan(["a"], MESH, "tp")  # type: ignore[arg-type]
+        sw.LayoutMap.from_tp_plan(["a"], MESH, "tp")
     with pytest.raises(TypeError, match="mesh must be a DeviceMesh"):
         sw.LayoutMap.from_tp_plan(LLAMA, 4, "tp")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="mesh must be a DeviceMesh, got NoneType"):
         sw.LayoutMap.from_tp_plan(LLAMA, None, "tp")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="plan must map strings to strings"):
-        sw.LayoutMap.from_tp_plan({"a": None}, MESH, "tp")  # type: ignore[dict-item]
+        sw.LayoutMap.from_tp_plan({"a": None}, MESH, "tp")
+
+
+def strided_shard(array: np.ndarray[Any, Any], dim: int, ranks: int, rank: int, split_factor: int) -> Any:
+    """PyTorch's `_StridedShard(dim, split_factor)`: each of `split_factor` chunks is chunked, and joined by rank."""
+
+    def chunks(part: Any, count: int) -> list[Any]:
+        step = -(-part.shape[dim] // count)
+        return [part[(slice(None),) * dim + (slice(i * step, (i + 1) * step),)] for i in range(count)]
+
+    return np.concatenate([chunks(part, ranks)[rank] for part in chunks(array, split_factor)], axis=dim)
+
+
+#: All entries of transformers 5.23 whose style is packed, with the number of plans that have them.
+PACKED_ENTRIES = {
+    ("layers.*.mlp.experts.gate_up_proj", "packed_colwise"): 50,
+    ("layers.*.mlp.experts.gate_up_proj", "packed_rowwise"): 1,
+    ("layers.*.experts.gate_up_proj", "packed_colwise"): 2,
+    ("blocks.*.mlp.experts.gate_up_proj", "packed_colwise"): 1,
+    ("layers.*.mlp.text_moe.experts.gate_up_proj", "packed_colwise"): 1,
+    ("layers.*.mlp.vision_moe.experts.gate_up_proj", "packed_colwise"): 1,
+    ("layers.*.block_sparse_moe.experts.gate_up_proj", "packed_colwise"): 4,
+    ("layers.*.feed_forward.experts.gate_up_proj", "packed_colwise"): 2,
+    ("layers.*.feed_forward.experts.gate_up_proj", "packed_rowwise"): 1,
+}
+
+
+@pytest.mark.parametrize(("entry", "style"), PACKED_ENTRIES)
+@pytest.mark.parametrize("size", [8, 6, 5])
+def test_packed_entries_are_cut_as_transformers_cuts_them(entry: str, style: str, size: int) -> None:
+    """`PackedColwiseParallel` and `PackedRowwiseParallel`: `_StridedShard` of factor 2 of the dim -2 or -1."""
+    mesh = sw.DeviceMesh((4,), ("tp",))
+    layout_map = sw.LayoutMap.from_tp_plan({entry: style}, mesh, "tp")
+    layout = layout_map["model." + entry.replace("*", "3")]
+    assert layout is not None
+    dim = 1 if style == "packed_colwise" else 2
+    shape = [3, 7, 7]
+    shape[dim] = 2 * size
+    array = np.arange(np.prod(shape)).reshape(shape)
+    sharded = sw.distribute_tensor(array, layout)
+    for rank in range(4):
+        assert np.array_equal(sharded.shard(f"cpu:{rank}"), strided_shard(array, dim, 4, rank, 2))
+
+
+def test_a_packed_linear_module() -> None:
+    """Its weight is packed, and its bias, of one dim, is cut as if it were not: `_packed_output_shard_dim`."""
+    layout_map = sw.LayoutMap.from_tp_plan({"mlp.up": "packed_colwise", "mlp.down": "packed_rowwise"}, MESH, "tp")
+    weight, bias = layout_map["mlp.up.weight"], layout_map["mlp.up.bias"]
+    assert weight is not None
+    assert bias is not None
+    array = np.arange(48).reshape(16, 3)
+    assert np.array_equal(sw.distribute_tensor(array, weight).shard("cpu:5"), strided_shard(array, 0, 4, 1, 2))
+    assert bias.axes == ("tp",)
+    down = layout_map["mlp.down.weight"]
+    assert down is not None
+    assert np.array_equal(sw.distribute_tensor(array.T, down).shard("cpu:5"), strided_shard(array.T, 1, 4, 1, 2))
+    assert layout_map["mlp.down.bias"] is None
+
+
+def test_a_configuration() -> None:
+    class Config:
+        base_model_tp_plan: ClassVar = {"layers.*.experts.gate_up_proj": "packed_colwise"}
+        intermediate_size = 16
+
+    layout = sw.LayoutMap.from_tp_plan(Config(), MESH, "tp")["layers.0.experts.gate_up_proj"]
+    assert layout is not None
+    assert layout.partition((2, 32, 3)).shard_shape("cpu:0") == (2, 8, 3)
+    with pytest.raises(sw.LayoutError, match="dim 1 has 24 elements, but its parts add up to 32"):
+        layout.partition((2, 24, 3))
 
 
 def installed_plans() -> dict[str, dict[str, str]]:
@@ -133,11 +205,11 @@ WHOLE = ((None, None, None), (None, None, None))
 EXPECTED = {
     "colwise": ROWS,
     "colwise_gather_output": ROWS,
-    "packed_colwise": ROWS,
+    "packed_colwise": ((None, None, None), (None, None, (None, PACKED, None))),
     "embedding_rowwise": ROWS,
     "rowwise": COLUMNS,
     "rowwise_split_input": COLUMNS,
-    "packed_rowwise": COLUMNS,
+    "packed_rowwise": ((None, None, None), (None, None, (None, None, PACKED))),
     "embedding_colwise": COLUMNS,
     "all_reduce": WHOLE,
     "local_params": WHOLE,

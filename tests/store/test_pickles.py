@@ -78,6 +78,7 @@ def attacks(text: str) -> dict[str, bytes]:
         "a persistent id": b"\x80\x02cos\nsystem\nQ.",
         "popped": b"\x80\x02cos\nsystem\n" + unicode + b"\x85R0N.",
         "in the memo only": b"\x80\x02cos\nsystem\nq\x000}.",
+        "a module by way of another": b"\x80\x02ctorch.serialization\nos.system\n" + unicode + b"\x85R.",
         "numpy's runstring": b"\x80\x02cnumpy.testing._private.utils\nrunstring\n" + unicode + b"}\x86R.",
         "a module of the file's own": b"\x80\x02cshardwise_canary\nboom\n)R.",
         "an import with a side effect": b"\x80\x02cantigravity\nfly\n)R.",
@@ -106,7 +107,13 @@ def test_the_same_pickles_do_harm_in_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("route", "named"), [("REDUCE", "os.system"), ("eval", "builtins.eval"), ("popped", "os.system")]
+    ("route", "named"),
+    [
+        ("REDUCE", "os.system"),
+        ("eval", "builtins.eval"),
+        ("popped", "os.system"),
+        ("a module by way of another", "torch.serialization.os.system"),
+    ],
 )
 def test_a_forbidden_global_is_named_wherever_it_stands(route: str, named: str, tmp_path: Path) -> None:
     data = attacks(command(tmp_path))[route]
@@ -277,6 +284,19 @@ def test_messages_stay_short(tmp_path: Path) -> None:
     with pytest.raises(sw.ParseError) as caught:
         sw.open_checkpoint(folder.write(tmp_path / "dcp"))
     assert len(str(caught.value)) < 500 + len(os.fspath(tmp_path))
+
+
+def test_a_writer_s_own_objects_are_inert_where_nothing_needs_them() -> None:
+    """As in Megatron's common.pt: a namespace of arguments, enums of the standard library's, partial functions."""
+    import argparse
+    import functools
+    import signal
+
+    value = argparse.Namespace(lr=0.1, stop=signal.SIGTERM, act=functools.partial(max, 1))
+    value.kind = types.SimpleNamespace(a=1)
+    read = read_objects(pickle.dumps({"args": value, "step": 7}, 4), "here")
+    assert (read["step"], read["args"].name, read["args"].state["lr"]) == (7, "argparse.Namespace", 0.1)
+    assert (read["args"].state["stop"].name, read["args"].state["stop"].args) == ("signal.Signals", (15,))
 
 
 def test_what_the_judge_raises_comes_out() -> None:

@@ -17,6 +17,7 @@ from ..partition import Partition
 from ..reshard.run import checked_arrays
 from ..reshard.source import ShardSource
 from ..tiling import Tiling
+from .pieces import assembled, put_together
 from .replicas import check_replicas as check_equal_replicas
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ class Shard:
 
     #: The device's label.
     device: Any
-    #: The slices of the global array that it holds.
-    index: tuple[slice, ...]
+    #: The slices of the global array that it holds; where a dim is packed, a tuple of such, one for each piece.
+    index: tuple[Any, ...]
     #: Which of the devices with the same slices it is; 0 is the canonical owner.
     replica_id: int
     #: The values.
@@ -163,11 +164,21 @@ class ShardedArray(ShardSource):
         """
         return self._tiling.size * self._dtype.itemsize
 
+    @property
+    def _is_packed(self) -> bool:
+        """Whether the devices hold several pieces each, because a dim is packed."""
+        return isinstance(self._tiling, Partition) and self._tiling.is_packed
+
     def _data(self) -> list[npt.NDArray[Any]]:
         """One array per device, in device-index order; all views are made in one call."""
         if self._views is None:
             assert self._array is not None
-            self._views = self.partition.views(self._array)
+            if self._is_packed:
+                shapes = self.partition._shapes()
+                devices = range(self.partition.device_mesh.size)
+                self._views = [assembled(self.partition, self._array, i, shapes[i]) for i in devices]
+            else:
+                self._views = self.partition.views(self._array)
         return self._views
 
     @property
@@ -183,8 +194,14 @@ class ShardedArray(ShardSource):
         >>> sharded.shards[1]
         Shard(device='cpu:1', index=(slice(2, 4, None),), replica_id=0, data=array([2, 3]))
         """
-        indices = self.partition.devices_indices_map()
         replicas = self.partition.replica_ids().tolist()
+        if self._is_packed:
+            devices = self.partition.holders
+            indices: dict[Any, tuple[Any, ...]] = {
+                device: tuple(piece.box for piece in self.partition.pieces(device)) for device in devices
+            }
+        else:
+            indices = dict(self.partition.devices_indices_map())
         return [
             Shard(device, index, replica, data)
             for (device, index), replica, data in zip(indices.items(), replicas, self._data(), strict=True)
@@ -199,6 +216,9 @@ class ShardedArray(ShardSource):
 
         Raises:
             MeshError: if the mesh has no such device (LayoutError: if another tiling has no such holder).
+
+        Where a dim is packed, a device holds several pieces of the array, and no view shows them as one: the shard is a
+        read-only copy then, with zeros where it is padded. `partition.view` gives a view of each piece.
 
         A shard of one array is a view with the array's strides. What takes an array's memory as it lies, whatever its
         strides, writes other values than the shard's: `safetensors.numpy.save_file` does. Give it contiguous shards:
@@ -215,7 +235,10 @@ class ShardedArray(ShardSource):
         [(32, 8), (16, 8)]
         """
         if self._array is not None and self._views is None:
-            shard = self.partition.view(self._array, device)
+            if self._is_packed:
+                position = self.partition.device_mesh.index_of_label(device)
+                return assembled(self.partition, self._array, position, self.partition.shard_shape(device))
+            shard: npt.NDArray[Any] = self.partition.view(self._array, device)
         else:
             shard = self._data()[self._tiling._position(device)]
         return shard.copy(order="C") if contiguous and not shard.flags.c_contiguous else shard
@@ -244,6 +267,8 @@ class ShardedArray(ShardSource):
         unreduced = tiling.layout.unreduced if isinstance(tiling, Partition) else ()
         if partial := [axis for axis in unreduced if self.partition.device_mesh.axis_size(axis) > 1]:
             raise LayoutError(f"numpy() needs reduced values, but the layout is unreduced over {tuple(partial)}")
+        if self._is_packed:
+            return put_together(self.partition, self._data(), check_replicas)
         if check_replicas:
             check_equal_replicas(tiling, self._data())
         if not isinstance(tiling, Partition) or (self.nbytes >= _PLANNED and not self._dtype.hasobject):
@@ -299,7 +324,10 @@ class ShardedArray(ShardSource):
         if self._array is not None and isinstance(target, Partition) and target.shape == self.shape:
             return ShardedArray._of_array(target, self._array)
         if check_replicas and self._array is None:
-            check_equal_replicas(self._tiling, self._data())
+            if self._is_packed:
+                put_together(self.partition, self._data(), True)
+            else:
+                check_equal_replicas(self._tiling, self._data())
         return ShardedArray._of_shards(target, plan_reshard(self._tiling, target).run(self), self._dtype)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -317,6 +345,8 @@ def gathered(sharded: ShardedArray, check_replicas: bool) -> npt.NDArray[Any]:
     """Put an array together from its shards by a plan, adding up partial sums; see `shardwise.gather`."""
     from ..reshard.plan import plan_reshard  # Late, to keep `import shardwise` fast.
 
+    if sharded._is_packed:
+        return sharded.numpy(check_replicas=check_replicas)
     if check_replicas and sharded._array is None:
         check_equal_replicas(sharded.tiling, sharded._data())
 

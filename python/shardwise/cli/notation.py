@@ -4,8 +4,9 @@ import re
 
 from .._dtypes import bits_of
 from ..errors import ParseError
-from ..layout import TensorLayout
+from ..layout import Spec, TensorLayout
 from ..mesh import DeviceMesh
+from ..packed import parse
 
 __all__ = [
     "format_layout",
@@ -17,6 +18,8 @@ __all__ = [
     "parse_shape",
 ]
 
+#: How a packed dim begins.
+_PACKED = re.compile(r"(?:[A-Za-z_][\w.]*:)?\((?!\d+\)\d+$)", re.ASCII)
 _NOT_CUT = {"", "-", "*", "None"}
 
 
@@ -52,8 +55,9 @@ def parse_shape(text: str) -> tuple[int, ...]:
 def parse_layout(text: str, rank: int) -> TensorLayout:
     """Read a layout such as `data,-` or `data+model,-`: for each dim the mesh axes that cut it, major first.
 
-    A dim that is not cut is `-`, `None`, `*` or nothing at all. The layout of a scalar is empty, or `()`; the rank
-    tells it from that of one dim that is not cut.
+    A dim of several parts is written as `shardwise.packed.parse` reads it: `(3 h=12@model d=64),-`. A sub-axis is
+    written `model:(1)4`. A dim that is not cut is `-`, `None`, `*` or nothing at all. The layout of a scalar is empty,
+    or `()`; the rank tells it from that of one dim that is not cut.
 
     >>> parse_layout("data+model,-", 2).axes
     (('data', 'model'), None)
@@ -61,7 +65,13 @@ def parse_layout(text: str, rank: int) -> TensorLayout:
     if not text.isprintable():  # Nor would be an axis; and bytes that are not UTF-8 arrive as half a surrogate pair.
         raise ParseError(f"layout {text!r}: holds a character that cannot be printed")
     entries = [entry.strip() for entry in text.split(",")] if rank or text.strip() not in {"", "()"} else []
-    return TensorLayout(tuple(None if entry in _NOT_CUT else tuple(entry.split("+")) for entry in entries))
+    return TensorLayout([_spec(entry) for entry in entries])
+
+
+def _spec(entry: str) -> Spec:
+    if entry in _NOT_CUT:
+        return None
+    return parse(entry) if _PACKED.match(entry) else tuple(entry.split("+"))
 
 
 def parse_dtype(text: str) -> int:
@@ -85,7 +95,13 @@ def format_layout(layout: TensorLayout) -> str:
     >>> format_layout(TensorLayout((("data", "model"), None)))
     'data+model,-'
     """
-    return ",".join("-" if spec is None else spec if isinstance(spec, str) else "+".join(spec) for spec in layout.axes)
+    return ",".join(map(_spec_text, layout.axes))
+
+
+def _spec_text(spec: Spec) -> str:
+    if spec is None:
+        return "-"
+    return "+".join(spec) if isinstance(spec, tuple) else str(spec)
 
 
 def format_mesh(mesh: DeviceMesh) -> str:

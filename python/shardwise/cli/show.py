@@ -47,7 +47,9 @@ def run_show(screen: Screen, options: argparse.Namespace) -> int:
 
 def _summary(partition: Partition, bits: int | None) -> str:
     shard = partition.largest_shard_shape
-    uneven = any(size % count for size, count in zip(partition.shape, partition.num_shards, strict=True))
+    uneven = partition.is_packed or any(
+        size % count for size, count in zip(partition.shape, partition.num_shards, strict=True)
+    )
     shards = "1 shard" if partition.total_shards == 1 else f"{partition.total_shards:,} shards"
     holders = "one device" if partition.replicas == 1 else f"{partition.replicas:,} devices"
     text = f"{shards} of {'at most ' * uneven}{format_shape(shard)}, each on {holders}"

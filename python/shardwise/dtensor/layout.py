@@ -16,6 +16,7 @@ from shardwise.dtensor.mesh import Mesh
 from shardwise.dtensor.proto import LayoutProto, MeshProto, SerializableMessage, message_bytes
 from shardwise.errors import LayoutError
 from shardwise.layout import TensorLayout, UnevenRule
+from shardwise.packed import PackedDim
 from shardwise.sub_axis import is_sub_axis
 
 if TYPE_CHECKING:
@@ -198,6 +199,8 @@ class Layout:
         specs = []
         names = () if layout.device_mesh is None else layout.device_mesh.axis_names
         for dim, axes in enumerate(layout.axes):
+            if isinstance(axes, PackedDim):
+                raise LayoutError(f"axes[{dim}] is {shown(axes)}; a DTensor layout has no packed dims")
             if isinstance(axes, str) and is_sub_axis(axes, names):
                 raise LayoutError(f"axes[{dim}] is the sub-axis {axes!r}; a DTensor layout has whole mesh axes only")
             if isinstance(axes, tuple):

@@ -11,13 +11,15 @@ import numpy.typing as npt
 from .._arguments import instance, integer
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
-from ..layout import Axes, TensorLayout
+from ..layout import Axes, Spec, TensorLayout
 from ..mesh import DeviceMesh
 from ..mesh_views import factored
+from ..packed import PackedDim
 from ..sub_axis import SubAxis, is_sub_axis
 
 __all__ = [
     "axes_along",
+    "check_not_packed",
     "check_whole_axes",
     "checked_layout",
     "checked_mesh",
@@ -27,7 +29,7 @@ __all__ = [
 ]
 
 
-def spec_names(spec: str | tuple[str, ...] | None) -> tuple[str, ...]:
+def spec_names(spec: Spec) -> tuple[str, ...]:
     """Give the axes of one dim's spec, major first.
 
     >>> spec_names(None), spec_names("x"), spec_names(("x", "y"))
@@ -35,6 +37,8 @@ def spec_names(spec: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """
     if spec is None:
         return ()
+    if isinstance(spec, PackedDim):
+        return spec.axis_names
     return (spec,) if isinstance(spec, str) else spec
 
 
@@ -43,11 +47,23 @@ def checked_layout(layout: object) -> tuple[TensorLayout, DeviceMesh]:
     given = instance("layout", layout, TensorLayout)
     if given.device_mesh is None:
         raise LayoutError(f"layout {shown(layout)} has no device_mesh yet; a dialect needs the sizes of its axes")
+    check_not_packed(given)
     return given, given.device_mesh
+
+
+def check_not_packed(layout: TensorLayout) -> None:
+    """Refuse a layout with packed dims, which none of the dialects has."""
+    for dim, spec in enumerate(layout.axes):
+        if isinstance(spec, PackedDim):
+            raise LayoutError(
+                f"axes[{dim}] is a packed dim, {shown(spec)}; a dialect says one cut of a dim, and not that of each of "
+                "its parts"
+            )
 
 
 def check_whole_axes(layout: TensorLayout, who: str) -> None:
     """Refuse a layout that names sub-axes, for a dialect whose layouts are made of whole axes."""
+    check_not_packed(layout)
     axis_names = () if layout.device_mesh is None else layout.device_mesh.axis_names
     places = [(f"axes[{dim}]", name) for dim, spec in enumerate(layout.axes) for name in spec_names(spec)]
     for place, name in [*places, *(("unreduced", name) for name in layout.unreduced)]:

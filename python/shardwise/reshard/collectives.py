@@ -21,7 +21,14 @@ __all__ = ["CollectiveObstacle", "ObstacleKind", "device_map", "no_layout", "obs
 
 #: Why a change of layout is not a sequence of collectives.
 ObstacleKind = Literal[
-    "device-count", "devices", "device-order", "no-common-sub-axes", "indivisible", "unreduced-destination", "no-layout"
+    "device-count",
+    "devices",
+    "device-order",
+    "no-common-sub-axes",
+    "indivisible",
+    "unreduced-destination",
+    "no-layout",
+    "packed",
 ]
 
 
@@ -38,6 +45,8 @@ class CollectiveObstacle:
     | `indivisible` | a dim does not divide, so that shards before are no unions or parts of those after |
     | `unreduced-destination` | a value cannot be cut into partial sums |
     | `no-layout` | one side is made of boxes, not by a layout |
+    | `packed` | a dim is packed |
+    | `packed` | a dim is packed, so that its parts are cut each by itself |
     """
 
     #: Which reason it is.
@@ -53,6 +62,13 @@ class CollectiveObstacle:
 no_layout = CollectiveObstacle("no-layout", "a side of the plan is made of boxes, not by a layout")
 
 
+#: Why packed dims have no collectives.
+packed = CollectiveObstacle("packed", "a side of the plan has a packed dim, whose parts are cut each by itself")
+
+#: Why packed dims have none: each of their parts would be a collective of its own.
+packed_dims = CollectiveObstacle("packed", "a side of the plan has a packed dim, whose parts are cut one by one")
+
+
 def device_map(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64] | None:
     """For each device of `dst`, the device index that its label has in `src`, or -1; `None` if they are the same."""
     if src.size != dst.size or src._labels == dst._labels:
@@ -64,11 +80,17 @@ def device_map(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64] | None
 def _search(src: Partition, dst: Partition) -> _core.CollectiveSearch:
     from_mesh, to_mesh = src.device_mesh, dst.device_mesh
     same = device_map(from_mesh, to_mesh)
+    assert isinstance(src._core, _core.Partition)
+    assert isinstance(dst._core, _core.Partition)
     return _core.CollectiveSearch(from_mesh._core, src._core, to_mesh._core, dst._core, same)
 
 
 def obstacle_between(src: Partition, dst: Partition) -> CollectiveObstacle | None:
     """Say why there are no collectives; `None` if there are."""
+    if src.is_packed or dst.is_packed:
+        return packed_dims
+    if src.is_packed or dst.is_packed:
+        return packed
     found = _search(src, dst).obstacle
     return None if found is None else CollectiveObstacle(*found)
 
@@ -77,6 +99,10 @@ def steps_between(
     src: Partition, dst: Partition, itemsize: int, links: LinkModel
 ) -> tuple[CollectiveStep, ...] | CollectiveObstacle:
     """Find the cheapest sequence; see `ReshardPlan.collectives`."""
+    if src.is_packed or dst.is_packed:
+        return packed_dims
+    if src.is_packed or dst.is_packed:
+        return packed
     search = _search(src, dst)
     along = [links._along(*names) for names in search.axes]
     found = search.steps(itemsize, [bandwidth for bandwidth, _ in along], [latency for _, latency in along])

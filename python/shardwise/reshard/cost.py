@@ -153,6 +153,10 @@ class CollectiveCost:
     #: The steps with their prices.
     steps: tuple[CollectiveStep, ...]
 
+    def __post_init__(self) -> None:
+        steps = tuple(instance(f"steps[{number}]", step, CollectiveStep) for number, step in enumerate(self.steps))
+        object.__setattr__(self, "steps", steps)
+
     @property
     def bytes(self) -> int:
         """The bytes that each device receives."""
@@ -203,6 +207,8 @@ def cost_of(steps: Iterable[Collective], src: Partition, dtype: Any, links: Link
         (step.kind, step.axes, step.from_dim, step.to_dim, _bound(number, step, mesh))
         for number, step in enumerate(given)
     ]
+    if not isinstance(src._core, _core.Partition):
+        raise LayoutError("src has a packed dim, whose parts are cut each by itself; collectives are over whole dims")
     found = _core.priced_collectives(mesh._core, src._core, fields, itemsize_of(dtype), bandwidth, latency)
     return CollectiveCost(tuple(priced_steps(found, mesh)))
 

@@ -30,7 +30,7 @@ class Collective:
 
     Raises:
         LayoutError: if there is no such kind, or a dim is negative.
-        TypeError: if the axes are no names, a dim is no integer, or the layout no `TensorLayout`.
+        TypeError: if the axes are not names, a dim is not an integer, or the layout not a `TensorLayout`.
 
     >>> Collective("all-gather", ("x",), from_dim=0)
     Collective(kind='all-gather', axes=('x',), from_dim=0, to_dim=None, layout=None)

@@ -14,6 +14,7 @@ from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..partition import Partition
 from ..tiling import Tiling
+from .orders import check_packed
 from .plan import ReshardPlan, same_holders
 from .source import ShardSource
 
@@ -78,6 +79,7 @@ class ModelPlan(Mapping[str, ReshardPlan]):
             used.append(sorts[key])
             sizes.append(bits[dtype])
             self._ends[name] = (ends[0], ends[1])
+            check_packed(*self._ends[name])
             self._tensors[name] = shape, dtype
         self._labels, arguments = _participants(pairs)
         # In bytes, unless elements are packed into them: then in bits.

@@ -21,6 +21,7 @@ from ..tiling import Tiling
 from .collectives import CollectiveObstacle, device_map, no_layout, obstacle_between, steps_between
 from .cost import CollectiveCost, LinkModel, checked_links
 from .kinds import CollectiveStep
+from .orders import check_packed
 from .program import Program, program_of
 from .run import Window, run_plan, slices_of, view_of, views_of
 from .run_collectives import run_steps
@@ -113,6 +114,7 @@ class ReshardPlan:
         for name, value in (("src", src), ("dst", dst)):
             if not isinstance(value, Tiling):
                 raise TypeError(f"{name} must be a Partition or another Tiling, got {type(value).__name__}")
+        check_packed(src, dst)
         self._senders = None if senders is None else int64_array("senders", senders).tobytes()
         self._core = CorePlan(src._core, dst._core, same_holders(src, dst), senders)
         self._src, self._dst = src, dst

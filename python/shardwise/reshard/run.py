@@ -144,7 +144,7 @@ def views_of(plan: Runnable) -> Iterator[tuple[int, int, Window | None, tuple[sl
     boxes = plan._core.local_boxes(0, True)[alone]
     extents = boxes[..., 1] - boxes[..., 0]
     pieces = plan._core.kept_pieces()[alone]
-    shapes = None if isinstance(plan.dst, Partition) else plan.dst._shapes()
+    shapes = None if isinstance(plan.dst, Partition) and not plan.dst.is_packed else plan.dst._shapes()
     for row, (piece, _), box, extent in zip(
         kept[alone], pieces.tolist(), boxes.tolist(), extents.tolist(), strict=True
     ):

@@ -13,6 +13,7 @@ from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from ..packed import PackedDim
 from .search import MATCH_MODES, Answers, MatchMode, Rule, checked_path, compiled_rule
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         """
         return self._answers.search.matching(checked_path(path))
 
-    def __setitem__(self, key: str, layout: TensorLayout | Sequence[str | Sequence[str] | None]) -> None:
+    def __setitem__(self, key: str, layout: TensorLayout | Sequence[str | Sequence[str] | PackedDim | None]) -> None:
         """Insert a rule.
 
         Args:
@@ -218,7 +219,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             return layout
 
     def setdefault(
-        self, key: str, default: TensorLayout | Sequence[str | Sequence[str] | None] | None = None
+        self, key: str, default: TensorLayout | Sequence[str | Sequence[str] | PackedDim | None] | None = None
     ) -> TensorLayout:
         """Give the layout under this very key, after inserting the default if there is none."""
         with self._lock:
@@ -303,33 +304,38 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return map_arrays(self._layout_of_rank, tree, separator)
 
     @classmethod
-    def from_tp_plan(cls, plan: Mapping[str, str], mesh: DeviceMesh, axis: str) -> LayoutMap:
+    def from_tp_plan(cls, plan: Any, mesh: DeviceMesh, axis: str, config: Any = None) -> LayoutMap:
         """The layout map of a Hugging Face transformers tensor-parallel plan: `config.base_model_tp_plan`.
 
         Args:
-            plan: Styles by module name, in which `*` is a layer number; the names may follow a prefix like `model.`.
+            plan: Styles by module name, in which `*` is a layer number; the names may follow a prefix like `model.`. Or
+                a model's configuration, an object that has such a plan.
             mesh: The mesh of the map.
             axis: The axis of the mesh that cuts.
+            config: The model's configuration, an object or a mapping: where it says how long packed matrices are
+                (`intermediate_size`, `moe_intermediate_size`), tensors of another length are refused.
 
         Raises:
             LayoutError: for a style that transformers does not have; it is named.
             MeshError: if the mesh has no such axis.
 
         The layouts are for parameters as PyTorch stores them: the `weight` of a linear module is (out, in), experts
-        are (experts, out, in). Of a packed style, which transformers cuts once per packed matrix, the layout cuts the
-        packed dim once: each device gets the right number of rows, but not the rows that transformers would give it.
+        are (experts, out, in). Of a packed style each of the two matrices is cut by itself. Transformers cuts rows, not
+        heads, as `torch.chunk` does: give `uneven="chunk"` where they do not divide, key-value heads included.
 
-        >>> plan = {"layers.*.self_attn.q_proj": "colwise", "layers.*.self_attn.o_proj": "rowwise"}
+        >>> plan = {"layers.*.self_attn.q_proj": "colwise", "layers.*.mlp.experts.gate_up_proj": "packed_colwise"}
         >>> layout_map = LayoutMap.from_tp_plan(plan, DeviceMesh((4,), ["tp"]), "tp")
         >>> layout_map["model.layers.3.self_attn.q_proj.weight"].axes
         ('tp', None)
-        >>> layout_map["model.layers.3.self_attn.o_proj.weight"].axes
-        (None, 'tp')
+        >>> print(layout_map["model.layers.3.mlp.experts.gate_up_proj"].axes[1])
+        gate:(n@tp/ceil) + up:(n@tp/ceil)
         """
         from .tp_plan import rules_of_plan
 
+        if not isinstance(plan, Mapping) and isinstance(getattr(plan, "base_model_tp_plan", None), Mapping):
+            plan, config = plan.base_model_tp_plan, plan if config is None else config
         layout_map = cls(mesh)
-        for rule, axes in rules_of_plan(plan, mesh, axis).items():
+        for rule, axes in rules_of_plan(plan, mesh, axis, config).items():
             layout_map[rule] = axes
         return layout_map
 

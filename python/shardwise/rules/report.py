@@ -17,6 +17,7 @@ from .._text import bytes_text, shown
 from ..errors import SizeOverflowError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from ..packed import PackedDim
 from ..show.table import table_lines
 from .problems import Clash, IndivisibleDim, RankMismatch
 
@@ -303,4 +304,6 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
 
 
 def _listed(value: Any) -> Any:
+    if isinstance(value, PackedDim):
+        return {"packed": str(value)}
     return [_listed(entry) for entry in value] if isinstance(value, tuple) else value

@@ -12,6 +12,7 @@ from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
+from ..packed import PackedDim
 from .problems import Clash, IndivisibleDim, RankMismatch
 from .report import LayoutReport, TensorReport, checked_size
 from .search import RuleSearch
@@ -91,8 +92,17 @@ class _Maker:
             return False
         if layout.device_mesh is None:
             return False
-        dims = enumerate(zip(shape, layout.num_shards, strict=True))
+        counts = layout.num_shards
+        for dim, spec in enumerate(layout.axes):
+            if isinstance(spec, PackedDim):
+                counts = (*counts[:dim], 1, *counts[dim + 1 :])  # Its parts are cut, each by itself.
+        dims = enumerate(zip(shape, counts, strict=True))
         indivisible = [IndivisibleDim(name, rule, dim, size, shards) for dim, (size, shards) in dims if size % shards]
+        if layout.is_packed and not (indivisible and self._uneven == "even"):
+            try:
+                layout.partition(shape, self._uneven)
+            except LayoutError as error:
+                raise LayoutError(f"{name}: rule {shown(rule)}: {error}") from None
         self._indivisible += indivisible
         return not indivisible or self._uneven != "even"
 

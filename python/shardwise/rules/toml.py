@@ -13,8 +13,9 @@ from .._arguments import path_of
 from .._atomic import replace_file
 from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
-from ..layout import TensorLayout
+from ..layout import Spec, TensorLayout
 from ..mesh import DeviceMesh
+from ..packed import PackedDim, parse
 from .search import MATCH_MODES, MatchMode
 
 __all__ = ["Rules", "located", "read_rules", "write_rules"]
@@ -160,14 +161,29 @@ def _layout(value: Any, place: str) -> TensorLayout:
         return TensorLayout(tuple(axes), unreduced=tuple(unreduced))
 
 
-def _spec(entry: Any, place: str) -> str | tuple[str, ...] | None:
+def _spec(entry: Any, place: str) -> str | tuple[str, ...] | PackedDim | None:
+    if isinstance(entry, dict):
+        if "packed" not in entry:
+            raise ParseError(f"{place}: 'packed' is missing in the table {shown(entry)}")
+        sizes = dict(entry)
+        text = sizes.pop("packed")
+        with located(place):
+            return parse(text, **{name: _size(name, size) for name, size in sizes.items()})
     if entry in ("", []):
         return None
     if isinstance(entry, str):
         return entry
     if isinstance(entry, list):
         return tuple(entry)
-    raise ParseError(f"{place} must be the name of a mesh axis or a list of names, got {shown(entry)}")
+    raise ParseError(
+        f"{place} must be the name of a mesh axis, a list of names or a table with packed, got {shown(entry)}"
+    )
+
+
+def _size(name: str, size: Any) -> int:
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"{name} must be an integer, got {shown(size)}")
+    return size
 
 
 def _mesh_lines(mesh: DeviceMesh) -> list[str]:
@@ -195,9 +211,11 @@ def _value(layout: TensorLayout) -> str:
     return f"{{ axes = {axes}, unreduced = [{', '.join(map(_string, layout.unreduced))}] }}"
 
 
-def _entry(spec: str | tuple[str, ...] | None) -> str:
+def _entry(spec: Spec) -> str:
     if spec is None:
         return "[]"
+    if isinstance(spec, PackedDim):
+        return f"{{ packed = {_string(str(spec))} }}"
     return _string(spec) if isinstance(spec, str) else f"[{', '.join(map(_string, spec))}]"
 
 

@@ -9,34 +9,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from .._arguments import instance
 from .._text import shown
 from ..errors import LayoutError, MeshError
-from ..layout import Axes
+from ..layout import Axes, Spec
 from ..mesh import DeviceMesh
+from ..packed import concat, part
 
 __all__ = ["rules_of_plan"]
 
-_Cut = Literal["rows", "columns", "experts", "nothing"]
+_Cut = Literal["rows", "columns", "packed rows", "packed columns", "experts", "nothing"]
 
 #: What each style does to the parameters: rows are the dim before the last, columns the last. A 1-d parameter, like a
-#: bias, has rows only.
+#: bias, has rows only. Packed ones are two matrices one after the other, each cut by itself (PyTorch's `_StridedShard`
+#: with a split factor of 2); but a bias of packed rows is cut as if it were not packed.
 _STYLES: dict[str, _Cut] = {
     "colwise": "rows",
     "colwise_rep": "rows",
     "colwise_gather_output": "rows",
     "local_colwise": "rows",
-    "packed_colwise": "rows",
-    "local_packed_colwise": "rows",
+    "packed_colwise": "packed rows",
+    "local_packed_colwise": "packed rows",
     "embedding_rowwise": "rows",
     "rowwise": "columns",
     "rowwise_rep": "columns",
     "rowwise_split_input": "columns",
     "local_rowwise": "columns",
-    "packed_rowwise": "columns",
-    "local_packed_rowwise": "columns",
+    "packed_rowwise": "packed columns",
+    "local_packed_rowwise": "packed columns",
     "embedding_colwise": "columns",
     "grouped_gemm": "experts",
     # These say how values flow through a module, and leave its parameters whole.
@@ -55,7 +57,7 @@ _STYLES: dict[str, _Cut] = {
 }
 
 
-def rules_of_plan(plan: Mapping[str, str], mesh: DeviceMesh, axis: str) -> dict[str, Axes]:
+def rules_of_plan(plan: Mapping[str, str], mesh: DeviceMesh, axis: str, config: Any = None) -> dict[str, Axes]:
     r"""The rules, regular expressions with axes, that say the same as a plan; see `LayoutMap.from_tp_plan`.
 
     >>> mesh = DeviceMesh((4,), ("model",))
@@ -67,6 +69,7 @@ def rules_of_plan(plan: Mapping[str, str], mesh: DeviceMesh, axis: str) -> dict[
     instance("mesh", mesh, DeviceMesh)
     if axis not in mesh.axis_names:
         raise MeshError(f"axis is {shown(axis)}; the axes of the mesh are {shown(mesh.axis_names)}")
+    size = _packed_size(config)
     rules: dict[str, Axes] = {}
     for name, style in plan.items():
         if not isinstance(name, str) or not isinstance(style, str):
@@ -74,20 +77,32 @@ def rules_of_plan(plan: Mapping[str, str], mesh: DeviceMesh, axis: str) -> dict[
         if style not in _STYLES:
             known = ", ".join(sorted(_STYLES))
             raise LayoutError(f"plan[{shown(name)}] is the unknown style {shown(style)}; known are {known}")
-        rules.update(_rules_of_entry(name, _STYLES[style], axis))
+        rules.update(_rules_of_entry(name, _STYLES[style], axis, size))
     return rules
 
 
-def _rules_of_entry(name: str, cut: _Cut, axis: str) -> dict[str, Axes]:
+def _rules_of_entry(name: str, cut: _Cut, axis: str, size: int | None) -> dict[str, Axes]:
     where = r"(?:^|\.)" + re.escape(name).replace(r"\*", r"\d+")
     is_expert = name.split(".")[-2:-1] == ["experts"]
     if cut == "nothing":
         return {}
     if cut == "experts":
         return {rf"{where}$": (axis, None, None)}
-    if cut == "columns":
-        return {rf"{where}$": (None, None, axis)} if is_expert else {rf"{where}\.weight$": (None, axis)}
+    spec: Spec = axis
+    if cut.startswith("packed"):
+        names = ("gate", "up") if name.endswith("gate_up_proj") else (None, None)
+        spec = concat(*(part(size, axes=axis, uneven="ceil", name=label) for label in names))
+    if cut.endswith("columns"):
+        return {rf"{where}$": (None, None, spec)} if is_expert else {rf"{where}\.weight$": (None, spec)}
     if is_expert:
-        return {rf"{where}$": (None, axis, None)}
+        return {rf"{where}$": (None, spec, None)}
     # The name itself may be a parameter, of one dim: attention sinks.
-    return {rf"{where}\.weight$": (axis, None), rf"{where}(?:\.bias)?$": (axis,)}
+    return {rf"{where}\.weight$": (spec, None), rf"{where}(?:\.bias)?$": (axis,)}
+
+
+def _packed_size(config: Any) -> int | None:
+    """The rows of one of the packed matrices, if the configuration leaves no doubt about them."""
+    names = ("intermediate_size", "moe_intermediate_size")
+    given = [config.get(name) if isinstance(config, Mapping) else getattr(config, name, None) for name in names]
+    sizes = {size for size in given if isinstance(size, int)}
+    return sizes.pop() if len(sizes) == 1 else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..partition import Partition
+from .parted import Parted
 
 __all__ = ["Cell", "Grid", "bounds_text", "in_turn", "plane_of"]
 
@@ -57,11 +58,12 @@ class Grid:
     """
 
     def __init__(self, partition: Partition, plane: Sequence[int] | None = None) -> None:
-        counts = partition.num_shards
+        parted: Any = Parted(partition) if partition.is_packed else partition
+        counts = parted.num_shards
         cut = [dim for dim, count in enumerate(counts) if count > 1]
         if plane is None:
             plane = cut if len(counts) > 2 and cut else range(len(counts))[-2:]
-        self.partition = partition
+        self.partition = parted
         self.down, self.across = tuple(plane[:-1]), tuple(plane[-1:])
         self.deep = tuple(dim for dim in cut if dim not in plane)
         self.panels, self.rows, self.columns = (

@@ -474,7 +474,7 @@ impl<'a> Machine<'a> {
     }
 
     fn set(&mut self, number: u32, items: &[Id]) -> Result<()> {
-        if items.len() % 2 != 0 {
+        if !items.len().is_multiple_of(2) {
             return Err(self.error("sets a key without a value"));
         }
         let dict = &mut self.pickle.dicts[number as usize];

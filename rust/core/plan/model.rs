@@ -176,10 +176,13 @@ fn add(totals: &mut [i64], who: u32, volume: i64, itemsize: i64) -> Result<()> {
     Ok(())
 }
 
+/// Holders by what they have to send, the least loaded first.
+type Loads = BinaryHeap<Reverse<(i64, usize)>>;
+
 /// For boxes of many replicas, what each had sent when it was looked at last: as much as now, or less.
 struct Heaps<'a> {
     sorts: &'a [Sort],
-    heaps: HashMap<(usize, usize), BinaryHeap<Reverse<(i64, usize)>>>,
+    heaps: HashMap<(usize, usize), Loads>,
 }
 
 impl<'a> Heaps<'a> {

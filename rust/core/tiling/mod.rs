@@ -6,6 +6,7 @@
 //! | module | answers |
 //! |---|---|
 //! | `partition` | a partition is a tiling in closed form: one piece for each device |
+//! | `packed` | one with packed dims, with several pieces for each |
 //! | [`grid`] | a regular grid of chunks, each a holder (zarr) |
 //! | [`flat`] | ranges of the flattened tensor, each a holder's 1-D array (FSDP, ZeRO) |
 //! | [`boxes`] | any boxes |
@@ -31,6 +32,7 @@ mod edges;
 pub mod flat;
 pub mod grid;
 pub mod listed;
+mod packed;
 mod partition;
 pub(crate) mod shards;
 pub mod tiles;

@@ -22,7 +22,7 @@ use shardwise_core::{
 
 use crate::{
     convert::strings,
-    errors::{detached, guard, to_py},
+    errors::{answer, detached, guard, to_py},
     layout::Layout,
     mesh::Mesh,
     partition::Partition,
@@ -73,17 +73,21 @@ impl CollectiveSearch {
 
     /// Why there are no collectives, as a word and a sentence; none if there are.
     #[getter]
-    fn obstacle(&self) -> Option<(&'static str, String)> {
-        self.views.as_ref().err().map(described)
+    fn obstacle<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.views.as_ref().err().map(described)))
     }
 
     /// For each common sub-axis, the axes of the source's and of the destination's mesh that it is part of.
     #[getter]
-    fn axes(&self) -> Vec<(String, String)> {
-        let [from, to] = &self.meshes;
-        let factors = self.views.as_ref().map(Views::factors).unwrap_or_default();
-        let names = |mesh: &CoreMesh, axis: usize| mesh.names()[axis].clone();
-        factors.iter().map(|factor| (names(from, factor.sub_axis.axis), names(to, factor.destination_axis))).collect()
+    fn axes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || {
+            let [from, to] = &self.meshes;
+            let factors = self.views.as_ref().map(Views::factors).unwrap_or_default();
+            let names = factors.iter().map(|factor| {
+                (from.names()[factor.sub_axis.axis].as_str(), to.names()[factor.destination_axis].as_str())
+            });
+            Ok(names.collect::<Vec<_>>())
+        })
     }
 
     /// The steps, as `priced_collectives` gives them, with links for each of `axes`; or the obstacle.

@@ -10,6 +10,7 @@ mod io;
 mod layout;
 mod memory;
 mod mesh;
+mod packed;
 mod partition;
 mod pickle;
 mod reshard;
@@ -43,7 +44,7 @@ mod _core {
     use super::io::{_fail_at, _operations, CopyJob, FileLock, free_space, publish, sync_files, write_file};
 
     #[pymodule_export]
-    use super::{layout::Layout, mesh::Mesh, partition::Partition, rules::RuleSet};
+    use super::{layout::Layout, mesh::Mesh, packed::PackedPartition, partition::Partition, rules::RuleSet};
 
     #[pymodule_export]
     use super::reshard::{ReshardPlan, balance_model};

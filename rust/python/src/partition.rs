@@ -9,8 +9,11 @@ use pyo3::{
     types::{PyDict, PyList, PyString, PyTuple},
 };
 use shardwise_core::{
+    error::Result as CoreResult,
     partition::{Bounds, Partition as CorePartition},
     runs::Runs,
+    sections::Packed as CorePacked,
+    tiling::Poll,
     uneven::Cut,
 };
 
@@ -157,23 +160,8 @@ impl Partition {
     #[pyo3(signature = (offsets, /))]
     fn locate<'py>(&self, py: Python<'py>, offsets: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
         guard(|| {
-            let array = match Numbers::new("offsets", offsets)? {
-                Numbers::One(offset) => {
-                    return PyTuple::new(py, <[i64; 2]>::from(self.roomy()?.locate_one(offset).map_err(to_py)?));
-                }
-                Numbers::Many(array) => array,
-            };
-            let (shard_ids, flat_ids) = arrays::empty(py, &array.shape)?;
-            let (locals, flat_locals) = arrays::empty(py, &array.shape)?;
-            {
-                let offsets = array.slice()?;
-                let mut ids = flat_ids.try_readwrite().map_err(borrowed)?;
-                let mut local = flat_locals.try_readwrite().map_err(borrowed)?;
-                let ids = ids.as_slice_mut().map_err(borrowed)?;
-                let local = local.as_slice_mut().map_err(borrowed)?;
-                detached(py, |poll| self.core.locate_into(offsets, ids, local, poll))?;
-            }
-            PyTuple::new(py, [shard_ids, locals])
+            self.roomy()?;
+            located(py, &*self.core, offsets)
         })
     }
 
@@ -186,26 +174,8 @@ impl Partition {
         local_offsets: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
-            let (ids, locals) =
-                match (Numbers::new("shard_ids", shard_ids)?, Numbers::new("local_offsets", local_offsets)?) {
-                    (Numbers::One(id), Numbers::One(local)) => {
-                        let offset = self.roomy()?.global_offset_one(id, local).map_err(to_py)?;
-                        return offset.into_bound_py_any(py);
-                    }
-                    (Numbers::Many(ids), Numbers::Many(locals)) if ids.shape == locals.shape => (ids, locals),
-                    (Numbers::Many(ids), Numbers::Many(locals)) => {
-                        let (a, b) = (ids.shape, locals.shape);
-                        let message =
-                            format!("shard_ids has shape {a:?} but local_offsets has {b:?}; they must be equal");
-                        return Err(LayoutError::new_err(message));
-                    }
-                    _ => {
-                        let message = "shard_ids and local_offsets must both be integers, or both arrays of one shape";
-                        return Err(LayoutError::new_err(message));
-                    }
-                };
-            let (shard_ids, locals_slice) = (ids.slice()?, locals.slice()?);
-            arrays::filled(py, &ids.shape, |out, poll| self.core.global_offset_into(shard_ids, locals_slice, out, poll))
+            self.roomy()?;
+            found(py, &*self.core, shard_ids, local_offsets)
         })
     }
 
@@ -297,4 +267,101 @@ fn slices(py: Python<'_>, bounds: Bounds) -> PyResult<Bound<'_, PyTuple>> {
 
 fn borrowed(error: impl std::fmt::Display) -> PyErr {
     InternalError::new_err(error.to_string())
+}
+
+/// Where elements live: what plain and packed partitions both answer.
+pub(crate) trait Locate: Sync {
+    fn locate_one(&self, offset: i64) -> CoreResult<(i64, i64)>;
+    fn locate_into(&self, offsets: &[i64], ids: &mut [i64], locals: &mut [i64], poll: Poll<'_>) -> CoreResult<()>;
+    fn global_offset_one(&self, id: i64, local: i64) -> CoreResult<i64>;
+    fn global_offset_into(&self, ids: &[i64], locals: &[i64], offsets: &mut [i64], poll: Poll<'_>) -> CoreResult<()>;
+}
+
+macro_rules! locate {
+    ($type:ty) => {
+        impl Locate for $type {
+            fn locate_one(&self, offset: i64) -> CoreResult<(i64, i64)> {
+                self.locate_one(offset)
+            }
+
+            fn locate_into(
+                &self,
+                offsets: &[i64],
+                ids: &mut [i64],
+                locals: &mut [i64],
+                poll: Poll<'_>,
+            ) -> CoreResult<()> {
+                self.locate_into(offsets, ids, locals, poll)
+            }
+
+            fn global_offset_one(&self, id: i64, local: i64) -> CoreResult<i64> {
+                self.global_offset_one(id, local)
+            }
+
+            fn global_offset_into(
+                &self,
+                ids: &[i64],
+                locals: &[i64],
+                offsets: &mut [i64],
+                poll: Poll<'_>,
+            ) -> CoreResult<()> {
+                self.global_offset_into(ids, locals, offsets, poll)
+            }
+        }
+    };
+}
+
+locate!(CorePartition);
+locate!(CorePacked);
+
+/// (shard id, local offset) of global offsets: ints of an int, arrays of an array.
+pub(crate) fn located<'py>(
+    py: Python<'py>,
+    core: &impl Locate,
+    offsets: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyTuple>> {
+    let array = match Numbers::new("offsets", offsets)? {
+        Numbers::One(offset) => {
+            return PyTuple::new(py, <[i64; 2]>::from(core.locate_one(offset).map_err(to_py)?));
+        }
+        Numbers::Many(array) => array,
+    };
+    let (shard_ids, flat_ids) = arrays::empty(py, &array.shape)?;
+    let (locals, flat_locals) = arrays::empty(py, &array.shape)?;
+    {
+        let offsets = array.slice()?;
+        let mut ids = flat_ids.try_readwrite().map_err(borrowed)?;
+        let mut local = flat_locals.try_readwrite().map_err(borrowed)?;
+        let ids = ids.as_slice_mut().map_err(borrowed)?;
+        let local = local.as_slice_mut().map_err(borrowed)?;
+        detached(py, |poll| core.locate_into(offsets, ids, local, poll))?;
+    }
+    PyTuple::new(py, [shard_ids, locals])
+}
+
+/// The inverse of `located`.
+pub(crate) fn found<'py>(
+    py: Python<'py>,
+    core: &impl Locate,
+    shard_ids: &Bound<'py, PyAny>,
+    local_offsets: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let (ids, locals) = match (Numbers::new("shard_ids", shard_ids)?, Numbers::new("local_offsets", local_offsets)?) {
+        (Numbers::One(id), Numbers::One(local)) => {
+            let offset = core.global_offset_one(id, local).map_err(to_py)?;
+            return offset.into_bound_py_any(py);
+        }
+        (Numbers::Many(ids), Numbers::Many(locals)) if ids.shape == locals.shape => (ids, locals),
+        (Numbers::Many(ids), Numbers::Many(locals)) => {
+            let (a, b) = (ids.shape, locals.shape);
+            let message = format!("shard_ids has shape {a:?} but local_offsets has {b:?}; they must be equal");
+            return Err(LayoutError::new_err(message));
+        }
+        _ => {
+            let message = "shard_ids and local_offsets must both be integers, or both arrays of one shape";
+            return Err(LayoutError::new_err(message));
+        }
+    };
+    let (shard_ids, locals_slice) = (ids.slice()?, locals.slice()?);
+    arrays::filled(py, &ids.shape, |out, poll| core.global_offset_into(shard_ids, locals_slice, out, poll))
 }

@@ -22,6 +22,7 @@ use crate::{
     arrays,
     convert::{Numbers, integers},
     errors::{detached, guard, to_py},
+    packed::PackedPartition,
     partition::Partition,
     views,
 };
@@ -161,7 +162,7 @@ impl Tiling {
         guard(|| {
             let list = PyList::empty(py);
             let mut failure = None;
-            let mut add = |piece: Piece<'_>| -> PyResult<()> {
+            let add = |piece: Piece<'_>| -> PyResult<()> {
                 let slices = piece.region.sides().map(|side| views::slice(py, side)).collect::<PyResult<Vec<_>>>()?;
                 let start = match piece.place {
                     Place::At(start) => PyTuple::new(py, start)?.into_any(),
@@ -188,10 +189,13 @@ impl Tiling {
     }
 }
 
-/// The core's tiling of a `_core.Tiling` or a `_core.Partition`.
+/// The core's tiling of a `_core.Tiling` , a `_core.Partition` or a `_core.PackedPartition`.
 pub(crate) fn tiling(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Arc<dyn CoreTiling>> {
     if let Ok(partition) = value.cast::<Partition>() {
         return Ok(partition.get().core.clone());
+    }
+    if let Ok(packed) = value.cast::<PackedPartition>() {
+        return Ok(packed.get().core.clone());
     }
     let tiling = value.cast::<Tiling>().map_err(|_| PyTypeError::new_err(format!("{name} must be a Tiling")))?;
     Ok(tiling.get().core.clone())

@@ -7,6 +7,7 @@ tensor needs. What serves to run programs is refused everywhere.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -27,92 +28,18 @@ __all__ = [
     "state_of",
 ]
 
-# Modules whose functions do something to the machine, the process or other objects.
-_FORBIDDEN_MODULES = frozenset(
-    [
-        "os",
-        "posix",
-        "nt",
-        "subprocess",
-        "sys",
-        "importlib",
-        "imp",
-        "runpy",
-        "pty",
-        "ctypes",
-        "shutil",
-        "socket",
-        "code",
-        "codeop",
-        "pickle",
-        "_pickle",
-        "cPickle",
-        "marshal",
-        "multiprocessing",
-        "asyncio",
-        "webbrowser",
-        "pdb",
-        "bdb",
-        "timeit",
-        "pip",
-        "site",
-        "signal",
-        "threading",
-        "_thread",
-        "ftplib",
-        "http",
-        "urllib",
-        "ssl",
-        "tempfile",
-        "glob",
-        "fileinput",
-        "linecache",
-        "operator",
-        "_operator",
-        "types",
-        "inspect",
-        "gc",
-        "atexit",
-        "builtins",
-        "__builtin__",
-        "commands",
-        "posixpath",
-        "ntpath",
-        "zipimport",
-        "pkgutil",
-        "platform",
-        "smtplib",
-        "xmlrpc",
-        "ensurepip",
-        "venv",
-        "distutils",
-        "setuptools",
-    ]
+# What serves to run programs or to reach into other objects: modules as a whole, and functions of Python itself.
+_FORBIDDEN = re.compile(
+    r"""(?:os|posix|nt|posixpath|ntpath|subprocess|commands|pty|shutil|socket|sys|importlib|imp|runpy|pkgutil|zipimport|pip
+    |code|codeop|inspect|gc|_?operator|ctypes|marshal|_?c?[Pp]ickle|multiprocessing|asyncio|webbrowser|pdb|bdb|timeit
+    |signal(?!\.(?:Signals|Handlers)$)|types(?!\.SimpleNamespace$))\..*
+    |(?:builtins|__builtin__)\.(?:eval|exec|execfile|compile|open|file|input|raw_input|breakpoint|exit|quit|apply|reload
+    |__import__|__build_class__|__loader__|getattr|setattr|delattr|globals|locals|vars|dir|memoryview|classmethod
+    |staticmethod|super|map|filter|iter|next|callable)(?:\..*)?
+    |.*\.(?:os|posix|nt|sys|subprocess|importlib|shutil|builtins|__builtins__|__globals__|__dict__|__class__)\..*""",
+    re.VERBOSE | re.DOTALL,
 )
-_HARMLESS_BUILTINS = frozenset(
-    [
-        "bool",
-        "bytearray",
-        "bytes",
-        "complex",
-        "dict",
-        "float",
-        "frozenset",
-        "int",
-        "list",
-        "object",
-        "range",
-        "set",
-        "slice",
-        "str",
-        "tuple",
-        "type",
-        "NoneType",
-        "Ellipsis",
-        "NotImplemented",
-        "property",
-    ]
-)
+_PLAIN = ("set", "frozenset", "bytearray", "complex", "slice", "range")
 
 _METADATA = "torch.distributed.checkpoint.metadata."
 _ALLOWED = frozenset(
@@ -212,13 +139,11 @@ def _is_allowed(name: str) -> bool:
     if name in _ALLOWED or name in _DTYPES or name in _STORAGE_DTYPES:
         return True
     module, _, attribute = name.rpartition(".")
-    top = name.split(".", 1)[0]
-    if top in ("builtins", "__builtin__"):
-        if name.count(".") == 1 and attribute in _HARMLESS_BUILTINS:
-            return attribute in ("set", "frozenset", "bytearray", "complex", "slice", "range")
-    elif top not in _FORBIDDEN_MODULES:
-        return any(module.startswith(start) and attribute in names for start, names in _MOVED.items())
-    raise ParseError(f"names {shorten(name)}, which serves to run programs; nothing was run, and the file is refused")
+    if _FORBIDDEN.fullmatch(name):
+        raise ParseError(f"names {shorten(name)}, which serves to run programs; nothing was run, the file is refused")
+    if module in ("builtins", "__builtin__"):
+        return attribute in _PLAIN
+    return any(module.startswith(start) and attribute in names for start, names in _MOVED.items())
 
 
 def read_strict(

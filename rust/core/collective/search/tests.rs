@@ -468,10 +468,11 @@ fn neighbours_stay_apart_where_one_link_is_slow() {
 #[test]
 fn axes_of_size_1_need_no_step_and_of_equal_costs_the_fewest_steps_win() {
     let mesh = mesh(&["x", "one", "y"], &[2, 1, 2]);
-    let of = |specs: [&[&str]; 2]| partition(&mesh, &specs, &[], &[8, 8]);
+    type Specs<'a> = [&'a [&'a str]; 2];
+    let of = |specs: Specs<'_>| partition(&mesh, &specs, &[], &[8, 8]);
     assert_eq!(kinds(&of([&["one"], &["x"]]), &of([&[], &["x"]])), []);
     // Where everything is free, a swap is one step, not two exchanges, and so is whatever one collective does.
-    let pairs: [([&[&str]; 2], [&[&str]; 2]); 4] = [
+    let pairs: [(Specs, Specs); 4] = [
         ([&["x"], &["y"]], [&["y"], &["x"]]),
         ([&["x", "y"], &[]], [&[], &["x", "y"]]),
         ([&["x", "y"], &[]], [&[], &["y", "x"]]),

@@ -170,7 +170,8 @@ fn sources_that_overlap_are_refused_and_a_poll_stops_every_plan() {
         Arc::new(Boxes::one_each(&[n, 2], Regions::of_bounds(2, n as usize, &boxes).unwrap(), false).unwrap())
     };
     let fine = tall(n);
-    let pairs: [&dyn Fn() -> (Arc<dyn Tiling>, Arc<dyn Tiling>); 3] =
+    type Pair = (Arc<dyn Tiling>, Arc<dyn Tiling>);
+    let pairs: [&dyn Fn() -> Pair; 3] =
         [&|| (fine.clone(), fine.clone()), &|| (explicit(&fine), fine.clone()), &|| (tall(1), explicit(&fine))];
     for pair in pairs {
         let mut polls = 0;

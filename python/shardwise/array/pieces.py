@@ -1,0 +1,75 @@
+"""Arrays of devices that hold several pieces, because a dim is packed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._text import shown
+from ..errors import LayoutError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ..partition import Partition
+    from ..tiling import Piece
+
+__all__ = ["assembled", "put_together"]
+
+
+def assembled(partition: Partition, array: npt.NDArray[Any], position: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """What the device at `position` holds of an array, in an array of its own: read-only, zeros where it is padded."""
+    shard: npt.NDArray[Any] = np.zeros(shape, array.dtype)
+    pieces = partition.pieces(partition.device_mesh.device(position))
+    for piece, view in zip(pieces, partition.view(array, partition.device_mesh.device(position)), strict=True):
+        shard[_place(piece)] = view
+    shard.flags.writeable = False
+    return shard
+
+
+def put_together(partition: Partition, shards: Sequence[npt.NDArray[Any]], check_replicas: bool) -> npt.NDArray[Any]:
+    """Put an array together from the shards of a packed partition.
+
+    Raises:
+        LayoutError: if two devices hold other bytes of the same elements, and `check_replicas`; names the element.
+    """
+    labels = partition.holders
+    array: npt.NDArray[Any] = np.empty(partition.shape, shards[0].dtype)
+    # From the last to the first, so that the values of the first device that has them count.
+    for position in range(len(shards) - 1, -1, -1):
+        for piece in partition.pieces(labels[position]):
+            array[piece.box] = shards[position][_place(piece)]
+    if check_replicas:
+        for position, shard in enumerate(shards):
+            for piece in partition.pieces(labels[position]):
+                _check_equal(labels[position], piece, array[piece.box], shard[_place(piece)])
+    return array
+
+
+def _place(piece: Piece) -> tuple[slice, ...]:
+    """The piece in its device's own array."""
+    assert isinstance(piece.start, tuple)
+    return tuple(
+        slice(start, start + side.stop - side.start) for start, side in zip(piece.start, piece.box, strict=True)
+    )
+
+
+def _check_equal(device: Any, piece: Piece, first: npt.NDArray[Any], own: npt.NDArray[Any]) -> None:
+    if first.dtype.hasobject:
+        differ = np.asarray(first != own)
+    else:
+        # As bytes, so that NaNs are what they are.
+        size = max(first.dtype.itemsize, 1)
+        one, two = (np.ascontiguousarray(side).reshape(-1).view(np.uint8).reshape(-1, size) for side in (first, own))
+        if first.dtype.itemsize == 0 or np.array_equal(one, two):
+            return
+        differ = (one != two).any(axis=1).reshape(first.shape)
+    if differ.any():
+        index = np.unravel_index(int(np.argmax(differ)), first.shape)
+        element = tuple(side.start + int(i) for side, i in zip(piece.box, index, strict=True))
+        raise LayoutError(
+            f"devices hold different values of the same element: that at {element} is {shown(first[index])} on the "
+            f"first device that holds it, but {shown(own[index])} on {shown(device)}"
+        )

@@ -1,0 +1,20 @@
+"""Packed dims: a dim that is several parts one after the other, as fused weights have it.
+
+`concat` and `part` say it plainly, `parse` reads the notation of rules files and of the command line, `qkv`, `gate_up`,
+`experts` and `padded_vocab` are what people have. What they give stands wherever a spec may stand in a layout.
+
+>>> import shardwise as sw
+>>> mesh = sw.DeviceMesh((8,), ("tp",))
+>>> layout = sw.TensorLayout((sw.packed.qkv(64, 8, 128, "tp"), None), mesh)
+>>> for piece in layout.partition((10240, 8192)).pieces("cpu:3"):
+...     print(piece.box[0], piece.start)
+slice(3072, 4096, None) (0, 0)
+slice(8576, 8704, None) (1024, 0)
+slice(9600, 9728, None) (1152, 0)
+"""
+
+from .notation import parse
+from .parts import PackedDim, Part, concat, part
+from .short import experts, gate_up, padded_vocab, qkv
+
+__all__ = ["PackedDim", "Part", "concat", "experts", "gate_up", "padded_vocab", "parse", "part", "qkv"]

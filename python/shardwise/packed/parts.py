@@ -1,0 +1,312 @@
+"""What a layout says of a packed dim: its parts, their factors, and how one of these is cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .._text import shown
+from ..errors import LayoutError, SizeOverflowError
+
+__all__ = ["PackedDim", "Part", "Segment", "concat", "part"]
+
+_RULES = ("even", "ceil", "chunk", "balanced", "floor")
+_LARGEST = 2**63 - 1
+#: As many as the core takes.
+_MOST_PARTS, _MOST_FACTORS = 1 << 16, 64
+#: From how many segments on an order is not written out.
+_MOST_SEGMENTS = 1 << 20
+
+#: A stretch of a dim: the name of the tensor that it is of, where it begins in that, where in the dim, its length.
+Segment = tuple[str, int, int, int]
+
+
+@dataclass(frozen=True, repr=False)
+class Part:
+    """One part of a packed dim; `part` makes one."""
+
+    #: The factors, major first; `None` is unknown until the shape is there.
+    factors: tuple[int | None, ...]
+    #: Which of them is cut; `None` if every device holds the whole part.
+    cut: int | None = None
+    #: By which axes and sub-axes, major first.
+    axes: tuple[str, ...] = ()
+    #: The rule where it does not divide; `None` is the partition's.
+    uneven: str | None = None
+    #: What multiplies the unknown factor.
+    ratio: int = 1
+    #: Into at most so many shards.
+    at_most: int | None = None
+    #: The cut factor is padded to a multiple of this,
+    pad_to: int | None = None
+    #: or, if so, every shard of it is.
+    pad_each: bool = False
+    #: The tensor that the part is.
+    name: str | None = None
+    #: The tensors that the last factor is made of, with their sizes, one after the other.
+    blocks: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def size(self) -> int | None:
+        """The number of elements; `None` if a factor is unknown."""
+        return None if None in self.factors else math.prod(size for size in self.factors if size is not None)
+
+    def _core(self) -> tuple[Any, ...]:
+        """The part as `_core.Layout` takes it."""
+        factors = tuple(-self.ratio if size is None else size for size in self.factors)
+        pad = None if self.pad_to is None else (self.pad_to, self.pad_each)
+        return factors, self.cut, self.axes, self.uneven, self.at_most, pad
+
+    def __repr__(self) -> str:
+        arguments = [repr(self.factors)]
+        arguments.append(
+            f"cut={self.cut}" if self.cut is None or self.axes == () else f"cut={self.cut}, axes={self.axes}"
+        )
+        given = {
+            "uneven": self.uneven,
+            "ratio": None if self.ratio == 1 else self.ratio,
+            "at_most": self.at_most,
+            "pad_to": self.pad_to,
+            "pad_each": self.pad_each or None,
+            "name": self.name,
+            "blocks": self.blocks or None,
+        }
+        arguments += [f"{key}={value!r}" for key, value in given.items() if value is not None]
+        return f"packed.part({', '.join(arguments)})"
+
+
+@dataclass(frozen=True, repr=False)
+class PackedDim:
+    """A dim that is several parts one after the other; `concat` makes one.
+
+    It stands in a layout wherever the spec of a dim may. Immutable, hashable, picklable, and `eval(repr(dim)) == dim`
+    where `packed` is `shardwise.packed`.
+
+    >>> from shardwise import packed
+    >>> packed.qkv(32, 4, 128, "tp")
+    packed.parse('q:(32@tp 128) + k:(4@tp/max4 128) + v:(4@tp/max4 128)')
+    """
+
+    #: The parts, in order.
+    parts: tuple[Part, ...]
+
+    @property
+    def size(self) -> int | None:
+        """The number of elements of the dim; `None` if it is left to the shape."""
+        sizes = [part.size for part in self.parts]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors that are packed, in the order in which they first come; empty unless all of the dim is named."""
+        found: dict[str, None] = {}
+        for one in self.parts:
+            if one.name is None and not one.blocks:
+                return ()
+            found.update(dict.fromkeys([one.name] if one.name is not None else [name for name, _ in one.blocks]))
+        return tuple(name for name in found if name is not None)
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """The axes and sub-axes that cut parts, in the order in which they first come."""
+        return tuple(dict.fromkeys(name for one in self.parts for name in one.axes))
+
+    def sizes(self, n: int) -> tuple[int, ...]:
+        """Give the size of each part of a dim of `n` elements.
+
+        Raises:
+            LayoutError: if the parts do not add up to `n`.
+
+        >>> from shardwise import packed
+        >>> packed.gate_up("tp").sizes(28672)
+        (14336, 14336)
+        """
+        known = sum(one.size for one in self.parts if one.size is not None)
+        unit, unknown = 0, [one for one in self.parts if one.size is None]
+        per_unit = sum(_per_unit(one) for one in unknown)
+        if unknown and per_unit and n >= known and (n - known) % per_unit == 0:
+            unit = (n - known) // per_unit
+        elif known != n:
+            raise LayoutError(f"the dim has {n} elements, but its parts of known size add up to {known}: {shown(self)}")
+        return tuple(_per_unit(one) * unit if one.size is None else one.size for one in self.parts)
+
+    def segments(self, n: int) -> Iterator[Segment]:
+        """Give the stretches of a dim of `n` elements that are of one tensor each: the order in which they are packed.
+
+        Each is the tensor's name, where the stretch begins in it, where in the dim, and its length.
+
+        Raises:
+            LayoutError: if not all parts say which tensors they are, or they do not add up to `n`.
+
+        >>> from shardwise import packed
+        >>> list(packed.qkv(4, 2, 1, "tp", order="interleaved").segments(8))[:4]
+        [('q', 0, 0, 2), ('k', 0, 2, 1), ('v', 0, 3, 1), ('q', 2, 4, 2)]
+        """
+        if not self.names:
+            raise LayoutError(f"the order is not stated: not all parts of {shown(self)} have names")
+        places = dict.fromkeys(self.names, 0)
+        at = count = 0
+        for one, size in zip(self.parts, self.sizes(n), strict=True):
+            blocks = [(one.name, size)] if one.name is not None else one.blocks
+            row = sum(length for _, length in blocks)
+            for _ in range(size // row if row else 0):
+                count += len(blocks)
+                if count > _MOST_SEGMENTS:
+                    raise LayoutError(f"the order has more than {_MOST_SEGMENTS} stretches: {shown(self)}")
+                for name, length in blocks:
+                    assert name is not None
+                    yield name, places[name], at, length
+                    places[name] += length
+                    at += length
+
+    def _mapped(self, axes: dict[str, tuple[str, ...]]) -> PackedDim:
+        """The same with each axis replaced by others."""
+        return PackedDim(
+            tuple(replace(one, axes=tuple(new for name in one.axes for new in axes[name])) for one in self.parts)
+        )
+
+    def __str__(self) -> str:
+        from .notation import text_of
+
+        return text_of(self)
+
+    def __repr__(self) -> str:
+        from .notation import parse, text_of
+
+        try:
+            text = text_of(self)
+            if parse(text) == self:
+                return f"packed.parse({text!r})"
+        except (LayoutError, ValueError):
+            pass  # Names that the notation has no room for.
+        return f"packed.concat({', '.join(map(repr, self.parts))})"
+
+
+def _per_unit(one: Part) -> int:
+    """The elements of a part for each unit of its unknown factor."""
+    return one.ratio * math.prod(size for size in one.factors if size is not None)
+
+
+def part(
+    factors: int | Sequence[int | None] | None,
+    cut: int | None = 0,
+    axes: str | Sequence[str] = (),
+    uneven: str | None = None,
+    *,
+    ratio: int = 1,
+    at_most: int | None = None,
+    pad_to: int | None = None,
+    pad_each: bool = False,
+    name: str | None = None,
+    blocks: Sequence[tuple[str, int]] = (),
+) -> Part:
+    """Make one part of a packed dim: a product of factors, of which at most one is cut.
+
+    Args:
+        factors: the sizes of the factors, major first. One of them may be `None`: it is what makes the parts add up to
+            the dim, one number for all parts.
+        cut: which factor is cut, in whole units; `None` if every device is to hold the whole part.
+        axes: the axes and sub-axes that cut it, major first: `"tp"`, `("dp", "tp:(1)8")`.
+        uneven: how it is cut if it does not divide; `None` is the rule of the partition.
+        ratio: what multiplies the unknown factor in this part: parts of ratio 2 and 1 share a dim two to one.
+        at_most: cut into at most so many shards; where the axes have more coordinates, the devices that differ in the
+            minor ones hold the same shard. So key-value heads are replicated on more devices than there are heads.
+        pad_to: pad the factor to a multiple of this; every device's array has room for an equal share of the padded
+            factor, and the padding, at the end of the last shards, is never read.
+        pad_each: whether every shard is padded to a multiple of `pad_to`.
+        name: the tensor that the part is, for plans between orders.
+        blocks: the tensors that the last factor is made of instead, with their sizes, one after the other.
+
+    Raises:
+        LayoutError: if there is no such factor, a size is negative, or names and blocks do not fit.
+        TypeError: if a size is not an integer, or an axis not a string.
+
+    >>> part((3, 12, 64), cut=1, axes="tp")
+    packed.part((3, 12, 64), cut=1, axes=('tp',))
+    """
+    sizes = tuple(factors) if isinstance(factors, Iterable) and not isinstance(factors, str) else (factors,)
+    sizes = tuple(None if size is None else _integer(f"factors[{i}]", size, 0) for i, size in enumerate(sizes))
+    if not 1 <= len(sizes) <= _MOST_FACTORS:
+        raise LayoutError(f"factors has {len(sizes)} entries; a part has 1 to {_MOST_FACTORS} factors")
+    if sizes.count(None) > 1:
+        raise LayoutError(f"factors is {shown(sizes)}; only one factor may be unknown")
+    names = (axes,) if isinstance(axes, str) else tuple(axes)
+    if not all(isinstance(axis, str) for axis in names):
+        raise TypeError(f"axes must be an axis name or a sequence of them, got {shown(axes)}")
+    if cut is not None:
+        if isinstance(cut, (tuple, list)):
+            raise LayoutError(f"cut is {shown(cut)}; at most one factor of a part is cut")
+        cut = _integer("cut", cut, 0)
+        if cut >= len(sizes):
+            raise LayoutError(f"cut is {cut}, but the part has the factors 0 to {len(sizes) - 1}")
+    if cut is None and (names or uneven is not None or at_most is not None or pad_to is not None):
+        raise LayoutError("cut is None, but axes, uneven, at_most or pad_to say how to cut")
+    if not names and pad_to is None:
+        cut = uneven = at_most = None  # By no axes it is not cut.
+    if uneven is not None and uneven not in _RULES:
+        raise LayoutError(f"uneven is {shown(uneven)}; it must be None or one of {', '.join(map(repr, _RULES))}")
+    if not isinstance(pad_each, bool):
+        raise TypeError(f"pad_each must be True or False, got {shown(pad_each)}")
+    if pad_each and pad_to is None:
+        raise LayoutError("pad_each is True, but pad_to does not say to what")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name must be a string or None, got {type(name).__name__}")
+    inner = tuple((label, _integer(f"the size of block {shown(label)}", size, 1)) for label, size in blocks)
+    if not all(isinstance(label, str) for label, _ in inner):
+        raise TypeError(f"blocks must be pairs of a name and a size, got {shown(blocks)}")
+    if inner and name is not None:
+        raise LayoutError("a part has a name or blocks, not both")
+    if inner and sum(size for _, size in inner) != sizes[-1]:
+        raise LayoutError(
+            f"blocks add up to {sum(size for _, size in inner)}, but the last factor, which they make up, is "
+            f"{sizes[-1]}"
+        )
+    if inner and cut == len(sizes) - 1 and names:
+        raise LayoutError("blocks make up the last factor, which is cut; blocks are whole in every shard")
+    return Part(
+        sizes,
+        cut,
+        names,
+        uneven,
+        _integer("ratio", ratio, 1),
+        None if at_most is None else _integer("at_most", at_most, 1),
+        None if pad_to is None else _integer("pad_to", pad_to, 1),
+        pad_each,
+        name,
+        inner,
+    )
+
+
+def concat(*parts: Part) -> PackedDim:
+    """Put parts one after the other to a packed dim, which stands in a layout wherever the spec of a dim may.
+
+    Args:
+        parts: what `part` gives.
+
+    Raises:
+        LayoutError: if there are none, or more than 65,536.
+        TypeError: if one is not a part.
+
+    >>> half = part(14336, axes="tp")
+    >>> concat(half, half).size
+    28672
+    """
+    if not 1 <= len(parts) <= _MOST_PARTS:
+        raise LayoutError(f"parts: {len(parts)} were given; a packed dim has 1 to {_MOST_PARTS} parts")
+    for i, one in enumerate(parts):
+        if not isinstance(one, Part):
+            raise TypeError(f"parts[{i}] must be what packed.part gives, got {type(one).__name__}")
+    return PackedDim(tuple(parts))
+
+
+def _integer(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, got {shown(value)}")
+    number = int(value.__index__())
+    if number < least:
+        raise LayoutError(f"{name} is {shown(number)}; it must be at least {least}")
+    if number > _LARGEST:
+        raise SizeOverflowError(f"{name} is {shown(number)}, over the limit of {_LARGEST}")
+    return number

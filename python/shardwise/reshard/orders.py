@@ -1,0 +1,66 @@
+"""In which order several tensors are packed in one dim, and whether two partitions agree about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from .._text import shown
+from ..errors import LayoutError
+from ..packed import PackedDim
+from ..partition import Partition
+from ..tiling import Tiling
+
+__all__ = ["check_packed", "named_dims", "segments_of"]
+
+
+def named_dims(partition: Partition) -> Iterator[tuple[int, PackedDim]]:
+    """The dims that are packed and say which tensors they hold."""
+    for dim, spec in enumerate(partition.layout.axes):
+        if isinstance(spec, PackedDim) and spec.names:
+            yield dim, spec
+
+
+def segments_of(spec: PackedDim, n: int) -> dict[str, npt.NDArray[np.int64]]:
+    """For each tensor its stretches, int64 (stretches, 3): where they begin in it and in the dim, and their lengths."""
+    found: dict[str, list[tuple[int, int, int]]] = {name: [] for name in spec.names}
+    for name, place, at, length in spec.segments(n):
+        rows = found[name]
+        if rows and rows[-1][0] + rows[-1][2] == place and rows[-1][1] + rows[-1][2] == at:
+            rows[-1] = (*rows[-1][:2], rows[-1][2] + length)
+        elif length:
+            rows.append((place, at, length))
+    return {name: np.array(rows, np.int64).reshape(-1, 3) for name, rows in found.items()}
+
+
+def check_packed(src: Tiling, dst: Tiling) -> None:
+    """Refuse a plan between partitions that pack a dim in different orders, and of partial sums of packed dims.
+
+    The shapes are the same, so nothing else would notice.
+    """
+    if isinstance(src, Partition) and src.is_packed:
+        mesh = src.device_mesh
+        if any(mesh.axis_size(name) > 1 for name in src.layout.unreduced):
+            raise LayoutError(
+                f"src has packed dims and is unreduced over {shown(src.layout.unreduced)}; partial sums are added only "
+                "where no dim is packed"
+            )
+    if isinstance(dst, Partition) and dst.is_packed and dst.layout.unreduced:
+        raise LayoutError(
+            f"dst is unreduced over {shown(dst.layout.unreduced)}; a value cannot be cut into partial sums"
+        )
+    if not (isinstance(src, Partition) and isinstance(dst, Partition) and src.is_packed and dst.is_packed):
+        return
+    after = dict(named_dims(dst))
+    for dim, before in named_dims(src):
+        other = after.get(dim)
+        if other is None or src.shape != dst.shape:
+            continue
+        one, two = segments_of(before, src.shape[dim]), segments_of(other, dst.shape[dim])
+        if one.keys() != two.keys() or any(not np.array_equal(one[name], two[name]) for name in one):
+            raise LayoutError(
+                f"src packs dim {dim} as {shown(str(before))}, dst as {shown(str(other))}: not the same tensors in the "
+                "same order, though of the same shape; plan_refit goes from one order to another"
+            )

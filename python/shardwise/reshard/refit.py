@@ -1,0 +1,218 @@
+"""From one order of a fused weight to another: q, k and v interleaved, blocked, or in tensors of their own."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._text import shown
+from ..errors import LayoutError
+from ..partition import Partition
+from ..tiling import Piece, Tiling
+from .orders import named_dims, segments_of
+from .plan import ReshardPlan, plan_reshard
+from .run import checked_arrays
+from .source import ShardSource
+
+__all__ = ["RefitPlan", "plan_refit"]
+
+Array = npt.NDArray[Any]
+#: One partition in which several tensors are packed, or the partitions of the tensors, by name.
+Side = Partition | Mapping[str, Partition]
+
+
+class RefitPlan:
+    """What must move from one order of packed tensors to another: a plan for each tensor; `plan_refit` makes one.
+
+    Immutable; `plans` has the plan of each tensor by its name.
+    """
+
+    __slots__ = ("_dst", "_plans", "_src")
+
+    def __init__(self, src: Side, dst: Side, plans: Mapping[str, ReshardPlan]) -> None:
+        self._src, self._dst, self._plans = src, dst, dict(plans)
+
+    @property
+    def plans(self) -> dict[str, ReshardPlan]:
+        """The plan of each tensor, by its name."""
+        return dict(self._plans)
+
+    def bytes_received(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
+        """Give the bytes that each destination device receives, of all tensors: int64 (destination devices,)."""
+        each = [plan.bytes_received(dtype) for plan in self._plans.values()]
+        total: npt.NDArray[np.int64] = np.sum(each, axis=0, dtype=np.int64)
+        return total
+
+    def total_bytes(self, dtype: npt.DTypeLike) -> int:
+        """Give the bytes that move in all."""
+        return sum(plan.total_bytes(dtype) for plan in self._plans.values())
+
+    def run(self, src_shards: Any) -> Any:
+        """Carry out the plan on numpy arrays in the memory of this process.
+
+        Args:
+            src_shards: the arrays of the source devices, in device-index order, or a `ShardedArray`; of separate
+                tensors a mapping of such by name.
+
+        Returns:
+            New arrays of the destination devices, a list; for separate tensors a dict of lists by name.
+
+        Raises:
+            LayoutError: if an array has another shape than its device holds.
+
+        >>> import numpy as np
+        >>> from shardwise import DeviceMesh, TensorLayout, packed, plan_refit
+        >>> mesh = DeviceMesh((1,), ("tp",))
+        >>> one, other = (
+        ...     TensorLayout((packed.qkv(4, 2, 1, "tp", order=order),), mesh).partition((8,))
+        ...     for order in ("interleaved", "blocked")
+        ... )
+        >>> plan_refit(one, other).run([np.array(["q0", "q1", "k0", "v0", "q2", "q3", "k1", "v1"])])[0].tolist()
+        ['q0', 'q1', 'q2', 'q3', 'k0', 'k1', 'v0', 'v1']
+        """
+        if isinstance(self._src, Partition):
+            whole = _arrays("src_shards", src_shards, self._src)
+            sources = dict.fromkeys(self._plans, whole)
+        else:
+            if not isinstance(src_shards, Mapping) or src_shards.keys() != self._src.keys():
+                raise LayoutError(f"src_shards must be a mapping with the arrays of each of {shown(list(self._src))}")
+            sources = {
+                name: _arrays(f"src_shards[{name!r}]", src_shards[name], side) for name, side in self._src.items()
+            }
+        if not isinstance(self._dst, Partition):
+            return {name: self._plans[name].run(sources[name]) for name in self._dst}
+        dtype = next(iter(sources.values()))[0].dtype
+        for name, arrays in sources.items():
+            if arrays[0].dtype != dtype:
+                raise LayoutError(f"src_shards[{name!r}] is of dtype {arrays[0].dtype}, but others are of {dtype}")
+        # Zeros, for padding that nothing writes.
+        results = [np.zeros(shape, dtype) for shape in self._dst._shapes()]
+        for name, plan in self._plans.items():
+            plan.run(sources[name], out=results)
+        return results
+
+    def __repr__(self) -> str:
+        return f"plan_refit({self._src!r}, {self._dst!r})"
+
+
+def plan_refit(src: Side, dst: Side) -> RefitPlan:
+    """Plan how to go from one order of a fused weight to another, tensor by tensor.
+
+    Args:
+        src: who holds what now: a partition with a packed dim whose parts have names (`packed.qkv` and `packed.gate_up`
+            give them), or a mapping from these names to the partitions of separate tensors.
+        dst: who is to hold what, in the same two forms.
+
+    Raises:
+        LayoutError: if a partition does not state its order, because its parts have no names: the same shape in the
+            wrong order passes every check of shapes; if the names or the sizes of the two sides differ.
+
+    The whole tensors differ by an order of their rows; each row is moved once to each device that is to hold it. Equal
+    partitions, as the layers of a model have them, are planned once.
+
+    >>> from shardwise import DeviceMesh, TensorLayout, packed
+    >>> def partition(order, devices):
+    ...     mesh = DeviceMesh((devices,), ("tp",))
+    ...     return TensorLayout((packed.qkv(64, 8, 128, "tp", order=order), None), mesh).partition((10240, 8192))
+    >>> plan = plan_refit(partition("interleaved", 8), partition("blocked", 16))
+    >>> {name: len(one) for name, one in plan.plans.items()}
+    {'q': 15, 'k': 15, 'v': 15}
+    """
+    sides = [_checked(name, side) for name, side in (("src", src), ("dst", dst))]
+    if {name for name, _ in sides[0]} != {name for name, _ in sides[1]}:
+        raise LayoutError(
+            f"src has the tensors {shown([name for name, _ in sides[0]])}, dst {shown([name for name, _ in sides[1]])}"
+        )
+    return RefitPlan(src, dst, _planned(_frozen(src), _frozen(dst)))
+
+
+def _checked(argument: str, side: Any) -> list[tuple[str, Partition]]:
+    """The names of the tensors, each with its partition."""
+    if isinstance(side, Mapping):
+        for name, partition in side.items():
+            if not isinstance(name, str) or not isinstance(partition, Partition):
+                raise TypeError(
+                    f"{argument} must map names to Partitions, got {shown(name)}: {type(partition).__name__}"
+                )
+        if not side:
+            raise LayoutError(f"{argument} is an empty mapping")
+        return list(side.items())
+    if not isinstance(side, Partition):
+        raise TypeError(
+            f"{argument} must be a Partition or a mapping of names to Partitions, got {type(side).__name__}"
+        )
+    named = list(named_dims(side))
+    if len(named) != 1:
+        raise LayoutError(
+            f"{argument} must have one packed dim whose parts have names, but has {len(named)}: its order is not "
+            f"stated, and the shape {shown(side.shape)} cannot tell it"
+        )
+    return [(name, side) for name in named[0][1].names]
+
+
+def _frozen(side: Side) -> Partition | tuple[tuple[str, Partition], ...]:
+    return side if isinstance(side, Partition) else tuple(side.items())
+
+
+@lru_cache(maxsize=256)  # the layers of a model share their partitions
+def _planned(src: Any, dst: Any) -> dict[str, ReshardPlan]:
+    before, after = _tilings(src), _tilings(dst)
+    for name, tiling in after.items():
+        if tiling.shape != before[name].shape:
+            raise LayoutError(f"{name} is of shape {before[name].shape} in src, but {tiling.shape} in dst")
+    return {name: plan_reshard(before[name], after[name]) for name in after}
+
+
+def _tilings(side: Partition | tuple[tuple[str, Partition], ...]) -> dict[str, Tiling]:
+    """For each tensor who holds what of it."""
+    if not isinstance(side, Partition):
+        return dict(side)
+    ((dim, spec),) = named_dims(side)
+    begins, rows = side.all_pieces()
+    labels, shapes = side.holders, side._shapes()
+    found = {}
+    for name, stretches in segments_of(spec, side.shape[dim]).items():
+        places, starts, lengths = stretches.T.tolist()
+        shape = (*side.shape[:dim], sum(lengths), *side.shape[dim + 1 :])
+        boxes: dict[Any, list[Piece]] = {}
+        for device, label in enumerate(labels):
+            held: list[Piece] = []
+            for row in rows[begins[device] : begins[device + 1]].tolist():
+                held += _within(row, dim, places, starts, lengths)
+            # Whoever holds nothing of it still has an array.
+            boxes[label] = held or [Piece((slice(0, 0),) * len(shape), (0,) * len(shape))]
+        found[name] = Tiling.from_boxes(shape, boxes, replicas=True, arrays=dict(zip(labels, shapes, strict=True)))
+    return found
+
+
+def _within(
+    row: Sequence[Sequence[int]], dim: int, places: list[int], starts: list[int], lengths: list[int]
+) -> list[Piece]:
+    """What a piece, start, stop and local start along each dim, holds of a tensor that lies in these stretches."""
+    start, stop, local = row[dim]
+    pieces = []
+    for i in range(max(bisect.bisect_right(starts, start) - 1, 0), len(starts)):
+        if starts[i] >= stop:
+            break
+        low, high = max(start, starts[i]), min(stop, starts[i] + lengths[i])
+        if low < high:
+            at = places[i] + low - starts[i]
+            sides = [slice(begin, end) for begin, end, _ in row]
+            sides[dim] = slice(at, at + high - low)
+            begin = [origin for *_, origin in row]
+            begin[dim] = local + low - start
+            pieces.append(Piece(tuple(sides), tuple(begin)))
+    return pieces
+
+
+def _arrays(name: str, arrays: Any, partition: Partition) -> list[Array]:
+    if isinstance(arrays, ShardSource):
+        if arrays.partition != partition:  # type: ignore[attr-defined]
+            raise LayoutError(f"{name} is cut otherwise than the plan's source")
+        return arrays._data()
+    return checked_arrays(name, arrays, partition, None)

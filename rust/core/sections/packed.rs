@@ -1,0 +1,437 @@
+//! A layout with packed dims, applied to a shape.
+
+use std::sync::Arc;
+
+use crate::{
+    error::{Error, Result},
+    index::linear::Linear,
+    layout::Layout,
+    mesh::Mesh,
+    partition::Partition,
+    radix,
+    sections::{
+        dim::Sections,
+        part::{Digit, Interval, Part},
+        spec::resolved,
+    },
+    uneven::Uneven,
+};
+
+/// The numbers of a row of [`Packed::pieces_into`] for each dim: start, stop, and start in the holder's array.
+pub const PER_DIM: usize = 3;
+
+/// A partition whose shards may be of several pieces.
+///
+/// ```
+/// use shardwise_core::{
+///     layout::Layout, mesh::Mesh, uneven::Uneven,
+///     sections::{DimSpec, Factor, Packed, PartSpec},
+/// };
+/// use std::sync::Arc;
+/// // Three matrices of 4 heads of 2 rows, one after the other; each device is to have its heads of all three.
+/// let mesh = Arc::new(Mesh::new(&["tp"], &[2])?);
+/// let part = PartSpec {
+///     factors: [3, 4, 2].map(Factor::Known).to_vec(),
+///     cut: Some(1), axes: vec!["tp"], uneven: None, at_most: None, pad: None,
+/// };
+/// let layout = Arc::new(Layout::packed(mesh, &[DimSpec::Parts(vec![part])], &[])?);
+/// let packed = Packed::new(layout, &[24], Uneven::Even)?;
+/// let rows: Vec<_> = packed.intervals(1)?[0].iter().map(|piece| (piece.start, piece.stop)).collect();
+/// assert_eq!(rows, [(4, 8), (12, 16), (20, 24)]);
+/// assert_eq!(packed.locate_one(13)?, (1, 5));
+/// # Ok::<(), shardwise_core::error::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Packed {
+    /// A tensor of one element for each shard, under the same layout: who holds which shard.
+    shards: Partition,
+    shape: Vec<i64>,
+    uneven: Uneven,
+    dims: Vec<Sections>,
+    size: i64,
+    strides: Vec<i64>,
+}
+
+impl Packed {
+    /// The partition of a tensor of `shape`; dims that are not packed are cut as those of a [`Partition`].
+    ///
+    /// # Errors
+    /// As [`Partition::new`]; [`Error::PartsSum`], [`Error::FreeFactor`], [`Error::PartIndivisible`] or [`Error::Part`]
+    /// for parts that do not fit their dim.
+    pub fn new(layout: Arc<Layout>, shape: &[i64], uneven: Uneven) -> Result<Self> {
+        if shape.len() != layout.rank() {
+            return Err(Error::Rank { given: shape.len(), rank: layout.rank() });
+        }
+        if let Some((dim, &size)) = shape.iter().enumerate().find(|&(_, &size)| size < 0) {
+            return Err(Error::NegativeDim { dim, size });
+        }
+        let size = radix::product("shape", shape)?;
+        let dims = (shape.iter().enumerate()).map(|(dim, &n)| sections(&layout, dim, n, uneven));
+        let dims = dims.collect::<Result<Vec<_>>>()?;
+        let longest: Vec<i64> = dims.iter().map(Sections::longest).collect();
+        radix::product("the largest shard", &longest)?;
+        let shards = Partition::of_shards(layout)?;
+        Ok(Self { shards, shape: shape.to_vec(), uneven, dims, size, strides: radix::strides(shape) })
+    }
+
+    /// Who holds which shard: the partition of a tensor of one element for each, under the same layout.
+    #[must_use]
+    pub fn shards(&self) -> &Partition {
+        &self.shards
+    }
+
+    /// The layout.
+    #[must_use]
+    pub fn layout(&self) -> &Arc<Layout> {
+        self.shards.layout()
+    }
+
+    /// The mesh of the layout.
+    #[must_use]
+    pub fn mesh(&self) -> &Mesh {
+        self.shards.mesh()
+    }
+
+    /// The tensor's shape.
+    #[must_use]
+    pub fn shape(&self) -> &[i64] {
+        &self.shape
+    }
+
+    /// The rule by which parts that do not say one are cut.
+    #[must_use]
+    pub fn uneven(&self) -> Uneven {
+        self.uneven
+    }
+
+    /// Each dim.
+    #[must_use]
+    pub fn dims(&self) -> &[Sections] {
+        &self.dims
+    }
+
+    /// The number of elements of the tensor.
+    #[must_use]
+    pub fn size(&self) -> i64 {
+        self.size
+    }
+
+    /// The tensor's row-major strides, in elements.
+    #[must_use]
+    pub fn strides(&self) -> &[i64] {
+        &self.strides
+    }
+
+    /// The shape of a device's own array, padding included.
+    ///
+    /// # Errors
+    /// [`Error::DeviceIndex`] if the mesh has no such device.
+    pub fn array_shape(&self, device: i64) -> Result<Vec<i64>> {
+        let index = self.shards.shard_index(device)?;
+        Ok(self.dims.iter().zip(index).map(|(dim, i)| dim.extent(i)).collect())
+    }
+
+    /// The largest extent of an array along each dim.
+    #[must_use]
+    pub fn largest_shape(&self) -> Vec<i64> {
+        self.dims.iter().map(Sections::largest).collect()
+    }
+
+    /// A device's intervals along each dim; its pieces are their products, in C order.
+    ///
+    /// # Errors
+    /// [`Error::DeviceIndex`] if the mesh has no such device, [`Error::TooMany`] if they are too many to list.
+    pub fn intervals(&self, device: i64) -> Result<Vec<Vec<Interval>>> {
+        let index = self.shards.shard_index(device)?;
+        self.dims.iter().zip(index).map(|(dim, i)| dim.intervals(i)).collect()
+    }
+
+    /// The number of pieces of a device.
+    ///
+    /// # Errors
+    /// [`Error::DeviceIndex`] if the mesh has no such device, [`Error::Overflow`].
+    pub fn count(&self, device: i64) -> Result<i64> {
+        let index = self.shards.shard_index(device)?;
+        let counts: Vec<i64> = self.dims.iter().zip(index).map(|(dim, i)| dim.count(i)).collect();
+        radix::product("the pieces of a device", &counts)
+    }
+
+    /// Fills `out` with where the pieces of every device begin in the list of all, and where it ends: one more entry than
+    /// there are devices.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if `out` is of another length, [`Error::Overflow`] if they are over 2^63 - 1; what `poll` returns.
+    pub fn begins_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        let devices = self.mesh().size() as usize;
+        if out.len() != devices.saturating_add(1) {
+            return Err(Error::Length {
+                left: "out",
+                left_len: out.len(),
+                right: "the devices",
+                right_len: devices + 1,
+            });
+        }
+        out[0] = 0;
+        self.products_into(&mut out[1..], poll, |dim, index| dim.count(index))?;
+        let mut sum = 0_i64;
+        for slot in &mut out[1..] {
+            sum = sum
+                .checked_add(*slot)
+                .ok_or_else(|| Error::Overflow { what: "the number of all pieces".to_owned() })?;
+            *slot = sum;
+        }
+        Ok(())
+    }
+
+    /// Fills `out` with the number of elements of every device's own array, padding included.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if `out` has not one slot per device; what `poll` returns.
+    pub fn elements_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        self.products_into(out, poll, Sections::extent)
+    }
+
+    /// Fills `out` with the number of elements of every device's pieces, without padding.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if `out` has not one slot per device; what `poll` returns.
+    pub fn held_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        self.products_into(out, poll, Sections::held)
+    }
+
+    /// Shows `visit` the products of a device's intervals, which are its pieces, in C order.
+    pub fn visit(&self, dims: &[Vec<Interval>], mut visit: impl FnMut(&[Interval])) {
+        let lists: Vec<_> = dims.iter().map(Vec::as_slice).collect();
+        // The visit cannot fail.
+        let _ = for_each_product(&lists, |pieces| {
+            visit(pieces);
+            Ok(())
+        });
+    }
+
+    /// Fills `out` with the product over the dims of what `of` says of each device's shard index there.
+    fn products_into(
+        &self,
+        out: &mut [i64],
+        poll: &mut dyn FnMut() -> Result<()>,
+        of: impl Fn(&Sections, i64) -> i64,
+    ) -> Result<()> {
+        if out.len() as i64 != self.mesh().size() {
+            let right_len = usize::try_from(self.mesh().size()).unwrap_or(usize::MAX);
+            return Err(Error::Length { left: "out", left_len: out.len(), right: "the devices", right_len });
+        }
+        let tables = self.tables(of)?;
+        let indices: Vec<Linear> = (0..self.dims.len()).map(|dim| self.shards.shard_index_function(dim)).collect();
+        let any_zero = tables.iter().any(|table| table.contains(&0));
+        let mut index = [0; DEVICES];
+        for (turn, some) in out.chunks_mut(DEVICES).enumerate() {
+            poll()?;
+            some.fill(1);
+            for (table, function) in tables.iter().zip(&indices) {
+                if let [only] = table[..] {
+                    some.iter_mut().for_each(|slot| *slot = times(*slot, only, any_zero));
+                    continue;
+                }
+                let index = &mut index[..some.len()];
+                function.fill((turn * DEVICES) as i64, index, 0, 1);
+                for (slot, &at) in some.iter_mut().zip(&*index) {
+                    *slot = times(*slot, table[at as usize], any_zero);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What `of` says of every shard index of every dim.
+    fn tables<T>(&self, of: impl Fn(&Sections, i64) -> T) -> Result<Vec<Vec<T>>> {
+        (self.dims.iter())
+            .map(|dim| {
+                let mut table = Vec::new();
+                let too_many = || Error::TooMany { what: format!("{} shards along one dim", dim.shards()) };
+                table
+                    .try_reserve_exact(usize::try_from(dim.shards()).map_err(|_| too_many())?)
+                    .map_err(|_| too_many())?;
+                table.extend((0..dim.shards()).map(|index| of(dim, index)));
+                Ok(table)
+            })
+            .collect()
+    }
+
+    /// Fills `out`, of (pieces, dims, `columns`) in C order, with the pieces of all devices, in device-index order: start
+    /// and stop along each dim, and, if `columns` is 3, the start in the device's own array.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if `out` has not as many slots, [`Error::TooMany`] for more than there is memory for; what `poll`
+    /// returns.
+    pub fn pieces_into(&self, out: &mut [i64], columns: usize, poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        match columns {
+            2 => self.rows_into::<2>(out, poll),
+            PER_DIM => self.rows_into::<PER_DIM>(out, poll),
+            given => Err(Error::OutOfRange { what: "columns", position: None, value: given as i64, limit: 4 }),
+        }
+    }
+
+    fn rows_into<const C: usize>(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        let rank = self.dims.len();
+        let devices = self.mesh().size();
+        let tables = self.dims.iter().map(Table::new).collect::<Result<Vec<_>>>()?;
+        let indices: Vec<Linear> = (0..rank).map(|dim| self.shards.shard_index_function(dim)).collect();
+        let length = out.len();
+        let wrong = || Error::Length { left: "out", left_len: length, right: "the pieces", right_len: 0 };
+        let mut rest = out;
+        let mut index = vec![[0; DEVICES]; rank];
+        let mut first = 0;
+        while first < devices {
+            poll()?;
+            let some = usize::try_from(devices - first).unwrap_or(DEVICES).min(DEVICES);
+            for (index, function) in index.iter_mut().zip(&indices) {
+                function.fill(first, &mut index[..some], 0, 1);
+            }
+            #[expect(clippy::needless_range_loop, reason = "it is a position in the index of every dim")]
+            for device in 0..some {
+                let lists = |dim: usize| tables[dim].of(index[dim][device] as usize);
+                let count: usize = (0..rank).map(|dim| lists(dim).len()).product();
+                let (rows, others) =
+                    std::mem::take(&mut rest).split_at_mut_checked(count * rank * C).ok_or_else(wrong)?;
+                rest = others;
+                match rank {
+                    1 => {
+                        for (row, piece) in rows.chunks_exact_mut(C).zip(lists(0)) {
+                            row.copy_from_slice(&piece.numbers()[..C]);
+                        }
+                    }
+                    2 => {
+                        let across = lists(1);
+                        for (rows, down) in rows.chunks_exact_mut(2 * C * across.len().max(1)).zip(lists(0)) {
+                            let down = down.numbers();
+                            for (row, piece) in rows.chunks_exact_mut(2 * C).zip(across) {
+                                row[..C].copy_from_slice(&down[..C]);
+                                row[C..].copy_from_slice(&piece.numbers()[..C]);
+                            }
+                        }
+                    }
+                    _ => {
+                        let lists: Vec<&[Interval]> = (0..rank).map(lists).collect();
+                        let mut rows = rows.chunks_exact_mut((rank * C).max(1));
+                        for_each_product(&lists, |pieces| {
+                            let row = rows.next().ok_or_else(wrong)?;
+                            for (slots, piece) in row.chunks_exact_mut(C).zip(pieces) {
+                                slots.copy_from_slice(&piece.numbers()[..C]);
+                            }
+                            Ok(())
+                        })?;
+                    }
+                }
+            }
+            first += some as i64;
+        }
+        if rest.is_empty() { Ok(()) } else { Err(wrong()) }
+    }
+}
+
+/// How many devices are looked at in one turn.
+const DEVICES: usize = 1 << 10;
+
+/// The product of two sizes of which the one may be that of an array over all limits, of which another dim is empty.
+#[inline]
+fn times(product: i64, factor: i64, any_zero: bool) -> i64 {
+    product.checked_mul(factor).unwrap_or(if any_zero { 0 } else { i64::MAX })
+}
+
+/// The intervals of all shards of a dim.
+struct Table {
+    begins: Vec<usize>,
+    all: Vec<Interval>,
+}
+
+impl Table {
+    fn new(dim: &Sections) -> Result<Self> {
+        let count = (0..dim.shards()).fold(0_i64, |sum, index| sum.saturating_add(dim.count(index)));
+        let too_many = |_| Error::TooMany { what: format!("{count} pieces along one dim") };
+        let (mut begins, mut all) = (Vec::new(), Vec::new());
+        begins
+            .try_reserve_exact(usize::try_from(dim.shards()).unwrap_or(usize::MAX).saturating_add(1))
+            .map_err(too_many)?;
+        all.try_reserve_exact(usize::try_from(count).unwrap_or(usize::MAX)).map_err(too_many)?;
+        begins.push(0);
+        for index in 0..dim.shards() {
+            dim.visit(index, &mut |interval| all.push(interval));
+            begins.push(all.len());
+        }
+        Ok(Self { begins, all })
+    }
+
+    fn of(&self, index: usize) -> &[Interval] {
+        &self.all[self.begins[index]..self.begins[index + 1]]
+    }
+}
+
+/// Shows `visit` one entry of each list, in C order.
+pub(crate) fn for_each_product(lists: &[&[Interval]], mut visit: impl FnMut(&[Interval]) -> Result<()>) -> Result<()> {
+    if lists.iter().any(|list| list.is_empty()) {
+        return Ok(());
+    }
+    let mut at = vec![0; lists.len()];
+    let mut now: Vec<Interval> = lists.iter().map(|list| list[0]).collect();
+    loop {
+        visit(&now)?;
+        let mut dim = lists.len();
+        loop {
+            if dim == 0 {
+                return Ok(());
+            }
+            dim -= 1;
+            at[dim] += 1;
+            if at[dim] < lists[dim].len() {
+                now[dim] = lists[dim][at[dim]];
+                break;
+            }
+            at[dim] = 0;
+            now[dim] = lists[dim][0];
+        }
+    }
+}
+
+/// Dim `dim` of the layout, of `n` elements.
+fn sections(layout: &Layout, dim: usize, n: i64, uneven: Uneven) -> Result<Sections> {
+    let sizes = layout.mesh().sizes();
+    let shards = layout.num_shards()[dim];
+    // What each axis counts in the dim's shard index.
+    let spec = &layout.specs()[dim];
+    let mut weights = vec![1; spec.len()];
+    for i in (1..spec.len()).rev() {
+        weights[i - 1] = weights[i] * sizes[spec[i]];
+    }
+    let digits = |axes: &[usize]| -> Vec<Digit> {
+        let mut of_part = 1;
+        let mut digits: Vec<Digit> = (axes.iter().rev())
+            .map(|axis| {
+                let of_dim = spec.iter().position(|other| other == axis).map_or(1, |i| weights[i]);
+                let digit = Digit { of_dim, size: sizes[*axis], of_part };
+                of_part *= sizes[*axis];
+                digit
+            })
+            .collect();
+        digits.reverse();
+        digits
+    };
+    let Some(parts) = layout.parts(dim) else {
+        let axes: Vec<i64> = spec.iter().map(|&axis| sizes[axis]).collect();
+        let part =
+            Part::new((dim, 0), 0, &[n], Some(0), &axes, digits(spec), uneven, None).map_err(|error| match error {
+                Error::PartIndivisible { dim, n, k, .. } => Error::Indivisible { dim, n, k },
+                other => other,
+            })?;
+        return Sections::new(dim, n, shards, vec![part]);
+    };
+    let factors = resolved(dim, n, parts.iter().map(|part| part.factors.as_slice()))?;
+    let mut base = 0;
+    let mut all = Vec::with_capacity(parts.len());
+    for (number, (part, factors)) in parts.iter().zip(&factors).enumerate() {
+        let rule = part.uneven.unwrap_or(uneven);
+        let made = Part::new((dim, number), base, factors, part.cut, &part.sizes, digits(&part.axes), rule, part.pad)?;
+        base += made.elements();
+        all.push(made);
+    }
+    Sections::new(dim, n, shards, all)
+}

@@ -1,0 +1,238 @@
+//! One part of a packed dim of known size.
+
+use crate::{
+    error::{Error, Result},
+    radix::{ceil_div, product},
+    sections::spec::Pad,
+    uneven::{Cut, Uneven},
+};
+
+/// A stretch of a dim that a holder has in one piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Interval {
+    /// Where it begins in the dim.
+    pub start: i64,
+    /// One past its end.
+    pub stop: i64,
+    /// Where it begins in the holder's array.
+    pub local: i64,
+}
+
+impl Interval {
+    /// Start, stop and local start.
+    #[inline]
+    pub(crate) fn numbers(&self) -> [i64; 3] {
+        [self.start, self.stop, self.local]
+    }
+}
+
+/// How a part's shard index is read off the dim's: one digit of the latter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Digit {
+    /// What the digit counts in the dim's shard index,
+    pub(crate) of_dim: i64,
+    /// how many values it has,
+    pub(crate) size: i64,
+    /// and what it counts in the part's.
+    pub(crate) of_part: i64,
+}
+
+/// The factors of a part, those on either side of the cut one multiplied out.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Part {
+    /// Where the part begins in the dim.
+    base: i64,
+    /// The product of the factors before the cut one.
+    outer: i64,
+    /// The product of those after it.
+    unit: i64,
+    /// How the factor is cut.
+    cut: Cut,
+    /// For a padded factor the units that every shard has room for.
+    padded: Option<i64>,
+    digits: Vec<Digit>,
+}
+
+impl Part {
+    /// The part of `factors` whose factor `cut` is cut over axes of the sizes `axes`; `digits` reads their number off the
+    /// dim's shard index.
+    ///
+    /// # Errors
+    /// [`Error::PartIndivisible`], [`Error::Part`] for padding that does not divide, [`Error::Overflow`].
+    #[allow(clippy::too_many_arguments, reason = "they are what a part is, and it is made in one place")]
+    pub(crate) fn new(
+        (dim, part): (usize, usize),
+        base: i64,
+        factors: &[i64],
+        cut: Option<usize>,
+        axes: &[i64],
+        digits: Vec<Digit>,
+        rule: Uneven,
+        pad: Option<Pad>,
+    ) -> Result<Self> {
+        let what = format!("dim {dim}: part {part}");
+        // An uncut part is one unit of its whole size, in one shard.
+        let (outer, n, unit) = match cut {
+            Some(cut) => (&factors[..cut], factors[cut], &factors[cut + 1..]),
+            None => (&[][..], 1, factors),
+        };
+        // Of a part without elements the other factors may be of any size.
+        let empty = factors.contains(&0);
+        let (outer, unit) = if empty { (0, 1) } else { (product(&what, outer)?, product(&what, unit)?) };
+        let k: i64 = axes.iter().product();
+        let indivisible = |_| Error::PartIndivisible { dim, part, n, k };
+        let (cut, padded) = match pad {
+            Some(pad) => {
+                let multiple = if pad.each { pad.multiple.checked_mul(k) } else { Some(pad.multiple) };
+                let whole = multiple.and_then(|multiple| ceil_div(n, multiple).checked_mul(multiple));
+                let whole = whole.ok_or_else(|| Error::Overflow { what: format!("{what}, padded") })?;
+                if whole % k != 0 {
+                    let why = format!("is {whole} when padded, which {k} shards do not divide evenly");
+                    return Err(Error::Part { dim, part, why });
+                }
+                product(&format!("{what}, padded"), &[outer, whole, unit])?;
+                (Cut::in_steps(n, k, whole / k), Some(whole / k))
+            }
+            None => (Cut::new(dim, n, axes, rule).map_err(indivisible)?, None),
+        };
+        Ok(Self { base, outer, unit, cut, padded, digits: merged(digits) })
+    }
+
+    /// Where the part begins in the dim.
+    #[must_use]
+    pub fn base(&self) -> i64 {
+        self.base
+    }
+
+    /// The number of its elements.
+    #[must_use]
+    pub fn elements(&self) -> i64 {
+        self.outer * self.cut.elements() * self.unit
+    }
+
+    /// Which shard of the part the shard `index` of the dim holds.
+    #[inline]
+    #[must_use]
+    pub fn shard(&self, index: i64) -> i64 {
+        self.digits.iter().map(|digit| index / digit.of_dim % digit.size * digit.of_part).sum()
+    }
+
+    /// The first shard of the dim that holds the shard `shard` of the part.
+    #[inline]
+    #[must_use]
+    pub fn canonical(&self, shard: i64) -> i64 {
+        self.digits.iter().map(|digit| shard / digit.of_part % digit.size * digit.of_dim).sum()
+    }
+
+    /// The room that shard `index` of the dim has for the part in its array.
+    #[inline]
+    #[must_use]
+    pub fn room(&self, index: i64) -> i64 {
+        self.outer * self.row(index)
+    }
+
+    /// The elements that shard `index` of the dim holds of the part.
+    #[must_use]
+    pub fn held(&self, index: i64) -> i64 {
+        let (lo, hi) = self.cut.bounds(self.shard(index));
+        self.outer * (hi - lo) * self.unit
+    }
+
+    /// The room for one of the `outer` rows.
+    #[inline]
+    fn row(&self, index: i64) -> i64 {
+        let units = self.padded.unwrap_or_else(|| {
+            let (lo, hi) = self.cut.bounds(self.shard(index));
+            hi - lo
+        });
+        units * self.unit
+    }
+
+    /// Whether every shard of the dim has equal room.
+    pub(crate) fn is_uniform(&self) -> bool {
+        self.padded.is_some() || self.digits.is_empty() || self.cut.elements() % self.cut.shards() == 0
+    }
+
+    /// The largest room that a shard has.
+    pub(crate) fn largest_room(&self) -> i64 {
+        self.outer * self.padded.unwrap_or_else(|| self.cut.largest()) * self.unit
+    }
+
+    /// Whether shard `shard` of the part is a largest one.
+    pub(crate) fn is_largest(&self, shard: i64) -> bool {
+        let (lo, hi) = self.cut.bounds(shard);
+        self.padded.is_some() || hi - lo == self.cut.largest()
+    }
+
+    /// The number of intervals that shard `index` of the dim holds of the part.
+    #[must_use]
+    pub fn intervals(&self, index: i64) -> i64 {
+        let (lo, hi) = self.cut.bounds(self.shard(index));
+        if lo == hi || self.outer == 0 || self.unit == 0 {
+            0
+        } else if hi - lo == self.cut.elements() && self.padded.is_none_or(|step| step == hi - lo) {
+            1
+        } else {
+            self.outer
+        }
+    }
+
+    /// Shows `visit` the intervals of shard `index` of the dim, whose array has the part from `local` on.
+    pub fn visit(&self, index: i64, local: i64, visit: &mut dyn FnMut(Interval)) {
+        let (lo, hi) = self.cut.bounds(self.shard(index));
+        let rows = self.intervals(index);
+        // In one interval if the shard is the whole part; lo is 0 then.
+        let length = if rows == 1 { self.outer * (hi - lo) * self.unit } else { (hi - lo) * self.unit };
+        let (whole, row) = (self.cut.elements() * self.unit, self.row(index));
+        for o in 0..rows {
+            let start = self.base + o * whole + lo * self.unit;
+            visit(Interval { start, stop: start + length, local: local + o * row });
+        }
+    }
+
+    /// The shard of the part that holds the element at `position` of the dim, which is in this part, and its place in what
+    /// that shard has of the part.
+    #[inline]
+    #[must_use]
+    pub fn locate(&self, position: i64) -> (i64, i64) {
+        let within = position - self.base;
+        let whole = self.cut.elements() * self.unit;
+        let (o, rest) = (within / whole, within % whole);
+        let (at, offset) = (rest / self.unit, rest % self.unit);
+        let shard = self.cut.owner(at);
+        let (lo, hi) = self.cut.bounds(shard);
+        let units = self.padded.unwrap_or(hi - lo);
+        (shard, (o * units + at - lo) * self.unit + offset)
+    }
+
+    /// The position in the dim of element `local` of the part in the array of shard `index`; none if that is padding.
+    #[inline]
+    #[must_use]
+    pub fn position(&self, index: i64, local: i64) -> Option<i64> {
+        let (lo, hi) = self.cut.bounds(self.shard(index));
+        let row = self.row(index);
+        let (o, rest) = (local / row, local % row);
+        let held = rest < (hi - lo) * self.unit;
+        held.then(|| self.base + (o * self.cut.elements() + lo) * self.unit + rest)
+    }
+
+    /// The number of shards.
+    pub(crate) fn shards(&self) -> i64 {
+        self.cut.shards()
+    }
+}
+
+/// The digits with neighbours put together where they are neighbours in both numbers.
+fn merged(digits: Vec<Digit>) -> Vec<Digit> {
+    let mut all: Vec<Digit> = Vec::with_capacity(digits.len());
+    for digit in digits.into_iter().filter(|digit| digit.size > 1) {
+        match all.last_mut() {
+            // Major first: the minor one's value times its size is the major one's.
+            Some(major) if major.of_dim == digit.of_dim * digit.size && major.of_part == digit.of_part * digit.size => {
+                *major = Digit { of_dim: digit.of_dim, size: major.size * digit.size, of_part: digit.of_part };
+            }
+            _ => all.push(digit),
+        }
+    }
+    all
+}
