@@ -227,3 +227,8 @@ def test_a_value_in_a_message_is_short_whatever_it_is() -> None:
     for value in values:
         assert len(shown(value)) <= 410
     assert shown(["a", 1, None, ("b",)]) == "['a', 1, None, ('b',)]"
+    layouts = [LAYOUT, sw.TensorLayout((("x", "y"), None)), sw.TensorLayout((None,), MESH, unreduced=("x",))]
+    for layout in layouts:
+        assert shown(layout) == repr(layout)
+    assert shown(sw.DeviceMesh((9,), ("x",))) == "DeviceMesh((9,), ('x',))"
+    assert shown(sw.DeviceMesh((9,), ("x",), range(9))).endswith("devices=[0, 1, 2, 3, 4, 5, 6, 7, ...])")

@@ -177,3 +177,14 @@ def test_ctrl_c_stops_checks_and_plans() -> None:
             timer.join()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_holders_without_labels_are_never_the_same() -> None:
+    """The first chunk of one list is not the first chunk of another; what has a label is itself."""
+    unnamed = sw.Tiling.from_boxes((4,), [[(0, 2)], [(2, 4)]])
+    named = sw.Tiling.from_boxes((4,), {0: [(0, 2)], 1: [(2, 4)]})
+    for src, dst in ((unnamed, unnamed), (unnamed, named), (named, unnamed)):
+        plan = sw.plan_reshard(src, dst)
+        assert (len(plan), len(plan.kept), plan.total_bytes("int8")) == (2, 0, 4)
+    plan = sw.plan_reshard(named, named)
+    assert (len(plan), len(plan.kept), plan.total_bytes("int8")) == (0, 2, 0)

@@ -72,7 +72,6 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     old = _status(target)
     _remove_stale(target)
     with _new_file(target) as (file, temporary):
-        replaced = False
         try:
             if old is not None:
                 _take_over(file.fileno(), old, target)
@@ -80,11 +79,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
             temporary.replace(target)
-            replaced = True
         finally:
-            # After an interruption of `replace` it may be gone: then it has taken its place.
-            if not replaced:
-                temporary.unlink(missing_ok=True)
+            # Gone, if it has taken its place: after an interruption of `replace` too.
+            temporary.unlink(missing_ok=True)
     try:
         _sync_folder(target.parent)
     except OSError as error:

@@ -267,6 +267,7 @@ def test_a_value_is_equal_to_its_copies_and_hashes_as_they_do(kind: type, i: int
         assert hash(other) == hash(value)
         assert repr(other) == repr(value)
     assert value != object()
+    assert (value == object()) is False
     assert value != None  # noqa: E711 (the operator is what is tested)
     assert {value: 1}[again] == 1
 
