@@ -472,7 +472,6 @@ fn axes_of_size_1_need_no_step_and_of_equal_costs_the_fewest_steps_win() {
     let of = |specs: Specs<'_>| partition(&mesh, &specs, &[], &[8, 8]);
     assert_eq!(kinds(&of([&["one"], &["x"]]), &of([&[], &["x"]])), []);
     // Where everything is free, a swap is one step, not two exchanges, and so is whatever one collective does.
-    type Specs = [&'static [&'static str]; 2];
     let pairs: [(Specs, Specs); 4] = [
         ([&["x"], &["y"]], [&["y"], &["x"]]),
         ([&["x", "y"], &[]], [&[], &["x", "y"]]),
