@@ -27,7 +27,7 @@ class TestAxes:
             pass
 
         layout = sw.TensorLayout([Name("x"), (Name("y"), "z")])
-        assert [type(name) for name in (layout.axes[0], *(layout.axes[1] or ()))] == [str] * 3
+        assert [type(name) for name in (layout.axes[0], *(layout.axes[1] or ()))] == [str] * 3  # type: ignore[misc]
         assert layout == sw.TensorLayout(["x", ("y", "z")])
 
     def test_the_order_of_a_tuple_counts(self) -> None:

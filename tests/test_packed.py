@@ -200,14 +200,14 @@ def test_what_does_not_fit_its_mesh_or_shape(make: Any, n: int, said: tuple[str,
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda: packed.part((2, 3), cut=(0, 1), axes="tp"), sw.LayoutError),
+        (lambda: packed.part((2, 3), cut=(0, 1), axes="tp"), sw.LayoutError),  # type: ignore[arg-type]
         (lambda: packed.part((2, 3), cut=2, axes="tp"), sw.LayoutError),
         (lambda: packed.part((2, -3), axes="tp"), sw.LayoutError),
         (lambda: packed.part((2, 2**63), axes="tp"), sw.SizeOverflowError),
         (lambda: packed.part((None, None), axes="tp"), sw.LayoutError),
-        (lambda: packed.part((2.5,), axes="tp"), TypeError),
+        (lambda: packed.part((2.5,), axes="tp"), TypeError),  # type: ignore[arg-type]
         (lambda: packed.part((True,), axes="tp"), TypeError),
-        (lambda: packed.part((2,), axes=3), TypeError),
+        (lambda: packed.part((2,), axes=3), TypeError),  # type: ignore[arg-type]
         (lambda: packed.part((2,), None, "tp"), sw.LayoutError),
         (lambda: packed.part((2,), 0, "tp", "odd"), sw.LayoutError),
         (lambda: packed.part((2, 5), 0, "tp", blocks=[("q", 2)]), sw.LayoutError),

@@ -14,6 +14,7 @@ __all__ = [
     "FileLock",
     "Layout",
     "Mesh",
+    "PackedPartition",
     "Partition",
     "Persistent",
     "Record",

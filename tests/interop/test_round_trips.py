@@ -23,7 +23,7 @@ def without_trivial_axes(layout: TensorLayout) -> TensorLayout:
     def kept(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name for name in names if mesh.axis_size(name) > 1)
 
-    axes = [kept((spec,) if isinstance(spec, str) else spec or ()) for spec in layout.axes]
+    axes = [kept((spec,) if isinstance(spec, str) else spec or ()) for spec in layout.axes]  # type: ignore[arg-type]
     return TensorLayout(axes, mesh, unreduced=kept(layout.unreduced))
 
 

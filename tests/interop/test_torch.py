@@ -154,7 +154,7 @@ def test_local_shards_hold_the_elements_that_cutting_lists_gives(cuts: list[tupl
 def test_layouts_in_mesh_order_are_cut_by_the_chunk_rule(layout: TensorLayout, size: int) -> None:
     mesh = mesh_of(layout)
     axes = [() if spec is None else (spec,) if isinstance(spec, str) else spec for spec in layout.axes]
-    ordered = TensorLayout([tuple(sorted(spec, key=mesh.axis_names.index)) for spec in axes], mesh)
+    ordered = TensorLayout([tuple(sorted(spec, key=mesh.axis_names.index)) for spec in axes], mesh)  # type: ignore[arg-type]
     shape = tuple(range(size, size + layout.rank))
     shards = local_shards(dialect.to_placements(ordered), mesh, shape)
     boxes = ordered.partition(shape, uneven="chunk").boxes()

@@ -13,7 +13,7 @@ from tests.strategies import partitions
 def oracle_of(partition: sw.Partition) -> Oracle:
     mesh = partition.device_mesh
     specs = [() if s is None else (s,) if isinstance(s, str) else s for s in partition.layout.axes]
-    return Oracle(dict(zip(mesh.axis_names, mesh.shape, strict=True)), specs, partition.shape, partition.uneven)
+    return Oracle(dict(zip(mesh.axis_names, mesh.shape, strict=True)), specs, partition.shape, partition.uneven)  # type: ignore[arg-type]
 
 
 @given(partitions())

@@ -62,21 +62,21 @@ def strided_shard(n: list[int], tp: int) -> Made:
 
 
 def deepspeed_bloom(n: list[int], tp: int) -> Made:
-    return packed.parse("(g@tp/balanced 3 u)", g=n[0], u=n[1]), lambda rank: fused.deepspeed_bloom(*n[:2], tp, rank)
+    return packed.parse("(g@tp/balanced 3 u)", g=n[0], u=n[1]), lambda rank: fused.deepspeed_bloom(*n[:2], tp, rank)  # type: ignore[call-arg]
 
 
 def deepspeed_glm(n: list[int], tp: int) -> Made:
-    return packed.parse("(3 g@tp/balanced u)", g=n[0], u=n[1]), lambda rank: fused.deepspeed_glm(*n[:2], tp, rank)
+    return packed.parse("(3 g@tp/balanced u)", g=n[0], u=n[1]), lambda rank: fused.deepspeed_glm(*n[:2], tp, rank)  # type: ignore[call-arg]
 
 
 def deepspeed_phi3(n: list[int], tp: int) -> Made:
     dim = packed.parse("(g@tp/balanced r u) + (g@tp/balanced u) + (g@tp/balanced u)", g=n[0], r=n[1], u=n[2])
-    return dim, lambda rank: fused.deepspeed_phi3(*n[:3], tp, rank)
+    return dim, lambda rank: fused.deepspeed_phi3(*n[:3], tp, rank)  # type: ignore[call-arg]
 
 
 def deepspeed_bigcode(n: list[int], tp: int) -> Made:
     dim = packed.parse("(h@tp/balanced u) + (2 u)", h=n[0], u=n[1])
-    return dim, lambda rank: fused.deepspeed_bigcode(*n[:2], tp, rank)
+    return dim, lambda rank: fused.deepspeed_bigcode(*n[:2], tp, rank)  # type: ignore[call-arg]
 
 
 def llama_cpp(n: list[int], tp: int) -> Made:
@@ -128,7 +128,7 @@ class EngineCase:
     def simpler(self) -> Iterator[EngineCase]:
         for i, number in enumerate(self.numbers):
             if number > 1:
-                yield replace(self, numbers=(*self.numbers[:i], number - 1, *self.numbers[i + 1 :]))
+                yield replace(self, numbers=(*self.numbers[:i], number - 1, *self.numbers[i + 1 :]))  # type: ignore[arg-type]
         if self.ranks > 1:
             yield replace(self, ranks=self.ranks - 1)
         if self.replicas > 1:
@@ -152,7 +152,7 @@ def check(case: EngineCase) -> None:
         label, held = mesh.device(device), expected[device % case.ranks]
         pieces = [(piece.box[0].start, piece.box[0].stop, piece.start) for piece in partition.pieces(label)]
         same("rows", [row for start, stop, _ in pieces for row in range(start, stop)], held)
-        same("places", [start for *_, (start,) in pieces], np.cumsum([0, *(b - a for a, b, _ in pieces)])[:-1].tolist())
+        same("places", [start for *_, (start,) in pieces], np.cumsum([0, *(b - a for a, b, _ in pieces)])[:-1].tolist())  # type: ignore[misc]
         same("shape", partition.shard_shape(label), (len(held),))
         runs = [row for start, length in partition.runs(label).tolist() for row in range(start, start + length)]
         same("runs", runs, sorted(held))

@@ -183,7 +183,7 @@ class Devices:
     def oracle(self, layout: sw.TensorLayout, shape: tuple[int, ...]) -> Oracle:
         parts = {f"{axis} {start}": size for (axis, start), size in self.sizes.items()}
         names = list(parts)
-        specs = [tuple(names[part] for part in self.parts(spec_names(spec))) for spec in layout.axes]
+        specs = [tuple(names[part] for part in self.parts(spec_names(spec))) for spec in layout.axes]  # type: ignore[arg-type]
         return Oracle(parts, specs, shape, "even")
 
 
@@ -198,7 +198,7 @@ def spec_names(spec: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def names_in(layout: sw.TensorLayout) -> set[str]:
-    return {name for spec in layout.axes for name in spec_names(spec)} | set(layout.unreduced)
+    return {name for spec in layout.axes for name in spec_names(spec)} | set(layout.unreduced)  # type: ignore[arg-type]
 
 
 def same_arrays(what: str, ours: list[Array], theirs: list[Array]) -> None:
@@ -247,7 +247,7 @@ def apply(step: CollectiveStep, devices: Devices, layout: sw.TensorLayout, shard
     held = (
         onto
         if step.from_dim is None
-        else [part for part in devices.parts(spec_names(layout.axes[step.from_dim])) if part in onto]
+        else [part for part in devices.parts(spec_names(layout.axes[step.from_dim])) if part in onto]  # type: ignore[arg-type]
     )
 
     def members(own: tuple[int, ...], order: list[int]) -> list[int]:

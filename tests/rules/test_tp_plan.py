@@ -87,13 +87,13 @@ def test_what_is_refused() -> None:
     with pytest.raises(sw.MeshError, match=r"axis is 'model'; the axes of the mesh are \('data', 'tp'\)"):
         sw.LayoutMap.from_tp_plan(LLAMA, MESH, "model")
     with pytest.raises(TypeError, match="plan must be a mapping of names to styles, got list"):
-        sw.LayoutMap.from_tp_plan(["a"], MESH, "tp")  # type: ignore[arg-type]
+        sw.LayoutMap.from_tp_plan(["a"], MESH, "tp")
     with pytest.raises(TypeError, match="mesh must be a DeviceMesh"):
         sw.LayoutMap.from_tp_plan(LLAMA, 4, "tp")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="mesh must be a DeviceMesh, got NoneType"):
         sw.LayoutMap.from_tp_plan(LLAMA, None, "tp")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="plan must map strings to strings"):
-        sw.LayoutMap.from_tp_plan({"a": None}, MESH, "tp")  # type: ignore[dict-item]
+        sw.LayoutMap.from_tp_plan({"a": None}, MESH, "tp")
 
 
 def strided_shard(array: np.ndarray[Any, Any], dim: int, ranks: int, rank: int, split_factor: int) -> Any:

@@ -294,7 +294,8 @@ WRONG_INDEXES: dict[str, tuple[Callable[[Dcp], Any], str]] = {
     ),
     "an entry that is none": (lambda folder: folder.entries.update(w=5), "neither a tensor nor an object"),
     "an object without a place": (
-        lambda folder: folder.entries.update(o=Call(META, "BytesStorageMetadata", state={})), "storage_data has no .*\"o\""
+        lambda folder: folder.entries.update(o=Call(META, "BytesStorageMetadata", state={})),
+        "storage_data has no .*\"o\"",
     ),
 }  # fmt: skip
 
