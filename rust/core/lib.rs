@@ -11,7 +11,7 @@
 //! | [`layout`] | which mesh axes cut which tensor dims |
 //! | [`uneven`] | how a dim that does not divide is cut |
 //! | [`partition`] | a layout applied to a shape: boxes, shard ids, replicas |
-//! | [`sections`] | packed dims: several parts one after the other |
+//! | [`sections`], [`packed`] | packed dims: several parts one after the other; layouts with them, applied to a shape |
 //! | [`locate`] | global offset ↔ shard id and local offset |
 //! | [`runs`] | the contiguous runs of a box |
 //! | [`tiling`] | who holds which boxes: partitions, grids, flat ranges, explicit boxes |
@@ -49,6 +49,7 @@ pub mod index;
 pub mod layout;
 pub mod locate;
 pub mod mesh;
+pub mod packed;
 pub mod parallel;
 pub mod partition;
 pub mod pickle;

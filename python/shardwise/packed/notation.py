@@ -18,17 +18,16 @@ from typing import Any
 from .._text import shown
 from ..errors import LayoutError, ParseError
 from .parts import PackedDim, Part, concat, part
+from .written import AXIS, NAME, text_of
 
 __all__ = ["parse", "text_of"]
 
-_NAME = r"[A-Za-z_][A-Za-z0-9_.]*"
-_AXIS = r"[^\s()\[\]+/@,:=]+(?::\([0-9]+\)[0-9]+)?"
 _FACTOR = re.compile(
-    rf"(?:(?P<number>[0-9]{{1,19}})|(?:(?P<ratio>[0-9]{{1,19}})\*)?(?P<name>{_NAME})(?:=(?P<size>[0-9]{{1,19}}))?)"
-    rf"(?:@(?P<axes>{_AXIS}(?:\+{_AXIS})*)(?P<options>(?:/[a-z]+[0-9]*[a-z]*)*))?"
+    rf"(?:(?:(?P<ratio>[0-9]{{1,19}})\*)?(?P<name>{NAME})(?:=(?P<size>[0-9]{{1,19}}))?|(?P<number>[0-9]{{1,19}}))"
+    rf"(?:@(?P<axes>{AXIS}(?:\+{AXIS})*)(?P<options>(?:/[a-z]+[0-9]*[a-z]*)*))?"
 )
-_BLOCKS = re.compile(rf"\[\s*({_NAME}:[0-9]{{1,19}}(?:\s+{_NAME}:[0-9]{{1,19}})*)\s*\]")
-_OPEN = re.compile(rf"(?:({_NAME}):)?\(")
+_BLOCKS = re.compile(rf"\[\s*({NAME}:[0-9]{{1,19}}(?:\s+{NAME}:[0-9]{{1,19}})*)\s*\]")
+_OPEN = re.compile(rf"(?:({NAME}):)?\(")
 _OPTION = re.compile(r"(even|ceil|chunk|balanced|floor)|max([0-9]{1,19})|pad([0-9]{1,19})(each)?")
 _SPACE = re.compile(r"\s*")
 
@@ -167,40 +166,3 @@ def _options(text: str) -> dict[str, Any]:
             raise ParseError(f"{shown(option)} is the second of its kind")
         options.update(new)
     return options
-
-
-def text_of(dim: PackedDim) -> str:
-    """Write a packed dim as `parse` reads it.
-
-    Raises:
-        LayoutError: if the name of an axis or of a tensor has characters for which the notation has no room.
-
-    >>> from shardwise import packed
-    >>> text_of(packed.gate_up("tp"))
-    'gate:(n@tp) + up:(n@tp)'
-    """
-    return " + ".join(map(_part_text, dim.parts))
-
-
-def _part_text(one: Part) -> str:
-    for name in [one.name, *(label for label, _ in one.blocks)]:
-        if name is not None and re.fullmatch(_NAME, name) is None:
-            raise LayoutError(f"the name {shown(name)} cannot be written in the notation of packed dims")
-    for axis in one.axes:
-        if re.fullmatch(_AXIS, axis) is None:
-            raise LayoutError(f"the axis {shown(axis)} cannot be written in the notation of packed dims")
-    factors = []
-    for position, size in enumerate(one.factors):
-        text = str(size) if size is not None else "n" if one.ratio == 1 else f"{one.ratio}*n"
-        if one.blocks and position == len(one.factors) - 1:
-            text = f"[{' '.join(f'{name}:{length}' for name, length in one.blocks)}]"
-        elif position == one.cut and one.axes:
-            text += f"@{'+'.join(one.axes)}{_options_text(one)}"
-        factors.append(text)
-    return f"{'' if one.name is None else f'{one.name}:'}({' '.join(factors)})"
-
-
-def _options_text(one: Part) -> str:
-    text = "" if one.uneven is None else f"/{one.uneven}"
-    text += "" if one.at_most is None else f"/max{one.at_most}"
-    return text + ("" if one.pad_to is None else f"/pad{one.pad_to}{'each' if one.pad_each else ''}")

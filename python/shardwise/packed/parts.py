@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
+from .written import says_all, text_of
 
 __all__ = ["PackedDim", "Part", "Segment", "concat", "part"]
 
@@ -168,19 +170,12 @@ class PackedDim:
         )
 
     def __str__(self) -> str:
-        from .notation import text_of
-
         return text_of(self)
 
     def __repr__(self) -> str:
-        from .notation import parse, text_of
-
-        try:
-            text = text_of(self)
-            if parse(text) == self:
-                return f"packed.parse({text!r})"
-        except (LayoutError, ValueError):
-            pass  # Names that the notation has no room for.
+        if says_all(self):
+            with suppress(LayoutError):  # Names that the notation has no room for.
+                return f"packed.parse({text_of(self)!r})"
         return f"packed.concat({', '.join(map(repr, self.parts))})"
 
 

@@ -10,26 +10,16 @@
 //! | [`spec`] | what a layout says of a packed dim, before its shape is known |
 //! | [`part`] | one part of a dim of known size |
 //! | [`dim`] | all parts of a dim: shard index → intervals, position → shard index and back |
-//! | [`packed`] | a layout with packed dims applied to a shape |
-//! | [`locate`](packed) | global offset ↔ shard id and local offset |
-//! | [`runs`] | the contiguous runs of a device |
 //!
-//! Unlike those of a plain dim, different shards of a packed dim may hold the same elements: where a part is cut by fewer
+//! [`crate::packed`] applies a layout with such dims to a shape. Unlike those of a plain dim, different shards of a packed dim may hold the same elements: where a part is cut by fewer
 //! axes than another, the devices that differ in the other axes only hold the same shard of it. The first of them, whose
 //! index over those axes is 0, is the canonical one.
 
 pub mod dim;
-mod locate;
-pub mod packed;
 pub mod part;
-pub mod runs;
 pub mod spec;
 
-pub use packed::Packed;
 pub use spec::{DimSpec, Factor, Pad, PartSpec};
-
-#[cfg(test)]
-mod tests;
 
 /// The most parts that a dim may have.
 pub const MOST_PARTS: usize = 1 << 16;

@@ -2,8 +2,8 @@
 
 use crate::{
     error::Result,
+    packed::{Packed, for_each_product},
     region::Region,
-    sections::{Packed, packed::for_each_product},
     tiling::{Piece, Place, Poll, Tiling},
 };
 

@@ -7,7 +7,10 @@ use pyo3::{
     prelude::*,
     types::{PyDict, PyList, PyString, PyTuple},
 };
-use shardwise_core::sections::{Packed as CorePacked, packed::PER_DIM, part::Interval, runs::PackedRuns};
+use shardwise_core::{
+    packed::{PER_DIM, Packed as CorePacked, runs::PackedRuns},
+    sections::part::Interval,
+};
 
 use crate::{
     arrays,

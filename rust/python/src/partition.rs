@@ -10,9 +10,9 @@ use pyo3::{
 };
 use shardwise_core::{
     error::Result as CoreResult,
+    packed::Packed as CorePacked,
     partition::{Bounds, Partition as CorePartition},
     runs::Runs,
-    sections::Packed as CorePacked,
     tiling::Poll,
     uneven::Cut,
 };

@@ -7,9 +7,10 @@
 use crate::{
     error::{Error, Result},
     locate::{all_below, first_outside, outside, same_length},
+    packed::Packed,
     parallel::{self, PIECE},
     radix::{Divider, product},
-    sections::{dim::Sections, packed::Packed},
+    sections::dim::Sections,
 };
 
 /// Up to how many positions along a dim are listed: 2 MB of answers.

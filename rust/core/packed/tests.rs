@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{DimSpec, Factor, Packed, Pad, PartSpec, runs::PackedRuns};
+use super::{Packed, runs::PackedRuns};
 use crate::{
     error::{Error, Result},
     layout::Layout,
@@ -10,6 +10,7 @@ use crate::{
     parallel::never,
     partition::Partition,
     radix::unravel,
+    sections::{DimSpec, Factor, Pad, PartSpec},
     uneven::Uneven,
 };
 use proptest::prelude::*;

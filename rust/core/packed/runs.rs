@@ -2,8 +2,9 @@
 
 use crate::{
     error::{Error, Result},
+    packed::Packed,
     parallel, radix,
-    sections::{packed::Packed, part::Interval},
+    sections::part::Interval,
 };
 
 /// The runs of one device in the C-order global array, as few and as long as they can be, in increasing order.

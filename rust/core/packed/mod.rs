@@ -1,4 +1,15 @@
 //! A layout with packed dims, applied to a shape.
+//!
+//! | module | answers |
+//! |---|---|
+//! | `locate` | global offset ↔ shard id and local offset |
+//! | [`runs`] | the contiguous runs of a device |
+
+mod locate;
+pub mod runs;
+
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -24,8 +35,8 @@ pub const PER_DIM: usize = 3;
 ///
 /// ```
 /// use shardwise_core::{
-///     layout::Layout, mesh::Mesh, uneven::Uneven,
-///     sections::{DimSpec, Factor, Packed, PartSpec},
+///     layout::Layout, mesh::Mesh, packed::Packed, uneven::Uneven,
+///     sections::{DimSpec, Factor, PartSpec},
 /// };
 /// use std::sync::Arc;
 /// // Three matrices of 4 heads of 2 rows, one after the other; each device is to have its heads of all three.

@@ -1,0 +1,93 @@
+"""Packed dims as text: what `notation` reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+from .._text import shown
+from ..errors import LayoutError
+
+__all__ = ["AXIS", "NAME", "says_all", "text_of"]
+
+NAME = r"[A-Za-z_][A-Za-z0-9_.]*"
+AXIS = r"[^\s()\[\]+/@,:=]+(?::\([0-9]+\)[0-9]+)?"
+
+
+class OnePart(Protocol):
+    """What writing a part needs of it; `Part` says what each is."""
+
+    @property
+    def factors(self) -> tuple[int | None, ...]: ...
+    @property
+    def cut(self) -> int | None: ...
+    @property
+    def axes(self) -> tuple[str, ...]: ...
+    @property
+    def uneven(self) -> str | None: ...
+    @property
+    def ratio(self) -> int: ...
+    @property
+    def at_most(self) -> int | None: ...
+    @property
+    def pad_to(self) -> int | None: ...
+    @property
+    def pad_each(self) -> bool: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def blocks(self) -> tuple[tuple[str, int], ...]: ...
+
+
+class Packed(Protocol):
+    """What writing a packed dim needs of it."""
+
+    @property
+    def parts(self) -> Sequence[OnePart]: ...
+
+
+def text_of(dim: Packed) -> str:
+    """Write a packed dim as `parse` reads it.
+
+    Raises:
+        LayoutError: if the name of an axis or of a tensor has characters for which the notation has no room.
+
+    >>> from shardwise import packed
+    >>> text_of(packed.gate_up("tp"))
+    'gate:(n@tp) + up:(n@tp)'
+    """
+    return " + ".join(map(_part_text, dim.parts))
+
+
+def says_all(dim: Packed) -> bool:
+    """Whether the text says all of a packed dim: it has no room for a cut by no axes, nor for a ratio to nothing."""
+    return all(
+        (one.axes or (one.cut, one.uneven, one.at_most, one.pad_to, one.pad_each) == (None, None, None, None, False))
+        and (one.ratio == 1 or None in one.factors)
+        for one in dim.parts
+    )
+
+
+def _part_text(one: OnePart) -> str:
+    for name in [one.name, *(label for label, _ in one.blocks)]:
+        if name is not None and re.fullmatch(NAME, name) is None:
+            raise LayoutError(f"the name {shown(name)} cannot be written in the notation of packed dims")
+    for axis in one.axes:
+        if re.fullmatch(AXIS, axis) is None:
+            raise LayoutError(f"the axis {shown(axis)} cannot be written in the notation of packed dims")
+    factors = []
+    for position, size in enumerate(one.factors):
+        text = str(size) if size is not None else "n" if one.ratio == 1 else f"{one.ratio}*n"
+        if one.blocks and position == len(one.factors) - 1:
+            text = f"[{' '.join(f'{name}:{length}' for name, length in one.blocks)}]"
+        elif position == one.cut and one.axes:
+            text += f"@{'+'.join(one.axes)}{_options_text(one)}"
+        factors.append(text)
+    return f"{'' if one.name is None else f'{one.name}:'}({' '.join(factors)})"
+
+
+def _options_text(one: OnePart) -> str:
+    text = "" if one.uneven is None else f"/{one.uneven}"
+    text += "" if one.at_most is None else f"/max{one.at_most}"
+    return text + ("" if one.pad_to is None else f"/pad{one.pad_to}{'each' if one.pad_each else ''}")
