@@ -10,12 +10,10 @@ import numpy as np
 
 from .._text import shown
 from ..errors import LayoutError, MeshError
-from .run import Window, check_addable, slices_of, view_of
+from .run import Runnable, Window, check_addable, slices_of, view_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from .plan import ReshardPlan
 
     Array = npt.NDArray[Any]
 
@@ -176,7 +174,7 @@ class Program(Sequence[Step]):
         return out
 
 
-def program_of(plan: ReshardPlan, holder: Any, side: str | None) -> Program:
+def program_of(plan: Runnable, holder: Any, side: str | None) -> Program:
     """Make the program of one holder; see `ReshardPlan.program`."""
     source, target = _numbers_of(plan, holder, side)
     pieces = (plan._core.kept_pieces(), plan._core.pieces())
@@ -200,7 +198,7 @@ def program_of(plan: ReshardPlan, holder: Any, side: str | None) -> Program:
     return Program(holder, tuple(steps), src_shape, plan.dst._shape_of(target) if target >= 0 else None)
 
 
-def _numbers_of(plan: ReshardPlan, holder: Any, side: str | None) -> tuple[int, int]:
+def _numbers_of(plan: Runnable, holder: Any, side: str | None) -> tuple[int, int]:
     """The numbers of a holder in the source and in the destination, or -1."""
     if side not in (None, "src", "dst"):
         raise LayoutError(f"side must be 'src', 'dst' or None, got {shown(side)}")
