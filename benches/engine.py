@@ -156,7 +156,7 @@ def column_slices(folder: Path, mib: int, rounds: int) -> Iterator[str]:
 
     def theirs() -> np.ndarray:
         with safe_open(path, "numpy") as opened:
-            return opened.get_slice("a")[:, start:stop]
+            return opened.get_slice("a")[:, start:stop]  # type: ignore[no-any-return]
 
     assert ours().tobytes() == theirs().tobytes()  # Random bits are not all numbers.
     times = best(rounds, {"ours": (ours, []), "theirs": (theirs, [])})

@@ -103,3 +103,19 @@ def test_the_examples_of_the_module(module: str, monkeypatch: pytest.MonkeyPatch
     outcome = doctest.testmod(importlib.import_module(module))
     assert outcome.attempted
     assert not outcome.failed
+
+
+def test_the_caches_are_those_that_linux_lists(tmp_path: Path) -> None:
+    for index, (level, size) in enumerate([("1", "48K"), ("1", "32K"), ("2", "2048K"), ("3", "491520K")]):
+        folder = tmp_path / f"index{index}"
+        folder.mkdir()
+        (folder / "level").write_text(level + "\n")
+        (folder / "size").write_text(size + "\n")
+    (tmp_path / "index4").mkdir()  # of which nothing is said
+    sys.path.insert(0, str(PEERS))
+    try:
+        caches = importlib.import_module("machine").caches
+    finally:
+        sys.path.remove(str(PEERS))
+    assert caches(tmp_path) == ", L2 2 MiB, L3 480 MiB"
+    assert caches(tmp_path / "none") == ""

@@ -1,4 +1,4 @@
-"""Every entry of the compiled module is inside `guard`, getters and operators included: a panic becomes an exception."""
+"""Every entry of the compiled module is inside `guard`, getters and operators too: a panic becomes an exception."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def entries(text: str) -> Iterator[tuple[str, str]]:
             if len(function["indent"]) == 4:
                 yield function["name"], block[0][function.start() : after.start() if after else None]
     for block in re.finditer(r"^ *#\[pyfunction\]\n(.*?)^ *\}\n", text, re.MULTILINE | re.DOTALL):
-        function = FUNCTION.search(block[0])
+        function = FUNCTION.search(block[0])  # type: ignore[assignment]
         assert function
         yield function["name"], block[0][function.start() :]
 

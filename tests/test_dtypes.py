@@ -24,7 +24,7 @@ def test_all_names_of_a_dtype_mean_the_same(name: str) -> None:
     for other in names:
         assert dtype_of(other) == dtype
         assert bits_of(other) == 8 * itemsize_of(other) == 8 * dtype.itemsize
-        assert PARTITION.nbytes(other).tolist() == [3 * dtype.itemsize] * 2
+        assert PARTITION.nbytes(other).tolist() == [3 * dtype.itemsize] * 2  # type: ignore[arg-type]
         found = find_dtype(other)
         assert found is not None
         assert found.name == name

@@ -81,7 +81,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "apply": lambda x: rules().apply(x),
     "rule": lambda x: rules().update({"a": x}),
     "from_tp_plan": lambda x: sw.LayoutMap.from_tp_plan(x, MESH, "x"),
-    "layout_map_scope": lambda x: sw.layout_map_scope(rules(), x).__enter__(),
+    "layout_map_scope": lambda x: sw.layout_map_scope(rules(), local_devices=x).__enter__(),
     "reduce_scatter": lambda x: sw.reduce_scatter(SUMS, "x", x),
     "all_gather": lambda x: sw.all_gather(sw.distribute_tensor(np.arange(4), LAYOUT), x),
     "translate": lambda x: translate(LAYOUT, x),
@@ -196,7 +196,7 @@ def test_messages_about_large_meshes_are_short() -> None:
         lambda: sw.TensorLayout([f"a{i}" for i in range(100_000)], mesh),
         lambda: sw.TensorLayout((None,) * 100_000, mesh).box("nowhere", (1,) * 100_000),
         lambda: sw.distribute_tensor(np.zeros(3), other),
-        lambda: shardy.to_shardy(other, devices=labels[1:]) if "devices" in shardy.to_shardy.__kwdefaults__ else 1 / 0,
+        lambda: shardy.mesh_to_shardy(mesh, labels[1:]),
         lambda: sw.DeviceMesh((2,), ("x",), labels),
         lambda: sw.DeviceMesh((len(labels),), ("x",), [*labels[1:], labels[1]]),
     ]

@@ -111,7 +111,7 @@ class TestMesh:
     def test_the_mesh_comes_once(self) -> None:
         layout = sw.TensorLayout(("x",))
         layout.device_mesh = mesh()
-        layout.device_mesh = mesh()  # An equal one is no change.
+        layout.device_mesh = mesh()  # An equal one changes nothing.
         with refused(LayoutError, "device_mesh", "set already", repr(mesh())):
             layout.device_mesh = sw.DeviceMesh((2,), ("x",))
         assert layout.device_mesh == mesh()

@@ -20,7 +20,8 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
     "python/shardwise": (
         ("errors", "_core", "_text"),
         ("_arguments", "_dtypes", "_strided"),
-        ("_atomic", "_boxes", "_tree"),
+        ("_atomic", "_boxes", "_tree", "sub_axis"),
+        ("mesh_views",),
         ("mesh", "tiling"),
         ("partition",),
         ("layout",),
@@ -37,11 +38,12 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("error",),
         ("index", "parallel"),
         ("mesh", "region", "uneven"),
+        ("sub_axis",),
         ("layout",),
         ("partition",),
         ("locate", "runs", "tiling"),
         ("plan",),
-        ("copy", "reshard"),
+        ("collective", "copy"),
         ("dtensor", "pickle", "rules"),
         ("dcp",),
         ("lib",),
@@ -64,13 +66,14 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("layout",),
         ("partition",),
         ("tiling",),
-        ("reshard",),
+        ("collective", "reshard"),
         ("lib",),
     ),
 }
 
-#: Imports for types only that run up: a layout makes partitions, and a partition says whose it is.
-TYPES_ONLY = {("partition", "layout")}
+#: Imports for types only that run up: a layout makes partitions, and a partition says whose it is; a mesh has views,
+#: which are meshes.
+TYPES_ONLY = {("partition", "layout"), ("mesh_views", "mesh")}
 
 #: file -> what it imports of its own house, and whether for types only.
 Imports = dict[str, dict[str, bool]]

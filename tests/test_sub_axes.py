@@ -148,7 +148,7 @@ def test_partial_sums_over_a_sub_axis_are_added() -> None:
     sharded = sw.ShardedArray(sums, shards)
     assert sw.gather(sharded).tolist() == [15, 150, 240, 2400]
     cut = sw.plan_reshard(sums, sw.TensorLayout(("tp:(1)2",), TP).partition((4,)))
-    steps = cut.price("int64")
+    steps = cut.collectives("int64")
     assert steps is not None
     assert [(step.kind, step.axes) for step in steps] == [("all-reduce", ("tp:(2)4",))]
     assert [shard.tolist() for shard in cut.run_collectives(sharded)] == [[15, 150]] * 4 + [[240, 2400]] * 4
@@ -156,7 +156,7 @@ def test_partial_sums_over_a_sub_axis_are_added() -> None:
 
 def test_collectives_along_sub_axes() -> None:
     src, dst = sw.TensorLayout(("tp:(1)4",), TP), sw.TensorLayout(("tp:(1)2",), TP)
-    steps = sw.plan_reshard(src.partition((8,)), dst.partition((8,))).price("float32")
+    steps = sw.plan_reshard(src.partition((8,)), dst.partition((8,))).collectives("float32")
     assert steps is not None
     assert [(step.kind, step.axes) for step in steps] == [("all-gather", ("tp:(2)2",))]
     sharded = sw.ShardedArray(src.partition((8,)), [np.arange(2) + i // 2 * 2 for i in range(8)])

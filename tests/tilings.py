@@ -15,6 +15,11 @@ Array = npt.NDArray[Any]
 Pairs = list[tuple[int, int]]
 
 
+def full(box: Any) -> tuple[Any, ...]:
+    """The index of a box; without the ellipsis, a 0-d array would give a scalar."""
+    return (*box, ...)
+
+
 @st.composite
 def cut_boxes(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Pairs]:
     """Boxes that come of cutting the tensor in two, and a part in two, and so on; some may be empty."""
@@ -112,7 +117,7 @@ def view(array: Array, piece: sw.Piece, shape: tuple[int, ...]) -> Array:
     extents = [side.stop - side.start for side in piece.box]
     if isinstance(piece.start, tuple):
         sides = [slice(start, start + extent) for start, extent in zip(piece.start, extents, strict=True)]
-        found: Array = array[(*sides, ...)]
+        found: Array = array[full(sides)]
         return found
     size = int(np.prod(extents, dtype=np.int64))
     return array[piece.start : piece.start + size].reshape(extents)
@@ -124,7 +129,7 @@ def held(tiling: sw.Tiling, whole: Array, rest: int = -1) -> list[Array]:
     for holder in tiling.holders:
         array = np.full(tiling.holder_shape(holder), rest, whole.dtype)
         for piece in tiling.pieces(holder):
-            view(array, piece, whole.shape)[...] = whole[(*piece.box, ...)]
+            view(array, piece, whole.shape)[...] = whole[full(piece.box)]
         arrays.append(array)
     return arrays
 

@@ -1,7 +1,7 @@
 """How the cost of each operation grows with the mesh, from 8 to 2**20 devices, beside those who can do it at all.
 
-At each size the contestants take turns. Whoever has taken more than `LIMIT` seconds for one call is not asked about
-larger meshes.
+At each size the contestants take turns. A contestant that has taken more than `LIMIT` seconds for one call is not asked
+about larger meshes.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Row:
     #: The least and the greatest ratio of one pair of turns.
     least: float | None = None
     greatest: float | None = None
-    #: What nobody can do without: writing or copying the bytes, or making the objects; and what that takes.
+    #: Work that cannot be left out: writing or copying the bytes, or making the objects; and what that takes.
     floor: str = ""
     floor_takes: float | None = None
     goal: Goal | None = None

@@ -33,7 +33,7 @@ def _calls_for(work: Work, seconds: float) -> int:
 def alternate(works: list[Work], turns: int, seconds: float) -> list[list[float]]:
     """The time of one call of each work, turn by turn, each turn lasting about `seconds` for each work."""
     calls = [_calls_for(work, seconds) for work in works]
-    # What the frameworks have made is no garbage of the contestants.
+    # What the frameworks have made is not the contestants' garbage.
     gc.collect()
     gc.freeze()
     taken = [[_timed(work, count) for work, count in zip(works, calls, strict=True)] for _ in range(turns)]

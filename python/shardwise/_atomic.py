@@ -130,7 +130,7 @@ def _new_file(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
 
 
 def _lock(descriptor: int, *, wait: bool) -> bool:
-    """Lock an open file; without waiting, say whether nobody has it locked. Where there are no locks, it may be."""
+    """Lock an open file; without waiting, say whether that worked. Where there are no locks, it does."""
     if sys.platform == "win32":
         return False
     try:

@@ -41,8 +41,8 @@ class Dtype(NamedTuple):
         """Give the numpy dtype, little-endian; messages begin with `what`, and call the dtype as the caller does.
 
         Raises:
-            ImportError: it is one of ml_dtypes, which is not installed (or too old to have it).
-            TypeError: numpy has no such dtype.
+            ImportError: if it is one of ml_dtypes, which is not installed (or too old to have it).
+            TypeError: if numpy has no such dtype.
 
         >>> DTYPES["float32"].numpy()
         dtype('float32')
@@ -139,8 +139,8 @@ def dtype_of(value: Any, name: str = "dtype") -> np.dtype[Any]:
     """Give the numpy dtype that a value names; what is none is a `TypeError`, whatever numpy calls it.
 
     Raises:
-        TypeError: `value` names no dtype, or one that numpy has not.
-        ImportError: it is one of ml_dtypes, which is not installed.
+        TypeError: if `value` names no dtype, or one that numpy has not.
+        ImportError: if it is one of ml_dtypes, which is not installed.
 
     >>> dtype_of("F32"), dtype_of("torch.int8"), dtype_of(">f8")
     (dtype('float32'), dtype('int8'), dtype('>f8'))
@@ -160,7 +160,7 @@ def bits_of(value: Any, name: str = "dtype") -> int:
     """Give the bits of an element; needs no ml_dtypes.
 
     Raises:
-        TypeError: `value` names no dtype.
+        TypeError: if `value` names no dtype.
 
     >>> bits_of("bfloat16"), bits_of("F4"), bits_of(np.float64)
     (16, 4, 64)
@@ -184,7 +184,7 @@ def itemsize_of(value: Any, name: str = "dtype") -> int:
     """Give the bytes of an element; needs no ml_dtypes.
 
     Raises:
-        TypeError: `value` names no dtype, or one whose elements are packed, several to a byte.
+        TypeError: if `value` names no dtype, or one whose elements are packed, several to a byte.
 
     >>> itemsize_of("bfloat16")
     2

@@ -36,11 +36,11 @@ class ShardwiseError(Exception):
 
 
 class MeshError(ShardwiseError, ValueError):
-    """A mesh that cannot be: sizes, names or devices that do not fit together, or a device that it does not have."""
+    """An invalid mesh: sizes, names or devices that do not fit together, or a device that it does not have."""
 
 
 class LayoutError(ShardwiseError, ValueError):
-    """A layout, partition or layout map that cannot be, or that does not fit the array it is applied to."""
+    """An invalid layout, partition or layout map, or one that does not fit the array it is applied to."""
 
 
 class ParseError(ShardwiseError, ValueError):

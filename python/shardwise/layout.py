@@ -39,7 +39,7 @@ class TensorLayout:
             replicate.
 
     Raises:
-        LayoutError: if an axis is used twice, or is none of the mesh's; if sub-axes overlap, or do not divide their
+        LayoutError: if an axis is used twice, or the mesh does not have it; if sub-axes overlap, or do not divide their
             axis.
         TypeError: if an entry is neither `None`, nor a name, nor a tuple of names.
 

@@ -64,7 +64,7 @@ class DeviceMesh:
     Raises:
         MeshError: if sizes, names and devices do not fit together.
         SizeOverflowError: if a size or the product of the sizes is over 2**63 - 1.
-        TypeError: if a size is no integer or a name no string.
+        TypeError: if a size is not an integer, or a name not a string.
 
     A mesh is immutable, hashable and picklable. The names follow `keras.distribution.DeviceMesh`; the arithmetic is
     that of `jax.sharding.Mesh` and `tf.experimental.dtensor.Mesh`.

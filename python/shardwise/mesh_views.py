@@ -8,13 +8,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .errors import MeshError
-from .mesh import DeviceMesh
 from .sub_axis import parse_sub_axis
+
+if TYPE_CHECKING:
+    from .mesh import DeviceMesh
 
 __all__ = ["factored", "flatten", "submesh", "transpose", "unflatten"]
 
@@ -29,7 +31,7 @@ def submesh(mesh: DeviceMesh, names: str | Sequence[str], through: Hashable) -> 
         return whole
     origin = position - sum(whole.coordinate(position)[axis] * whole.strides[axis] for axis in axes)
     sizes, strides = [whole.shape[axis] for axis in axes], [whole.strides[axis] for axis in axes]
-    return DeviceMesh(sizes, chosen, whole._labels_at(_positions_along(origin, sizes, strides)))
+    return type(mesh)(sizes, chosen, whole._labels_at(_positions_along(origin, sizes, strides)))
 
 
 def flatten(mesh: DeviceMesh, names: Sequence[str] | None, name: str | None) -> DeviceMesh:
@@ -59,7 +61,7 @@ def unflatten(mesh: DeviceMesh, axis: str | int, sizes: Sequence[int], names: Se
         position = _index("axis", axis)
         if not 0 <= position < mesh.ndim:
             raise MeshError(f"axis is {position}; the mesh has the {mesh.ndim} axes {mesh.axis_names}")
-    parts = DeviceMesh(sizes, names)
+    parts = type(mesh)(sizes, names)
     if parts.size != mesh.shape[position]:
         raise MeshError(
             f"sizes {parts.shape} multiply to {parts.size}, but axis {mesh.axis_names[position]!r} is of size "
@@ -84,6 +86,7 @@ def factored(mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
     Raises:
         MeshError: if a sub-axis is not one of the mesh's, or two of them overlap.
 
+    >>> from shardwise import DeviceMesh
     >>> factored(DeviceMesh((2, 12), ("dp", "tp")), ["tp:(2)3"])
     DeviceMesh((2, 2, 3, 2), ('dp', 'tp:(1)2', 'tp:(2)3', 'tp:(6)2'))
     """
@@ -144,7 +147,7 @@ def _ordered(mesh: DeviceMesh, axes: Sequence[int]) -> DeviceMesh:
     large = [axis for axis in axes if mesh.shape[axis] > 1]
     if large == sorted(large):
         return mesh._view(shape, names)
-    return DeviceMesh(shape, names, mesh._labels_at(_positions_along(0, shape, [mesh.strides[axis] for axis in axes])))
+    return type(mesh)(shape, names, mesh._labels_at(_positions_along(0, shape, [mesh.strides[axis] for axis in axes])))
 
 
 def _positions_along(origin: int, sizes: Sequence[int], strides: Sequence[int]) -> list[int]:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Partition"]
 
+#: For how many devices one call each takes less time than the arithmetic on an array of all.
+_FEW = 16
+
 
 class Partition(Tiling):
     """Where each shard of a tensor begins and ends, and who holds it: the tiling that a layout makes of a shape.
@@ -265,7 +268,7 @@ class Partition(Tiling):
 
         Raises:
             IndexError: if an offset is negative or not below `size`; names the first such position.
-            TypeError: if the offsets are no integers.
+            TypeError: if the offsets are not integers.
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> partition = TensorLayout((None, "x"), DeviceMesh((2,), ("x",))).partition((3, 8))
@@ -320,7 +323,7 @@ class Partition(Tiling):
 
         Raises:
             LayoutError: if the array is not of the partition's shape.
-            TypeError: if it is no numpy array.
+            TypeError: if it is not a numpy array.
 
         >>> import numpy as np
         >>> from shardwise import DeviceMesh, TensorLayout
@@ -407,6 +410,8 @@ class Partition(Tiling):
         return self._core.shard_shape(position)
 
     def _shapes(self) -> list[tuple[int, ...]]:
+        if self._count <= _FEW:
+            return [self._core.shard_shape(device) for device in range(self._count)]
         boxes = self._core.boxes()
         return list(map(tuple, (boxes[..., 1] - boxes[..., 0]).tolist()))
 

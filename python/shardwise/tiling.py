@@ -67,7 +67,7 @@ class Tiling:
     made by `from_boxes`, `grid` and `from_flat_ranges`. `plan_reshard` goes from any tiling to any other.
 
     Tilings are immutable, comparable, hashable and picklable. Holders for which no labels are given have numbers, or
-    the indices of their chunks; those are no one else's: in a plan they are never the same holder as another tiling's.
+    the indices of their chunks; in a plan they are never the same holder as another tiling's.
 
     >>> tiling = Tiling.from_flat_ranges((2, 3), {"rank 0": (0, 4), "rank 1": (4, 6)})
     >>> tiling.holders, tiling.holder_shape("rank 0")
@@ -279,7 +279,7 @@ class Tiling:
         """Check that the holders hold every element of the tensor, and none twice, except as replicas.
 
         Raises:
-            LayoutError: names a box that two of them hold, or none.
+            LayoutError: if they do not; names a box that two of them hold, or none.
 
         A partition and a grid are right by construction. The time is nearly linear in the number of boxes.
 

@@ -229,7 +229,7 @@ impl<'p, 'a> Reader<'p, 'a> {
         let name = self.text(Some(name)).ok_or_else(|| wrong("state_dict_metadata has a name that is not text"))?;
         if self.state(entry, &[b"BytesStorageMetadata"]).is_some() {
             let place = self.found.get(&(name.as_bytes(), None)).copied();
-            let place = place.ok_or_else(|| wrong(format!("storage_data has no place for {}", shown(name))))?;
+            let place = place.ok_or_else(|| wrong(format!("storage_data has no entry for {}", shown(name))))?;
             return push(&mut self.index.objects, (name, place));
         }
         let state = self.state(entry, &[b"TensorStorageMetadata"]);
@@ -264,7 +264,7 @@ impl<'p, 'a> Reader<'p, 'a> {
             let place = match self.found.get(&(name.as_bytes(), Some(offsets))) {
                 Some(&place) => place as i64,
                 None if is_empty => -1,
-                None => return Err(problem("has a chunk for which storage_data has no place".to_owned())),
+                None => return Err(problem("has a chunk for which storage_data has no entry".to_owned())),
             };
             push(&mut self.index.chunk_places, place)?;
         }
@@ -291,7 +291,7 @@ impl<'p, 'a> Reader<'p, 'a> {
     }
 }
 
-/// Whether boxes tile a tensor; `false` also for what is no tensor, so that it is looked at and refused.
+/// Whether boxes tile a tensor; `false` also for what is not a tensor, so that it is looked at and refused.
 fn tiled(shape: &[i64], count: usize, bounds: &[i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<bool> {
     if count == 1 {
         return Ok(bounds.chunks_exact(2).zip(shape).all(|(side, &size)| side == [0, size]));

@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::shown;
+
 /// What the core returns.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -27,7 +29,7 @@ pub enum Error {
         axis: usize,
     },
     /// One name on two axes.
-    #[error("axis_names[{second}] is {name:?}, which axis_names[{first}] is already")]
+    #[error("axis_names[{second}] is {name}, which axis_names[{first}] is already", name = shown::text(name))]
     DuplicateAxisName {
         /// The name.
         name: String,
@@ -37,7 +39,7 @@ pub enum Error {
         second: usize,
     },
     /// An axis size below one.
-    #[error("shape[{axis}] (axis {name:?}) is {size}; an axis size must be at least 1")]
+    #[error("shape[{axis}] (axis {name}) is {size}; an axis size must be at least 1", name = shown::text(name))]
     AxisSize {
         /// Position of the axis.
         axis: usize,
@@ -63,7 +65,7 @@ pub enum Error {
         axes: usize,
     },
     /// A coordinate entry outside its axis.
-    #[error("coordinate[{axis}] (axis {name:?}) is {given}, outside 0 to {}", size - 1)]
+    #[error("coordinate[{axis}] (axis {name}) is {given}, outside 0 to {}", size - 1, name = shown::text(name))]
     Coordinate {
         /// Position of the axis.
         axis: usize,
@@ -75,7 +77,11 @@ pub enum Error {
         size: i64,
     },
     /// A layout that names an axis which the mesh has not.
-    #[error("{place} names axis {name:?}, which the mesh does not have; its axes are {axes:?}")]
+    #[error(
+        "{place} names axis {name}, which the mesh does not have; its axes are {axes}",
+        name = shown::text(name),
+        axes = shown::texts(axes)
+    )]
     UnknownAxis {
         /// Where: `axes[1]`, `unreduced`.
         place: String,
@@ -85,7 +91,10 @@ pub enum Error {
         axes: Vec<String>,
     },
     /// A mesh axis used twice in a layout.
-    #[error("{place} uses axis {name:?}, which {first} uses already; a mesh axis cuts at most one dim, once")]
+    #[error(
+        "{place} uses axis {name}, which {first} uses already; a mesh axis cuts at most one dim, once",
+        name = shown::text(name)
+    )]
     RepeatedAxis {
         /// Where it stands again.
         place: String,
@@ -163,8 +172,11 @@ pub enum Error {
         /// The shards along it.
         k: i64,
     },
-    /// A rule name that is none of the five.
-    #[error("uneven is {given:?}; the rules are \"even\", \"ceil\", \"chunk\", \"balanced\" and \"floor\"")]
+    /// An unknown rule name.
+    #[error(
+        "uneven is {given}; the rules are \"even\", \"ceil\", \"chunk\", \"balanced\" and \"floor\"",
+        given = shown::text(given)
+    )]
     UnknownRule {
         /// The name given.
         given: String,
@@ -210,7 +222,11 @@ pub enum Error {
         right_len: usize,
     },
     /// Two partitions of different shapes.
-    #[error("src is of shape {given:?} but dst of {destination:?}; a plan is between tilings of one shape")]
+    #[error(
+        "src is of shape {given} but dst of {destination}; a plan is between tilings of one shape",
+        given = shown::list(given),
+        destination = shown::list(destination)
+    )]
     Shapes {
         /// The source's shape.
         given: Vec<i64>,
@@ -218,7 +234,7 @@ pub enum Error {
         destination: Vec<i64>,
     },
     /// A destination of partial sums.
-    #[error("dst is unreduced over {axes:?}; a value cannot be cut into partial sums")]
+    #[error("dst is unreduced over {axes}; a value cannot be cut into partial sums", axes = shown::texts(axes))]
     UnreducedDestination {
         /// The axes.
         axes: Vec<String>,

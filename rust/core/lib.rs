@@ -23,7 +23,7 @@
 //! | [`copy`] | the same from memory to memory |
 //!
 //! Sizes and offsets are `i64` and never negative; every product of sizes is checked. Nothing here knows of Python,
-//! does I/O or writes `unsafe`, but for the strided copies of [`copy`].
+//! does I/O or writes `unsafe`, except the strided copies of [`copy`].
 //!
 //! ```
 //! use shardwise_core::{layout::Layout, mesh::Mesh, partition::Partition, uneven::Uneven};
@@ -55,6 +55,7 @@ pub mod plan;
 pub mod region;
 pub mod rules;
 pub mod runs;
+pub mod shown;
 pub mod sub_axis;
 pub mod tiling;
 pub mod uneven;

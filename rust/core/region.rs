@@ -103,7 +103,7 @@ impl<'a> Region<'a> {
         self.sides().zip(other.sides()).all(|(a, b)| a.0 <= b.0 && b.1 <= a.1)
     }
 
-    /// Writes what the two have in common into `row`; false if that is no element.
+    /// Writes what the two have in common into `row`; false if that is empty.
     pub fn overlap_into(self, other: Region<'_>, row: &mut [i64]) -> bool {
         let (start, stop) = row.split_at_mut(row.len() / 2);
         let mut common = true;

@@ -59,7 +59,7 @@ pub struct Cut {
 /// What is left of a rule once `n` and `k` are known.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum CutKind {
-    /// Every shard holds `step` elements, but for those at the end: `"ceil"`, `"chunk"` over one axis, and whatever divides.
+    /// Every shard holds `step` elements, except those at the end: `"ceil"`, `"chunk"` over one axis, and whatever divides.
     Uniform { step: i64 },
     /// The first `extra` shards, of which there is at least one, hold `base + 1` elements, the others `base`.
     Balanced { base: i64, extra: i64 },
@@ -75,7 +75,7 @@ impl Cut {
     /// The product of the sizes must fit in 63 bits, as it does for the axes of one mesh.
     ///
     /// # Errors
-    /// [`Error::Indivisible`] under [`Uneven::Even`] if `n` is no multiple of the number of shards.
+    /// [`Error::Indivisible`] under [`Uneven::Even`] if `n` is not a multiple of the number of shards.
     pub fn new(dim: usize, n: i64, axes: &[i64], rule: Uneven) -> Result<Self> {
         let k = axes.iter().product();
         let kind = match rule {

@@ -258,7 +258,7 @@ class TestTilings:
         assert np.array_equal(back.shard("cpu:1"), self.PARTS[1])
         assert np.array_equal(flat.numpy(), self.WHOLE)
         assert np.array_equal(np.asarray(back), self.WHOLE)
-        assert (flat.shape, flat.ndim, flat.size, flat.nbytes, flat.dtype) == ((4, 6), 2, 24, 192, np.float64)
+        assert (flat.shape, flat.ndim, flat.size, flat.nbytes, flat.dtype) == ((4, 6), 2, 24, 192, np.float64)  # type: ignore[comparison-overlap]
         assert repr(flat) == "<ShardedArray (4, 6) float64, ranges of the flattened tensor>"
         # An array that is cut into views of it goes to a tiling too.
         views = sw.distribute_tensor(self.WHOLE, columns)

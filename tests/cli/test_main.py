@@ -107,7 +107,7 @@ def test_a_layout_that_begins_like_an_option(capsys: pytest.CaptureFixture[str])
         assert capsys.readouterr().out.startswith("8 x 6 laid out as -,data on")
 
 
-def test_whoever_reads_may_stop_reading() -> None:
+def test_the_reader_may_stop_reading() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as closed:

@@ -25,7 +25,7 @@ def test_meshes() -> None:
 
 @pytest.mark.parametrize("text", ["", "data", "data=", "data=x", "data=-1", "data=2.5", "data=2,", "=", "a=²", "a=1=2"])
 def test_texts_that_are_no_mesh(text: str) -> None:
-    with pytest.raises(ParseError, match="data=2,model=4 would be a mesh"):
+    with pytest.raises(ParseError, match=r"expected e\.g\. data=2,model=4"):
         parse_mesh(text)
 
 
@@ -56,7 +56,7 @@ def test_shapes(text: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("text", ["8,,6", "x", "-8", "8.0", "8;6", ",", "1e3", "٣", "9" * 20, "8x"])
 def test_texts_that_are_no_shape(text: str) -> None:
-    with pytest.raises(ParseError, match="would be a shape"):
+    with pytest.raises(ParseError, match=r"expected e\.g\. 8,6 or 8x6"):
         parse_shape(text)
 
 

@@ -142,7 +142,7 @@ def test_a_distributed_mesh_from_the_environment(monkeypatch: pytest.MonkeyPatch
         ({"DTENSOR_NUM_CLIENTS": "0"}, MeshError, "at least one"),
         ({"DTENSOR_NUM_CLIENTS": "3", "DTENSOR_JOBS": "a,b"}, MeshError, "has 2 entries"),
         ({"DTENSOR_JOBS": "/bns/w/1:p,/bns/w/0:p"}, MeshError, "not in the order"),
-        ({"DTENSOR_JOBS": "/bns/w/x:p"}, MeshError, "ends in no task number"),
+        ({"DTENSOR_JOBS": "/bns/w/x:p"}, MeshError, "does not end in a task number"),
     ],
 )
 def test_an_environment_that_makes_no_sense(

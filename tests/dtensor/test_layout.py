@@ -143,7 +143,7 @@ ANY_LAYOUT: Any = Layout  # what the type checker would refuse
         (lambda: ANY_LAYOUT.batch_sharded(MESH, 1, rank=2), TypeError, "mesh dimension"),
         (lambda: Layout.inner_sharded(MESH, "x", rank=0), LayoutError, "outside"),
         (lambda: Layout.from_single_device_mesh(MESH), LayoutError, "a mesh with axes"),
-        (lambda: Layout.from_device("garbage"), MeshError, "no device name"),
+        (lambda: Layout.from_device("garbage"), MeshError, "not a device name"),
     ],
 )
 def test_what_is_no_layout(make: Any, error: type[Exception], match: str) -> None:

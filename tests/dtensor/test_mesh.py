@@ -32,7 +32,7 @@ def mesh() -> Mesh:
 
 
 class NamedDevice:
-    """A device that is no string, like TensorFlow's `DeviceSpec`."""
+    """A device that is not a string, like TensorFlow's `DeviceSpec`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -262,9 +262,17 @@ LOCAL = [0, 1, 2, 3]
         (["x", "y"], IDS, LOCAL, [*TPUS[:3], TPUS[0]], {}, MeshError, "Duplicate devices found"),
         (["x", "y"], IDS, LOCAL, ["TPU:0", "TPU:1", "TPU:2", "/device:TPU:1"], {}, MeshError, r"\[1\] and .*\[3\]"),
         (["x", "y"], IDS, LOCAL, ["CPU:0", "CPU:0", "CPU:1", "CPU:1"], {}, MeshError, "Duplicate devices found"),
-        (["x", "y"], IDS, LOCAL, [*CPUS[:3], "foo"], {}, MeshError, r"local_devices\[3\] is .foo., which is no device"),
+        (
+            ["x", "y"],
+            IDS,
+            LOCAL,
+            [*CPUS[:3], "foo"],
+            {},
+            MeshError,
+            r"local_devices\[3\] is .foo., which is not a device",
+        ),
         (["x", "y"], IDS, LOCAL, [*CPUS[:3], "/job:a"], {}, MeshError, "device_type is required"),
-        (["x", "y"], IDS, LOCAL, [*CPUS[:3], "CPU:1,CPU:2"], {}, MeshError, "no device name"),
+        (["x", "y"], IDS, LOCAL, [*CPUS[:3], "CPU:1,CPU:2"], {}, MeshError, "not a device name"),
         (["x", "y"], [[0, 1], [2]], LOCAL, CPUS[:4], {}, TypeError, "global_device_ids"),
         ([f"a{i}" for i in range(65)], IDS, LOCAL, CPUS[:4], {}, MeshError, "at most 64"),
         (

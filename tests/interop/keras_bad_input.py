@@ -120,7 +120,7 @@ def an_initializer_that_fails_is_reported_with_the_path() -> None:
         with layout_map_scope(layout_map_of(kernel=(None, "model"))):
             layer = keras.layers.Dense(20, name="d1", kernel_initializer=initializer)
         layer.build((None, 10))
-        # Whoever asks again hears the same.
+        # Asking again gives the same error.
         for _ in range(2):
             with pytest.raises(LayoutError, match=message):
                 layer.kernel.value  # noqa: B018

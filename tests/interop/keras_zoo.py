@@ -444,7 +444,7 @@ def variables_that_a_layer_makes_by_itself() -> None:
 
 @case
 def metrics_of_a_model() -> None:
-    """They are no variables of the model, and stay as Keras makes them."""
+    """They are not variables of the model, and stay as Keras makes them."""
 
     class Measured(keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -9,14 +9,14 @@ from shardwise import DeviceMesh, LayoutMap, TensorLayout, dtensor, initialize_v
 tf = pytest.importorskip("tensorflow")
 
 
-class Dense(tf.Module):  # type: ignore[misc]
+class Dense(tf.Module):  # type: ignore[misc,name-defined]
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()
         self.kernel = tf.Variable(tf.zeros((rows, columns)))
         self.bias = tf.Variable(tf.zeros(columns))
 
 
-class Model(tf.Module):  # type: ignore[misc]
+class Model(tf.Module):  # type: ignore[misc,name-defined]
     def __init__(self) -> None:
         super().__init__()
         self.d1 = Dense(4, 8)

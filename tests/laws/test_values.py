@@ -21,7 +21,7 @@ from shardwise import dtensor as dt
 from shardwise import store
 from shardwise.interop import hlo, megatron, torch
 from shardwise.model.scope import layout_map_scope
-from shardwise.rules import report
+from shardwise.rules import problems, report
 
 #: The modules whose names are public; those of frameworks that are not installed are left out.
 MODULES = (
@@ -162,9 +162,9 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     torch.Partial: lambda: [torch.Partial(), torch.Partial("max")],
     report.LayoutReport: lambda: [report_of(), report_of(indivisible=False)],
     report.TensorReport: lambda: list(report_of().tensors),
-    report.Clash: lambda: list(report_of().clashes),
-    report.RankMismatch: lambda: list(report_of().rank_mismatches),
-    report.IndivisibleDim: lambda: list(report_of().indivisible),
+    problems.Clash: lambda: list(report_of().clashes),
+    problems.RankMismatch: lambda: list(report_of().rank_mismatches),
+    problems.IndivisibleDim: lambda: list(report_of().indivisible),
     store.Difference: lambda: [
         store.Difference("a", "missing"),
         store.Difference("a", "shape", (2, 3), (3, 2)),
@@ -339,7 +339,7 @@ def test_what_takes_a_value_leaves_it_as_it_was() -> None:
         sw.initialize_variables(sw.Variable((4, 8), "float32", np.zeros, name="kernel"))
     sharded = sw.distribute_tensor(whole, bound)
     sw.all_gather(sharded.reshard(layout("data", "model")))
-    sw.plan_reshard(sharded.partition, values[4]).explain()
-    hlo.from_hlo(hlo.to_hlo(bound), values[2])
-    torch.from_placements(torch.to_placements(bound), values[2], 2)
+    sw.plan_reshard(sharded.partition, values[4]).explain()  # type: ignore[arg-type]
+    hlo.from_hlo(hlo.to_hlo(bound), values[2])  # type: ignore[arg-type]
+    torch.from_placements(torch.to_placements(bound), values[2], 2)  # type: ignore[arg-type]
     assert [(repr(value), hash(value)) for value in values] == before

@@ -166,9 +166,9 @@ def plan_chunks(plan: sw.ReshardPlan) -> tuple[dict[str, Any], dict[int, int]]:
     assert plan.src is not None
     numbers: dict[tuple[Any, ...], int] = {}
     saved_by = {}
-    for device, (offsets, sizes) in enumerate(chunks_of(plan.src)):
+    for device, (offsets, sizes) in enumerate(chunks_of(plan.src)):  # type: ignore[arg-type]
         saved_by[device] = numbers.setdefault((tuple(offsets), tuple(sizes)), len(numbers))
-    return {"saved": list(numbers), "wanted": chunks_of(plan.dst)}, saved_by
+    return {"saved": list(numbers), "wanted": chunks_of(plan.dst)}, saved_by  # type: ignore[arg-type]
 
 
 def chunks_of(partition: sw.Partition) -> list[tuple[list[int], list[int]]]:

@@ -267,7 +267,7 @@ class TestCost:
 
 class TestLinkModel:
     def test_it_is_a_value(self) -> None:
-        links = sw.LinkModel({"x": 1, "y": np.float32(2)}, latency=Fraction(1, 4))
+        links = sw.LinkModel({"x": 1, "y": np.float32(2)}, latency=Fraction(1, 4))  # type: ignore[arg-type]
         same = sw.LinkModel({"y": 2.0, "x": 1.0}, 0.25)
         assert links == same
         assert hash(links) == hash(same)

@@ -92,8 +92,8 @@ def test_refused() -> None:
     cases: list[tuple[Any, type[Exception], str]] = [
         (lambda: sw.plan_model(layouts, {}, {"w": ((8,), "f4")}), sw.LayoutError, "dst has no layout for 'w'"),
         (lambda: sw.plan_model(3, layouts, {"w": ((8,), "f4")}), TypeError, "src must be a LayoutMap or a mapping"),
-        (lambda: sw.plan_model(layouts, layouts, [("w", (8,))]), TypeError, "tensors must map names"),
-        (lambda: sw.plan_model(layouts, layouts, {"w": (8,)}), TypeError, r"tensors\['w'\] must be \(shape, dtype\)"),
+        (lambda: sw.plan_model(layouts, layouts, [("w", (8,))]), TypeError, "tensors must map names"),  # type: ignore[arg-type]
+        (lambda: sw.plan_model(layouts, layouts, {"w": (8,)}), TypeError, r"tensors\['w'\] must be \(shape, dtype\)"),  # type: ignore[dict-item]
         (lambda: sw.plan_model(layouts, layouts, {"w": ((8,), "nope")}), TypeError, "the dtype of 'w'"),
         (lambda: sw.plan_model(layouts, layouts, {"w": ((9,), "f4")}), sw.LayoutError, r"src\['w'\]: dim 0 has 9"),
         (

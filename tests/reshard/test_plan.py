@@ -268,6 +268,19 @@ class TestRun:
             plan.run(shards, [out[0].T, *out[1:]])
         assert (large == -1).all()
 
+    def test_many_views_of_one_array_are_outputs_as_they_are_alone(self) -> None:
+        """Columns, of which each interleaves with all others."""
+        count = 3000
+        mesh = sw.DeviceMesh((count,), ("x",))
+        dst = sw.TensorLayout((None, "x"), mesh).partition((5, count))
+        src = sw.TensorLayout((None, None), sw.DeviceMesh((1,), ("y",), ["one"])).partition((5, count))
+        values, large = np.arange(5 * count).reshape(5, count), np.zeros((5, count), np.int64)
+        out = dst.views(large)
+        sw.plan_reshard(src, dst).run([values], out)
+        assert (large == values).all()
+        with pytest.raises(sw.LayoutError, match=r"out\[2000\] shares memory with out\[1999\]"):
+            sw.plan_reshard(src, dst).run([values], [*out[:1999], out[2000], *out[2000:]])
+
     def test_no_memory_for_the_outputs(self) -> None:
         shape = (4, 2**44)
         shards = [np.broadcast_to(np.float32(0), (1, 2**44))] * 4

@@ -156,7 +156,8 @@ def test_who_is_who() -> None:
     assert [step.kind for step in plan.program(0, "src")] == ["send"]
     assert sorted((step.kind, step.peer) for step in plan.program(0, "dst")) == [("receive", 0), ("receive", 1)]
     assert [step.kind for step in plan.program(1)] == ["send"]
-    for wrong in (2, "x", []):
+    wrongs: list[Any] = [2, "x", []]
+    for wrong in wrongs:
         with pytest.raises(sw.LayoutError, match="is not in src or dst of the plan"):
             plan.program(wrong)
     with pytest.raises(sw.LayoutError, match="is not in dst of the plan"):

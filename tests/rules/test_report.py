@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shardwise import DeviceMesh, LayoutError, LayoutMap, SizeOverflowError, TensorLayout
 from shardwise._text import bytes_text
 from shardwise.layout import UnevenRule
-from shardwise.rules.report import Clash, IndivisibleDim, RankMismatch
+from shardwise.rules.problems import Clash, IndivisibleDim, RankMismatch
 
 MESH = DeviceMesh((2, 4), ("data", "model"))
 

@@ -115,7 +115,7 @@ def layout_maps(draw: st.DrawFn) -> LayoutMap:
         try:
             layout_map[key] = TensorLayout(specs, unreduced=unreduced)
         except LayoutError:
-            assume(False)  # The key is no regular expression.
+            assume(False)  # The key is not a regular expression.
     return layout_map
 
 

@@ -78,7 +78,7 @@ def test_styles(name: str, style: str, path: str, expected: object) -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(sw.LayoutError, match=r"plan\['a.b'\] is the style 'diagonal', which is none of all_reduce,"):
+    with pytest.raises(sw.LayoutError, match=r"plan\['a.b'\] is the unknown style 'diagonal'; known are all_reduce,"):
         sw.LayoutMap.from_tp_plan({"a.b": "diagonal"}, MESH, "tp")
     with pytest.raises(sw.MeshError, match=r"axis is 'model'; the axes of the mesh are \('data', 'tp'\)"):
         sw.LayoutMap.from_tp_plan(LLAMA, MESH, "model")

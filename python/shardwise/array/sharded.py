@@ -339,7 +339,7 @@ def distribute_tensor(tensor: Any, layout: TensorLayout, uneven: UnevenRule = "e
 
     Raises:
         LayoutError: if the layout does not fit the array, has no mesh, or has unreduced axes.
-        TypeError: if `tensor` is no array, or `layout` no `TensorLayout`.
+        TypeError: if `tensor` is not an array, or `layout` not a `TensorLayout`.
 
     The name follows `keras.distribution.distribute_tensor`.
 

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _run(options)
         sys.stdout.flush()
     except BrokenPipeError:
-        _drop_output()  # Whoever read it has seen enough, as `head` does.
+        _drop_output()  # The reader has seen enough, as `head` does.
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """Lead what is still to be written to the standard output nowhere."""
+    """Redirect the remaining standard output to the null device."""
     with contextlib.suppress(
         OSError, ValueError, AttributeError
     ):  # It has no descriptor if it was replaced, or closed.

@@ -30,7 +30,7 @@ def parse_mesh(text: str) -> DeviceMesh:
     for item in text.split(","):
         name, _, size = item.partition("=")
         if not text.isprintable() or not re.fullmatch(r"[0-9]{1,19}", size.strip(), re.ASCII):
-            raise ParseError(f"mesh {text!r}: {item!r} is not an axis and its size; data=2,model=4 would be a mesh")
+            raise ParseError(f"mesh {text!r}: {item!r} is not an axis and its size; expected e.g. data=2,model=4")
         names.append(name.strip())
         sizes.append(int(size))
     return DeviceMesh(tuple(sizes), tuple(names))
@@ -45,7 +45,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     inner = text.strip().removeprefix("(").removesuffix(")").strip()
     sizes = re.split(r"[,x]", inner.removesuffix(",")) if inner else []
     if not text.isprintable() or not all(re.fullmatch(r"[0-9]{1,19}", size.strip(), re.ASCII) for size in sizes):
-        raise ParseError(f"shape {text!r}: not integers with commas between them; 8,6 or 8x6 would be a shape")
+        raise ParseError(f"shape {text!r}: not integers with commas between them; expected e.g. 8,6 or 8x6")
     return tuple(map(int, sizes))
 
 
@@ -75,7 +75,7 @@ def parse_dtype(text: str) -> int:
     except TypeError:
         bits = 0
     if not bits:
-        raise ParseError(f"dtype {text!r}: unknown; expected e.g. float32, bfloat16 or F8_E4M3")
+        raise ParseError(f"unknown dtype {text!r}; expected e.g. float32, bfloat16 or F8_E4M3")
     return bits
 
 

@@ -73,7 +73,7 @@ class DTensor:
         """Give the whole tensor: the array that it was cut from, else the components put together in a new one.
 
         Raises:
-            LayoutError: A tensor of which this client does not hold every shard.
+            LayoutError: for a tensor of which this client does not hold every shard.
 
         >>> from shardwise.dtensor import Mesh
         >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
@@ -133,7 +133,7 @@ def pack(tensors: Sequence[ArrayLike], layout: Layout) -> DTensor:
         layout: The layout of the tensor.
 
     Raises:
-        LayoutError: Another number of arrays, or arrays that differ in shape or dtype, or in rank from the layout.
+        LayoutError: for another number of arrays, or arrays that differ in shape or dtype, or in rank from the layout.
 
     >>> from shardwise.dtensor import Mesh
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
@@ -176,7 +176,7 @@ def copy_to_mesh(tensor: ArrayLike | DTensor, layout: Layout, source_layout: Lay
     The components are views of `tensor`, despite the name. `source_layout` is not used, as in TensorFlow.
 
     Raises:
-        LayoutError: As `relayout`.
+        LayoutError: as `relayout`.
 
     >>> from shardwise.dtensor import Mesh
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
@@ -192,8 +192,8 @@ def relayout(tensor: ArrayLike | DTensor, layout: Layout, name: str | None = Non
     A dim whose spec is `MATCH` keeps the cut that it has. `name`, which TensorFlow gives an operation, is not used.
 
     Raises:
-        LayoutError: A tensor of another rank than the layout, a dim that does not divide, a tensor of which this client
-            does not hold every shard, or a kept cut that the layout uses elsewhere.
+        LayoutError: for a tensor of another rank than the layout, a dim that does not divide, a tensor of which this
+            client does not hold every shard, or a kept cut that the layout uses elsewhere.
 
     >>> from shardwise.dtensor import Mesh
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
@@ -234,7 +234,7 @@ def check_layout(tensor: DTensor, layout: Layout) -> None:
     """Check that `layout` is the layout of `tensor`.
 
     Raises:
-        LayoutError: If it is another; names both.
+        LayoutError: if it is another; names both.
 
     >>> from shardwise.dtensor import Mesh
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")

@@ -30,8 +30,8 @@ def jobs() -> list[str]:
     """Give the addresses of all clients; none when `DTENSOR_JOBS` is not set.
 
     Raises:
-        MeshError: Addresses of the form `/bns/…/N:port` that are not in the order of their task numbers, on which the
-            numbering of the clients rests.
+        MeshError: for addresses of the form `/bns/…/N:port` that are not in the order of their task numbers, on which
+            the numbering of the clients rests.
 
     >>> import os
     >>> os.environ["DTENSOR_JOBS"] = "localhost:8001,localhost:8002"
@@ -56,8 +56,8 @@ def num_clients() -> int:
     """Give the number of clients: of the entries of `DTENSOR_JOBS`, else `DTENSOR_NUM_CLIENTS`, else 1.
 
     Raises:
-        MeshError: Two variables that disagree, or a number below 1.
-        ParseError: A variable that is no number.
+        MeshError: for two variables that disagree, or a number below 1.
+        ParseError: if the variable is not a number.
 
     >>> num_clients()
     1
@@ -75,8 +75,8 @@ def client_id() -> int:
     """Give the number of this client, from 0.
 
     Raises:
-        MeshError: A number that is not below the number of clients.
-        ParseError: A variable that is no number.
+        MeshError: for a number that is not below the number of clients.
+        ParseError: if the variable is not a number.
 
     >>> client_id()
     0
@@ -111,7 +111,7 @@ def full_job_name(task_id: int | None = None) -> str:
 def _task_of(job: str) -> int:
     number = job.rsplit("/", 1)[-1].split(":", 1)[0]
     if not (number.isascii() and number.isdigit()):
-        raise MeshError(f"{_JOBS} has {shown(job)}, which ends in no task number")
+        raise MeshError(f"{_JOBS} has {shown(job)}, which does not end in a task number")
     return int(number)
 
 
@@ -120,5 +120,5 @@ def _number(variable: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise ParseError(f"{variable} is {shown(text)}, which is no number of at most 18 digits")
+        raise ParseError(f"{variable} is {shown(text)}, which is not a number of at most 18 digits")
     return int(text)

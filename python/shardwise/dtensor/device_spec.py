@@ -23,7 +23,7 @@ class DeviceSpec:
         device_index: A number among the devices of the type; `None` stands for any.
 
     Raises:
-        MeshError: A part that no device name can hold, or an index without a type.
+        MeshError: for a part that no device name can hold, or an index without a type.
 
     >>> spec = DeviceSpec(job="worker", task=1, device_type="gpu", device_index=3)
     >>> spec.to_string()
@@ -53,7 +53,7 @@ class DeviceSpec:
         `TYPE:*` are for CPU, GPU, TPU, EPU and CUSTOM, in any case; `None` is the empty name.
 
         Raises:
-            ParseError: A text that is no device name; says at which byte.
+            ParseError: if the text is not a device name; names the byte.
 
         >>> DeviceSpec.from_string("job:localhost/replica:0/task:0/TPU:0").to_string()
         '/job:localhost/replica:0/task:0/device:TPU:0'

@@ -52,7 +52,8 @@ class Layout:
         mesh: A mesh with axes.
 
     Raises:
-        LayoutError: A spec that is no axis of the mesh, an axis or `MATCH` on two dims, or what is no mesh with axes.
+        LayoutError: if a spec names no mesh axis, an axis or `MATCH` is used on two dims, or `mesh` is not a mesh with
+            axes.
 
     >>> mesh = Mesh.from_string("|x=3,y=2|0,1,2,3,4,5|0,1,2,3,4,5|TPU:0,TPU:1,TPU:2,TPU:3,TPU:4,TPU:5")
     >>> layout = Layout(["x", UNSHARDED], mesh)
@@ -89,8 +90,8 @@ class Layout:
         """Read the text form, which `to_string` writes.
 
         Raises:
-            ParseError: A text that does not follow the format; says at which byte.
-            MeshError, LayoutError: A text of what is no mesh or no layout.
+            ParseError: for a text that does not follow the format; says at which byte.
+            MeshError, LayoutError: if the text does not describe a mesh or a layout.
 
         >>> Layout.from_string("sharding_specs:x,unsharded, mesh:|x=2|0,1|0,1|CPU:0,CPU:1").sharding_specs
         ['x', 'unsharded']
@@ -102,8 +103,8 @@ class Layout:
         """Take the layout of a `LayoutProto`: ours, TensorFlow's, or any message that gives the same bytes.
 
         Raises:
-            ParseError: Bytes that are no such message; says at which of them.
-            MeshError, LayoutError: A message of what is no mesh or no layout.
+            ParseError: if the bytes are not such a message; names the byte.
+            MeshError, LayoutError: if the message does not describe a mesh or a layout.
 
         >>> layout = Layout.from_string("sharding_specs:x, mesh:|x=2|0,1|0,1|CPU:0,CPU:1")
         >>> Layout.from_proto(layout.as_proto()) == layout
@@ -116,7 +117,7 @@ class Layout:
         """Read the bytes that `serialized_string` writes.
 
         Raises:
-            ParseError, MeshError, LayoutError: As `from_proto`.
+            ParseError, MeshError, LayoutError: as `from_proto`.
 
         >>> layout = Layout.from_string("sharding_specs:x, mesh:|x=2|0,1|0,1|CPU:0,CPU:1")
         >>> Layout.from_str(layout.serialized_string()) == layout
@@ -140,7 +141,7 @@ class Layout:
         """Give the layout of a tensor that lies on the device of `mesh`.
 
         Raises:
-            LayoutError: A mesh of another form than that of `Mesh.from_device`.
+            LayoutError: for a mesh of another form than that of `Mesh.from_device`.
 
         >>> Layout.from_single_device_mesh(Mesh.from_device("CPU:0")).is_single_device()
         True
@@ -152,7 +153,7 @@ class Layout:
         """Give the layout of `rank` dims that cuts none of them.
 
         Raises:
-            LayoutError: A rank that is not 0 to 254, or a mesh without axes.
+            LayoutError: for a rank that is not 0 to 254, or a mesh without axes.
 
         >>> Layout.replicated(Mesh.from_string("|x=1|0|0|CPU:0"), 2).sharding_specs
         ['unsharded', 'unsharded']
@@ -164,7 +165,7 @@ class Layout:
         """Give the layout of `rank` dims that cuts the dim `axis` by the mesh axis `batch_dim`.
 
         Raises:
-            LayoutError: A dim outside the rank, an axis that the mesh does not have, or what `replicated` refuses.
+            LayoutError: for a dim outside the rank, an axis that the mesh does not have, or what `replicated` refuses.
 
         >>> Layout.batch_sharded(Mesh.from_string("|x=1|0|0|CPU:0"), "x", 3).sharding_specs
         ['x', 'unsharded', 'unsharded']
@@ -185,8 +186,8 @@ class Layout:
         """Give the layout of the same cuts in this dialect, over `mesh` or over the layout's own mesh.
 
         Raises:
-            LayoutError: What this dialect cannot express: several axes on one dim, sub-axes, unreduced axes; no mesh at
-                all, or a `mesh` of other axes than the layout's.
+            LayoutError: for what this dialect cannot express: several axes on one dim, sub-axes, unreduced axes; no
+                mesh at all, or a `mesh` of other axes than the layout's.
 
         >>> from shardwise import DeviceMesh
         >>> layout = TensorLayout(("x", None), DeviceMesh((2,), ["x"]))
@@ -219,7 +220,7 @@ class Layout:
         """Give the layout of the same cuts in the main dialect.
 
         Raises:
-            LayoutError: What that dialect cannot express: a parted, empty or single-device layout, or `MATCH`.
+            LayoutError: for what that dialect cannot express: a parted, empty or single-device layout, or `MATCH`.
 
         >>> Layout.from_string("sharding_specs:x,unsharded, mesh:|x=2|0,1|0,1|CPU:0,CPU:1").to_tensor_layout().axes
         ('x', None)
@@ -241,7 +242,8 @@ class Layout:
         """Apply the layout to a shape, for all that a `Partition` answers; devices are named as in `to_device_mesh`.
 
         Raises:
-            LayoutError: A shape of another rank, a dim that does not divide under the rule, or a layout without cuts.
+            LayoutError: for a shape of another rank, a dim that does not divide under the rule, or a layout without
+                cuts.
 
         >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
         >>> Layout(["x"], mesh).partition((6,)).box("CPU:1")
@@ -298,7 +300,7 @@ class Layout:
         """Give the number of shards along the dim `idx`.
 
         Raises:
-            LayoutError: A dim that the layout does not have, or one that `MATCH` leaves open.
+            LayoutError: for a dim that the layout does not have, or one that `MATCH` leaves open.
 
         >>> Layout(["x", UNSHARDED], Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")).num_shards(0)
         2
@@ -309,7 +311,7 @@ class Layout:
         """Give the layout without the dim or the dims `dims`; it keeps its type.
 
         Raises:
-            LayoutError: A dim that the layout does not have.
+            LayoutError: for a dim that the layout does not have.
 
         >>> Layout(["x", UNSHARDED], Mesh.from_string("|x=1|0|0|CPU:0")).delete(0).sharding_specs
         ['unsharded']
@@ -321,7 +323,7 @@ class Layout:
         """Give the parted layout of the same cuts: TensorFlow treats its dims as independent.
 
         Raises:
-            LayoutError: A layout that lies on no mesh with axes.
+            LayoutError: for a layout that lies on no mesh with axes.
 
         >>> Layout(["x"], Mesh.from_string("|x=1|0|0|CPU:0")).to_parted().to_string()
         'parted:x, mesh:|x=1|0|0|CPU:0'
@@ -332,7 +334,7 @@ class Layout:
         """Give the shard index of every device, in row-major order of the mesh.
 
         Raises:
-            LayoutError: A layout that `MATCH` leaves open, or one without axes.
+            LayoutError: for a layout that `MATCH` leaves open, or one without axes.
 
         >>> Layout(["y"], Mesh.from_string("|x=2,y=2|0,1,2,3|0|CPU:0")).offset_to_shard()
         [(0,), (1,), (0,), (1,)]
@@ -349,8 +351,8 @@ class Layout:
         An array of (n, rank) gives the n ids as an int64 array.
 
         Raises:
-            IndexError: A number outside the shards of its dim.
-            LayoutError: An index of another length than the rank, or a layout that `MATCH` leaves open.
+            IndexError: for a number outside the shards of its dim.
+            LayoutError: for an index of another length than the rank, or a layout that `MATCH` leaves open.
 
         >>> layout = Layout(["x", "y"], Mesh.from_string("|x=2,y=3|0,1,2,3,4,5|0|CPU:0"))
         >>> layout.offset_tuple_to_global_index((1, 2))
@@ -364,7 +366,7 @@ class Layout:
         """Arrange one tensor per device by shard index, in an object array of the number of shards per dim.
 
         Raises:
-            LayoutError: Another number of tensors than the mesh has devices.
+            LayoutError: for another number of tensors than the mesh has devices.
 
         >>> layout = Layout(["y"], Mesh.from_string("|x=2,y=2|0,1,2,3|0|CPU:0"))
         >>> layout.unravel(["a", "b", "a", "b"])
@@ -383,8 +385,8 @@ class Layout:
         """Give the shape of the tensor of which every device holds `local_shape`; -1 or `None` is an unknown size.
 
         Raises:
-            LayoutError: A shape of another rank, a size below -1, or a layout that `MATCH` leaves open.
-            SizeOverflowError: A size over 2**63 - 1.
+            LayoutError: for a shape of another rank, a size below -1, or a layout that `MATCH` leaves open.
+            SizeOverflowError: for a size over 2**63 - 1.
 
         >>> layout = Layout(["x", UNSHARDED], Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1"))
         >>> layout.global_shape_from_local_shape((3, -1))
@@ -396,7 +398,7 @@ class Layout:
         """Give the shape that every device holds of a tensor of `global_shape`; -1 or `None` is an unknown size.
 
         Raises:
-            LayoutError: A size that its shards do not divide, a shape of another rank, a size below -1, or a layout
+            LayoutError: for a size that its shards do not divide, a shape of another rank, a size below -1, or a layout
                 that `MATCH` leaves open.
 
         >>> layout = Layout(["x"], Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1"))

@@ -120,7 +120,7 @@ def layout_map_scope(layout_map: LayoutMap) -> AbstractContextManager[LayoutScop
         layout_map: Rules by object path; it must have a mesh, over which what no rule matches is replicated.
 
     Raises:
-        LayoutError: A map without a mesh, or with a layout that a `TensorLayout` cannot express.
+        LayoutError: for a map without a mesh, or with a layout that a `TensorLayout` cannot express.
 
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
     >>> with layout_map_scope(LayoutMap(mesh=mesh)) as scope:

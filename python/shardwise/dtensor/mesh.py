@@ -55,9 +55,9 @@ class Mesh:
         use_xla_spmd: Whether XLA partitions programs; only for TPUs.
 
     Raises:
-        MeshError: Whatever does not fit together. One host CPU may stand at every position; otherwise no device may be
-            given twice.
-        SizeOverflowError: An id or a number of devices over 2**63 - 1.
+        MeshError: if names, ids and devices are inconsistent. One host CPU may stand at every position; otherwise no
+            device may be given twice.
+        SizeOverflowError: for an id or a number of devices over 2**63 - 1.
 
     >>> mesh = Mesh(["x", "y"], np.arange(4).reshape(2, 2), [0, 1, 2, 3], ["CPU:0", "CPU:1", "CPU:2", "CPU:3"])
     >>> mesh.shape(), mesh.strides, mesh.size
@@ -110,8 +110,8 @@ class Mesh:
         """Read the text form, which `to_string` writes.
 
         Raises:
-            ParseError: A text that does not follow the format; says at which byte.
-            MeshError: A text of what is no mesh.
+            ParseError: for a text that does not follow the format; says at which byte.
+            MeshError: if the text does not describe a mesh.
 
         >>> Mesh.from_string("m|x=2|0,1|0,1|CPU:0,CPU:1").name
         'm'
@@ -126,8 +126,8 @@ class Mesh:
         """Take the mesh of a `MeshProto`: ours, TensorFlow's, or any message that gives the same bytes.
 
         Raises:
-            ParseError: Bytes that are no such message; says at which of them.
-            MeshError: A message of what is no mesh.
+            ParseError: if the bytes are not such a message; names the byte.
+            MeshError: if the message does not describe a mesh.
 
         >>> mesh = Mesh.from_string("m|x=2|0,1|0,1|CPU:0,CPU:1")
         >>> Mesh.from_proto(mesh.as_proto()) == mesh
@@ -140,7 +140,7 @@ class Mesh:
         """Give the mesh of one device; it has no axes.
 
         Raises:
-            MeshError: A text that is no device name, or tells no device type.
+            MeshError: if the text is not a device name, or lacks the device type.
 
         >>> Mesh.from_device("/job:localhost/task:0/device:CPU:0").is_single_device()
         True
@@ -152,7 +152,7 @@ class Mesh:
         """Give the mesh of the same axes and devices, all of them local, with ids from 0.
 
         Raises:
-            MeshError: Devices whose labels are no device names, or a name that this dialect cannot hold.
+            MeshError: if labels are not device names, or a name cannot stand in this dialect.
 
         >>> Mesh.from_device_mesh(DeviceMesh((2,), ["x"])).to_string()
         '|x=2|0,1|0,1|cpu:0,cpu:1'
@@ -171,7 +171,7 @@ class Mesh:
         client knows only its own, or one host CPU stands everywhere, the labels are `/device:TYPE:id`.
 
         Raises:
-            MeshError: A mesh without axes.
+            MeshError: for a mesh without axes.
 
         >>> Mesh.from_string("|x=2|4,5|5|TPU:1").to_device_mesh().devices.tolist()
         ['/device:TPU:4', '/device:TPU:5']
@@ -250,7 +250,7 @@ class Mesh:
         """Give the size of an axis.
 
         Raises:
-            MeshError: An axis that the mesh does not have.
+            MeshError: for an axis that the mesh does not have.
 
         >>> Mesh.from_string("|x=2,y=1|0,1|0,1|CPU:0,CPU:1").dim_size("y")
         1
@@ -284,7 +284,7 @@ class Mesh:
         """Give the smallest device id.
 
         Raises:
-            MeshError: A mesh without axes, which has no ids.
+            MeshError: for a mesh without axes, which has no ids.
 
         >>> Mesh.from_string("|x=2|4,5|5|CPU:0").min_global_device_id()
         4
@@ -364,7 +364,7 @@ class Mesh:
         """Give the coordinate of a device index, counted from 0 (TensorFlow calls it an id).
 
         Raises:
-            IndexError: An index that the mesh does not have.
+            IndexError: for an index that the mesh does not have.
 
         >>> Mesh.from_string("|x=2,y=2|0,1,2,3|0|CPU:0").device_location(2)
         [1, 0]

@@ -43,8 +43,8 @@ def create_mesh(
         use_xla_spmd: Whether XLA partitions programs; only for TPUs.
 
     Raises:
-        MeshError: A number of devices other than the product of the sizes, devices of another type than `device_type`,
-            or what `Mesh` refuses.
+        MeshError: for a number of devices other than the product of the sizes, devices of another type than
+            `device_type`, or what `Mesh` refuses.
 
     >>> create_mesh({"x": 2, "y": 1}, devices=["CPU:0", "CPU:1"]).to_string()
     '|x=2,y=1|0,1|0,1|/job:localhost/replica:0/task:0/device:CPU:0,/job:localhost/replica:0/task:0/device:CPU:1'
@@ -90,8 +90,8 @@ def create_distributed_mesh(
         job_name: The job of all of them; by default `DTENSOR_JOB_NAME`, else `localhost` for one and `worker` for many.
 
     Raises:
-        MeshError: A number of devices other than the product of the sizes, a client that is not one of them, devices of
-            another type than `device_type`, or what `Mesh` refuses.
+        MeshError: for a number of devices other than the product of the sizes, a client that is not one of them,
+            devices of another type than `device_type`, or what `Mesh` refuses.
 
     >>> mesh = create_distributed_mesh({"x": 4}, client_id=1, num_clients=2)
     >>> mesh.local_device_ids(), mesh.local_devices()[0]
@@ -166,7 +166,7 @@ def _read_dims(mesh_dims: MeshDims) -> tuple[list[str], list[int]]:
     names, shape = [], []
     for position, pair in enumerate(pairs):
         if isinstance(pair, str) or len(pair) != 2:
-            raise TypeError(f"mesh_dims[{position}] is {shown(pair)}, which is no pair of a name and a size")
+            raise TypeError(f"mesh_dims[{position}] is {shown(pair)}, which is not a pair of a name and a size")
         names.append(pair[0])
         shape.append(integer(f"mesh_dims[{position}][1]", pair[1]))
     return names, shape

@@ -78,7 +78,7 @@ class MeshProto:
         r"""Read the message. Unknown fields are skipped.
 
         Raises:
-            ParseError: Bytes that are no such message; says at which of them.
+            ParseError: if the bytes are not such a message; names the byte.
 
         >>> MeshProto.FromString(b"\x1a\x01m")
         MeshProto(mesh_dimensions=(), global_device_ids=(), local_device_ids=(), local_devices=(), global_devices=(),
@@ -146,7 +146,7 @@ class LayoutProto:
         r"""Read the message. Unknown fields are skipped.
 
         Raises:
-            ParseError: Bytes that are no such message; says at which of them.
+            ParseError: if the bytes are not such a message; names the byte.
 
         >>> LayoutProto.FromString(b"\x18\x09")
         Traceback (most recent call last):

@@ -39,7 +39,7 @@ def spec_names(spec: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def checked_layout(layout: object) -> tuple[TensorLayout, DeviceMesh]:
-    """Give the layout and its mesh; an error if it is no layout, or has no mesh."""
+    """Give the layout and its mesh; an error if it is not a layout, or has no mesh."""
     given = instance("layout", layout, TensorLayout)
     if given.device_mesh is None:
         raise LayoutError(f"layout {shown(layout)} has no device_mesh yet; a dialect needs the sizes of its axes")
@@ -64,7 +64,7 @@ def checked_mesh(mesh: object) -> DeviceMesh:
 
 
 def checked_rank(rank: object) -> int:
-    """Give the number of dims as an int; an error if it is no integer, or negative."""
+    """Give the number of dims as an int; an error if it is not an integer, or negative."""
     number = integer("rank", rank)
     if number < 0:
         raise LayoutError(f"rank is {shown(number)}; a tensor has at least 0 dims")

@@ -232,10 +232,10 @@ def from_hlo(text: str, mesh: DeviceMesh, rank: int | None = None) -> TensorLayo
         rank: the number of dims; needed for `{replicated}` and `{unreduced}`, which do not say it.
 
     Raises:
-        ParseError: if the text is no sharding.
+        ParseError: if the text is not a sharding.
         LayoutError: if no layout over the mesh has these tiles.
 
-    There is at most one such layout, but for axes of size 1, which it leaves unused.
+    There is at most one such layout, except for axes of size 1, which it leaves unused.
 
     >>> mesh = DeviceMesh((2, 4), ("data", "model"))
     >>> from_hlo("{devices=[8,1]<=[2,4]T(1,0)}", mesh).axes
@@ -277,7 +277,7 @@ def parse_hlo(text: str) -> HloSharding:
     """Read an XLA sharding as it is, without a mesh.
 
     Raises:
-        ParseError: if the text is no sharding of one tensor, or its devices are not 0 to n - 1, each once.
+        ParseError: if the text is not a sharding of one tensor, or its devices are not 0 to n - 1, each once.
 
     >>> parse_hlo("{maximal device=3}").device
     3
@@ -288,7 +288,7 @@ def parse_hlo(text: str) -> HloSharding:
         raise TypeError(f"text must be a str, got {type(text).__name__}")
     body = text.strip()
     if not (body.startswith("{") and body.endswith("}")) or len(body) < 2:
-        raise ParseError(f"{_shown(text)} is no sharding, which stands in braces, as {{devices=[2,4]<=[8]}} does")
+        raise ParseError(f"{_shown(text)} is not a sharding: one stands in braces, for example {{devices=[2,4]<=[8]}}")
     body = body[1:-1].strip()
     for kind in ("replicated", "unreduced", "manual", "unknown"):
         if body == kind:
@@ -298,8 +298,8 @@ def parse_hlo(text: str) -> HloSharding:
     tiled = _TILED.fullmatch(body)
     if tiled is None:
         raise ParseError(
-            f"{_shown(text)} is no sharding of one tensor that we know; "
-            "{devices=[2,4]<=[8]}, {devices=[2,2]0,2,1,3}, {replicated} and {maximal device=0} would be some"
+            f"{_shown(text)} is not a supported sharding of one tensor; "
+            "examples: {devices=[2,4]<=[8]}, {devices=[2,2]0,2,1,3}, {replicated}, {maximal device=0}"
         )
     return _tiled(text, tiled)
 

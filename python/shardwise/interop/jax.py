@@ -91,7 +91,9 @@ def from_partition_spec(spec: PartitionSpec, mesh: DeviceMesh | Mesh | AbstractM
             )
     summed = [name for name in own.axis_names if name in unreduced]
     if len(summed) < len(unreduced):
-        raise LayoutError(f"spec {spec} is unreduced over an axis that is none of the mesh's, {shown(own.axis_names)}")
+        raise LayoutError(
+            f"spec {spec} is unreduced over an axis that the mesh does not have; its axes are {shown(own.axis_names)}"
+        )
     return TensorLayout((*entries, *[None] * (dims - len(entries))), own, unreduced=summed)
 
 

@@ -62,7 +62,7 @@ def from_shardy(text: str, mesh: DeviceMesh | None = None) -> TensorLayout:
         mesh: the mesh that the text names; not needed if the text holds it.
 
     Raises:
-        ParseError: if the text is no sharding.
+        ParseError: if the text is not a sharding.
         LayoutError: for open dims and priorities, which a layout cannot express; for sub-axes that overlap or do not
             divide their axis; for a mesh that is missing, or other than the one in the text.
 
@@ -150,7 +150,7 @@ def mesh_from_shardy(text: str, devices: Sequence[Hashable] | None = None) -> De
         devices: the label of each device number; by default `"cpu:0"`, `"cpu:1"`, …
 
     Raises:
-        ParseError: if the text is no mesh.
+        ParseError: if the text is not a mesh.
         MeshError: if it has no axes (a single device), or devices that do not fit.
 
     >>> mesh_from_shardy('#sdy.mesh<["x"=2], device_ids=[1, 0]>')
@@ -289,7 +289,7 @@ def _one_mesh(given: DeviceMesh | None, written: DeviceMesh | None) -> DeviceMes
 def _axis_of(mesh: DeviceMesh, axis: _AxisRef) -> str:
     """The axis, or the sub-axis, as a layout names it."""
     if axis.name not in mesh.axis_names:
-        raise LayoutError(f"axis {shown(axis.name)} is none of the mesh's, {shown(mesh.axis_names)}")
+        raise LayoutError(f"axis {shown(axis.name)} is not in the mesh; its axes are {shown(mesh.axis_names)}")
     if axis.part is None or axis.part == (1, mesh.axis_size(axis.name)):
         return axis.name
     before, size = axis.part

@@ -29,7 +29,7 @@ def to_tensorflow(value: DeviceMesh | TensorLayout) -> Any:
 
     Raises:
         LayoutError: if TensorFlow cannot express it: a dim cut by several axes, unreduced axes, or no mesh.
-        MeshError: if a device label is no device name.
+        MeshError: if a device label is not a device name.
         TypeError: if it is neither of the two.
 
     >>> mesh = DeviceMesh((2,), ("x",))

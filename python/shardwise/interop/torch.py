@@ -5,12 +5,12 @@ Placements take effect in mesh order, so a dim that is cut by several axes is cu
 Another order needs `_StridedShard(dim, split_factor=…)`: the axis cuts what the later axes of the mesh, that come
 before it in the order, will have cut into `split_factor` pieces already.
 
-What placements cannot say: the order of axes of size 1 in a tuple, but for the first such axis. What a layout cannot
-say: `Partial` of another operation than the sum, and a `split_factor` that is no product of sizes of later axes.
+Placements cannot express the order of size-1 axes within a tuple, except for the first of them. A layout cannot
+express `Partial` of another operation than the sum, nor a `split_factor` that is not a product of sizes of later axes.
 
 Dims that do not divide are cut by `torch.chunk`, once per mesh axis: the uneven rule `"chunk"`. Where strided shards
-meet dims that do not divide, PyTorch gives some ranks other elements than `"chunk"` over the axis tuple would, also
-such as are no box; `local_shards` says what it does.
+meet dims that do not divide, PyTorch assigns some ranks different elements than `"chunk"` over the axis tuple
+would, and sets that are not boxes; `local_shards` gives what it does.
 
 The rules are those of `torch/distributed/tensor/_utils.py` and `placement_types.py`; they are the same in PyTorch
 2.10, 2.13 and 2.15.
@@ -128,7 +128,7 @@ def from_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> T
 
     Raises:
         LayoutError: if a placement is one that a layout cannot express, or for a dim that is not there.
-        TypeError: if an entry is no placement.
+        TypeError: if an entry is not a placement.
 
     >>> mesh = DeviceMesh((4, 2), ("dp", "tp"))
     >>> from_placements([StridedShard(0, split_factor=2), Shard(0)], mesh, rank=2).axes
@@ -157,7 +157,7 @@ def from_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> T
                 raise LayoutError(
                     f"placements[{i}] is {placement}, but the later axes that cut dim {placement.dim} have the sizes "
                     f"{[mesh.axis_size(other) for other in spec]}: no product of the first of them is "
-                    f"{placement.split_factor}, so it is no place in an axis tuple"
+                    f"{placement.split_factor}, so it is not a position in an axis tuple"
                 )
             spec.insert(1 + factors.index(placement.split_factor), name)
     return TensorLayout(specs, mesh, unreduced=unreduced)
@@ -169,7 +169,7 @@ def read_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> l
     Raises:
         LayoutError: if there is not one per axis of the mesh, or one is for a dim that is not there, or of a kind of
             PyTorch's that has no part here.
-        TypeError: if an entry is no placement.
+        TypeError: if an entry is not a placement.
 
     >>> read_placements([Shard(-1)], DeviceMesh((4,), ("x",)), rank=2)
     [Shard(dim=1)]
@@ -350,9 +350,9 @@ def to_local_tensors(sharded: ShardedArray) -> list[Any]:
 
     Raises:
         LayoutError: if PyTorch would give a rank other elements than the partition does.
-        TypeError: if `sharded` is no `ShardedArray`; if PyTorch has no such dtype, raised by PyTorch.
-        ValueError: if a shard has strides that PyTorch does not have, negative ones or such as are no multiple of the
-            item size, or is of the other byte order; raised by PyTorch.
+        TypeError: if `sharded` is not a `ShardedArray`; if PyTorch has no such dtype, raised by PyTorch.
+        ValueError: if a shard has strides that PyTorch does not have, negative ones or such that are not a multiple of
+            the item size, or is of the other byte order; raised by PyTorch.
     """
     instance("sharded", sharded, ShardedArray)
     _check_torch_agrees(sharded)
@@ -368,7 +368,7 @@ def from_local_tensors(tensors: Sequence[Any], layout: TensorLayout, shape: Sequ
         shape: the global shape.
 
     Raises:
-        LayoutError: if the tensors do not fit the layout, or PyTorch gives a rank elements that are no shard of it.
+        LayoutError: if the tensors do not fit the layout, or PyTorch gives a rank elements that are not a shard of it.
         ImportError: if the tensors are bfloat16 or float8, and ml_dtypes is not installed.
     """
     partition = checked_layout(layout)[0].partition(shape, uneven="chunk")

@@ -69,7 +69,7 @@ def explain(plan: Explainable, dtype: np.dtype[Any], links: LinkModel | None) ->
         lines.append(f"As collectives, about {seconds_text(sum(step.seconds for step in steps))}:")
         lines.extend(f"{number}. {step}." for number, step in enumerate(steps, 1))
     elif steps is None and isinstance(src, Partition) and isinstance(dst, Partition):
-        lines.append(f"It has no form as collectives: {plan.obstacle}. The boxes go from device to device.")
+        lines.append(f"It cannot be expressed as collectives: {plan.obstacle}. It is sent point to point.")
     return "\n".join(lines)
 
 

@@ -447,7 +447,7 @@ class ReshardPlan:
             LayoutError: if shards are missing, of another shape or dtype than the plan's, or if memory of `out` is also
                 memory of a source or of another output, as far as a bounded search can tell.
             ValueError: if an array of `out` is read-only.
-            TypeError: if bytes of object arrays would have to be copied, or a shard is no numpy array.
+            TypeError: if bytes of object arrays would have to be copied, or a shard is not a numpy array.
             MemoryError: if the outputs cannot be allocated; nothing has been written then.
 
         Boxes are copied as raw bytes, on all cores, with the interpreter released.

@@ -78,10 +78,11 @@ def run_plan(
         raise TypeError(f"shards of dtype {dtype} hold references, which cannot be copied as bytes")
     if out is None and copied:
         results |= _allocated(copied, plan.dst, dtype)
-    outputs = np.full(count, -1, np.int64)
-    outputs[copied] = np.arange(len(copied))
     if copied:
-        plan._core.run(sources, [results[device] for device in copied], outputs.tolist(), progress)
+        outputs = [-1] * count
+        for position, device in enumerate(copied):
+            outputs[device] = position
+        plan._core.run(sources, [results[device] for device in copied], outputs, progress)
     elif progress is not None:
         progress(0, 0)
     if plan.addends > 1:

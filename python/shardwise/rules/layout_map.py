@@ -39,7 +39,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             in the length of a path.
 
     Raises:
-        LayoutError: if `match` is none of these.
+        LayoutError: if `match` is another word.
 
     `layout_map[path]` is the layout of the key that equals the path, or else of the rule that matches it: of the key
     that `re.search` finds in the path. If none does it is `None`; there is no `KeyError`. If several do, it is a
@@ -86,7 +86,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         instance("backtracking", backtracking, bool)
         self._backtracking = backtracking
         self._rules: dict[str, Rule] = {}
-        # For those who change the rules. Who looks up takes none: a change puts new answers in the place of the old.
+        # Taken by writers. Readers take no lock: writers replace `_answers` as a whole.
         self._lock = threading.RLock()
         self._answers = Answers(self._rules, match, backtracking)
 
@@ -111,12 +111,12 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
         Raises:
             LayoutError: if several rules match the path; lists them.
-            TypeError: if the path is no string.
+            TypeError: if the path is not a string.
         """
         try:
             return self._answers[path]
         except TypeError:
-            checked_path(path)  # What cannot be hashed is no path either.
+            checked_path(path)  # What cannot be hashed is not a path either.
             raise
 
     @overload
@@ -263,7 +263,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         Raises:
             LayoutError: if a name comes twice, a size is negative, or there is no such uneven rule.
             SizeOverflowError: if a tensor has more than 2**63 - 1 elements or bytes.
-            TypeError: if a name is no string, or a shape or dtype none.
+            TypeError: if a name is not a string, or a shape or dtype is invalid.
 
         >>> layout_map = LayoutMap(DeviceMesh((2,), ("model",)))
         >>> layout_map["kernel"] = (None, "model")
@@ -312,12 +312,12 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             axis: The axis of the mesh that cuts.
 
         Raises:
-            LayoutError: A style that transformers does not have; it is named.
-            MeshError: The mesh has no such axis.
+            LayoutError: for a style that transformers does not have; it is named.
+            MeshError: if the mesh has no such axis.
 
         The layouts are for parameters as PyTorch stores them: the `weight` of a linear module is (out, in), experts
         are (experts, out, in). Of a packed style, which transformers cuts once per packed matrix, the layout cuts the
-        packed dim once: every device gets as many rows, but others.
+        packed dim once: each device gets the right number of rows, but not the rows that transformers would give it.
 
         >>> plan = {"layers.*.self_attn.q_proj": "colwise", "layers.*.self_attn.o_proj": "rowwise"}
         >>> layout_map = LayoutMap.from_tp_plan(plan, DeviceMesh((4,), ["tp"]), "tp")
@@ -343,8 +343,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
         Raises:
             ParseError: if the file is not TOML, or has an unknown key or a value of another kind.
-            LayoutError: if a rule is none that a layout map takes.
-            MeshError: if the mesh cannot be.
+            LayoutError: if a layout map does not take a rule.
+            MeshError: if the mesh is invalid.
             OSError: if the file cannot be read.
             ImportError: on Python 3.10 without tomli, which the extra `shardwise[toml]` brings.
 

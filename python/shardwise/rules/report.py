@@ -115,9 +115,9 @@ class LayoutReport:
         uneven: The uneven rule.
         device_mesh: The mesh of the map, or else the one that its layouts share, or `None`.
         unused_rules: The keys that apply to no name.
-        clashes: The names that several rules match; they have no place.
-        rank_mismatches: The tensors of another rank than their layout; they have no place.
-        indivisible: The dims that do not divide; under `"even"` their tensors have no place.
+        clashes: The names that several rules match; they cannot be placed.
+        rank_mismatches: The tensors of another rank than their layout; they cannot be placed.
+        indivisible: The dims that do not divide; under `"even"` their tensors cannot be placed.
     """
 
     tensors: tuple[TensorReport, ...]
@@ -160,7 +160,7 @@ class LayoutReport:
         `None` without a mesh, where a dtype is not known, and where a layout has a mesh of its own.
 
         Raises:
-            SizeOverflowError: A device would hold more than 2**63 - 1 bytes.
+            SizeOverflowError: if a device would hold more than 2**63 - 1 bytes.
         """
         mesh = self.device_mesh
         largest = _sum(tensor.bytes_per_device for tensor in self.placed)

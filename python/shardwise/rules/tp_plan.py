@@ -73,7 +73,7 @@ def rules_of_plan(plan: Mapping[str, str], mesh: DeviceMesh, axis: str) -> dict[
             raise TypeError(f"plan must map strings to strings, got {shown(name)}: {shown(style)}")
         if style not in _STYLES:
             known = ", ".join(sorted(_STYLES))
-            raise LayoutError(f"plan[{shown(name)}] is the style {shown(style)}, which is none of {known}")
+            raise LayoutError(f"plan[{shown(name)}] is the unknown style {shown(style)}; known are {known}")
         rules.update(_rules_of_entry(name, _STYLES[style], axis))
     return rules
 

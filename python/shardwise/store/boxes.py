@@ -86,8 +86,8 @@ def read_extent(extent: Extent, starts: Sequence[int], out: npt.NDArray[Any]) ->
     This is the one place where the bytes of pieces are read.
 
     Raises:
-        ParseError: the file ends before; `out` may be partly written.
-        OSError: the file cannot be read.
+        ParseError: if the file ends before; `out` may be partly written.
+        OSError: if the file cannot be read.
     """
     if out.size == 0:
         return

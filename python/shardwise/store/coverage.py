@@ -33,7 +33,7 @@ def tile(
         checkpoint: What the messages begin with.
 
     Raises:
-        ParseError: a box reaches outside the tensor, two overlap without being equal, or none holds some elements;
+        ParseError: if a box reaches outside the tensor, two overlap without being equal, or none holds some elements;
             names the tensor, the box and the file.
     """
     sizes = np.array(shape, np.int64)

@@ -182,7 +182,7 @@ class CopyJob:
             crc: Whether the CRC-32 of each destination piece is wanted, which must be one run of bytes.
 
         Raises:
-            SizeOverflowError: a number is not within 64 bits.
+            SizeOverflowError: if a number is not within 64 bits.
         """
         first, rank = self._pieces, len(shape)
         from_rows, count = _rows(sources, rank, itemsize)
@@ -228,11 +228,11 @@ class CopyJob:
             progress: Called now and then with the bytes that are done and the bytes in all.
 
         Raises:
-            LayoutError: pieces of a tensor reach outside of it or of their holders; source pieces overlap, or do not
+            LayoutError: if pieces of a tensor reach outside of it or of their holders; source pieces overlap, or do not
                 cover what is wanted; destination pieces overlap in a file; the budget is too small.
-            ParseError: a source is not a regular file, is not what it was said to be, ends too early, or changed
+            ParseError: if a source is not a regular file, is not what it was said to be, ends too early, or changed
                 meanwhile.
-            OSError: a file cannot be made, read or written, or the disk has no room: naming file and byte. Without a
+            OSError: if a file cannot be made, read or written, or the disk has no room: naming file and byte. Without a
                 journal the files that were made are removed; with one they stay for the next run.
         """
         done = self._compiled().run(

@@ -99,8 +99,8 @@ class DataFile:
         status: Device, inode, size and time of modification when it was opened.
 
     Raises:
-        OSError: the file cannot be opened.
-        ParseError: it is a directory, a FIFO, a socket or a device.
+        OSError: if the file cannot be opened.
+        ParseError: if it is a directory, a FIFO, a socket or a device.
     """
 
     def __init__(self, path: Path) -> None:
@@ -125,7 +125,7 @@ class DataFile:
             raise
 
     def close(self) -> None:
-        """Close the file, once those who are reading it are done; maps stay valid. Closing twice is no error."""
+        """Close the file, once all reads of it are done; maps stay valid. Closing twice is allowed."""
         with self._lock:
             self._closed = True
             self._descriptor.end()
@@ -135,8 +135,8 @@ class DataFile:
         """Hold the file's descriptor: nothing closes it, or gives its number to another file, until this ends.
 
         Raises:
-            ValueError: the file was closed.
-            ParseError: it had to be opened again, and is another file now.
+            ValueError: if the file was closed.
+            ParseError: if it had to be opened again, and is another file now.
         """
         with self._lock:
             if self._closed:

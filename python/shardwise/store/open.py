@@ -191,10 +191,10 @@ def open_checkpoint(path: str | os.PathLike[str]) -> StoredCheckpoint:
             which the last is opened; Keras' `.weights.h5`, alone or sharded.
 
     Raises:
-        OSError: a file cannot be opened or read.
-        ParseError: it is none of these, or one that cannot be read; or a file does not follow its format, or the pieces
-            of a tensor leave a gap or overlap. Names the file and the tensor, or the byte.
-        ImportError: reading this form needs a library that is not installed.
+        OSError: if a file cannot be opened or read.
+        ParseError: if it is none of these, or one that cannot be read; or a file does not follow its format, or the
+            pieces of a tensor leave a gap or overlap. Names the file and the tensor, or the byte.
+        ImportError: if reading this form needs a library that is not installed.
 
     >>> import json, tempfile
     >>> import numpy as np

@@ -58,8 +58,8 @@ class StoredPiece:
         For some forms this looks into the file.
 
         Raises:
-            ValueError: it is not addressable.
-            ParseError: the file does not hold what its index says.
+            ValueError: if it is not addressable.
+            ParseError: if the file does not hold what its index says.
         """
         if self._locate is None:
             raise ValueError(f"{self.path}: the piece {box_text(self.box)} is compressed; decode() reads it")
@@ -69,9 +69,9 @@ class StoredPiece:
         """Read a box of the piece, counted from the piece's own beginning, into an array; all of it if left out.
 
         Raises:
-            ValueError: it is addressable, so that there is nothing to decode.
-            ImportError: that needs a library which is not installed.
-            ParseError: the file does not hold what its index says.
+            ValueError: if it is addressable, so that there is nothing to decode.
+            ImportError: if that needs a library which is not installed.
+            ParseError: if the file does not hold what its index says.
         """
         if self._decode is not None:
             return self._decode(local)
@@ -196,13 +196,13 @@ class StoredTensor:
             `out`, or a new array.
 
         Raises:
-            ImportError: its dtype needs ml_dtypes, or its pieces a library to decode them, which is not installed.
-            TypeError: numpy has no such array.
-            IndexError: the box has not one slice per dim, or reaches outside the tensor.
-            ValueError: `out` does not fit, or the checkpoint is closed.
-            ParseError: a file changed since it was opened, or does not hold what its index says; `out` may be partly
+            ImportError: if its dtype needs ml_dtypes, or its pieces a library to decode them, which is not installed.
+            TypeError: if numpy has no such array.
+            IndexError: if the box has not one slice per dim, or reaches outside the tensor.
+            ValueError: if `out` does not fit, or the checkpoint is closed.
+            ParseError: if a file changed since it was opened, or does not hold what its index says; `out` may be partly
                 written.
-            OSError: a file cannot be read.
+            OSError: if a file cannot be read.
         """
         dtype = self.numpy_dtype
         bounds = check_box(box, self.shape)
@@ -247,10 +247,10 @@ class StoredTensor:
         `read` is safe.
 
         Raises:
-            ValueError: it lies in several pieces or is compressed, so that it cannot be had without a copy; or the
+            ValueError: if it lies in several pieces or is compressed, so that it cannot be had without a copy; or the
                 checkpoint is closed.
             ImportError, TypeError: as for `read`.
-            ParseError: the file changed since it was opened.
+            ParseError: if the file changed since it was opened.
         """
         dtype = self.numpy_dtype
         if self.size == 0:
@@ -294,7 +294,7 @@ class StoredObject:
         """Read it: numbers, texts, lists and dicts; an inert record for what the file would build of a class.
 
         Raises:
-            ParseError: it cannot be read as such.
+            ParseError: if it cannot be read as such.
         """
         return self._load()
 
@@ -357,7 +357,7 @@ class StoredCheckpoint(Mapping[str, StoredTensor]):
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
     def close(self) -> None:
-        """Close the files; arrays taken before stay valid. Closing twice is no error."""
+        """Close the files; arrays taken before stay valid. Closing twice is allowed."""
         self._closed = True
         for file in self._files:
             file.close()

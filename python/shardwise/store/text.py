@@ -39,7 +39,7 @@ def strict_json(data: bytes, path: Path | str, offset: int = 0) -> Any:
     """Parse JSON in UTF-8 that stands at byte `offset` of a file: no duplicate keys, no NaN, no lone surrogates.
 
     Raises:
-        ParseError: names the file and, where there is one, the byte.
+        ParseError: if it is anything else; names the file and, where there is one, the byte.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _check_density(data: bytes, path: Path | str, offset: int) -> None:
 
 def are_sizes(value: Any) -> bool:
     """Whether a value from JSON is a list of integers from 0 to 2**63 - 1."""
-    # `type` and not `isinstance`: a bool is no size. JSON's 1.0 arrives as a float.
+    # `type` and not `isinstance`: a bool is not a size. JSON's 1.0 arrives as a float.
     return (
         isinstance(value, list)
         and set(map(type, value)) <= {int}
@@ -118,7 +118,7 @@ def box_text(box: Any) -> str:
 
 
 def stays_inside(name: str) -> bool:
-    """Whether a relative path from a file leads nowhere outside the folder that it is relative to.
+    """Whether a relative path from a file does not lead outside the folder that it is relative to.
 
     By its text alone: a link may lead elsewhere, as in the cache of Hugging Face, where every file is one.
     """
@@ -130,7 +130,7 @@ def checked_shape(shape: Any, bits: int, name: str, where: object) -> tuple[int,
     """Give a shape that a file states, if a tensor can have it: at most 64 dims, and at most 2**63 - 1 bytes.
 
     Raises:
-        ParseError: it cannot; names the tensor, and `where` it is.
+        ParseError: if it cannot; names the tensor, and `where` it is.
     """
     sizes = list(shape) if isinstance(shape, (list, tuple)) else shape
     if not are_sizes(sizes):
@@ -146,7 +146,7 @@ def checked_name(name: object, where: object) -> str:
     """Give a tensor's name that a file states, if it is text of at most 4,096 bytes.
 
     Raises:
-        ParseError: it is not.
+        ParseError: if it is not.
     """
     if not isinstance(name, str) or len(name.encode("utf-8", "surrogatepass")) > MAX_NAME:
         raise ParseError(f"{where}: the name {shorten(name)} is not text of at most {MAX_NAME} bytes")

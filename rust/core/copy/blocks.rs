@@ -20,7 +20,7 @@ use crate::{
         kernel::{Place, copy_rows, prefetch},
         overlap::Disjoint,
         stream::{LINE, Stream},
-        tuning::{EXPECTED_AHEAD, LONGEST_ROW, STREAMED_ROWS},
+        tuning::{EXPECTED_AHEAD, LONGEST_ROW},
     },
     error::{Error, Result},
 };
@@ -251,7 +251,7 @@ impl<'a> Copies<'a> {
         for turn in turns.clone() {
             let jobs = &jobs[..jobs.partition_point(|job| form_of(job).blocks() > turn)];
             let by_row = jobs.iter().all(|job| !form_of(job).wide_source && !form_of(job).is_stretch());
-            let step = if by_row { 1 } else { STREAMED_ROWS };
+            let step = if by_row { 1 } else { choices::rows_streamed(form_of(&jobs[0]).row) };
             let most = jobs.iter().map(|job| form_of(job).rows_of(turn)).map(|rows| rows.end - rows.start).max();
             for at in (0..most.unwrap_or(0)).step_by(step as usize) {
                 // The form of a copy, its rows that come now, and all of its rows that come in these turns.

@@ -2,8 +2,9 @@
 
 use crate::{
     copy::tuning::{
-        BYTES_PER_BLOCK, LARGEST_TURN, LONG_BLOCK, LONG_ROW, LONGEST_PREFETCHED, PARALLEL_BYTES, PART, PIECE_BYTES,
-        PIECES, PREFETCHED_FROM, ROWS_PER_BLOCK, SHORT_TRANSFER, TILE_BYTES,
+        BYTES_PER_BLOCK, LARGEST_TURN, LONG_BLOCK, LONG_ROW, LONGEST_PREFETCHED, PARALLEL_BYTES, PART,
+        PARTS_PER_THREAD, PIECE_BYTES, PIECES, PREFETCHED_FROM, ROWS_PER_BLOCK, SHORT_TRANSFER, STREAMED_BYTES,
+        STREAMED_ROWS, TILE_BYTES,
     },
     parallel, radix,
 };
@@ -34,6 +35,11 @@ pub(super) fn side_by_side(row: i64) -> usize {
     (TILE_BYTES / row).max(1) as usize
 }
 
+/// How many rows of `row` bytes of one copy are streamed before the next has its turn.
+pub(super) fn rows_streamed(row: i64) -> i64 {
+    (STREAMED_BYTES / row.max(1)).max(STREAMED_ROWS)
+}
+
 /// In how many parts a group is shared among workers that has so many bytes in a turn.
 pub(super) fn parts_of_group(bytes: i64) -> i64 {
     radix::ceil_div(bytes, LARGEST_TURN).max(1)
@@ -44,7 +50,9 @@ pub(super) fn parts_of_group(bytes: i64) -> i64 {
 pub(super) fn parts_of_plan(bytes: i64, transfers: usize, devices: usize) -> usize {
     let parts = (transfers / PART.0).min(devices / PART.1);
     let are_short = bytes / (transfers as i64).max(1) < SHORT_TRANSFER;
-    if are_short && parts >= parallel::PIECES_PER_THREAD * parallel::threads() { parts } else { 1 }
+    // The number of threads takes longer to find than a small copy.
+    let is_worth_it = are_short && parts > 1 && parts >= PARTS_PER_THREAD * parallel::threads();
+    if is_worth_it { parts } else { 1 }
 }
 
 /// About how many bytes of `bytes` a worker copies at a time.

@@ -18,6 +18,7 @@ pub(super) struct Form {
     pub(super) rows: i64,
     /// Rows per block.
     block: i64,
+    is_stretch: bool,
     /// Whether the rows lie further apart in the source than in the destination.
     pub(super) wide_source: bool,
     /// If rows that are copied soon are worth being fetched into the cache, for they are short and far apart in the wide
@@ -55,7 +56,13 @@ impl Form {
         let wide_source = choices::has_wide_source(from, to);
         let stride = if wide_source { from } else { to };
         let prefetched = choices::fetches_ahead(row, stride).then_some(stride);
-        Self { dims, row, rows, block: choices::rows_per_block(row), wide_source, prefetched }
+        let mut bytes = row;
+        let is_stretch = dims.iter().rev().all(|&(extent, _, to)| {
+            let follows = to as i64 == bytes;
+            bytes *= extent;
+            follows
+        });
+        Self { dims, row, rows, block: choices::rows_per_block(row), is_stretch, wide_source, prefetched }
     }
 
     /// The form with its rows cut into pieces of [`LONGEST_ROW`], and what is left of each row, with its offset.
@@ -74,12 +81,7 @@ impl Form {
 
     /// Whether all rows follow one another in the destination.
     pub(super) fn is_stretch(&self) -> bool {
-        let mut bytes = self.row;
-        self.dims.iter().rev().all(|&(extent, _, to)| {
-            let follows = to as i64 == bytes;
-            bytes *= extent;
-            follows
-        })
+        self.is_stretch
     }
 
     pub(super) fn blocks(&self) -> i64 {
@@ -99,6 +101,9 @@ impl Form {
         let Some((&(inner, inner_from, inner_to), outer)) = self.dims.split_last() else {
             return visit(0, 0, 1);
         };
+        if outer.is_empty() {
+            return visit(first as isize * inner_from, first as isize * inner_to, count);
+        }
         let (mut row, end) = (first, first + count);
         while row < end {
             let (mut rest, at) = (row / inner, row % inner);

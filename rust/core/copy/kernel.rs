@@ -5,7 +5,7 @@
 //!
 //! # Why it is sound
 //!
-//! 1. *Every address is valid.* Whoever makes a [`Strided`] vouches that all elements that its extents and strides span
+//! 1. *Every address is valid.* The maker of a [`Strided`] vouches that all elements that its extents and strides span
 //!    are there for as long as it lives, and writeable if it is used as a destination (`Strided::new` is `unsafe`).
 //!    `Copies::push` takes only boxes within the extents, checked, so the copies touch elements of the arrays only.
 //! 2. *No two writes meet, and no write meets a read.* `Copies` are made of `Disjoint` arrays, which share no byte

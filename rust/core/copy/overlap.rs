@@ -4,12 +4,19 @@
 //! grid, and compared as boxes; what is not a box of the grid is compared with each of the others, exactly, or almost.
 
 mod boxes;
+mod item;
 mod pair;
 
 pub use pair::share;
 
 use crate::{
-    copy::{overlap::boxes::Boxes, strided::Strided},
+    copy::{
+        overlap::{
+            boxes::Boxes,
+            item::{Item, Meeting, span},
+        },
+        strided::Strided,
+    },
     error::{Error, Result},
     tiling::Poll,
 };
@@ -69,50 +76,6 @@ impl<'a> Disjoint<'a> {
     }
 }
 
-/// An array that is not empty, with the lowest address and one past the highest.
-struct Item<'a> {
-    low: i128,
-    high: i128,
-    written: bool,
-    /// Its position among the sources, or among the destinations.
-    index: usize,
-    array: &'a Strided,
-}
-
-impl<'a> Item<'a> {
-    fn of(arrays: &'a [Strided], written: bool) -> impl Iterator<Item = Self> {
-        arrays.iter().enumerate().filter_map(move |(index, array)| {
-            let (low, high) = span(array)?;
-            Some(Self { low, high, written, index, array })
-        })
-    }
-
-    /// The distances of the steps that it makes, which have no sign, for it begins where it is lowest.
-    fn strides(&self) -> impl Iterator<Item = i128> {
-        steps(self.array).map(|(_, stride)| stride)
-    }
-
-    /// How many positions it has that lie so far apart; `dims` counts the dims that are found.
-    fn extent(&self, stride: i128, dims: &mut usize) -> i128 {
-        let Some((extent, _)) = steps(self.array).find(|&(_, other)| other == stride) else { return 1 };
-        *dims += 1;
-        extent
-    }
-
-    fn itemsize(&self) -> i128 {
-        self.array.itemsize() as i128
-    }
-}
-
-/// Extent and distance of the dims in which an array has more than one item.
-fn steps(array: &Strided) -> impl Iterator<Item = (i128, i128)> {
-    let dims = array.dims().iter().filter(|&&(extent, stride)| extent > 1 && stride != 0);
-    dims.map(|&(extent, stride)| (i128::from(extent), (stride as i128).abs()))
-}
-
-/// Two items that share a byte, or may, by their positions.
-struct Meeting(usize, usize);
-
 /// Checks arrays whose bytes interleave.
 fn check(items: &[Item<'_>], poll: Poll<'_>) -> Result<()> {
     if items.len() < 2 || items.iter().all(|item| !item.written) {
@@ -147,17 +110,6 @@ fn check(items: &[Item<'_>], poll: Poll<'_>) -> Result<()> {
         (true, false) => Error::OverlapsOther { index: a.index, other: "src_shards", position: b.index },
         (false, _) => Error::OverlapsOther { index: b.index, other: "src_shards", position: a.index },
     })
-}
-
-/// The lowest address and one past the highest; none if the region is empty.
-fn span(region: &Strided) -> Option<(i128, i128)> {
-    let (mut low, mut high) = (region.address() as i128, region.address() as i128 + region.itemsize() as i128);
-    for &(extent, stride) in region.dims() {
-        let reach = i128::from(extent - 1) * stride as i128;
-        low += reach.min(0);
-        high += reach.max(0);
-    }
-    (region.dims().iter().all(|&(extent, _)| extent > 0) && region.itemsize() > 0).then_some((low, high))
 }
 
 /// Whether two elements of an array may share a byte: whether a stride is within the reach of the smaller ones.

@@ -34,7 +34,7 @@ impl Strided {
         if offset < 0 || extents.iter().any(|&n| n < 0) || offset.checked_add(items)? > length {
             return None;
         }
-        // Every index is that of an item of this array, so that whoever vouches for it vouches for the new one.
+        // Every index is that of an item of this array, so that what is promised for it holds for the new one.
         let strides = crate::index::radix::strides(extents);
         let dims = extents.iter().zip(strides).map(|(&n, step)| (n, stride.wrapping_mul(step as isize))).collect();
         let start = (offset as isize).wrapping_mul(stride);

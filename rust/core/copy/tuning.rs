@@ -38,9 +38,11 @@ pub(super) const PIECES: i64 = 16;
 pub(super) const SHORT_TRANSFER: i64 = 1 << 14;
 /// How many short transfers, and to how many devices, a worker at least finds and copies by itself. With fewer devices it
 /// would see too little of each row of a wide source.
-pub(super) const PART: (usize, usize) = (1 << 15, 64);
+pub(super) const PART: (usize, usize) = (1 << 16, 128);
+/// How many such parts there must be for each thread.
+pub(super) const PARTS_PER_THREAD: usize = 2;
 /// From how many bytes on a second thread is started. To start and join one takes 50 µs on the newer machine, in which one
-/// thread copies half a MiB: `cargo bench --bench reshard -- small`.
+/// thread copies half a MiB: `python benches/copies.py --devices ""`.
 pub(super) const PARALLEL_BYTES: i64 = 1 << 22;
 
 /// From how many bytes on streaming stores are tried: what is less may be wanted in the cache by those who read it next.
@@ -50,6 +52,8 @@ pub(super) const ROUNDS: usize = 16;
 /// How many rows are streamed together, a stretch of [`STRETCH`] bytes of each in turn. On the newer machine, of all
 /// pairs from 4 × 64 to 32 × 8192, none was faster for 8 and for 64 shards; 8 rows as they come took 30 % longer.
 pub(super) const STREAMED_ROWS: i64 = 8;
+/// Of short rows as many as make so many bytes: 32 of 128 bytes took 5 % less time than 8.
+pub(super) const STREAMED_BYTES: i64 = 1 << 12;
 /// See [`STREAMED_ROWS`].
 pub(super) const STRETCH: usize = 1 << 9;
 /// How far ahead in its row the source of a streaming store is fetched: 0 took 3 % longer, 1,024 and more up to 30 % with

@@ -42,7 +42,7 @@ pub struct DeviceSpec<'a> {
     pub device_index: Option<i64>,
 }
 
-/// Why a text is no device name, and at which of its bytes that shows.
+/// Why a text is not a device name, and at which of its bytes that shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{problem} (at byte {at})")]
 pub struct DeviceProblem {
@@ -56,7 +56,7 @@ impl<'a> DeviceSpec<'a> {
     /// Reads a device name.
     ///
     /// # Errors
-    /// The first place at which `text` is no device name.
+    /// The first place at which `text` is not a device name.
     pub fn parse(text: &'a str) -> Result<Self, DeviceProblem> {
         let mut spec = Self::default();
         let mut at = usize::from(text.starts_with('/'));
@@ -240,7 +240,7 @@ impl DeviceList {
         Self { joined: joined.to_owned(), ends }
     }
 
-    /// Appends a name. It may be anything: what is no device name is found by the mesh that takes the list.
+    /// Appends a name. It may be anything: what is not a device name is found by the mesh that takes the list.
     pub fn push(&mut self, device: &str) {
         if !self.ends.is_empty() {
             self.joined.push(',');
@@ -284,7 +284,7 @@ impl DeviceList {
         })
     }
 
-    /// The parts of each name in order, or why it is no device name.
+    /// The parts of each name in order, or why it is not a device name.
     pub(super) fn specs(&self) -> impl Iterator<Item = Result<DeviceSpec<'_>, DeviceProblem>> {
         let mut reader = SpecReader::default();
         self.iter().map(move |device| reader.read(device))

@@ -1,7 +1,10 @@
 //! What this dialect refuses beyond what every mesh and layout refuses.
 
 use super::MAX_RANK;
-use crate::error::{Error as CoreError, ErrorKind};
+use crate::{
+    error::{Error as CoreError, ErrorKind},
+    shown,
+};
 
 /// What this dialect returns.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -51,7 +54,8 @@ pub enum Error {
     },
     /// A name that the text form could not hold.
     #[error(
-        "{what} is {name:?}, which holds {found:?}; the text form of a mesh uses '|', ',', '=', ':' and NUL itself"
+        "{what} is {name}, which holds {found:?}; the text form of a mesh uses '|', ',', '=', ':' and NUL itself",
+        name = shown::text(name)
     )]
     NameCharacter {
         /// Which name: `mesh_name`, `dim_names[1]`.
@@ -62,7 +66,10 @@ pub enum Error {
         found: char,
     },
     /// An axis name that means something else in a layout.
-    #[error("dim_names[{axis}] is {name:?}, which is reserved: it means something else in a layout")]
+    #[error(
+        "dim_names[{axis}] is {name}, which is reserved: it means something else in a layout",
+        name = shown::text(name)
+    )]
     ReservedName {
         /// Position of the axis.
         axis: usize,
@@ -101,7 +108,7 @@ pub enum Error {
         /// Devices given.
         devices: usize,
     },
-    /// A local id that is no global id.
+    /// A local id that is not a global id.
     #[error("local_device_ids[{position}] is {id}, which is not one of the global ids {first} to {last}")]
     LocalIdOutside {
         /// Where it stands.
@@ -134,8 +141,8 @@ pub enum Error {
         /// Devices of the mesh.
         size: i64,
     },
-    /// A text that is no device name, where one is needed.
-    #[error("{what} is {text:?}, which is no device name: {problem}")]
+    /// A text that is not a device name, where one is needed.
+    #[error("{what} is {text}, which is not a device name: {problem}", text = shown::text(text))]
     Device {
         /// Which: `local_devices[2]`, `device`.
         what: String,
@@ -145,7 +152,7 @@ pub enum Error {
         problem: String,
     },
     /// A device name that leaves its type open.
-    #[error("{what} is {text:?}: device_type is required")]
+    #[error("{what} is {text}: device_type is required", text = shown::text(text))]
     NoDeviceType {
         /// Which: `local_devices[2]`, `device`.
         what: String,
@@ -153,7 +160,11 @@ pub enum Error {
         text: String,
     },
     /// Devices of two types in one mesh.
-    #[error("Devices containing multiple device_types: {what} is {text:?}, of another type than {first:?}")]
+    #[error(
+        "Devices containing multiple device_types: {what} is {text}, of another type than {first}",
+        text = shown::text(text),
+        first = shown::text(first)
+    )]
     MixedTypes {
         /// Which: `local_devices[2]`.
         what: String,
@@ -163,7 +174,10 @@ pub enum Error {
         first: String,
     },
     /// One device at two positions.
-    #[error("Duplicate devices found in mesh specification: {list}[{first}] and {list}[{second}] are both {text:?}")]
+    #[error(
+        "Duplicate devices found in mesh specification: {list}[{first}] and {list}[{second}] are both {text}",
+        text = shown::text(text)
+    )]
     DuplicateDevice {
         /// Which list.
         list: &'static str,
@@ -190,9 +204,8 @@ pub enum Error {
     },
     /// A spec that is neither an axis of the mesh nor a special value.
     #[error(
-        "sharding_specs[{dim}] is {spec:?}: A dimension sharding must either be a valid mesh dimension or UNSHARDED. \
-         The mesh has {axes:?}"
-    )]
+        "sharding_specs[{dim}] is {spec}: A dimension sharding must either be a valid mesh dimension or UNSHARDED. \
+         The mesh has {axes}", spec = shown::text(spec), axes = shown::texts(axes))]
     UnknownSpec {
         /// The tensor dim.
         dim: usize,
@@ -203,8 +216,9 @@ pub enum Error {
     },
     /// A mesh axis, or `match`, on two dims.
     #[error(
-        "sharding_specs[{second}] is {spec:?}, as sharding_specs[{first}] is already. Mesh dimensions must be unique in \
-         a layout."
+        "sharding_specs[{second}] is {spec}, as sharding_specs[{first}] is already. Mesh dimensions must be unique in \
+         a layout.",
+        spec = shown::text(spec)
     )]
     RepeatedSpec {
         /// The spec.
@@ -245,7 +259,7 @@ pub enum Error {
         mesh: &'static str,
     },
     /// A layout that cuts by nothing definite, where a cut is asked for.
-    #[error("sharding_specs[{dim}] is {spec:?}, which leaves open how the dim is cut")]
+    #[error("sharding_specs[{dim}] is {spec}, which leaves open how the dim is cut", spec = shown::text(spec))]
     Undetermined {
         /// The tensor dim.
         dim: usize,

@@ -112,8 +112,8 @@ impl TiledMesh {
     /// The mesh of these parts.
     ///
     /// # Errors
-    /// What a mesh of these names and sizes may not be, more than [`MAX_AXES`] axes, a name that is reserved or that the
-    /// text form cannot hold; ids with gaps, below zero, or local without being global; devices without names or types,
+    /// The errors of [`Axes::new`]; more than [`MAX_AXES`] axes; a name that is reserved or that the text form cannot
+    /// hold; ids with gaps, below zero, or local without being global; devices without names or types,
     /// of several types, or given twice. One host CPU may stand at all positions, as it does for a mesh of accelerators.
     pub fn new(parts: MeshParts) -> Result<Self> {
         check_name("mesh_name", &parts.name)?;
@@ -185,7 +185,7 @@ impl Mesh {
     /// The mesh of one device and no axes.
     ///
     /// # Errors
-    /// If `device` is no device name, or leaves its type open.
+    /// If `device` is not a device name, or leaves its type open.
     pub fn from_device(device: &str) -> Result<Self> {
         check_device("device", device)?;
         Ok(Self::SingleDevice(device.to_owned()))

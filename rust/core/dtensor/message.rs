@@ -182,7 +182,7 @@ impl Mesh {
     /// The mesh of a `MeshProto`.
     ///
     /// # Errors
-    /// [`super::Error::Wire`] if the bytes are no such message; the errors of [`Mesh::new`] if what it says is no mesh.
+    /// [`super::Error::Wire`] if the bytes are not such a message; the errors of [`Mesh::new`] if it does not describe a mesh.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         Self::from_message(MeshMessage::decode(bytes)?)
     }
@@ -232,8 +232,8 @@ impl Layout {
     /// The layout of a `LayoutProto`.
     ///
     /// # Errors
-    /// [`super::Error::Wire`] if the bytes are no such message; the errors of [`Mesh::new`] and [`Layout::new`] if what
-    /// it says is no mesh or no layout.
+    /// [`super::Error::Wire`] if the bytes are not such a message; the errors of [`Mesh::new`] and [`Layout::new`] if what
+    /// it says is not a mesh or a layout.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let message = LayoutMessage::decode(bytes)?;
         let mesh = Mesh::from_message(message.mesh_config.unwrap_or_default())?;

@@ -1,7 +1,7 @@
 //! The mesh and the layout of TensorFlow's DTensor, their text and their wire format.
 //!
-//! What TensorFlow writes for a valid mesh or layout is read here, and written again byte for byte; what it reads
-//! wrongly, or dies of, is refused. The arithmetic is that of [`crate::mesh`], [`crate::layout`] and
+//! What TensorFlow writes for a valid mesh or layout is read here, and written again byte for byte; input that
+//! TensorFlow misreads or crashes on is rejected. The arithmetic is that of [`crate::mesh`], [`crate::layout`] and
 //! [`crate::partition`], which a [`Mesh`] and a [`Layout`] lead to.
 //!
 //! ```

@@ -8,7 +8,7 @@
 //!   `maximal:true, mesh:` and the device; `empty_layout`.
 //!
 //! Numbers are decimal, as [`super::device::number`] has them. Reading is one pass over the text; what it keeps is not
-//! larger than a small multiple of the text, but for the made-up devices, of which there are at most
+//! larger than a small multiple of the text, except the made-up devices, of which there are at most
 //! [`MAX_GENERATED`].
 
 use std::sync::Arc;
@@ -69,7 +69,7 @@ impl Mesh {
     /// Reads the text form.
     ///
     /// # Errors
-    /// [`Error::Text`] with the byte offset if the text does not follow its format; if what it says is no mesh, the
+    /// [`Error::Text`] with the byte offset if the text does not follow its format; if it does not describe a mesh, the
     /// errors of [`Mesh::new`].
     pub fn from_text(text: &str) -> Result<Self> {
         let whole = Field { what: "mesh text", text, at: 0 };
@@ -101,7 +101,7 @@ impl Layout {
     /// Reads the text form.
     ///
     /// # Errors
-    /// [`Error::Text`] with the byte offset if the text does not follow its format; if what it says is no mesh or no
+    /// [`Error::Text`] with the byte offset if the text does not follow its format; if it does not describe a mesh or a
     /// layout, the errors of [`Mesh::new`] and [`Layout::new`].
     pub fn from_text(text: &str) -> Result<Self> {
         let whole = Field { what: "layout text", text, at: 0 };
@@ -195,7 +195,7 @@ impl<'a> Field<'a> {
         DeviceList::from_joined(self.text)
     }
 
-    /// The first entry of a list of devices that is no device name, as an error of the text.
+    /// The first entry of a list of devices that is not a device name, as an error of the text.
     fn check_devices(self) -> Result<()> {
         self.entries().try_for_each(|device| device.check_device())
     }
@@ -205,7 +205,7 @@ impl<'a> Field<'a> {
             return Err(self.error(0, "a device without a name"));
         }
         DeviceSpec::parse(self.text).map(|_| ()).map_err(|e| {
-            let problem = format!("{:?} is no device name: {}", Excerpt(self.text), e.problem);
+            let problem = format!("{:?} is not a device name: {}", Excerpt(self.text), e.problem);
             self.error(e.at, problem)
         })
     }
@@ -315,7 +315,7 @@ fn generate(name: Field<'_>, axes: Field<'_>, made_up: Field<'_>) -> Result<Mesh
         return Err(made_up.error(0, "the third of three fields is not `*` and a device type"));
     };
     if let Err((_, problem)) = DeviceSpec::new(None, None, None, Some(device_type), None) {
-        return Err(made_up.error(1, format!("{:?} is no device type: {problem}", Excerpt(device_type))));
+        return Err(made_up.error(1, format!("{:?} is not a device type: {problem}", Excerpt(device_type))));
     }
     let size = radix::product("shape", &shape)?;
     if size > MAX_GENERATED {

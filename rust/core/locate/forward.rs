@@ -144,7 +144,7 @@ enum FastOwner {
         by_n: Divider,
         by_k: Divider,
     },
-    /// One axis of `"chunk"`: pieces of `step`, all cut further as `full` but for the last, `tail`.
+    /// One axis of `"chunk"`: pieces of `step`, all cut further as `full` except the last, `tail`.
     Nested {
         n: i64,
         step: i64,

@@ -86,7 +86,7 @@ fn uniform(dims: &Unrolled<UniformDim>, shard_ids: &[i64], locals: &[i64], offse
     }
 }
 
-/// Values stay within the tensor's size, which is known to fit, but for those that are found to be wrong.
+/// Values stay within the tensor's size, which is known to fit, except those that are found to be wrong.
 #[inline(always)]
 fn unrolled<const R: usize>(dims: [UniformDim; R], shard_ids: &[i64], locals: &[i64], offsets: &mut [i64]) -> bool {
     // Negative as soon as one is wrong.

@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn memory_and_time_do_not_grow_with_the_square() {
         // A gather of as many as would take a table of 10^10 loads, and one transfer in as many parts; each part fills
-        // its round but for one element, so that no round is full to the brim.
+        // its round except for one element, so that no round is full to the brim.
         let n = 100_000;
         let gather: Vec<i64> = (0..n).flat_map(|s| [s, 0, 3 * s, 3 * s + 3]).collect();
         assert_eq!(rounds(&gather, 1, 4, 1, &mut || Ok(())).unwrap().ends.len() as i64, n);

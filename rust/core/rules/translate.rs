@@ -4,7 +4,7 @@
 //! other, `[a&&b]` is a set of three characters or an intersection, `\Z` is an anchor or an error. So nothing is handed
 //! over as it stands. The pattern is read by Python's rules, construct by construct, and written anew in the other
 //! syntax; at the first construct outside the list below [`translate`] gives up: such a pattern needs a search that
-//! backtracks, or is so rare that nobody has asked for it. What is written accepts the same paths, it does not take the
+//! backtracks, or is rare. What is written accepts the same paths, it does not take the
 //! same way: groups do not capture, and a lazy repetition is written as a greedy one, for which the set of matching
 //! paths is the same.
 //!

@@ -43,7 +43,7 @@ impl Lock {
                 }
                 Err(error) => return Err(Error::os("locking", path, None, error)),
             }
-            // Whoever held it may have removed it since it was opened; then it locks nothing.
+            // Its holder may have removed it since it was opened; then it locks nothing.
             let held = file::counted("looking at", path, || file.metadata())?;
             let there = fs::metadata(path).map(|there| Identity::of(&there).file);
             if there.is_ok_and(|there| there == Identity::of(&held).file) {
@@ -60,7 +60,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Before it is unlocked: afterwards it might be another's. What cannot be removed is no lock without a process.
+        // Before it is unlocked: afterwards it might be another's. What cannot be removed does not lock without a process.
         let _ = fs::remove_file(&self.path);
         let _ = self.file.unlock();
     }

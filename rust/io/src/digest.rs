@@ -16,7 +16,7 @@
 //!
 //! It is linear in the bytes. A piece of the tensor, be it a column slice that breaks words apart, has a digest of its
 //! own, with zeros for all it does not hold, and the digests of pieces that tile the tensor add up (mod p) to the
-//! tensor's. The order in which they are read does not matter, nor does who reads them. So checkpoints that are cut
+//! tensor's. The order in which they are read does not matter, nor does the reader. So checkpoints that are cut
 //! differently are compared without a merge, a piece in a file is verified by the number that also proves the whole,
 //! and a run that was killed goes on from the sums that it had. Digests that chain their input (SHA-256, XXH3) can do
 //! none of this; a tree of hashes over fixed blocks can as long as every cut falls between blocks; CRCs can, but 32 bits
@@ -30,7 +30,7 @@
 //! of degree n/B, with that many roots of 2¹²⁷ at most: 2⁻⁹⁹ for a tensor of 1 TiB. In all, 2⁻⁶¹. Blocks or words
 //! that are exchanged, shifted or zeroed are differences like any other.
 //!
-//! It is not cryptographic. The constants are known, so whoever wants to can make two tensors of one digest. And zeros
+//! It is not cryptographic. The constants are known, so two tensors of one digest can be made on purpose. And zeros
 //! add nothing: compare shape and dtype as well, as two tensors of zeros have the digest 0.
 //!
 //! # What it costs

@@ -10,7 +10,7 @@ use crate::{
 /// cache delivers in half a microsecond.
 pub(crate) const GAP: i64 = 4096;
 
-/// From here on, a run is read to where it belongs, whoever else reads beside it.
+/// From here on, a run is read to where it belongs, whatever else is read beside it.
 const LONG: i64 = 64 * 1024;
 
 /// From here on, runs that are far apart are read to where they belong, each by a call of its own: a call costs no more

@@ -58,7 +58,7 @@ fn parsed_text<'a>(what: &'static str, value: &'a Bound<'_, PyAny>) -> PyResult<
             return error;
         }
         let at = string.to_string_lossy().find('\u{fffd}').unwrap_or_default();
-        to_py(Error::Text { what, at, problem: "a lone surrogate, which is no character".to_owned() })
+        to_py(Error::Text { what, at, problem: "a lone surrogate, which is not a character".to_owned() })
     })?;
     room_to_read(what, text.len())?;
     Ok(text)
@@ -73,7 +73,7 @@ fn outside(name: &str) -> impl Fn(PyErr) -> PyErr {
     move |error| {
         Python::attach(|py| {
             if error.is_instance_of::<SizeOverflowError>(py) {
-                return PyIndexError::new_err(format!("{name} is outside of anything: {}", error.value(py)));
+                return PyIndexError::new_err(format!("{name} is out of range: {}", error.value(py)));
             }
             error
         })

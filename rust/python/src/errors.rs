@@ -55,7 +55,7 @@ pub(crate) fn to_py(error: impl Refusal) -> PyErr {
     }
 }
 
-/// Runs the body of an entry point. PyO3 would let a panic through as `PanicException`, which is no `Exception`.
+/// Runs the body of an entry point. PyO3 would let a panic through as `PanicException`, which is not an `Exception`.
 pub(crate) fn guard<T>(body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
         let message = panic_message(payload.as_ref());

@@ -69,7 +69,7 @@ impl Mesh {
         answer(py, || self.core.check(position("index", index)?).map_err(to_py))
     }
 
-    /// The device index that a default label spells, `"cpu:0"`, `"cpu:1"`, …; `None` if it is none of the mesh's.
+    /// The device index that a default label spells, `"cpu:0"`, `"cpu:1"`, …; `None` if the mesh does not have it.
     #[pyo3(signature = (label, /))]
     fn default_index<'py>(&self, py: Python<'py>, label: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         answer(py, || Ok(self.index_of_default(label)))

@@ -194,7 +194,7 @@ fn judged(
     if unknown.is_empty() {
         return Ok(names);
     }
-    // An unknown global must lie below the free attributes and nowhere else, not even where nothing leads to it.
+    // An unknown global must lie below the free attributes only, not even where nothing leads to it.
     let mut strict_roots = vec![pickle.root()];
     if let Value::Record(root) = pickle.value(pickle.root())
         && let Some(state) = pickle.record(root).state

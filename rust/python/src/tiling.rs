@@ -161,7 +161,7 @@ impl Tiling {
         guard(|| {
             let list = PyList::empty(py);
             let mut failure = None;
-            let mut add = |piece: Piece<'_>| -> PyResult<()> {
+            let add = |piece: Piece<'_>| -> PyResult<()> {
                 let slices = piece.region.sides().map(|side| views::slice(py, side)).collect::<PyResult<Vec<_>>>()?;
                 let start = match piece.place {
                     Place::At(start) => PyTuple::new(py, start)?.into_any(),
@@ -182,7 +182,7 @@ impl Tiling {
         })
     }
 
-    /// That the pieces hold each element of the tensor, once but for replicas.
+    /// That the pieces hold each element of the tensor, once except for replicas.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         guard(|| detached(py, |poll| self.core.check(poll)))
     }

@@ -26,7 +26,7 @@ use pyo3::{
     types::{PyEllipsis, PyList, PyTuple},
 };
 
-use shardwise_core::copy::strided::Strided;
+use shardwise_core::{copy::strided::Strided, shown};
 use shardwise_io::job::Memory;
 
 use crate::{arrays, errors::LayoutError};
@@ -46,7 +46,8 @@ pub(crate) fn views<'py>(
     let fits = array.shape().len() == shape.len()
         && array.shape().iter().zip(shape).all(|(&have, &want)| i64::try_from(have) == Ok(want));
     if !fits {
-        let message = format!("array has shape {:?} but the partition is of shape {shape:?}", array.shape());
+        let (given, wanted) = (shown::list(array.shape()), shown::list(shape));
+        let message = format!("array has shape {given} but the partition is of shape {wanted}");
         return Err(LayoutError::new_err(message));
     }
     let row = 2 * shape.len();

@@ -17,7 +17,7 @@ def sharded_value(initializer: Callable[..., Any], shape: tuple[int, ...], dtype
     """Give the `jax.Array` that an initializer makes, each device computing its shard of it.
 
     What Keras's own initializers make is compiled once for all variables of one shape, dtype and sharding, with the
-    seed as an argument; any other initializer is compiled for each variable, since nobody knows what it depends on.
+    seed as an argument; any other initializer is compiled for each variable, since what it depends on is unknown.
     """
     import jax
 
@@ -42,7 +42,7 @@ def _is_kerass_own(initializer: Any) -> bool:
 
 
 class _Unseeded:
-    """An initializer but for its seed: equal to all that differ from it in nothing else."""
+    """An initializer without its seed: equal to all that differ from it in the seed only."""
 
     def __init__(self, initializer: Any) -> None:
         self._initializer = initializer

@@ -20,7 +20,7 @@ from .compiled import sharded_value
 __all__ = ["initial_value", "local_data", "sharding_of"]
 
 #: Up to this size a value is computed whole and then placed: to compile its initializer takes a second, to place it a
-#: millisecond, and what it occupies for that long is no matter.
+#: millisecond, and what it occupies for that long does not matter.
 _WHOLE_BYTES = 4 * 2**20
 
 #: Initializers that numpy does as well, shard by shard, at any size.

@@ -107,8 +107,8 @@ def _laid_out_class(base: Any) -> type:
         def _deferred_initialize(self) -> None:
             building = self._shardwise.building
             if building is not None and building.is_closed:
-                # Keras asks for all variables that wait, also those of a model that failed before. What is wrong with
-                # them is for whoever uses their values, not for whoever builds the next model.
+                # Keras asks for all variables that wait, also those of a model that failed before. Their
+                # errors surface when their values are used, not here.
                 with suppress(LayoutError):
                     building.settle()
 

@@ -30,8 +30,8 @@ def decompress(name: str, data: bytes, size: int, where: str) -> bytes:
     """Decompress data that must give `size` bytes.
 
     Raises:
-        ParseError: it gives another number of bytes, or is not what it should be.
-        ImportError: it is zstd, and zstandard is not installed.
+        ParseError: if it gives another number of bytes, or is not what it should be.
+        ImportError: if it is zstd, and zstandard is not installed.
     """
     result = _decompress(name, data, size, where)
     if len(result) != size:

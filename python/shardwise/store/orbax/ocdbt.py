@@ -89,7 +89,7 @@ def read_node(data: bytes, magic: int, where: str) -> bytes:
     """Check the envelope of a node, and give its body.
 
     Raises:
-        ParseError: it is not one, or its checksum is wrong.
+        ParseError: if it is not one, or its checksum is wrong.
     """
     if len(data) < 18 or int.from_bytes(data[:4], "big") != magic:
         raise ParseError(f"{where}: is not a node of an OCDBT database")
@@ -111,7 +111,7 @@ class OcdbtStore:
     """The latest version of a database.
 
     Raises:
-        ParseError: it is not one, is damaged, or names files outside of its folder.
+        ParseError: if it is not one, is damaged, or names files outside of its folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -125,6 +125,7 @@ class OcdbtStore:
             if root is not None:
                 place, height = root
                 self._walk(place, height, b"")
+            self._check_values()
         except BaseException:
             self.files.close()
             raise
@@ -157,6 +158,16 @@ class OcdbtStore:
             return None
         path, transitive = self._file(node, files, file_ids[-1])
         return _Place(path, transitive, offsets[-1], lengths[-1]), heights[-1]
+
+    def _check_values(self) -> None:
+        """Check that every value lies in its file."""
+        for key, value in self._values.items():
+            if value.inline is None:
+                try:
+                    self.files.stretch(value)
+                except FileNotFoundError:
+                    text = shorten(str(value.path))
+                    raise ParseError(f"{self.folder}: {shorten(key)} is in {text}, which does not exist") from None
 
     def _manifest(self, path: Path, *, config_only: bool = True) -> _Node | None:
         """A manifest, read up to its file table; None of one that only says that others are numbered."""

@@ -80,7 +80,7 @@ def read_array(store: KeyValueStore, name: str, version: int, where: str, *, com
         complete: Whether all its chunks must be there; else those that are not are its fill value.
 
     Raises:
-        ParseError: it does not follow the format, is encoded in a way that is not read, or lacks a chunk.
+        ParseError: if it does not follow the format, is encoded in a way that is not read, or lacks a chunk.
     """
     key = f"{name}/{'.zarray' if version == 2 else 'zarr.json'}"
     value = store.get(key)

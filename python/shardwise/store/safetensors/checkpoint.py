@@ -28,8 +28,8 @@ def open_safetensors(path: str | os.PathLike[str]) -> "Checkpoint":
             `model.safetensors.index.json` and the files that it names), or such an index itself.
 
     Raises:
-        OSError: a file cannot be opened or read.
-        ParseError: a file does not follow the format; names the file and the byte offset or the tensor.
+        OSError: if a file cannot be opened or read.
+        ParseError: if a file does not follow the format; names the file and the byte offset or the tensor.
 
     >>> import json, tempfile
     >>> from pathlib import Path
@@ -75,11 +75,11 @@ class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
         """Give a tensor as a read-only, memory-mapped array.
 
         Raises:
-            KeyError: there is no such tensor.
-            ImportError: its dtype needs ml_dtypes, which is not installed.
-            TypeError: numpy cannot express it: its elements are packed, several to a byte, or it has more dims than an
-                array may have, or sizes that only a dim of 0 keeps from being too large.
-            ParseError: the file changed since it was opened.
+            KeyError: if there is no such tensor.
+            ImportError: if its dtype needs ml_dtypes, which is not installed.
+            TypeError: if numpy cannot express it: its elements are packed, several to a byte, or it has more dims than
+                an array may have, or sizes that only a dim of 0 keeps from being too large.
+            ParseError: if the file changed since it was opened.
         """
         entry = self.entries[name]
         dtype, buffer = entry.numpy_dtype, self._file(entry).map()
@@ -102,10 +102,10 @@ class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
 
         Raises:
             KeyError, ImportError, TypeError: as for `checkpoint[name]`.
-            IndexError: the box has not one slice per dim, or reaches outside the tensor.
-            ValueError: `out` does not fit.
-            ParseError: the file changed since it was opened; `out` may be partly written.
-            OSError: the file cannot be read.
+            IndexError: if the box has not one slice per dim, or reaches outside the tensor.
+            ValueError: if `out` does not fit.
+            ParseError: if the file changed since it was opened; `out` may be partly written.
+            OSError: if the file cannot be read.
         """
         entry = self.entries[name]
         dtype = entry.numpy_dtype
@@ -126,7 +126,7 @@ class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
         return self._files[entry.file]
 
     def close(self) -> None:
-        """Close the files; arrays taken before stay valid. Closing twice is no error."""
+        """Close the files; arrays taken before stay valid. Closing twice is allowed."""
         self._closed = True
         for file in self._files.values():
             file.close()

@@ -20,7 +20,7 @@ def locate_checkpoint(path: Path) -> Path:
     `.safetensors` file there is.
 
     Raises:
-        FileNotFoundError: the folder holds no such file, or more than one.
+        FileNotFoundError: if the folder holds no such file, or more than one.
     """
     if not path.is_dir():
         return path
@@ -41,7 +41,7 @@ def read_index(path: Path) -> dict[str, str]:
     """Read the map from tensor name to file name of an index in Hugging Face's form.
 
     Raises:
-        ParseError: it is not such an index, or names a file outside its own folder.
+        ParseError: if it is not such an index, or names a file outside its own folder.
     """
     file = DataFile(path)
     try:
@@ -79,7 +79,7 @@ def _merge(index: Path, weight_map: dict[str, str]) -> tuple[dict[str, Entry], d
     one name; each tensor that it lists must be where it says.
 
     Raises:
-        ParseError: a file is missing or wrong, or the index and the files contradict each other.
+        ParseError: if a file is missing or wrong, or the index and the files contradict each other.
     """
     entries: dict[str, Entry] = {}
     metadata: dict[str, str] = {}

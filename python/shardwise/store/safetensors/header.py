@@ -70,7 +70,7 @@ def read_header(file: DataFile) -> tuple[dict[str, Entry], dict[str, str]]:
     """Read and check a file's header: its tensors, in the header's order, and its metadata.
 
     Raises:
-        ParseError: the file does not follow the format; names the file and the byte or the tensor.
+        ParseError: if the file does not follow the format; names the file and the byte or the tensor.
     """
     if file.size < _LENGTH:
         raise ParseError(

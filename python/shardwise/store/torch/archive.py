@@ -56,7 +56,7 @@ class Archive:
         members: The members by name, in the order of the directory.
 
     Raises:
-        ParseError: it is not such a container; names the file and the byte of it.
+        ParseError: if it is not such a container; names the file and the byte of it.
     """
 
     def __init__(self, file: DataFile, offset: int = 0, length: int | None = None) -> None:
@@ -168,7 +168,7 @@ class Archive:
         """Say at which byte of the file a member's bytes begin.
 
         Raises:
-            ParseError: its header is not that of the directory, or it overlaps what follows.
+            ParseError: if its header is not that of the directory, or it overlaps what follows.
         """
         start = self._starts.get(member.name)
         if start is None:

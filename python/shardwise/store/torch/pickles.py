@@ -233,7 +233,7 @@ def read_strict(
         persistent: Whether the container of the pickle may hold values.
 
     Raises:
-        ParseError: it does not follow the format, or names a global that is not read here.
+        ParseError: if it does not follow the format, or names a global that is not read here.
     """
     strict = None if attributes is None else list(attributes)
     try:
@@ -251,7 +251,7 @@ def read_index(data: bytes, where: object, attributes: Collection[str]) -> Any:
         attributes: Those of the index all of which must have a meaning here.
 
     Raises:
-        ParseError: it is not such an index, or names a global that is not read here.
+        ParseError: if it is not such an index, or names a global that is not read here.
     """
     try:
         return read_dcp_index(data, _is_allowed, list(attributes))
@@ -263,7 +263,7 @@ def read_objects(data: bytes, where: object, *, persistent: bool = True) -> Any:
     """Read a pickle that may hold objects of any class, as inert records.
 
     Raises:
-        ParseError: it does not follow the format, or names a global that serves to run programs.
+        ParseError: if it does not follow the format, or names a global that serves to run programs.
     """
 
     def judge(name: str) -> bool:

@@ -51,7 +51,7 @@ class Container:
     """A file of `torch.save`, or a stretch of a file that is one.
 
     Raises:
-        ParseError: it is not one, or is one that cannot be read; names the file.
+        ParseError: if it is not one, or is one that cannot be read; names the file.
     """
 
     def __init__(self, file: DataFile, offset: int = 0, length: int | None = None) -> None:
@@ -87,7 +87,7 @@ class Container:
         """Give the tensor that a value is; None if it is something else.
 
         Raises:
-            ParseError: it is one that does not fit together; names it.
+            ParseError: if it is one that does not fit together; names it.
         """
         while isinstance(value, Record) and (args := value.args) is not None:
             if value.name in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"):
@@ -183,7 +183,7 @@ def flatten(value: Any, where: object, most: int) -> Iterator[tuple[str, Any]]:
             that lies in many others would be gone through as often, and 2**100 times where it lies so in those.
 
     Raises:
-        ParseError: two values have one name, there are too many, or they lie too deep.
+        ParseError: if two values have one name, there are too many, or they lie too deep.
     """
     seen: set[str] = set()
     for name, leaf in _leaves(value, "", 0, where):

@@ -165,14 +165,14 @@ impl<'a> Graph<'a> {
         };
         for &p in &self.primes {
             let (ratio, messages) = (1.0 - 1.0 / p as f64, (p - 1) as f64 * self.latency);
-            for dim in 0..dims {
-                let (more, less) = (at[dim].saturating_mul(p), at[dim] / p);
+            for (dim, &count) in at[..dims].iter().enumerate() {
+                let (more, less) = (count.saturating_mul(p), count / p);
                 if free % p == 0 && divides(dim, more) {
                     // Forwards a slice; backwards a gather, of shards p times smaller.
                     let seconds = if forwards { 0.0 } else { ratio * shard + messages };
                     visit(with(&[(dim, more)]), seconds, 0);
                 }
-                if at[dim] % p == 0 {
+                if count % p == 0 {
                     let seconds = if forwards { (p - 1) as f64 * shard + messages } else { 0.0 };
                     visit(with(&[(dim, less)]), seconds, 0);
                 }
@@ -180,7 +180,7 @@ impl<'a> Graph<'a> {
                 if forwards && addends % p == 0 && divides(dim, more) {
                     visit(with(&[(dim, more), (dims, addends / p)]), ratio * shard + messages, 0);
                 }
-                if !forwards && at[dim] % p == 0 && self.addends % addends.saturating_mul(p) == 0 {
+                if !forwards && count % p == 0 && self.addends % addends.saturating_mul(p) == 0 {
                     let seconds = (p - 1) as f64 * shard + messages;
                     visit(with(&[(dim, less), (dims, addends * p)]), seconds, 0);
                 }

@@ -76,6 +76,9 @@ pub(super) fn cheapest(
 
 type States = Explorer<State, State>;
 
+/// Nodes by the number of shards along each dim.
+type ByShards = HashMap<Vec<i64>, Vec<usize>>;
+
 /// The layouts from which the goal is reached without a permute, and their nodes by the number of shards.
 fn after_the_permute(
     change: &Change,
@@ -83,11 +86,11 @@ fn after_the_permute(
     bound: &Bound,
     most: Cost,
     poll: Poll<'_>,
-) -> Result<(States, HashMap<Vec<i64>, Vec<usize>>)> {
+) -> Result<(States, ByShards)> {
     let Change { tensor, goal, scale, .. } = change;
     let key = |state: &_| moves.key(state);
     let mut explorer = Explorer::new(goal.clone(), key(goal));
-    let mut by_shards: HashMap<Vec<i64>, Vec<usize>> = HashMap::new();
+    let mut by_shards = ByShards::new();
     let mut visited = 0;
     while let Some((number, at_least)) = explorer.next(key) {
         visited += 1;

@@ -307,9 +307,8 @@ fn exhaustive(tensor: &Tensor, states: &[State], start: usize) -> Vec<f64> {
         let (old, new) = (a.roles(count), b.roles(count));
         let moved: Vec<usize> = (0..count).filter(|&factor| old[factor] != new[factor]).collect();
         let dims = |state: &State| {
-            let mut dims = state.specs.iter().enumerate();
             let mut of: Vec<Option<usize>> = vec![None; moved.len()];
-            while let Some((dim, spec)) = dims.next() {
+            for (dim, spec) in state.specs.iter().enumerate() {
                 for (i, factor) in moved.iter().enumerate() {
                     if spec.contains(factor) {
                         of[i] = Some(dim);

@@ -6,7 +6,7 @@
 //! alone, for they may overlap.
 
 use crate::{
-    copy::overlap::{Item, Meeting},
+    copy::overlap::item::{Item, Meeting},
     error::{Error, Result},
     tiling::Poll,
 };

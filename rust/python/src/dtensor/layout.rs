@@ -50,7 +50,7 @@ impl DtensorLayout {
 
     fn shard_ids<'py>(&self, py: Python<'py>, indices: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let Numbers::Many(array) = Numbers::new("offset_tuple", indices)? else {
-            return Err(PyTypeError::new_err("offset_tuple is no array"));
+            return Err(PyTypeError::new_err("offset_tuple is not an array"));
         };
         let (rows, columns) = (array.shape[0], array.shape[1]);
         if columns != self.layout.rank() {

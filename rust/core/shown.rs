@@ -1,0 +1,78 @@
+//! Values in messages: short, whatever their length.
+
+use std::fmt::Debug;
+
+/// How many characters of a text a message has at most.
+const LONGEST: usize = 120;
+
+/// How many entries of a list a message has at most.
+const MOST: usize = 8;
+
+/// The text in quotes, with special characters escaped; of a long one both ends.
+///
+/// # Examples
+/// ```
+/// use shardwise_core::shown;
+///
+/// assert_eq!(shown::text("a\nb"), "\"a\\nb\"");
+/// assert!(shown::text(&"a".repeat(1000)).chars().count() < 150);
+/// ```
+#[must_use]
+pub fn text(text: &str) -> String {
+    let half = LONGEST / 2;
+    let (Some((head, _)), Some((tail, _))) = (text.char_indices().nth(half), text.char_indices().nth_back(half - 1))
+    else {
+        return format!("{text:?}");
+    };
+    if text.chars().nth(LONGEST).is_none() {
+        format!("{text:?}")
+    } else {
+        format!("{:?}…{:?}", &text[..head], &text[tail..])
+    }
+}
+
+/// The list in brackets; of a long one the first entries.
+///
+/// # Examples
+/// ```
+/// use shardwise_core::shown;
+///
+/// assert_eq!(shown::list(&[2, 4]), "[2, 4]");
+/// assert_eq!(shown::list(&(0..1000).collect::<Vec<_>>()), "[0, 1, 2, 3, 4, 5, 6, 7, …]");
+/// ```
+#[must_use]
+pub fn list<T: Debug>(entries: &[T]) -> String {
+    joined(entries.iter().map(|entry| format!("{entry:?}")), entries.len())
+}
+
+/// The texts in brackets, each as [`text`] writes it; of a long list the first.
+#[must_use]
+pub fn texts(entries: &[impl AsRef<str>]) -> String {
+    joined(entries.iter().map(|entry| text(entry.as_ref())), entries.len())
+}
+
+fn joined(entries: impl Iterator<Item = String>, len: usize) -> String {
+    let entries: Vec<_> = entries.take(MOST).collect();
+    format!("[{}{}]", entries.join(", "), if len > MOST { ", …" } else { "" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_keep_both_ends() {
+        let long: String = (0..LONGEST + 1).map(|i| if i < 60 { 'a' } else { 'é' }).collect();
+        assert_eq!(text(&long), format!("{:?}…{:?}", "a".repeat(60), "é".repeat(60)));
+        assert_eq!(text(&long[..LONGEST]), format!("{:?}", &long[..LONGEST]));
+        assert_eq!(text(""), "\"\"");
+    }
+
+    #[test]
+    fn long_lists_keep_their_beginning() {
+        assert_eq!(list(&[0; MOST]), "[0, 0, 0, 0, 0, 0, 0, 0]");
+        assert_eq!(list(&[0; MOST + 1]), "[0, 0, 0, 0, 0, 0, 0, 0, …]");
+        assert_eq!(texts(&["a", "b"]), r#"["a", "b"]"#);
+        assert!(texts(&vec!["x".repeat(10_000); 10_000]).len() < 2000);
+    }
+}
