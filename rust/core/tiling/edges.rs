@@ -163,6 +163,8 @@ impl Finder for EdgeFinder<'_> {
             Ok(())
         })?;
         found.sort_unstable();
-        found.iter().try_for_each(|&(tile, at)| visit(i64::from(tile), Region::of_row(&rows[at..at + 2 * region.rank()])))
+        found
+            .iter()
+            .try_for_each(|&(tile, at)| visit(i64::from(tile), Region::of_row(&rows[at..at + 2 * region.rank()])))
     }
 }
