@@ -83,6 +83,18 @@ def _boxes(size: int) -> np.ndarray[Any, Any]:
     return np.stack([np.stack([rows, rows + 1], axis=1), np.broadcast_to([0, 3], (size, 2))], axis=1)
 
 
+def _stairs(size: int) -> np.ndarray[Any, Any]:
+    rows, zeros = np.arange(size), np.zeros(size, int)
+    along = np.stack([rows, rows + 1], axis=1)
+    left = np.stack([along, np.stack([zeros, rows], axis=1)], axis=1)
+    right = np.stack([along, np.stack([rows, zeros + size + 1], axis=1)], axis=1)
+    return np.concatenate([left, right])
+
+
+def _tiling(stairs: np.ndarray[Any, Any]) -> sw.Tiling:
+    return sw.Tiling.from_boxes((len(stairs) // 2, len(stairs) // 2 + 1), stairs)
+
+
 def _array(partition: sw.Partition) -> np.ndarray[Any, Any]:
     return np.broadcast_to(np.zeros((), "i1"), partition.shape)
 
@@ -143,6 +155,33 @@ CALLS: dict[str, Call] = {
         lambda given: given[0].run(given[0].src.views(given[1])),
     ),
     "boxes by hand": Call(_boxes, lambda boxes: sw.Tiling.from_boxes((len(boxes), 3), boxes).check()),
+    "boxes in no grid": Call(_stairs, lambda boxes: _tiling(boxes).check()),
+    "replicas of boxes": Call(
+        lambda n: np.concatenate([_boxes(n), _boxes(n)]),
+        lambda boxes: sw.Tiling.from_boxes((len(boxes) // 2, 3), boxes, replicas=True).check(),
+    ),
+    "holders of boxes": Call(
+        lambda n: {i: [[(i, i + 1), (0, 3)]] for i in range(n // 16)},
+        lambda boxes: sw.Tiling.from_boxes((len(boxes), 3), boxes).nbytes("i1"),
+    ),
+    "holders of a grid": Call(lambda n: sw.Tiling.grid((n, 3), (1, 2)), lambda grid: (grid.holders, grid.nbytes("i1"))),
+    "flat ranges": Call(
+        lambda n: [(7 * i, 7 * i + 7) for i in range(n)],
+        lambda ranges: sw.Tiling.from_flat_ranges((len(ranges), 7), ranges).check(),
+    ),
+    "plan of tilings": Call(
+        lambda n: (_tiling(_stairs(n)), sw.Tiling.grid((n, n + 1), (3, n))),
+        lambda pair: sw.plan_reshard(*pair).transfers,
+    ),
+    "program": Call(lambda n: sw.plan_reshard(*_pair(n)), lambda plan: plan.program("cpu:3")),
+    "plan of a model": Call(
+        lambda n: {f"{i}": ((64,), "i1") for i in range(n // 64)},
+        lambda norms: sw.plan_model(
+            dict.fromkeys(norms, sw.TensorLayout((None,), _line(4))),
+            dict.fromkeys(norms, sw.TensorLayout((None,), _line(4, range(8)))),
+            norms,
+        ),
+    ),
     "explain": Call(lambda n: sw.plan_reshard(*_pair(n)), lambda plan: plan.explain()),
     "layout map": Call(_map, _asked),
     "report": Call(_map, lambda rules: rules.report({f"layer{i}/kernel": (4, 8) for i in range(len(rules))})),

@@ -80,13 +80,6 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
 TYPES_ONLY = {("partition", "layout"), ("mesh_views", "mesh")}
 
 #: What still runs against the rooms, each to be untied: no other file may.
-KNOWN = {
-    ("sections::packed", "layout"),
-    ("sections::packed", "partition"),
-    ("sections::locate", "locate"),
-}
-KNOWN_CIRCLES = [("packed.notation", "packed.parts")]
-
 #: file -> what it imports of its own house, and whether for types only.
 Imports = dict[str, dict[str, bool]]
 
@@ -243,7 +236,6 @@ def test_imports_run_down(house: str) -> None:
         for file, others in imports_of(house).items()
         for other, types_only in others.items()
         if room_of(file) != room_of(other)
-        and (file, other) not in KNOWN
         and level[room_of(other)] >= level[room_of(file)]
         and not (types_only and (room_of(file), room_of(other)) in TYPES_ONLY)
     ]
@@ -252,7 +244,7 @@ def test_imports_run_down(house: str) -> None:
 
 @pytest.mark.parametrize("house", HOUSES)
 def test_no_files_import_each_other_in_a_circle(house: str) -> None:
-    assert [circle for circle in circles(imports_of(house)) if circle not in KNOWN_CIRCLES] == []
+    assert circles(imports_of(house)) == []
 
 
 @pytest.mark.parametrize("house", HOUSES)

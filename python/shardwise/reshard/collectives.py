@@ -58,7 +58,7 @@ class CollectiveObstacle:
         return self.message
 
 
-#: Why boxes made by hand have no collectives.
+#: Why explicit boxes have no collectives.
 no_layout = CollectiveObstacle("no-layout", "a side of the plan is made of boxes, not by a layout")
 
 

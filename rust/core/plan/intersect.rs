@@ -72,7 +72,7 @@ impl Overlaps {
             ticker.tick(poll)?;
             let (start, stop) = to.bounds(index);
             common.clear();
-            under_cut(from, start, stop, &mut common);
+            under_cut(from, start, stop, &mut common)?;
             all.extend(common.iter().map(|&(source_index, start, stop)| Placed {
                 overlap: Overlap { source: source_index, start, stop },
                 device: device_part(source, dim, source_index),
@@ -125,7 +125,7 @@ mod tests {
                     .collect();
                 all.sort_by_key(|common| common.1);
                 let mut found = Vec::new();
-                under_cut(&source, start, stop, &mut found);
+                under_cut(&source, start, stop, &mut found).unwrap();
                 prop_assert_eq!(found, all);
             }
         }
@@ -136,7 +136,7 @@ mod tests {
         // Three elements over a million million shards: nearly all are empty, before and between the three.
         let source = Cut::new(0, 3, &[1 << 20, 1 << 20], Uneven::Chunk).unwrap();
         let mut found = Vec::new();
-        under_cut(&source, 0, 3, &mut found);
+        under_cut(&source, 0, 3, &mut found).unwrap();
         assert_eq!(found.len(), 3);
     }
 }

@@ -3,7 +3,7 @@
 //! For each piece of a destination holder the source is asked which of its tiles lie under it: each of them is a transfer,
 //! except what the holder has itself. The source's tiles share no element, so a piece is there if the volumes add up.
 
-use std::ops::Range;
+use std::{collections::TryReserveError, ops::Range};
 
 use crate::{
     error::{Error, Result},
@@ -15,6 +15,9 @@ use crate::{
         tiles::{Held, Ticker, Tiles},
     },
 };
+
+/// For how many transfers there is room at once at most, before they are known.
+const LARGEST_GUESS: usize = 1 << 18;
 
 /// All transfers, and all boxes that stay.
 #[derive(Debug)]
@@ -90,6 +93,9 @@ impl Listed {
     ) -> Result<Self> {
         let rank = pieces.regions().rank();
         let (mut moved, mut kept) = (List::new(rank), List::new(rank));
+        // A guess: each transfer begins where a box of either side does, mostly. What is not used costs nothing.
+        let guess = tiles.count().saturating_add(pieces.len()).min(LARGEST_GUESS);
+        moved.rows.try_reserve(guess * Transfer::row_length(rank)).map_err(too_many)?;
         walk(tiles, pieces, same, poll, |found| {
             let to = (found.destination, found.destination_piece);
             match found.own {
@@ -116,13 +122,16 @@ fn not_held(tiles: &dyn Tiles, holder: usize, region: Region<'_>, poll: Poll<'_>
     }
 }
 
+fn too_many(_: TryReserveError) -> Error {
+    Error::TooMany { what: "the transfers".to_owned() }
+}
+
 impl List {
     fn new(rank: usize) -> Self {
         Self { rank, rows: Vec::new(), pieces: Vec::new() }
     }
 
     fn push(&mut self, held: Held, (destination, piece): (usize, usize), common: Region<'_>) -> Result<()> {
-        let too_many = |_| Error::TooMany { what: "the transfers".to_owned() };
         let row = Transfer::row_length(self.rank);
         self.rows.try_reserve(row).map_err(too_many)?;
         self.rows.extend_from_slice(&[held.holder, destination as i64]);

@@ -138,13 +138,21 @@ impl Model {
                 lone.into_iter().try_for_each(|(who, volume)| add(sent, who, volume, itemsize))?;
             }
         }
-        let mut order: Vec<usize> = (0..tensors.len()).filter(|&i| !sorts[tensors[i].0].is_plain).collect();
-        let volumes: Vec<i64> = sorts.iter().map(Sort::volume).collect();
-        order.sort_by_key(|&i| Reverse(volumes[tensors[i].0].saturating_mul(tensors[i].1)));
+        let mut order: Vec<(Reverse<i64>, usize)> = Vec::new();
+        order.try_reserve_exact(tensors.len()).map_err(too_many)?;
+        order.extend((0..tensors.len()).filter(|&i| !sorts[tensors[i].0].is_plain).map(|i| (Reverse(0), i)));
+        let mut volumes = zeros(sorts.len())?;
+        volumes.iter_mut().zip(sorts).for_each(|(volume, sort)| *volume = sort.volume());
+        for (size, i) in &mut order {
+            *size = Reverse(volumes[tensors[*i].0].saturating_mul(tensors[*i].1));
+        }
+        order.sort_unstable();
         let mut heaps = Heaps::new(sorts);
-        let mut senders = vec![None; tensors.len()];
+        let mut senders: Vec<Option<Vec<i64>>> = Vec::new();
+        senders.try_reserve_exact(tensors.len()).map_err(too_many)?;
+        senders.resize(tensors.len(), None);
         let mut ticker = Ticker::new();
-        for tensor in order {
+        for (_, tensor) in order {
             let (sort, itemsize) = tensors[tensor];
             let mut own: Vec<i64> = Vec::new();
             own.try_reserve_exact(sorts[sort].transfers.len()).map_err(too_many)?;

@@ -1,6 +1,11 @@
 //! The cells of a grid under a box, found by cutting each dim.
 
-use crate::{error::Result, region::Region, tiling::tiles::Finder, uneven::Cut};
+use crate::{
+    error::{Error, Result},
+    region::Region,
+    tiling::tiles::Finder,
+    uneven::Cut,
+};
 
 /// Where the tiles of a grid meet a box along one dim: the index of the tile, start and stop of what is common.
 pub(crate) type Common = (i64, i64, i64);
@@ -22,7 +27,7 @@ impl Cells {
         &mut self,
         region: Region<'_>,
         strides: &[i64],
-        mut find: impl FnMut(usize, i64, i64, &mut Vec<Common>),
+        mut find: impl FnMut(usize, i64, i64, &mut Vec<Common>) -> Result<()>,
         visit: &mut dyn FnMut(i64, Region<'_>) -> Result<()>,
     ) -> Result<()> {
         let rank = region.rank();
@@ -33,7 +38,7 @@ impl Cells {
         let mut number = 0;
         for (dim, (start, stop)) in region.sides().enumerate() {
             let begin = self.common.len();
-            find(dim, start, stop, &mut self.common);
+            find(dim, start, stop, &mut self.common)?;
             let Some(&(index, start, stop)) = self.common.get(begin) else { return Ok(()) };
             self.begins.push(begin);
             self.at.push(begin);
@@ -68,14 +73,30 @@ impl Cells {
 
 /// Appends what `[start, stop)` has in common with the intervals of a cut, in order. Each step asks for the owner of the
 /// next position, so empty shards in between, of which there may be many, cost nothing.
-pub(crate) fn under_cut(cut: &Cut, start: i64, stop: i64, common: &mut Vec<Common>) {
+///
+/// # Errors
+/// [`Error::TooMany`] if there is no memory for them.
+pub(crate) fn under_cut(cut: &Cut, start: i64, stop: i64, common: &mut Vec<Common>) -> Result<()> {
     let mut at = start;
+    if at < stop {
+        let most = cut.owner(stop - 1).abs_diff(cut.owner(start)).saturating_add(1).min(stop.abs_diff(start));
+        room_for(common, usize::try_from(most).unwrap_or(usize::MAX))?;
+    }
     while at < stop {
         let owner = cut.owner(at);
         let end = cut.bounds(owner).1.min(stop);
         common.push((owner, at, end));
         at = end;
     }
+    Ok(())
+}
+
+/// Room for so many more.
+///
+/// # Errors
+/// [`Error::TooMany`] if there is none.
+pub(crate) fn room_for<T>(list: &mut Vec<T>, more: usize) -> Result<()> {
+    list.try_reserve(more).map_err(|_| Error::TooMany { what: format!("{more} tiles under a box") })
 }
 
 /// The cells of cuts, each dim's own.

@@ -6,7 +6,7 @@ use crate::{
     region::{Region, Regions},
     tiling::{
         Poll,
-        cells::{Cells, Common},
+        cells::{Cells, Common, room_for},
         tiles::{Finder, Ticker},
     },
 };
@@ -85,7 +85,13 @@ impl Edges {
     }
 
     pub(super) fn finder(&self) -> EdgeFinder<'_> {
-        EdgeFinder { grid: self, hints: vec![0; self.edges.len()], cells: Cells::default() }
+        EdgeFinder {
+            grid: self,
+            hints: vec![0; self.edges.len()],
+            cells: Cells::default(),
+            found: Vec::new(),
+            rows: Vec::new(),
+        }
     }
 }
 
@@ -110,11 +116,14 @@ pub(super) struct EdgeFinder<'a> {
     grid: &'a Edges,
     hints: Vec<usize>,
     cells: Cells,
+    /// The tiles found, each with where its common part is in `rows`.
+    found: Vec<(u32, usize)>,
+    rows: Vec<i64>,
 }
 
 impl Finder for EdgeFinder<'_> {
     fn under(&mut self, region: Region<'_>, visit: &mut dyn FnMut(i64, Region<'_>) -> Result<()>) -> Result<()> {
-        let Self { grid, hints, cells } = self;
+        let Self { grid, hints, cells, found, rows } = self;
         if grid.edges.iter().any(Vec::is_empty) {
             return Ok(());
         }
@@ -123,9 +132,10 @@ impl Finder for EdgeFinder<'_> {
             // Before the first edge and after the last there is no tile.
             let mut from = start.max(edges[0]);
             if from >= stop {
-                return;
+                return Ok(());
             }
             let first = position(edges, from, &mut hints[dim]);
+            room_for(common, edges[first + 1..].partition_point(|&edge| edge < stop) + 1)?;
             for (step, edge) in edges[first + 1..].iter().enumerate() {
                 if from >= stop {
                     break;
@@ -133,19 +143,28 @@ impl Finder for EdgeFinder<'_> {
                 common.push(((first + step) as i64, from, stop.min(*edge)));
                 from = *edge;
             }
+            Ok(())
         };
         if grid.tiles.is_empty() {
             return cells.walk(region, &grid.strides, find, visit);
         }
-        let mut found: Vec<(u32, Vec<i64>)> = Vec::new();
+        // Some cells are empty, or the tiles are in another order than the cells.
+        found.clear();
+        rows.clear();
         cells.walk(region, &grid.strides, find, &mut |cell, common| {
             let tile = grid.tiles[cell as usize];
             if tile != NONE {
-                found.push((tile, [common.start(), common.stop()].concat()));
+                room_for(found, 1)?;
+                room_for(rows, 2 * common.rank())?;
+                found.push((tile, rows.len()));
+                rows.extend_from_slice(common.start());
+                rows.extend_from_slice(common.stop());
             }
             Ok(())
         })?;
         found.sort_unstable();
-        found.iter().try_for_each(|(tile, row)| visit(i64::from(*tile), Region::of_row(row)))
+        found
+            .iter()
+            .try_for_each(|&(tile, at)| visit(i64::from(tile), Region::of_row(&rows[at..at + 2 * region.rank()])))
     }
 }

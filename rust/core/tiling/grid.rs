@@ -105,6 +105,10 @@ struct Chunks<'a> {
 }
 
 impl Tiles for Chunks<'_> {
+    fn count(&self) -> usize {
+        usize::try_from(self.grid.holders).unwrap_or(usize::MAX)
+    }
+
     fn finder(&self) -> Box<dyn Finder + '_> {
         Box::new(CutFinder::new(&self.grid.cuts, radix::strides(&self.grid.counts)))
     }

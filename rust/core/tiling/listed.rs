@@ -134,6 +134,10 @@ fn room<T>(count: usize) -> Result<Vec<T>> {
 }
 
 impl Tiles for Listed {
+    fn count(&self) -> usize {
+        self.first.len()
+    }
+
     fn finder(&self) -> Box<dyn Finder + '_> {
         match &self.index {
             Index::Edges(edges) => Box::new(edges.finder()),

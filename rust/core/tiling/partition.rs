@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use crate::{
-    error::Result,
+    error::{Error, Result},
     partition::Partition,
-    region::Region,
-    tiling::{Piece, Place, Poll, Tiling, shards::Shards, tiles::Tiles},
+    region::{Region, Regions},
+    tiling::{Piece, Pieces, Place, Poll, Tiling, shards::Shards, tiles::Tiles},
 };
 
 impl Tiling for Partition {
@@ -39,6 +39,17 @@ impl Tiling for Partition {
 
     fn tiles(&self, _: Poll<'_>) -> Result<Box<dyn Tiles + '_>> {
         Ok(Box::new(Shards::new(self)?))
+    }
+
+    fn pieces(&self, poll: Poll<'_>) -> Result<Arc<Pieces>> {
+        let (rank, devices) = (self.shape().len(), usize::try_from(self.mesh().size()).unwrap_or(usize::MAX));
+        let too_many = || Error::TooMany { what: format!("the boxes of {devices} devices") };
+        let len = devices.checked_mul(2 * rank).ok_or_else(too_many)?;
+        let mut bounds = Vec::new();
+        bounds.try_reserve_exact(len).map_err(|_| too_many())?;
+        bounds.resize(len, 0);
+        self.boxes_into(&mut bounds, poll)?;
+        Ok(Arc::new(Pieces::one_each(Regions::of_bounds(rank, devices, &bounds)?)?))
     }
 
     fn as_partition(self: Arc<Self>) -> Option<Arc<Partition>> {

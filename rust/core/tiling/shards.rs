@@ -44,6 +44,10 @@ impl Tiles for Shards<'_> {
         self.addends.len()
     }
 
+    fn count(&self) -> usize {
+        usize::try_from(self.partition.total_shards()).unwrap_or(usize::MAX)
+    }
+
     fn finder(&self) -> Box<dyn Finder + '_> {
         Box::new(CutFinder::new(self.partition.cuts(), self.partition.shard_strides().to_vec()))
     }

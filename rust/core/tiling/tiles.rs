@@ -13,6 +13,9 @@ pub trait Tiles: Send + Sync {
         1
     }
 
+    /// The number of tiles.
+    fn count(&self) -> usize;
+
     /// To find the tiles under boxes, one box after another.
     fn finder(&self) -> Box<dyn Finder + '_>;
 
@@ -35,6 +38,10 @@ pub trait Tiles: Send + Sync {
 impl<T: Tiles + ?Sized> Tiles for &T {
     fn addends(&self) -> usize {
         (**self).addends()
+    }
+
+    fn count(&self) -> usize {
+        (**self).count()
     }
 
     fn finder(&self) -> Box<dyn Finder + '_> {

@@ -9,6 +9,7 @@ use crate::{
     region::{Region, Regions},
     tiling::{
         Poll,
+        cells::room_for,
         tiles::{Finder, Ticker},
     },
 };
@@ -148,16 +149,21 @@ impl Finder for TreeFinder<'_> {
     fn under(&mut self, region: Region<'_>, visit: &mut dyn FnMut(i64, Region<'_>) -> Result<()>) -> Result<()> {
         let Self { tree, regions, tiles, stack, found, row } = self;
         found.clear();
+        let mut refused = Ok(());
         tree.search(
             region,
             |tile| tiles[tile as usize] as usize,
             regions,
             stack,
             |tile| {
-                found.push(tile);
-                true
+                refused = room_for(found, 1);
+                if refused.is_ok() {
+                    found.push(tile);
+                }
+                refused.is_ok()
             },
         );
+        refused?;
         found.sort_unstable();
         for &tile in found.iter() {
             regions.get(tiles[tile as usize] as usize).overlap_into(region, row);
