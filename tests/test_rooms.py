@@ -79,7 +79,6 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
 #: which are meshes.
 TYPES_ONLY = {("partition", "layout"), ("mesh_views", "mesh")}
 
-#: What still runs against the rooms, each to be untied: no other file may.
 #: file -> what it imports of its own house, and whether for types only.
 Imports = dict[str, dict[str, bool]]
 

@@ -141,9 +141,9 @@ def views_of(plan: Runnable) -> Iterator[tuple[int, int, Window | None, tuple[sl
     times = np.bincount(kept["dst_device"], minlength=plan.dst._count)
     times[plan.transfers["dst_device"]] = 0
     alone = np.flatnonzero(times[kept["dst_device"]] == 1)
-    boxes = plan._core.local_boxes(0, True)[alone]
+    boxes = plan._core.local_boxes(0, True).take(alone, axis=0)
     extents = boxes[..., 1] - boxes[..., 0]
-    pieces = plan._core.kept_pieces()[alone]
+    pieces = plan._core.kept_pieces().take(alone, axis=0)
     shapes = None if isinstance(plan.dst, Partition) and not plan.dst.is_packed else plan.dst._shapes()
     for row, (piece, _), box, extent in zip(
         kept[alone], pieces.tolist(), boxes.tolist(), extents.tolist(), strict=True
