@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import shardwise as sw
-import shardwise.reshard.plan  # noqa: F401  Some calls on something small do not come to it.
+import shardwise.reshard.plan  # Some calls on something small do not come to it.
 from shardwise import dtensor as dt
 from shardwise.interop import hlo, megatron, shardy, torch
 
