@@ -94,6 +94,11 @@ def report_of(indivisible: bool = True) -> report.LayoutReport:
     return rules.report({name: (shape, "float32") for name, shape in shapes.items()})
 
 
+def report_with_a_default() -> report.LayoutReport:
+    rules = sw.LayoutMap(mesh(), default=sw.LayoutRule(layout("data"), "ceil"))
+    return rules.report({"kernel": ((5, 8), "float32")})
+
+
 def mesh_proto() -> dt.MeshProto:
     return dt.MeshProto((dt.MeshDimensionProto("x", 2),), (0, 1), (0, 1), ("CPU:0", "CPU:1"), name="m")
 
@@ -205,7 +210,12 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     torch.StridedShard: lambda: [torch.StridedShard(0, 2)],
     torch.Replicate: lambda: [torch.Replicate()],
     torch.Partial: lambda: [torch.Partial(), torch.Partial("max")],
-    report.LayoutReport: lambda: [report_of(), report_of(indivisible=False)],
+    sw.LayoutRule: lambda: [
+        sw.LayoutRule(layout()),
+        sw.LayoutRule(("data", None), "ceil"),
+        sw.LayoutRule(layout(), uneven="even"),
+    ],
+    report.LayoutReport: lambda: [report_of(), report_of(indivisible=False), report_with_a_default()],
     report.TensorReport: lambda: list(report_of().tensors),
     problems.Clash: lambda: list(report_of().clashes),
     problems.RankMismatch: lambda: list(report_of().rank_mismatches),
