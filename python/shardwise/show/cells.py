@@ -12,7 +12,18 @@ from ..partition import Partition
 from ..tiling import Tiling
 from .picture import MOST_NAMED, Panel, Side, Span, Tile, held_text, plain, short
 
-__all__ = ["Block", "Cells", "ChunkCells", "DeviceCells", "ShardCells", "blocks_of", "panels_of"]
+__all__ = [
+    "Block",
+    "Cells",
+    "ChunkCells",
+    "DeviceCells",
+    "ShardCells",
+    "blocks_of",
+    "held_in",
+    "panels_of",
+    "plane_of",
+    "ranges_of",
+]
 
 Index = tuple[int, ...]
 #: Of a block of more cells than these along a dim the cuts within it are not drawn.
@@ -178,23 +189,24 @@ def plane_of(cells: Sequence[Cells]) -> tuple[int, ...]:
     return tuple(sorted(chosen))
 
 
-def blocks_of(cells: Cells, plane: Sequence[int], most: int) -> list[Block]:
-    """Cut a grid into at most `most` blocks: single cells if it has no more, else neighbours put together evenly."""
+def ranges_of(cells: Cells, plane: Sequence[int], most: int) -> list[list[tuple[int, int]]]:
+    """Cut a grid into at most `most` blocks: give the ranges of cells along each dim, whose combinations they are."""
     groups = [1 if count == 0 else count for count in cells.counts]
     deep = [dim for dim in range(len(groups)) if dim not in plane]
-    while math.prod(groups[dim] for dim in deep) > _MOST_PANELS:
-        widest = max(deep, key=lambda dim: groups[dim])
-        groups[widest] = -(-groups[widest] // 2)
-    while math.prod(groups) > most:
-        widest = max(range(len(groups)), key=lambda dim: groups[dim])
-        groups[widest] = -(-groups[widest] // 2)
-    ranges = []
+    for dims, limit in ((deep, _MOST_PANELS), (range(len(groups)), most)):
+        while math.prod(groups[dim] for dim in dims) > limit:
+            widest = max(dims, key=lambda dim: groups[dim])
+            groups[widest] = -(-groups[widest] // 2)
+    found = []
     for count, group in zip(cells.counts, groups, strict=True):
-        each = -(-count // group)
-        ranges.append(
-            [(start, min(start + each, count)) for start in (i * each for i in range(group)) if start < count]
-        )
-    return [Block(cells, block) for block in itertools.product(*ranges)]
+        each = max(-(-count // group), 1)
+        found.append([(start, min(start + each, count)) for start in (i * each for i in range(group)) if start < count])
+    return found
+
+
+def blocks_of(cells: Cells, plane: Sequence[int], most: int) -> list[Block]:
+    """Give the blocks: single cells if there are no more than `most`, else neighbours put together evenly."""
+    return [Block(cells, block) for block in itertools.product(*ranges_of(cells, plane, most))]
 
 
 def panels_of(cells: Cells, plane: Sequence[int], blocks: Sequence[Block], keys: Sequence[int | None]) -> list[Panel]:
@@ -239,6 +251,21 @@ def _range(start: int, stop: int) -> str:
     return f"{start}:{stop}"
 
 
+def held_in(block: Block) -> str:
+    """Say who holds a block.
+
+    >>> from shardwise import TensorLayout
+    >>> partition = TensorLayout(("x",), DeviceMesh((2, 2), ("x", "y"))).partition((8,))
+    >>> [held_in(block) for block in blocks_of(ShardCells(partition), (0,), 2)]
+    ['cpu:0,1 (2 replicas)', 'cpu:2,3 (2 replicas)']
+    """
+    labels, count = block.holders()
+    held, many = held_text(labels, count), f"{block.size:,} {block.cells.unit}s"
+    if block.size > 1:
+        return f"{many}, {held}" if count == block.size else f"{many}, {count:,} devices: {held}"
+    return f"{held} ({count:,} replicas)" if count > 1 else held
+
+
 def _tile(block: Block, key: int | None, down: int | None, across: int | None) -> Tile:
     labels, count = block.holders()
     held = held_text(labels, count)
@@ -247,12 +274,10 @@ def _tile(block: Block, key: int | None, down: int | None, across: int | None) -
         many = f"{block.size:,} {unit}s"
         brief = f"{held_text(labels[:1], 1)} …"
         lines: tuple[tuple[str, ...], ...] = ((held, many), (brief, many), (many,), (_rough(block.size),))
-        held = f"{many}, {held}" if count == block.size else f"{many}, {count:,} devices: {held}"
     elif count > 1:
         many = f"{count:,} replicas"
         first = held_text(labels[:1], 1)
         lines = ((held, many), (held,), (f"{first} + {count - 1:,}",), (first, f"+ {count - 1:,}"))
-        held = f"{held} ({many})"
     else:
         lines = ((held,), (short(held, 8),))
     place = "[" + ", ".join(_range(*side) for side in block.box) + "]"
@@ -262,7 +287,7 @@ def _tile(block: Block, key: int | None, down: int | None, across: int | None) -
         key,
         lines,
         place,
-        held,
+        held_in(block),
         block.seams(down),
         block.seams(across),
     )

@@ -96,13 +96,12 @@ def bars(title: str, rows: Sequence[tuple[str, int, str]], key: int | None = 0) 
     """
     longest = max((length for _, length, _ in rows), default=0)
     tiles = tuple(
-        Tile((row, row + 1), (0, length), key, ((text,),), name, text)
+        Tile((row, row + 1), (0, length), key, (), name, text)
         for row, (name, length, text) in enumerate(rows)
         if length
     )
-    spans = tuple(
-        Span(row, row + 1, name if length else f"{name}: {text}") for row, (name, length, text) in enumerate(rows)
-    )
+    # Beside the bar and not on it: of a short one the number matters as much.
+    spans = tuple(Span(row, row + 1, f"{name}: {text}") for row, (name, _, text) in enumerate(rows))
     return Panel(title, Side("", max(len(rows), 1), spans), Side("", max(longest, 1)), tiles, ROW)
 
 
