@@ -11,6 +11,7 @@ import numpy as np
 
 from . import _core
 from ._arguments import is_masked
+from ._drawn import Drawn
 from ._text import shown
 from .errors import MeshError
 from .sub_axis import parse_sub_axis
@@ -52,7 +53,7 @@ def list_devices(device_type: str | None = None) -> list[str]:
     return [f"{_PREFIX}{i}" for i in range(cores)]
 
 
-class DeviceMesh:
+class DeviceMesh(Drawn):
     """Devices arranged along named axes, row-major; no hardware is needed.
 
     Args:
