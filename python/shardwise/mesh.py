@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core
+from ._arguments import is_masked
 from ._drawn import Drawn
 from ._text import shown
 from .errors import MeshError
@@ -425,7 +426,7 @@ class DeviceMesh(Drawn):
 
 def _flat_labels(devices: Any) -> list[Any]:
     """The labels in row-major order; lists and arrays nest, tuples within them are labels."""
-    if isinstance(devices, (np.ma.MaskedArray, bytes, bytearray)):
+    if is_masked(devices) or isinstance(devices, (bytes, bytearray)):
         raise TypeError(f"devices must be a sequence of labels or None, got {type(devices).__name__}")
     if isinstance(devices, np.ndarray):
         flat = devices.ravel()
