@@ -266,10 +266,7 @@ class _Page:
         cells = ShardCells(layout.partition(shape, uneven))
         plane = plane_of([cells])
         parts = ranges_of(cells, plane, MOST_KEYS)
-        ranges = [
-            [f"{cells.bounds(dim, start)[0]}:{cells.bounds(dim, stop - 1)[1]}" for start, stop in part]
-            for dim, part in enumerate(parts)
-        ]
+        ranges = [["{}:{}".format(*cells.span(dim, *each)) for each in part] for dim, part in enumerate(parts)]
         key = layout, cells.counts
         if key not in self._held:
             self._held[key] = len(self.held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Sequence
@@ -50,6 +51,9 @@ class Cells(Protocol):
     def bounds(self, dim: int, cell: int) -> tuple[int, int]:
         """Give where a cell begins and ends along a dim."""
 
+    def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
+        """Give where a range of cells begins and ends along a dim, without those of them that are empty."""
+
     def holders(self, index: Index, most: int) -> tuple[list[Any], int]:
         """Give the first holders of a cell, at most so many, and how many there are."""
 
@@ -70,6 +74,23 @@ class ShardCells:
         """Give where a cell begins and ends along a dim."""
         side = self._partition.shard_box(cell * math.prod(self.counts[dim + 1 :]))[dim]
         return side.start, side.stop
+
+    def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
+        """Give where a range of cells begins and ends along a dim, without those of them that are empty."""
+        first, last = self.bounds(dim, start), self.bounds(dim, stop - 1)
+        if self._partition.size == 0 or (first[0] < first[1] and last[0] < last[1]):
+            return first[0], last[1]
+        # Empty shards stand at the end of the dim, wherever they come; those with elements are in order.
+        positions = range(self.shape[dim])
+        low, high = (
+            bisect.bisect_left(positions, cell, key=lambda at: self._cell_of(dim, at)) for cell in (start, stop)
+        )
+        return (low, high) if low < high else (self.shape[dim], self.shape[dim])
+
+    def _cell_of(self, dim: int, position: int) -> int:
+        """The cell that an element is in, along a dim."""
+        shard_id, _ = self._partition.locate(position * math.prod(self.shape[dim + 1 :]))
+        return shard_id // math.prod(self.counts[dim + 1 :]) % self.counts[dim]
 
     def holders(self, index: Index, most: int) -> tuple[list[Any], int]:
         """Give the first holders of a cell, at most so many, and how many there are."""
@@ -107,6 +128,10 @@ class ChunkCells:
         chunk, size = self._chunks[dim], self.shape[dim]
         return min(cell * chunk, size), min((cell + 1) * chunk, size)
 
+    def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
+        """Give where a range of cells begins and ends along a dim, without those of them that are empty."""
+        return self.bounds(dim, start)[0], self.bounds(dim, stop - 1)[1]
+
     def holders(self, index: Index, most: int) -> tuple[list[Any], int]:
         """Give the first holders of a cell, at most so many, and how many there are."""
         position = 0
@@ -132,6 +157,10 @@ class DeviceCells:
         """Give where a cell begins and ends along a dim."""
         return cell, cell + 1
 
+    def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
+        """Give where a range of cells begins and ends along a dim, without those of them that are empty."""
+        return start, stop
+
     def holders(self, index: Index, most: int) -> tuple[list[Any], int]:
         """Give the first holders of a cell, at most so many, and how many there are."""
         return [self._mesh.device(self._mesh.device_index(index))], 1
@@ -147,9 +176,7 @@ class Block:
     def __init__(self, cells: Cells, ranges: Sequence[tuple[int, int]]) -> None:
         self.cells, self.ranges = cells, tuple(ranges)
         self.size = math.prod(stop - start for start, stop in ranges)
-        self.box = tuple(
-            (cells.bounds(dim, start)[0], cells.bounds(dim, stop - 1)[1]) for dim, (start, stop) in enumerate(ranges)
-        )
+        self.box = tuple(cells.span(dim, *cells_of_dim) for dim, cells_of_dim in enumerate(ranges))
 
     @property
     def is_empty(self) -> bool:
@@ -240,7 +267,7 @@ def panels_of(cells: Cells, plane: Sequence[int], blocks: Sequence[Block], keys:
 def _deep_text(block: Block, dim: int) -> str:
     start, stop = block.ranges[dim]
     many = f" ({stop - start:,} {block.cells.unit}s)" if stop - start > 1 else ""
-    return f"{block.cells.title(dim).partition(':')[0]} {_range(*block.box[dim])}{many}"
+    return f"{block.cells.title(dim).partition(':')[0]} at {_range(*block.box[dim])}{many}"
 
 
 def _rough(number: int) -> str:

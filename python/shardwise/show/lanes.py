@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,7 @@ def packed_view(partition: Partition, name: str, captions: tuple[str, ...]) -> t
     dim, spec = next((dim, spec) for dim, spec in enumerate(partition.layout.axes) if isinstance(spec, PackedDim))
     size = partition.shape[dim]
     stretches = _stretches(spec, size)
+    starts = [start for _, start, _ in stretches]
     names = tuple(dict.fromkeys(label for label, _, _ in stretches))
     keys = {label: key for key, label in enumerate(names)} if len(names) <= MOST_KEYS else {}
     total, replicas = partition.total_shards, partition.replicas
@@ -47,7 +49,7 @@ def packed_view(partition: Partition, name: str, captions: tuple[str, ...]) -> t
             side = piece.box[dim]
             if any(part.start == part.stop for part in piece.box):
                 continue
-            label = next(label for label, _, stop in stretches if side.start < stop)
+            label = stretches[bisect.bisect_right(starts, side.start) - 1][0]
             place = f"{side.start}:{side.stop}"
             box = ", ".join(f"{part.start}:{part.stop}" for part in piece.box)
             labels = ((f"{label} {place}",), (place,), (label,))
