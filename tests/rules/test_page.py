@@ -42,7 +42,7 @@ class Reader(HTMLParser):
             self.ids.append(str(given["id"]))
         if given.get("for"):
             self.labels.add(str(given["for"]))
-        assert not {"src", "srcset", "action"} & set(given)
+        assert not {"src", "srcset", "action"} & set(given)  # Nothing is fetched, nothing sent.
         assert (given.get("href") or "#").startswith("#")
         assert not any(name.startswith("on") for name in given)
         if tag not in VOID:
@@ -185,6 +185,13 @@ def test_a_report_without_a_mesh_or_tensors() -> None:
     rules["w"] = ("x",)
     assert "No mesh." in rules.report({"w": (4,)}).to_html()
     assert Reader(sw.LayoutMap(MESH).report({}).to_html()).kinds.count("g") == 0
+
+
+def test_a_notebook_shows_the_tensors_folded() -> None:
+    shown = Reader(large_report()._repr_html_())
+    assert [row[0] for row in shown.rows if "gate_up" in row[0]] == ["model.layers.{0..110}.mlp.gate_up.weight × 111"]
+    assert shown.count["li"] == len(large_report().warnings)
+    assert "script" not in shown.count
 
 
 def test_it_is_saved_as_a_whole(tmp_path: Path) -> None:

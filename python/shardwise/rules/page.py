@@ -14,13 +14,14 @@ from .._text import bytes_text
 from ..layout import TensorLayout
 from ..show.cells import Block, ShardCells, held_in, plane_of, ranges_of
 from ..show.colours import FILLS, NEUTRAL
+from ..show.html import html_of
 from ..show.lanes import packed_view
 from ..show.names import group_names
 from ..show.picture import MOST_KEYS, plain, short
 from ..show.svg import escaped, svg_of
 from .drawn import KINDS, kind_of, report_picture
 
-__all__ = ["page_of"]
+__all__ = ["notebook_of", "page_of"]
 
 _LONGEST, _MOST_NAMES = 400, 200
 #: Of more packed cuts than these the page says only what they are: their pieces would make it large.
@@ -67,6 +68,29 @@ def page_of(report: Any, title: str) -> str:
             '<p class="quiet">Choose a tensor in the table.</p></section>\n</main>',
             f'<script type="application/json" id="data">{_json(data)}</script>',
             f"<script>\n{script}</script>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def notebook_of(report: Any) -> str:
+    """Give what a notebook shows of a report: its picture, what looks wrong, and the tensors, folded, as a table."""
+    by_name = {tensor.name: tensor for tensor in report.tensors}
+    groups = group_names((name, (t.shape, t.layout, t.rule, t.num_shards, t.bits)) for name, t in by_name.items())
+    rows = []
+    for name, names, _ in groups[:_MOST_NAMES]:
+        tensor, many = by_name[names[0]], f" × {len(names)}" if len(names) > 1 else ""
+        layout = "?" if tensor.layout is None else str(tensor.layout.axes)
+        size = "?" if tensor.bytes_per_device is None else bytes_text(tensor.bytes_per_device * len(names))
+        cells = (f"{name}{many}", _sizes(tensor.shape), layout, size, tensor.rule or KINDS[kind_of(tensor)])
+        rows.append("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>")
+    warnings = [f"<li>{_text(warning)}</li>" for warning in report.warnings[:_MOST_NAMES]]
+    return "\n".join(
+        [
+            html_of(report_picture(report)),
+            f"<ul>{''.join(warnings)}</ul>{_more(len(report.warnings))}" if warnings else "",
+            "<details><summary>Tensors</summary><table><thead><tr><th>tensor</th><th>shape</th><th>layout</th>"
+            f"<th>bytes per device</th><th>rule</th></tr></thead><tbody>{''.join(rows)}</tbody></table>",
+            f"{_more(len(groups))}</details>",
         ]
     )
 
@@ -220,10 +244,10 @@ class _Page:
         )
         cells = [
             ("name", number, name),
-            ("n", math.prod(tensor.shape), _sizes(tensor.shape)),
+            ("n", math.prod(tensor.shape), _text(_sizes(tensor.shape))),
             ("", tensor.dtype or "", _text(tensor.dtype or "?")),
             ("code", short(layout, 40), _text(layout)),
-            ("n", -1 if shard is None else math.prod(shard), "none" if shard is None else _sizes(shard)),
+            ("n", -1 if shard is None else math.prod(shard), "none" if shard is None else _text(_sizes(shard))),
             ("n", -1 if sizes is None else sizes, "?" if sizes is None else bytes_text(sizes)),
             ("n", -1 if each is None else each, "?" if each is None else bytes_text(each)),
             ("code", short(tensor.rule or "", 40), self._rule(tensor)),

@@ -324,6 +324,11 @@ class LayoutReport(Drawn):
         """
         replace_file(path, self.to_html(title).encode())
 
+    def _repr_html_(self) -> str:
+        from .page import notebook_of
+
+        return notebook_of(self)
+
     def _picture(self) -> Picture:
         from .drawn import report_picture
 

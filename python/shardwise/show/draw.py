@@ -134,8 +134,7 @@ def notebook_html(what: Any) -> str | None:
     """Give the picture of what a notebook shows as HTML, or `None` if it has none."""
     if isinstance(what, TensorLayout) and (what.device_mesh is None or _is_unknown(what)):
         return None
-    own = getattr(type(what), "_page", None)
-    return draw(what, form="html") if own is None else own(what)
+    return draw(what, form="html")
 
 
 def _is_unknown(layout: TensorLayout) -> bool:
