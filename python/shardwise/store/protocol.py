@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -302,6 +302,24 @@ class StoredObject:
         return f"<StoredObject {shorten(self.name)}>"
 
 
+class StoredSum(NamedTuple):
+    """A stretch of a file, and the CRC-32 that the checkpoint says its bytes have.
+
+    Attributes:
+        file: The file.
+        start: The stretch's first byte.
+        size: Its bytes.
+        crc: Their CRC-32.
+        name: What it is called.
+    """
+
+    file: DataFile
+    start: int
+    size: int
+    crc: int
+    name: str
+
+
 class _Closable(Protocol):
     def close(self) -> None: ...
 
@@ -325,6 +343,7 @@ class StoredCheckpoint(Mapping[str, StoredTensor]):
         *,
         metadata: Mapping[str, Any] | None = None,
         objects: Mapping[str, StoredObject] | None = None,
+        sums: Callable[[], Iterable[StoredSum]] = tuple,
     ) -> None:
         self.path = path
         self.format = form
@@ -332,6 +351,7 @@ class StoredCheckpoint(Mapping[str, StoredTensor]):
         self.objects: Mapping[str, StoredObject] = MappingProxyType(dict(objects or {}))
         self._tensors = tensors
         self._files = files
+        self._sums = sums
         self._closed = False
 
     def __getitem__(self, name: str) -> StoredTensor:
@@ -350,6 +370,14 @@ class StoredCheckpoint(Mapping[str, StoredTensor]):
         if self._closed:
             raise ValueError(f"{self.path}: this checkpoint is closed")
         return tensor.read(box, out=out)
+
+    def sums(self) -> Iterable[StoredSum]:
+        """Say of which stretches of the files the checkpoint has the CRC-32, as far as its form has them.
+
+        Raises:
+            ParseError: if the file does not hold what its index says.
+        """
+        return self._sums()
 
     @property
     def nbytes(self) -> int:
