@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .reshard.program import LocalBox, Program, Step
     from .reshard.refit import RefitPlan, plan_refit
     from .rules.layout_map import LayoutMap
+    from .rules.layout_rule import LayoutRule
     from .rules.report import LayoutReport, TensorReport
     from .show.svg import draw
     from .store import (
@@ -68,6 +69,7 @@ __all__ = [
     "LayoutError",
     "LayoutMap",
     "LayoutReport",
+    "LayoutRule",
     "LinkModel",
     "LocalBox",
     "MeshError",
@@ -131,6 +133,7 @@ _LAZY = {
     "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
     "reshard.refit": ("RefitPlan", "plan_refit"),
     "rules.layout_map": ("LayoutMap",),
+    "rules.layout_rule": ("LayoutRule",),
     "rules.report": ("LayoutReport", "TensorReport"),
     "show.svg": ("draw",),
     "store": (
