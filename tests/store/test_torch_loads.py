@@ -107,7 +107,10 @@ def test_dcp_onto_plain_tensors(tmp_path: Path) -> None:
 def test_dcp_as_a_file_of_torch_save(tmp_path: Path) -> None:
     """PyTorch's own conversion, which builds the nested state dict of what the index says."""
     format_utils = importlib.import_module("torch.distributed.checkpoint.format_utils")
-    nested = {"model": {"w": torch.arange(6.0).reshape(2, 3)}, "optim": {"state": [torch.ones(2)]}}
+    nested: dict[str, Any] = {
+        "model": {"w": torch.arange(6.0).reshape(2, 3)},
+        "optim": {"state": [torch.ones(2)], "step": 7},
+    }
     dcp.save(nested, checkpoint_id=tmp_path / "theirs", no_dist=True)
     assert sw.verify_checkpoint(tmp_path / "theirs").crcs > 0
     sw.reshard_checkpoint(tmp_path / "theirs", tmp_path / "ours", to="dcp")
@@ -115,9 +118,11 @@ def test_dcp_as_a_file_of_torch_save(tmp_path: Path) -> None:
     loaded = torch.load(tmp_path / "ours.pt", weights_only=True)
     assert torch.equal(loaded["model"]["w"], nested["model"]["w"])
     assert torch.equal(loaded["optim"]["state"][0], torch.ones(2))
-    again = {"model": {"w": torch.zeros(2, 3)}, "optim": {"state": [torch.zeros(2)]}}
+    assert loaded["optim"]["step"] == 7
+    again: dict[str, Any] = {"model": {"w": torch.zeros(2, 3)}, "optim": {"state": [torch.zeros(2)], "step": 0}}
     dcp.load(again, checkpoint_id=tmp_path / "ours", no_dist=True)
     assert torch.equal(again["model"]["w"], nested["model"]["w"])
+    assert again["optim"]["step"] == 7
 
 
 def test_safetensors_and_hugging_face_folders(tmp_path: Path) -> None:

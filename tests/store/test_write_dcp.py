@@ -200,15 +200,53 @@ def test_tied_tensors_lie_in_one_place(tmp_path: Path) -> None:
         assert checkpoint.read("b").tobytes() == shared.tobytes()
 
 
-def test_paths_of_a_nested_state_dict_are_kept(tmp_path: Path) -> None:
+def test_what_is_no_tensor_and_where_all_of_it_lay_is_kept(tmp_path: Path) -> None:
     dcp = Dcp()
     dcp.add("optim.state.0", (2,), [((0,), np.arange(2, dtype="f4"))])
+    dcp.add_object("optim.step", 7)
     dcp.add("model.w", (2,), [((0,), np.arange(2, dtype="f4"))])
-    dcp.extra["planner_data"] = {"optim.state.0": ("optim", "state", 0), "model.w": ("model", "w")}
+    dcp.add_object("model.note", {"a": [1, "b"]}, "__1_0.distcp")
+    dcp.extra["planner_data"] = {
+        "optim.state.0": ("optim", "state", 0),
+        "optim.step": ("optim", "step"),
+        "model.w": ("model", "w"),
+        "model.note": ("model", "note"),
+    }
     source = dcp.write(tmp_path / "a")
-    sw.reshard_checkpoint(source, tmp_path / "b", to="dcp", rename={"model": "net"})
+    report = sw.reshard_checkpoint(source, tmp_path / "b", to="dcp", rename={"model": "net"})
+    assert isinstance(report, sw.WriteReport)
+    assert report.tensors == 2
     index = loaded((tmp_path / "b" / ".metadata").read_bytes())
-    assert index.planner_data == {"optim.state.0": ("optim", "state", 0), "net.w": ("net.w",)}
+    assert index.planner_data == {
+        "optim.state.0": ("optim", "state", 0),
+        "net.w": ("net.w",),
+        "optim.step": ("optim", "step"),
+        "net.note": ("net.note",),
+    }
+    assert type(index.state_dict_metadata["net.note"]).__name__ == "BytesStorageMetadata"
+    assert [vars(key) for key in index.storage_data if key.fqn == "optim.step"] == [
+        {"fqn": "optim.step", "index": None}
+    ]
+    with sw.open_checkpoint(tmp_path / "b") as checkpoint:
+        values = {name: each.value() for name, each in checkpoint.objects.items()}
+    assert values == {"optim.step": 7, "net.note": {"a": [1, "b"]}}
+    assert sw.verify_checkpoint(tmp_path / "b").digests == 2
+    # Bytes are copied as they are.
+    with sw.open_checkpoint(source) as one, sw.open_checkpoint(tmp_path / "b") as other:
+        held = []
+        for checkpoint, name in ((one, "model.note"), (other, "net.note")):
+            extent = checkpoint.objects[name].extent
+            assert extent is not None
+            held.append(extent[0].read(extent[1], extent[2]))
+        assert held[0] == held[1]
+    with pytest.raises(sw.LayoutError, match=r"rename calls both 'optim\.state\.0' and 'optim\.step' 'x'"):
+        sw.reshard_checkpoint(source, tmp_path / "c", to="dcp", rename={"optim.*": "x"})
+    sw.reshard_checkpoint(source, tmp_path / "c", to="dcp", only="model")
+    with sw.open_checkpoint(tmp_path / "c") as checkpoint:
+        assert (list(checkpoint), list(checkpoint.objects)) == (["model.w"], ["model.note"])
+    sw.reshard_checkpoint(source, tmp_path / "d", to="hf")
+    with sw.open_checkpoint(tmp_path / "d") as checkpoint:
+        assert sorted(checkpoint) == ["model.w", "optim.state.0"]
 
 
 def test_nothing_at_all(tmp_path: Path) -> None:

@@ -282,12 +282,14 @@ class StoredObject:
 
     Attributes:
         name: Its name.
+        extent: The file, first byte and bytes of a container of PyTorch's that holds it alone; `None` if none does.
     """
 
-    __slots__ = ("_load", "name")
+    __slots__ = ("_load", "extent", "name")
 
-    def __init__(self, name: str, load: Callable[[], Any]) -> None:
+    def __init__(self, name: str, load: Callable[[], Any], extent: tuple[DataFile, int, int] | None = None) -> None:
         self.name = name
+        self.extent = extent
         self._load = load
 
     def value(self) -> Any:

@@ -51,7 +51,7 @@ def open_folder(folder: Path, form: str, metadata: Mapping[str, Any]) -> StoredC
         index.open_files()
         tied = index.tied()
         tensors = {said[0]: index.tensor(tied.get(said[0]), *said) for said in index.tensors}
-        objects = {name: StoredObject(name, partial(_load, index.item(place))) for name, place in index.objects}
+        objects = {name: index.object(name, place) for name, place in index.objects}
     except BaseException:
         for file in index.files:
             file.close()
@@ -162,6 +162,11 @@ class _Index:
         """Give a stretch by its number."""
         file, offset, length = self.places[place].tolist()
         return _Item(self.files[file], offset, length)
+
+    def object(self, name: str, place: int) -> StoredObject:
+        """Make the value that lies in a stretch."""
+        item = self.item(place)
+        return StoredObject(name, partial(_load, item), item)
 
     def sums(self) -> Iterator[StoredSum]:
         """Give the CRC-32 of every member of every container."""

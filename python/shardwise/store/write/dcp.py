@@ -87,6 +87,8 @@ class DcpFile(TargetFile):
         return {}
 
     def _container(self, tensor: int, box: Bounds, size: int, crc: int) -> Frame:
+        if self._wanted[tensor].is_object:
+            return Frame(b"", b"")  # It is a container already.
         return frame_of(_pickle(self._wanted[tensor], box), size, crc)
 
 
@@ -124,7 +126,7 @@ def dcp_index(
 
     Args:
         files: Its files.
-        wanted: Its tensors.
+        wanted: Its tensors and objects.
         aliases: Further names of tensors, whose elements are those of others.
         paths: Where tensors lay in a nested state dict; what is not in it is in the outermost.
     """
@@ -136,16 +138,18 @@ def dcp_index(
     by_name = {name: (tensor, held) for name, tensor, held in named}
     named += [(alias, *by_name[name]) for alias, name in aliases.items()]
     state = {
-        "state_dict_metadata": Items((name, _tensor(tensor, held)) for name, tensor, held in named),
+        "state_dict_metadata": Items((name, _entry(tensor, held)) for name, tensor, held in named),
         "planner_data": Items((name, paths.get(name, (name,))) for name, *_ in named),
-        "storage_data": Items(pair for name, _, held in named for pair in _places(name, held)),
+        "storage_data": Items(pair for name, tensor, held in named for pair in _places(name, tensor, held)),
         "storage_meta": None,
         "version": "1.0.0",
     }
     return pickled(New(Global(_METADATA, "Metadata"), state))
 
 
-def _tensor(tensor: Wanted, chunks: Sequence[tuple[DcpFile, int]]) -> New:
+def _entry(tensor: Wanted, chunks: Sequence[tuple[DcpFile, int]]) -> New:
+    if tensor.is_object:
+        return New(Global(_METADATA, "BytesStorageMetadata"), {})
     layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
     contiguous = Call(Global(_METADATA, "_MEM_FORMAT_ENCODING"), (0,))
     # Without strides, which PyTorch has had since 2.9 or so, and does without.
@@ -161,10 +165,12 @@ def _tensor(tensor: Wanted, chunks: Sequence[tuple[DcpFile, int]]) -> New:
     return New(Global(_METADATA, "TensorStorageMetadata"), state)
 
 
-def _places(name: str, chunks: Sequence[tuple[DcpFile, int]]) -> Iterator[tuple[New, New]]:
+def _places(name: str, tensor: Wanted, chunks: Sequence[tuple[DcpFile, int]]) -> Iterator[tuple[New, New]]:
     for index, (file, number) in enumerate(chunks):
         offset, length = file.places[number]
-        key = {"fqn": name, "index": index, "offset": _starts(file.slots[number].box)}
+        key: dict[str, Any] = {"fqn": name, "index": index, "offset": _starts(file.slots[number].box)}
+        if tensor.is_object:
+            key = {"fqn": name, "index": None}
         place = {"relative_path": file.name, "offset": offset, "length": length}
         yield (
             New(Global(_METADATA, "MetadataIndex"), key),

@@ -232,7 +232,7 @@ class WriteJob:
             self._write_manifest([add_digests(digests) for digests in parts], sync)
         return WriteReport(
             self.path,
-            len(self._wanted),
+            sum(not tensor.is_object for tensor in self._wanted),
             self.bytes,
             done.bytes_read,
             done.bytes_written,
@@ -246,7 +246,9 @@ class WriteJob:
                 "size": file.size,
                 **file.facts(),
                 "digests": {
-                    self._wanted[slot.tensor].name: f"{file.digests.get(slot.tensor, 0):032x}" for slot in file.slots
+                    self._wanted[slot.tensor].name: f"{file.digests.get(slot.tensor, 0):032x}"
+                    for slot in file.slots
+                    if not self._wanted[slot.tensor].is_object
                 },
             }
             for file in self._files

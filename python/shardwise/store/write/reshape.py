@@ -30,7 +30,7 @@ from ..protocol import StoredCheckpoint, StoredTensor
 from .dcp import INDEX, KeyPath, dcp_files, dcp_index, is_writable
 from .files import TargetFile, hugging_face_files, index_of, sharded_files, single_file
 from .job import WriteJob, WriteOutline, WriteReport, describe_room
-from .wanted import Layouts, SourcePiece, Wanted, partition_for, wanted_array, wanted_stored
+from .wanted import Layouts, SourcePiece, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
 
 __all__ = ["Target", "reshard_checkpoint", "save_checkpoint"]
 
@@ -182,12 +182,15 @@ def reshard_checkpoint(
     if target.exists() and source.exists() and target.samefile(source):
         raise FileExistsError(17, "dst is the source", str(target))
     with open_checkpoint(source) as checkpoint, _spool(target) as spool:
-        names = _new_names(checkpoint, rename, only)
+        names = _new_names(checkpoint, rename, only, with_objects=to == "dcp")
         converted = None if dtype is None else _float_dtype(dtype)
         wanted = []
         aliases: dict[str, str] = {}
         for old, new in names.items():
-            tensor = checkpoint[old]
+            tensor = checkpoint.get(old)
+            if tensor is None:
+                wanted.append(wanted_object(new, checkpoint.objects[old]))
+                continue
             partition = partition_for(new, tensor.shape, layouts, uneven)
             if plan or (_is_addressable(tensor) and not _is_converted(tensor, converted)):
                 wanted.append(
@@ -267,6 +270,7 @@ def _job(
                     **({} if tensor.partition is None or to not in ("sharded", "dcp") else _cut(tensor.partition)),
                 }
                 for tensor, digest in zip(kept, digests, strict=True)
+                if not tensor.is_object
             },
         }
 
@@ -305,13 +309,18 @@ def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str]) -> list[Wan
 
 
 def _new_names(
-    checkpoint: StoredCheckpoint, rename: Mapping[str, str] | Sequence[tuple[str, str]], only: str | None
+    checkpoint: StoredCheckpoint,
+    rename: Mapping[str, str] | Sequence[tuple[str, str]],
+    only: str | None,
+    *,
+    with_objects: bool,
 ) -> dict[str, str]:
     optional("only", only, str)
     pairs = list(rename.items()) if isinstance(rename, Mapping) else list(rename)
     names: dict[str, str] = {}
     origin: dict[str, str] = {}
-    for old in checkpoint:
+    objects = [name for name, value in checkpoint.objects.items() if value.extent is not None]
+    for old in (*checkpoint, *(objects if with_objects else ())):
         new = old
         for pattern, replacement in pairs:
             new = _substituted("rename", pattern, replacement, new)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._dtypes import Dtype, find_dtype
+from ..._dtypes import DTYPES, Dtype, find_dtype
 from ..._text import shown
 from ...array.sharded import ShardedArray
 from ...errors import LayoutError
@@ -18,7 +18,7 @@ from ...rules.layout_map import LayoutMap
 from ..boxes import Bounds, contiguous_strides
 from ..engine import HeldPiece
 from ..files import DataFile
-from ..protocol import StoredTensor
+from ..protocol import StoredObject, StoredTensor
 
 __all__ = [
     "Layouts",
@@ -59,6 +59,7 @@ class Wanted:
         replicas: Further boxes, which hold the same as some of `pieces`, if all is well.
         partition: How it is cut; `None` if it is written whole.
         identity: Equal for two tensors that share their elements; `None` where nothing is known.
+        is_object: Whether it is no tensor, but a value in a container of PyTorch's, whose bytes these are.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Wanted:
     replicas: Sequence[SourcePiece] = ()
     partition: Partition | None = None
     identity: Any = None
+    is_object: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -121,6 +123,14 @@ def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | None) 
     replicas = [_stored_piece(piece) for piece in tensor.replicas if piece.is_addressable] if tensor.size else []
     places = tuple((piece.box, id(piece.holder), piece.offset, piece.strides) for piece in pieces)
     return Wanted(name, tensor._dtype, tensor.shape, pieces, replicas, partition, (places, tensor.dtype, tensor.shape))
+
+
+def wanted_object(name: str, value: StoredObject) -> Wanted:
+    """A value of a distributed checkpoint of PyTorch's, which has an extent, to be written as it is."""
+    assert value.extent is not None
+    file, start, size = value.extent
+    piece = SourcePiece(((0, size),), file, start, (1,))
+    return Wanted(name, DTYPES["uint8"], (size,), [piece] if size else [], is_object=True)
 
 
 def _stored_piece(piece: Any) -> SourcePiece:
