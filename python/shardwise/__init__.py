@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .reshard.refit import RefitPlan, plan_refit
     from .rules.layout_map import LayoutMap
     from .rules.report import LayoutReport, TensorReport
+    from .rules.shipped import example_rules
     from .show.svg import draw
     from .store import (
         Checkpoint,
@@ -102,6 +103,7 @@ __all__ = [
     "diff_checkpoints",
     "distribute_tensor",
     "draw",
+    "example_rules",
     "gather",
     "initialize_variables",
     "layout_map_scope",
@@ -132,6 +134,7 @@ _LAZY = {
     "reshard.refit": ("RefitPlan", "plan_refit"),
     "rules.layout_map": ("LayoutMap",),
     "rules.report": ("LayoutReport", "TensorReport"),
+    "rules.shipped": ("example_rules",),
     "show.svg": ("draw",),
     "store": (
         "Checkpoint",

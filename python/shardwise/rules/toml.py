@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, TextIO
 
 from .._arguments import path_of
@@ -130,9 +132,15 @@ def _check_table(table: object, place: str, required: set[str] | None = None, op
     # A mistyped key before the one that is missing for it.
     for key in table:
         if key not in known:
-            raise ParseError(f"{place}: unknown key {shown(key)}, expected one of {', '.join(sorted(known))}")
+            raise ParseError(f"{place}: unknown key {shown(key)}, expected one of {_alternatives(key, known)}")
     for key in sorted(required - table.keys()):
         raise ParseError(f"{place}: {shown(key)} is missing")
+
+
+def _alternatives(key: str, known: Iterable[str]) -> str:
+    """List the keys that there are, and say which of them a mistyped one may stand for."""
+    close = get_close_matches(key[:80], sorted(known), 1)
+    return ", ".join(sorted(known)) + (f"; did you mean {close[0]!r}?" if close else "")
 
 
 def _list(value: object, place: str) -> list[Any]:
@@ -151,6 +159,10 @@ def _mesh(table: Any, place: str) -> DeviceMesh:
 def _layout(value: Any, place: str) -> TensorLayout:
     unreduced: list[Any] = []
     if isinstance(value, dict):
+        wrong = next((key for key in value if get_close_matches(key[:80], ["axes"])), None)
+        if "axes" not in value and wrong is not None:
+            known = _alternatives(wrong, ("axes", "unreduced"))
+            raise ParseError(f"{place}: unknown key {shown(wrong)}, expected one of {known}")
         if "axes" not in value:
             raise ParseError(f"{place}: expected a list of axes, got a table; a rule with a dot in it needs quotes")
         _check_table(value, place, required={"axes"}, optional={"unreduced"})
@@ -164,9 +176,13 @@ def _layout(value: Any, place: str) -> TensorLayout:
 def _spec(entry: Any, place: str) -> str | tuple[str, ...] | PackedDim | None:
     if isinstance(entry, dict):
         if "packed" not in entry:
-            raise ParseError(f"{place}: 'packed' is missing in the table {shown(entry)}")
+            close = next((key for key in entry if get_close_matches(key[:80], ["packed"])), None)
+            hint = "" if close is None else f"; did you mean 'packed' by {shown(close)}?"
+            raise ParseError(f"{place}: 'packed' is missing in the table {shown(entry)}{hint}")
         sizes = dict(entry)
         text = sizes.pop("packed")
+        if isinstance(text, str) and (unused := sizes.keys() - set(re.findall(r"\w+", text))):
+            raise ParseError(f"{place}: unknown key {shown(min(unused))}: packed = {shown(text)} does not name it")
         with located(place):
             return parse(text, **{name: _size(name, size) for name, size in sizes.items()})
     if entry in ("", []):
