@@ -3,8 +3,8 @@
 Without a command it prints its help. `rules` prints the rules files that the package brings, `completion` what a shell
 needs to complete all this.
 
-Exit status: 0; 1 for `plan --strict` with warnings, and for `diff` of what differs; 2 for bad input, with one line on
-the standard error.
+Exit status: 0; 1 for `plan` of tensors that cannot be placed, with `--strict` for any of its warnings, and for `diff`
+of what differs; 2 for bad input, with one line on the standard error.
 """
 
 import argparse
