@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .rules.layout_map import LayoutMap
     from .rules.layout_rule import LayoutRule
     from .rules.report import LayoutReport, TensorReport
+    from .rules.shipped import example_rules
     from .show.draw import draw
     from .store import (
         Checkpoint,
@@ -105,6 +106,7 @@ __all__ = [
     "diff_checkpoints",
     "distribute_tensor",
     "draw",
+    "example_rules",
     "gather",
     "initialize_variables",
     "layout_map_scope",
@@ -136,6 +138,7 @@ _LAZY = {
     "rules.layout_map": ("LayoutMap",),
     "rules.layout_rule": ("LayoutRule",),
     "rules.report": ("LayoutReport", "TensorReport"),
+    "rules.shipped": ("example_rules",),
     "show.draw": ("draw",),
     "store": (
         "Checkpoint",
