@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import shardwise as sw
 from tests.browser import Page, browser
 from tests.rules.pages import large_report
 
@@ -160,3 +162,45 @@ def test_it_can_be_read_without_scripts(window: tuple[Page, Path]) -> None:
         assert page.run("document.getElementById('search').offsetParent === null")
     finally:
         page.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+def test_every_sort_of_cut_is_drawn(window: tuple[Page, Path], tmp_path: Path) -> None:
+    """Rectangles within the drawing that do not overlap: slices, vectors, scalars, empty shards, sizes beyond 2^53."""
+    rules = sw.LayoutMap(sw.DeviceMesh((2, 2, 2), ("a", "b", "c")))
+    rules["cube"] = ("a", "b", "c")
+    rules["line"] = (("a", "b", "c"),)
+    rules["point"] = ()
+    rules["huge"] = ("a", None)
+    shapes: dict[str, tuple[int, ...]] = {
+        "cube": (4, 4, 4),
+        "line": (64,),
+        "a short line": (3,),
+        "point": (),
+        "huge": (2**61, 2),
+        "line of none": (0,),
+    }
+    report = rules.report({name: (shape, "int8") for name, shape in shapes.items()}, uneven="ceil")
+    path = tmp_path / "cuts.html"
+    report.save_html(path)
+    page, _ = window
+    page.open(path)
+    expected = {"cube": 8, "line": 8, "a short line": 3, "point": 1, "huge": 2, "line of none": 0}
+    for name, count in expected.items():
+        page.run(f"[...document.querySelectorAll('tr.g button')].find(b => b.textContent === '{name}').click()")
+        assert page.run("document.querySelector('#who h3').textContent") == name
+        places = page.run(
+            "[...document.querySelectorAll('#who svg rect')]"
+            ".map(r => ['x', 'y', 'width', 'height'].map(name => +r.getAttribute(name)))"
+        )
+        assert len(places) == count
+        if count:
+            _, _, width, height = page.run(
+                "document.querySelector('#who svg').getAttribute('viewBox').split(' ').map(Number)"
+            )
+            assert all(x >= 0 and y >= 0 and x + w <= width + 0.01 and y + h <= height + 0.01 for x, y, w, h in places)
+        for (x, y, w, h), (x2, y2, w2, h2) in itertools.combinations(places, 2):
+            assert min(x + w, x2 + w2) - max(x, x2) < 0.01 or min(y + h, y2 + h2) - max(y, y2) < 0.01
+    page.run("[...document.querySelectorAll('tr.g button')].find(b => b.textContent === 'huge').click()")
+    rows = page.run("[...document.querySelectorAll('#who tbody tr')].map(row => row.cells[0].textContent)")
+    assert rows == [f"[0:{2**60}, 0:2]", f"[{2**60}:{2**61}, 0:2]"]
+    assert page.complaints == []
