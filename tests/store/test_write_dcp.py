@@ -23,6 +23,7 @@ import shardwise as sw
 from shardwise.store.files import DataFile
 from shardwise.store.torch.archive import Archive
 from shardwise.store.write.archive import frame_of
+from shardwise.store.write.dcp import DcpFile
 from shardwise.store.write.pickles import Call, Global, Items, New, pickled
 
 from .torch_files import Dcp, save, tensor
@@ -377,6 +378,36 @@ def test_stretches_that_are_shared_must_be_one_tensor(tmp_path: Path) -> None:
         place.state = first.state
     with pytest.raises(sw.ParseError, match="overlaps"):
         sw.open_checkpoint(dcp.write(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("stretches", [0, 1, 3, 4])
+def test_a_run_that_ends_while_the_frames_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stretches: int
+) -> None:
+    """What stands around the elements is written when all of them are there; it is written again by the next run."""
+    value, source, target = np.arange(600, dtype="f4").reshape(6, 100), tmp_path / "a.safetensors", tmp_path / "b"
+    sw.save_checkpoint(source, {"w": value, "n": np.array(7)})
+    whole = DcpFile.frame
+    written: list[tuple[int, bytes]] = []
+
+    def frame(file: DcpFile) -> Iterator[tuple[int, bytes]]:
+        for stretch in whole(file):
+            if len(written) == stretches:
+                raise OSError(28, "No space left on device")
+            written.append(stretch)
+            yield stretch
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DcpFile, "frame", frame)
+        with pytest.raises(OSError, match=r"No space left on device: '.*__[01]_0\.distcp'"):
+            sw.reshard_checkpoint(source, target, {"w": ROWS}, to="dcp")
+    assert not target.exists()
+    report = sw.reshard_checkpoint(source, target, {"w": ROWS}, to="dcp", resume=True)
+    assert isinstance(report, sw.WriteReport)
+    assert (report.bytes_resumed, report.bytes_read) == (value.nbytes + 8, 0)
+    assert sw.diff_checkpoints(source, target) == []
+    assert sw.verify_checkpoint(target).crcs == 12
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "b"]
 
 
 @pytest.fixture
