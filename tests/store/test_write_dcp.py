@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwise as sw
+from shardwise import packed
 from shardwise.store.files import DataFile
 from shardwise.store.torch.archive import Archive
 from shardwise.store.write.archive import frame_of
@@ -248,6 +249,21 @@ def test_what_is_no_tensor_and_where_all_of_it_lay_is_kept(tmp_path: Path) -> No
     sw.reshard_checkpoint(source, tmp_path / "d", to="hf")
     with sw.open_checkpoint(tmp_path / "d") as checkpoint:
         assert sorted(checkpoint) == ["model.w", "optim.state.0"]
+
+
+def test_several_boxes_of_a_device_lie_in_its_file(tmp_path: Path) -> None:
+    # Queries, keys and values side by side, four columns each: of every device two columns of each.
+    fused = sw.TensorLayout((None, packed.concat(packed.part((3, 2, 2), cut=1, axes="x"))), MESH)
+    value = np.arange(24, dtype="i4").reshape(2, 12)
+    sw.save_checkpoint(tmp_path / "a", {"qkv": value}, {"qkv": fused}, to="dcp")
+    held: dict[str, list[Any]] = {}
+    for key, place, archive, _ in containers(tmp_path / "a"):
+        columns = slice(key.offset[1], key.offset[1] + 2)
+        assert archive.read("archive/data/0") == value[:, columns].tobytes()
+        held.setdefault(place.relative_path, []).append(key.offset[1])
+    assert held == {"__0_0.distcp": [0, 4, 8], "__1_0.distcp": [2, 6, 10]}
+    with sw.open_checkpoint(tmp_path / "a") as checkpoint:
+        assert checkpoint.read("qkv").tolist() == value.tolist()
 
 
 def test_nothing_at_all(tmp_path: Path) -> None:
