@@ -158,6 +158,7 @@ def test_pickles_of_many_items_and_of_objects() -> None:
     assert pickle.loads(pickled(Items(iter(pairs.items())))) == pairs
     made = loaded(pickled([New(Global("a.b", "C"), {"x": Call(Global("torch", "Size"), ((1, 2),))})] * 2))
     assert [(type(each).__name__, each.x) for each in made] == [("C", (1, 2))] * 2
+    assert pickle.loads(pickled([np.str_("a"), "a"])) == ["a", "a"]
     with pytest.raises(TypeError, match="bytearray"):
         pickled(bytearray())
 
