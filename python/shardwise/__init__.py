@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .reshard.refit import RefitPlan, plan_refit
     from .rules.layout_map import LayoutMap
     from .rules.report import LayoutReport, TensorReport
+    from .rules.rewrites import Rewrites
     from .show.svg import draw
     from .store import (
         Checkpoint,
@@ -78,6 +79,7 @@ __all__ = [
     "Program",
     "RefitPlan",
     "ReshardPlan",
+    "Rewrites",
     "Shard",
     "ShardedArray",
     "ShardwiseError",
@@ -132,6 +134,7 @@ _LAZY = {
     "reshard.refit": ("RefitPlan", "plan_refit"),
     "rules.layout_map": ("LayoutMap",),
     "rules.report": ("LayoutReport", "TensorReport"),
+    "rules.rewrites": ("Rewrites",),
     "show.svg": ("draw",),
     "store": (
         "Checkpoint",

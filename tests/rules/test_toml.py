@@ -138,7 +138,7 @@ def test_what_is_written_is_read_back_equal_and_in_order(layout_map: LayoutMap) 
         (f"[rules]\na = {'[' * 20_000}", "nested too deeply"),
         ("match = 'search'", "'rules' is missing"),
         ("rules = 3", "rules must be a table, got 3"),
-        ("mach = 'search'\n[rules]", "unknown key 'mach'.*match, mesh, rules"),
+        ("mach = 'search'\n[rules]", "unknown key 'mach'.*match, mesh, rewrite, rules"),
         ("match = 'find'\n[rules]", "match must be one of.*'find'"),
         ("match = ['search']\n[rules]", r"match must be one of.*\['search'\]"),
         ("[rules]\nkernel = 'model'", "rule 'kernel': axes must be a list, got 'model'"),

@@ -109,7 +109,18 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
     reshard.add_argument("source", metavar="SRC", type=Path, help="the checkpoint, which is only read")
     reshard.add_argument("target", metavar="DST", type=Path, help="the new file or folder; nothing may be there")
     reshard.add_argument("--mesh", metavar="AXES", help=f"{_MESH_HELP}; may be left out if the rules name a mesh")
-    reshard.add_argument("--rules", metavar="TOML", type=Path, help="the file of rules; without it tensors are merged")
+    reshard.add_argument(
+        "--rules",
+        metavar="TOML",
+        type=Path,
+        help="the file of rules: how tensors are cut, and rewritten; without it they are merged",
+    )
+    reshard.add_argument(
+        "--source-rules",
+        metavar="TOML",
+        type=Path,
+        help="the file of rules that SRC was rewritten by, which are undone first",
+    )
     reshard.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
     reshard.add_argument(
         "--to",
@@ -122,7 +133,7 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "--rename",
         metavar="PATTERN=REPLACEMENT",
         action="append",
-        help="replace what a regular expression finds in names; may be given several times",
+        help="replace what a regular expression finds in names, before all rewrites; may be given several times",
     )
     reshard.add_argument("--only", metavar="REGEX", help="only the tensors in whose (new) names it is found")
     reshard.add_argument(
@@ -172,6 +183,7 @@ def _add_work(command: _Parser) -> None:
     command.add_argument("--memory", metavar="BYTES", default="256MiB", help="for buffers; 256MiB if left out")
     command.add_argument("--jobs", metavar="N", type=int, help="threads; one per core if left out")
     command.add_argument("--quiet", action="store_true", help="no progress on the standard error")
+    command.add_argument("--progress", action="store_true", help="progress also where it is not a terminal")
     command.add_argument("--json", action="store_true", help="JSON, for programs")
 
 

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,12 +24,15 @@ from ...array.sharded import ShardedArray
 from ...errors import LayoutError
 from ...layout import UnevenRule
 from ...partition import Partition
+from ...rules.rewrites import Rewrites
 from ..boxes import contiguous_strides
 from ..files import DataFile
 from ..open import open_checkpoint
 from ..protocol import StoredCheckpoint, StoredTensor
+from .assembled import Assembled
 from .files import TargetFile, hugging_face_files, index_of, sharded_files, single_file
 from .job import WriteJob, WriteOutline, WriteReport, describe_room
+from .rewrite import rewritten
 from .wanted import Layouts, SourcePiece, Wanted, partition_for, wanted_array, wanted_stored
 
 __all__ = ["Target", "reshard_checkpoint", "save_checkpoint"]
@@ -116,6 +120,7 @@ def reshard_checkpoint(
     uneven: UnevenRule = "even",
     dtype: Any = None,
     rename: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    rewrites: Rewrites | None = None,
     only: str | None = None,
     metadata: Mapping[str, str] | None = None,
     max_file_bytes: int = _FILE_BYTES,
@@ -138,6 +143,7 @@ def reshard_checkpoint(
         dtype: What floating-point tensors are converted to; by default every tensor keeps its dtype. Converted tensors,
             and tensors whose pieces are compressed, are written to a file beside `dst` first.
         rename: Regular expressions and what replaces their matches in names, one after the other, as by `re.sub`.
+        rewrites: What is named, packed, stacked, transposed or padded otherwise, after `rename`.
         only: A regular expression: the tensors in whose (new) names it is found.
         metadata: Texts for the headers' `__metadata__`.
         max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
@@ -155,7 +161,8 @@ def reshard_checkpoint(
     Raises:
         FileExistsError: something is there under the new name.
         ParseError: the source does not follow its format, changed meanwhile, or has replicas that disagree.
-        LayoutError: a layout does not fit a tensor, two tensors get one name, or the memory is too little.
+        LayoutError: a layout does not fit a tensor, a rewrite matches nothing or does not fit, two tensors get one
+            name, or the memory is too little.
         TypeError: elements are packed, or of a dtype that a safetensors file cannot hold.
         OSError: a file cannot be read or written, or the disk has no room; with `resume` the next run goes on.
 
@@ -179,21 +186,23 @@ def reshard_checkpoint(
     if target.exists() and source.exists() and target.samefile(source):
         raise FileExistsError(17, "dst is the source", str(target))
     with open_checkpoint(source) as checkpoint, _spool(target) as spool:
-        names = _new_names(checkpoint, rename, only)
         converted = None if dtype is None else _float_dtype(dtype)
+
+        def stored(old: str, new: str, partition: Partition | None) -> Wanted:
+            tensor = checkpoint[old]
+            if plan and not _is_addressable(tensor):
+                return _placeholder(new, tensor, partition)
+            if plan or (_is_addressable(tensor) and not _is_converted(tensor, converted)):
+                return wanted_stored(new, tensor, partition)
+            return spool.tensor(new, tensor, converted, partition, memory)
+
         wanted = []
         aliases: dict[str, str] = {}
-        for old, new in names.items():
-            tensor = checkpoint[old]
-            partition = partition_for(new, tensor.shape, layouts, uneven)
-            if plan or (_is_addressable(tensor) and not _is_converted(tensor, converted)):
-                wanted.append(
-                    _placeholder(new, tensor, partition)
-                    if plan and not _is_addressable(tensor)
-                    else wanted_stored(new, tensor, partition)
-                )
-            else:
-                wanted.append(spool.tensor(new, tensor, converted, partition, memory))
+        for name, made in _chosen(
+            _made(checkpoint, rename, rewrites, converted, stored), only, checkpoint.path
+        ).items():
+            partition = partition_for(name, made.shape, layouts, uneven)
+            wanted.append(made.wanted(name, partition) if made.stored is None else stored(made.stored, name, partition))
         job = _job(target, wanted, to, metadata or {}, max_file_bytes, aliases, uneven, compare=replicas == "check")
         outline = job.outline(memory, threads)
         if plan:
@@ -293,26 +302,41 @@ def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str]) -> list[Wan
     return kept
 
 
-def _new_names(
-    checkpoint: StoredCheckpoint, rename: Mapping[str, str] | Sequence[tuple[str, str]], only: str | None
-) -> dict[str, str]:
-    optional("only", only, str)
+def _made(
+    checkpoint: StoredCheckpoint,
+    rename: Mapping[str, str] | Sequence[tuple[str, str]],
+    rewrites: Rewrites | None,
+    converted: Dtype | None,
+    stored: Callable[[str, str, Partition | None], Wanted],
+) -> dict[str, Assembled]:
+    """The tensors by their new names: renamed, then rewritten."""
+    optional("rewrites", rewrites, Rewrites)
     pairs = list(rename.items()) if isinstance(rename, Mapping) else list(rename)
-    names: dict[str, str] = {}
-    origin: dict[str, str] = {}
-    for old in checkpoint:
+    made: dict[str, Assembled] = {}
+    for old, tensor in checkpoint.items():
         new = old
         for pattern, replacement in pairs:
             new = _substituted("rename", pattern, replacement, new)
+        if new in made:
+            raise LayoutError(f"rename calls both {shown(made[new].origin)} and {shown(old)} {shown(new)}")
+        dtype = converted if converted is not None and _is_converted(tensor, converted) else tensor._dtype
+        made[new] = Assembled.of_stored(old, tensor.shape, dtype, partial(stored, old, old, None))
+    if rewrites is not None:
+        made = rewritten(made, rewrites)
+    for new in made:
         _check_name(new)
-        if new in origin:
-            raise LayoutError(f"rename calls both {shown(origin[new])} and {shown(old)} {shown(new)}")
-        origin[new] = old
-        if only is None or _compiled("only", only).search(new):
-            names[old] = new
-    if only is not None and not names:
-        raise LayoutError(f"only is {shown(only)}, which is found in no name of {checkpoint.path}")
-    return names
+    return made
+
+
+def _chosen(made: dict[str, Assembled], only: str | None, path: Path) -> dict[str, Assembled]:
+    optional("only", only, str)
+    if only is None:
+        return made
+    pattern = _compiled("only", only)
+    found = {name: tensor for name, tensor in made.items() if pattern.search(name)}
+    if not found:
+        raise LayoutError(f"only is {shown(only)}, which is found in no name of {path}")
+    return found
 
 
 def _substituted(argument: str, pattern: str, replacement: str, name: str) -> str:
