@@ -29,6 +29,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("reshard", "rules"),
         ("array",),
         ("model", "store"),
+        ("execute",),
         ("dtensor",),
         ("interop",),
         ("cli",),

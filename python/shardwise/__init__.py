@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .reshard.program import LocalBox, Program, Step
     from .reshard.refit import RefitPlan, plan_refit
     from .rules.layout_map import LayoutMap
+    from .rules.layout_rule import LayoutRule
     from .rules.report import LayoutReport, TensorReport
     from .rules.rewrites import Rewrites
     from .show.svg import draw
@@ -69,6 +70,7 @@ __all__ = [
     "LayoutError",
     "LayoutMap",
     "LayoutReport",
+    "LayoutRule",
     "LinkModel",
     "LocalBox",
     "MeshError",
@@ -133,6 +135,7 @@ _LAZY = {
     "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
     "reshard.refit": ("RefitPlan", "plan_refit"),
     "rules.layout_map": ("LayoutMap",),
+    "rules.layout_rule": ("LayoutRule",),
     "rules.report": ("LayoutReport", "TensorReport"),
     "rules.rewrites": ("Rewrites",),
     "show.svg": ("draw",),

@@ -1,7 +1,7 @@
 """The command line: `plan`, `reshard`, `verify`, `diff`, `inspect` for checkpoints, `show`, `translate` for layouts.
 
-Exit status: 0; 1 for `plan --strict` with warnings, and for `diff` of what differs; 2 for bad input, with one line on
-the standard error.
+Exit status: 0; 1 for `plan` of tensors that cannot be placed, with `--strict` for any of its warnings, and for `diff`
+of what differs; 2 for bad input, with one line on the standard error.
 """
 
 import argparse

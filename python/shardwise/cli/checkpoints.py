@@ -92,7 +92,7 @@ def _rules(options: argparse.Namespace) -> tuple[LayoutMap | None, Rewrites]:
     if options.rules is not None:
         rewrites += Rewrites.from_toml(options.rules)
         layouts = LayoutMap.from_toml(options.rules, None if options.mesh is None else parse_mesh(options.mesh))
-        if not layouts:
+        if not layouts and layouts.default is None:
             layouts = None  # A file of rewrites alone.
         elif layouts.device_mesh is None:
             raise ValueError(f"--mesh is missing, and {options.rules} has no mesh of its own")

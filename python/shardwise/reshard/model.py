@@ -68,8 +68,7 @@ class ModelPlan(Mapping[str, ReshardPlan]):
                 shape = tuple(shape)
             except (TypeError, ValueError):
                 raise TypeError(f"tensors[{shown(name)}] must be (shape, dtype), got {shown(tensor)}") from None
-            given = _looked_up("src", src, name), _looked_up("dst", dst, name)
-            ends = [_tiling_of(tilings, given[i], shape, uneven, _SIDES[i], name) for i in (0, 1)]
+            ends = [_end(tilings, side, layouts, name, shape, uneven) for side, layouts in (("src", src), ("dst", dst))]
             key = tuple(id(end) if end._is_named else (id(end), name) for end in ends)
             if key not in sorts:
                 sorts[key] = len(pairs)
@@ -172,7 +171,8 @@ def plan_model(
             other tilings.
         dst: who is to hold what, likewise.
         tensors: the shape and the dtype of each tensor, by name.
-        uneven: how layouts cut dims that do not divide; see `TensorLayout.partition`.
+        uneven: how layouts cut dims that do not divide, unless the rule of a map says it; see
+            `TensorLayout.partition`.
 
     Raises:
         LayoutError: if a tensor has no layout, or its layout does not fit; see `plan_reshard`.
@@ -190,26 +190,31 @@ def plan_model(
     return ModelPlan(src, dst, tensors, uneven)
 
 
-_SIDES = ("src", "dst")
-
-
-def _looked_up(side: str, layouts: Any, name: str) -> Any:
+def _end(
+    known: dict[Any, Tiling], side: str, layouts: Any, name: str, shape: tuple[int, ...], uneven: UnevenRule
+) -> Tiling:
+    """The tiling that one side has of a tensor."""
     try:
-        found = layouts[name]
+        # A layout map has a default and uneven rules besides.
+        if hasattr(layouts, "layout_of"):
+            found = layouts.layout_of(name, len(shape))
+            uneven = layouts.uneven_of(name) or uneven
+        else:
+            found = layouts[name]
     except KeyError:
         found = None
     except TypeError:
         raise TypeError(f"{side} must be a LayoutMap or a mapping, got {type(layouts).__name__}") from None
     if found is None:
         raise LayoutError(f"{side} has no layout for {shown(name)}")
-    return found
+    return _tiling_of(known, found, shape, uneven, side, name)
 
 
 def _tiling_of(
     known: dict[Any, Tiling], given: Any, shape: tuple[int, ...], uneven: UnevenRule, side: str, name: str
 ) -> Tiling:
     """The tiling that a layout makes of a shape; one object for one pair of them."""
-    key = (id(given), shape)
+    key = (id(given), shape, uneven)
     tiling = known.get(key)
     if tiling is None:
         if isinstance(given, Tiling):

@@ -29,13 +29,29 @@ Side = Partition | Mapping[str, Partition]
 class RefitPlan:
     """What must move from one order of packed tensors to another: a plan for each tensor; `plan_refit` makes one.
 
-    Immutable; `plans` has the plan of each tensor by its name.
+    Immutable, comparable, hashable and picklable; `plans` has the plan of each tensor by its name.
     """
 
     __slots__ = ("_dst", "_plans", "_src")
 
-    def __init__(self, src: Side, dst: Side, plans: Mapping[str, ReshardPlan]) -> None:
-        self._src, self._dst, self._plans = src, dst, dict(plans)
+    def __init__(self, src: Side, dst: Side) -> None:
+        sides = [_checked(name, side) for name, side in (("src", src), ("dst", dst))]
+        names = [[name for name, _ in side] for side in sides]
+        if set(names[0]) != set(names[1]):
+            raise LayoutError(f"src has the tensors {shown(names[0])}, dst {shown(names[1])}")
+        # Copies: a mapping that was given may change.
+        self._src, self._dst = (side if isinstance(side, Partition) else dict(side) for side in (src, dst))
+        self._plans = _planned(_frozen(self._src), _frozen(self._dst))
+
+    @property
+    def src(self) -> Partition | dict[str, Partition]:
+        """Who holds what now."""
+        return self._src if isinstance(self._src, Partition) else dict(self._src)
+
+    @property
+    def dst(self) -> Partition | dict[str, Partition]:
+        """Who is to hold what."""
+        return self._dst if isinstance(self._dst, Partition) else dict(self._dst)
 
     @property
     def plans(self) -> dict[str, ReshardPlan]:
@@ -96,8 +112,24 @@ class RefitPlan:
             plan.run(sources[name], out=results)
         return results
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RefitPlan):
+            return NotImplemented
+        return self is other or (self._src == other._src and self._dst == other._dst)
+
+    def __hash__(self) -> int:
+        # As mappings are compared: in any order.
+        return hash(tuple(side if isinstance(side, Partition) else frozenset(side.items()) for side in self._sides))
+
+    @property
+    def _sides(self) -> tuple[Side, Side]:
+        return self._src, self._dst
+
     def __repr__(self) -> str:
         return f"plan_refit({self._src!r}, {self._dst!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return plan_refit, self._sides
 
 
 def plan_refit(src: Side, dst: Side) -> RefitPlan:
@@ -123,12 +155,7 @@ def plan_refit(src: Side, dst: Side) -> RefitPlan:
     >>> {name: len(one) for name, one in plan.plans.items()}
     {'q': 15, 'k': 15, 'v': 15}
     """
-    sides = [_checked(name, side) for name, side in (("src", src), ("dst", dst))]
-    if {name for name, _ in sides[0]} != {name for name, _ in sides[1]}:
-        raise LayoutError(
-            f"src has the tensors {shown([name for name, _ in sides[0]])}, dst {shown([name for name, _ in sides[1]])}"
-        )
-    return RefitPlan(src, dst, _planned(_frozen(src), _frozen(dst)))
+    return RefitPlan(src, dst)
 
 
 def _checked(argument: str, side: Any) -> list[tuple[str, Partition]]:
