@@ -11,16 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
+from shardwise.store.write import assembled, reshape
 
 from ..oracle import engines, fused
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 MEGATRON = ROOT / "tests" / "data" / "checkpoints" / "megatron"
+RUNS = reshape._runs
 Model = dict[str, np.ndarray[Any, Any]]
 
 
@@ -154,10 +156,19 @@ def test_a_checkpoint_that_megatron_wrote(tmp_path: Path) -> None:
         assert not checkpoint.read("embedding.word_embeddings.weight")[27:].any()
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("scattered", [False, True])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_there_and_back_is_the_identity(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Stacked, packed in any order along any dim, transposed and padded; cut by anything on the way."""
+def test_there_and_back_is_the_identity(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, scattered: bool, data: st.DataObject
+) -> None:
+    """Stacked, packed in any order along any dim, transposed and padded; cut by anything on the way.
+
+    Once copied piece by piece, and once as if the pieces were too many for that, in blocks of a few bytes.
+    """
+    if scattered:
+        monkeypatch.setattr(assembled, "_MOST_STRETCHES", 0)
+        monkeypatch.setattr(reshape, "_runs", lambda shape, itemsize, most: RUNS(shape, itemsize, 5))
     folder = tmp_path_factory.mktemp("any")
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     groups, layers, dim = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), data.draw(st.integers(-2, 1))
@@ -221,6 +232,27 @@ def test_there_and_back_is_the_identity(tmp_path_factory: pytest.TempPathFactory
     same(folder / "b", {name: np.ascontiguousarray(value) for name, value in expected.items()})
     sw.reshard_checkpoint(folder / "b", folder / "c", rewrites=rewrites.inverse(), sync=False)
     same(folder / "c", whole)
+
+
+@pytest.mark.parametrize("memory", [1 << 16, 1 << 28])
+def test_many_short_stretches(tmp_path: Path, memory: int) -> None:
+    """The experts of gpt-oss have gate and up column by column in turn; vLLM has one after the other, transposed."""
+    value = np.random.default_rng(0).integers(0, 1 << 16, (3, 40, 2 * 700)).astype("u2")
+    sw.save_checkpoint(tmp_path / "a", {"experts.gate_up": value, "rest": np.ones(3)}, sync=False)
+    turned = {"name": "w13", "transpose": True, "dim": -1, "packed": "gate:(n) + up:(n)"}
+    rewrites = sw.Rewrites(
+        [{"from": {"name": "experts.gate_up", "dim": -1, "packed": "(700 [gate:1 up:1])"}, "to": turned}]
+    )
+    expected = np.concatenate([value[..., ::2], value[..., 1::2]], axis=-1).swapaxes(1, 2)
+    layouts = {"w13": sw.TensorLayout((None, "x", None), sw.DeviceMesh((4,), ("x",)))}
+    arguments: dict[str, Any] = {"rewrites": rewrites, "memory": memory, "sync": False}
+    outline = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", layouts, plan=True, **arguments)
+    report = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", layouts, **arguments)
+    assert outline.bytes == report.bytes
+    same(tmp_path / "b", {"w13": expected, "rest": np.ones(3)})
+    sw.reshard_checkpoint(tmp_path / "b", tmp_path / "c", rewrites=rewrites.inverse(), memory=memory, sync=False)
+    same(tmp_path / "c", {"experts.gate_up": value, "rest": np.ones(3)})
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".") and path.is_dir()]
 
 
 def whole() -> Model:
@@ -345,7 +377,7 @@ def test_tied_tensors_stay_tied(tmp_path: Path) -> None:
 
 
 def test_replicas_are_compared_after_a_rewrite(tmp_path: Path) -> None:
-    """A source whose replicas disagree: PyTorch's FSDP folders have them; here a file per rank says the same twice."""
+    """A source that has some of its elements more than once."""
     source = ROOT / "tests" / "data" / "checkpoints" / "torch" / "fsdp2"
     with sw.open_checkpoint(source) as checkpoint:
         found = [name for name, tensor in checkpoint.items() if len(tensor.replicas) and tensor.ndim == 2]

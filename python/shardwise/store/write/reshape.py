@@ -25,7 +25,7 @@ from ...errors import LayoutError
 from ...layout import UnevenRule
 from ...partition import Partition
 from ...rules.rewrites import Rewrites
-from ..boxes import contiguous_strides
+from ..boxes import Bounds, contiguous_strides
 from ..files import DataFile
 from ..open import open_checkpoint
 from ..protocol import StoredCheckpoint, StoredTensor
@@ -141,7 +141,8 @@ def reshard_checkpoint(
         to: What `dst` is to be; see `save_checkpoint`.
         uneven: How a dim that does not divide is cut.
         dtype: What floating-point tensors are converted to; by default every tensor keeps its dtype. Converted tensors,
-            and tensors whose pieces are compressed, are written to a file beside `dst` first.
+            tensors whose pieces are compressed, and rewritten ones of very many short stretches, are written to a file
+            beside `dst` first.
         rename: Regular expressions and what replaces their matches in names, one after the other, as by `re.sub`.
         rewrites: What is named, packed, stacked, transposed or padded otherwise, after `rename`.
         only: A regular expression: the tensors in whose (new) names it is found.
@@ -202,7 +203,14 @@ def reshard_checkpoint(
             _made(checkpoint, rename, rewrites, converted, stored), only, checkpoint.path
         ).items():
             partition = partition_for(name, made.shape, layouts, uneven)
-            wanted.append(made.wanted(name, partition) if made.stored is None else stored(made.stored, name, partition))
+            if made.stored is not None:
+                wanted.append(stored(made.stored, name, partition))
+            elif not made.is_scattered:
+                wanted.append(made.wanted(name, partition))
+            elif plan:
+                wanted.append(_unread(name, made.dtype, made.shape, partition))
+            else:
+                wanted.append(spool.assembled(name, made, partition, memory))
         job = _job(target, wanted, to, metadata or {}, max_file_bytes, aliases, uneven, compare=replicas == "check")
         outline = job.outline(memory, threads)
         if plan:
@@ -390,10 +398,13 @@ def _float_dtype(value: Any) -> Dtype:
 
 def _placeholder(name: str, tensor: StoredTensor, partition: Partition | None) -> Wanted:
     """For a plan: the tensor, as if its elements were in memory already, of which none is."""
-    shape = tensor.shape
-    whole = np.broadcast_to(np.zeros((), f"V{tensor.bits // 8}"), shape)
+    return _unread(name, tensor._dtype, tensor.shape, partition)
+
+
+def _unread(name: str, dtype: Dtype, shape: tuple[int, ...], partition: Partition | None) -> Wanted:
+    whole = np.broadcast_to(np.zeros((), f"V{dtype.bits // 8}"), shape)
     piece = SourcePiece(tuple((0, size) for size in shape), whole, 0, whole.strides)
-    return Wanted(name, tensor._dtype, shape, [piece] if tensor.size else [], (), partition, None)
+    return Wanted(name, dtype, shape, [piece] if 0 not in shape else [], (), partition, None)
 
 
 class _Spool:
@@ -411,20 +422,34 @@ class _Spool:
         """Write the tensor whole, converted if need be, and give it as one that lies in that file."""
         kept = dtype if dtype is not None and _is_converted(tensor, dtype) else tensor._dtype
         into = kept.numpy(f"tensor {shown(name)}")
+        blocks = (tensor.read(block).astype(into, copy=False) for block in _blocks(tensor, memory))
+        return self._written(name, tensor.shape, kept, partition, blocks)
+
+    def assembled(self, name: str, tensor: Assembled, partition: Partition | None, memory: int) -> Wanted:
+        """Put a tensor together in that file, whose pieces are too many and too short to be copied one by one."""
+        blocks = (tensor.read(block) for block in _runs(tensor.shape, tensor.dtype.bits // 8, memory // 16))
+        return self._written(name, tensor.shape, tensor.dtype, partition, blocks)
+
+    def _written(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: Dtype,
+        partition: Partition | None,
+        blocks: Iterable[np.ndarray[Any, Any]],
+    ) -> Wanted:
         if self._folder is None:
             name_of_folder = f".{self._target.name}."
             self._folder = Path(tempfile.mkdtemp(prefix=name_of_folder, suffix=_SPOOL, dir=self._target.parent))
         path = self._folder / f"{self._count}.bin"
         self._count += 1
         with path.open("wb") as stream:
-            for block in _blocks(tensor, memory):
-                values = tensor.read(block)
-                stream.write(np.ascontiguousarray(values.astype(into, copy=False)).tobytes())
+            for values in blocks:
+                stream.write(np.ascontiguousarray(values).tobytes())
         file = DataFile(path)
         self._made.append(file)
-        shape = tensor.shape
-        piece = SourcePiece(tuple((0, size) for size in shape), file, 0, contiguous_strides(shape, kept.bits // 8))
-        return Wanted(name, kept, shape, [piece] if tensor.size else [], (), partition, None)
+        piece = SourcePiece(tuple((0, size) for size in shape), file, 0, contiguous_strides(shape, dtype.bits // 8))
+        return Wanted(name, dtype, shape, [piece] if 0 not in shape else [], (), partition, None)
 
     def close(self) -> None:
         for file in self._made:
@@ -462,3 +487,19 @@ def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:
         )
     for start in range(0, tensor.shape[0], max(rows, 1)):
         yield (slice(start, min(start + rows, tensor.shape[0])), *rest)
+
+
+def _runs(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[Bounds]:
+    """Boxes that follow one another in C order; none has more bytes than `most`, except single elements."""
+    row, dim = itemsize, len(shape)
+    while dim and row * shape[dim - 1] <= most:
+        dim -= 1
+        row *= max(shape[dim], 1)
+    rest = tuple((0, size) for size in shape[dim:])
+    if dim == 0:
+        yield rest
+        return
+    step = max(most // row, 1)
+    for place in np.ndindex(*shape[: dim - 1]):
+        for start in range(0, shape[dim - 1], step):
+            yield (*((at, at + 1) for at in place), (start, min(start + step, shape[dim - 1])), *rest)
