@@ -14,13 +14,11 @@ from shardwise.cli import main, progress
 
 from ..oracle import engines
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
 
 def test_from_one_engine_to_another_by_their_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = engines.hugging_face("llama", 0)
     sw.save_checkpoint(tmp_path / "hf", whole, sync=False)
-    megatron, vllm = (str(EXAMPLES / engine / "llama.toml") for engine in ("torch_dist", "vllm"))
+    megatron, vllm = "torch_dist/llama", "vllm/llama"
     source, there, other = (str(tmp_path / name) for name in ("hf", "torch_dist", "vllm"))
     assert main(["reshard", source, there, "--rules", megatron, "--mesh", "tp=4", "--no-sync"]) == 0
     arguments = [there, other, "--source-rules", megatron, "--rules", vllm, "--mesh", "tp=8", "--no-sync"]

@@ -15,14 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.store.write import assembled, reshape
+from shardwise.store.write import assembled, spool
 
 from ..oracle import engines, fused
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "examples"
 MEGATRON = ROOT / "tests" / "data" / "checkpoints" / "megatron"
-RUNS = reshape._runs
+RUNS = spool._runs
 Model = dict[str, np.ndarray[Any, Any]]
 
 
@@ -36,7 +35,7 @@ def same(path: Path, expected: Model) -> None:
 
 def rules_file(folder: Path, engine: str, model: str) -> Path:
     """The example; GPT-2's for 16 heads, so that 8 ranks divide them."""
-    text = (EXAMPLES / engine / f"{model}.toml").read_text()
+    text = sw.example_rules()[f"{engine}/{model}"].read_text()
     if model == "gpt2":
         for old, new in (("12 64", "16 64"), ("12@tp", "16@tp"), ("max12", "max16"), ("(12 [", "(16 [")):
             text = text.replace(old, new)
@@ -148,6 +147,8 @@ def test_a_checkpoint_that_megatron_wrote(tmp_path: Path) -> None:
         assert set(checkpoint) == set(wanted)
         for name, value in wanted.items():
             assert checkpoint.read(name).tobytes() == value.tobytes(), name
+    sw.reshard_checkpoint(MEGATRON, tmp_path / "dcp", rewrites=rewrites, to="dcp")
+    assert sw.diff_checkpoints(tmp_path / "dcp", tmp_path / "hf") == []
     sw.reshard_checkpoint(tmp_path / "hf", tmp_path / "back", rewrites=rewrites.inverse())
     found = sw.diff_checkpoints(MEGATRON, tmp_path / "back")
     # The words' padding held numbers, which are zeros now.
@@ -168,7 +169,7 @@ def test_there_and_back_is_the_identity(
     """
     if scattered:
         monkeypatch.setattr(assembled, "_MOST_STRETCHES", 0)
-        monkeypatch.setattr(reshape, "_runs", lambda shape, itemsize, most: RUNS(shape, itemsize, 5))
+        monkeypatch.setattr(spool, "_runs", lambda shape, itemsize, most: RUNS(shape, itemsize, 5))
     folder = tmp_path_factory.mktemp("any")
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     groups, layers, dim = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), data.draw(st.integers(-2, 1))

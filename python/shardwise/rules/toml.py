@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -216,9 +217,13 @@ _KEYS = ("axes", "unreduced", "uneven")
 def _spec(entry: Any, place: str) -> str | tuple[str, ...] | PackedDim | None:
     if isinstance(entry, dict):
         if "packed" not in entry:
-            raise ParseError(f"{place}: 'packed' is missing in the table {shown(entry)}")
+            wrong = next((key for key in entry if _nearest(key, ["packed"]) is not None), None)
+            hint = "" if wrong is None else f"; did you mean 'packed' by {shown(wrong)}?"
+            raise ParseError(f"{place}: 'packed' is missing in the table {shown(entry)}{hint}")
         sizes = dict(entry)
         text = sizes.pop("packed")
+        if isinstance(text, str) and (unused := sizes.keys() - set(re.findall(r"\w+", text))):
+            raise ParseError(f"{place}: unknown key {shown(min(unused))}: packed = {shown(text)} does not name it")
         with located(place):
             return parse(text, **{name: _size(name, size) for name, size in sizes.items()})
     if entry in ("", []):

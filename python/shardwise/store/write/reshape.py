@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,33 +14,32 @@ import numpy as np
 
 from ..._arguments import instance, optional, path_of
 from ..._dtypes import Dtype, find_dtype
-from ..._text import bytes_text, shown
+from ..._text import shown
 from ...array.replicas import check_replicas
 from ...array.sharded import ShardedArray
 from ...errors import LayoutError
 from ...layout import UnevenRule
 from ...partition import Partition
 from ...rules.rewrites import Rewrites
-from ..boxes import Bounds, contiguous_strides
-from ..files import DataFile
 from ..open import open_checkpoint
-from ..protocol import StoredCheckpoint, StoredTensor
+from ..protocol import StoredCheckpoint
 from .assembled import Assembled
+from .dcp import INDEX, KeyPath, dcp_files, dcp_index, is_writable
 from .files import TargetFile, hugging_face_files, index_of, sharded_files, single_file
 from .job import WriteJob, WriteOutline, WriteReport, describe_room
-from .rewrite import rewritten
-from .wanted import Layouts, SourcePiece, Wanted, partition_for, wanted_array, wanted_stored
+from .rewrite import kept_objects, rewritten
+from .spool import is_addressable, is_converted, is_float, opened_spool, placeholder, unread
+from .wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
 
 __all__ = ["Target", "reshard_checkpoint", "save_checkpoint"]
 
-#: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's form; a folder with a file per device.
-Target = Literal["safetensors", "hf", "sharded"]
+#: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's form; a folder with a safetensors file
+#: per device; PyTorch's distributed checkpoint.
+Target = Literal["safetensors", "hf", "sharded", "dcp"]
 
 _MEMORY = 256 * 2**20
 #: Up to how many bytes Hugging Face's own `save_pretrained` lets a file have.
 _FILE_BYTES = 5 * 10**9
-#: What the name of a folder beside the destination ends in that holds what had to be converted.
-_SPOOL = ".spool"
 
 
 def save_checkpoint(
@@ -68,13 +63,14 @@ def save_checkpoint(
         path: The new file or folder; nothing may be there.
         tensors: Arrays by name, with any strides, and `ShardedArray`s. Names that share one array, with the same shape
             and strides, are tied: the elements are written once.
-        layouts: How the tensors are cut, for `to="sharded"`: a `LayoutMap` or a mapping by name. A `ShardedArray` that
-            it does not name keeps its own partition; any other tensor is written whole.
+        layouts: How the tensors are cut, for `"sharded"` and `"dcp"`: a `LayoutMap` or a mapping by name. A
+            `ShardedArray` that it does not name keeps its own partition; any other tensor is written whole.
         to: `"safetensors"`, a file; `"hf"`, a folder in Hugging Face's form; `"sharded"`, a folder with a file for each
-            device that owns shards, which PyTorch's `HuggingFaceStorageReader` loads as well. By default a file if the
-            path ends in `.safetensors`, else sharded if anything is cut, else `"hf"`.
+            device that owns shards, which PyTorch's `HuggingFaceStorageReader` loads as well; `"dcp"`, the same as
+            `torch.distributed.checkpoint` has it, which loads it onto any mesh. By default a file if the path ends in
+            `.safetensors`, else sharded if anything is cut, else `"hf"`.
         uneven: How a dim that does not divide is cut.
-        metadata: Texts for the headers' `__metadata__`.
+        metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
         max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
         memory: Bytes for the buffers of all threads.
         threads: How many; one per core if left out.
@@ -85,7 +81,7 @@ def save_checkpoint(
     Raises:
         FileExistsError: something is there under the new name.
         LayoutError: a layout does not fit, replicas differ, or the memory is too little.
-        TypeError: a value is not an array, or of a dtype that a safetensors file cannot hold.
+        TypeError: a value is not an array, or of a dtype that the form cannot hold.
         OSError: a file cannot be written, or the disk has no room.
 
     The checkpoint has its name when all of it is there and on the disk; whatever happens before, nothing is.
@@ -106,7 +102,7 @@ def save_checkpoint(
             check_replicas(value.tiling, value._data())
         shape = tuple(np.shape(value)) if not isinstance(value, ShardedArray) else value.shape
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
-    job = _job(path_of(path), wanted, to, metadata or {}, max_file_bytes, {}, uneven, compare=False)
+    job = _job(path_of(path), wanted, to, metadata or {}, max_file_bytes, {}, {}, compare=False)
     _check_room(job, memory, threads)
     return job.run(memory=memory, threads=threads, sync=sync, resume=False, progress=progress)
 
@@ -146,7 +142,7 @@ def reshard_checkpoint(
         rename: Regular expressions and what replaces their matches in names, one after the other, as by `re.sub`.
         rewrites: What is named, packed, stacked, transposed or padded otherwise, after `rename`.
         only: A regular expression: the tensors in whose (new) names it is found.
-        metadata: Texts for the headers' `__metadata__`.
+        metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
         max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
         memory: Bytes for the buffers of all threads.
         threads: How many; one per core if left out.
@@ -164,7 +160,7 @@ def reshard_checkpoint(
         ParseError: the source does not follow its format, changed meanwhile, or has replicas that disagree.
         LayoutError: a layout does not fit a tensor, a rewrite matches nothing or does not fit, two tensors get one
             name, or the memory is too little.
-        TypeError: elements are packed, or of a dtype that a safetensors file cannot hold.
+        TypeError: elements are packed, or of a dtype that the form cannot hold.
         OSError: a file cannot be read or written, or the disk has no room; with `resume` the next run goes on.
 
     Every byte that is needed is read once and written once. The new checkpoint has its name when all of it is there and
@@ -186,32 +182,40 @@ def reshard_checkpoint(
     source, target = path_of(src), path_of(dst)
     if target.exists() and source.exists() and target.samefile(source):
         raise FileExistsError(17, "dst is the source", str(target))
-    with open_checkpoint(source) as checkpoint, _spool(target) as spool:
+    with open_checkpoint(source) as checkpoint, opened_spool(target) as spool:
         converted = None if dtype is None else _float_dtype(dtype)
 
         def stored(old: str, new: str, partition: Partition | None) -> Wanted:
             tensor = checkpoint[old]
-            if plan and not _is_addressable(tensor):
-                return _placeholder(new, tensor, partition)
-            if plan or (_is_addressable(tensor) and not _is_converted(tensor, converted)):
+            if plan and not is_addressable(tensor):
+                return placeholder(new, tensor, partition)
+            if plan or (is_addressable(tensor) and not is_converted(tensor, converted)):
                 return wanted_stored(new, tensor, partition)
             return spool.tensor(new, tensor, converted, partition, memory)
 
         wanted = []
         aliases: dict[str, str] = {}
+        #: By their names in the source, what goes to the destination as it is.
+        names: dict[str, str] = {}
         for name, made in _chosen(
             _made(checkpoint, rename, rewrites, converted, stored), only, checkpoint.path
         ).items():
             partition = partition_for(name, made.shape, layouts, uneven)
             if made.stored is not None:
+                names[made.stored] = name
                 wanted.append(stored(made.stored, name, partition))
             elif not made.is_scattered:
                 wanted.append(made.wanted(name, partition))
             elif plan:
-                wanted.append(_unread(name, made.dtype, made.shape, partition))
+                wanted.append(unread(name, made.dtype, made.shape, partition))
             else:
                 wanted.append(spool.assembled(name, made, partition, memory))
-        job = _job(target, wanted, to, metadata or {}, max_file_bytes, aliases, uneven, compare=replicas == "check")
+        if to == "dcp":
+            for old, name in _objects(checkpoint, rename, rewrites, only).items():
+                names[old] = name
+                wanted.append(wanted_object(name, checkpoint.objects[old]))
+        paths = _paths(checkpoint, names)
+        job = _job(target, wanted, to, metadata or {}, max_file_bytes, aliases, paths, compare=replicas == "check")
         outline = job.outline(memory, threads)
         if plan:
             return outline
@@ -227,7 +231,7 @@ def _job(
     metadata: Mapping[str, str],
     max_file_bytes: int,
     aliases: dict[str, str],
-    uneven: UnevenRule,
+    paths: Mapping[str, KeyPath],
     *,
     compare: bool,
 ) -> WriteJob:
@@ -242,22 +246,29 @@ def _job(
     if to not in get_args(Target):
         raise LayoutError(f"to is {shown(to)}; it must be one of {', '.join(map(repr, get_args(Target)))}")
     for tensor in wanted:
-        if tensor.dtype.code is None:
+        if to == "dcp" and not is_writable(tensor.dtype.name):
+            raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which PyTorch does not have")
+        if to != "dcp" and tensor.dtype.code is None:
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which a safetensors file cannot hold")
+    if to == "dcp" and metadata:
+        raise LayoutError("metadata is given; PyTorch's distributed checkpoint has no place for it")
     kept = _without_ties(wanted, aliases)
     said = dict(metadata)
     if aliases:
         said["shardwise.aliases"] = json.dumps(aliases)
-    files: list[TargetFile]
+    files: Sequence[TargetFile]
     texts: dict[str, bytes] = {}
     if to == "safetensors":
         files = single_file(path.name, kept, said)
     elif to == "hf":
         if isinstance(max_file_bytes, bool) or not isinstance(max_file_bytes, int) or max_file_bytes < 1:
             raise LayoutError(f"max_file_bytes is {shown(max_file_bytes)}; it must be a positive integer")
-        files = hugging_face_files(kept, max_file_bytes, said)
-        if len(files) > 1:
-            texts["model.safetensors.index.json"] = json.dumps(index_of(files, kept), indent=2).encode()
+        files = whole = hugging_face_files(kept, max_file_bytes, said)
+        if len(whole) > 1:
+            texts["model.safetensors.index.json"] = json.dumps(index_of(whole, kept), indent=2).encode()
+    elif to == "dcp":
+        files = saved = dcp_files(kept)
+        texts[INDEX] = dcp_index(saved, kept, aliases, paths)
     else:
         files = sharded_files(kept, said)
 
@@ -270,9 +281,10 @@ def _job(
                     "dtype": tensor.dtype.name,
                     "shape": list(tensor.shape),
                     "digest": f"{digest:032x}",
-                    **({} if tensor.partition is None or to != "sharded" else _cut(tensor.partition)),
+                    **({} if tensor.partition is None or to not in ("sharded", "dcp") else _cut(tensor.partition)),
                 }
                 for tensor, digest in zip(kept, digests, strict=True)
+                if not tensor.is_object
             },
         }
 
@@ -319,15 +331,12 @@ def _made(
 ) -> dict[str, Assembled]:
     """The tensors by their new names: renamed, then rewritten."""
     optional("rewrites", rewrites, Rewrites)
-    pairs = list(rename.items()) if isinstance(rename, Mapping) else list(rename)
     made: dict[str, Assembled] = {}
     for old, tensor in checkpoint.items():
-        new = old
-        for pattern, replacement in pairs:
-            new = _substituted("rename", pattern, replacement, new)
+        new = _renamed(rename, old)
         if new in made:
             raise LayoutError(f"rename calls both {shown(made[new].origin)} and {shown(old)} {shown(new)}")
-        dtype = converted if converted is not None and _is_converted(tensor, converted) else tensor._dtype
+        dtype = converted if converted is not None and is_converted(tensor, converted) else tensor._dtype
         made[new] = Assembled.of_stored(old, tensor.shape, dtype, partial(stored, old, old, None))
     if rewrites is not None:
         made = rewritten(made, rewrites)
@@ -347,6 +356,27 @@ def _chosen(made: dict[str, Assembled], only: str | None, path: Path) -> dict[st
     return found
 
 
+def _objects(
+    checkpoint: StoredCheckpoint,
+    rename: Mapping[str, str] | Sequence[tuple[str, str]],
+    rewrites: Rewrites | None,
+    only: str | None,
+) -> dict[str, str]:
+    """The values that are not tensors and can be copied, with their new names."""
+    found = {old: _renamed(rename, old) for old, value in checkpoint.objects.items() if value.extent is not None}
+    kept = set(found.values()) if rewrites is None else kept_objects(found.values(), rewrites)
+    pattern = _compiled("only", ".?" if only is None else only)
+    for new in kept:
+        _check_name(new)
+    return {old: new for old, new in found.items() if new in kept and pattern.search(new)}
+
+
+def _renamed(rename: Mapping[str, str] | Sequence[tuple[str, str]], name: str) -> str:
+    for pattern, replacement in rename.items() if isinstance(rename, Mapping) else rename:
+        name = _substituted("rename", pattern, replacement, name)
+    return name
+
+
 def _substituted(argument: str, pattern: str, replacement: str, name: str) -> str:
     try:
         return _compiled(argument, pattern).sub(replacement, name)
@@ -363,6 +393,19 @@ def _compiled(argument: str, pattern: str) -> re.Pattern[str]:
         raise LayoutError(f"{argument}: {shown(pattern)} is not a regular expression: {error}") from None
 
 
+def _paths(checkpoint: StoredCheckpoint, names: Mapping[str, str]) -> dict[str, KeyPath]:
+    """Where the tensors that keep their names lay in a nested state dict, as far as the checkpoint says."""
+    said = checkpoint.metadata.get("planner_data")
+    if not isinstance(said, Mapping):
+        return {}
+    return {
+        new: path
+        for old, new in names.items()
+        for path in [said.get(old)]
+        if old == new and isinstance(path, tuple) and path and all(type(key) in (str, int) for key in path)
+    }
+
+
 def _check_name(name: Any) -> None:
     instance("the name of a tensor", name, str)
     if not name or name == "__metadata__":
@@ -377,129 +420,8 @@ def _check_room(job: WriteJob, memory: int, threads: int | None) -> None:
     describe_room(job.outline(memory, threads))
 
 
-def _is_addressable(tensor: StoredTensor) -> bool:
-    return all(piece.is_addressable for piece in tensor.pieces)
-
-
-def _is_converted(tensor: StoredTensor, dtype: Dtype | None) -> bool:
-    return dtype is not None and _is_float(tensor._dtype) and tensor.dtype != dtype.name
-
-
-def _is_float(dtype: Dtype) -> bool:
-    return "float" in dtype.name
-
-
 def _float_dtype(value: Any) -> Dtype:
     found = find_dtype(value)
-    if found is None or found.origin is None or not _is_float(found) or found.code is None:
+    if found is None or found.origin is None or not is_float(found) or found.code is None:
         raise TypeError(f"dtype must be a floating-point dtype that a safetensors file can hold, got {shown(value)}")
     return found
-
-
-def _placeholder(name: str, tensor: StoredTensor, partition: Partition | None) -> Wanted:
-    """For a plan: the tensor, as if its elements were in memory already, of which none is."""
-    return _unread(name, tensor._dtype, tensor.shape, partition)
-
-
-def _unread(name: str, dtype: Dtype, shape: tuple[int, ...], partition: Partition | None) -> Wanted:
-    whole = np.broadcast_to(np.zeros((), f"V{dtype.bits // 8}"), shape)
-    piece = SourcePiece(tuple((0, size) for size in shape), whole, 0, whole.strides)
-    return Wanted(name, dtype, shape, [piece] if 0 not in shape else [], (), partition, None)
-
-
-class _Spool:
-    """A file beside the destination, for what cannot be copied from the source as it is."""
-
-    def __init__(self, target: Path) -> None:
-        self._target = target
-        self._folder: Path | None = None
-        self._count = 0
-        self._made: list[DataFile] = []
-
-    def tensor(
-        self, name: str, tensor: StoredTensor, dtype: Dtype | None, partition: Partition | None, memory: int
-    ) -> Wanted:
-        """Write the tensor whole, converted if need be, and give it as one that lies in that file."""
-        kept = dtype if dtype is not None and _is_converted(tensor, dtype) else tensor._dtype
-        into = kept.numpy(f"tensor {shown(name)}")
-        blocks = (tensor.read(block).astype(into, copy=False) for block in _blocks(tensor, memory))
-        return self._written(name, tensor.shape, kept, partition, blocks)
-
-    def assembled(self, name: str, tensor: Assembled, partition: Partition | None, memory: int) -> Wanted:
-        """Put a tensor together in that file, whose pieces are too many and too short to be copied one by one."""
-        blocks = (tensor.read(block) for block in _runs(tensor.shape, tensor.dtype.bits // 8, memory // 16))
-        return self._written(name, tensor.shape, tensor.dtype, partition, blocks)
-
-    def _written(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: Dtype,
-        partition: Partition | None,
-        blocks: Iterable[np.ndarray[Any, Any]],
-    ) -> Wanted:
-        if self._folder is None:
-            name_of_folder = f".{self._target.name}."
-            self._folder = Path(tempfile.mkdtemp(prefix=name_of_folder, suffix=_SPOOL, dir=self._target.parent))
-        path = self._folder / f"{self._count}.bin"
-        self._count += 1
-        with path.open("wb") as stream:
-            for values in blocks:
-                stream.write(np.ascontiguousarray(values).tobytes())
-        file = DataFile(path)
-        self._made.append(file)
-        piece = SourcePiece(tuple((0, size) for size in shape), file, 0, contiguous_strides(shape, dtype.bits // 8))
-        return Wanted(name, dtype, shape, [piece] if 0 not in shape else [], (), partition, None)
-
-    def close(self) -> None:
-        for file in self._made:
-            file.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-
-@contextmanager
-def _spool(target: Path) -> Iterator[_Spool]:
-    if not target.parent.is_dir():
-        raise FileNotFoundError(2, "the folder that is to hold the checkpoint is not there", str(target.parent))
-    for stale in target.parent.glob(f".{glob.escape(target.name)}.*{_SPOOL}"):
-        shutil.rmtree(stale, ignore_errors=True)  # Of a run that was killed.
-    spool = _Spool(target)
-    try:
-        yield spool
-    finally:
-        spool.close()
-
-
-def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:
-    """Boxes that follow one another in C order, each of which takes no more than a part of the memory."""
-    if not tensor.shape:
-        yield ()
-        return
-    rest = tuple(slice(0, size) for size in tensor.shape[1:])
-    row = max(tensor.nbytes // max(tensor.shape[0], 1), 1)
-    # A block, the piece that it is decoded from, and its conversion.
-    rows = min(max(memory // (4 * row), 1), tensor.shape[0])
-    if row * 2 > memory:
-        raise LayoutError(
-            f"memory is {bytes_text(memory)}; a row of tensor {shown(tensor.name)} takes {bytes_text(row)}, which has "
-            f"to be converted or decoded in memory: at least {bytes_text(2 * row)} are needed"
-        )
-    for start in range(0, tensor.shape[0], max(rows, 1)):
-        yield (slice(start, min(start + rows, tensor.shape[0])), *rest)
-
-
-def _runs(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[Bounds]:
-    """Boxes that follow one another in C order; none has more bytes than `most`, except single elements."""
-    row, dim = itemsize, len(shape)
-    while dim and row * shape[dim - 1] <= most:
-        dim -= 1
-        row *= max(shape[dim], 1)
-    rest = tuple((0, size) for size in shape[dim:])
-    if dim == 0:
-        yield rest
-        return
-    step = max(most // row, 1)
-    for place in np.ndindex(*shape[: dim - 1]):
-        for start in range(0, shape[dim - 1], step):
-            yield (*((at, at + 1) for at in place), (start, min(start + step, shape[dim - 1])), *rest)

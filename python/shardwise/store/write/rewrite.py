@@ -14,7 +14,7 @@ from ...reshard.orders import segments_of
 from ...rules.rewrites import Rewrite, Rewrites, RewriteSet, Side
 from .assembled import Assembled, Stretches
 
-__all__ = ["rewritten"]
+__all__ = ["kept_objects", "rewritten"]
 
 #: Tensors by name.
 _Tensors = dict[str, Assembled]
@@ -35,6 +35,18 @@ def rewritten(tensors: Mapping[str, Assembled], rewrites: Rewrites) -> _Tensors:
     for one in rewrites.sets:
         found = _apply_set(found, one)
     return found
+
+
+def kept_objects(names: Iterable[str], rewrites: Rewrites) -> set[str]:
+    """Those of the names of values that are not tensors which the rewrites do not drop."""
+    kept = set(names)
+    for one in rewrites.sets:
+        for template in one.drop:
+            pattern = template.pattern()
+            kept = {name for name in kept if pattern.fullmatch(name) is None}
+        if one.unmatched == "drop":
+            kept = set()
+    return kept
 
 
 def _apply_set(tensors: _Tensors, one: RewriteSet) -> _Tensors:
