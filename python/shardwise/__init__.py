@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import packed
 from ._core import __version__
+from ._drawn import draw_with
 from .array.sharded import Shard, ShardedArray, distribute_tensor
 from .errors import InternalError, LayoutError, MeshError, ParseError, ShardwiseError, SizeOverflowError
 from .layout import Axes, TensorLayout, UnevenRule
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from .rules.layout_rule import LayoutRule
     from .rules.report import LayoutReport, TensorReport
     from .rules.shipped import example_rules
-    from .show.svg import draw
+    from .show.draw import draw
     from .store import (
         Checkpoint,
         Difference,
@@ -138,7 +139,7 @@ _LAZY = {
     "rules.layout_rule": ("LayoutRule",),
     "rules.report": ("LayoutReport", "TensorReport"),
     "rules.shipped": ("example_rules",),
-    "show.svg": ("draw",),
+    "show.draw": ("draw",),
     "store": (
         "Checkpoint",
         "Difference",
@@ -160,6 +161,7 @@ _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 _SUBPACKAGES = ("dtensor", "interop")
 
 # Who has not imported a framework needs no part of ours for it.
+draw_with("shardwise.show.draw")
 load_with("keras", "shardwise.interop.keras")
 load_with("tensorflow", "shardwise.interop.tf_variable")
 

@@ -225,7 +225,7 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         store.Difference("a", "shape", (2, 3), (3, 2)),
         store.Difference("a", "values", 1.5, -0.0, (1, 2), 3),
     ],
-    store.VerifyReport: lambda: [store.VerifyReport(Path("model"), "safetensors", 2, 24, 0)],
+    store.VerifyReport: lambda: [store.VerifyReport(Path("model"), "safetensors", 2, 24, 0, 0)],
     store.WriteOutline: lambda: [store.WriteOutline((("model.safetensors", 24),), 24, 1 << 20, 2, 0, 1 << 30)],
     store.WriteReport: lambda: [store.WriteReport(Path("model"), 2, 24, 24, 20, 4, 0)],
     store.Entry: lambda: [store.Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors"))],

@@ -138,8 +138,9 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
     reshard.add_argument(
         "--to",
         metavar="FORM",
-        choices=("safetensors", "hf", "sharded"),
-        help="safetensors, a file; hf, a folder in Hugging Face's form; sharded, a folder with a file per device",
+        choices=("safetensors", "hf", "sharded", "dcp"),
+        help="safetensors, a file; hf, a folder in Hugging Face's form; sharded, a folder with a file per device; dcp, "
+        "PyTorch's distributed checkpoint",
     )
     reshard.add_argument("--dtype", metavar="DTYPE", help="convert floating-point tensors; bfloat16, float32, ...")
     reshard.add_argument(
@@ -165,7 +166,8 @@ def _add_verify(commands: "argparse._SubParsersAction[_Parser]") -> None:
     verify = commands.add_parser(
         "verify",
         help="whether a checkpoint is whole, and what was written",
-        description="Read all of a checkpoint and compare it with the digests that were written beside it.",
+        description="Read all of a checkpoint and compare it with the digests that were written beside it, and with "
+        "the CRC-32 of PyTorch's zip containers.",
     )
     verify.add_argument("source", metavar="CHECKPOINT", type=Path, help="a checkpoint of any form")
     _add_work(verify)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .._drawn import Drawn
 from .._dtypes import bytes_for
 from .._text import bytes_text, shown
 from ..errors import SizeOverflowError
@@ -24,6 +25,7 @@ from .problems import Clash, IndivisibleDim, RankMismatch
 
 if TYPE_CHECKING:
     from ..layout import UnevenRule
+    from ..show.picture import Picture
 
 __all__ = ["LayoutReport", "TensorReport", "checked_size"]
 
@@ -111,7 +113,7 @@ class TensorReport:
 
 
 @dataclass(frozen=True)
-class LayoutReport:
+class LayoutReport(Drawn):
     """What a layout map does to a set of tensors, as `LayoutMap.report` gives it.
 
     `str(report)` is a table of the tensors, the totals and the warnings.
@@ -282,6 +284,11 @@ class LayoutReport:
         mesh = self.device_mesh
         each = None if mesh is None or mesh.size > _MAX_DEVICES else self.device_bytes
         return None if each is None else each.tolist()
+
+    def _picture(self) -> Picture:
+        from .drawn import report_picture
+
+        return report_picture(self)
 
     def __str__(self) -> str:
         rows = [[(text, "") for text in _row(tensor)] for tensor in self.tensors]
