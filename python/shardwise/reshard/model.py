@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._core import balance_model
+from .._drawn import Drawn
 from .._dtypes import bits_of, bytes_for
 from .._text import shown
 from ..errors import LayoutError
@@ -21,10 +22,12 @@ from .source import ShardSource
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from ..show.picture import Picture
+
 __all__ = ["ModelPlan", "plan_model"]
 
 
-class ModelPlan(Mapping[str, ReshardPlan]):
+class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     """What must move of all tensors of a model; `plan_model` makes one.
 
     It is a mapping from the names of the tensors to their plans, which differ from those of `plan_reshard` in who
@@ -143,6 +146,12 @@ class ModelPlan(Mapping[str, ReshardPlan]):
             more = f", nor of {len(missing) - 1} other tensors" if len(missing) > 1 else ""
             raise LayoutError(f"src_shards has no shards of {shown(missing[0])}{more}")
         return {name: plan.run(src_shards[name]) for name, plan in self.items()}
+
+    def _picture(self) -> Picture:
+        from .drawn import loads_picture
+
+        loads = {"sent": self.bytes_sent(), "received": self.bytes_received(), "kept": self.bytes_kept()}
+        return loads_picture(f"a plan for {len(self):,} tensor{'s' * (len(self) != 1)}, bytes by holder", loads)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ModelPlan):

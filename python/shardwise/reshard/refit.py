@@ -5,11 +5,12 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .._drawn import Drawn
 from .._text import shown
 from ..errors import LayoutError
 from ..partition import Partition
@@ -19,6 +20,9 @@ from .plan import ReshardPlan, plan_reshard
 from .run import checked_arrays
 from .source import ShardSource
 
+if TYPE_CHECKING:
+    from ..show.picture import Picture
+
 __all__ = ["RefitPlan", "plan_refit"]
 
 Array = npt.NDArray[Any]
@@ -26,7 +30,7 @@ Array = npt.NDArray[Any]
 Side = Partition | Mapping[str, Partition]
 
 
-class RefitPlan:
+class RefitPlan(Drawn):
     """What must move from one order of packed tensors to another: a plan for each tensor; `plan_refit` makes one.
 
     Immutable, comparable, hashable and picklable; `plans` has the plan of each tensor by its name.
@@ -111,6 +115,20 @@ class RefitPlan:
         for name, plan in self._plans.items():
             plan.run(sources[name], out=results)
         return results
+
+    def _picture(self) -> Picture:
+        from .drawn import loads_picture, plan_picture
+
+        if len(self._plans) == 1:
+            return plan_picture(next(iter(self._plans.values())))
+        received: dict[Any, int] = {}
+        for plan in self._plans.values():
+            for holder, elements in enumerate(plan.bytes_received("uint8").tolist()):
+                label = plan.dst._label(holder)
+                received[label] = received.get(label, 0) + elements
+        return loads_picture(
+            f"a plan for {len(self._plans):,} tensors, elements by holder", {"received": received}, "{:,}".format
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RefitPlan):
