@@ -311,7 +311,7 @@ def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str]) -> list[Wan
     kept, names = [], set()
     for tensor in wanted:
         if tensor.name in names:
-            raise LayoutError(f"two tensors are to be called {shown(tensor.name)}")
+            raise LayoutError(f"two values are to be called {shown(tensor.name)}")
         names.add(tensor.name)
         key = tensor.identity
         other = first.setdefault(key, tensor) if key is not None and tensor.pieces else tensor
