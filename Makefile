@@ -129,8 +129,9 @@ mutants: ## change the core's arithmetic line by line and see whether its unit t
 	PROPTEST_CASES=64 cargo mutants --package shardwise-core --file '$(FILE)' --output target -- --lib
 
 # Needs no network once its tools are there: what the pages link to is theirs, or is not followed.
-docs: $(VENV)/.extras ## build the site into target/site, with every link and name looked up
+docs: build ## build the site into target/site, with every link and name looked up
 	$(call install_extras,docs)
+	$(BIN)/python docs/pictures/make.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict --clean
 	$(BIN)/python -m release.site.check target/site
 
