@@ -136,6 +136,7 @@ docs: build ## build the site into target/site, with every link and name looked 
 	$(BIN)/python -m release.site.check target/site
 
 wheel: $(BIN)/maturin ## build the sdist and the wheel from it into dist/, check them, install without Rust, use it
+	$(QUIETLY) "Upgrading pip, which must know dependency groups" $(BIN)/python -m pip install 'pip>=25.1'
 	$(QUIETLY) "Installing what builds wheels" $(BIN)/python -m pip install --group release
 	$(BIN)/python -m release.wheel
 
