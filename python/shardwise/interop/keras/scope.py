@@ -15,7 +15,7 @@ import keras
 from shardwise._tree import children, named_leaves
 from shardwise.model.scope import LayoutScope, PlacedVariable
 
-from .variables import AFTER_BUILD, adopt, defer, lay_out_like, replicate_on_mesh_of, waits_for
+from .variables import AFTER_BUILD, adopt, defer, lay_out_like, replicate_on_mesh_of, unpacked, waits_for
 
 __all__ = ["Building", "building"]
 
@@ -94,7 +94,7 @@ class Building:
         placed = {id(variable): (placement, variable) for placement, variable in self._placements()}
         for variable in self._waiting:
             if id(variable) not in placed:
-                placement = self._scope.place(variable.path.replace("/", "."), tuple(variable.shape))
+                placement = unpacked(self._scope.place(variable.path.replace("/", "."), tuple(variable.shape)))
                 placed[id(variable)] = placement, variable
         self._paths += [placed[id(variable)][0].path for variable in self._waiting]
         while self._waiting:
@@ -125,7 +125,7 @@ class Building:
                         variable,
                     )
                 else:
-                    yield self._scope.place(path, shape), variable
+                    yield unpacked(self._scope.place(path, shape)), variable
 
     def _roots(self) -> list[Any]:
         """The layers that no other layer holds, in the order of creation."""
