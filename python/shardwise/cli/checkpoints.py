@@ -122,7 +122,9 @@ def run_verify(screen: Screen, options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({**vars(done), "path": str(done.path)}))
         return 0
-    what = f"all {done.digests} digests are right" if done.digests else "it has no digests; all of it can be read"
+    right = ((done.digests, "digests"), (done.crcs, "CRC-32"))
+    what = " and ".join(f"{count} {what}" for count, what in right if count)
+    what = f"all {what} are right" if what else "it has no digests; all of it can be read"
     screen.write((str(done.path), "bold"), f": {done.format}, {done.tensors} tensors, {bytes_text(done.bytes)}: {what}")
     return 0
 

@@ -27,14 +27,16 @@ from ..boxes import contiguous_strides
 from ..files import DataFile
 from ..open import open_checkpoint
 from ..protocol import StoredCheckpoint, StoredTensor
+from .dcp import INDEX, KeyPath, dcp_files, dcp_index, is_writable
 from .files import TargetFile, hugging_face_files, index_of, sharded_files, single_file
 from .job import WriteJob, WriteOutline, WriteReport, describe_room
-from .wanted import Layouts, SourcePiece, Wanted, partition_for, wanted_array, wanted_stored
+from .wanted import Layouts, SourcePiece, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
 
 __all__ = ["Target", "reshard_checkpoint", "save_checkpoint"]
 
-#: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's form; a folder with a file per device.
-Target = Literal["safetensors", "hf", "sharded"]
+#: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's form; a folder with a safetensors file
+#: per device; PyTorch's distributed checkpoint.
+Target = Literal["safetensors", "hf", "sharded", "dcp"]
 
 _MEMORY = 256 * 2**20
 #: Up to how many bytes Hugging Face's own `save_pretrained` lets a file have.
@@ -64,13 +66,14 @@ def save_checkpoint(
         path: The new file or folder; nothing may be there.
         tensors: Arrays by name, with any strides, and `ShardedArray`s. Names that share one array, with the same shape
             and strides, are tied: the elements are written once.
-        layouts: How the tensors are cut, for `to="sharded"`: a `LayoutMap` or a mapping by name. A `ShardedArray` that
-            it does not name keeps its own partition; any other tensor is written whole.
+        layouts: How the tensors are cut, for `"sharded"` and `"dcp"`: a `LayoutMap` or a mapping by name. A
+            `ShardedArray` that it does not name keeps its own partition; any other tensor is written whole.
         to: `"safetensors"`, a file; `"hf"`, a folder in Hugging Face's form; `"sharded"`, a folder with a file for each
-            device that owns shards, which PyTorch's `HuggingFaceStorageReader` loads as well. By default a file if the
-            path ends in `.safetensors`, else sharded if anything is cut, else `"hf"`.
+            device that owns shards, which PyTorch's `HuggingFaceStorageReader` loads as well; `"dcp"`, the same as
+            `torch.distributed.checkpoint` has it, which loads it onto any mesh. By default a file if the path ends in
+            `.safetensors`, else sharded if anything is cut, else `"hf"`.
         uneven: How a dim that does not divide is cut.
-        metadata: Texts for the headers' `__metadata__`.
+        metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
         max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
         memory: Bytes for the buffers of all threads.
         threads: How many; one per core if left out.
@@ -81,7 +84,7 @@ def save_checkpoint(
     Raises:
         FileExistsError: something is there under the new name.
         LayoutError: a layout does not fit, replicas differ, or the memory is too little.
-        TypeError: a value is not an array, or of a dtype that a safetensors file cannot hold.
+        TypeError: a value is not an array, or of a dtype that the form cannot hold.
         OSError: a file cannot be written, or the disk has no room.
 
     The checkpoint has its name when all of it is there and on the disk; whatever happens before, nothing is.
@@ -102,7 +105,7 @@ def save_checkpoint(
             check_replicas(value.tiling, value._data())
         shape = tuple(np.shape(value)) if not isinstance(value, ShardedArray) else value.shape
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
-    job = _job(path_of(path), wanted, to, metadata or {}, max_file_bytes, {}, uneven, compare=False)
+    job = _job(path_of(path), wanted, to, metadata or {}, max_file_bytes, {}, {}, compare=False)
     _check_room(job, memory, threads)
     return job.run(memory=memory, threads=threads, sync=sync, resume=False, progress=progress)
 
@@ -139,7 +142,7 @@ def reshard_checkpoint(
             and tensors whose pieces are compressed, are written to a file beside `dst` first.
         rename: Regular expressions and what replaces their matches in names, one after the other, as by `re.sub`.
         only: A regular expression: the tensors in whose (new) names it is found.
-        metadata: Texts for the headers' `__metadata__`.
+        metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
         max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
         memory: Bytes for the buffers of all threads.
         threads: How many; one per core if left out.
@@ -156,7 +159,7 @@ def reshard_checkpoint(
         FileExistsError: something is there under the new name.
         ParseError: the source does not follow its format, changed meanwhile, or has replicas that disagree.
         LayoutError: a layout does not fit a tensor, two tensors get one name, or the memory is too little.
-        TypeError: elements are packed, or of a dtype that a safetensors file cannot hold.
+        TypeError: elements are packed, or of a dtype that the form cannot hold.
         OSError: a file cannot be read or written, or the disk has no room; with `resume` the next run goes on.
 
     Every byte that is needed is read once and written once. The new checkpoint has its name when all of it is there and
@@ -179,12 +182,15 @@ def reshard_checkpoint(
     if target.exists() and source.exists() and target.samefile(source):
         raise FileExistsError(17, "dst is the source", str(target))
     with open_checkpoint(source) as checkpoint, _spool(target) as spool:
-        names = _new_names(checkpoint, rename, only)
+        names = _new_names(checkpoint, rename, only, with_objects=to == "dcp")
         converted = None if dtype is None else _float_dtype(dtype)
         wanted = []
         aliases: dict[str, str] = {}
         for old, new in names.items():
-            tensor = checkpoint[old]
+            tensor = checkpoint.get(old)
+            if tensor is None:
+                wanted.append(wanted_object(new, checkpoint.objects[old]))
+                continue
             partition = partition_for(new, tensor.shape, layouts, uneven)
             if plan or (_is_addressable(tensor) and not _is_converted(tensor, converted)):
                 wanted.append(
@@ -194,7 +200,8 @@ def reshard_checkpoint(
                 )
             else:
                 wanted.append(spool.tensor(new, tensor, converted, partition, memory))
-        job = _job(target, wanted, to, metadata or {}, max_file_bytes, aliases, uneven, compare=replicas == "check")
+        paths = _paths(checkpoint, names)
+        job = _job(target, wanted, to, metadata or {}, max_file_bytes, aliases, paths, compare=replicas == "check")
         outline = job.outline(memory, threads)
         if plan:
             return outline
@@ -210,7 +217,7 @@ def _job(
     metadata: Mapping[str, str],
     max_file_bytes: int,
     aliases: dict[str, str],
-    uneven: UnevenRule,
+    paths: Mapping[str, KeyPath],
     *,
     compare: bool,
 ) -> WriteJob:
@@ -225,22 +232,29 @@ def _job(
     if to not in get_args(Target):
         raise LayoutError(f"to is {shown(to)}; it must be one of {', '.join(map(repr, get_args(Target)))}")
     for tensor in wanted:
-        if tensor.dtype.code is None:
+        if to == "dcp" and not is_writable(tensor.dtype.name):
+            raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which PyTorch does not have")
+        if to != "dcp" and tensor.dtype.code is None:
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which a safetensors file cannot hold")
+    if to == "dcp" and metadata:
+        raise LayoutError("metadata is given; PyTorch's distributed checkpoint has no place for it")
     kept = _without_ties(wanted, aliases)
     said = dict(metadata)
     if aliases:
         said["shardwise.aliases"] = json.dumps(aliases)
-    files: list[TargetFile]
+    files: Sequence[TargetFile]
     texts: dict[str, bytes] = {}
     if to == "safetensors":
         files = single_file(path.name, kept, said)
     elif to == "hf":
         if isinstance(max_file_bytes, bool) or not isinstance(max_file_bytes, int) or max_file_bytes < 1:
             raise LayoutError(f"max_file_bytes is {shown(max_file_bytes)}; it must be a positive integer")
-        files = hugging_face_files(kept, max_file_bytes, said)
-        if len(files) > 1:
-            texts["model.safetensors.index.json"] = json.dumps(index_of(files, kept), indent=2).encode()
+        files = whole = hugging_face_files(kept, max_file_bytes, said)
+        if len(whole) > 1:
+            texts["model.safetensors.index.json"] = json.dumps(index_of(whole, kept), indent=2).encode()
+    elif to == "dcp":
+        files = saved = dcp_files(kept)
+        texts[INDEX] = dcp_index(saved, kept, aliases, paths)
     else:
         files = sharded_files(kept, said)
 
@@ -253,9 +267,10 @@ def _job(
                     "dtype": tensor.dtype.name,
                     "shape": list(tensor.shape),
                     "digest": f"{digest:032x}",
-                    **({} if tensor.partition is None or to != "sharded" else _cut(tensor.partition)),
+                    **({} if tensor.partition is None or to not in ("sharded", "dcp") else _cut(tensor.partition)),
                 }
                 for tensor, digest in zip(kept, digests, strict=True)
+                if not tensor.is_object
             },
         }
 
@@ -294,13 +309,18 @@ def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str]) -> list[Wan
 
 
 def _new_names(
-    checkpoint: StoredCheckpoint, rename: Mapping[str, str] | Sequence[tuple[str, str]], only: str | None
+    checkpoint: StoredCheckpoint,
+    rename: Mapping[str, str] | Sequence[tuple[str, str]],
+    only: str | None,
+    *,
+    with_objects: bool,
 ) -> dict[str, str]:
     optional("only", only, str)
     pairs = list(rename.items()) if isinstance(rename, Mapping) else list(rename)
     names: dict[str, str] = {}
     origin: dict[str, str] = {}
-    for old in checkpoint:
+    objects = [name for name, value in checkpoint.objects.items() if value.extent is not None]
+    for old in (*checkpoint, *(objects if with_objects else ())):
         new = old
         for pattern, replacement in pairs:
             new = _substituted("rename", pattern, replacement, new)
@@ -329,6 +349,19 @@ def _compiled(argument: str, pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except (re.error, TypeError) as error:
         raise LayoutError(f"{argument}: {shown(pattern)} is not a regular expression: {error}") from None
+
+
+def _paths(checkpoint: StoredCheckpoint, names: Mapping[str, str]) -> dict[str, KeyPath]:
+    """Where the tensors that keep their names lay in a nested state dict, as far as the checkpoint says."""
+    said = checkpoint.metadata.get("planner_data")
+    if not isinstance(said, Mapping):
+        return {}
+    return {
+        new: path
+        for old, new in names.items()
+        for path in [said.get(old)]
+        if old == new and isinstance(path, tuple) and path and all(type(key) in (str, int) for key in path)
+    }
 
 
 def _check_name(name: Any) -> None:
