@@ -244,6 +244,8 @@ def test_placements_that_a_layout_can_say_are_read(cuts: list[tuple[int, Any]]) 
         (packed.parse("(2 n@tp/balanced)"), "uneven rule is 'balanced'"),
         (packed.parse("(2 n@dp+tp/ceil)"), "uneven rule is 'ceil'"),
         (packed.padded_vocab(100, "tp"), "padded"),
+        (packed.parse("(0 8@tp)"), "has 0 stretches"),
+        (packed.parse(f"({2**62} {2**40} 8@tp)"), "stretches, where there are 1 to"),
         (packed.parse("(2 8@tp:(1)1+dp:(1)2)"), "whole axes only"),
     ],
 )

@@ -22,6 +22,9 @@ from ._plain import merged_axes, plain_names
 __all__ = ["Cut", "cut_of", "read_factors", "spec_of", "split_factors"]
 
 
+_LARGEST = 2**63 - 1
+
+
 class Cut(NamedTuple):
     """How a dim is cut: each of `outer` equal stretches of it, one after the other, by `axes`, major first."""
 
@@ -75,6 +78,8 @@ def cut_of(dim: int, spec: Spec, mesh: DeviceMesh) -> Cut:
         outer += count
     if len(shapes) > 1:
         raise refused("its parts are stretches of several sizes")
+    if not 1 <= outer * shards <= _LARGEST:
+        raise refused(f"it has {shown(outer)} stretches, where there are 1 to {_LARGEST // shards}")
     return Cut(outer, merged_axes(axes, mesh))
 
 
