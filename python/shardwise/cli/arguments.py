@@ -77,6 +77,7 @@ def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
     plan.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
     plan.add_argument("--all", action="store_true", help="a row for each tensor, also where layers are alike")
     plan.add_argument("--devices", action="store_true", help="the bytes of each device as well")
+    plan.add_argument("--html", metavar="FILE", type=Path, help="write a page to look at in a browser as well")
     _add_json(plan)
     plan.add_argument(
         "--strict",
