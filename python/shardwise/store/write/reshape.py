@@ -197,9 +197,8 @@ def reshard_checkpoint(
         aliases: dict[str, str] = {}
         #: By their names in the source, what goes to the destination as it is.
         names: dict[str, str] = {}
-        for name, made in _chosen(
-            _made(checkpoint, rename, rewrites, converted, stored), only, checkpoint.path
-        ).items():
+        tensors = _made(checkpoint, rename, rewrites, converted, stored)
+        for name, made in _chosen(tensors, only, checkpoint.path).items():
             partition = partition_for(name, made.shape, layouts, uneven)
             if made.stored is not None:
                 names[made.stored] = name
@@ -211,7 +210,7 @@ def reshard_checkpoint(
             else:
                 wanted.append(spool.assembled(name, made, partition, memory))
         if to == "dcp":
-            for old, name in _objects(checkpoint, rename, rewrites, only).items():
+            for old, name in _objects(checkpoint, rename, rewrites, only, tensors).items():
                 names[old] = name
                 wanted.append(wanted_object(name, checkpoint.objects[old]))
         paths = _paths(checkpoint, names)
@@ -361,14 +360,23 @@ def _objects(
     rename: Mapping[str, str] | Sequence[tuple[str, str]],
     rewrites: Rewrites | None,
     only: str | None,
+    tensors: Mapping[str, Assembled],
 ) -> dict[str, str]:
-    """The values that are not tensors and can be copied, with their new names."""
-    found = {old: _renamed(rename, old) for old, value in checkpoint.objects.items() if value.extent is not None}
-    kept = set(found.values()) if rewrites is None else kept_objects(found.values(), rewrites)
-    pattern = _compiled("only", ".?" if only is None else only)
-    for new in kept:
+    """The values that are not tensors and can be copied, with their new names, which no tensor may have."""
+    names = {old: _renamed(rename, old) for old, value in checkpoint.objects.items() if value.extent is not None}
+    kept = set(names.values()) if rewrites is None else kept_objects(names.values(), rewrites)
+    origins = {new: tensor.origin for new, tensor in tensors.items()}
+    found: dict[str, str] = {}
+    for old, new in names.items():
+        if new not in kept:
+            continue
         _check_name(new)
-    return {old: new for old, new in found.items() if new in kept and pattern.search(new)}
+        if new in origins:
+            raise LayoutError(f"rename calls both {shown(origins[new])} and {shown(old)} {shown(new)}")
+        origins[new] = old
+        if only is None or _compiled("only", only).search(new):
+            found[old] = new
+    return found
 
 
 def _renamed(rename: Mapping[str, str] | Sequence[tuple[str, str]], name: str) -> str:

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ class Spool:
     def assembled(self, name: str, tensor: Assembled, partition: Partition | None, memory: int) -> Wanted:
         """Put a tensor together in that file, whose pieces are too many and too short to be copied one by one."""
         blocks = (tensor.read(block) for block in _runs(tensor.shape, tensor.dtype.bits // 8, memory // 16))
-        return self._written(name, tensor.shape, tensor.dtype, partition, blocks)
+        # Compared one by one nevertheless: nothing else would find replicas that disagree.
+        return replace(self._written(name, tensor.shape, tensor.dtype, partition, blocks), replicas=tensor.replicas())
 
     def _written(
         self,
