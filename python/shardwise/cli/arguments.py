@@ -106,8 +106,8 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
             "rules its tensors are merged. The new one has its name only when all of it is there and on the disk."
         ),
     )
-    reshard.add_argument("source", metavar="SRC", type=Path, help="the checkpoint, which is only read")
-    reshard.add_argument("target", metavar="DST", type=Path, help="the new file or folder; nothing may be there")
+    reshard.add_argument("source", metavar="SRC", type=str, help="the checkpoint, which is only read")
+    reshard.add_argument("target", metavar="DST", type=str, help="the new file or folder; nothing may be there")
     reshard.add_argument("--mesh", metavar="AXES", help=f"{_MESH_HELP}; may be left out if the rules name a mesh")
     reshard.add_argument("--rules", metavar="TOML", type=Path, help="the file of rules; without it tensors are merged")
     reshard.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
@@ -143,7 +143,7 @@ def _add_verify(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="whether a checkpoint is whole, and what was written",
         description="Read all of a checkpoint and compare it with the digests that were written beside it.",
     )
-    verify.add_argument("source", metavar="CHECKPOINT", type=Path, help="a checkpoint of any form")
+    verify.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any form")
     _add_work(verify)
 
 
@@ -153,8 +153,8 @@ def _add_diff(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="whether two checkpoints are the same tensors, however each is cut",
         description="Compare two checkpoints of any forms without merging either; exit with status 1 if they differ.",
     )
-    diff.add_argument("first", metavar="A", type=Path, help="a checkpoint of any form")
-    diff.add_argument("second", metavar="B", type=Path, help="another")
+    diff.add_argument("first", metavar="A", type=str, help="a checkpoint of any form")
+    diff.add_argument("second", metavar="B", type=str, help="another")
     _add_work(diff)
 
 
@@ -164,7 +164,7 @@ def _add_inspect(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="what a checkpoint is: its form, tensors, dtypes, pieces",
         description="Say what a checkpoint of any form is. Only headers and indexes are read.",
     )
-    inspect.add_argument("source", metavar="CHECKPOINT", type=Path, help="a checkpoint of any form")
+    inspect.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any form")
     inspect.add_argument("--json", action="store_true", help="JSON, for programs")
 
 

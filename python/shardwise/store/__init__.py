@@ -1,5 +1,6 @@
 """Checkpoints on disk: `open_checkpoint` opens any form, `open_safetensors` gives one form's tensors as arrays."""
 
+from .objects import ObjectPath
 from .open import FORMS, Form, open_checkpoint
 from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
 from .prove import Difference, VerifyReport, diff_checkpoints, tensor_digests, verify_checkpoint
@@ -14,6 +15,7 @@ __all__ = [
     "Difference",
     "Entry",
     "Form",
+    "ObjectPath",
     "StoredCheckpoint",
     "StoredObject",
     "StoredPiece",

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from .._arguments import path_of
+from .._boxes import consecutive
 from .._text import shown
 from ..errors import ParseError
 from .engine import CopyJob, HeldPiece, add_digests
+from .object_files import open_file
+from .objects import ObjectPath, place_of
 from .open import open_checkpoint
 from .protocol import StoredCheckpoint, StoredTensor
 from .sharded import MANIFEST, read_manifest
@@ -96,7 +98,7 @@ def tensor_digests(
     for name, tensor in checkpoint.items():
         if not tensor.size:
             continue
-        if not all(piece.is_addressable for piece in tensor.pieces):
+        if isinstance(checkpoint.path, ObjectPath) or not all(piece.is_addressable for piece in tensor.pieces):
             arrays[name] = tensor
             continue
         wanted = wanted_stored(name, tensor, None)
@@ -111,7 +113,8 @@ def tensor_digests(
         numbers[name] = job.add_tensor(tensor.shape, wanted.itemsize, sources, [whole], digest=True)
     done = job.run(budget=memory, threads=threads, progress=progress).digests if numbers else []
     digests = {name: done[number] for name, number in numbers.items()}
-    digests |= {name: _decoded(tensor) for name, tensor in arrays.items()}
+    is_remote = isinstance(checkpoint.path, ObjectPath)
+    digests |= {name: _fetched(tensor, memory) if is_remote else _decoded(tensor) for name, tensor in arrays.items()}
     return {name: digests.get(name, 0) for name in checkpoint}
 
 
@@ -129,8 +132,21 @@ def _decoded(tensor: StoredTensor) -> int:
     return add_digests(parts)
 
 
+def _fetched(tensor: StoredTensor, memory: int) -> int:
+    """The digest of a tensor that lies in an object store: of one block at a time."""
+    parts = []
+    for block in consecutive(tensor.shape, max(memory // (2 * tensor.numpy_dtype.itemsize), 1)):
+        values = tensor.read(block)
+        job = CopyJob()
+        start, stop = ([getattr(side, end) for side in block] for end in ("start", "stop"))
+        source = HeldPiece(job.read_array(values), 0, start, stop, values.strides)
+        job.add_tensor(tensor.shape, values.itemsize, [source], [HeldPiece(job.discard(), 0, start, stop)], digest=True)
+        parts.append(job.run().digests[0])
+    return add_digests(parts)
+
+
 def verify_checkpoint(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | ObjectPath,
     *,
     memory: int = _MEMORY,
     threads: int | None = None,
@@ -139,8 +155,8 @@ def verify_checkpoint(
     """Verify that a checkpoint is whole, and that every byte is what was written.
 
     Args:
-        path: A checkpoint of any form. Those that shardwise wrote have a digest for each tensor, in the manifest or the
-            header; of others all bytes are read, and the structure is checked.
+        path: A checkpoint of any form, also by URL. Those that shardwise wrote have a digest for each tensor, in the
+            manifest or the header; of others all bytes are read, and the structure is checked.
         memory: Bytes for the buffers of all threads.
         threads: How many; one per core if left out.
         progress: Called now and then with the bytes that are done and the bytes in all.
@@ -160,7 +176,7 @@ def verify_checkpoint(
     Traceback (most recent call last):
     shardwise.errors.ParseError: ...: tensor 'w' is not what was written: its digest is ...
     """
-    given = path_of(path)
+    given = place_of(path)
     with open_checkpoint(given) as checkpoint:
         expected = _expected(given, checkpoint)
         found = tensor_digests(checkpoint, memory=memory, threads=threads, progress=progress)
@@ -196,11 +212,14 @@ def _expected(path: Path, checkpoint: StoredCheckpoint) -> dict[str, int]:
 
 
 def _check_header(path: Path, said: dict[str, Any]) -> None:
-    with path.open("rb") as file:
-        head = file.read(8)
-        length = int.from_bytes(head, "little")
-        if length > MAX_JSON or hashlib.sha256(head + file.read(length)).hexdigest() != said.get("header_sha256"):
+    file = open_file(path)
+    try:
+        length = int.from_bytes(file.read(0, min(file.size, 8)), "little")
+        size = min(8 + length, file.size)
+        if length > MAX_JSON or hashlib.sha256(file.read(0, size)).hexdigest() != said.get("header_sha256"):
             raise ParseError(f"{path}: its header is not what was written")
+    finally:
+        file.close()
 
 
 def _number(text: object, where: Path) -> int:
@@ -213,8 +232,8 @@ def _number(text: object, where: Path) -> int:
 
 
 def diff_checkpoints(
-    first: str | os.PathLike[str],
-    second: str | os.PathLike[str],
+    first: str | os.PathLike[str] | ObjectPath,
+    second: str | os.PathLike[str] | ObjectPath,
     *,
     memory: int = _MEMORY,
     threads: int | None = None,
@@ -223,7 +242,7 @@ def diff_checkpoints(
     """Say in which tensors two checkpoints differ, however each is cut: nothing, if they are the same.
 
     Args:
-        first: A checkpoint of any form.
+        first: A checkpoint of any form, also by URL.
         second: Another.
         memory: Bytes for the buffers of all threads.
         threads: How many; one per core if left out.

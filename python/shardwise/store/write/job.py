@@ -20,7 +20,7 @@ from ..sharded import MANIFEST
 from .files import TargetFile
 from .wanted import SourcePiece, Wanted
 
-__all__ = ["WriteJob", "WriteOutline", "WriteReport", "describe_room"]
+__all__ = ["WriteJob", "WriteOutline", "WriteReport", "describe_difference", "describe_room", "manifest_text"]
 
 _JOURNAL = "journal"
 
@@ -205,7 +205,7 @@ class WriteJob:
             budget=memory, threads=threads, sync=sync, journal=self._workplace / _JOURNAL, progress=progress
         )
         for number, element in done.differences:
-            raise ParseError(_difference(*self._replicas[number], element))
+            raise ParseError(describe_difference(*self._replicas[number], element))
         parts: list[list[int]] = [[] for _ in self._wanted]
         for destination, digest in enumerate(done.digests):
             if destination in self._slots:
@@ -232,19 +232,7 @@ class WriteJob:
         )
 
     def _write_manifest(self, digests: Sequence[int], sync: bool) -> None:
-        files = {
-            file.name: {
-                "size": len(header) + file.data_bytes,
-                "header_sha256": hashlib.sha256(header).hexdigest(),
-                "digests": {
-                    self._wanted[slot.tensor].name: f"{file.digests.get(slot.tensor, 0):032x}" for slot in file.slots
-                },
-            }
-            for file in self._files
-            for header in [file.header(self._wanted)]
-        }
-        manifest = {"format": "shardwise", "version": 1, **self._describe(digests), "files": files}
-        texts = {**self._texts, MANIFEST: json.dumps(manifest, indent=1, ensure_ascii=False).encode()}
+        texts = {**self._texts, MANIFEST: manifest_text(self._files, self._wanted, self._describe(digests))}
         for name, text in texts.items():
             path = self._partial / name
             path.write_bytes(text)
@@ -262,12 +250,28 @@ class WriteJob:
         shutil.rmtree(self._workplace)
 
 
+def manifest_text(files: Sequence[TargetFile], wanted: Sequence[Wanted], said: Mapping[str, Any]) -> bytes:
+    """The manifest: what is said of the tensors, and each file's size, header and digests."""
+    described = {
+        file.name: {
+            "size": len(header) + file.data_bytes,
+            "header_sha256": hashlib.sha256(header).hexdigest(),
+            "digests": {wanted[slot.tensor].name: f"{file.digests.get(slot.tensor, 0):032x}" for slot in file.slots},
+        }
+        for file in files
+        for header in [file.header(wanted)]
+    }
+    manifest = {"format": "shardwise", "version": 1, **said, "files": described}
+    return json.dumps(manifest, indent=1, ensure_ascii=False).encode()
+
+
 def _held(holder: int, piece: SourcePiece) -> HeldPiece:
     start, stop = ([side[i] for side in piece.box] for i in (0, 1))
     return HeldPiece(holder, piece.offset, start, stop, piece.strides)
 
 
-def _difference(tensor: Wanted, replica: SourcePiece, element: int) -> str:
+def describe_difference(tensor: Wanted, replica: SourcePiece, element: int) -> str:
+    """Say which element of a replica differs, by its offset in the tensor."""
     index = []
     for size in reversed(tensor.shape):
         element, at = divmod(element, size)

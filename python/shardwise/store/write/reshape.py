@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from ..._arguments import instance, optional, path_of
+from ..._arguments import instance, optional
 from ..._dtypes import Dtype, find_dtype
 from ..._text import bytes_text, shown
 from ...array.replicas import check_replicas
@@ -25,10 +25,13 @@ from ...layout import UnevenRule
 from ...partition import Partition
 from ..boxes import contiguous_strides
 from ..files import DataFile
+from ..objects import ObjectPath, place_of
 from ..open import open_checkpoint
 from ..protocol import StoredCheckpoint, StoredTensor
 from .files import TargetFile, hugging_face_files, index_of, sharded_files, single_file
+from .gather import check_replicas as check_stored_replicas
 from .job import WriteJob, WriteOutline, WriteReport, describe_room
+from .objects import ObjectJob
 from .wanted import Layouts, SourcePiece, Wanted, partition_for, wanted_array, wanted_stored
 
 __all__ = ["Target", "reshard_checkpoint", "save_checkpoint"]
@@ -44,7 +47,7 @@ _SPOOL = ".spool"
 
 
 def save_checkpoint(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | ObjectPath,
     tensors: Mapping[str, Any],
     layouts: Layouts | None = None,
     *,
@@ -61,7 +64,7 @@ def save_checkpoint(
     """Write tensors in memory as a checkpoint.
 
     Args:
-        path: The new file or folder; nothing may be there.
+        path: The new file or folder, or a URL (`s3://`, `gs://`, `memory://`); nothing may be there.
         tensors: Arrays by name, with any strides, and `ShardedArray`s. Names that share one array, with the same shape
             and strides, are tied: the elements are written once.
         layouts: How the tensors are cut, for `to="sharded"`: a `LayoutMap` or a mapping by name. A `ShardedArray` that
@@ -102,14 +105,14 @@ def save_checkpoint(
             check_replicas(value.tiling, value._data())
         shape = tuple(np.shape(value)) if not isinstance(value, ShardedArray) else value.shape
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
-    job = _job(path_of(path), wanted, to, metadata or {}, max_file_bytes, {}, uneven, compare=False)
+    job = _job(place_of(path), wanted, to, metadata or {}, max_file_bytes, {}, uneven, compare=False)
     _check_room(job, memory, threads)
     return job.run(memory=memory, threads=threads, sync=sync, resume=False, progress=progress)
 
 
 def reshard_checkpoint(
-    src: str | os.PathLike[str],
-    dst: str | os.PathLike[str],
+    src: str | os.PathLike[str] | ObjectPath,
+    dst: str | os.PathLike[str] | ObjectPath,
     layouts: Layouts | None = None,
     *,
     to: Target | None = None,
@@ -130,8 +133,8 @@ def reshard_checkpoint(
     """Cut a checkpoint anew: merge it, split it, or go from one layout to another, in a stated memory.
 
     Args:
-        src: A checkpoint of any form that `open_checkpoint` opens; it is only read.
-        dst: The new file or folder; nothing may be there.
+        src: A checkpoint of any form that `open_checkpoint` opens, also by URL; it is only read.
+        dst: The new file or folder, or a URL (`s3://`, `gs://`, `memory://`); nothing may be there.
         layouts: How the tensors are cut: a `LayoutMap` or a mapping, by the new names. Without it they are merged.
         to: What `dst` is to be; see `save_checkpoint`.
         uneven: How a dim that does not divide is cut.
@@ -175,24 +178,28 @@ def reshard_checkpoint(
     """
     if replicas not in ("check", "first"):
         raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
-    source, target = path_of(src), path_of(dst)
-    if target.exists() and source.exists() and target.samefile(source):
+    source, target = place_of(src), place_of(dst)
+    if _is_same(source, target):
         raise FileExistsError(17, "dst is the source", str(target))
     with open_checkpoint(source) as checkpoint, _spool(target) as spool:
         names = _new_names(checkpoint, rename, only)
+        is_remote = isinstance(source, ObjectPath)
         converted = None if dtype is None else _float_dtype(dtype)
         wanted = []
         aliases: dict[str, str] = {}
         for old, new in names.items():
             tensor = checkpoint[old]
             partition = partition_for(new, tensor.shape, layouts, uneven)
-            if plan or (_is_addressable(tensor) and not _is_converted(tensor, converted)):
+            is_direct = _is_addressable(tensor) and (isinstance(target, ObjectPath) or not is_remote)
+            if plan or (is_direct and not _is_converted(tensor, converted)):
                 wanted.append(
                     _placeholder(new, tensor, partition)
-                    if plan and not _is_addressable(tensor)
+                    if plan and not is_direct
                     else wanted_stored(new, tensor, partition)
                 )
             else:
+                if replicas == "check" and is_remote and _is_addressable(tensor):
+                    check_stored_replicas([wanted_stored(new, tensor, None)], memory)
                 wanted.append(spool.tensor(new, tensor, converted, partition, memory))
         job = _job(target, wanted, to, metadata or {}, max_file_bytes, aliases, uneven, compare=replicas == "check")
         outline = job.outline(memory, threads)
@@ -213,7 +220,7 @@ def _job(
     uneven: UnevenRule,
     *,
     compare: bool,
-) -> WriteJob:
+) -> WriteJob | ObjectJob:
     if to is None:
         to = (
             "safetensors"
@@ -259,7 +266,8 @@ def _job(
             },
         }
 
-    return WriteJob(
+    kind = ObjectJob if isinstance(path, ObjectPath) else WriteJob
+    return kind(
         path, kept, files, is_folder=to != "safetensors", texts=texts, describe=describe, compare_replicas=compare
     )
 
@@ -341,8 +349,14 @@ def _check_name(name: Any) -> None:
         raise LayoutError(f"the name {shown(name)} holds a lone surrogate, which no file can hold") from None
 
 
-def _check_room(job: WriteJob, memory: int, threads: int | None) -> None:
+def _check_room(job: WriteJob | ObjectJob, memory: int, threads: int | None) -> None:
     describe_room(job.outline(memory, threads))
+
+
+def _is_same(source: Path, target: Path) -> bool:
+    if isinstance(source, ObjectPath) or isinstance(target, ObjectPath):
+        return source == target
+    return target.exists() and source.exists() and target.samefile(source)
 
 
 def _is_addressable(tensor: StoredTensor) -> bool:
@@ -389,7 +403,8 @@ class _Spool:
         into = kept.numpy(f"tensor {shown(name)}")
         if self._folder is None:
             name_of_folder = f".{self._target.name}."
-            self._folder = Path(tempfile.mkdtemp(prefix=name_of_folder, suffix=_SPOOL, dir=self._target.parent))
+            beside = None if isinstance(self._target, ObjectPath) else self._target.parent
+            self._folder = Path(tempfile.mkdtemp(prefix=name_of_folder, suffix=_SPOOL, dir=beside))
         path = self._folder / f"{self._count}.bin"
         self._count += 1
         with path.open("wb") as stream:
@@ -411,10 +426,11 @@ class _Spool:
 
 @contextmanager
 def _spool(target: Path) -> Iterator[_Spool]:
-    if not target.parent.is_dir():
-        raise FileNotFoundError(2, "the folder that is to hold the checkpoint is not there", str(target.parent))
-    for stale in target.parent.glob(f".{glob.escape(target.name)}.*{_SPOOL}"):
-        shutil.rmtree(stale, ignore_errors=True)  # Of a run that was killed.
+    if not isinstance(target, ObjectPath):
+        if not target.parent.is_dir():
+            raise FileNotFoundError(2, "the folder that is to hold the checkpoint is not there", str(target.parent))
+        for stale in target.parent.glob(f".{glob.escape(target.name)}.*{_SPOOL}"):
+            shutil.rmtree(stale, ignore_errors=True)  # Of a run that was killed.
     spool = _Spool(target)
     try:
         yield spool
