@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import packed
 from ._core import __version__
+from ._drawn import draw_with
 from .array.sharded import Shard, ShardedArray, distribute_tensor
 from .errors import InternalError, LayoutError, MeshError, ParseError, ShardwiseError, SizeOverflowError
 from .layout import Axes, TensorLayout, UnevenRule
@@ -35,8 +36,11 @@ if TYPE_CHECKING:
     from .reshard.program import LocalBox, Program, Step
     from .reshard.refit import RefitPlan, plan_refit
     from .rules.layout_map import LayoutMap
+    from .rules.layout_rule import LayoutRule
     from .rules.report import LayoutReport, TensorReport
-    from .show.svg import draw
+    from .rules.rewrites import Rewrites
+    from .rules.shipped import example_rules
+    from .show.draw import draw
     from .store import (
         Checkpoint,
         Difference,
@@ -69,6 +73,7 @@ __all__ = [
     "LayoutError",
     "LayoutMap",
     "LayoutReport",
+    "LayoutRule",
     "LinkModel",
     "LocalBox",
     "MeshError",
@@ -80,6 +85,7 @@ __all__ = [
     "Program",
     "RefitPlan",
     "ReshardPlan",
+    "Rewrites",
     "Shard",
     "ShardedArray",
     "ShardwiseError",
@@ -104,6 +110,7 @@ __all__ = [
     "diff_checkpoints",
     "distribute_tensor",
     "draw",
+    "example_rules",
     "gather",
     "initialize_variables",
     "layout_map_scope",
@@ -133,8 +140,11 @@ _LAZY = {
     "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
     "reshard.refit": ("RefitPlan", "plan_refit"),
     "rules.layout_map": ("LayoutMap",),
+    "rules.layout_rule": ("LayoutRule",),
     "rules.report": ("LayoutReport", "TensorReport"),
-    "show.svg": ("draw",),
+    "rules.rewrites": ("Rewrites",),
+    "rules.shipped": ("example_rules",),
+    "show.draw": ("draw",),
     "store": (
         "Checkpoint",
         "Difference",
@@ -157,6 +167,7 @@ _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 _SUBPACKAGES = ("dtensor", "interop")
 
 # Who has not imported a framework needs no part of ours for it.
+draw_with("shardwise.show.draw")
 load_with("keras", "shardwise.interop.keras")
 load_with("tensorflow", "shardwise.interop.tf_variable")
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -379,6 +380,29 @@ class TestWriting:
             sw.reshard_checkpoint(place, target, replicas="first")
             with sw.open_checkpoint(target) as checkpoint:
                 assert checkpoint.read("w").tolist() == np.zeros((3, 4)).tolist()
+
+    def test_to_and_from_pytorchs_form(self, memory: Store, tmp_path: Path) -> None:
+        """Whose zip containers have CRC-32s, and whose folders have values that are not tensors."""
+        place = memory.place()
+        store_folder = DATA / "torch" / "dcp"
+        memory.put(store_folder, place)
+        sw.reshard_checkpoint(place, tmp_path / "a", to="dcp")
+        sw.reshard_checkpoint(store_folder, tmp_path / "b", to="dcp")
+        names = sorted(path.name for path in (tmp_path / "a").iterdir())
+        assert names == sorted(path.name for path in (tmp_path / "b").iterdir())
+        for name in names:
+            assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+        assert sw.verify_checkpoint(place) == replace(sw.verify_checkpoint(store_folder), path=place_of(place))
+        with sw.open_checkpoint(place) as checkpoint:
+            extent = next(tensor for tensor in checkpoint.values() if tensor.size).pieces[0].extent()
+        key = f"{place.key}/{extent.file.path.name}"
+        data = bytearray(place.filesystem.cat_file(key))
+        data[extent.start] ^= 1
+        place.filesystem.pipe_file(key, bytes(data))
+        with pytest.raises(sw.ParseError, match="its CRC-32 is"):
+            sw.verify_checkpoint(place)
+        with pytest.raises(sw.LayoutError, match="to is 'dcp', which is written to local disks only"):
+            sw.save_checkpoint(memory.place(), WEIGHTS, to="dcp")
 
     def test_only_where_objects_appear_whole(self) -> None:
         with pytest.raises(sw.LayoutError, match="written to s3://, gs:// and memory://, not to http://"):

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import instance, integer
+from .._arguments import instance, integer, is_masked
 from .._boxes import consecutive
 from .._dtypes import find_dtype
 from .._text import bytes_text, shown
@@ -242,7 +242,7 @@ def _programs(plan: ReshardPlan, ranks: tuple[list[int], list[int]], rank: int) 
 def _checked(name: str, array: Array | None, shape: tuple[int, ...] | None, needed: bool = True) -> Array | None:
     if array is None and not (needed and shape is not None):
         return None
-    if array is not None and (not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray)):
+    if array is not None and (not isinstance(array, np.ndarray) or is_masked(array)):
         raise TypeError(f"{name} must be a numpy array without a mask, or None, got {type(array).__name__}")
     given = None if array is None else array.shape
     if given != shape or array is None:

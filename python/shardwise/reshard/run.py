@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import is_masked
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
@@ -113,7 +114,7 @@ def checked_arrays(name: str, arrays: Sequence[Array], tiling: Tiling, dtype: np
             continue
         if not isinstance(array, np.ndarray):
             raise TypeError(f"{name}[{i}] must be a numpy array, got {type(array).__name__}")
-        if isinstance(array, np.ma.MaskedArray):
+        if is_masked(array):
             raise TypeError(f"{name}[{i}] is a masked array, whose mask would be lost; give its filled() values")
         if array.shape != shape or array.dtype != dtype:
             raise LayoutError(

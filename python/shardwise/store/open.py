@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ParseError
+from .kinds import kind_of
 from .object_files import open_file
 from .objects import ObjectPath, entries_of, place_of
 from .protocol import StoredCheckpoint
@@ -231,4 +232,4 @@ def open_checkpoint(path: str | os.PathLike[str] | ObjectPath) -> StoredCheckpoi
         steps = target.matching(r".*\.orbax-checkpoint-tmp.*")
         hint = "; an interrupted save of Orbax is all there is" if steps else ""
         raise ParseError(f"{given}: not a checkpoint of any form that is known; it holds {shorten(names)}{hint}")
-    raise ParseError(f"{given}: not a checkpoint of any form that is known; it begins with {target.head[:8]!r}")
+    raise ParseError(f"{given}: not a checkpoint of any form that is known; it is {kind_of(target.head)}")

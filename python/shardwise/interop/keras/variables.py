@@ -24,10 +24,12 @@ from .placing import initial_value, local_data, sharding_of
 
 __all__ = [
     "AFTER_BUILD",
+    "AFTER_TRACKING",
     "PRIVATE_NAMES",
     "Settler",
     "adopt",
     "defer",
+    "in_stateless_scope",
     "lay_out_like",
     "replicate_on_mesh_of",
     "waits_for",
@@ -39,8 +41,8 @@ __all__ = [
 PRIVATE_NAMES = ("_value", "_dtype", "_layout", "_initializer", "_deferred_initialize")
 
 
-#: The method by which a layer gives its backend the values, once it has been built.
-AFTER_BUILD = "_post_build"
+#: The methods by which a layer gives its backend the values, once it has been built, and that of a variable it has got.
+AFTER_BUILD, AFTER_TRACKING = "_post_build", "_post_track_variable"
 
 
 class Settler(Protocol):
@@ -146,7 +148,7 @@ def adopt(variable: Any, placement: PlacedVariable) -> None:
         LayoutError: if the initializer raises or gives something of another shape or dtype; the variable goes on
             waiting.
     """
-    sharding = sharding_of(placement.layout)
+    sharding = sharding_of(placement.partition)
     if not _is_laid_out(variable):
         variable.__class__ = _laid_out_class(variable.__class__)
     if sharding is not None:
@@ -216,7 +218,7 @@ def _placement(variable: Any) -> PlacedVariable:
 def _shards(placement: PlacedVariable, value: Any) -> list[Shard]:
     partition = placement.partition
     indices, replicas = partition.devices_indices_map(), partition.replica_ids().tolist()
-    if sharding_of(placement.layout) is not None:
+    if sharding_of(placement.partition) is not None:
         data = local_data(value)
         held = [(i, data[i]) for i in range(len(replicas)) if i in data]
     else:

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ..engine import CopyJob, CopyOutline, HeldPiece, add_digests
 from ..files import DataFile
 from ..sharded import MANIFEST
 from .files import TargetFile
-from .wanted import SourcePiece, Wanted
+from .wanted import SourcePiece, Wanted, held_piece, is_one_run
 
 __all__ = ["WriteJob", "WriteOutline", "WriteReport", "describe_difference", "describe_room", "manifest_text"]
 
@@ -101,9 +102,8 @@ class WriteJob:
         self._is_folder = is_folder
         self._texts = texts
         self._describe = describe
-        self._headers = [file.header(wanted) for file in files]
         self._job = CopyJob()
-        #: By the number of a destination piece: its file, and its tensor's position.
+        #: By the number of a destination piece: its file, and the slot's position in it.
         self._slots: dict[int, tuple[TargetFile, int]] = {}
         #: The same for those that are compared only: the tensor and the replica.
         self._replicas: dict[int, tuple[Wanted, SourcePiece]] = {}
@@ -111,14 +111,14 @@ class WriteJob:
 
     def _fill(self, compare_replicas: bool) -> None:
         job, sources, compared = self._job, {}, {}
-        by_tensor: dict[int, list[tuple[int, HeldPiece]]] = {i: [] for i in range(len(self._wanted))}
-        for number, (file, header) in enumerate(zip(self._files, self._headers, strict=True)):
-            holder = job.write_file(self._partial / file.name, len(header) + file.data_bytes)
-            for slot in file.slots:
+        by_tensor: dict[int, list[tuple[TargetFile, int, HeldPiece]]] = {i: [] for i in range(len(self._wanted))}
+        for file in self._files:
+            holder = job.write_file(self._partial / file.name, file.size)
+            for number, slot in enumerate(file.slots):
                 if slot.end > slot.begin:
                     start, stop = ([side[i] for side in slot.box] for i in (0, 1))
-                    piece = HeldPiece(holder, len(header) + slot.begin, start, stop)
-                    by_tensor[slot.tensor].append((number, piece))
+                    piece = HeldPiece(holder, file.start + slot.begin, start, stop)
+                    by_tensor[slot.tensor].append((file, number, piece))
 
         def source(piece: SourcePiece) -> HeldPiece:
             holder = piece.holder
@@ -127,31 +127,38 @@ class WriteJob:
                     sources[id(holder)] = job.read_file(holder.path, holder.size, holder.status[3])
                 else:
                     sources[id(holder)] = job.read_array(holder)
-            return _held(sources[id(holder)], piece)
+            return held_piece(sources[id(holder)], piece)
 
         for position, tensor in enumerate(self._wanted):
             targets = by_tensor[position]
             if not targets:
                 continue
-            held = [piece for _, piece in targets]
-            replicas = []
+            held = [piece for *_, piece in targets]
+            replicas: list[tuple[HeldPiece, SourcePiece]] = []
+            strided: list[tuple[HeldPiece, SourcePiece]] = []
+            crc = any(file.needs_crcs for file, *_ in targets)
             if compare_replicas:
                 for replica in tensor.replicas:
                     if isinstance(replica.holder, DataFile):
                         other = replica.holder
                         if id(other) not in compared:
                             compared[id(other)] = job.compare_file(other.path, other.size, other.status[3])
-                        held.append(_held(compared[id(other)], replica))
-                        replicas.append((tensor, replica))
-            pieces = map(source, tensor.pieces)
-            first = job.add_tensor(tensor.shape, tensor.itemsize, pieces, held, digest=True)
-            self._slots |= {first + i: (self._files[number], position) for i, (number, _) in enumerate(targets)}
-            self._replicas |= {first + len(targets) + i: pair for i, pair in enumerate(replicas)}
+                        # What is not one run of bytes has no CRC-32: such are compared by themselves.
+                        group = replicas if not crc or is_one_run(replica, tensor.itemsize) else strided
+                        group.append((held_piece(compared[id(other)], replica), replica))
+            pieces = [source(piece) for piece in tensor.pieces]
+            held += [piece for piece, _ in replicas]
+            first = job.add_tensor(tensor.shape, tensor.itemsize, pieces, held, digest=True, crc=crc)
+            self._slots |= {first + i: (file, number) for i, (file, number, _) in enumerate(targets)}
+            self._replicas |= {first + len(targets) + i: (tensor, each) for i, (_, each) in enumerate(replicas)}
+            if strided:
+                first = job.add_tensor(tensor.shape, tensor.itemsize, pieces, [piece for piece, _ in strided])
+                self._replicas |= {first + i: (tensor, each) for i, (_, each) in enumerate(strided)}
 
     @property
     def bytes(self) -> int:
         """Bytes of all files."""
-        return sum(len(header) + file.data_bytes for file, header in zip(self._files, self._headers, strict=True))
+        return sum(file.size for file in self._files)
 
     def outline(self, memory: int, threads: int | None) -> WriteOutline:
         """Say what it would take; nothing is written.
@@ -161,10 +168,9 @@ class WriteJob:
             OSError: if the folder that is to hold the checkpoint is not there.
         """
         outline: CopyOutline = self._job.outline(budget=memory, threads=threads)
-        sizes = [len(header) + file.data_bytes for file, header in zip(self._files, self._headers, strict=True)]
         return WriteOutline(
-            tuple((file.name, size) for file, size in zip(self._files, sizes, strict=True)),
-            sum(sizes),
+            tuple((file.name, file.size) for file in self._files),
+            self.bytes,
             outline.memory,
             outline.threads,
             outline.bytes_ranged,
@@ -207,15 +213,18 @@ class WriteJob:
         for number, element in done.differences:
             raise ParseError(describe_difference(*self._replicas[number], element))
         parts: list[list[int]] = [[] for _ in self._wanted]
-        for destination, digest in enumerate(done.digests):
-            if destination in self._slots:
-                file, position = self._slots[destination]
-                parts[position].append(digest)
-                file.digests[position] = add_digests([file.digests.get(position, 0), digest])
+        for destination, (file, number) in self._slots.items():
+            digest, position = done.digests[destination], file.slots[number].tensor
+            parts[position].append(digest)
+            file.digests[position] = add_digests([file.digests.get(position, 0), digest])
+            if file.needs_crcs:
+                file.crcs[number] = done.crcs[destination]
         for file in self._files:
-            header = file.header(self._wanted)
-            with (self._partial / file.name).open("r+b") as stream:
-                stream.write(header)
+            path = self._partial / file.name
+            with _naming(path), path.open("r+b") as stream:
+                for at, text in file.frame():
+                    stream.seek(at)
+                    stream.write(text)
                 stream.flush()
                 if sync:
                     os.fsync(stream.fileno())
@@ -223,7 +232,7 @@ class WriteJob:
             self._write_manifest([add_digests(digests) for digests in parts], sync)
         return WriteReport(
             self.path,
-            len(self._wanted),
+            sum(not tensor.is_object for tensor in self._wanted),
             self.bytes,
             done.bytes_read,
             done.bytes_written,
@@ -232,10 +241,12 @@ class WriteJob:
         )
 
     def _write_manifest(self, digests: Sequence[int], sync: bool) -> None:
-        texts = {**self._texts, MANIFEST: manifest_text(self._files, self._wanted, self._describe(digests))}
+        said = self._describe(digests)
+        texts = {MANIFEST: manifest_text(self._files, self._wanted, said, self._texts), **self._texts}
         for name, text in texts.items():
             path = self._partial / name
-            path.write_bytes(text)
+            with _naming(path):
+                path.write_bytes(text)
             if sync:
                 _core.sync_files([path])
 
@@ -250,24 +261,36 @@ class WriteJob:
         shutil.rmtree(self._workplace)
 
 
-def manifest_text(files: Sequence[TargetFile], wanted: Sequence[Wanted], said: Mapping[str, Any]) -> bytes:
-    """The manifest: what is said of the tensors, and each file's size, header and digests."""
-    described = {
+def manifest_text(
+    files: Sequence[TargetFile], wanted: Sequence[Wanted], said: Mapping[str, Any], texts: Mapping[str, bytes]
+) -> bytes:
+    """The manifest: what is said of the tensors, and of each file its size and digests."""
+    described: dict[str, Any] = {
         file.name: {
-            "size": len(header) + file.data_bytes,
-            "header_sha256": hashlib.sha256(header).hexdigest(),
-            "digests": {wanted[slot.tensor].name: f"{file.digests.get(slot.tensor, 0):032x}" for slot in file.slots},
+            "size": file.size,
+            **file.facts(),
+            "digests": {
+                wanted[slot.tensor].name: f"{file.digests.get(slot.tensor, 0):032x}"
+                for slot in file.slots
+                if not wanted[slot.tensor].is_object
+            },
         }
         for file in files
-        for header in [file.header(wanted)]
     }
+    described |= {name: {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()} for name, text in texts.items()}
     manifest = {"format": "shardwise", "version": 1, **said, "files": described}
     return json.dumps(manifest, indent=1, ensure_ascii=False).encode()
 
 
-def _held(holder: int, piece: SourcePiece) -> HeldPiece:
-    start, stop = ([side[i] for side in piece.box] for i in (0, 1))
-    return HeldPiece(holder, piece.offset, start, stop, piece.strides)
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of writing say nothing of the file; with this they name it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from None
+        raise
 
 
 def describe_difference(tensor: Wanted, replica: SourcePiece, element: int) -> str:

@@ -57,8 +57,7 @@ class ObjectJob:
         self._texts = texts
         self._describe = describe
         self._compare_replicas = compare_replicas
-        self._headers = [file.header(wanted) for file in files]
-        self._sizes = [len(header) + file.data_bytes for file, header in zip(files, self._headers, strict=True)]
+        self._sizes = [file.size for file in files]
         check_writable(self.path)
 
     @property
@@ -161,14 +160,14 @@ class ObjectJob:
         for place, status in made.items():
             if place.status() != status:
                 raise FileExistsError(errno.EEXIST, "was replaced meanwhile: another run writes here", str(place))
-        text = manifest_text(self._files, self._wanted, self._describe(digests))
+        text = manifest_text(self._files, self._wanted, self._describe(digests), self._texts)
         put_object(self.path / MANIFEST, text, is_new=True)
 
     def _parts(
         self, file: TargetFile, gatherer: Gatherer, part_bytes: int, digests: dict[int, int]
     ) -> Iterator[bytearray]:
         """The bytes of an object in order; adds up the digests of its tensors."""
-        pending = file.header(self._wanted)
+        ((_, pending),) = file.frame()  # All that stands before the tensors; nothing stands behind them.
         while len(pending) > part_bytes:
             yield bytearray(pending[:part_bytes])
             pending = pending[part_bytes:]
