@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ParseError
-from .files import DataFile
+from .object_files import open_file
+from .objects import ObjectPath
 from .protocol import StoredCheckpoint, StoredTensor
 from .text import MAX_JSON, shorten, strict_json
 from .torch import dcp_safetensors
@@ -24,7 +25,8 @@ MANIFEST = "shardwise.json"
 def open_form(path: Path) -> StoredCheckpoint:
     """Open the folder, and check its files against the manifest."""
     manifest = read_manifest(path)
-    inner = dcp_safetensors.open_form(path)
+    is_remote = isinstance(path, ObjectPath)
+    inner = dcp_safetensors.open_names(path, manifest["files"]) if is_remote else dcp_safetensors.open_form(path)
     try:
         said: dict[str, Any] = manifest["tensors"]
         tensors: dict[str, StoredTensor] = {}
@@ -63,7 +65,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         OSError: it cannot be read.
     """
     path = folder / MANIFEST
-    file = DataFile(path)
+    file = open_file(path)
     try:
         if file.size > MAX_JSON:
             raise ParseError(f"{path}: {file.size} bytes; at most {MAX_JSON} are allowed")
