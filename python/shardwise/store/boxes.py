@@ -99,7 +99,8 @@ def read_extent(extent: Extent, starts: Sequence[int], out: npt.NDArray[Any]) ->
     """
     if out.size == 0:
         return
-    if out.nbytes >= _ENGINE_FROM and _RUN_FROM <= _run_of(extent, out) < out.nbytes:
+    is_local = not isinstance(extent.file, ObjectFile)
+    if is_local and out.nbytes >= _ENGINE_FROM and _RUN_FROM <= _run_of(extent, out) < out.nbytes:
         _read_by_engine(extent, starts, out)
         return
     start = extent.start + sum(map(operator.mul, starts, extent.strides))
