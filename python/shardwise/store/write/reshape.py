@@ -308,6 +308,16 @@ def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str]) -> list[Wan
     return kept
 
 
+def _pairs(rename: Any) -> list[tuple[str, str]]:
+    if not isinstance(rename, (Mapping, Sequence)) or isinstance(rename, (str, bytes)):
+        raise TypeError(f"rename must be a mapping or a sequence of pairs, got {shown(rename)}")
+    pairs = list(rename.items()) if isinstance(rename, Mapping) else list(rename)
+    for position, pair in enumerate(pairs):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+            raise TypeError(f"rename[{position}] must be a pair of strings, got {shown(pair)}")
+    return [(pattern, replacement) for pattern, replacement in pairs]
+
+
 def _new_names(
     checkpoint: StoredCheckpoint,
     rename: Mapping[str, str] | Sequence[tuple[str, str]],
@@ -316,7 +326,7 @@ def _new_names(
     with_objects: bool,
 ) -> dict[str, str]:
     optional("only", only, str)
-    pairs = list(rename.items()) if isinstance(rename, Mapping) else list(rename)
+    pairs = _pairs(rename)
     names: dict[str, str] = {}
     origin: dict[str, str] = {}
     objects = [name for name, value in checkpoint.objects.items() if value.extent is not None]
