@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .rules.layout_map import LayoutMap
     from .rules.layout_rule import LayoutRule
     from .rules.report import LayoutReport, TensorReport
+    from .rules.rewrites import Rewrites
     from .rules.shipped import example_rules
     from .show.draw import draw
     from .store import (
@@ -82,6 +83,7 @@ __all__ = [
     "Program",
     "RefitPlan",
     "ReshardPlan",
+    "Rewrites",
     "Shard",
     "ShardedArray",
     "ShardwiseError",
@@ -138,6 +140,7 @@ _LAZY = {
     "rules.layout_map": ("LayoutMap",),
     "rules.layout_rule": ("LayoutRule",),
     "rules.report": ("LayoutReport", "TensorReport"),
+    "rules.rewrites": ("Rewrites",),
     "rules.shipped": ("example_rules",),
     "show.draw": ("draw",),
     "store": (

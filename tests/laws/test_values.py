@@ -159,6 +159,23 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     sw.Program: lambda: [plan().program("cpu:0"), flat_plan().program("cpu:3"), flat_plan().program("rank")],
     sw.Step: lambda: [*plan().program("cpu:0"), *flat_plan().program("rank")],
     sw.LocalBox: lambda: [sw.LocalBox((slice(0, 2),)), sw.LocalBox((slice(0, 2), slice(1, 2)), (3, (2, 2)))],
+    sw.Rewrites: lambda: [
+        sw.Rewrites(),
+        sw.Rewrites([{"from": "a.{i}.{q,k}", "to": {"name": "b", "stack": "i", "packed": "(2 [q:4 k:2])"}}]),
+        sw.Rewrites(
+            [
+                {
+                    "from": {"name": "a", "pad_to": 8, "dim": -1, "transpose": True},
+                    "to": "b",
+                    "size": 3,
+                    "optional": True,
+                }
+            ],
+            drop=["{rest*}.bias"],
+            unmatched="refuse",
+        ),
+        sw.Rewrites([{"from": "a", "to": "b"}]) + sw.Rewrites(drop=["{{x}}"]),
+    ],
     sw.CollectiveStep: lambda: list(
         sw.plan_reshard(layout("data", "model").partition((4, 8)), layout().partition((4, 8))).collectives("int8") or ()
     ),

@@ -20,9 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwise as sw
+from shardwise import packed
 from shardwise.store.files import DataFile
 from shardwise.store.torch.archive import Archive
 from shardwise.store.write.archive import frame_of
+from shardwise.store.write.dcp import DcpFile
 from shardwise.store.write.pickles import Call, Global, Items, New, pickled
 
 from .torch_files import Dcp, save, tensor
@@ -156,6 +158,7 @@ def test_pickles_of_many_items_and_of_objects() -> None:
     assert pickle.loads(pickled(Items(iter(pairs.items())))) == pairs
     made = loaded(pickled([New(Global("a.b", "C"), {"x": Call(Global("torch", "Size"), ((1, 2),))})] * 2))
     assert [(type(each).__name__, each.x) for each in made] == [("C", (1, 2))] * 2
+    assert pickle.loads(pickled([np.str_("a"), "a"])) == ["a", "a"]
     with pytest.raises(TypeError, match="bytearray"):
         pickled(bytearray())
 
@@ -247,6 +250,21 @@ def test_what_is_no_tensor_and_where_all_of_it_lay_is_kept(tmp_path: Path) -> No
     sw.reshard_checkpoint(source, tmp_path / "d", to="hf")
     with sw.open_checkpoint(tmp_path / "d") as checkpoint:
         assert sorted(checkpoint) == ["model.w", "optim.state.0"]
+
+
+def test_several_boxes_of_a_device_lie_in_its_file(tmp_path: Path) -> None:
+    # Queries, keys and values side by side, four columns each: of every device two columns of each.
+    fused = sw.TensorLayout((None, packed.concat(packed.part((3, 2, 2), cut=1, axes="x"))), MESH)
+    value = np.arange(24, dtype="i4").reshape(2, 12)
+    sw.save_checkpoint(tmp_path / "a", {"qkv": value}, {"qkv": fused}, to="dcp")
+    held: dict[str, list[Any]] = {}
+    for key, place, archive, _ in containers(tmp_path / "a"):
+        columns = slice(key.offset[1], key.offset[1] + 2)
+        assert archive.read("archive/data/0") == value[:, columns].tobytes()
+        held.setdefault(place.relative_path, []).append(key.offset[1])
+    assert held == {"__0_0.distcp": [0, 4, 8], "__1_0.distcp": [2, 6, 10]}
+    with sw.open_checkpoint(tmp_path / "a") as checkpoint:
+        assert checkpoint.read("qkv").tolist() == value.tolist()
 
 
 def test_nothing_at_all(tmp_path: Path) -> None:
@@ -377,6 +395,36 @@ def test_stretches_that_are_shared_must_be_one_tensor(tmp_path: Path) -> None:
         place.state = first.state
     with pytest.raises(sw.ParseError, match="overlaps"):
         sw.open_checkpoint(dcp.write(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("stretches", [0, 1, 3, 4])
+def test_a_run_that_ends_while_the_frames_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stretches: int
+) -> None:
+    """What stands around the elements is written when all of them are there; it is written again by the next run."""
+    value, source, target = np.arange(600, dtype="f4").reshape(6, 100), tmp_path / "a.safetensors", tmp_path / "b"
+    sw.save_checkpoint(source, {"w": value, "n": np.array(7)})
+    whole = DcpFile.frame
+    written: list[tuple[int, bytes]] = []
+
+    def frame(file: DcpFile) -> Iterator[tuple[int, bytes]]:
+        for stretch in whole(file):
+            if len(written) == stretches:
+                raise OSError(28, "No space left on device")
+            written.append(stretch)
+            yield stretch
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DcpFile, "frame", frame)
+        with pytest.raises(OSError, match=r"No space left on device: '.*__[01]_0\.distcp'"):
+            sw.reshard_checkpoint(source, target, {"w": ROWS}, to="dcp")
+    assert not target.exists()
+    report = sw.reshard_checkpoint(source, target, {"w": ROWS}, to="dcp", resume=True)
+    assert isinstance(report, sw.WriteReport)
+    assert (report.bytes_resumed, report.bytes_read) == (value.nbytes + 8, 0)
+    assert sw.diff_checkpoints(source, target) == []
+    assert sw.verify_checkpoint(target).crcs == 12
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "b"]
 
 
 @pytest.fixture

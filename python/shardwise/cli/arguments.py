@@ -77,6 +77,7 @@ def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
     plan.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
     plan.add_argument("--all", action="store_true", help="a row for each tensor, also where layers are alike")
     plan.add_argument("--devices", action="store_true", help="the bytes of each device as well")
+    plan.add_argument("--html", metavar="FILE", type=Path, help="write a page to look at in a browser as well")
     _add_json(plan)
     plan.add_argument(
         "--strict",
@@ -134,6 +135,12 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
     reshard.add_argument(
         "--rules", metavar="TOML", type=_rules_file, help=f"{_RULES_HELP}; without rules tensors are merged"
     )
+    reshard.add_argument(
+        "--source-rules",
+        metavar="TOML",
+        type=_rules_file,
+        help="the file of rules, or one of the package's, that SRC was rewritten by; its rewrites are undone first",
+    )
     reshard.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
     reshard.add_argument(
         "--to",
@@ -147,7 +154,7 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "--rename",
         metavar="PATTERN=REPLACEMENT",
         action="append",
-        help="replace what a regular expression finds in names; may be given several times",
+        help="replace what a regular expression finds in names, before all rewrites; may be given several times",
     )
     reshard.add_argument("--only", metavar="REGEX", help="only the tensors in whose (new) names it is found")
     reshard.add_argument(
@@ -238,6 +245,7 @@ def _add_work(command: _Parser) -> None:
     command.add_argument("--memory", metavar="BYTES", default="256MiB", help="for buffers; 256MiB if left out")
     command.add_argument("--jobs", metavar="N", type=int, help="threads; one per core if left out")
     command.add_argument("--quiet", action="store_true", help="no progress on the standard error")
+    command.add_argument("--progress", action="store_true", help="progress also where it is not a terminal")
     _add_json(command)
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from .._text import bytes_text
 from ..errors import ParseError
 from ..rules.layout_map import LayoutMap
+from ..rules.rewrites import Rewrites
 from ..show.table import table_lines
 from ..store import (
     StoredCheckpoint,
@@ -23,6 +21,7 @@ from ..store import (
     verify_checkpoint,
 )
 from .notation import parse_mesh
+from .progress import ShownProgress
 from .terminal import Screen
 
 __all__ = ["parse_memory", "run_diff", "run_inspect", "run_reshard", "run_verify"]
@@ -51,19 +50,14 @@ def parse_memory(text: str) -> int:
 
 def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
     """Cut a checkpoint anew, and give the exit status."""
-    layouts = None
-    if options.rules is not None:
-        layouts = LayoutMap.from_toml(options.rules, None if options.mesh is None else parse_mesh(options.mesh))
-        if layouts.device_mesh is None:
-            raise ValueError(f"--mesh is missing, and {options.rules} has no mesh of its own")
-    elif options.mesh is not None:
-        raise ValueError("--mesh says how many devices there are; --rules must say how the tensors are cut")
+    layouts, rewrites = _rules(options)
     pairs = [_pair(text) for text in options.rename or ()]
     settings: dict[str, Any] = {
         "to": options.to,
         "uneven": options.uneven,
         "dtype": options.dtype,
         "rename": pairs,
+        "rewrites": rewrites or None,
         "only": options.only,
         "memory": parse_memory(options.memory),
         "threads": options.jobs,
@@ -72,7 +66,7 @@ def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
         "resume": options.resume,
         "plan": options.plan,
     }
-    with _Progress(options.quiet or options.plan) as progress:
+    with ShownProgress(options.quiet or options.plan, options.progress) as progress:
         done = reshard_checkpoint(options.source, options.target, layouts, **settings, progress=progress)
     if isinstance(done, WriteOutline):
         _write_outline(screen, options, done)
@@ -87,6 +81,24 @@ def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
         f"{bytes_text(done.bytes_written)} written, {bytes_text(done.bytes_copied)} copied by the system{resumed}",
     )
     return 0
+
+
+def _rules(options: argparse.Namespace) -> tuple[LayoutMap | None, Rewrites]:
+    """How the tensors are cut, and what is rewritten: the source's rules undone, then the destination's."""
+    rewrites = Rewrites()
+    if options.source_rules is not None:
+        rewrites += Rewrites.from_toml(options.source_rules).inverse()
+    layouts = None
+    if options.rules is not None:
+        rewrites += Rewrites.from_toml(options.rules)
+        layouts = LayoutMap.from_toml(options.rules, None if options.mesh is None else parse_mesh(options.mesh))
+        if not layouts and layouts.default is None:
+            layouts = None  # A file of rewrites alone.
+        elif layouts.device_mesh is None:
+            raise ValueError(f"--mesh is missing, and {options.rules} has no mesh of its own")
+    if options.mesh is not None and layouts is None:
+        raise ValueError("--mesh says how many devices there are; --rules must say how the tensors are cut")
+    return layouts, rewrites
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -115,7 +127,7 @@ def _write_outline(screen: Screen, options: argparse.Namespace, outline: WriteOu
 
 def run_verify(screen: Screen, options: argparse.Namespace) -> int:
     """Verify a checkpoint, and give the exit status."""
-    with _Progress(options.quiet) as progress:
+    with ShownProgress(options.quiet, options.progress) as progress:
         done = verify_checkpoint(
             options.source, memory=parse_memory(options.memory), threads=options.jobs, progress=progress
         )
@@ -131,7 +143,7 @@ def run_verify(screen: Screen, options: argparse.Namespace) -> int:
 
 def run_diff(screen: Screen, options: argparse.Namespace) -> int:
     """Compare two checkpoints, and give the exit status: 1 if they differ."""
-    with _Progress(options.quiet) as progress:
+    with ShownProgress(options.quiet, options.progress) as progress:
         found = diff_checkpoints(
             options.first,
             options.second,
@@ -202,32 +214,3 @@ def _described(checkpoint: StoredCheckpoint) -> dict[str, Any]:
         },
         "objects": list(checkpoint.objects),
     }
-
-
-class _Progress:
-    """A line on the standard error, now and then, of the bytes that are done; rewritten in place on a terminal."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
-        self._start = self._last = time.monotonic()
-        self._shown = False
-
-    def __enter__(self) -> Callable[[int, int], None] | None:
-        return None if self._quiet else self._show
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown and sys.stderr.isatty():
-            print(file=sys.stderr)
-
-    def _show(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        every = 0.2 if sys.stderr.isatty() else 5.0
-        if now - self._last < every:
-            return
-        self._last, self._shown = now, True
-        rate = done / max(now - self._start, 1e-9)
-        left = f", {(total - done) / rate:.0f} s left" if rate else ""
-        text = f"{bytes_text(done)} of {bytes_text(total)}, {bytes_text(int(rate))}/s{left}"
-        print(
-            f"\r{text:<60}" if sys.stderr.isatty() else text, end="" if sys.stderr.isatty() else "\n", file=sys.stderr
-        )

@@ -11,9 +11,10 @@ def example_rules() -> dict[str, Path]:
     """Give the rules files that the package brings, by name, in alphabetical order.
 
     `bert` and `gpt2` are for checkpoints as Hugging Face stores them, over the mesh axis "model"; `vllm/` and
-    `megatron/` with `gpt2`, `llama`, `mixtral` and `qwen` for the fused weights of these engines, over "tp". Each file
-    says in its first lines what it is for. `shardwise plan --rules NAME` takes the names, and `shardwise rules NAME`
-    prints a file.
+    `megatron/` with `gpt2`, `llama`, `mixtral` and `qwen` for the fused weights of these engines, over "tp";
+    `torch_dist/` with `gpt2` and `llama` for Megatron's distributed checkpoints. Those of `vllm/` and `torch_dist/` for
+    `gpt2` and `llama` have rewrites from Hugging Face's names as well. Each file says in its first lines what it is
+    for. `shardwise plan --rules NAME` takes the names, and `shardwise rules NAME` prints a file.
 
     >>> import shardwise as sw
     >>> list(sw.example_rules())[:3]

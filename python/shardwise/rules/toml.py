@@ -21,7 +21,11 @@ from ..packed import PackedDim, parse
 from .layout_rule import REPLICATED, LayoutRule
 from .search import MATCH_MODES, MatchMode
 
-__all__ = ["Rules", "located", "read_rules", "write_rules"]
+__all__ = ["Rules", "located", "read_rewrites", "read_rules", "write_rules"]
+
+#: The keys of a rules file that say how tensors are cut, and those that say what is rewritten.
+_CUTTING = {"backtracking", "default", "match", "mesh", "rules"}
+_REWRITING = {"drop", "rewrite", "unmatched"}
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,7 @@ class Rules:
 
 def read_rules(file: str | os.PathLike[str] | TextIO) -> Rules:
     """Read a rules file; see `LayoutMap.from_toml` for what it raises."""
-    source = repr(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else "the rules file"
-    document = _parse(_text(file, source), source)
-    _check_table(document, source, required={"rules"}, optional={"match", "backtracking", "default", "mesh"})
+    document, source = _document(file)
     match = document.get("match", "search")
     if match not in MATCH_MODES:
         raise ParseError(f"{source}: match must be one of {', '.join(map(repr, MATCH_MODES))}, got {shown(match)}")
@@ -49,12 +51,29 @@ def read_rules(file: str | os.PathLike[str] | TextIO) -> Rules:
         raise ParseError(f"{source}: backtracking must be true or false, got {shown(backtracking)}")
     mesh = _mesh(document["mesh"], f"{source}: mesh") if "mesh" in document else None
     default = _default(document["default"], f"{source}: default") if "default" in document else None
-    rules = document["rules"]
+    rules = document.get("rules", {})
     if isinstance(rules, list):
         raise ParseError(f"{source}: rules must be a table, got a list of them: write [rules], not [[rules]]")
     _check_table(rules, f"{source}: rules")
     layouts = {key: _layout(value, f"{source}: rule {shown(key)}") for key, value in rules.items()}
     return Rules(match, backtracking, mesh, layouts, default, source)
+
+
+def read_rewrites(file: str | os.PathLike[str] | TextIO) -> tuple[dict[str, Any], str]:
+    """Read what a rules file says of rewrites, and the file's name; see `Rewrites.from_toml` for what it raises."""
+    document, source = _document(file)
+    for key in ("drop", "rewrite"):
+        _list(document.get(key, []), f"{source}: {key}")
+    return {key: document[key] for key in _REWRITING & document.keys()}, source
+
+
+def _document(file: str | os.PathLike[str] | TextIO) -> tuple[dict[str, Any], str]:
+    source = repr(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else "the rules file"
+    document = _parse(_text(file, source), source)
+    # A file of rewrites may have no rules.
+    required = set() if _REWRITING & document.keys() else {"rules"}
+    _check_table(document, source, required=required, optional={*_CUTTING, *_REWRITING})
+    return document, source
 
 
 def write_rules(file: str | os.PathLike[str] | TextIO, rules: Rules) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
+from ..._dtypes import Dtype
 from ...errors import LayoutError
 from ..boxes import Bounds
 from ..torch.pickles import STORAGE_CLASSES
@@ -87,9 +89,10 @@ class DcpFile(TargetFile):
         return {}
 
     def _container(self, tensor: int, box: Bounds, size: int, crc: int) -> Frame:
-        if self._wanted[tensor].is_object:
+        wanted = self._wanted[tensor]
+        if wanted.is_object:
             return Frame(b"", b"")  # It is a container already.
-        return frame_of(_pickle(self._wanted[tensor], box), size, crc)
+        return frame_of(tensor_pickle(wanted.dtype, tuple(stop - start for start, stop in box)), size, crc)
 
 
 def dcp_files(wanted: Sequence[Wanted]) -> list[DcpFile]:
@@ -100,22 +103,22 @@ def dcp_files(wanted: Sequence[Wanted]) -> list[DcpFile]:
     return [DcpFile(f"__{rank}_0.distcp", boxes[device], wanted) for rank, device in enumerate(sorted(boxes))]
 
 
-def _pickle(tensor: Wanted, box: Bounds) -> bytes:
+@lru_cache(maxsize=1024)
+def tensor_pickle(dtype: Dtype, shape: tuple[int, ...]) -> bytes:
     """The pickle in a container: how the tensor is rebuilt of its storage."""
-    shape = tuple(stop - start for start, stop in box)
     strides, step = [1] * len(shape), 1
     for dim in reversed(range(len(shape))):
         strides[dim] = step
         step *= max(shape[dim], 1)
-    kind = STORAGE_CLASSES[tensor.dtype.name]
+    kind = STORAGE_CLASSES[dtype.name]
     count = math.prod(shape)
     hooks = Call(Global("collections", "OrderedDict"), ())
     if kind is not None:
         storage = Persistent(("storage", Global("torch", kind), "0", "cpu", count))
         args: tuple[Any, ...] = (storage, 0, shape, tuple(strides), False, hooks)
         return pickled(Call(Global("torch._utils", "_rebuild_tensor_v2"), args))
-    storage = Persistent(("storage", Global("torch.storage", "UntypedStorage"), "0", "cpu", count * tensor.itemsize))
-    args = (storage, 0, shape, tuple(strides), False, hooks, Global("torch", tensor.dtype.name))
+    storage = Persistent(("storage", Global("torch.storage", "UntypedStorage"), "0", "cpu", count * dtype.bits // 8))
+    args = (storage, 0, shape, tuple(strides), False, hooks, Global("torch", dtype.name))
     return pickled(Call(Global("torch._utils", "_rebuild_tensor_v3"), args))
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,20 +14,22 @@ import numpy as np
 
 from ..._arguments import instance, optional, path_of
 from ..._dtypes import Dtype, find_dtype
-from ..._text import bytes_text, shown
+from ..._text import shown
 from ...array.replicas import check_replicas
 from ...array.sharded import ShardedArray
 from ...errors import LayoutError
 from ...layout import UnevenRule
 from ...partition import Partition
-from ..boxes import contiguous_strides
-from ..files import DataFile
+from ...rules.rewrites import Rewrites
 from ..open import open_checkpoint
-from ..protocol import StoredCheckpoint, StoredTensor
+from ..protocol import StoredCheckpoint
+from .assembled import Assembled
 from .dcp import INDEX, KeyPath, dcp_files, dcp_index, is_writable
 from .files import TargetFile, hugging_face_files, index_of, sharded_files, single_file
 from .job import WriteJob, WriteOutline, WriteReport, describe_room
-from .wanted import Layouts, SourcePiece, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
+from .rewrite import kept_objects, rewritten
+from .spool import is_addressable, is_converted, is_float, opened_spool, placeholder, unread
+from .wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
 
 __all__ = ["Target", "reshard_checkpoint", "save_checkpoint"]
 
@@ -41,8 +40,6 @@ Target = Literal["safetensors", "hf", "sharded", "dcp"]
 _MEMORY = 256 * 2**20
 #: Up to how many bytes Hugging Face's own `save_pretrained` lets a file have.
 _FILE_BYTES = 5 * 10**9
-#: What the name of a folder beside the destination ends in that holds what had to be converted.
-_SPOOL = ".spool"
 
 
 def save_checkpoint(
@@ -119,6 +116,7 @@ def reshard_checkpoint(
     uneven: UnevenRule = "even",
     dtype: Any = None,
     rename: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    rewrites: Rewrites | None = None,
     only: str | None = None,
     metadata: Mapping[str, str] | None = None,
     max_file_bytes: int = _FILE_BYTES,
@@ -139,8 +137,10 @@ def reshard_checkpoint(
         to: What `dst` is to be; see `save_checkpoint`.
         uneven: How a dim that does not divide is cut.
         dtype: What floating-point tensors are converted to; by default every tensor keeps its dtype. Converted tensors,
-            and tensors whose pieces are compressed, are written to a file beside `dst` first.
+            tensors whose pieces are compressed, and rewritten ones of very many short stretches, are written to a file
+            beside `dst` first.
         rename: Regular expressions and what replaces their matches in names, one after the other, as by `re.sub`.
+        rewrites: What is named, packed, stacked, transposed or padded otherwise, after `rename`.
         only: A regular expression: the tensors in whose (new) names it is found.
         metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
         max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
@@ -158,7 +158,8 @@ def reshard_checkpoint(
     Raises:
         FileExistsError: something is there under the new name.
         ParseError: the source does not follow its format, changed meanwhile, or has replicas that disagree.
-        LayoutError: a layout does not fit a tensor, two tensors get one name, or the memory is too little.
+        LayoutError: a layout does not fit a tensor, a rewrite matches nothing or does not fit, two tensors get one
+            name, or the memory is too little.
         TypeError: elements are packed, or of a dtype that the form cannot hold.
         OSError: a file cannot be read or written, or the disk has no room; with `resume` the next run goes on.
 
@@ -178,28 +179,42 @@ def reshard_checkpoint(
     """
     if replicas not in ("check", "first"):
         raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
+    rename = _pairs(rename)
     source, target = path_of(src), path_of(dst)
     if target.exists() and source.exists() and target.samefile(source):
         raise FileExistsError(17, "dst is the source", str(target))
-    with open_checkpoint(source) as checkpoint, _spool(target) as spool:
-        names = _new_names(checkpoint, rename, only, with_objects=to == "dcp")
+    with open_checkpoint(source) as checkpoint, opened_spool(target) as spool:
         converted = None if dtype is None else _float_dtype(dtype)
+
+        def stored(old: str, new: str, partition: Partition | None) -> Wanted:
+            tensor = checkpoint[old]
+            if plan and not is_addressable(tensor):
+                return placeholder(new, tensor, partition)
+            if plan or (is_addressable(tensor) and not is_converted(tensor, converted)):
+                return wanted_stored(new, tensor, partition)
+            return spool.tensor(new, tensor, converted, partition, memory)
+
         wanted = []
         aliases: dict[str, str] = {}
-        for old, new in names.items():
-            tensor = checkpoint.get(old)
-            if tensor is None:
-                wanted.append(wanted_object(new, checkpoint.objects[old]))
-                continue
-            partition = partition_for(new, tensor.shape, layouts, uneven)
-            if plan or (_is_addressable(tensor) and not _is_converted(tensor, converted)):
-                wanted.append(
-                    _placeholder(new, tensor, partition)
-                    if plan and not _is_addressable(tensor)
-                    else wanted_stored(new, tensor, partition)
-                )
+        #: By their names in the source, what goes to the destination as it is.
+        names: dict[str, str] = {}
+        for name, made in _chosen(
+            _made(checkpoint, rename, rewrites, converted, stored), only, checkpoint.path
+        ).items():
+            partition = partition_for(name, made.shape, layouts, uneven)
+            if made.stored is not None:
+                names[made.stored] = name
+                wanted.append(stored(made.stored, name, partition))
+            elif not made.is_scattered:
+                wanted.append(made.wanted(name, partition))
+            elif plan:
+                wanted.append(unread(name, made.dtype, made.shape, partition))
             else:
-                wanted.append(spool.tensor(new, tensor, converted, partition, memory))
+                wanted.append(spool.assembled(name, made, partition, memory))
+        if to == "dcp":
+            for old, name in _objects(checkpoint, rename, rewrites, only).items():
+                names[old] = name
+                wanted.append(wanted_object(name, checkpoint.objects[old]))
         paths = _paths(checkpoint, names)
         job = _job(target, wanted, to, metadata or {}, max_file_bytes, aliases, paths, compare=replicas == "check")
         outline = job.outline(memory, threads)
@@ -318,31 +333,59 @@ def _pairs(rename: Any) -> list[tuple[str, str]]:
     return [(pattern, replacement) for pattern, replacement in pairs]
 
 
-def _new_names(
+def _made(
     checkpoint: StoredCheckpoint,
-    rename: Mapping[str, str] | Sequence[tuple[str, str]],
-    only: str | None,
-    *,
-    with_objects: bool,
-) -> dict[str, str]:
-    optional("only", only, str)
-    pairs = _pairs(rename)
-    names: dict[str, str] = {}
-    origin: dict[str, str] = {}
-    objects = [name for name, value in checkpoint.objects.items() if value.extent is not None]
-    for old in (*checkpoint, *(objects if with_objects else ())):
-        new = old
-        for pattern, replacement in pairs:
-            new = _substituted("rename", pattern, replacement, new)
+    rename: Sequence[tuple[str, str]],
+    rewrites: Rewrites | None,
+    converted: Dtype | None,
+    stored: Callable[[str, str, Partition | None], Wanted],
+) -> dict[str, Assembled]:
+    """The tensors by their new names: renamed, then rewritten."""
+    optional("rewrites", rewrites, Rewrites)
+    made: dict[str, Assembled] = {}
+    for old, tensor in checkpoint.items():
+        new = _renamed(rename, old)
+        if new in made:
+            raise LayoutError(f"rename calls both {shown(made[new].origin)} and {shown(old)} {shown(new)}")
+        dtype = converted if converted is not None and is_converted(tensor, converted) else tensor._dtype
+        made[new] = Assembled.of_stored(old, tensor.shape, dtype, partial(stored, old, old, None))
+    if rewrites is not None:
+        made = rewritten(made, rewrites)
+    for new in made:
         _check_name(new)
-        if new in origin:
-            raise LayoutError(f"rename calls both {shown(origin[new])} and {shown(old)} {shown(new)}")
-        origin[new] = old
-        if only is None or _compiled("only", only).search(new):
-            names[old] = new
-    if only is not None and not names:
-        raise LayoutError(f"only is {shown(only)}, which is found in no name of {checkpoint.path}")
-    return names
+    return made
+
+
+def _chosen(made: dict[str, Assembled], only: str | None, path: Path) -> dict[str, Assembled]:
+    optional("only", only, str)
+    if only is None:
+        return made
+    pattern = _compiled("only", only)
+    found = {name: tensor for name, tensor in made.items() if pattern.search(name)}
+    if not found:
+        raise LayoutError(f"only is {shown(only)}, which is found in no name of {path}")
+    return found
+
+
+def _objects(
+    checkpoint: StoredCheckpoint,
+    rename: Sequence[tuple[str, str]],
+    rewrites: Rewrites | None,
+    only: str | None,
+) -> dict[str, str]:
+    """The values that are not tensors and can be copied, with their new names."""
+    found = {old: _renamed(rename, old) for old, value in checkpoint.objects.items() if value.extent is not None}
+    kept = set(found.values()) if rewrites is None else kept_objects(found.values(), rewrites)
+    pattern = _compiled("only", ".?" if only is None else only)
+    for new in kept:
+        _check_name(new)
+    return {old: new for old, new in found.items() if new in kept and pattern.search(new)}
+
+
+def _renamed(rename: Sequence[tuple[str, str]], name: str) -> str:
+    for pattern, replacement in rename:
+        name = _substituted("rename", pattern, replacement, name)
+    return name
 
 
 def _substituted(argument: str, pattern: str, replacement: str, name: str) -> str:
@@ -388,96 +431,8 @@ def _check_room(job: WriteJob, memory: int, threads: int | None) -> None:
     describe_room(job.outline(memory, threads))
 
 
-def _is_addressable(tensor: StoredTensor) -> bool:
-    return all(piece.is_addressable for piece in tensor.pieces)
-
-
-def _is_converted(tensor: StoredTensor, dtype: Dtype | None) -> bool:
-    return dtype is not None and _is_float(tensor._dtype) and tensor.dtype != dtype.name
-
-
-def _is_float(dtype: Dtype) -> bool:
-    return "float" in dtype.name
-
-
 def _float_dtype(value: Any) -> Dtype:
     found = find_dtype(value)
-    if found is None or found.origin is None or not _is_float(found) or found.code is None:
+    if found is None or found.origin is None or not is_float(found) or found.code is None:
         raise TypeError(f"dtype must be a floating-point dtype that a safetensors file can hold, got {shown(value)}")
     return found
-
-
-def _placeholder(name: str, tensor: StoredTensor, partition: Partition | None) -> Wanted:
-    """For a plan: the tensor, as if its elements were in memory already, of which none is."""
-    shape = tensor.shape
-    whole = np.broadcast_to(np.zeros((), f"V{tensor.bits // 8}"), shape)
-    piece = SourcePiece(tuple((0, size) for size in shape), whole, 0, whole.strides)
-    return Wanted(name, tensor._dtype, shape, [piece] if tensor.size else [], (), partition, None)
-
-
-class _Spool:
-    """A file beside the destination, for what cannot be copied from the source as it is."""
-
-    def __init__(self, target: Path) -> None:
-        self._target = target
-        self._folder: Path | None = None
-        self._count = 0
-        self._made: list[DataFile] = []
-
-    def tensor(
-        self, name: str, tensor: StoredTensor, dtype: Dtype | None, partition: Partition | None, memory: int
-    ) -> Wanted:
-        """Write the tensor whole, converted if need be, and give it as one that lies in that file."""
-        kept = dtype if dtype is not None and _is_converted(tensor, dtype) else tensor._dtype
-        into = kept.numpy(f"tensor {shown(name)}")
-        if self._folder is None:
-            name_of_folder = f".{self._target.name}."
-            self._folder = Path(tempfile.mkdtemp(prefix=name_of_folder, suffix=_SPOOL, dir=self._target.parent))
-        path = self._folder / f"{self._count}.bin"
-        self._count += 1
-        with path.open("wb") as stream:
-            for block in _blocks(tensor, memory):
-                values = tensor.read(block)
-                stream.write(np.ascontiguousarray(values.astype(into, copy=False)).tobytes())
-        file = DataFile(path)
-        self._made.append(file)
-        shape = tensor.shape
-        piece = SourcePiece(tuple((0, size) for size in shape), file, 0, contiguous_strides(shape, kept.bits // 8))
-        return Wanted(name, kept, shape, [piece] if tensor.size else [], (), partition, None)
-
-    def close(self) -> None:
-        for file in self._made:
-            file.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-
-@contextmanager
-def _spool(target: Path) -> Iterator[_Spool]:
-    if not target.parent.is_dir():
-        raise FileNotFoundError(2, "the folder that is to hold the checkpoint is not there", str(target.parent))
-    for stale in target.parent.glob(f".{glob.escape(target.name)}.*{_SPOOL}"):
-        shutil.rmtree(stale, ignore_errors=True)  # Of a run that was killed.
-    spool = _Spool(target)
-    try:
-        yield spool
-    finally:
-        spool.close()
-
-
-def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:
-    """Boxes that follow one another in C order, each of which takes no more than a part of the memory."""
-    if not tensor.shape:
-        yield ()
-        return
-    rest = tuple(slice(0, size) for size in tensor.shape[1:])
-    row = max(tensor.nbytes // max(tensor.shape[0], 1), 1)
-    # A block, the piece that it is decoded from, and its conversion.
-    rows = min(max(memory // (4 * row), 1), tensor.shape[0])
-    if row * 2 > memory:
-        raise LayoutError(
-            f"memory is {bytes_text(memory)}; a row of tensor {shown(tensor.name)} takes {bytes_text(row)}, which has "
-            f"to be converted or decoded in memory: at least {bytes_text(2 * row)} are needed"
-        )
-    for start in range(0, tensor.shape[0], max(rows, 1)):
-        yield (slice(start, min(start + rows, tensor.shape[0])), *rest)
