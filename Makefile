@@ -129,12 +129,14 @@ mutants: ## change the core's arithmetic line by line and see whether its unit t
 	PROPTEST_CASES=64 cargo mutants --package shardwise-core --file '$(FILE)' --output target -- --lib
 
 # Needs no network once its tools are there: what the pages link to is theirs, or is not followed.
-docs: $(VENV)/.extras ## build the site into target/site, with every link and name looked up
+docs: build ## build the site into target/site, with every link and name looked up
 	$(call install_extras,docs)
+	$(BIN)/python docs/pictures/make.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict --clean
 	$(BIN)/python -m release.site.check target/site
 
 wheel: $(BIN)/maturin ## build the sdist and the wheel from it into dist/, check them, install without Rust, use it
+	$(QUIETLY) "Upgrading pip, which must know dependency groups" $(BIN)/python -m pip install 'pip>=25.1'
 	$(QUIETLY) "Installing what builds wheels" $(BIN)/python -m pip install --group release
 	$(BIN)/python -m release.wheel
 

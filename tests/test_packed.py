@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise import packed
-from shardwise.interop.hlo import to_hlo
+from shardwise.interop.hlo import from_hlo, to_hlo
+from shardwise.interop.megatron import to_rank_offsets
 from shardwise.interop.shardy import to_shardy
 from shardwise.interop.torch import to_placements
+from shardwise.interop.translation import translate
 
 from .checks import refused
 
@@ -72,7 +74,8 @@ def dims(draw: st.DrawFn) -> packed.PackedDim:
             options["axes"] = draw(st.sampled_from(["tp", ("dp", "tp"), "tp:(2)4", ("x\u00e9", "tp"), "a b"]))
             options["uneven"] = draw(st.sampled_from([None, "even", "ceil", "chunk", "balanced", "floor"]))
             options["at_most"] = draw(st.none() | st.integers(1, 9))
-            options["pad_to"] = draw(st.none() | st.integers(1, 9))
+            options["split"] = draw(st.booleans())
+            options["pad_to"] = None if options["split"] else draw(st.none() | st.integers(1, 9))
             options["pad_each"] = options["pad_to"] is not None and draw(st.booleans())
         parts.append(packed.part(factors, **options))
     return packed.concat(*parts)
@@ -135,7 +138,8 @@ def orders(ranks: int, order: Any, heads: int = 8, kv: int = 4, d: int = 3) -> s
     return sw.TensorLayout((dim, None), line(ranks)).partition(((heads + 2 * kv) * d, 5))
 
 
-@pytest.mark.parametrize("before", [1, 2, 4])
+# Interleaved on eight ranks, half a group each.
+@pytest.mark.parametrize("before", [1, 2, 4, 8])
 @pytest.mark.parametrize("after", [1, 2, 4, 8])
 def test_from_one_order_to_another_and_back(before: int, after: int) -> None:
     q, k, v = (np.random.default_rng(i).integers(0, 10**9, (heads * 3, 5)) for i, heads in enumerate((8, 4, 4)))
@@ -181,6 +185,8 @@ def test_orders_that_differ_or_are_not_stated_are_refused() -> None:
         (lambda: packed.gate_up("tp"), 33, ("33 elements",)),
         (lambda: packed.parse("(6@tp 2)"), 12, ("part 0", "6", "4 shards do not divide")),
         (lambda: packed.qkv(12, 3, 2, "tp"), 36, ("part 1", "at most 3 by 4")),
+        (lambda: packed.qkv(12, 3, 2, "tp", order="interleaved"), 36, ("part 0", "is 3, which 4 shards")),
+        (lambda: packed.qkv(1, 1, 1, "tp", order="interleaved"), 3, ("part 0", "is 3, which 4 shards")),
         (lambda: packed.parse("(8@tp+tp)"), 8, ("uses already",)),
         (lambda: packed.parse("(8@tp+tp:(1)2)"), 8, ("overlaps",)),
         (lambda: packed.parse("(8@tp:(1)3)"), 8, ("does not divide axis",)),
@@ -208,6 +214,10 @@ def test_what_does_not_fit_its_mesh_or_shape(make: Any, n: int, said: tuple[str,
         (lambda: packed.part((True,), axes="tp"), TypeError),
         (lambda: packed.part((2,), axes=3), TypeError),  # type: ignore[arg-type]
         (lambda: packed.part((2,), None, "tp"), sw.LayoutError),
+        (lambda: packed.part((2,), None, split=True), sw.LayoutError),
+        (lambda: packed.part((2,), axes="tp", split=True, pad_to=4), sw.LayoutError),
+        (lambda: packed.part((2,), axes="tp", split=1), TypeError),  # type: ignore[arg-type]
+        (lambda: packed.parse("(3@tp/split/split)"), sw.ParseError),
         (lambda: packed.part((2,), 0, "tp", "odd"), sw.LayoutError),
         (lambda: packed.part((2, 5), 0, "tp", blocks=[("q", 2)]), sw.LayoutError),
         (lambda: packed.concat(), sw.LayoutError),
@@ -261,10 +271,48 @@ def test_devices_with_several_pieces_have_no_one_box() -> None:
             ask()
 
 
-@pytest.mark.parametrize("dialect", [to_placements, to_shardy, to_hlo])
+@pytest.mark.parametrize("dialect", [to_placements, to_shardy, to_hlo, to_rank_offsets])
 def test_dialects_refuse(dialect: Any) -> None:
     with refused(sw.LayoutError, "packed dim"):
-        dialect(sw.TensorLayout((packed.gate_up("tp"),), line(2)))
+        dialect(sw.TensorLayout((packed.qkv(8, 2, 4, "tp"),), line(2)))
+
+
+@pytest.mark.parametrize(
+    ("dim", "why"),
+    [
+        (packed.experts(8, "tp"), ""),
+        (packed.qkv(8, 4, 4, "tp", order="interleaved"), ""),
+        (packed.qkv(8, 2, 4, "tp", order="interleaved"), ""),
+        (packed.parse("(n@tp)"), ""),
+        (packed.parse("(8) + (8)"), ""),
+        (packed.parse("(8@tp:(1)2+tp:(2)2 3)"), ""),
+        (packed.gate_up("tp"), "cut one by one"),
+        (packed.parse("(2 n@tp)"), "several stretches"),
+        (packed.padded_vocab(16, "tp", 16), "padded"),
+        (packed.parse("(n@tp 2)"), "units are whole"),
+        (packed.parse("(6@tp/ceil 2)"), "units are whole"),
+        (packed.parse("(n@tp/floor)"), "uneven rule of its own"),
+        (packed.parse("(2@tp/max2 8)"), "at most 2"),
+    ],
+)
+def test_dims_that_are_cut_as_plain_ones_are_said_by_all(dim: packed.PackedDim, why: str) -> None:
+    layout = sw.TensorLayout((dim,), line(4))
+    if why:
+        with refused(sw.LayoutError, "packed dim", why):
+            to_hlo(layout)
+        assert translate(layout)["jax"].startswith("cannot express: axes[0] is a packed dim")
+        return
+    n = dim.size or 16
+
+    def held(layout: sw.TensorLayout) -> list[list[int]]:
+        pieces = [layout.partition((n,)).pieces(f"cpu:{i}") for i in range(4)]
+        return [[row for one in own for row in range(one.box[0].start, one.box[0].stop)] for own in pieces]
+
+    for text in (to_hlo(layout), to_hlo(layout, iota=False)):
+        assert held(from_hlo(text, line(4), 1)) == held(layout)
+    spec = "'tp'" if dim.axis_names else "None"
+    assert translate(layout, "jax")["jax"] == f"PartitionSpec({spec})"
+    assert translate(layout, "keras")["keras"] == repr(sw.TensorLayout(("tp" if dim.axis_names else None,), line(4)))
 
 
 def test_the_refined_layout_is_the_same() -> None:

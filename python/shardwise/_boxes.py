@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Bounds = npt.NDArray[np.int64]
 
-__all__ = ["Holder", "arguments_of", "key_of", "one_each", "parse_holder"]
+__all__ = ["Holder", "arguments_of", "consecutive", "key_of", "one_each", "parse_holder"]
 
 #: A holder's boxes as int64 (boxes, dims, 2), their number, and its array: True for the one box's own, False for a flat
 #: one, or its shape and where the boxes begin in it.
@@ -155,3 +155,24 @@ def arguments_of(key: tuple[Any, ...], piece_type: Callable[..., Any]) -> tuple[
 def _listed(content: bytes, count: int, rank: int) -> list[Any]:
     listed: list[Any] = np.frombuffer(content, np.int64).reshape(count, rank, 2).tolist()
     return listed
+
+
+def consecutive(shape: tuple[int, ...], most: int) -> Iterator[tuple[Any, ...]]:
+    """Cut a box into parts of at most so many elements that follow one another in C order.
+
+    >>> [tuple((side.start, side.stop) for side in part) for part in consecutive((2, 3), 2)]
+    [((0, 1), (0, 2)), ((0, 1), (2, 3)), ((1, 2), (0, 2)), ((1, 2), (2, 3))]
+    """
+    dim, inner = len(shape), 1
+    while dim and inner * shape[dim - 1] <= most:
+        dim -= 1
+        inner *= shape[dim]
+    rest = tuple(slice(0, size) for size in shape[dim:])
+    if dim == 0:
+        yield rest
+        return
+    rows = max(1, most // inner)
+    for outer in np.ndindex(*shape[: dim - 1]):
+        for start in range(0, shape[dim - 1], rows):
+            stop = min(start + rows, shape[dim - 1])
+            yield (*(slice(at, at + 1) for at in outer), slice(start, stop), *rest)

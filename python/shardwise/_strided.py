@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["strided_pieces"]
+__all__ = ["Piece", "strided_pieces"]
 
 #: Elements of a dim: ascending ranges, none of them empty, none of them touching the next.
 Piece = list[tuple[int, int]]

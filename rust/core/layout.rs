@@ -68,6 +68,8 @@ pub struct LayoutPart {
     pub sizes: Vec<i64>,
     /// The rule where it does not divide; none is the partition's.
     pub uneven: Option<Uneven>,
+    /// Whether units are cut where there are more shards than units.
+    pub split: bool,
     /// Padding.
     pub pad: Option<Pad>,
     claimed: Vec<SubAxis>,
@@ -81,6 +83,7 @@ impl LayoutPart {
             axes: Vec::new(),
             sizes: claimed.iter().map(|sub| sub.size).collect(),
             uneven: spec.uneven,
+            split: spec.split,
             pad: spec.pad,
             claimed,
         }

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise.execute.mpi import _pieces
+from shardwise._boxes import consecutive
 from tests.tilings import full
 
 ROOT = Path(__file__).parents[2]
@@ -63,14 +63,14 @@ def test_the_example_of_pytorch() -> None:
 @pytest.mark.parametrize("shape", [(), (7,), (2, 3, 4), (5, 1, 3), (1, 1), (0, 3), (3, 0)])
 def test_messages_follow_one_another_and_fill_the_box(shape: tuple[int, ...], most: int) -> None:
     whole = np.arange(np.prod(shape, dtype=np.int64)).reshape(shape)
-    parts = [whole[full(piece)].ravel() for piece in _pieces(shape, most)]
+    parts = [whole[full(piece)].ravel() for piece in consecutive(shape, most)]
     assert [value for part in parts for value in part.tolist()] == whole.ravel().tolist()
     assert all(part.size <= most for part in parts)
 
 
 def test_a_message_is_never_over_what_mpi_counts() -> None:
     """A box of 64 GiB of bytes, in messages of at most 1 GiB, which has 32 bits to spare."""
-    sizes = [stop.stop - stop.start for stop, _ in _pieces((2**36, 1), 2**30)]
+    sizes = [stop.stop - stop.start for stop, _ in consecutive((2**36, 1), 2**30)]
     assert sizes == [2**30] * 64
 
 

@@ -122,6 +122,10 @@ def rules(data: bytes) -> None:
     again = sw.LayoutMap.from_toml(io.StringIO(file.getvalue()))
     assert again == layout_map
     assert list(again) == list(layout_map)
+    rewrites = sw.Rewrites.from_toml(io.StringIO(text(data)))
+    assert eval(repr(rewrites), {"Rewrites": sw.Rewrites, "packed": sw.packed}) == rewrites
+    with contextlib.suppress(sw.LayoutError):  # Of a size that is missing.
+        assert rewrites.inverse().inverse() == rewrites
 
 
 def rule(data: bytes) -> None:

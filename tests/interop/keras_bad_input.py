@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 
-from shardwise import LayoutError, LayoutMap, TensorLayout, layout_map_scope
+from shardwise import LayoutError, LayoutMap, TensorLayout, layout_map_scope, packed
 
 from .keras_support import MESH, case, document_map, layout_1, layout_map_of, run, values_of
 
@@ -57,6 +57,20 @@ def two_layers(kind: str, initializer: Any) -> None:
 
 
 @case
+def packed_dims_of_one_stretch_are_plain_and_others_are_refused() -> None:
+    """Before any data is made: a value of Keras is one array on each device."""
+    kernel = build(layout_map_of(d1__kernel=(None, packed.experts(4, "model")))).layers[-1].kernel
+    assert kernel.layout.axes == (None, "model")
+    assert [shard.data.shape for shard in kernel.shards] == [(10, 5)] * 8
+    counted = Counted()
+    refused = layout_map_of(d2__kernel=(packed.gate_up("data"), None))
+    message = r"variable 'd2\.kernel': rule 'd2.kernel': axes\[0\] is a packed dim"
+    with pytest.raises(LayoutError, match=message), layout_map_scope(refused):
+        two_layers("functional", counted)
+    assert counted.calls == 0
+
+
+@case
 def a_layout_that_does_not_fit_is_found_before_any_data_is_made() -> None:
     """The message has path, rule, shape, dim and axis size."""
     kernel = r"variable 'd2\.kernel' of shape \(20, 10\): rule 'd2\.kernel' gives the layout "
@@ -68,6 +82,7 @@ def a_layout_that_does_not_fit_is_found_before_any_data_is_made() -> None:
             r".*, but dim 0 has 20 elements, no multiple of axes \('data', 'model'\) of together size 8",
         ),
         (TensorLayout((None, None), MESH, unreduced=("data",)), r".* a variable cannot be a partial sum"),
+        ((packed.padded_vocab(21, "model", 8), None), r".*: dim 0 has 20 elements, but its parts add up to 21"),
     ]
     for axes, message in misfits:
         for kind in ("subclassed", "functional", "sequential"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from shardwise import DeviceMesh, LayoutError, MeshError, TensorLayout
+from shardwise import DeviceMesh, LayoutError, MeshError, TensorLayout, packed
 
 from .layouts import layouts, mesh_of
 
@@ -32,6 +32,23 @@ def test_named_shardings_over_abstract_meshes_come_back(layout: TensorLayout) ->
     assert named.shard_shape(shape) == layout.shard_shape(mesh_of(layout).device(0), shape)
 
 
+def test_packed_dims_and_sub_axes_that_whole_axes_cut() -> None:
+    mesh = DeviceMesh((2, 4), ("x", "y"))
+    for dim, entry in (
+        (packed.experts(8, "y"), "y"),
+        (packed.qkv(8, 2, 4, "y", order="interleaved"), "y"),
+        (("y:(1)2", "y:(2)2", "x"), ("y", "x")),
+        ("y:(1)4", "y"),
+    ):
+        layout = TensorLayout((dim, None), mesh)
+        named = dialect.to_named_sharding(layout, abstract=True)
+        assert named.spec == P(entry, None)
+        assert named.shard_shape((48, 3)) == layout.partition((48, 3)).shard_shape("cpu:0")
+    for dim, message in ((packed.gate_up("y"), "packed dim"), ("y:(1)2", "sub-axis")):
+        with pytest.raises(LayoutError, match=message):
+            dialect.to_partition_spec(TensorLayout((dim,), mesh))
+
+
 def test_trailing_dims_may_be_left_out() -> None:
     assert dialect.from_partition_spec(P("x"), MESH, 3).axes == ("x", None, None)
     assert dialect.from_partition_spec(P(), MESH, 0).axes == ()
@@ -45,7 +62,7 @@ def test_trailing_dims_may_be_left_out() -> None:
         (P(None, P.UNCONSTRAINED), 2, "dim 1 UNCONSTRAINED"),
         (P("x", reduced={"y"}), 1, "reduced axes"),
         (P("z"), 1, 'axis "z"'),
-        (P(unreduced={"z"}), 1, "none of the mesh's"),
+        (P(unreduced={"z"}), 1, "an axis that the mesh does not have"),
         (P("x", "x"), 2, "uses axis 'x'"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import sys
 from types import ModuleType
 from typing import Any
@@ -13,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise import DeviceMesh, LayoutError, MeshError, TensorLayout, distribute_tensor
+from shardwise import DeviceMesh, LayoutError, MeshError, TensorLayout, distribute_tensor, packed
 from shardwise.interop import torch as dialect
 from shardwise.interop.torch import Partial, Replicate, Shard, StridedShard, local_shards
 
 from .layouts import layouts, mesh_of
+from .stretches import random_stretches
 
 DP_TP = DeviceMesh((4, 2), ("dp", "tp"))
 
@@ -176,6 +178,124 @@ def test_where_all_dims_divide_any_order_is_the_partition(layout: TensorLayout) 
     assert shards.is_box.all()
 
 
+def held_by(placements: list[Any], mesh: DeviceMesh, size: int) -> list[list[int]]:
+    return [elements_of(0, size, mesh, placements, rank).tolist() for rank in range(mesh.size)]
+
+
+def rows_of(layout: TensorLayout, size: int) -> list[list[int]]:
+    """What the devices hold of a dim, in the order of their arrays."""
+    pieces = [layout.partition((size,)).pieces(label) for label in mesh_of(layout)._all_labels()]
+    return [[row for one in own for row in range(one.box[0].start, one.box[0].stop)] for own in pieces]
+
+
+@given(st.randoms(use_true_random=False))
+def test_equal_stretches_are_strided_shards(source: random.Random) -> None:
+    """Packed dims and sub-axes: what PyTorch cuts is what the layout says, there and back."""
+    case = random_stretches(source)
+    layout, mesh = case.layout(), case.mesh()
+    assert rows_of(layout, case.size) == case.rows_held()
+    try:
+        placements = dialect.to_placements(layout)
+    except LayoutError:
+        assert any(":" in name for name in case.axes) or 1 in case.mesh_shape
+        return
+    assert held_by(placements, mesh, case.size) == case.rows_held()
+    back = dialect.from_placements(placements, mesh, 1)
+    assert rows_of(back, case.size) == case.rows_held()
+    assert dialect.to_placements(back) == placements
+    array = np.arange(case.size)
+    sharded = distribute_tensor(array, layout)
+    dialect._check_torch_agrees(sharded)
+    assert [shard.data.tolist() for shard in sharded.shards] == case.rows_held()
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 3, 4, 6]), placements_of), min_size=1, max_size=3))
+def test_placements_that_a_layout_can_say_are_read(cuts: list[tuple[int, Any]]) -> None:
+    mesh = DeviceMesh([size for size, _ in cuts], [f"a{i}" for i in range(len(cuts))])
+    placements = [placement for _, placement in cuts]
+    try:
+        layout = dialect.from_placements(placements, mesh, 2)
+    except LayoutError:
+        with pytest.raises(LayoutError, match="split_factor is no product"):
+            dialect.from_placements(placements, mesh, 2)
+        return
+    shape = [1, 1]
+    for size, placement in cuts:
+        if isinstance(placement, (Shard, StridedShard)):
+            shape[placement.dim] *= size * getattr(placement, "split_factor", 1)
+    partition = layout.partition(shape)
+    for rank, label in enumerate(mesh._all_labels()):
+        pieces = partition.pieces(label)
+        for dim in range(2):
+            ours = {row for one in pieces for row in range(one.box[dim].start, one.box[dim].stop)}
+            assert sorted(ours) == elements_of(dim, shape[dim], mesh, placements, rank).tolist()
+
+
+@pytest.mark.parametrize(
+    ("dim", "message"),
+    [
+        (packed.qkv(8, 2, 4, "tp"), "several sizes"),
+        (packed.qkv(8, 1, 4, "tp"), "at most 1"),
+        (packed.parse("(8@tp) + (8@dp)"), "not all cut by the same axes"),
+        (packed.parse("(8@tp) + (8)"), "not all cut by the same axes"),
+        (packed.parse("(n@tp 64)"), "units are whole"),
+        (packed.parse("(7@tp 64)"), "units are whole"),
+        (packed.parse("(n 8@tp)"), "left to the shape"),
+        (packed.parse("(2 n@tp/balanced)"), "uneven rule is 'balanced'"),
+        (packed.parse("(2 n@dp+tp/ceil)"), "uneven rule is 'ceil'"),
+        (packed.padded_vocab(100, "tp"), "padded"),
+        (packed.parse("(0 8@tp)"), "has 0 stretches"),
+        (packed.parse(f"({2**62} {2**40} 8@tp)"), "stretches, where there are 1 to"),
+        (packed.parse("(2 8@tp:(1)1+dp:(1)2)"), "whole axes only"),
+    ],
+)
+def test_packed_dims_that_strided_shards_cannot_say(dim: packed.PackedDim, message: str) -> None:
+    with pytest.raises(LayoutError, match=message) as caught:
+        dialect.to_placements(TensorLayout((dim,), DP_TP))
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("dim", "placement"),
+    [
+        (packed.gate_up("tp"), StridedShard(0, 2)),
+        (packed.parse("(n@tp/ceil) + (n@tp/ceil)"), StridedShard(0, 2)),
+        (packed.parse("(3 12@tp 64)"), StridedShard(0, 3)),
+        (packed.parse("(4@tp 6) + (8@tp 3) + (2 12@tp)"), None),
+        (packed.parse("(4@tp 6) + (8@tp 3) + (2 12@tp 2)"), StridedShard(0, 4)),
+        (packed.qkv(8, 8, 4, "tp"), StridedShard(0, 3)),
+        (packed.qkv(8, 4, 4, "tp", order="interleaved"), Shard(0)),
+        (packed.qkv(8, 1, 4, "tp", order="interleaved"), Shard(0)),
+        (packed.experts(8, "tp"), Shard(0)),
+        (packed.experts(8, "tp", cut="features", fused=2), StridedShard(0, 16)),
+    ],
+)
+def test_packed_dims_that_people_have(dim: packed.PackedDim, placement: Any) -> None:
+    if placement is None:
+        with pytest.raises(LayoutError, match="several sizes"):
+            dialect.to_placements(TensorLayout((dim,), DP_TP))
+        return
+    assert dialect.to_placements(TensorLayout((dim,), DP_TP)) == [Replicate(), placement]
+
+
+@pytest.mark.usefixtures("fake_torch")
+def test_local_tensors_of_packed_dims() -> None:
+    array = np.arange(14 * 3).reshape(14, 3)
+    layout = TensorLayout((packed.gate_up("dp"), None), DP_TP)
+    sharded = distribute_tensor(array, layout, uneven="chunk")
+    tensors = dialect.to_local_tensors(sharded)
+    # 7 in 4 chunks are 2, 2, 2 and 1, of each of the two.
+    assert [tensor.array[:, 0].tolist() for tensor in tensors[::2]] == [
+        [0, 3, 21, 24],
+        [6, 9, 27, 30],
+        [12, 15, 33, 36],
+        [18, 39],
+    ]
+    assert np.array_equal(dialect.from_local_tensors(tensors, layout, (14, 3)).numpy(), array)
+    with pytest.raises(LayoutError, match="where PyTorch gives it"):
+        dialect.to_local_tensors(distribute_tensor(array, layout, uneven="floor"))
+
+
 def test_the_cost_does_not_grow_with_the_elements() -> None:
     mesh = DeviceMesh((64, 64), ("dp", "tp"))
     shards = local_shards([StridedShard(0, 64), Shard(0)], mesh, (10**12, 8))
@@ -189,8 +309,8 @@ def test_the_cost_does_not_grow_with_the_elements() -> None:
         ([Shard(2), Shard(0)], "has 2 dims"),
         ([Shard(-3), Shard(0)], "has 2 dims"),
         ([Partial("avg"), Shard(0)], "are sums"),
-        ([StridedShard(0, 3), Shard(0)], "no product"),
-        ([Shard(0), StridedShard(0, 2)], "no product"),
+        ([StridedShard(0, 3), Shard(0)], "is no product"),
+        ([Shard(0), StridedShard(0, 2)], "is no product"),
         ([StridedShard(0, 0), Shard(0)], "at least 1"),
     ],
 )

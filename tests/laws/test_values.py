@@ -255,6 +255,7 @@ NOT_VALUES: dict[type, str] = {
     sw.ShardedArray: "holds memory that can be written, as a numpy array does",
     sw.Variable: "gets its data later",
     sw.Checkpoint: "holds open files",
+    store.ObjectPath: "holds a filesystem of fsspec, by which it compares",
     store.StoredCheckpoint: "holds open files",
     store.StoredTensor: "reads from an open file",
     store.StoredObject: "reads from an open file",

@@ -369,3 +369,64 @@ def test_bad_arguments(arguments: Any, error: type[Exception], message: str) -> 
 
 def test_numpy_integers_are_sizes() -> None:
     assert sw.Variable((np.int64(2), 3), "int8", np.zeros).shape == (2, 3)
+
+
+def fused_map() -> sw.LayoutMap:
+    """A fused weight: eight query heads, two key and value heads, of two rows, over four devices."""
+    made = sw.LayoutMap(sw.DeviceMesh((2, 4), ("data", "model")))
+    made["qkv"] = (sw.packed.qkv(8, 2, 2, "model"), None)
+    made["words"] = (sw.packed.padded_vocab(10, "model", 8), None)
+    return made
+
+
+@pytest.mark.parametrize("by_index", [False, True])
+def test_packed_rules(by_index: bool) -> None:
+    whole = numbered((24, 3), "int32")
+    calls = []
+
+    def rows(shape: tuple[int, ...], dtype: npt.DTypeLike, index: tuple[slice, ...]) -> npt.NDArray[Any]:
+        calls.append(index[0])
+        assert whole[index].shape == shape
+        return np.array(whole[index])
+
+    with sw.layout_map_scope(fused_map()):
+        model = {"qkv": sw.Variable((24, 3), "int32", rows if by_index else numbered)}
+    qkv = sw.initialize_variables(model)["qkv"]
+    assert qkv.layout == fused_map()["qkv"]
+    held = [shard.data[:, 0] // 3 for shard in qkv.shards]
+    # Queries 2 and 3, the key head 0, which device 0 holds as well, and the value head 0.
+    assert held[1].tolist() == [4, 5, 6, 7, 16, 17, 20, 21]
+    assert held[5].tolist() == held[1].tolist()
+    assert [piece[0] for piece in qkv.shards[1].index] == [slice(4, 8), slice(16, 18), slice(20, 22)]
+    np.testing.assert_array_equal(qkv.numpy(), whole)
+    assert isinstance(qkv.value, sw.ShardedArray)
+    np.testing.assert_array_equal(qkv.value.numpy(), whole)
+    qkv.shards[0].data[0] = -1
+    assert qkv.numpy()[0, 0] == -1
+    # Each piece once: four of the queries, two of the keys and of the values.
+    assert len(calls) == (8 if by_index else 0)
+    assert len(set(map(str, calls))) == len(calls)
+
+
+def test_what_several_shards_hold_is_drawn_once() -> None:
+    source = np.random.default_rng(0)
+    with sw.layout_map_scope(fused_map()):
+        qkv = sw.Variable((24, 3), "float64", lambda shape, dtype, index: source.random(shape), "qkv")
+    value = sw.initialize_variables(qkv).value
+    assert isinstance(value, sw.ShardedArray)
+    value.numpy()  # which refuses replicas that differ
+
+
+def test_padding_of_a_variable_is_zeros() -> None:
+    with sw.layout_map_scope(fused_map(), local_devices=["cpu:2", "cpu:3"]):
+        words = sw.Variable((10, 1), "int8", np.ones, "words")
+    shards = sw.initialize_variables(words).shards
+    assert [shard.data.ravel().tolist() for shard in shards] == [[1, 1, 0, 0], [0, 0, 0, 0]]
+
+
+def test_packed_rules_that_do_not_fit_say_so() -> None:
+    with sw.layout_map_scope(fused_map()):
+        qkv = sw.Variable((25, 3), "int8", np.zeros, "qkv")
+    with pytest.raises(sw.LayoutError, match=r"variable 'qkv' of shape \(25, 3\).*25 elements.*add up to 24"):
+        sw.initialize_variables(qkv)
+    assert not qkv.is_initialized

@@ -68,9 +68,9 @@ def vllm_vocab(vocabulary: int, tp: int, rank: int, padding: int = 64) -> tuple[
 
 
 def megatron_qkv(heads: int, groups: int, head_dim: int, tp: int, rank: int) -> Rows:
-    """`linear_qkv`: whole query groups, [q … q k v], are split evenly along dim 0."""
-    whole = np.arange(groups * (heads // groups + 2) * head_dim).reshape(groups, -1)
-    return np.split(whole, tp)[rank].ravel()
+    """`linear_qkv`: the rows of all query groups, [q … q k v], split evenly; either number divides the other."""
+    assert groups % tp == 0 or tp % groups == 0
+    return np.split(np.arange((heads + 2 * groups) * head_dim), tp)[rank]
 
 
 def megatron_stride(size: int, stride: int, tp: int, rank: int) -> Rows:

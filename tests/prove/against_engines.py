@@ -44,8 +44,12 @@ def transformers_packed(n: list[int], tp: int) -> Made:
 
 
 def megatron_qkv(n: list[int], tp: int) -> Made:
-    groups, d = tp * n[0], n[2]
-    heads = groups * n[1]
+    # Fewer groups than ranks: each is split, into as many heads' rows as there are ranks for it, or a multiple of that.
+    divisors = [k for k in range(1, tp + 1) if tp % k == 0]
+    few = n[0] % 2 == 0
+    groups, d = (divisors[n[1] % len(divisors)] if few else tp * n[0]), n[2]
+    heads = (tp if few else groups) * n[1]
+    d *= tp if (heads // groups + 2) * d % (tp // groups or 1) else 1
     return packed.qkv(heads, groups, d, "tp", order="interleaved"), lambda rank: fused.megatron_qkv(
         heads, groups, d, tp, rank
     )
@@ -142,14 +146,18 @@ def draw(rng: random.Random) -> EngineCase:
 
 def check(case: EngineCase) -> None:
     dim, rows = ENGINES[case.engine](list(case.numbers), case.ranks)
-    expected = [rows(rank).tolist() for rank in range(case.ranks)]
-    size = sum(map(len, expected))
-    mesh = sw.DeviceMesh((case.replicas, case.ranks), ("dp", "tp"))
+    compare_rows(dim, [rows(rank).tolist() for rank in range(case.ranks)], case.replicas)
+
+
+def compare_rows(dim: packed.PackedDim, expected: list[list[int]], replicas: int = 1) -> None:
+    """Compare all that a partition says of a dim with the rows that each rank is to hold, in its own order."""
+    ranks = len(expected)
+    mesh = sw.DeviceMesh((replicas, ranks), ("dp", "tp"))
     size = dim.size if dim.size is not None else len({row for held in expected for row in held})
     partition = sw.TensorLayout((dim,), mesh).partition((size,))
     first: dict[int, tuple[int, int]] = {}
     for device in range(mesh.size):
-        label, held = mesh.device(device), expected[device % case.ranks]
+        label, held = mesh.device(device), expected[device % ranks]
         pieces = [(piece.box[0].start, piece.box[0].stop, piece.start) for piece in partition.pieces(label)]
         same("rows", [row for start, stop, _ in pieces for row in range(start, stop)], held)
         same("places", [start for *_, (start,) in pieces], np.cumsum([0, *(b - a for a, b, _ in pieces)])[:-1].tolist())  # type: ignore[misc]

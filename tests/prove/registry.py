@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import (
     against_dask,
     against_engines,
+    against_engines_code,
     against_jax,
     against_numpy,
     against_tensorflow,
@@ -23,6 +24,7 @@ SUBJECTS = [
     *layout_maps.SUBJECTS,
     *exhaustive.SUBJECTS,
     *against_engines.SUBJECTS,
+    *against_engines_code.SUBJECTS,
     *against_dask.SUBJECTS,
     *against_jax.SUBJECTS,
     *against_xla.SUBJECTS,

@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from shardwise import LayoutError
+from tests.oracle import fused
 from tests.oracle.worker import ROOT
-from tests.prove import against_dask, against_engines, against_numpy, laws, layout_maps, reshards
+from tests.prove import against_dask, against_engines, against_engines_code, against_numpy, laws, layout_maps, reshards
 from tests.prove.ledger import Ledger, code_version
 from tests.prove.pool import seeded
 from tests.prove.report import HEAD, Row, table
 from tests.prove.run import prove, works_of
-from tests.prove.subject import Case, Outcome, Subject
+from tests.prove.subject import Case, Mismatch, Outcome, Subject
 
 PLANTED = "tests.prove.planted"
 
@@ -136,6 +138,30 @@ def test_some_cases_of_each_subject_that_needs_no_framework(subject: Subject) ->
     outcome = subject.run(seeded(1, subject.name, 0), 150, 0)
     assert outcome.mismatches == []
     assert outcome.cases == 150
+
+
+def test_what_engines_are_asked_and_that_a_wrong_answer_is_one() -> None:
+    """Without the engines: their answers are restated for some, and spoilt."""
+    case = against_engines_code.OwnCase("megatron stride", (2, 3, 1), 4)
+    held = [fused.megatron_stride(24, 3, 4, rank).tolist() for rank in range(4)]
+    against_engines_code.compare(case, held)
+    for spoilt in (held[::-1], [held[0][::-1], *held[1:]], [*held[:3], held[3][:-1]], ("raised", "E", "")):
+        with pytest.raises((Mismatch, LayoutError)):
+            against_engines_code.compare(case, spoilt)
+    few = against_engines_code.OwnCase("megatron used", (1, 4, 2), 4)
+    question, compare = against_engines_code.QUESTIONS[few.what](few)
+    assert question["groups"] < 4
+    with pytest.raises(Mismatch):
+        compare([[[0], [0], [0]]] * 4)
+    for what, ask in against_engines_code.QUESTIONS.items():
+        for ranks in (1, 2, 6):
+            assert ask(against_engines_code.OwnCase(what, (3, 2, 4), ranks))[0]["ranks"] == ranks
+    rng = random.Random(2)
+    placed = [against_engines_code.random_placed(rng) for _ in range(50)]
+    for one in placed:
+        against_engines_code.compare_placed(one, one.rows_held())
+    with pytest.raises(Mismatch):
+        against_engines_code.compare_placed(placed[0], [rows[1:] for rows in placed[0].rows_held()])
 
 
 def test_the_same_seed_gives_the_same_cases() -> None:

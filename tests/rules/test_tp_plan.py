@@ -181,6 +181,18 @@ def installed_plans() -> dict[str, dict[str, str]]:
     return plans
 
 
+def test_the_packed_entries_are_those_of_the_installed_transformers() -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    if not transformers.__version__.startswith("5.23."):
+        pytest.skip(f"the list is that of transformers 5.23, and {transformers.__version__} is installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        entries = [item for plan in installed_plans().values() for item in plan.items()]
+    # Configurations that take over another's plan have it once more.
+    assert {item for item in entries if item[1].startswith("packed")} == PACKED_ENTRIES.keys()
+    assert sum(PACKED_ENTRIES.values()) == 63
+
+
 def test_all_plans_of_the_installed_transformers() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

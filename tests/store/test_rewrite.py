@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -377,19 +378,43 @@ def test_tied_tensors_stay_tied(tmp_path: Path) -> None:
         assert {checkpoint["wte.padded"].alias_of, checkpoint["head.padded"].alias_of} & {"wte.padded", "head.padded"}
 
 
-def test_replicas_are_compared_after_a_rewrite(tmp_path: Path) -> None:
-    """A source that has some of its elements more than once."""
-    source = ROOT / "tests" / "data" / "checkpoints" / "torch" / "fsdp2"
+@pytest.mark.parametrize("scattered", [False, True])
+def test_replicas_are_compared_after_a_rewrite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scattered: bool
+) -> None:
+    source = tmp_path / "fsdp2"
+    shutil.copytree(ROOT / "tests" / "data" / "checkpoints" / "torch" / "fsdp2", source)
     with sw.open_checkpoint(source) as checkpoint:
-        found = [name for name, tensor in checkpoint.items() if len(tensor.replicas) and tensor.ndim == 2]
-        if not found:
-            pytest.skip("no tensor of the test data has replicas")
-        name = found[0]
+        name = next(name for name, tensor in checkpoint.items() if len(tensor.replicas) and tensor.ndim == 2)
         expected = checkpoint.read(name)
-    rewrites = sw.Rewrites([{"from": name, "to": {"name": "x", "transpose": True}}], unmatched="drop")
+        extent = checkpoint[name].replicas[0].extent()
+        file, at = extent.file.path, extent.start
+    if scattered:
+        monkeypatch.setattr(assembled, "_MOST_STRETCHES", 0)
+    rows = expected.shape[0]
+    side = {"name": name, "packed": f"a:({rows - 1}) + b:(1)"}
+    other = {"name": "x", "packed": f"b:(1) + a:({rows - 1})", "transpose": True}
+    rewrites = sw.Rewrites([{"from": side, "to": other}], unmatched="drop")
     sw.reshard_checkpoint(source, tmp_path / "a", rewrites=rewrites)
     with sw.open_checkpoint(tmp_path / "a") as checkpoint:
-        assert checkpoint.read("x").tobytes() == np.ascontiguousarray(expected.T).tobytes()
+        wanted = np.ascontiguousarray(np.roll(expected, 1, axis=0).T)
+        assert checkpoint.read("x").tobytes() == wanted.tobytes()
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(sw.ParseError, match="tensor 'x': replicas disagree"):
+        sw.reshard_checkpoint(source, tmp_path / "b", rewrites=rewrites)
+    sw.reshard_checkpoint(source, tmp_path / "b", rewrites=rewrites, replicas="first")
+    assert sw.diff_checkpoints(tmp_path / "a", tmp_path / "b") == []
+
+
+def test_a_stack_of_anything_is_refused(tmp_path: Path) -> None:
+    """A tensor without elements may have any number of layers."""
+    header = json.dumps({"x": {"dtype": "F32", "shape": [10**12, 0], "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    rewrites = sw.Rewrites([{"from": {"name": "x", "stack": "i"}, "to": "x.{i}"}])
+    with pytest.raises(sw.LayoutError, match="'x' is a stack of 1000000000000 tensors, over the limit"):
+        sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", rewrites=rewrites)
 
 
 KILLED = """

@@ -242,7 +242,7 @@ def test_what_is_no_tensor_and_where_all_of_it_lay_is_kept(tmp_path: Path) -> No
             assert extent is not None
             held.append(extent[0].read(extent[1], extent[2]))
         assert held[0] == held[1]
-    with pytest.raises(sw.LayoutError, match=r"rename calls both 'optim\.state\.0' and 'optim\.step' 'x'"):
+    with pytest.raises(sw.LayoutError, match="two values are to be called 'x'"):
         sw.reshard_checkpoint(source, tmp_path / "c", to="dcp", rename={"optim.*": "x"})
     sw.reshard_checkpoint(source, tmp_path / "c", to="dcp", only="model")
     with sw.open_checkpoint(tmp_path / "c") as checkpoint:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..partition import Partition
     from ..tiling import Piece
 
-__all__ = ["assembled", "put_together"]
+__all__ = ["assembled", "place_of", "put_together"]
 
 
 def assembled(partition: Partition, array: npt.NDArray[Any], position: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -24,7 +24,7 @@ def assembled(partition: Partition, array: npt.NDArray[Any], position: int, shap
     shard: npt.NDArray[Any] = np.zeros(shape, array.dtype)
     pieces = partition.pieces(partition.device_mesh.device(position))
     for piece, view in zip(pieces, partition.view(array, partition.device_mesh.device(position)), strict=True):
-        shard[_place(piece)] = view
+        shard[place_of(piece)] = view
     shard.flags.writeable = False
     return shard
 
@@ -40,15 +40,15 @@ def put_together(partition: Partition, shards: Sequence[npt.NDArray[Any]], check
     # From the last to the first, so that the values of the first device that has them count.
     for position in range(len(shards) - 1, -1, -1):
         for piece in partition.pieces(labels[position]):
-            array[piece.box] = shards[position][_place(piece)]
+            array[piece.box] = shards[position][place_of(piece)]
     if check_replicas:
         for position, shard in enumerate(shards):
             for piece in partition.pieces(labels[position]):
-                _check_equal(labels[position], piece, array[piece.box], shard[_place(piece)])
+                _check_equal(labels[position], piece, array[piece.box], shard[place_of(piece)])
     return array
 
 
-def _place(piece: Piece) -> tuple[slice, ...]:
+def place_of(piece: Piece) -> tuple[slice, ...]:
     """The piece in its device's own array."""
     assert isinstance(piece.start, tuple)
     return tuple(

@@ -129,8 +129,8 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
             "rules its tensors are merged. The new one has its name only when all of it is there and on the disk."
         ),
     )
-    reshard.add_argument("source", metavar="SRC", type=Path, help="the checkpoint, which is only read")
-    reshard.add_argument("target", metavar="DST", type=Path, help="the new file or folder; nothing may be there")
+    reshard.add_argument("source", metavar="SRC", type=str, help="the checkpoint, which is only read")
+    reshard.add_argument("target", metavar="DST", type=str, help="the new file or folder; nothing may be there")
     reshard.add_argument("--mesh", metavar="AXES", help=f"{_MESH_HELP}; may be left out if the rules name a mesh")
     reshard.add_argument(
         "--rules", metavar="TOML", type=_rules_file, help=f"{_RULES_HELP}; without rules tensors are merged"
@@ -176,7 +176,7 @@ def _add_verify(commands: "argparse._SubParsersAction[_Parser]") -> None:
         description="Read all of a checkpoint and compare it with the digests that were written beside it, and with "
         "the CRC-32 of PyTorch's zip containers.",
     )
-    verify.add_argument("source", metavar="CHECKPOINT", type=Path, help="a checkpoint of any form")
+    verify.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any form")
     _add_work(verify)
 
 
@@ -186,8 +186,8 @@ def _add_diff(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="whether two checkpoints are the same tensors, however each is cut",
         description="Compare two checkpoints of any forms without merging either; exit with status 1 if they differ.",
     )
-    diff.add_argument("first", metavar="A", type=Path, help="a checkpoint of any form")
-    diff.add_argument("second", metavar="B", type=Path, help="another")
+    diff.add_argument("first", metavar="A", type=str, help="a checkpoint of any form")
+    diff.add_argument("second", metavar="B", type=str, help="another")
     _add_work(diff)
 
 
@@ -197,7 +197,7 @@ def _add_inspect(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="what a checkpoint is: its form, tensors, dtypes, pieces",
         description="Say what a checkpoint of any form is. Only headers and indexes are read.",
     )
-    inspect.add_argument("source", metavar="CHECKPOINT", type=Path, help="a checkpoint of any form")
+    inspect.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any form")
     _add_json(inspect)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import instance, integer, is_masked
+from .._boxes import consecutive
 from .._dtypes import find_dtype
 from .._text import bytes_text, shown
 from ..errors import LayoutError
@@ -324,34 +325,13 @@ class _Message(NamedTuple):
     source: Array | None
 
 
-def _pieces(shape: tuple[int, ...], most: int) -> Iterator[tuple[Any, ...]]:
-    """Cut a box into parts of at most so many elements that follow one another in C order.
-
-    >>> [tuple((side.start, side.stop) for side in part) for part in _pieces((2, 3), 2)]
-    [((0, 1), (0, 2)), ((0, 1), (2, 3)), ((1, 2), (0, 2)), ((1, 2), (2, 3))]
-    """
-    dim, inner = len(shape), 1
-    while dim and inner * shape[dim - 1] <= most:
-        dim -= 1
-        inner *= shape[dim]
-    rest = tuple(slice(0, size) for size in shape[dim:])
-    if dim == 0:
-        yield rest
-        return
-    rows = max(1, most // inner)
-    for outer in np.ndindex(*shape[: dim - 1]):
-        for start in range(0, shape[dim - 1], rows):
-            stop = min(start + rows, shape[dim - 1])
-            yield (*(slice(at, at + 1) for at in outer), slice(start, stop), *rest)
-
-
 def _outgoing(part: _Part) -> Iterator[_Message]:
     for step in part.programs[0]:
         if step.kind == "send":
             assert step.src is not None
             assert part.src is not None
             view = step.src.view(part.src)
-            for piece in _pieces(view.shape, part.message_bytes // view.itemsize):
+            for piece in consecutive(view.shape, part.message_bytes // view.itemsize):
                 index: tuple[Any, ...] = (*piece, ...)
                 yield _Message(part.receivers[step.peer], view[index], False, None)
 
@@ -368,7 +348,7 @@ def _incoming(part: _Part) -> Iterator[_Message]:
             assert step.src is not None
             assert part.src is not None
             source = step.src.view(part.src)
-        for piece in _pieces(view.shape, part.message_bytes // view.itemsize):
+        for piece in consecutive(view.shape, part.message_bytes // view.itemsize):
             index: tuple[Any, ...] = (*piece, ...)
             if source is None:
                 yield _Message(part.senders[step.peer], view[index], step.adds, None)

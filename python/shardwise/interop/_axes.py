@@ -15,12 +15,11 @@ from ..layout import Axes, Spec, TensorLayout
 from ..mesh import DeviceMesh
 from ..mesh_views import factored
 from ..packed import PackedDim
-from ..sub_axis import SubAxis, is_sub_axis
+from ..sub_axis import SubAxis
+from ._plain import plain_layout
 
 __all__ = [
     "axes_along",
-    "check_not_packed",
-    "check_whole_axes",
     "checked_layout",
     "checked_mesh",
     "checked_rank",
@@ -43,35 +42,16 @@ def spec_names(spec: Spec) -> tuple[str, ...]:
 
 
 def checked_layout(layout: object) -> tuple[TensorLayout, DeviceMesh]:
-    """Give the layout and its mesh; an error if it is not a layout, or has no mesh."""
+    """Give the layout, without packed dims, and its mesh.
+
+    Raises:
+        LayoutError: if it has no mesh, or a packed dim that is not cut as a plain one.
+        TypeError: if it is not a layout.
+    """
     given = instance("layout", layout, TensorLayout)
     if given.device_mesh is None:
         raise LayoutError(f"layout {shown(layout)} has no device_mesh yet; a dialect needs the sizes of its axes")
-    check_not_packed(given)
-    return given, given.device_mesh
-
-
-def check_not_packed(layout: TensorLayout) -> None:
-    """Refuse a layout with packed dims, which none of the dialects has."""
-    for dim, spec in enumerate(layout.axes):
-        if isinstance(spec, PackedDim):
-            raise LayoutError(
-                f"axes[{dim}] is a packed dim, {shown(spec)}; a dialect says one cut of a dim, and not that of each of "
-                "its parts"
-            )
-
-
-def check_whole_axes(layout: TensorLayout, who: str) -> None:
-    """Refuse a layout that names sub-axes, for a dialect whose layouts are made of whole axes."""
-    check_not_packed(layout)
-    axis_names = () if layout.device_mesh is None else layout.device_mesh.axis_names
-    places = [(f"axes[{dim}]", name) for dim, spec in enumerate(layout.axes) for name in spec_names(spec)]
-    for place, name in [*places, *(("unreduced", name) for name in layout.unreduced)]:
-        if is_sub_axis(name, axis_names):
-            raise LayoutError(
-                f"{place} names the sub-axis {name!r}; {who} has whole axes only. layout.refined() is the same over a "
-                "mesh in which it is one"
-            )
+    return plain_layout(given), given.device_mesh
 
 
 def checked_mesh(mesh: object) -> DeviceMesh:

@@ -25,7 +25,8 @@ from ..array.sharded import ShardedArray
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from ._axes import check_whole_axes, checked_layout, checked_mesh, checked_rank
+from ._axes import checked_layout, checked_mesh, checked_rank
+from ._plain import whole_axes_layout
 
 __all__ = [
     "from_array",
@@ -47,13 +48,13 @@ def to_partition_spec(layout: TensorLayout) -> PartitionSpec:
     """Give the layout's `PartitionSpec`, with an entry for each dim; the layout needs no mesh.
 
     Raises:
-        LayoutError: if it names sub-axes, which JAX does not have; `layout.refined()` can be said.
+        LayoutError: if it names sub-axes, which JAX does not have, except all of an axis one after the other;
+            `layout.refined()` can be said. If a packed dim gives a device several stretches.
 
     >>> to_partition_spec(TensorLayout(("data", None, ("x", "y")), unreduced=["z"]))
     P('data', None, ('x', 'y'), unreduced={'z'})
     """
-    instance("layout", layout, TensorLayout)
-    check_whole_axes(layout, "JAX")
+    layout = whole_axes_layout(instance("layout", layout, TensorLayout), "JAX")
     # Only JAX 0.7 and later have unreduced axes.
     unreduced = {"unreduced": frozenset(layout.unreduced)} if layout.unreduced else {}
     return PartitionSpec(*layout.axes, **unreduced)

@@ -5,8 +5,11 @@ Placements take effect in mesh order, so a dim that is cut by several axes is cu
 Another order needs `_StridedShard(dim, split_factor=…)`: the axis cuts what the later axes of the mesh, that come
 before it in the order, will have cut into `split_factor` pieces already.
 
+So it says packed dims too, where the parts are equal stretches: of the fused gate and up projection, the axis cuts two.
+And where the factor lies within a later axis, that axis cuts with one of its sub-axes before and one after.
+
 Placements cannot express the order of size-1 axes within a tuple, except for the first of them. A layout cannot
-express `Partial` of another operation than the sum, nor a `split_factor` that is not a product of sizes of later axes.
+express `Partial` of another operation than the sum, nor a `split_factor` at which no sub-axes of later axes end.
 
 Dims that do not divide are cut by `torch.chunk`, once per mesh axis: the uneven rule `"chunk"`. Where strided shards
 meet dims that do not divide, PyTorch assigns some ranks different elements than `"chunk"` over the axis tuple
@@ -18,7 +21,6 @@ The rules are those of `torch/distributed/tensor/_utils.py` and `placement_types
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -27,13 +29,15 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import instance
-from .._strided import strided_pieces
+from .._strided import Piece, strided_pieces
 from .._text import shown
 from ..array.sharded import ShardedArray
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from ._axes import check_whole_axes, checked_layout, checked_mesh, checked_rank, spec_names
+from ..sub_axis import is_sub_axis
+from ._axes import checked_layout, checked_mesh, checked_rank
+from ._strides import Cut, cut_of, read_factors, spec_of, split_factors
 from ._tensors import array_of_tensor, tensor_of_array
 
 __all__ = [
@@ -89,33 +93,44 @@ def to_placements(layout: TensorLayout) -> list[Placement]:
     """Give one placement per mesh dim.
 
     Raises:
-        LayoutError: if the layout has no mesh, names sub-axes, or cuts a dim by several axes of size 1 in another
-            order than the mesh's.
+        LayoutError: if the layout has no mesh, names sub-axes that do not make up whole axes, has a packed dim that is
+            not of equal stretches cut alike, or cuts a dim by several axes of size 1 in another order than the mesh's.
+
+    A packed dim of equal stretches is `_StridedShard`, with as many as its split factor: the names and sizes of its
+    parts are not among what placements say.
 
     >>> mesh = DeviceMesh((4, 2), ("dp", "tp"))
     >>> to_placements(TensorLayout(("dp", None), mesh))
     [Shard(dim=0), Replicate()]
     >>> to_placements(TensorLayout((("tp", "dp"), None), mesh))
     [StridedShard(dim=0, split_factor=2), Shard(dim=0)]
+    >>> from shardwise import packed
+    >>> to_placements(TensorLayout((packed.gate_up("tp"), "dp"), mesh))
+    [Shard(dim=1), StridedShard(dim=0, split_factor=2)]
     """
-    layout, mesh = checked_layout(layout)
-    check_whole_axes(layout, "PyTorch")
+    mesh = _mesh_of(layout)
+    for name in layout.unreduced:
+        if is_sub_axis(name, mesh.axis_names):
+            raise LayoutError(f"unreduced names the sub-axis {name!r}; PyTorch has whole axes only")
     placements: dict[str, Placement] = {name: Partial() for name in layout.unreduced}
-    for dim, spec in enumerate(layout.axes):
-        names = spec_names(spec)
-        for i, name in enumerate(names):
-            position = mesh.axis_names.index(name)
-            before = [other for other in names[:i] if mesh.axis_names.index(other) > position]
-            factor = math.prod(map(mesh.axis_size, before))
-            placements[name] = StridedShard(dim, factor) if before else Shard(dim)
+    cuts = [cut_of(dim, spec, mesh) for dim, spec in enumerate(layout.axes)]
+    for dim, cut in enumerate(cuts):
+        for name, factor in split_factors(dim, cut, mesh).items():
+            placements[name] = Shard(dim) if factor is None else StridedShard(dim, factor)
     result = [placements.get(name, Replicate()) for name in mesh.axis_names]
-    back = from_placements(result, mesh, layout.rank)
-    if back != layout:
+    back = _cuts_of(result, mesh, layout.rank)
+    if back != cuts:
         raise LayoutError(
             f"placements cannot say in which order axes of size 1 cut a dim: {shown(layout.axes)} would become "
-            f"{shown(back.axes)}"
+            f"{shown(from_placements(result, mesh, layout.rank).axes)}"
         )
     return result
+
+
+def _mesh_of(layout: TensorLayout) -> DeviceMesh:
+    mesh = instance("layout", layout, TensorLayout).device_mesh
+    # Without one, the check says so.
+    return checked_layout(layout)[1] if mesh is None else mesh
 
 
 def from_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> TensorLayout:
@@ -133,34 +148,40 @@ def from_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> T
     >>> mesh = DeviceMesh((4, 2), ("dp", "tp"))
     >>> from_placements([StridedShard(0, split_factor=2), Shard(0)], mesh, rank=2).axes
     (('tp', 'dp'), None)
+    >>> from_placements([Replicate(), StridedShard(0, split_factor=3)], mesh, rank=2).axes
+    (packed.parse('(3 n@tp)'), None)
     >>> from_placements([Replicate(), Partial("max")], mesh, rank=2)
     Traceback (most recent call last):
     shardwise.errors.LayoutError: placements[1] is Partial(reduce_op='max'); unreduced axes of a layout are sums
     """
     checked_mesh(mesh)
     read = read_placements(placements, mesh, rank)
-    specs: list[list[str]] = [[] for _ in range(rank)]
     unreduced = []
-    # From the last axis of the mesh to the first: those that a strided shard comes behind are then in place.
-    for i in reversed(range(mesh.ndim)):
-        name, placement = mesh.axis_names[i], read[i]
+    for i, (name, placement) in enumerate(zip(mesh.axis_names, read, strict=True)):
         if isinstance(placement, Partial):
             if placement.reduce_op != "sum":
                 raise LayoutError(f"placements[{i}] is {placement}; unreduced axes of a layout are sums")
             unreduced.append(name)
-        elif isinstance(placement, Shard):
-            specs[placement.dim].insert(0, name)
-        elif isinstance(placement, StridedShard):
-            spec = specs[placement.dim]
-            factors = [math.prod(map(mesh.axis_size, spec[:place])) for place in range(1, len(spec) + 1)]
-            if placement.split_factor not in factors:
-                raise LayoutError(
-                    f"placements[{i}] is {placement}, but the later axes that cut dim {placement.dim} have the sizes "
-                    f"{[mesh.axis_size(other) for other in spec]}: no product of the first of them is "
-                    f"{placement.split_factor}, so it is not a position in an axis tuple"
-                )
-            spec.insert(1 + factors.index(placement.split_factor), name)
+    specs = []
+    for dim, cut in enumerate(_cuts_of(read, mesh, rank)):
+        if cut is None:
+            own = [one for one in read if isinstance(one, (Shard, StridedShard)) and one.dim == dim]
+            raise LayoutError(
+                f"placements {shown(own)} cut dim {dim} over {shown(mesh)}: a split_factor is no product of axes and "
+                "sub-axes that cut it, with equal stretches around all of them; so it is not what a layout says"
+            )
+        specs.append(spec_of(cut))
     return TensorLayout(specs, mesh, unreduced=unreduced)
+
+
+def _cuts_of(placements: list[Placement], mesh: DeviceMesh, rank: int) -> list[Cut | None]:
+    """How each dim is cut; none where no layout says it."""
+    cuts: list[list[tuple[str, int | None]]] = [[] for _ in range(rank)]
+    for name, placement in zip(mesh.axis_names, placements, strict=True):
+        if isinstance(placement, (Shard, StridedShard)):
+            factor = placement.split_factor if isinstance(placement, StridedShard) else None
+            cuts[placement.dim].append((name, factor))
+    return [read_factors(own, mesh) for own in cuts]
 
 
 def read_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> list[Placement]:
@@ -306,6 +327,16 @@ def local_shards(placements: Iterable[Any], mesh: DeviceMesh, shape: Sequence[in
 
 def _cut_strided(dim: int, size: int, placements: list[Placement], mesh: DeviceMesh, shards: _Columns) -> None:
     """Write into `shards` what every rank holds along a dim that strided shards cut."""
+    ids, pieces = _pieces_along(dim, size, placements, mesh)
+    shards.shapes[:, dim] = np.array([sum(stop - start for start, stop in piece) for piece in pieces])[ids]
+    shards.offsets[:, dim] = np.array([piece[0][0] if piece else size for piece in pieces])[ids]
+    shards.is_box[:] &= np.array([len(piece) <= 1 for piece in pieces])[ids]
+
+
+def _pieces_along(
+    dim: int, size: int, placements: list[Placement], mesh: DeviceMesh
+) -> tuple[npt.NDArray[np.int64], list[Piece]]:
+    """What PyTorch cuts a dim into, and which of these every rank holds."""
     coordinates = mesh.coordinates()
     ids = np.zeros(mesh.size, np.int64)
     cuts: list[tuple[int, int]] = []
@@ -313,10 +344,7 @@ def _cut_strided(dim: int, size: int, placements: list[Placement], mesh: DeviceM
         if isinstance(placement, (Shard, StridedShard)) and placement.dim == dim:
             ids = ids * mesh.shape[axis] + coordinates[:, axis]
             cuts.append((mesh.shape[axis], placement.split_factor if isinstance(placement, StridedShard) else 1))
-    pieces = strided_pieces(size, cuts)
-    shards.shapes[:, dim] = np.array([sum(stop - start for start, stop in piece) for piece in pieces])[ids]
-    shards.offsets[:, dim] = np.array([piece[0][0] if piece else size for piece in pieces])[ids]
-    shards.is_box[:] &= np.array([len(piece) <= 1 for piece in pieces])[ids]
+    return ids, strided_pieces(size, cuts)
 
 
 def mesh_from_torch(mesh: Any) -> DeviceMesh:
@@ -412,7 +440,8 @@ def from_local_tensors(tensors: Sequence[Any], layout: TensorLayout, shape: Sequ
         LayoutError: if the tensors do not fit the layout, or PyTorch gives a rank elements that are not a shard of it.
         ImportError: if the tensors are bfloat16 or float8, and ml_dtypes is not installed.
     """
-    partition = checked_layout(layout)[0].partition(shape, uneven="chunk")
+    _mesh_of(layout)
+    partition = layout.partition(shape, uneven="chunk")
     local = list(tensors)
     for i, tensor in enumerate(local):
         if not hasattr(tensor, "detach"):
@@ -424,8 +453,12 @@ def from_local_tensors(tensors: Sequence[Any], layout: TensorLayout, shape: Sequ
 
 def _check_torch_agrees(sharded: ShardedArray) -> None:
     partition = sharded.partition
+    placements = to_placements(sharded.layout)
+    if sharded.layout.is_packed:
+        _check_pieces_agree(sharded, placements)
+        return
     boxes = partition.boxes()
-    shards = local_shards(to_placements(sharded.layout), partition.device_mesh, sharded.shape)
+    shards = local_shards(placements, partition.device_mesh, sharded.shape)
     same = np.all((boxes[:, :, 0] == shards.offsets) & (boxes[:, :, 1] - boxes[:, :, 0] == shards.shapes), axis=1)
     wrong = np.flatnonzero(~(same & shards.is_box))
     if len(wrong):
@@ -433,7 +466,35 @@ def _check_torch_agrees(sharded: ShardedArray) -> None:
         device = partition.device_mesh.device(i)
         raise LayoutError(
             f"device {shown(device)} holds {partition.box(device)}, where PyTorch gives it other elements: a local "
-            "tensor "
-            f"of shape {tuple(shards.shapes[i].tolist())} that begins at {tuple(shards.offsets[i].tolist())}; "
+            f"tensor of shape {tuple(shards.shapes[i].tolist())} that begins at {tuple(shards.offsets[i].tolist())}; "
             'uneven="chunk" is its rule for axes in mesh order'
         )
+
+
+def _check_pieces_agree(sharded: ShardedArray, placements: list[Placement]) -> None:
+    """That every rank of a packed partition holds along each dim what PyTorch gives it, in the same order."""
+    partition, mesh = sharded.partition, sharded.partition.device_mesh
+    along = [_pieces_along(dim, size, placements, mesh) for dim, size in enumerate(sharded.shape)]
+    for i, device in enumerate(partition.holders):
+        theirs = [pieces[ids[i]] for ids, pieces in along]
+        boxes = [piece.box for piece in partition.pieces(device)]
+        ours = [_joined(sorted({(box[dim].start, box[dim].stop) for box in boxes})) for dim in range(len(along))]
+        is_empty = any(own == [] for own in theirs)
+        if any(sum(stop - start for start, stop in own) == 0 for own in ours) != is_empty or (
+            not is_empty and ours != theirs
+        ):
+            raise LayoutError(
+                f"device {shown(device)} holds {shown(ours)} along the dims, where PyTorch gives it {shown(theirs)}; "
+                'uneven="chunk" is its rule for axes in mesh order'
+            )
+
+
+def _joined(ranges: Piece) -> Piece:
+    """Ascending ranges, with those that touch as one."""
+    joined: Piece = []
+    for start, stop in ranges:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return joined

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from .._arguments import instance
 from .._text import shown
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
-from ._axes import check_whole_axes, checked_layout, spec_names
+from ..mesh import DeviceMesh
+from ..sub_axis import parse_sub_axis
+from ._axes import checked_layout, spec_names
+from ._plain import whole_axes_layout
 from .hlo import to_hlo
 from .shardy import to_shardy
 from .torch import Partial, Replicate, Shard, StridedShard, to_placements
@@ -41,7 +45,8 @@ def translate(layout: TensorLayout, to: str | Iterable[str] | None = None) -> di
     shardy   #sdy.sharding<@mesh, [{}, {"model", "data"}]>
     megatron rank_offsets=[(1, model*2 + data, 8)], replica_id=0
     """
-    layout, _ = checked_layout(layout)
+    if instance("layout", layout, TensorLayout).device_mesh is None:
+        checked_layout(layout)  # Which says so.
     names = list(DIALECTS) if to is None else [to] if isinstance(to, str) else list(to)
     for name in names:
         if not isinstance(name, str):
@@ -59,7 +64,7 @@ def _attempt(write: Callable[[TensorLayout], str], layout: TensorLayout) -> str:
 
 
 def _jax(layout: TensorLayout) -> str:
-    check_whole_axes(layout, "JAX")
+    layout = whole_axes_layout(layout, "JAX")
     arguments = [repr(spec) for spec in layout.axes]
     summed = [name for name in checked_layout(layout)[1].axis_names if name in layout.unreduced]
     if summed:
@@ -77,7 +82,7 @@ def _torch(layout: TensorLayout) -> str:
 
 
 def _tf(layout: TensorLayout) -> str:
-    _check_one_axis_a_dim(layout, "TensorFlow")
+    layout = _one_axis_a_dim(layout, "TensorFlow")
     _, mesh = checked_layout(layout)
     if mesh.size > _MAX_LISTED:
         raise MeshError(f"TensorFlow lists all devices, and {mesh.size} are too many; the limit here is {_MAX_LISTED}")
@@ -91,20 +96,21 @@ def _tf(layout: TensorLayout) -> str:
 
 
 def _keras(layout: TensorLayout) -> str:
-    _check_one_axis_a_dim(layout, "Keras")
-    return repr(layout)
+    return repr(_one_axis_a_dim(layout, "Keras"))
 
 
-def _check_one_axis_a_dim(layout: TensorLayout, who: str) -> None:
-    check_whole_axes(layout, who)
+def _one_axis_a_dim(layout: TensorLayout, who: str) -> TensorLayout:
+    layout = whole_axes_layout(layout, who)
     for dim, spec in enumerate(layout.axes):
         if isinstance(spec, tuple):
             raise LayoutError(f"dim {dim} is cut by the axes {spec}; {who} has one axis a dim")
     if layout.unreduced:
         raise LayoutError(f"{shown(layout.unreduced)} are unreduced; {who} has no partial sums")
+    return layout
 
 
 def _megatron(layout: TensorLayout) -> str:
+    layout, _ = checked_layout(layout)
     if layout.unreduced:
         raise LayoutError(f"{shown(layout.unreduced)} are unreduced; Megatron has no partial sums")
     offsets = [
@@ -122,9 +128,20 @@ def _number(layout: TensorLayout, names: tuple[str, ...]) -> str:
     weight = 1
     for name in reversed(names):
         if mesh.axis_size(name) > 1:
-            terms.insert(0, name if weight == 1 else f"{name}*{weight}")
+            digit = _digit(mesh, name)
+            terms.insert(0, digit if weight == 1 else f"{digit}*{weight}")
         weight *= mesh.axis_size(name)
     return " + ".join(terms) or "0"
+
+
+def _digit(mesh: DeviceMesh, name: str) -> str:
+    """The coordinate along an axis, or along a sub-axis, as a formula of its axis's."""
+    sub = None if name in mesh.axis_names else parse_sub_axis(name)
+    if sub is None:
+        return name
+    size = mesh.axis_size(sub.axis)
+    rest = size // (sub.before * sub.size)
+    return (sub.axis if rest == 1 else f"{sub.axis}//{rest}") + (f"%{sub.size}" if sub.before > 1 else "")
 
 
 #: Of more devices the text would be of no use.

@@ -16,6 +16,7 @@ from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from ..packed import PackedDim
 from ..partition import Partition
 from ..rules.layout_map import LayoutMap
 from .hooks import entered
@@ -146,7 +147,7 @@ class LayoutScope:
         if layout.rank != len(shape):
             raise LayoutError(f"{what}, of rank {layout.rank}, but the variable has rank {len(shape)}")
         for dim, (size, shards, spec) in enumerate(zip(shape, layout.num_shards, layout.axes, strict=True)):
-            if size % shards and uneven in (None, "even"):
+            if size % shards and uneven in (None, "even") and not isinstance(spec, PackedDim):
                 axes = f"axis {spec!r} of" if isinstance(spec, str) else f"axes {spec!r} of together"
                 raise LayoutError(f"{what}, but dim {dim} has {size} elements, no multiple of {axes} size {shards}")
         try:

@@ -13,6 +13,7 @@ from .._arguments import optional, sizes_of
 from .._dtypes import dtype_of
 from .._text import shown
 from .._tree import children, named_leaves
+from ..array.pieces import place_of
 from ..array.sharded import Shard, ShardedArray
 from ..errors import LayoutError
 from ..layout import TensorLayout
@@ -35,7 +36,8 @@ class Variable:
         dtype: a numpy dtype, but not object.
         initializer: `initializer(shape, dtype)` gives an array of that shape and dtype. If it has a parameter `index`,
             it is called once per shard, as `initializer(shape, dtype, index=index)`: with the shape of the shard, and
-            with the slices of the global array that the shard is. Otherwise it is called once, for the whole.
+            with the slices of the global array that the shard is; where a dim is packed, once for each piece, which may
+            be of several shards. Otherwise it is called once, for the whole.
         name: what the variable is called until its path is known, or if it belongs to no object.
 
     Raises:
@@ -139,8 +141,14 @@ class Variable:
         placement = self._placed()
         partition, buffers = placement.partition, self._buffers
         assert buffers is not None
+
+        def index(device: Any) -> tuple[Any, ...]:
+            if partition.is_packed:
+                return tuple(piece.box for piece in partition.pieces(device))
+            return partition.box(device)
+
         return [
-            Shard(device, partition.box(device), partition.replica_id(device), buffers[partition.shard_id(device)])
+            Shard(device, index(device), partition.replica_id(device), buffers[partition.shard_id(device)])
             for device in _local_devices(self._scope, placement)
         ]
 
@@ -168,7 +176,12 @@ class Variable:
         partition = self._placed().partition
         array: npt.NDArray[Any] = np.empty(self._shape, self._dtype)
         for shard_id, data in self._all_buffers().items():
-            array[partition.box(partition.devices_holding(shard_id)[0])] = data
+            owner = partition.devices_holding(shard_id)[0]
+            if partition.is_packed:
+                for piece in partition.pieces(owner):
+                    array[piece.box] = data[place_of(piece)]
+            else:
+                array[partition.box(owner)] = data
         return array
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -213,6 +226,8 @@ class Variable:
         """Make the local shards: box by box if the initializer takes an index, else cut from the whole."""
         partition = placement.partition
         owners = {partition.shard_id(device): device for device in _local_devices(self._scope, placement)}
+        if partition.is_packed:
+            return self._filled_by_piece(placement, owners)
         if _takes_index(self._initializer):
             return {
                 shard_id: self._made(placement.path, partition.shard_shape(device), partition.box(device))
@@ -224,6 +239,26 @@ class Variable:
             return views
         # Copies, so that the whole can go.
         return {shard_id: view.copy() for shard_id, view in views.items()}
+
+    def _filled_by_piece(self, placement: PlacedVariable, owners: dict[int, Any]) -> _Buffers:
+        """The same where a dim is packed: each shard is put together of its pieces, zeros where it is padded."""
+        partition = placement.partition
+        whole = None if _takes_index(self._initializer) else self._made(placement.path, self._shape, None)
+        # What several shards hold has the same values in all of them, however the initializer draws them.
+        made: dict[tuple[tuple[int, int], ...], npt.NDArray[Any]] = {}
+        buffers: _Buffers = {}
+        for shard_id, device in owners.items():
+            buffer: npt.NDArray[Any] = np.zeros(partition.shard_shape(device), self._dtype)
+            for piece in partition.pieces(device):
+                if whole is not None:
+                    buffer[place_of(piece)] = whole[piece.box]
+                    continue
+                key = tuple((one.start, one.stop) for one in piece.box)
+                if key not in made:
+                    made[key] = self._made(placement.path, tuple(stop - start for start, stop in key), piece.box)
+                buffer[place_of(piece)] = made[key]
+            buffers[shard_id] = buffer
+        return buffers
 
     def _made(self, path: str, shape: tuple[int, ...], box: tuple[slice, ...] | None) -> npt.NDArray[Any]:
         part = "" if box is None else f" for the box {_box_text(box)}"

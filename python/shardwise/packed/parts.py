@@ -41,6 +41,8 @@ class Part:
     ratio: int = 1
     #: Into at most so many shards.
     at_most: int | None = None
+    #: Where there are more shards than units, units are cut too.
+    split: bool = False
     #: The cut factor is padded to a multiple of this,
     pad_to: int | None = None
     #: or, if so, every shard of it is.
@@ -59,7 +61,7 @@ class Part:
         """The part as `_core.Layout` takes it."""
         factors = tuple(-self.ratio if size is None else size for size in self.factors)
         pad = None if self.pad_to is None else (self.pad_to, self.pad_each)
-        return factors, self.cut, self.axes, self.uneven, self.at_most, pad
+        return factors, self.cut, self.axes, self.uneven, self.at_most, self.split, pad
 
     def __repr__(self) -> str:
         arguments = [repr(self.factors)]
@@ -70,6 +72,7 @@ class Part:
             "uneven": self.uneven,
             "ratio": None if self.ratio == 1 else self.ratio,
             "at_most": self.at_most,
+            "split": self.split or None,
             "pad_to": self.pad_to,
             "pad_each": self.pad_each or None,
             "name": self.name,
@@ -192,6 +195,7 @@ def part(
     *,
     ratio: int = 1,
     at_most: int | None = None,
+    split: bool = False,
     pad_to: int | None = None,
     pad_each: bool = False,
     name: str | None = None,
@@ -208,6 +212,8 @@ def part(
         ratio: what multiplies the unknown factor in this part: parts of ratio 2 and 1 share a dim two to one.
         at_most: cut into at most so many shards; where the axes have more coordinates, the devices that differ in the
             minor ones hold the same shard. So key-value heads are replicated on more devices than there are heads.
+        split: where there are more shards than units of the factor, and as many as a multiple of them, cut the units as
+            well, in equal shares. So Megatron cuts query groups on more devices than there are groups.
         pad_to: pad the factor to a multiple of this; every device's array has room for an equal share of the padded
             factor, and the padding, at the end of the last shards, is never read.
         pad_each: whether every shard is padded to a multiple of `pad_to`.
@@ -238,14 +244,17 @@ def part(
         cut = _integer("cut", cut, 0)
         if cut >= len(sizes):
             raise LayoutError(f"cut is {cut}, but the part has the factors 0 to {len(sizes) - 1}")
-    if cut is None and (names or uneven is not None or at_most is not None or pad_to is not None):
-        raise LayoutError("cut is None, but axes, uneven, at_most or pad_to say how to cut")
+    for flag, given in (("split", split), ("pad_each", pad_each)):
+        if not isinstance(given, bool):
+            raise TypeError(f"{flag} must be True or False, got {shown(given)}")
+    if cut is None and (names or uneven is not None or at_most is not None or pad_to is not None or split):
+        raise LayoutError("cut is None, but axes, uneven, at_most, split or pad_to say how to cut")
     if not names and pad_to is None:
-        cut = uneven = at_most = None  # By no axes it is not cut.
+        cut, uneven, at_most, split = None, None, None, False  # By no axes it is not cut.
     if uneven is not None and uneven not in _RULES:
         raise LayoutError(f"uneven is {shown(uneven)}; it must be None or one of {', '.join(map(repr, _RULES))}")
-    if not isinstance(pad_each, bool):
-        raise TypeError(f"pad_each must be True or False, got {shown(pad_each)}")
+    if split and pad_to is not None:
+        raise LayoutError("split and pad_to are both given; units that are padded are not split")
     if pad_each and pad_to is None:
         raise LayoutError("pad_each is True, but pad_to does not say to what")
     if name is not None and not isinstance(name, str):
@@ -271,6 +280,7 @@ def part(
         uneven,
         _integer("ratio", ratio, 1),
         None if at_most is None else _integer("at_most", at_most, 1),
+        split,
         None if pad_to is None else _integer("pad_to", pad_to, 1),
         pad_each,
         name,

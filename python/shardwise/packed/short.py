@@ -40,12 +40,13 @@ def qkv(
         LayoutError: if the heads are not a multiple of the key-value heads, or there is no such order.
 
     Both name their tensors `q`, `k` and `v`, so that `plan_refit` can go from one order to the other. Interleaved heads
-    are cut in whole groups; Megatron itself cuts raw rows where there are fewer groups than devices, which is refused.
+    are cut in whole groups; where there are fewer groups than devices, in equal shares of a group, as Megatron-Core
+    does. A device then holds rows that others use; Megatron-Core gathers what they give before it takes them apart.
 
     >>> print(qkv(64, 8, 128, "tp"))
     q:(64@tp 128) + k:(8@tp/max8 128) + v:(8@tp/max8 128)
     >>> print(qkv(64, 8, 128, "tp", order="interleaved"))
-    (8@tp [q:1024 k:128 v:128])
+    (8@tp/split [q:1024 k:128 v:128])
     """
     heads, kv_heads = _integer("heads", heads, 1), _integer("kv_heads", kv_heads, 1)
     head_dim = _integer("head_dim", head_dim, 1)
@@ -54,7 +55,7 @@ def qkv(
         raise LayoutError(f"heads is {heads}, which is not a multiple of kv_heads, {kv_heads}")
     if order == "interleaved":
         blocks = [("q", heads // kv_heads * head_dim), ("k", head_dim), ("v", value_dim)]
-        return concat(part((kv_heads, sum(size for _, size in blocks)), axes=axes, blocks=blocks))
+        return concat(part((kv_heads, sum(size for _, size in blocks)), axes=axes, split=True, blocks=blocks))
     if order != "blocked":
         raise LayoutError(f"order is {shown(order)}; it must be 'blocked' or 'interleaved'")
     return concat(

@@ -31,6 +31,8 @@ class OnePart(Protocol):
     @property
     def at_most(self) -> int | None: ...
     @property
+    def split(self) -> bool: ...
+    @property
     def pad_to(self) -> int | None: ...
     @property
     def pad_each(self) -> bool: ...
@@ -63,7 +65,7 @@ def text_of(dim: Packed) -> str:
 def says_all(dim: Packed) -> bool:
     """Whether the text says all of a packed dim: it has no room for a cut by no axes, nor for a ratio to nothing."""
     return all(
-        (one.axes or (one.cut, one.uneven, one.at_most, one.pad_to, one.pad_each) == (None, None, None, None, False))
+        (one.axes or (one.cut, one.uneven, one.at_most, one.split, one.pad_to) == (None, None, None, False, None))
         and (one.ratio == 1 or None in one.factors)
         for one in dim.parts
     )
@@ -90,4 +92,5 @@ def _part_text(one: OnePart) -> str:
 def _options_text(one: OnePart) -> str:
     text = "" if one.uneven is None else f"/{one.uneven}"
     text += "" if one.at_most is None else f"/max{one.at_most}"
+    text += "/split" if one.split else ""
     return text + ("" if one.pad_to is None else f"/pad{one.pad_to}{'each' if one.pad_each else ''}")

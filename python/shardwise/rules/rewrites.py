@@ -149,7 +149,7 @@ class Rewrites:
             raise TypeError(f"rewrites must be a sequence of mappings, got {type(rewrites).__name__}")
         if isinstance(drop, (str, bytes)) or not isinstance(drop, Iterable):
             raise TypeError(f"drop must be a sequence of templates, got {shown(drop)}")
-        if unmatched not in get_args(Unmatched):
+        if not isinstance(unmatched, str) or unmatched not in get_args(Unmatched):
             known = ", ".join(map(repr, get_args(Unmatched)))
             raise LayoutError(f"unmatched is {shown(unmatched)}; it must be one of {known}")
         read: list[Rewrite] = []

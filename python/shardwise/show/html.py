@@ -31,7 +31,7 @@ def html_of(picture: Picture) -> str:
         )
         more = f"<p>and {len(tiles) - _MOST_ROWS:,} more</p>" if len(tiles) > _MOST_ROWS else ""
         parts.append(
-            "<details><summary>As a table</summary><table><thead><tr><th>of</th><th>part</th><th>held by</th></tr>"
-            f"</thead><tbody>{rows}</tbody></table>{more}</details>"
+            "<details><summary>As a table</summary><table><thead><tr><th>of</th><th>part</th>"
+            f"<th>held by, or how much</th></tr></thead><tbody>{rows}</tbody></table>{more}</details>"
         )
     return "\n".join([*parts, "</div>"])

@@ -1,6 +1,7 @@
 """Checkpoints on disk: `open_checkpoint` opens any form, `open_safetensors` gives one form's tensors as arrays."""
 
 from .digests import tensor_digests
+from .objects import ObjectPath
 from .open import FORMS, Form, open_checkpoint
 from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
 from .prove import Difference, VerifyReport, diff_checkpoints, verify_checkpoint
@@ -15,6 +16,7 @@ __all__ = [
     "Difference",
     "Entry",
     "Form",
+    "ObjectPath",
     "StoredCheckpoint",
     "StoredObject",
     "StoredPiece",

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from .._arguments import instance
 from .engine import CopyJob, HeldPiece
 from .files import DataFile
+from .object_files import ObjectFile
 
 __all__ = ["Bounds", "Extent", "check_box", "check_out", "contiguous_strides", "read_extent"]
 
@@ -105,6 +106,9 @@ def read_extent(extent: Extent, starts: Sequence[int], out: npt.NDArray[Any]) ->
     # The dim whose elements lie farthest apart first, as the reads below expect it; equal ones stay in their order.
     order = sorted(range(out.ndim), key=lambda dim: -extent.strides[dim])
     strides = [extent.strides[dim] for dim in order]
+    if isinstance(extent.file, ObjectFile):
+        extent.file.read_box(start, strides, out.transpose(order))
+        return
     _read(extent.file, start, strides, out.transpose(order), np.empty(_SPAN, np.uint8))
 
 

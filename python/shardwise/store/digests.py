@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from .._boxes import consecutive
 from .._text import shown
 from ..errors import ParseError
 from .engine import CopyJob, HeldPiece, add_digests
+from .object_files import ObjectFile
+from .objects import ObjectPath
 from .protocol import StoredCheckpoint, StoredSum, StoredTensor
 from .write.wanted import SourcePiece, held_piece, is_one_run, wanted_stored
 
@@ -54,7 +57,9 @@ def verified_digests(
     count = 0
     for each in checkpoint.sums():
         count += 1
-        if each.size > _SMALL:
+        if isinstance(each.file, ObjectFile):
+            _check_crc(each, _fetched_crc(each, memory))
+        elif each.size > _SMALL:
             large[id(each.file), each.start] = each
         else:
             _check_crc(each, zlib.crc32(each.file.read(each.start, each.size)))
@@ -80,10 +85,11 @@ def _digests(
             files[id(file)] = job.read_file(file.path, file.size, file.status[3])
         return files[id(file)]
 
+    is_remote = isinstance(checkpoint.path, ObjectPath)
     for name, tensor in checkpoint.items():
         if not tensor.size:
             continue
-        if not all(piece.is_addressable for piece in tensor.pieces):
+        if is_remote or not all(piece.is_addressable for piece in tensor.pieces):
             arrays[name] = tensor
             continue
         wanted = wanted_stored(name, tensor, None)
@@ -105,7 +111,7 @@ def _digests(
     for number, each in checked.items():
         _check_crc(each, done.crcs[number])
     digests = {name: add_digests(done.digests[number] for number in of) for name, of in numbers.items()}
-    digests |= {name: _decoded(tensor) for name, tensor in arrays.items()}
+    digests |= {name: _fetched(tensor, memory) if is_remote else _decoded(tensor) for name, tensor in arrays.items()}
     return {name: digests.get(name, 0) for name in checkpoint}
 
 
@@ -139,3 +145,24 @@ def _decoded(tensor: StoredTensor) -> int:
         job.add_tensor(tensor.shape, values.itemsize, [source], [kept], digest=True)
         parts.append(job.run().digests[0])
     return add_digests(parts)
+
+
+def _fetched(tensor: StoredTensor, memory: int) -> int:
+    """The digest of a tensor that lies in an object store: of one block at a time."""
+    parts = []
+    for block in consecutive(tensor.shape, max(memory // (2 * tensor.numpy_dtype.itemsize), 1)):
+        values = tensor.read(block)
+        job = CopyJob()
+        start, stop = ([getattr(side, end) for side in block] for end in ("start", "stop"))
+        source = HeldPiece(job.read_array(values), 0, start, stop, values.strides)
+        job.add_tensor(tensor.shape, values.itemsize, [source], [HeldPiece(job.discard(), 0, start, stop)], digest=True)
+        parts.append(job.run().digests[0])
+    return add_digests(parts)
+
+
+def _fetched_crc(each: StoredSum, memory: int) -> int:
+    """The CRC-32 of a stretch of an object: of one block at a time."""
+    crc, step = 0, max(memory // 2, 1)
+    for at in range(0, each.size, step):
+        crc = zlib.crc32(each.file.read(each.start + at, min(step, each.size - at)), crc)
+    return crc

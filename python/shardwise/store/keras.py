@@ -19,6 +19,7 @@ from .._dtypes import DTYPES, Dtype, find_dtype
 from ..errors import ParseError
 from .boxes import Bounds, Extent, contiguous_strides
 from .files import DataFile
+from .object_files import open_file
 from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor, whole_box
 from .text import MAX_JSON, checked_name, checked_shape, shorten, stays_inside, strict_json
 
@@ -41,7 +42,7 @@ def open_form(path: Path) -> StoredCheckpoint:
     try:
         for name in names:
             try:
-                files.append(DataFile(path.parent / name))
+                files.append(open_file(path.parent / name))
             except FileNotFoundError:
                 if not weight_map:
                     raise
@@ -69,7 +70,7 @@ def _located(path: Path) -> Path:
 
 def _index(path: Path) -> tuple[dict[str, list[str]], dict[str, Any]]:
     """Which files hold each group, and the metadata of the index."""
-    file = DataFile(path)
+    file = open_file(path)
     try:
         index = strict_json(file.read(0, min(file.size, MAX_JSON + 1)), path)
     finally:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ParseError
-from .files import DataFile
+from .object_files import open_file
 from .protocol import StoredCheckpoint, StoredObject
 from .text import MAX_JSON, shorten, strict_json
 from .torch.dcp import open_folder
@@ -38,7 +38,7 @@ def open_form(path: Path) -> StoredCheckpoint:
 
 
 def _latest(path: Path) -> str:
-    file = DataFile(path)
+    file = open_file(path)
     try:
         text = file.read(0, min(file.size, 64)).decode("ascii", "replace").strip()
     finally:
@@ -60,7 +60,7 @@ def _latest(path: Path) -> str:
 
 def _json(path: Path) -> Any:
     try:
-        file = DataFile(path)
+        file = open_file(path)
     except FileNotFoundError:
         raise ParseError(
             f"{path.parent}: has no metadata.json, which is written last: the save was interrupted"
@@ -72,7 +72,7 @@ def _json(path: Path) -> Any:
 
 
 def _common(path: Path) -> Any:
-    file = DataFile(path)
+    file = open_file(path)
     try:
         return Container(file).read_objects()
     finally:

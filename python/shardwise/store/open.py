@@ -15,9 +15,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from .._arguments import path_of
 from ..errors import ParseError
 from .kinds import kind_of
+from .object_files import open_file
+from .objects import ObjectPath, entries_of, place_of
 from .protocol import StoredCheckpoint
 from .text import shorten
 
@@ -25,6 +26,8 @@ __all__ = ["FORMS", "Form", "Target", "open_checkpoint"]
 
 # A folder of more entries is not listed further: what tells a form from another comes in numbers of processes at most.
 _MOST_NAMES = 1_000_000
+#: The indexes that tell a folder's form, and that say what belongs to it.
+_MARKERS = ("shardwise.json", ".metadata", "model.safetensors.index.json")
 
 
 class Target:
@@ -39,12 +42,14 @@ class Target:
         """The names in the folder, sorted; none of a file."""
         if not self.is_folder:
             return ()
-        names = []
-        with os.scandir(self.path) as entries:
-            for entry in entries:
-                names.append(entry.name)
-                if len(names) > _MOST_NAMES:
-                    raise ParseError(f"{self.path}: more than {_MOST_NAMES} entries; at most as many are listed")
+        names = set()
+        for name, _ in entries_of(self.path):
+            names.add(name)
+            if len(names) > _MOST_NAMES:
+                raise ParseError(f"{self.path}: more than {_MOST_NAMES} entries; at most as many are listed")
+        if isinstance(self.path, ObjectPath):
+            # A listing may lag behind; without its index, a folder would be taken for one of another form.
+            names.update(name for name in _MARKERS if name not in names and (self.path / name).is_file())
         return tuple(sorted(names))
 
     def matching(self, pattern: str) -> list[str]:
@@ -57,8 +62,11 @@ class Target:
         """The first bytes of the file; none of a folder."""
         if self.is_folder or not self.path.is_file():
             return b""
-        with self.path.open("rb") as file:
-            return file.read(512)
+        file = open_file(self.path)
+        try:
+            return file.read(0, min(file.size, 512))
+        finally:
+            file.close()
 
 
 class Form(NamedTuple):
@@ -181,7 +189,7 @@ def _is_step(path: Path) -> bool:
     return any((path / name).exists() for name in ("_CHECKPOINT_METADATA", "commit_success.txt", "_METADATA"))
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> StoredCheckpoint:
+def open_checkpoint(path: str | os.PathLike[str] | ObjectPath) -> StoredCheckpoint:
     """Open a checkpoint of any form: a mapping from names to stored tensors.
 
     Only indexes and headers are read. A tensor says its dtype, its shape, and which file holds which box of it;
@@ -191,7 +199,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> StoredCheckpoint:
         path: A safetensors file or a folder of them in Hugging Face's form; a distributed checkpoint of PyTorch, also
             as safetensors; a folder of `model_world_size_W_rank_R.pt`, as FSDP2 trainers write it; a `.pt` or `.bin`
             file of `torch.save`; a Megatron `torch_dist` checkpoint; an Orbax checkpoint, or a folder of its steps, of
-            which the last is opened; Keras' `.weights.h5`, alone or sharded.
+            which the last is opened; Keras' `.weights.h5`, alone or sharded. Also a URL that fsspec knows, such as
+            `s3://bucket/model`, or an `ObjectPath`, which takes options.
 
     Raises:
         OSError: if a file cannot be opened or read.
@@ -210,7 +219,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> StoredCheckpoint:
     ...         print(checkpoint["bias"], checkpoint.read("bias", (slice(1, 3),)))
     <StoredTensor 'bias': float32 (3,), 1 piece> [1. 2.]
     """
-    given = path_of(path)
+    given = place_of(path)
     target = Target(given)
     if not given.exists():
         given.stat()  # The error of the operating system.

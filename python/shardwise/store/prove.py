@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from .._arguments import path_of
 from .._text import shown
 from ..errors import ParseError
 from .digests import Progress, tensor_digests, verified_digests
+from .object_files import open_file
+from .objects import ObjectPath, place_of
 from .open import open_checkpoint
 from .protocol import StoredCheckpoint, StoredTensor
 from .sharded import MANIFEST, read_manifest
@@ -79,7 +80,7 @@ class Difference:
 
 
 def verify_checkpoint(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | ObjectPath,
     *,
     memory: int = _MEMORY,
     threads: int | None = None,
@@ -88,9 +89,9 @@ def verify_checkpoint(
     """Verify that a checkpoint is whole, and that every byte is what was written.
 
     Args:
-        path: A checkpoint of any form. Those that shardwise wrote have a digest for each tensor, in the manifest or the
-            header; those of PyTorch, in its zip containers, a CRC-32 for each member. Of others all bytes are read, and
-            the structure is checked.
+        path: A checkpoint of any form, also by URL. Those that shardwise wrote have a digest for each tensor, in the
+            manifest or the header; those of PyTorch, in its zip containers, a CRC-32 for each member. Of others all
+            bytes are read, and the structure is checked.
         memory: Bytes for the buffers of all threads.
         threads: How many; one per core if left out.
         progress: Called now and then with the bytes that are done and the bytes in all.
@@ -110,7 +111,7 @@ def verify_checkpoint(
     Traceback (most recent call last):
     shardwise.errors.ParseError: ...: tensor 'w' is not what was written: its digest is ...
     """
-    given = path_of(path)
+    given = place_of(path)
     with open_checkpoint(given) as checkpoint:
         expected = _expected(given, checkpoint)
         found, sums = verified_digests(checkpoint, memory, threads, progress)
@@ -147,13 +148,15 @@ def _expected(path: Path, checkpoint: StoredCheckpoint) -> dict[str, int]:
 
 def _check_header(path: Path, said: dict[str, Any]) -> None:
     """Check what the manifest says of a file besides its tensors: the digest of its header, or of all of it."""
-    with path.open("rb") as file:
+    file = open_file(path)
+    try:
         if "header_sha256" in said:
-            head = file.read(8)
-            length = int.from_bytes(head, "little")
-            is_right = length <= MAX_JSON and _sha256(head + file.read(length)) == said["header_sha256"]
+            length = int.from_bytes(file.read(0, min(file.size, 8)), "little")
+            is_right = length <= MAX_JSON and _sha256(file.read(0, min(8 + length, file.size))) == said["header_sha256"]
         else:
-            is_right = "sha256" not in said or _sha256(file.read()) == said["sha256"]
+            is_right = "sha256" not in said or _sha256(file.read(0, file.size)) == said["sha256"]
+    finally:
+        file.close()
     if not is_right:
         raise ParseError(f"{path}: {'its header' if 'header_sha256' in said else 'it'} is not what was written")
 
@@ -172,8 +175,8 @@ def _number(text: object, where: Path) -> int:
 
 
 def diff_checkpoints(
-    first: str | os.PathLike[str],
-    second: str | os.PathLike[str],
+    first: str | os.PathLike[str] | ObjectPath,
+    second: str | os.PathLike[str] | ObjectPath,
     *,
     memory: int = _MEMORY,
     threads: int | None = None,
@@ -182,7 +185,7 @@ def diff_checkpoints(
     """Say in which tensors two checkpoints differ, however each is cut: nothing, if they are the same.
 
     Args:
-        first: A checkpoint of any form.
+        first: A checkpoint of any form, also by URL.
         second: Another.
         memory: Bytes for the buffers of all threads.
         threads: How many; one per core if left out.

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ParseError
-from .files import DataFile
+from .object_files import open_file
+from .objects import ObjectPath
 from .protocol import StoredCheckpoint, StoredTensor
 from .text import MAX_JSON, shorten, strict_json
 from .torch import dcp_safetensors
@@ -26,7 +27,8 @@ def open_form(path: Path) -> StoredCheckpoint:
     manifest = read_manifest(path)
     if not any(manifest[key] for key in ("tensors", "files", "aliases")):
         return StoredCheckpoint(path, "sharded", {}, [], metadata=manifest)
-    inner = dcp_safetensors.open_form(path)
+    is_remote = isinstance(path, ObjectPath)
+    inner = dcp_safetensors.open_names(path, manifest["files"]) if is_remote else dcp_safetensors.open_form(path)
     try:
         said: dict[str, Any] = manifest["tensors"]
         tensors: dict[str, StoredTensor] = {}
@@ -65,7 +67,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         OSError: it cannot be read.
     """
     path = folder / MANIFEST
-    file = DataFile(path)
+    file = open_file(path)
     try:
         if file.size > MAX_JSON:
             raise ParseError(f"{path}: {file.size} bytes; at most {MAX_JSON} are allowed")

@@ -113,7 +113,10 @@ def box_text(box: Any) -> str:
     >>> box_text(((0, 2), (3, 5)))
     '[0:2, 3:5]'
     """
-    sides = [f"{start}:{stop}" for start, stop in list(box)[:8]]
+    try:
+        sides = [f"{start}:{stop}" for start, stop in list(box)[:8]]
+    except (TypeError, ValueError):  # Not a box; a message is no place to say so.
+        return shorten(box)
     return f"[{', '.join([*sides, '...'] if len(box) > 8 else sides)}]"
 
 

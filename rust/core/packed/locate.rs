@@ -67,6 +67,125 @@ impl<'a> Along<'a> {
     }
 }
 
+/// Where the elements of a dim's arrays are in the dim.
+enum Inverse {
+    /// The position of each element of the arrays of all shards, one array after the other; `PADDING` for padding.
+    Listed(Vec<u32>),
+    /// One shard that holds all as it is.
+    Whole,
+    Computed,
+}
+
+const PADDING: u32 = u32::MAX;
+
+/// One dim on the way back, minor first.
+struct Back<'a> {
+    dim: &'a Sections,
+    shards: Divider,
+    /// For each shard where its array begins among all, how long it is, and the divider by that; one entry if all arrays
+    /// are alike, none if there are too many.
+    arrays: Vec<(i64, i64, Divider)>,
+    inverse: Inverse,
+    stride: i64,
+}
+
+impl<'a> Back<'a> {
+    fn new(dim: &'a Sections, stride: i64, offsets: usize) -> Self {
+        let shards = dim.shards();
+        let kept = if dim.is_uniform() { 1 } else { shards };
+        let worth = |count: i64| count <= LISTED && count / 4 <= offsets as i64;
+        let mut arrays = Vec::new();
+        let mut begin = 0_i64;
+        if worth(kept) {
+            for index in 0..kept {
+                let extent = dim.extent(index);
+                arrays.push((begin, extent, Divider::new(extent)));
+                // Arrays that are together over the limit are not listed.
+                begin = begin.saturating_add(extent);
+            }
+        }
+        let total = if dim.is_uniform() { begin.saturating_mul(shards) } else { begin };
+        let inverse = if shards == 1 && dim.longest() == dim.elements() {
+            Inverse::Whole
+        } else if !arrays.is_empty() && worth(total) && dim.elements() < i64::from(PADDING) {
+            let mut listed = Vec::with_capacity(total as usize);
+            for index in 0..shards {
+                let extent = dim.extent(index);
+                listed.extend((0..extent).map(|place| dim.position(index, place).map_or(PADDING, |at| at as u32)));
+            }
+            Inverse::Listed(listed)
+        } else {
+            Inverse::Computed
+        };
+        Self { dim, shards: Divider::new(shards), arrays, inverse, stride }
+    }
+
+    /// For shard `index`, where its array begins among all; and `rest` divided by its length, with the remainder. None if
+    /// the array is empty.
+    #[inline(always)]
+    fn array(&self, index: i64, rest: i64) -> Option<(i64, i64, i64)> {
+        let (begin, extent, divided) = match *self.arrays.as_slice() {
+            [(_, extent, divider)] => (index.wrapping_mul(extent), extent, divider.div_rem(rest)),
+            [] => {
+                let extent = self.dim.extent(index);
+                (0, extent, (rest / extent.max(1), rest % extent.max(1)))
+            }
+            ref all => {
+                let (begin, extent, divider) = all[index as usize];
+                (begin, extent, divider.div_rem(rest))
+            }
+        };
+        (extent > 0).then_some((begin, divided.0, divided.1))
+    }
+
+    /// The position of element `place` of the array of shard `index`, which begins at `begin` among all.
+    #[inline(always)]
+    fn position(&self, index: i64, begin: i64, place: i64) -> Option<i64> {
+        match &self.inverse {
+            Inverse::Listed(positions) => {
+                let position = positions[(begin + place) as usize];
+                (position != PADDING).then_some(i64::from(position))
+            }
+            Inverse::Whole => Some(place),
+            Inverse::Computed => self.dim.position(index, place),
+        }
+    }
+}
+
+/// The global offset of an element of a shard's array; none if there is no such element, or it is padding.
+#[inline(always)]
+fn back_of<'a>(
+    along: impl ExactSizeIterator<Item = &'a Back<'a>>,
+    total_shards: i64,
+    shard_id: i64,
+    local_offset: i64,
+) -> Option<i64> {
+    if shard_id < 0 || shard_id >= total_shards || local_offset < 0 {
+        return None;
+    }
+    let (mut id, mut rest, mut offset) = (shard_id, local_offset, 0_i64);
+    for dim in along {
+        let (others, index) = dim.shards.div_rem(id);
+        id = others;
+        let (begin, above, place) = dim.array(index, rest)?;
+        rest = above;
+        offset = offset.wrapping_add(dim.position(index, begin, place)?.wrapping_mul(dim.stride));
+    }
+    (rest == 0).then_some(offset)
+}
+
+/// [`back_of`] for many, with a number of dims that is known; whether all are there.
+#[inline(always)]
+fn many_back<const R: usize>(along: [&Back; R], total: i64, shards: &[i64], locals: &[i64], out: &mut [i64]) -> bool {
+    for ((&shard, &local), offset) in shards.iter().zip(locals).zip(out) {
+        match back_of(along.into_iter(), total, shard, local) {
+            Some(found) => *offset = found,
+            None => return false,
+        }
+    }
+    true
+}
+
 impl Packed {
     /// The canonical shard of the element at the global offset, and the element's offset in that shard's array.
     ///
@@ -161,12 +280,24 @@ impl Packed {
     ) -> Result<()> {
         same_length(("shard_ids", shard_ids.len()), ("local_offsets", local_offsets.len()))?;
         same_length(("shard_ids", shard_ids.len()), ("offsets", offsets.len()))?;
+        let along: Vec<Back> = (self.dims().iter().zip(self.strides()).rev())
+            .map(|(dim, &stride)| Back::new(dim, stride, shard_ids.len()))
+            .collect();
+        let total = self.shards().total_shards();
         let pieces = shard_ids.chunks(PIECE).zip(local_offsets.chunks(PIECE)).zip(offsets.chunks_mut(PIECE));
         let done = parallel::for_each(shard_ids.len(), pieces, poll, |((shard_ids, local_offsets), offsets)| {
-            for ((&shard, &local), offset) in shard_ids.iter().zip(local_offsets).zip(offsets) {
-                *offset = self.global(shard, local).ok_or_else(|| outside("local_offsets"))?;
-            }
-            Ok(())
+            let all_there = match along.as_slice() {
+                [only] => many_back([only], total, shard_ids, local_offsets, offsets),
+                [minor, major] => many_back([minor, major], total, shard_ids, local_offsets, offsets),
+                [minor, middle, major] => many_back([minor, middle, major], total, shard_ids, local_offsets, offsets),
+                all => shard_ids.iter().zip(local_offsets).zip(offsets).all(|((&shard, &local), offset)| {
+                    back_of(all.iter(), total, shard, local).is_some_and(|found| {
+                        *offset = found;
+                        true
+                    })
+                }),
+            };
+            if all_there { Ok(()) } else { Err(outside("local_offsets")) }
         });
         match done {
             Err(Error::OutOfRange { .. }) => {}
@@ -185,26 +316,6 @@ impl Packed {
             }
         }
         done
-    }
-
-    /// [`Packed::global_offset_one`] without the reason of a failure.
-    #[inline]
-    fn global(&self, shard_id: i64, local_offset: i64) -> Option<i64> {
-        if shard_id < 0 || shard_id >= self.shards().total_shards() || local_offset < 0 {
-            return None;
-        }
-        let (mut id, mut rest, mut offset) = (shard_id, local_offset, 0);
-        for (dim, stride) in self.dims().iter().zip(self.strides()).rev() {
-            let index = id % dim.shards();
-            id /= dim.shards();
-            let extent = dim.extent(index);
-            if extent == 0 {
-                return None;
-            }
-            offset += dim.position(index, rest % extent)? * stride;
-            rest /= extent;
-        }
-        (rest == 0).then_some(offset)
     }
 }
 

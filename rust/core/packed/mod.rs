@@ -43,7 +43,7 @@ pub const PER_DIM: usize = 3;
 /// let mesh = Arc::new(Mesh::new(&["tp"], &[2])?);
 /// let part = PartSpec {
 ///     factors: [3, 4, 2].map(Factor::Known).to_vec(),
-///     cut: Some(1), axes: vec!["tp"], uneven: None, at_most: None, pad: None,
+///     cut: Some(1), axes: vec!["tp"], uneven: None, at_most: None, split: false, pad: None,
 /// };
 /// let layout = Arc::new(Layout::packed(mesh, &[DimSpec::Parts(vec![part])], &[])?);
 /// let packed = Packed::new(layout, &[24], Uneven::Even)?;
@@ -403,6 +403,19 @@ pub(crate) fn for_each_product(lists: &[&[Interval]], mut visit: impl FnMut(&[In
     }
 }
 
+/// The factors with the cut one and those after it multiplied out, if there are more shards than units and as many as a
+/// multiple of them; else none.
+fn units_split(dim: usize, part: usize, factors: &[i64], cut: Option<usize>, axes: &[i64]) -> Result<Option<Vec<i64>>> {
+    let Some(cut) = cut else { return Ok(None) };
+    let (units, shards) = (factors[cut], axes.iter().product::<i64>());
+    if units == 0 || shards <= units || shards % units != 0 {
+        return Ok(None);
+    }
+    let mut finer = factors[..cut].to_vec();
+    finer.push(radix::product(&format!("dim {dim}: part {part}"), &factors[cut..])?);
+    Ok(Some(finer))
+}
+
 /// Dim `dim` of the layout, of `n` elements.
 fn sections(layout: &Layout, dim: usize, n: i64, uneven: Uneven) -> Result<Sections> {
     let sizes = layout.mesh().sizes();
@@ -440,6 +453,8 @@ fn sections(layout: &Layout, dim: usize, n: i64, uneven: Uneven) -> Result<Secti
     let mut all = Vec::with_capacity(parts.len());
     for (number, (part, factors)) in parts.iter().zip(&factors).enumerate() {
         let rule = part.uneven.unwrap_or(uneven);
+        let finer = if part.split { units_split(dim, number, factors, part.cut, &part.sizes)? } else { None };
+        let factors = finer.as_ref().unwrap_or(factors);
         let made = Part::new((dim, number), base, factors, part.cut, &part.sizes, digits(&part.axes), rule, part.pad)?;
         base += made.elements();
         all.push(made);

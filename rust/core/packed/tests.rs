@@ -21,7 +21,7 @@ fn mesh(size: i64) -> Arc<Mesh> {
 
 fn part<'a>(factors: &[i64], cut: Option<usize>, axes: &[&'a str]) -> PartSpec<&'a str> {
     let factors = factors.iter().map(|&size| Factor::Known(size)).collect();
-    PartSpec { factors, cut, axes: axes.to_vec(), uneven: None, at_most: None, pad: None }
+    PartSpec { factors, cut, axes: axes.to_vec(), uneven: None, at_most: None, split: false, pad: None }
 }
 
 fn packed(mesh: Arc<Mesh>, parts: Vec<PartSpec<&str>>, n: i64, rule: Uneven) -> Result<Packed> {
@@ -109,6 +109,22 @@ fn few_heads_are_replicated() {
     assert_eq!(p.locate_one(12), Ok((4, 1))); // devices 4 and 5 hold it, and 4 is the first
     let two = packed(mesh(2), vec![part(&[8], Some(0), &["tp"]), kv], 16, Uneven::Even).unwrap();
     assert_eq!(rows(&two, 1), [(4, 8), (12, 16)]);
+}
+
+#[test]
+fn few_units_are_split() {
+    // Two query groups, [q q k v] each, on one to eight ranks, as Megatron-Core cuts raw rows; three of them are refused.
+    let groups = || PartSpec { split: true, ..part(&[2, 4], Some(0), &["tp"]) };
+    let cut = |size| packed(mesh(size), vec![groups()], 8, Uneven::Even);
+    assert_eq!(rows(&cut(1).unwrap(), 0), [(0, 8)]);
+    assert_eq!(rows(&cut(2).unwrap(), 1), [(4, 8)]);
+    assert_eq!(rows(&cut(4).unwrap(), 1), [(2, 4)]);
+    assert_eq!(rows(&cut(8).unwrap(), 5), [(5, 6)]);
+    assert_eq!(cut(4).unwrap().locate_one(5), Ok((2, 1)));
+    assert!(cut(3).unwrap_err().to_string().contains("is 2, which 3 shards"));
+    assert!(cut(16).unwrap_err().to_string().contains("is 8, which 16 shards"));
+    let padded = PartSpec { pad: Some(Pad { multiple: 2, each: false }), ..groups() };
+    assert!(packed(mesh(4), vec![padded], 8, Uneven::Even).unwrap_err().to_string().contains("not to be split"));
 }
 
 #[test]

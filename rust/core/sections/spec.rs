@@ -38,6 +38,8 @@ pub struct PartSpec<S> {
     pub uneven: Option<Uneven>,
     /// Into at most so many shards: of more devices, those that differ in the minor axes only hold the same shard.
     pub at_most: Option<i64>,
+    /// Whether units are cut where there are more shards than units, and as many as a multiple of them.
+    pub split: bool,
     /// Padding.
     pub pad: Option<Pad>,
 }
@@ -95,13 +97,16 @@ impl<S> PartSpec<S> {
                 return Err(format!("cuts factor {cut}, but it has the factors 0 to {}", count - 1));
             }
             None if !self.axes.is_empty() => return Err("has axes but cuts no factor".to_owned()),
-            None if self.pad.is_some() || self.at_most.is_some() || self.uneven.is_some() => {
+            None if self.pad.is_some() || self.at_most.is_some() || self.uneven.is_some() || self.split => {
                 return Err("says how to cut but cuts no factor".to_owned());
             }
             _ => {}
         }
         if let Some(most) = self.at_most.filter(|&most| most < 1) {
             return Err(format!("is to be cut into at most {most}; that must be at least 1"));
+        }
+        if self.split && self.pad.is_some() {
+            return Err("is padded in whole units, which are not to be split".to_owned());
         }
         if let Some(pad) = self.pad.filter(|pad| pad.multiple < 1) {
             return Err(format!("is padded to a multiple of {}; that must be at least 1", pad.multiple));

@@ -108,13 +108,14 @@ fn spec(dim: usize, entry: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
     )))
 }
 
-type PartTuple<'py> = (Vec<i64>, Option<usize>, Bound<'py, PyTuple>, Option<String>, Option<i64>, Option<(i64, bool)>);
+type PartTuple<'py> =
+    (Vec<i64>, Option<usize>, Bound<'py, PyTuple>, Option<String>, Option<i64>, bool, Option<(i64, bool)>);
 
 /// The parts of a packed dim, as the Python layer has checked and written them.
 fn listed_parts(dim: usize, list: &Bound<'_, PyList>) -> PyResult<Vec<PartSpec<String>>> {
     let mut parts = arrays::list("parts", list.len())?;
     for entry in list.iter() {
-        let (factors, cut, axes, uneven, at_most, pad): PartTuple<'_> = entry.extract()?;
+        let (factors, cut, axes, uneven, at_most, split, pad): PartTuple<'_> = entry.extract()?;
         let factor = |size: i64| if size < 0 { Factor::Free(size.saturating_neg()) } else { Factor::Known(size) };
         parts.push(PartSpec {
             factors: factors.into_iter().map(factor).collect(),
@@ -122,6 +123,7 @@ fn listed_parts(dim: usize, list: &Bound<'_, PyList>) -> PyResult<Vec<PartSpec<S
             axes: strings(&format!("axes[{dim}]"), &axes)?,
             uneven: uneven.map(|rule| rule.parse()).transpose().map_err(to_py)?,
             at_most,
+            split,
             pad: pad.map(|(multiple, each)| Pad { multiple, each }),
         });
     }

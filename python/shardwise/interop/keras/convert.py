@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from shardwise.errors import LayoutError, MeshError
-from shardwise.interop._axes import check_whole_axes
+from shardwise.interop._plain import whole_axes_layout
 from shardwise.layout import TensorLayout
 from shardwise.mesh import DeviceMesh
 from shardwise.rules.layout_map import LayoutMap
@@ -78,10 +78,10 @@ def _mesh_to_keras(mesh: DeviceMesh) -> Any:
 
 
 def _layout_to_keras(layout: TensorLayout, mesh: Any) -> Any:
+    layout = whole_axes_layout(layout, "Keras")
     for dim, spec in enumerate(layout.axes):
         if isinstance(spec, tuple):
             raise LayoutError(f"axes[{dim}] is {shown(spec)}; Keras cannot express a dim that several axes cut")
-    check_whole_axes(layout, "Keras")
     if layout.unreduced:
         raise LayoutError(f"the layout is unreduced over {shown(layout.unreduced)}; Keras cannot express partial sums")
     return keras.distribution.TensorLayout(layout.axes, mesh)

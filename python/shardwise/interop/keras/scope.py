@@ -23,6 +23,7 @@ from .variables import (
     in_stateless_scope,
     lay_out_like,
     replicate_on_mesh_of,
+    unpacked,
     waits_for,
 )
 
@@ -114,7 +115,7 @@ class Building:
         placed = {id(variable): (placement, variable) for placement, variable in self._placements()}
         for variable in self._waiting:
             if id(variable) not in placed:
-                placement = self._scope.place(variable.path.replace("/", "."), tuple(variable.shape))
+                placement = unpacked(self._scope.place(variable.path.replace("/", "."), tuple(variable.shape)))
                 placed[id(variable)] = placement, variable
         self._paths += [placed[id(variable)][0].path for variable in self._waiting]
         while self._waiting:
@@ -145,7 +146,7 @@ class Building:
                         variable,
                     )
                 else:
-                    yield self._scope.place(path, shape), variable
+                    yield unpacked(self._scope.place(path, shape)), variable
 
     def _roots(self) -> list[Any]:
         """The layers that no other layer holds, in the order of creation."""

@@ -17,6 +17,7 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from shardwise.array.sharded import Shard
 from shardwise.errors import LayoutError
+from shardwise.interop._plain import plain_layout
 from shardwise.model.scope import PlacedVariable
 
 from ..._text import shown
@@ -32,6 +33,7 @@ __all__ = [
     "in_stateless_scope",
     "lay_out_like",
     "replicate_on_mesh_of",
+    "unpacked",
     "waits_for",
 ]
 
@@ -146,8 +148,9 @@ def adopt(variable: Any, placement: PlacedVariable) -> None:
 
     Raises:
         LayoutError: if the initializer raises or gives something of another shape or dtype; the variable goes on
-            waiting.
+            waiting. And as `unpacked`.
     """
+    placement = unpacked(placement)
     sharding = sharding_of(placement.partition)
     if not _is_laid_out(variable):
         variable.__class__ = _laid_out_class(variable.__class__)
@@ -178,6 +181,23 @@ def replicate_on_mesh_of(variables: Iterable[Any], references: Iterable[Any]) ->
         if not _is_laid_out(variable):
             path, shape = _dotted_path(variable), tuple(variable.shape)
             adopt(variable, PlacedVariable.replicated(path, shape, mesh, dialect))
+
+
+def unpacked(placement: PlacedVariable) -> PlacedVariable:
+    """The same placement with a layout of whole dims.
+
+    Raises:
+        LayoutError: if a packed dim gives a device several stretches: a value of Keras has one.
+    """
+    try:
+        layout = plain_layout(placement.layout)
+    except LayoutError as error:
+        raise LayoutError(f"variable {shown(placement.path)}: rule {shown(placement.rule)}: {error}") from None
+    if layout is placement.layout:
+        return placement
+    return replace(
+        placement, layout=layout, partition=layout.partition(placement.partition.shape, placement.partition.uneven)
+    )
 
 
 def _dotted_path(variable: Any) -> str:

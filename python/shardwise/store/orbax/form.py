@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ParseError
-from ..files import DataFile
+from ..object_files import open_file
 from ..protocol import StoredCheckpoint, StoredObject, StoredTensor
 from ..text import MAX_JSON, checked_name, shorten, strict_json
 from .keyvalue import FolderStore, KeyValueStore
@@ -131,7 +131,7 @@ def _check_tree(item: Path, tree: Any, prefix: str, tensors: dict[str, StoredTen
 def _json(path: Path) -> Any:
     """The JSON in a file; an empty object where there is no such file."""
     try:
-        file = DataFile(path)
+        file = open_file(path)
     except FileNotFoundError:
         return {}
     try:

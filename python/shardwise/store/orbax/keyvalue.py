@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import NamedTuple, Protocol
 
 from ...errors import ParseError
 from ..files import DataFile
+from ..object_files import open_file
+from ..objects import entries_of
 from ..text import shorten
 
 __all__ = ["FolderStore", "KeyValueStore", "OpenFiles", "Value"]
@@ -51,7 +52,7 @@ class OpenFiles:
             self.check_open(path)
             file = self._files.get(path)
             if file is None:
-                file = self._files[path] = DataFile(path)
+                file = self._files[path] = open_file(path)
             return file
 
     def close(self) -> None:
@@ -106,17 +107,16 @@ class FolderStore:
         open_folders = [("", folder)]
         while open_folders:
             prefix, current = open_folders.pop()
-            with os.scandir(current) as entries:
-                for entry in entries:
-                    key = f"{prefix}{entry.name}"
-                    if entry.is_dir():
-                        if key.count("/") > 128:
-                            raise ParseError(f"{folder}: folders lie more than 128 deep at {shorten(key)}")
-                        open_folders.append((f"{key}/", Path(entry.path)))
-                    else:
-                        self._values[key] = Path(entry.path)
-                        if len(self._values) > _MAX_KEYS:
-                            raise ParseError(f"{folder}: more than {_MAX_KEYS} files; at most as many are listed")
+            for name, is_folder in entries_of(current):
+                key = f"{prefix}{name}"
+                if is_folder:
+                    if key.count("/") > 128:
+                        raise ParseError(f"{folder}: folders lie more than 128 deep at {shorten(key)}")
+                    open_folders.append((f"{key}/", current / name))
+                else:
+                    self._values[key] = current / name
+                    if len(self._values) > _MAX_KEYS:
+                        raise ParseError(f"{folder}: more than {_MAX_KEYS} files; at most as many are listed")
 
     def get(self, key: str) -> Value | None:
         """Give the file of this relative path; None if there is none."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from ...errors import ParseError
 from ..files import DataFile
+from ..object_files import open_file, opening
 from ..text import MAX_JSON, shorten, stays_inside, strict_json
 from .header import Entry, read_header
 
@@ -43,7 +44,7 @@ def read_index(path: Path) -> dict[str, str]:
     Raises:
         ParseError: if it is not such an index, or names a file outside its own folder.
     """
-    file = DataFile(path)
+    file = open_file(path)
     try:
         if file.size > MAX_JSON:
             raise ParseError(f"{path}: index of {file.size} bytes; at most {MAX_JSON} are allowed")
@@ -63,7 +64,7 @@ def open_entries(path: Path) -> tuple[dict[str, Entry], dict[str, str], list[Dat
     """Open a file, or the files of an index, and read their headers: tensors, metadata, open files."""
     if path.suffix == ".json":
         return _merge(path, read_index(path))
-    file = DataFile(path)
+    file = open_file(path)
     try:
         entries, metadata = read_header(file)
     except BaseException:
@@ -85,9 +86,11 @@ def _merge(index: Path, weight_map: dict[str, str]) -> tuple[dict[str, Entry], d
     metadata: dict[str, str] = {}
     files: list[DataFile] = []
     try:
-        for name in sorted(set(weight_map.values())):
+        names = sorted(set(weight_map.values()))
+        open_next = opening([index.parent / name for name in names])
+        for name in names:
             try:
-                file = DataFile(index.parent / name)
+                file = open_next(index.parent / name)
             except FileNotFoundError:
                 raise ParseError(f"{index}: weight_map names the file {shorten(name)}, which does not exist") from None
             files.append(file)

@@ -20,6 +20,7 @@ from ...errors import ParseError
 from ..boxes import Bounds, Extent
 from ..coverage import tile
 from ..files import DataFile
+from ..object_files import open_file, opening
 from ..protocol import ListedPieces, StoredCheckpoint, StoredObject, StoredPiece, StoredSum, StoredTensor
 from ..text import MAX_DIMS, box_text, checked_name, checked_shape, shorten, stays_inside
 from .archive import Archive
@@ -76,7 +77,7 @@ class _Index:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / ".metadata"
-        file = DataFile(self.path)
+        file = open_file(self.path)
         try:
             if file.size > _MAX_INDEX:
                 raise self.error(f"an index of {file.size} bytes; at most {_MAX_INDEX} are read")
@@ -94,11 +95,12 @@ class _Index:
 
     def open_files(self) -> None:
         """Open the files, and check that every stretch lies in its file and that no two share bytes."""
+        open_next = opening([self.folder / name for name in self.names if stays_inside(name)])
         for name in self.names:
             if not stays_inside(name):
                 raise self.error(f"names the file {shorten(name)}, outside of its own folder")
             try:
-                self.files.append(DataFile(self.folder / name))
+                self.files.append(open_next(self.folder / name))
             except FileNotFoundError:
                 raise self.error(f"names the file {shorten(name)}, which does not exist") from None
         files, offsets, lengths = self.places.T

@@ -8,7 +8,7 @@ numbers of the ranks and of each rank's files, and these must be complete.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,12 +20,14 @@ from ...errors import ParseError
 from ..boxes import Bounds
 from ..coverage import tile
 from ..files import DataFile
+from ..object_files import opening
+from ..objects import entries_of
 from ..protocol import ListedPieces, StoredCheckpoint, StoredPiece, StoredTensor
 from ..safetensors.form import stored_piece
 from ..safetensors.header import Entry, read_header
 from ..text import are_sizes, checked_shape, shorten, strict_json
 
-__all__ = ["SHARDING_INFO", "open_form"]
+__all__ = ["SHARDING_INFO", "open_form", "open_names"]
 
 #: The key of a file's metadata under which the offsets lie.
 SHARDING_INFO = "DCP_SHARDING_INFO"
@@ -42,14 +44,20 @@ class _Part(NamedTuple):
 
 def open_form(path: Path) -> StoredCheckpoint:
     """Open the folder."""
-    names = sorted(name for name in (entry.name for entry in path.iterdir()) if _NAME.fullmatch(name))
+    return open_names(path, (name for name, _ in entries_of(path)))
+
+
+def open_names(path: Path, listed: Iterable[str]) -> StoredCheckpoint:
+    """Open the shards among these names in the folder."""
+    names = sorted(name for name in listed if _NAME.fullmatch(name))
     ranks = _check_names(path, names)
     files: list[DataFile] = []
     parts: dict[str, list[_Part]] = {}
     metadata: dict[str, Any] = {}
     try:
+        open_next = opening([path / name for name in names])
         for name in names:
-            files.append(DataFile(path / name))
+            files.append(open_next(path / name))
             entries, texts = read_header(files[-1])
             offsets = _sharding(files[-1], texts)
             for key, text in texts.items():

@@ -22,6 +22,8 @@ from ...errors import ParseError
 from ..boxes import Bounds
 from ..coverage import tile
 from ..files import DataFile
+from ..object_files import opening
+from ..objects import entries_of
 from ..protocol import ListedPieces, StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
 from ..text import checked_shape, shorten
 from .pickles import Record, dtype_of_global, sizes_of, state_of
@@ -78,8 +80,9 @@ def open_form(path: Path) -> StoredCheckpoint:
     objects: dict[str, StoredObject] = {}
     meshes: dict[str, int] = {}
     try:
+        open_next = opening([path / name for name in names])
         for name in names:
-            files.append(DataFile(path / name))
+            files.append(open_next(path / name))
             container = Container(files[-1])
             for key, value in container.values():
                 if key.rpartition(".")[2] in ("_flat_param", "flat_param"):
@@ -118,10 +121,10 @@ def open_form(path: Path) -> StoredCheckpoint:
 
 def _files(path: Path) -> list[str]:
     found: dict[tuple[str, int], dict[int, str]] = {}
-    for entry in path.iterdir():
-        match = _NAME.fullmatch(entry.name)
+    for name, _ in entries_of(path):
+        match = _NAME.fullmatch(name)
         if match is not None and max(len(match[2]), len(match[3])) < 10:
-            found.setdefault((match[1], int(match[2])), {})[int(match[3])] = entry.name
+            found.setdefault((match[1], int(match[2])), {})[int(match[3])] = name
     if len(found) != 1:
         kinds = ", ".join(sorted(f"{prefix}model_world_size_{size}" for prefix, size in found)[:4])
         raise ParseError(f"{path}: holds checkpoints of several kinds or world sizes ({kinds}); one is needed")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...errors import ParseError
 from ..files import DataFile
+from ..object_files import open_file
 from ..protocol import StoredCheckpoint, StoredObject, StoredTensor, whole_box
 from ..safetensors.folder import read_index
 from ..text import shorten
@@ -30,7 +31,7 @@ def open_form(path: Path) -> StoredCheckpoint:
     try:
         for name in names:
             try:
-                files.append(DataFile(path.parent / name))
+                files.append(open_file(path.parent / name))
             except FileNotFoundError:
                 if weight_map is None:
                     raise

@@ -167,7 +167,7 @@ class Assembled:
 
     def wanted(self, name: str, partition: Partition | None) -> Wanted:
         """The tensor, to be written under a name."""
-        pieces, replicas = self._make()
+        pieces, _ = self._make()
         identity = (
             *(array.tobytes() for array in (pieces.boxes, pieces.offsets, pieces.strides)),
             tuple(map(id, pieces.holders)),
@@ -176,7 +176,11 @@ class Assembled:
         )
         if 0 in self.shape:
             return Wanted(name, self.dtype, self.shape, [], (), partition, None)
-        return Wanted(name, self.dtype, self.shape, pieces.pieces(), replicas.pieces(), partition, identity)
+        return Wanted(name, self.dtype, self.shape, pieces.pieces(), self.replicas(), partition, identity)
+
+    def replicas(self) -> list[SourcePiece]:
+        """Further boxes, which hold what others hold as well."""
+        return [] if 0 in self.shape else self._make()[1].pieces()
 
     def taken(self, dim: int, stretches: Stretches, size: int) -> Assembled:
         """The tensor whose dim has this size, and is these stretches of the old one."""

@@ -57,6 +57,8 @@ class TargetFile(ABC):
 
     #: Whether the CRC-32 of each slot is to be known.
     needs_crcs = False
+    #: Whether the digests stand in the file.
+    has_digests = False
 
     def __init__(self, name: str, slots: Sequence[Slot]) -> None:
         self.name = name
@@ -105,7 +107,7 @@ class SafetensorsFile(TargetFile):
         super().__init__(name, slots)
         self._wanted = wanted
         self._metadata = metadata
-        self._has_digests = has_digests
+        self.has_digests = has_digests
         self._start = len(self._header())
 
     @property
@@ -133,7 +135,7 @@ class SafetensorsFile(TargetFile):
 
     def _header(self) -> bytes:
         metadata = dict(self._metadata)
-        if self._has_digests:
+        if self.has_digests:
             digests = {self._wanted[slot.tensor].name: self._digest(slot.tensor) for slot in self.slots}
             metadata["shardwise.digests"] = json.dumps(digests, separators=(",", ":"))
         entries: dict[str, Any] = {"__metadata__": metadata}

@@ -21,7 +21,7 @@ from ..sharded import MANIFEST
 from .files import TargetFile
 from .wanted import SourcePiece, Wanted, held_piece, is_one_run
 
-__all__ = ["WriteJob", "WriteOutline", "WriteReport", "describe_room"]
+__all__ = ["WriteJob", "WriteOutline", "WriteReport", "describe_difference", "describe_room", "manifest_text"]
 
 _JOURNAL = "journal"
 
@@ -211,7 +211,7 @@ class WriteJob:
             budget=memory, threads=threads, sync=sync, journal=self._workplace / _JOURNAL, progress=progress
         )
         for number, element in done.differences:
-            raise ParseError(_difference(*self._replicas[number], element))
+            raise ParseError(describe_difference(*self._replicas[number], element))
         parts: list[list[int]] = [[] for _ in self._wanted]
         for destination, (file, number) in self._slots.items():
             digest, position = done.digests[destination], file.slots[number].tensor
@@ -241,23 +241,8 @@ class WriteJob:
         )
 
     def _write_manifest(self, digests: Sequence[int], sync: bool) -> None:
-        files: dict[str, Any] = {
-            file.name: {
-                "size": file.size,
-                **file.facts(),
-                "digests": {
-                    self._wanted[slot.tensor].name: f"{file.digests.get(slot.tensor, 0):032x}"
-                    for slot in file.slots
-                    if not self._wanted[slot.tensor].is_object
-                },
-            }
-            for file in self._files
-        }
-        files |= {
-            name: {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()} for name, text in self._texts.items()
-        }
-        manifest = {"format": "shardwise", "version": 1, **self._describe(digests), "files": files}
-        texts = {MANIFEST: json.dumps(manifest, indent=1, ensure_ascii=False).encode(), **self._texts}
+        said = self._describe(digests)
+        texts = {MANIFEST: manifest_text(self._files, self._wanted, said, self._texts), **self._texts}
         for name, text in texts.items():
             path = self._partial / name
             with _naming(path):
@@ -276,6 +261,27 @@ class WriteJob:
         shutil.rmtree(self._workplace)
 
 
+def manifest_text(
+    files: Sequence[TargetFile], wanted: Sequence[Wanted], said: Mapping[str, Any], texts: Mapping[str, bytes]
+) -> bytes:
+    """The manifest: what is said of the tensors, and of each file its size and digests."""
+    described: dict[str, Any] = {
+        file.name: {
+            "size": file.size,
+            **file.facts(),
+            "digests": {
+                wanted[slot.tensor].name: f"{file.digests.get(slot.tensor, 0):032x}"
+                for slot in file.slots
+                if not wanted[slot.tensor].is_object
+            },
+        }
+        for file in files
+    }
+    described |= {name: {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()} for name, text in texts.items()}
+    manifest = {"format": "shardwise", "version": 1, **said, "files": described}
+    return json.dumps(manifest, indent=1, ensure_ascii=False).encode()
+
+
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
     """Errors of writing say nothing of the file; with this they name it."""
@@ -287,7 +293,8 @@ def _naming(path: Path) -> Iterator[None]:
         raise
 
 
-def _difference(tensor: Wanted, replica: SourcePiece, element: int) -> str:
+def describe_difference(tensor: Wanted, replica: SourcePiece, element: int) -> str:
+    """Say which element of a replica differs, by its offset in the tensor."""
     index = []
     for size in reversed(tensor.shape):
         element, at = divmod(element, size)

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from ..._arguments import instance, optional, path_of
+from ..._arguments import instance, optional
 from ..._dtypes import Dtype, find_dtype
 from ..._text import shown
 from ...array.replicas import check_replicas
@@ -21,12 +21,15 @@ from ...errors import LayoutError
 from ...layout import UnevenRule
 from ...partition import Partition
 from ...rules.rewrites import Rewrites
+from ..objects import ObjectPath, place_of
 from ..open import open_checkpoint
 from ..protocol import StoredCheckpoint
 from .assembled import Assembled
 from .dcp import INDEX, KeyPath, dcp_files, dcp_index, is_writable
 from .files import TargetFile, hugging_face_files, index_of, sharded_files, single_file
+from .gather import check_replicas as check_stored_replicas
 from .job import WriteJob, WriteOutline, WriteReport, describe_room
+from .objects import ObjectJob
 from .rewrite import kept_objects, rewritten
 from .spool import is_addressable, is_converted, is_float, opened_spool, placeholder, unread
 from .wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
@@ -43,7 +46,7 @@ _FILE_BYTES = 5 * 10**9
 
 
 def save_checkpoint(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | ObjectPath,
     tensors: Mapping[str, Any],
     layouts: Layouts | None = None,
     *,
@@ -60,7 +63,7 @@ def save_checkpoint(
     """Write tensors in memory as a checkpoint.
 
     Args:
-        path: The new file or folder; nothing may be there.
+        path: The new file or folder, or a URL (`s3://`, `gs://`, `memory://`); nothing may be there.
         tensors: Arrays by name, with any strides, and `ShardedArray`s. Names that share one array, with the same shape
             and strides, are tied: the elements are written once.
         layouts: How the tensors are cut, for `"sharded"` and `"dcp"`: a `LayoutMap` or a mapping by name. A
@@ -102,14 +105,14 @@ def save_checkpoint(
             check_replicas(value.tiling, value._data())
         shape = tuple(np.shape(value)) if not isinstance(value, ShardedArray) else value.shape
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
-    job = _job(path_of(path), wanted, to, metadata or {}, max_file_bytes, {}, {}, compare=False)
+    job = _job(place_of(path), wanted, to, metadata or {}, max_file_bytes, {}, {}, compare=False)
     _check_room(job, memory, threads)
     return job.run(memory=memory, threads=threads, sync=sync, resume=False, progress=progress)
 
 
 def reshard_checkpoint(
-    src: str | os.PathLike[str],
-    dst: str | os.PathLike[str],
+    src: str | os.PathLike[str] | ObjectPath,
+    dst: str | os.PathLike[str] | ObjectPath,
     layouts: Layouts | None = None,
     *,
     to: Target | None = None,
@@ -131,8 +134,8 @@ def reshard_checkpoint(
     """Cut a checkpoint anew: merge it, split it, or go from one layout to another, in a stated memory.
 
     Args:
-        src: A checkpoint of any form that `open_checkpoint` opens; it is only read.
-        dst: The new file or folder; nothing may be there.
+        src: A checkpoint of any form that `open_checkpoint` opens, also by URL; it is only read.
+        dst: The new file or folder, or a URL (`s3://`, `gs://`, `memory://`); nothing may be there.
         layouts: How the tensors are cut: a `LayoutMap` or a mapping, by the new names. Without it they are merged.
         to: What `dst` is to be; see `save_checkpoint`.
         uneven: How a dim that does not divide is cut.
@@ -180,27 +183,31 @@ def reshard_checkpoint(
     if replicas not in ("check", "first"):
         raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
     rename = _pairs(rename)
-    source, target = path_of(src), path_of(dst)
-    if target.exists() and source.exists() and target.samefile(source):
+    source, target = place_of(src), place_of(dst)
+    if _is_same(source, target):
         raise FileExistsError(17, "dst is the source", str(target))
     with open_checkpoint(source) as checkpoint, opened_spool(target) as spool:
+        is_remote = isinstance(source, ObjectPath)
         converted = None if dtype is None else _float_dtype(dtype)
 
         def stored(old: str, new: str, partition: Partition | None) -> Wanted:
             tensor = checkpoint[old]
-            if plan and not is_addressable(tensor):
+            # The engine reads local files; what lies in a store is fetched first, unless it goes to a store again.
+            is_direct = is_addressable(tensor) and (isinstance(target, ObjectPath) or not is_remote)
+            if plan and not is_direct:
                 return placeholder(new, tensor, partition)
-            if plan or (is_addressable(tensor) and not is_converted(tensor, converted)):
+            if plan or (is_direct and not is_converted(tensor, converted)):
                 return wanted_stored(new, tensor, partition)
+            if replicas == "check" and is_remote and is_addressable(tensor):
+                check_stored_replicas([wanted_stored(new, tensor, None)], memory)
             return spool.tensor(new, tensor, converted, partition, memory)
 
         wanted = []
         aliases: dict[str, str] = {}
         #: By their names in the source, what goes to the destination as it is.
         names: dict[str, str] = {}
-        for name, made in _chosen(
-            _made(checkpoint, rename, rewrites, converted, stored), only, checkpoint.path
-        ).items():
+        tensors = _made(checkpoint, rename, rewrites, converted, stored)
+        for name, made in _chosen(tensors, only, checkpoint.path).items():
             partition = partition_for(name, made.shape, layouts, uneven)
             if made.stored is not None:
                 names[made.stored] = name
@@ -212,7 +219,7 @@ def reshard_checkpoint(
             else:
                 wanted.append(spool.assembled(name, made, partition, memory))
         if to == "dcp":
-            for old, name in _objects(checkpoint, rename, rewrites, only).items():
+            for old, name in _objects(checkpoint, rename, rewrites, only, tensors).items():
                 names[old] = name
                 wanted.append(wanted_object(name, checkpoint.objects[old]))
         paths = _paths(checkpoint, names)
@@ -235,7 +242,7 @@ def _job(
     paths: Mapping[str, KeyPath],
     *,
     compare: bool,
-) -> WriteJob:
+) -> WriteJob | ObjectJob:
     if to is None:
         to = (
             "safetensors"
@@ -251,6 +258,8 @@ def _job(
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which PyTorch does not have")
         if to != "dcp" and tensor.dtype.code is None:
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which a safetensors file cannot hold")
+    if to == "dcp" and isinstance(path, ObjectPath):
+        raise LayoutError(f"to is 'dcp', which is written to local disks only, not to {path.protocol}://")
     if to == "dcp" and metadata:
         raise LayoutError("metadata is given; PyTorch's distributed checkpoint has no place for it")
     kept = _without_ties(wanted, aliases)
@@ -289,7 +298,8 @@ def _job(
             },
         }
 
-    return WriteJob(
+    kind = ObjectJob if isinstance(path, ObjectPath) else WriteJob
+    return kind(
         path, kept, files, is_folder=to != "safetensors", texts=texts, describe=describe, compare_replicas=compare
     )
 
@@ -312,7 +322,7 @@ def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str]) -> list[Wan
     kept, names = [], set()
     for tensor in wanted:
         if tensor.name in names:
-            raise LayoutError(f"two tensors are to be called {shown(tensor.name)}")
+            raise LayoutError(f"two values are to be called {shown(tensor.name)}")
         names.add(tensor.name)
         key = tensor.identity
         other = first.setdefault(key, tensor) if key is not None and tensor.pieces else tensor
@@ -372,14 +382,23 @@ def _objects(
     rename: Sequence[tuple[str, str]],
     rewrites: Rewrites | None,
     only: str | None,
+    tensors: Mapping[str, Assembled],
 ) -> dict[str, str]:
-    """The values that are not tensors and can be copied, with their new names."""
-    found = {old: _renamed(rename, old) for old, value in checkpoint.objects.items() if value.extent is not None}
-    kept = set(found.values()) if rewrites is None else kept_objects(found.values(), rewrites)
-    pattern = _compiled("only", ".?" if only is None else only)
-    for new in kept:
+    """The values that are not tensors and can be copied, with their new names, which no tensor may have."""
+    names = {old: _renamed(rename, old) for old, value in checkpoint.objects.items() if value.extent is not None}
+    kept = set(names.values()) if rewrites is None else kept_objects(names.values(), rewrites)
+    origins = {new: tensor.origin for new, tensor in tensors.items()}
+    found: dict[str, str] = {}
+    for old, new in names.items():
+        if new not in kept:
+            continue
         _check_name(new)
-    return {old: new for old, new in found.items() if new in kept and pattern.search(new)}
+        if new in origins:
+            raise LayoutError(f"rename calls both {shown(origins[new])} and {shown(old)} {shown(new)}")
+        origins[new] = old
+        if only is None or _compiled("only", only).search(new):
+            found[old] = new
+    return found
 
 
 def _renamed(rename: Sequence[tuple[str, str]], name: str) -> str:
@@ -427,8 +446,14 @@ def _check_name(name: Any) -> None:
         raise LayoutError(f"the name {shown(name)} holds a lone surrogate, which no file can hold") from None
 
 
-def _check_room(job: WriteJob, memory: int, threads: int | None) -> None:
+def _check_room(job: WriteJob | ObjectJob, memory: int, threads: int | None) -> None:
     describe_room(job.outline(memory, threads))
+
+
+def _is_same(source: Path, target: Path) -> bool:
+    if isinstance(source, ObjectPath) or isinstance(target, ObjectPath):
+        return source == target
+    return target.exists() and source.exists() and target.samefile(source)
 
 
 def _float_dtype(value: Any) -> Dtype:

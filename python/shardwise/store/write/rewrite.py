@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 
 import numpy as np
 
@@ -15,6 +16,12 @@ from ...rules.rewrites import Rewrite, Rewrites, RewriteSet, Side
 from .assembled import Assembled, Stretches
 
 __all__ = ["kept_objects", "rewritten"]
+
+#: Up to how many tensors are taken out of one; a tensor of no bytes may say that it has any number.
+_MOST_STACKED = 1 << 20
+
+#: Layers share the order of their parts.
+_segments = lru_cache(maxsize=32)(segments_of)
 
 #: Tensors by name.
 _Tensors = dict[str, Assembled]
@@ -126,7 +133,12 @@ def _taken_apart(
                 f"{shown(list(counts))} have the dims 0 {shown(list(counts.values()))}: {{{side.stack}}} is stacked in "
                 "dim 0, which must be of one size"
             )
-        for place in range(next(iter(counts.values()))[0]):
+        count = next(iter(counts.values()))[0]
+        if count > _MOST_STACKED:
+            raise LayoutError(
+                f"tensor {shown(next(iter(counts)))} is a stack of {count} tensors, over the limit of {_MOST_STACKED}"
+            )
+        for place in range(count):
             inner = tuple(sorted([*values, (side.stack, str(place))]))
             yield inner, _parts({part: tensors[names[part]].unstacked(place) for part, _ in side.names}, rewrite)
 
@@ -143,7 +155,7 @@ def _parts(stored: _Parts, rewrite: Rewrite) -> _Parts:
                 found[part] = one
                 continue
             dim = _dim(one, side)
-            for name, stretches in segments_of(side.packed, one.shape[dim]).items():
+            for name, stretches in _segments(side.packed, one.shape[dim]).items():
                 turned = np.ascontiguousarray(stretches[:, [1, 0, 2]])
                 found[name] = one.taken(dim, turned, int(stretches[:, 2].sum()))
     return found
@@ -207,7 +219,7 @@ def _packed(parts: _Parts, side: Side, packed: PackedDim) -> Assembled:
     total = sum(tensor.shape[dim] for tensor in parts.values())
     given = " + ".join(f"{name} {parts[name].shape[dim]}" for name in list(parts)[:8])
     try:
-        segments = segments_of(packed, total)
+        segments = _segments(packed, total)
     except LayoutError as error:
         raise LayoutError(f"{_origins(parts)} have {given} = {total} elements in dim {dim}: {error}") from None
     chosen: list[tuple[Assembled, Stretches]] = []

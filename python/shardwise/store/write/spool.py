@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ...errors import LayoutError
 from ...partition import Partition
 from ..boxes import Bounds, contiguous_strides
 from ..files import DataFile
+from ..objects import ObjectPath
 from ..protocol import StoredTensor
 from .assembled import Assembled
 from .wanted import SourcePiece, Wanted
@@ -56,7 +58,7 @@ def unread(name: str, dtype: Dtype, shape: tuple[int, ...], partition: Partition
 
 
 class Spool:
-    """A file beside the destination, for what cannot be copied from the source as it is."""
+    """A file beside the destination (of a store, a temporary one), for what is not copied from the source as it is."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -76,7 +78,8 @@ class Spool:
     def assembled(self, name: str, tensor: Assembled, partition: Partition | None, memory: int) -> Wanted:
         """Put a tensor together in that file, whose pieces are too many and too short to be copied one by one."""
         blocks = (tensor.read(block) for block in _runs(tensor.shape, tensor.dtype.bits // 8, memory // 16))
-        return self._written(name, tensor.shape, tensor.dtype, partition, blocks)
+        # Compared one by one nevertheless: nothing else would find replicas that disagree.
+        return replace(self._written(name, tensor.shape, tensor.dtype, partition, blocks), replicas=tensor.replicas())
 
     def _written(
         self,
@@ -88,7 +91,8 @@ class Spool:
     ) -> Wanted:
         if self._folder is None:
             name_of_folder = f".{self._target.name}."
-            self._folder = Path(tempfile.mkdtemp(prefix=name_of_folder, suffix=_SPOOL, dir=self._target.parent))
+            beside = None if isinstance(self._target, ObjectPath) else self._target.parent
+            self._folder = Path(tempfile.mkdtemp(prefix=name_of_folder, suffix=_SPOOL, dir=beside))
         path = self._folder / f"{self._count}.bin"
         self._count += 1
         with path.open("wb") as stream:
@@ -110,10 +114,11 @@ class Spool:
 @contextmanager
 def opened_spool(target: Path) -> Iterator[Spool]:
     """A spool beside the target, which is gone at the end; what a killed run left is removed."""
-    if not target.parent.is_dir():
-        raise FileNotFoundError(2, "the folder that is to hold the checkpoint is not there", str(target.parent))
-    for stale in target.parent.glob(f".{glob.escape(target.name)}.*{_SPOOL}"):
-        shutil.rmtree(stale, ignore_errors=True)  # Of a run that was killed.
+    if not isinstance(target, ObjectPath):
+        if not target.parent.is_dir():
+            raise FileNotFoundError(2, "the folder that is to hold the checkpoint is not there", str(target.parent))
+        for stale in target.parent.glob(f".{glob.escape(target.name)}.*{_SPOOL}"):
+            shutil.rmtree(stale, ignore_errors=True)  # Of a run that was killed.
     spool = Spool(target)
     try:
         yield spool

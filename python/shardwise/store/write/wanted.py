@@ -19,6 +19,7 @@ from ...rules.layout_map import LayoutMap
 from ..boxes import Bounds, contiguous_strides
 from ..engine import HeldPiece
 from ..files import DataFile
+from ..object_files import ObjectFile
 from ..protocol import StoredObject, StoredTensor
 
 __all__ = [
@@ -134,6 +135,8 @@ def wanted_object(name: str, value: StoredObject) -> Wanted:
     assert value.extent is not None
     file, start, size = value.extent
     piece = SourcePiece(((0, size),), file, start, (1,))
+    if isinstance(file, ObjectFile):  # The engine reads local files.
+        piece = SourcePiece(((0, size),), np.frombuffer(file.read(start, size), np.uint8), 0, (1,))
     return Wanted(name, DTYPES["uint8"], (size,), [piece] if size else [], is_object=True)
 
 

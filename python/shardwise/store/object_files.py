@@ -1,0 +1,240 @@
+"""One object of a store as a data file: ranges of bytes, few and large, several under way at a time.
+
+A request takes as long as some megabytes do. So what lies between two runs that are needed is read as well, up to
+`_GAP`; what is long is cut into requests of `_PART`, of which `_FLIGHT` are under way; and small reads, as of headers,
+are served from blocks that are kept.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ParseError
+from .files import DataFile
+from .objects import ObjectPath
+
+__all__ = ["FLIGHT", "ObjectFile", "open_file", "opening"]
+
+#: Requests under way at a time.
+FLIGHT = 8
+#: Bytes of a request at most.
+_PART = 8 * 2**20
+#: Up to how many bytes that nobody needs are read, rather than to make another request.
+_GAP = 2**20
+#: The blocks that small reads are served from, and how many of them are kept.
+_BLOCK = 256 * 2**10
+_BLOCKS = 8
+_SMALL = 64 * 2**10
+
+Array = npt.NDArray[Any]
+
+
+class _Span(NamedTuple):
+    """A request: its bytes, and where they go."""
+
+    start: int
+    stop: int
+    part: Array
+    strides: list[int] | None
+
+
+class ObjectFile(DataFile):
+    """An object, open for reading: its size and mark are noted, and another object is refused.
+
+    On S3 every request has the condition that the object is still the same; elsewhere `check` asks after reading.
+    """
+
+    def __init__(self, path: ObjectPath) -> None:
+        self.path = cast(Path, path)
+        self._object = path
+        self._noted = path.status()
+        self.size = self._noted.size
+        self.status = (0, 0, self.size, 0)
+        self._closed = False
+        self._lock = threading.Lock()
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+
+    def close(self) -> None:
+        """Forget the blocks that are kept; nothing is read after that."""
+        self._closed = True
+        self._blocks.clear()
+
+    @contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """Refuse: an object has none."""
+        raise ValueError(f"{self.path}: lies in an object store, and has no file descriptor")
+        yield 0
+
+    def map(self) -> mmap.mmap:
+        """Refuse: an object has no map."""
+        raise ValueError(f"{self.path}: lies in an object store: there is no array of it without a copy, read it")
+
+    def check(self) -> None:
+        """Raise ParseError if there is another object under this name than when it was opened."""
+        self._check_open()
+        if self._object.is_s3 and self._noted.mark:
+            return  # Every request had the condition.
+        try:
+            now = self._object.status()
+        except FileNotFoundError:
+            raise ParseError(f"{self.path}: is not there any more") from None
+        if now != self._noted:
+            raise ParseError(f"{self.path}: is another object than before: it was replaced, or written to")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(f"{self.path}: this checkpoint is closed")
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a buffer of bytes from the object's byte `offset` on; ParseError if it ends before."""
+        self._check_open()
+        end = offset + len(buffer)
+        if end > self.size:
+            raise ParseError(f"{self.path}: ends at byte {self.size}; bytes {offset} to {end} were needed")
+        if len(buffer) <= _SMALL:
+            self._read_small(buffer, offset)
+        else:
+            out = np.frombuffer(buffer, np.uint8)
+            self._fetch(_sections(offset, out))
+
+    def _read_small(self, buffer: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(buffer):
+            number, skipped = divmod(offset + done, _BLOCK)
+            piece = self._block(number)[skipped : skipped + len(buffer) - done]
+            buffer[done : done + len(piece)] = piece
+            done += len(piece)
+
+    def _block(self, number: int) -> bytes:
+        with self._lock:
+            block = self._blocks.get(number)
+            if block is not None:
+                self._blocks.move_to_end(number)
+                return block
+        start = number * _BLOCK
+        block = self._object.read(start, min(start + _BLOCK, self.size), self._noted.mark)
+        with self._lock:
+            self._blocks[number] = block
+            while len(self._blocks) > _BLOCKS:
+                self._blocks.popitem(last=False)
+        return block
+
+    def read_box(self, start: int, strides: list[int], out: Array) -> None:
+        """Read a box whose first element is at byte `start`, the dims with the largest strides first."""
+        self._check_open()
+        self._fetch(_spans(start, strides, out))
+
+    def _fetch(self, spans: Iterable[_Span]) -> None:
+        spans = iter(spans)
+        first, second = next(spans, None), next(spans, None)
+        if first is not None and second is None:
+            self._put(first)
+        if first is None or second is None:
+            return
+        waiting: deque[Future[None]] = deque()
+        pool = ThreadPoolExecutor(FLIGHT, thread_name_prefix="shardwise-read")
+        try:
+            for span in chain((first, second), spans):
+                waiting.append(pool.submit(self._put, span))
+                if len(waiting) >= 2 * FLIGHT:
+                    waiting.popleft().result()
+            while waiting:
+                waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _put(self, span: _Span) -> None:
+        data = self._object.read(span.start, span.stop, self._noted.mark)
+        if span.strides is None:
+            span.part[...] = np.frombuffer(data, np.uint8)
+        else:
+            span.part[...] = np.ndarray(span.part.shape, span.part.dtype, data, strides=span.strides)
+
+
+def _sections(start: int, out: Array) -> Iterator[_Span]:
+    """One run of bytes, in requests."""
+    for at in range(0, len(out), _PART):
+        part = out[at : at + _PART]
+        yield _Span(start + at, start + at + len(part), part, None)
+
+
+def _spans(start: int, strides: list[int], out: Array) -> Iterator[_Span]:
+    """The requests for a box, the dims of which have falling strides."""
+    if out.size == 0:
+        return
+    lengths = _lengths(strides, out)
+    if lengths[0] == out.nbytes and out.flags.c_contiguous and _is_run(strides, out):
+        yield from _sections(start, out.reshape(-1).view(np.uint8))
+        return
+    sizes = [dim for dim, size in enumerate(out.shape) if size > 1]
+    # Between two rows of a dim lie as many bytes as its stride is longer than a row.
+    is_dense = all(strides[dim] - lengths[dim + 1] <= _GAP for dim in sizes)
+    if is_dense and lengths[0] <= _PART:
+        yield _Span(start, start + lengths[0], out, strides)
+        return
+    dim = sizes[0]
+    is_dense = all(strides[other] - lengths[other + 1] <= _GAP for other in sizes)
+    rows = max(1, (_PART - lengths[dim + 1]) // max(strides[dim], 1) + 1) if is_dense else 1
+    for row in range(0, out.shape[dim], rows):
+        part = out[(slice(None),) * dim + (slice(row, row + rows),)]
+        yield from _spans(start + row * strides[dim], strides, part)
+
+
+def _lengths(strides: Sequence[int], out: Array) -> list[int]:
+    """From the first byte to the last of a box of the dims from each on; at the end, of one element."""
+    lengths = [out.itemsize]
+    for size, stride in zip(reversed(out.shape), reversed(strides), strict=True):
+        lengths.append(lengths[-1] + (size - 1) * stride)
+    return lengths[::-1]
+
+
+def _is_run(strides: Sequence[int], out: Array) -> bool:
+    return all(size == 1 or have == want for size, have, want in zip(out.shape, strides, out.strides, strict=True))
+
+
+def open_file(path: Path) -> DataFile:
+    """Open a file or an object.
+
+    Raises:
+        OSError: if it cannot be opened.
+        ParseError: if it is not a regular file.
+    """
+    place: Any = path
+    return ObjectFile(place) if isinstance(place, ObjectPath) else DataFile(path)
+
+
+def opening(paths: Iterable[Path]) -> Callable[[Path], DataFile]:
+    """Give what opens these files; objects are opened together, and their first block is read, before it is called."""
+    objects: list[Any] = [path for path in paths if isinstance(path, ObjectPath)]
+    if len(objects) < 2:
+        return open_file
+
+    def start(path: ObjectPath) -> DataFile | Exception:
+        try:
+            file = ObjectFile(path)
+            file.read(0, min(file.size, 1))
+            return file
+        except (OSError, ParseError) as error:
+            return error
+
+    with ThreadPoolExecutor(FLIGHT, thread_name_prefix="shardwise-open") as pool:
+        opened = dict(zip(objects, pool.map(start, objects), strict=True))
+
+    def give(path: Path) -> DataFile:
+        found = opened.get(cast(ObjectPath, path))
+        if isinstance(found, Exception):
+            raise found
+        return open_file(path) if found is None else found
+
+    return give

@@ -1,0 +1,358 @@
+"""Objects behind a URL, by fsspec: names, sizes, ranges of bytes, and what to do when the store fails.
+
+An `ObjectPath` has what the forms ask of a path, so that a form does not know where its files lie. It has no
+`__fspath__`: what is not written for objects fails at once, and never finds a local file of the same name.
+
+What a store does not do well is done here. A request that fails for a passing reason is made again, `ATTEMPTS` times
+in all; a store that gives fewer bytes than it was asked for has failed. Listings are never cached, and say only which
+form a folder may be of: what belongs to a checkpoint is said by its manifest or index.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, TypeVar, cast
+
+from .._arguments import path_of
+from .._text import shown
+from ..errors import ParseError
+
+__all__ = ["ATTEMPTS", "ObjectPath", "ObjectStatus", "entries_of", "place_of"]
+
+#: How often a request is made in all, before its failure is final.
+ATTEMPTS = 5
+#: Seconds before the second attempt; twice as many before each further one.
+_PAUSE = 0.1
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_LOCAL = ("file", "local")
+_S3 = ("s3", "s3a")
+#: Where credentials come from, by the protocol.
+_CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; ObjectPath(url, anon=True) needs none",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a file of credentials; ObjectPath(url, token='anon') needs none",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_CONNECTION_STRING",
+}
+_SAME = {"s3a": "s3", "gcs": "gs", "abfs": "az", "adl": "az"}
+#: The packages whose exceptions tell of networks and services, besides OSError.
+_NETWORK = {"aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "http", "urllib3"}
+
+Answer = TypeVar("Answer")
+
+
+class ObjectStatus(NamedTuple):
+    """What an object was when it was looked at.
+
+    Attributes:
+        size: Its bytes.
+        mark: What tells it from another object of the same name: its etag or generation, else when it was made.
+    """
+
+    size: int
+    mark: str
+
+
+class ObjectPath:
+    """A file or folder behind a URL, for every argument that takes the path of a checkpoint.
+
+    A URL as text will do where the environment has all that the store needs; this is for options.
+
+    Args:
+        url: `s3://bucket/model`, `gs://bucket/model`, `memory://model`, or any other that fsspec knows.
+        filesystem: A filesystem of fsspec, to be used as it is; made of the URL's protocol if left out.
+        options: What fsspec's filesystem takes: for S3 `key`, `secret`, `profile`, `anon`, `endpoint_url`, ….
+
+    Raises:
+        ParseError: if `url` is not a URL.
+        ImportError: if fsspec is not installed, or the package for this protocol.
+
+    >>> ObjectPath("memory://models/a", filesystem=object()) / "model.safetensors"  # in place of one of fsspec's
+    ObjectPath('memory://models/a/model.safetensors')
+    """
+
+    __slots__ = ("_filesystem", "_key", "_protocol")
+
+    def __init__(self, url: str, *, filesystem: Any = None, **options: Any) -> None:
+        match = _URL.fullmatch(url) if isinstance(url, str) else None
+        if match is None or "\0" in url or not match[2].strip("/"):
+            raise ParseError(f"url must be like s3://bucket/model, got {shown(url)}")
+        self._protocol = match[1].lower()
+        self._filesystem = _filesystem(self._protocol, options) if filesystem is None else filesystem
+        if filesystem is not None and options:
+            raise TypeError(f"options {', '.join(map(repr, options))} are for a filesystem that is made, not for yours")
+        # Without `..` and empty names, which are names like any other to a store.
+        self._key = "/".join(part for part in match[2].split("/") if part)
+
+    def _at(self, key: str) -> ObjectPath:
+        other = object.__new__(ObjectPath)
+        other._protocol, other._filesystem, other._key = self._protocol, self._filesystem, key
+        return other
+
+    def __truediv__(self, name: str) -> ObjectPath:
+        return self._at(f"{self._key}/{PurePosixPath(name)}")
+
+    @property
+    def protocol(self) -> str:
+        """What stands before `://`."""
+        return self._protocol
+
+    @property
+    def filesystem(self) -> Any:
+        """The filesystem of fsspec."""
+        return self._filesystem
+
+    @property
+    def key(self) -> str:
+        """What stands behind `://`: the bucket, and the object's name in it."""
+        return self._key
+
+    @property
+    def _asked(self) -> str:
+        # For a web server the protocol is a part of the name.
+        return str(self) if self._protocol.startswith("http") else self._key
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return self._key.rpartition("/")[2]
+
+    @property
+    def suffix(self) -> str:
+        """What the name ends in, from its last dot on."""
+        return PurePosixPath(self.name).suffix
+
+    @property
+    def parent(self) -> ObjectPath:
+        """All but the last part."""
+        return self._at(self._key.rpartition("/")[0] or self._key)
+
+    @property
+    def is_s3(self) -> bool:
+        """Whether the store speaks S3 by s3fs, whose requests can have conditions."""
+        return self._protocol in _S3 and hasattr(self._filesystem, "call_s3")
+
+    def with_name(self, name: str) -> ObjectPath:
+        """Give the path beside this one."""
+        return self.parent / name
+
+    def __str__(self) -> str:
+        return f"{self._protocol}://{self._key}"
+
+    def __repr__(self) -> str:
+        return f"ObjectPath({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ObjectPath):
+            return NotImplemented
+        return str(self) == str(other) and self._filesystem == other._filesystem
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def __lt__(self, other: ObjectPath) -> bool:
+        return str(self) < str(other)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (str(self), self._filesystem)
+
+    def ask(self, what: Callable[[], Answer]) -> Answer:
+        """Make a request, again where it fails for a passing reason; its errors name this path.
+
+        Raises:
+            FileNotFoundError, PermissionError, OSError: what the store says in the end.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return what()
+            except Exception as error:
+                final = self._final(error, attempt)
+                if final is not None:
+                    raise final from (None if final is error else error)
+            time.sleep(_PAUSE * 2 ** (attempt - 1))
+        raise AssertionError("the last attempt gives an answer or an error")
+
+    def _final(self, error: Exception, attempt: int) -> Exception | None:
+        """What a failure ends in; `None` if the request is to be made again."""
+        if isinstance(error, (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)):
+            number = error.errno or {FileNotFoundError: errno.ENOENT, FileExistsError: errno.EEXIST}.get(type(error), 0)
+            return type(error)(number, "is not there" if number == errno.ENOENT else str(error), str(self))
+        where = _CREDENTIALS.get(_SAME.get(self._protocol, self._protocol), "see fsspec's filesystem for this protocol")
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        if any("Credential" in kind or kind == "ProfileNotFound" for kind in kinds):
+            return PermissionError(errno.EACCES, f"no credentials: {where} ({error})", str(self))
+        if isinstance(error, PermissionError):
+            return PermissionError(errno.EACCES, f"the store refuses: {error}; credentials: {where}", str(self))
+        is_network = isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _NETWORK
+        if not is_network:
+            return error
+        if isinstance(error, OSError) and error.errno in (errno.EINVAL, errno.ENOSYS, errno.EPERM):
+            return OSError(error.errno, str(error), str(self))
+        if attempt < ATTEMPTS:
+            return None
+        said = str(error) or type(error).__name__
+        return OSError(errno.EIO, f"failed {ATTEMPTS} times, in the end with: {said}", str(self))
+
+    def _info(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.ask(lambda: self._filesystem.info(self._asked))
+        return found
+
+    def status(self) -> ObjectStatus:
+        """Say what the object is now.
+
+        Raises:
+            FileNotFoundError: if there is none.
+            IsADirectoryError: if there is a folder of this name.
+        """
+        said = self._info()
+        if said.get("type") == "directory":
+            raise IsADirectoryError(errno.EISDIR, "is a folder; an object is needed", str(self))
+        size = said.get("size")
+        if not isinstance(size, int) or size < 0:
+            raise ParseError(f"{self}: the store does not say how many bytes it has")
+        marks = (said.get(key) for key in ("ETag", "etag", "generation", "md5Hash", "LastModified", "mtime", "created"))
+        return ObjectStatus(size, str(next((mark for mark in marks if mark), "")))
+
+    def stat(self) -> Any:
+        """Give the object's bytes as `st_size`."""
+        return _Stat(0 if self.is_dir() else self.status().size)
+
+    def exists(self) -> bool:
+        """Whether there is an object or a folder of this name."""
+        try:
+            self._info()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def is_dir(self) -> bool:
+        """Whether objects lie below this name."""
+        try:
+            return bool(self._info().get("type") == "directory")
+        except FileNotFoundError:
+            return False
+
+    def is_file(self) -> bool:
+        """Whether there is an object of this name."""
+        try:
+            return bool(self._info().get("type") != "directory")
+        except FileNotFoundError:
+            return False
+
+    def names(self) -> Iterator[tuple[str, bool]]:
+        """List what lies directly below: names, and whether each is a folder."""
+        for entry in self.ask(lambda: self._filesystem.ls(self._asked, detail=True)):
+            name = str(entry["name"]).rstrip("/").rpartition("/")[2]
+            # A folder may have an object of its own name, of no bytes.
+            if name and str(entry["name"]).strip("/") != self._key:
+                yield name, entry.get("type") == "directory"
+
+    def iterdir(self) -> Iterator[ObjectPath]:
+        """List what lies directly below."""
+        return (self / name for name, _ in self.names())
+
+    def glob(self, pattern: str) -> Iterator[ObjectPath]:
+        """List what lies directly below, and matches a pattern."""
+        return (self / name for name, _ in self.names() if fnmatchcase(name, pattern))
+
+    def read(self, start: int, stop: int, mark: str) -> bytes:
+        """Read a range of the object's bytes; on S3 of the object with this mark only.
+
+        Raises:
+            ParseError: if there is another object than before, or none any more.
+            OSError: if the store fails, also by giving fewer bytes.
+        """
+
+        def get() -> bytes:
+            data = self._get(start, stop, mark)
+            if len(data) != stop - start:
+                raise OSError(errno.EIO, f"bytes {start} to {stop} were needed, {len(data)} came")
+            return data
+
+        try:
+            return self.ask(get)
+        except FileNotFoundError:
+            raise ParseError(f"{self}: is not there any more") from None
+        except OSError as error:
+            if error.errno == errno.EINVAL and self.is_s3 and self.status().mark != mark:
+                raise ParseError(f"{self}: is another object than before: it was replaced") from None
+            raise
+
+    def _get(self, start: int, stop: int, mark: str) -> bytes:
+        if not self.is_s3:
+            data: bytes = self._filesystem.cat_file(self._asked, start=start, end=stop)
+            return data
+        from fsspec.asyn import sync
+
+        bucket, _, name = self._key.partition("/")
+        condition = {"IfMatch": mark} if mark else {}
+        span = f"bytes={start}-{stop - 1}"
+        body = self._filesystem.call_s3("get_object", Bucket=bucket, Key=name, Range=span, **condition)["Body"]
+        try:
+            got: bytes = sync(self._filesystem.loop, body.read)
+            return got
+        finally:
+            body.close()
+
+
+def entries_of(folder: Path) -> Iterator[tuple[str, bool]]:
+    """List what lies directly in a folder, here or in a store: names, and whether each is a folder."""
+    place: Any = folder
+    if isinstance(place, ObjectPath):
+        yield from place.names()
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            yield entry.name, entry.is_dir()
+
+
+class _Stat(NamedTuple):
+    st_size: int
+
+
+def _unpickled(url: str, filesystem: Any) -> ObjectPath:
+    return ObjectPath(url, filesystem=filesystem)
+
+
+def _filesystem(protocol: str, options: dict[str, Any]) -> Any:
+    try:
+        import fsspec
+    except ImportError:
+        extra = {"s3": "s3", "gs": "gcs"}.get(_SAME.get(protocol, protocol), "fsspec")
+        message = f"{protocol}:// needs fsspec: pip install 'shardwise[{extra}]'"
+        raise ImportError(message, name="fsspec") from None
+    kept: dict[str, Any] = {"use_listings_cache": False, **options}
+    if protocol in _S3:
+        # Attempts are counted here; three layers of them would be a hundred.
+        kept["config_kwargs"] = {"retries": {"max_attempts": 0}, **options.get("config_kwargs", {})}
+    try:
+        filesystem = fsspec.filesystem(protocol, skip_instance_cache=True, **kept)
+    except ImportError as error:
+        message = f"{protocol}:// needs a package of fsspec's: {error}"
+        raise ImportError(message, name=error.name) from None
+    except ValueError as error:
+        raise ParseError(f"{protocol}://: {error}") from None
+    if protocol in _S3 and hasattr(filesystem, "retries"):
+        filesystem.retries = 1
+    return filesystem
+
+
+def place_of(path: Any) -> Path:
+    """Give the place that a path or URL means: a `Path`, or an `ObjectPath`, which has what the forms ask of one.
+
+    >>> place_of("file:///models/a").as_posix()
+    '/models/a'
+    """
+    if isinstance(path, ObjectPath):
+        return cast(Path, path)
+    match = _URL.fullmatch(path) if isinstance(path, str) else None
+    if match is None:
+        return path_of(path)
+    if match[1].lower() in _LOCAL:
+        return path_of(match[2])
+    return cast(Path, ObjectPath(path))

@@ -1,0 +1,197 @@
+"""One new object in a store: parts in the order of its bytes, and nothing to be seen under its name before the last.
+
+Where the store can, the object is made on condition that there is none of its name. An answer that was lost is told
+from another's object by a mark that is kept with the object: the request is made again, is refused, and finds its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import uuid
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Protocol
+
+from ...errors import LayoutError
+from ..objects import ObjectPath
+
+__all__ = ["Upload", "check_writable", "put_object", "upload_to"]
+
+_MARK = "shardwise-run"
+_THERE = "something is there; a checkpoint is written to a new name"
+
+
+class Upload(Protocol):
+    """An object in the making."""
+
+    def put(self, part: bytearray) -> None:
+        """Take the next bytes; waits while too many are under way."""
+
+    def commit(self) -> None:
+        """Make the object seen.
+
+        Raises:
+            FileExistsError: if there is one of its name, and none may be.
+        """
+
+    def abort(self) -> None:
+        """Forget what was put; nothing is seen of it."""
+
+
+def check_writable(path: ObjectPath) -> None:
+    """Refuse stores in which an object may be seen before it is whole."""
+    if not (path.is_s3 or path.protocol in ("memory", "gs", "gcs")):
+        raise LayoutError(f"{path}: checkpoints are written to s3://, gs:// and memory://, not to {path.protocol}://")
+
+
+def upload_to(path: ObjectPath, *, flight: int, is_new: bool) -> Upload:
+    """Begin an object; `flight` parts are under way at a time, and with `is_new` there must be none of its name."""
+    if path.is_s3:
+        return _Multipart(path, flight, is_new)
+    return _Kept(path, is_new) if path.protocol == "memory" else _Stream(path, is_new)
+
+
+def put_object(path: ObjectPath, data: bytes, *, is_new: bool) -> None:
+    """Make a small object at once."""
+    upload = upload_to(path, flight=1, is_new=is_new)
+    try:
+        upload.put(bytearray(data))
+        upload.commit()
+    except BaseException:
+        upload.abort()
+        raise
+
+
+def _refusal(path: ObjectPath) -> FileExistsError:
+    return FileExistsError(errno.EEXIST, _THERE, str(path))
+
+
+class _Multipart:
+    """S3: a multipart upload, or one request if there is one part only."""
+
+    def __init__(self, path: ObjectPath, flight: int, is_new: bool) -> None:
+        self._path = path
+        self._is_new = is_new
+        bucket, _, name = path.key.partition("/")
+        self._object = {"Bucket": bucket, "Key": name}
+        self._run = uuid.uuid4().hex
+        self._first: bytearray | None = None
+        self._upload: str | None = None
+        self._flight = flight
+        self._pool = ThreadPoolExecutor(flight, thread_name_prefix="shardwise-write")
+        self._waiting: deque[Future[str]] = deque()
+        self._etags: list[str] = []
+
+    def _ask(self, request: str, **arguments: Any) -> Any:
+        return self._path.ask(lambda: self._path.filesystem.call_s3(request, **self._object, **arguments))
+
+    def put(self, part: bytearray) -> None:
+        if self._first is None and self._upload is None:
+            self._first = part
+            return
+        if self._first is not None:
+            made = self._ask("create_multipart_upload", Metadata={_MARK: self._run})
+            self._upload, first, self._first = made["UploadId"], self._first, None
+            self._send(first)
+        self._send(part)
+
+    def _send(self, part: bytearray) -> None:
+        while len(self._waiting) >= self._flight:
+            self._etags.append(self._waiting.popleft().result())
+        number = len(self._etags) + len(self._waiting) + 1
+        self._waiting.append(self._pool.submit(self._sent, number, part))
+
+    def _sent(self, number: int, part: bytearray) -> str:
+        made = self._ask("upload_part", PartNumber=number, UploadId=self._upload, Body=part)
+        return str(made["ETag"])
+
+    def commit(self) -> None:
+        while self._waiting:
+            self._etags.append(self._waiting.popleft().result())
+        self._pool.shutdown()
+        if self._upload is None:
+            arguments: dict[str, Any] = {"Body": self._first or bytearray(), "Metadata": {_MARK: self._run}}
+            self._finish("put_object", arguments)
+            return
+        parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(self._etags, 1)]
+        self._finish("complete_multipart_upload", {"UploadId": self._upload, "MultipartUpload": {"Parts": parts}})
+        self._upload = None
+
+    def _finish(self, request: str, arguments: dict[str, Any]) -> None:
+        condition = {"IfNoneMatch": "*"} if self._is_new else {}
+        try:
+            self._ask(request, **arguments, **condition)
+        except (FileExistsError, FileNotFoundError):
+            # Refused, or the upload is not there any more: so it is as well where an answer got lost.
+            if self._is_ours():
+                return
+            if self._is_new and self._path.exists():
+                raise _refusal(self._path) from None
+            raise
+        except OSError as error:
+            if not condition or error.errno != errno.ENOSYS:
+                raise
+            # A store without conditions: the best that can be done.
+            if self._path.exists():
+                raise _refusal(self._path) from None
+            self._ask(request, **arguments)
+
+    def _is_ours(self) -> bool:
+        try:
+            said = self._ask("head_object").get("Metadata", {})
+        except OSError:
+            return False
+        return bool(said.get(_MARK) == self._run)
+
+    def abort(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        if self._upload is not None:
+            with suppress(OSError):  # The store forgets it by its own rules; the error that led here counts.
+                self._ask("abort_multipart_upload", UploadId=self._upload)
+            self._upload = None
+
+
+class _Kept:
+    """memory://, whose objects are memory: they are put together here."""
+
+    def __init__(self, path: ObjectPath, is_new: bool) -> None:
+        self._path = path
+        self._is_new = is_new
+        self._data = bytearray()
+
+    def put(self, part: bytearray) -> None:
+        self._data += part
+
+    def commit(self) -> None:
+        mode = "create" if self._is_new else "overwrite"
+        try:
+            self._path.ask(lambda: self._path.filesystem.pipe_file(self._path.key, bytes(self._data), mode=mode))
+        except FileExistsError:
+            raise _refusal(self._path) from None
+
+    def abort(self) -> None:
+        self._data = bytearray()
+
+
+class _Stream:
+    """Google's store: a file of gcsfs, which uploads in order, and makes the object when it is closed."""
+
+    def __init__(self, path: ObjectPath, is_new: bool) -> None:
+        self._path = path
+        self._file = path.ask(lambda: path.filesystem.open(path.key, "xb" if is_new else "wb"))
+
+    def put(self, part: bytearray) -> None:
+        self._file.write(part)
+
+    def commit(self) -> None:
+        try:
+            self._file.close()
+        except FileExistsError:
+            raise _refusal(self._path) from None
+
+    def abort(self) -> None:
+        # A file that is merely let go of would be closed, and so be made.
+        self._file.closed = True
+        with suppress(OSError):
+            self._file.discard()

@@ -1,0 +1,651 @@
+"""Checkpoints in object stores: memory://, and a real S3 server with a toxic proxy before it."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise.cli import main
+from shardwise.store import objects
+from shardwise.store.objects import ObjectPath, place_of
+from tests.store.test_real import CASES, DATA, expected
+from tests.store.toxic import Request, Times, Toxic
+from tests.tilings import full
+
+fsspec = pytest.importorskip("fsspec")
+
+# Of asynchronous connections that the server closes, and of packages that warn about each other.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+#: A place of its own in a store, by a name.
+Place = Callable[[str], ObjectPath]
+
+
+class Store:
+    """A store under test: gives fresh places, and knows what is in them."""
+
+    def __init__(self, make: Callable[[str], ObjectPath], toxic: Toxic | None = None) -> None:
+        self._make = make
+        self.toxic = toxic
+
+    def place(self, name: str = "model") -> ObjectPath:
+        return self._make(f"{uuid.uuid4().hex}/{name}")
+
+    def put(self, folder: Path, place: ObjectPath) -> None:
+        """Copy a file or a folder into the store."""
+        files = [folder] if folder.is_file() else [path for path in folder.rglob("*") if path.is_file()]
+        for path in files:
+            target = place if path == folder else place / path.relative_to(folder).as_posix()
+            place.filesystem.pipe_file(target.key, path.read_bytes())
+
+    def objects(self, place: ObjectPath) -> dict[str, bytes]:
+        """What lies at or below a place, by relative names."""
+        place.filesystem.invalidate_cache()
+        keys = place.filesystem.find(place.key)
+        top = place.key.strip("/")
+        return {key.strip("/")[len(top) :].strip("/"): place.filesystem.cat_file(key) for key in keys}
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Toxic]:
+    pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "ACCESS_KEY_ID": "key",
+            "SECRET_ACCESS_KEY": "secret",
+            "DEFAULT_REGION": "us-east-1",
+        }.items():
+            patch.setenv(f"AWS_{name}", value)
+        threaded = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        threaded.start()
+        toxic = Toxic(threaded.get_host_and_port()[1])
+        yield toxic
+        toxic.close()
+        threaded.stop()
+
+
+@pytest.fixture
+def s3(server: Toxic, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setattr(objects, "_PAUSE", 0.001)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    server.calm()
+    top = ObjectPath("s3://bucket/x", endpoint_url=server.url)
+    if not top.filesystem.exists("bucket"):
+        top.filesystem.mkdir("bucket")
+    server.calm()
+    yield Store(lambda name: ObjectPath(f"s3://bucket/{name}", filesystem=top.filesystem), server)
+    server.calm()
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setattr(objects, "_PAUSE", 0.001)
+    return Store(lambda name: ObjectPath(f"memory://{name}"))
+
+
+@pytest.fixture(params=["memory", "s3"])
+def store(request: pytest.FixtureRequest) -> Store:
+    found: Store = request.getfixturevalue(request.param)
+    return found
+
+
+WEIGHTS = {
+    "embed": np.random.default_rng(0).normal(size=(60, 36)),
+    "norm": np.arange(35, dtype="f4"),
+    "scalar": np.array(7, "i2"),
+    "empty": np.zeros((0, 3), "u1"),
+}
+WEIGHTS["tied"] = WEIGHTS["norm"]
+RULES = sw.LayoutMap(sw.DeviceMesh((2, 2), ("x", "y")))
+RULES["embed"] = ("x", "y")
+
+
+def wrapped(place: ObjectPath, **changed: Any) -> ObjectPath:
+    """The place by a filesystem some of whose methods are others; each is called with the one in its place."""
+
+    class Wrapped:
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(place.filesystem, name)
+            return (lambda *args, **kwargs: changed[name](found, *args, **kwargs)) if name in changed else found
+
+    return ObjectPath(str(place), filesystem=Wrapped())
+
+
+class TestReading:
+    @pytest.mark.parametrize(
+        ("kind", "case"),
+        [
+            *(("memory", case) for case in CASES),
+            *(("s3", case) for case in ("torch/dcp", "torch/plain.pt", "megatron")),
+        ],
+    )
+    def test_every_form_is_read_bit_for_bit(self, kind: str, case: str, request: pytest.FixtureRequest) -> None:
+        store: Store = request.getfixturevalue(kind)
+        folder = case.partition("/")[0]
+        place = store.place()
+        store.put(DATA / folder, place)
+        with sw.open_checkpoint(place / case.partition("/")[2] if "/" in case else place) as checkpoint:
+            assert checkpoint.format == CASES[case][1]
+            for name, array in expected(case).items():
+                assert checkpoint.read(name).tobytes() == array.tobytes(), name
+                half = tuple(slice(n // 3, n - n // 4) for n in array.shape)
+                assert checkpoint.read(name, half).tobytes() == array[full(half)].tobytes(), name
+
+    def test_boxes_of_any_kind(self, memory: Store, tmp_path: Path) -> None:
+        """Runs that are longer than a request, and gaps that are longer than what is read for nothing."""
+        whole = np.arange(3 * 5 * 1_200_000, dtype="u2").reshape(3, 5, 1_200_000)
+        sw.save_checkpoint(tmp_path / "a.safetensors", {"w": whole, "t": np.arange(24, dtype="i4").reshape(2, 3, 4)})
+        place = memory.place()
+        memory.put(tmp_path / "a.safetensors", place)
+        requests: list[tuple[int, int]] = []
+
+        def cat_file(original: Any, path: str, start: int, end: int) -> bytes:
+            requests.append((start, end))
+            found: bytes = original(path, start=start, end=end)
+            return found
+
+        with sw.open_checkpoint(wrapped(place, cat_file=cat_file)) as checkpoint:
+            for box, most in [
+                ((slice(0, 3), slice(0, 5), slice(0, 1_200_000)), 5),  # 36 MB, in requests of 8 MiB
+                ((slice(0, 3), slice(1, 4), slice(7, 9)), 9),  # each 2.4 MB from the next: one each
+                ((slice(1, 2), slice(0, 5), slice(0, 1_000_000)), 2),  # holes of 400 kB: read as well
+                ((slice(0, 0), slice(0, 5), slice(0, 2)), 0),
+                ((slice(2, 3), slice(4, 5), slice(11, 12)), 1),
+            ]:
+                requests.clear()
+                assert np.array_equal(checkpoint.read("w", box), whole[box])
+                assert len(requests) <= most
+                assert all(end - start <= 8 * 2**20 for start, end in requests)
+
+    def test_strided_tensors_of_pytorch(self, memory: Store) -> None:
+        """Dims in any order, and one element that serves for all, as `.pt` files have them."""
+        from tests.store.torch_files import save, tensor
+
+        values = np.arange(24, dtype="<f4")
+        state = {
+            "turned": tensor(values, "s", shape=(4, 6), strides=(1, 4)),
+            "spread": tensor(values, "t", shape=(3, 5), strides=(0, 2)),
+        }
+        place = memory.place("model.pt")
+        place.filesystem.pipe_file(place.key, save(state))
+        with sw.open_checkpoint(place) as checkpoint:
+            assert np.array_equal(checkpoint.read("turned"), values.reshape(6, 4).T)
+            assert np.array_equal(checkpoint.read("spread", (slice(1, 3), slice(1, 4))), [[2, 4, 6]] * 2)
+
+    def test_headers_are_few_requests(self, s3: Store, tmp_path: Path) -> None:
+        many = {f"layer.{i}": np.zeros((4, 4)) for i in range(300)}
+        sw.save_checkpoint(tmp_path / "a.safetensors", many)
+        place = s3.place()
+        s3.put(tmp_path / "a.safetensors", place)
+        assert s3.toxic is not None
+        s3.toxic.calm()
+        with sw.open_checkpoint(place) as checkpoint:
+            assert len(checkpoint) == 300
+        assert s3.toxic.count("GET") <= 2
+
+    def test_another_object_is_refused(self, store: Store, tmp_path: Path) -> None:
+        for name, start in (("a", 0), ("b", 1)):
+            weights = {"w": np.arange(start, start + 200_000), "small": np.arange(3)}
+            sw.save_checkpoint(tmp_path / f"{name}.safetensors", weights)
+        place = store.place()
+        store.put(tmp_path / "a.safetensors", place)
+        with sw.open_checkpoint(place) as checkpoint:
+            checkpoint.read("w", (slice(5, 9),))
+            store.put(tmp_path / "b.safetensors", place)
+            with pytest.raises(sw.ParseError, match="another object than before"):
+                checkpoint.read("w")
+            place.filesystem.rm_file(place.key)
+            with pytest.raises(sw.ParseError, match="is not there any more"):
+                checkpoint.read("w")
+
+    def test_a_listing_is_not_the_truth(self, store: Store, tmp_path: Path) -> None:
+        """One that lags behind: it lacks the manifest, a file, or has one that is gone."""
+        sw.save_checkpoint(tmp_path / "a", WEIGHTS, RULES)
+        place = store.place()
+        store.put(tmp_path / "a", place)
+        for lacking in ("shardwise.json", "shard-00004-model-00001-of-00001.safetensors"):
+
+            def ls(original: Any, *args: Any, lacking: str = lacking, **kwargs: Any) -> Any:
+                found = original(*args, **kwargs)
+                more = [{**found[0], "name": f"{place.key}/shard-00009-model-00001-of-00001.safetensors"}]
+                return [entry for entry in found if not entry["name"].endswith(lacking)] + more
+
+            other = wrapped(place, ls=ls)
+            with sw.open_checkpoint(other) as checkpoint:
+                assert checkpoint.format == "sharded"
+                assert np.array_equal(checkpoint.read("embed"), WEIGHTS["embed"])
+
+    def test_there_is_no_array_without_a_copy(self, memory: Store, tmp_path: Path) -> None:
+        sw.save_checkpoint(tmp_path / "a.safetensors", WEIGHTS)
+        place = memory.place()
+        memory.put(tmp_path / "a.safetensors", place)
+        with sw.open_checkpoint(place) as checkpoint:
+            with pytest.raises(ValueError, match="lies in an object store"):
+                checkpoint["embed"].array()
+            assert np.array_equal(np.asarray(checkpoint["embed"]), WEIGHTS["embed"])
+        with pytest.raises(ValueError, match="is closed"):
+            checkpoint["embed"].read()
+
+    def test_nothing_there(self, store: Store) -> None:
+        with pytest.raises(FileNotFoundError, match="is not there"):
+            sw.open_checkpoint(store.place())
+
+    def test_by_url_on_the_command_line(self, memory: Store, tmp_path: Path, capsys: Any) -> None:
+        place = memory.place()
+        sw.save_checkpoint(tmp_path / "a.safetensors", WEIGHTS)
+        assert main(["reshard", str(tmp_path / "a.safetensors"), f"{place}/b.safetensors", "--quiet"]) == 0
+        assert main(["verify", f"{place}/b.safetensors", "--quiet"]) == 0
+        assert main(["diff", str(tmp_path / "a.safetensors"), f"{place}/b.safetensors", "--quiet"]) == 0
+        assert main(["inspect", f"{place}/b.safetensors"]) == 0
+        assert "embed" in capsys.readouterr().out
+
+
+class TestToxicReading:
+    @pytest.fixture
+    def place(self, s3: Store, tmp_path: Path) -> ObjectPath:
+        sw.save_checkpoint(tmp_path / "a.safetensors", WEIGHTS | {"large": np.arange(3_000_000)})
+        place = s3.place()
+        s3.put(tmp_path / "a.safetensors", place)
+        return place
+
+    @pytest.mark.parametrize("harm", ["503", "short", "cut", "stall", "lost"])
+    def test_what_passes_is_tried_again(self, s3: Store, place: ObjectPath, harm: str) -> None:
+        assert s3.toxic is not None
+        times = 2 if harm == "stall" else 4
+        if harm == "stall":
+            # It answers after two seconds; nobody waits as long.
+            place = ObjectPath(str(place), endpoint_url=s3.toxic.url, config_kwargs={"read_timeout": 1})
+        s3.toxic.poison = Times(harm, times, lambda request: request[0] == "GET")
+        with sw.open_checkpoint(place) as checkpoint:
+            assert np.array_equal(checkpoint.read("embed"), WEIGHTS["embed"])
+            s3.toxic.poison = Times(harm, times, lambda request: request[0] == "GET")
+            assert np.array_equal(checkpoint.read("large"), np.arange(3_000_000))
+
+    @pytest.mark.parametrize(("harm", "said"), [("503", ""), ("short", r"bytes 0 to \d+ were needed, \d+ came")])
+    def test_what_stays_is_an_error(self, s3: Store, place: ObjectPath, harm: str, said: str) -> None:
+        assert s3.toxic is not None
+        s3.toxic.calm()
+        s3.toxic.poison = lambda request: harm if request[0] == "GET" else None
+        with pytest.raises(OSError, match=f"failed 5 times.*{said}.*{place.key}"):
+            sw.open_checkpoint(place)
+        assert s3.toxic.count("GET", place.name) == 5
+
+    def test_credentials(self, server: Toxic, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+        monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+        with pytest.raises(PermissionError, match="no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+            sw.open_checkpoint(ObjectPath("s3://bucket/model", endpoint_url=server.url))
+
+
+class TestWriting:
+    @pytest.mark.parametrize("to", ["safetensors", "hf", "sharded"])
+    @pytest.mark.parametrize("remote_source", [False, True])
+    def test_the_objects_are_the_files(self, store: Store, tmp_path: Path, to: Any, remote_source: bool) -> None:
+        """Byte for byte what is written to a disk."""
+        name = "a.safetensors" if to == "safetensors" else "a"
+        sw.save_checkpoint(tmp_path / "source", WEIGHTS, RULES)
+        options: Any = {"to": to, "max_file_bytes": 10_000, "metadata": {"made": "here"}}
+        sw.reshard_checkpoint(tmp_path / "source", tmp_path / name, RULES, **options)
+        source: Any = tmp_path / "source"
+        if remote_source:
+            source = store.place("source")
+            store.put(tmp_path / "source", source)
+        place = store.place(name)
+        seen: list[tuple[int, int]] = []
+        report = sw.reshard_checkpoint(source, place, RULES, **options, progress=lambda *at: seen.append(at))
+        assert isinstance(report, sw.WriteReport)
+        local = tmp_path / name
+        files = [local] if local.is_file() else list(local.iterdir())
+        found = store.objects(place)
+        assert found == {"" if local.is_file() else path.name: path.read_bytes() for path in files}
+        assert seen[-1] == (report.bytes, report.bytes) == (report.bytes_written, report.bytes)
+        assert sw.verify_checkpoint(place).digests == 4
+        assert sw.diff_checkpoints(place, tmp_path / "source") == []
+
+    def test_from_memory_and_back_to_a_disk(self, store: Store, tmp_path: Path) -> None:
+        place = store.place()
+        sharded = sw.distribute_tensor(WEIGHTS["embed"], sw.TensorLayout(("x", "y"), sw.DeviceMesh((2, 2), ("x", "y"))))
+        sw.save_checkpoint(place, {**WEIGHTS, "sharded": sharded, "turned": WEIGHTS["embed"].T[::-2]})
+        sw.reshard_checkpoint(place, tmp_path / "b.safetensors", dtype="float32", only="embed|turned|sharded")
+        with sw.open_checkpoint(tmp_path / "b.safetensors") as checkpoint:
+            assert np.array_equal(checkpoint.read("turned"), WEIGHTS["embed"].T[::-2].astype("f4"))
+            assert np.array_equal(checkpoint.read("sharded"), WEIGHTS["embed"].astype("f4"))
+
+    def test_what_is_compressed_or_converted(self, memory: Store, tmp_path: Path) -> None:
+        pytest.importorskip("zstandard")
+        source = DATA / "orbax_keras" / "orbax_zarr3"
+        place = memory.place("a.safetensors")
+        sw.reshard_checkpoint(source, place, dtype="float16")
+        sw.reshard_checkpoint(source, tmp_path / "a.safetensors", dtype="float16")
+        assert memory.objects(place)[""] == (tmp_path / "a.safetensors").read_bytes()
+
+    def test_in_parts_in_the_order_of_the_bytes(self, s3: Store, tmp_path: Path) -> None:
+        large = {"a": np.arange(2_100_001, dtype="f8"), "b": np.arange(4_000_000, dtype="u1").reshape(4, -1).T}
+        place = s3.place("a.safetensors")
+        assert s3.toxic is not None
+        s3.toxic.calm()
+        sw.save_checkpoint(place, large, memory=32 * 2**20)
+        sw.save_checkpoint(tmp_path / "a.safetensors", large)
+        data = (tmp_path / "a.safetensors").read_bytes()
+        assert s3.objects(place)[""] == data
+        parts = [path for method, path, _ in s3.toxic.requests if method == "PUT"]
+        assert 3 <= len(parts) <= 1 + len(data) // (6 * 2**20)
+        assert all("partNumber" in path for path in parts)
+        with pytest.raises(sw.LayoutError, match=r"memory is 16\.0 MiB; 32\.0 MiB are needed at least"):
+            sw.save_checkpoint(s3.place(), large, memory=16 * 2**20)
+
+    def test_plans(self, store: Store, tmp_path: Path) -> None:
+        sw.save_checkpoint(tmp_path / "a.safetensors", WEIGHTS)
+        place = store.place("b")
+        outline = sw.reshard_checkpoint(tmp_path / "a.safetensors", place, RULES, plan=True)
+        assert isinstance(outline, sw.WriteOutline)
+        assert len(outline.files) == 4
+        assert outline.memory <= 256 * 2**20
+        assert store.objects(place) == {}
+
+    def test_replicas_that_disagree(self, store: Store, tmp_path: Path) -> None:
+        pytest.importorskip("safetensors")
+        from safetensors.numpy import save_file
+
+        for rank, value in ((1, 0.0), (2, 5.0)):
+            array = np.zeros((3, 4), "f4")
+            array[2, 1] = value
+            info = '{"w": {"saved_offsets": [0, 0]}}'
+            name = f"shard-0000{rank}-model-00001-of-00001.safetensors"
+            save_file({"w": array}, tmp_path / name, {"DCP_SHARDING_INFO": info, "DCP_VERSION": "1.0"})
+        place = store.place()
+        store.put(tmp_path, place)
+        for target in (store.place("b.safetensors"), tmp_path / "b.safetensors"):
+            with pytest.raises(sw.ParseError, match=r"'w': replicas disagree; the first element .* is \(2, 1\)"):
+                sw.reshard_checkpoint(place, target)
+            assert not place_of(target).exists()
+            sw.reshard_checkpoint(place, target, replicas="first")
+            with sw.open_checkpoint(target) as checkpoint:
+                assert checkpoint.read("w").tolist() == np.zeros((3, 4)).tolist()
+
+    def test_to_and_from_pytorchs_form(self, memory: Store, tmp_path: Path) -> None:
+        """Whose zip containers have CRC-32s, and whose folders have values that are not tensors."""
+        place = memory.place()
+        store_folder = DATA / "torch" / "dcp"
+        memory.put(store_folder, place)
+        sw.reshard_checkpoint(place, tmp_path / "a", to="dcp")
+        sw.reshard_checkpoint(store_folder, tmp_path / "b", to="dcp")
+        names = sorted(path.name for path in (tmp_path / "a").iterdir())
+        assert names == sorted(path.name for path in (tmp_path / "b").iterdir())
+        for name in names:
+            assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+        assert sw.verify_checkpoint(place) == replace(sw.verify_checkpoint(store_folder), path=place_of(place))
+        with sw.open_checkpoint(place) as checkpoint:
+            extent = next(tensor for tensor in checkpoint.values() if tensor.size).pieces[0].extent()
+        key = f"{place.key}/{extent.file.path.name}"
+        data = bytearray(place.filesystem.cat_file(key))
+        data[extent.start] ^= 1
+        place.filesystem.pipe_file(key, bytes(data))
+        with pytest.raises(sw.ParseError, match="its CRC-32 is"):
+            sw.verify_checkpoint(place)
+        with pytest.raises(sw.LayoutError, match="to is 'dcp', which is written to local disks only"):
+            sw.save_checkpoint(memory.place(), WEIGHTS, to="dcp")
+
+    def test_only_where_objects_appear_whole(self) -> None:
+        with pytest.raises(sw.LayoutError, match="written to s3://, gs:// and memory://, not to http://"):
+            sw.save_checkpoint(ObjectPath("http://127.0.0.1/a", filesystem=object()), {"w": np.zeros(3)})
+
+
+class TestWhatIsThere:
+    def test_nothing_is_written_over(self, store: Store, tmp_path: Path) -> None:
+        for name in ("a.safetensors", "a"):
+            place = store.place(name)
+            sw.save_checkpoint(place, WEIGHTS)
+            before = store.objects(place)
+            for resume in (False, True):
+                sw.save_checkpoint(tmp_path / f"{name}-{resume}.safetensors", {"w": np.arange(3)})
+                with pytest.raises(FileExistsError, match="something is there"):
+                    sw.reshard_checkpoint(tmp_path / f"{name}-{resume}.safetensors", place, resume=resume)
+            with pytest.raises(FileExistsError):
+                sw.reshard_checkpoint(place, place)
+            assert store.objects(place) == before
+
+    @pytest.mark.parametrize("last", ["shard-00002-model-00001-of-00001.safetensors", "shardwise.json"])
+    def test_of_two_drivers_one_wins(self, store: Store, last: str) -> None:
+        """The other one begins when the first is about to make an object: the condition refuses it."""
+        place = store.place()
+        theirs = {"embed": WEIGHTS["embed"] + 1}
+        raced: list[int] = []
+
+        def race(original: Any, *args: Any, **kwargs: Any) -> Any:
+            name = kwargs.get("Key") or args[0]
+            if str(name).endswith(last) and args[0] not in ("head_object",) and not raced:
+                raced.append(1)
+                place.filesystem.pipe_file((place / last).key, b"theirs")
+            return original(*args, **kwargs)
+
+        other = wrapped(place, pipe_file=race, call_s3=race)
+        with pytest.raises(FileExistsError, match="something is there"):
+            sw.save_checkpoint(other, theirs, RULES)
+        assert raced
+        assert store.objects(place)[last] == b"theirs"
+        assert ("shardwise.json" in store.objects(place)) == (last == "shardwise.json")
+
+    def test_an_interrupted_run_leaves_no_checkpoint(self, store: Store, tmp_path: Path) -> None:
+        sw.save_checkpoint(tmp_path / "a.safetensors", WEIGHTS)
+        place = store.place()
+        stop = itertools.count()
+
+        def progress(done: int, total: int) -> None:
+            if next(stop) == 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            sw.reshard_checkpoint(tmp_path / "a.safetensors", place, RULES, progress=progress)
+        assert sorted(store.objects(place)) == [f"shard-0000{i}-model-00001-of-00001.safetensors" for i in (1, 2)]
+        with pytest.raises(FileExistsError, match="resume=True writes over what an interrupted run left"):
+            sw.reshard_checkpoint(tmp_path / "a.safetensors", place, RULES)
+        sw.reshard_checkpoint(tmp_path / "a.safetensors", place, RULES, resume=True)
+        assert sw.diff_checkpoints(tmp_path / "a.safetensors", place) == []
+        assert sw.verify_checkpoint(place).digests == 4
+
+
+class TestToxicWriting:
+    LARGE: ClassVar[dict[str, Any]] = {"a": np.arange(2_500_000, dtype="f8"), "b": np.arange(7)}
+
+    @staticmethod
+    def uploads(place: ObjectPath) -> list[Any]:
+        found: list[Any] = place.filesystem.call_s3("list_multipart_uploads", Bucket="bucket").get("Uploads", [])
+        return [upload for upload in found if upload["Key"] in place.key]
+
+    @pytest.mark.parametrize("harm", ["503", "lost"])
+    @pytest.mark.parametrize("name", ["a.safetensors", "a"])
+    def test_what_passes_is_tried_again(self, s3: Store, harm: str, name: str) -> None:
+        """An answer that is lost as well: what was done already is not taken for another's."""
+        place = s3.place(name)
+        assert s3.toxic is not None
+        done: dict[str, int] = {}
+        lock = threading.Lock()
+
+        def poison(request: Request) -> str | None:
+            # The first two tries of each request but those for looking.
+            key = f"{request[0]} {request[1]}"
+            with lock:
+                done[key] = done.get(key, 0) + 1
+                return harm if request[0] in ("PUT", "POST") and done[key] <= 2 else None
+
+        s3.toxic.poison = poison
+        sw.save_checkpoint(place, self.LARGE, memory=40 * 2**20)
+        s3.toxic.calm()
+        with sw.open_checkpoint(place) as checkpoint:
+            assert all(np.array_equal(checkpoint.read(key), array) for key, array in self.LARGE.items())
+
+    @pytest.mark.parametrize("where", ["partNumber=2", "uploads", "uploadId="])
+    def test_what_stays_leaves_nothing(self, s3: Store, where: str) -> None:
+        place = s3.place("a.safetensors")
+        assert s3.toxic is not None
+        s3.toxic.poison = lambda request: "503" if where in request[1] and request[0] in ("PUT", "POST") else None
+        with pytest.raises(OSError, match=f"failed 5 times.*{place.name}"):
+            sw.save_checkpoint(place, self.LARGE, memory=40 * 2**20)
+        s3.toxic.calm()
+        assert s3.objects(place) == {}
+        assert self.uploads(place) == []
+
+    def test_a_source_that_fails(self, s3: Store, tmp_path: Path) -> None:
+        sw.save_checkpoint(tmp_path / "a", self.LARGE)
+        source, place = s3.place(), s3.place()
+        s3.put(tmp_path / "a", source)
+        assert s3.toxic is not None
+        seen = itertools.count()
+        s3.toxic.poison = lambda request: "cut" if request[0] == "GET" and next(seen) > 4 else None
+        with pytest.raises(OSError, match="failed 5 times"):
+            sw.reshard_checkpoint(source, place, memory=40 * 2**20)
+        s3.toxic.calm()
+        assert s3.objects(place) == {}
+        assert self.uploads(place) == []
+
+
+class GoogleLike:
+    """As gcsfs does it: a file that uploads in blocks, and makes the object when it is closed."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, bytes] = {}
+        self.discarded = 0
+
+    def info(self, path: str) -> dict[str, Any]:
+        if path in self.made:
+            return {"name": path, "size": len(self.made[path]), "type": "file", "generation": 1}
+        if any(name.startswith(f"{path}/") for name in self.made):
+            return {"name": path, "size": 0, "type": "directory"}
+        raise FileNotFoundError(path)
+
+    def ls(self, path: str, detail: bool) -> list[dict[str, Any]]:
+        return [self.info(name) for name in self.made if name.rpartition("/")[0] == path]
+
+    def cat_file(self, path: str, start: int, end: int) -> bytes:
+        return self.made[path][start:end]
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """Nothing is kept."""
+
+    def _parent(self, path: str) -> str:
+        return path.rpartition("/")[0]
+
+    def open(self, path: str, mode: str) -> Any:
+        from fsspec.spec import AbstractBufferedFile
+
+        store = self
+
+        class Upload(AbstractBufferedFile):  # type: ignore[misc]
+            def _initiate_upload(self) -> None:
+                self.blocks = b""
+
+            def _upload_chunk(self, final: bool = False) -> bool:
+                self.blocks += self.buffer.getvalue()
+                if final:
+                    if mode == "xb" and path in store.made:
+                        raise FileExistsError(path)
+                    store.made[path] = self.blocks
+                return True
+
+            def discard(self) -> None:
+                store.discarded += 1
+
+        return Upload(self, path, mode, autocommit=True)
+
+
+class TestGoogle:
+    @pytest.mark.parametrize("name", ["a.safetensors", "a"])
+    def test_objects_are_made_when_they_are_whole(self, tmp_path: Path, name: str) -> None:
+        store = GoogleLike()
+        place = ObjectPath(f"gs://bucket/{name}", filesystem=store)
+        sw.save_checkpoint(place, WEIGHTS, RULES)
+        sw.save_checkpoint(tmp_path / name, WEIGHTS, RULES)
+        assert sw.diff_checkpoints(place, tmp_path / name) == []
+        before = dict(store.made)
+        with pytest.raises(FileExistsError, match="something is there"):
+            sw.save_checkpoint(place, WEIGHTS, RULES)
+        assert store.made == before
+
+    def test_what_fails_is_not_made(self) -> None:
+        store = GoogleLike()
+
+        def progress(done: int, total: int) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            sw.save_checkpoint(ObjectPath("gs://bucket/a", filesystem=store), WEIGHTS, progress=progress)
+        gc.collect()
+        assert (store.made, store.discarded) == ({}, 1)
+
+    def test_another_driver(self) -> None:
+        store = GoogleLike()
+        place = ObjectPath("gs://bucket/a", filesystem=store)
+
+        def progress(done: int, total: int) -> None:
+            store.made["bucket/a/shardwise.json"] = b"theirs"
+
+        with pytest.raises(FileExistsError, match="something is there"):
+            sw.save_checkpoint(place, WEIGHTS, progress=progress)
+        assert store.made["bucket/a/shardwise.json"] == b"theirs"
+
+
+class TestPaths:
+    def test_what_a_url_is(self, tmp_path: Path) -> None:
+        assert place_of(f"file://{tmp_path}") == tmp_path
+        assert place_of(tmp_path) == tmp_path
+        path = ObjectPath("memory://a//b/c.safetensors/")
+        assert (str(path), path.name, path.suffix, str(path.parent)) == (
+            "memory://a/b/c.safetensors",
+            "c.safetensors",
+            ".safetensors",
+            "memory://a/b",
+        )
+        assert repr(path / "d") == "ObjectPath('memory://a/b/c.safetensors/d')"
+        assert str(path.with_name("e")) == "memory://a/b/e"
+        for wrong in ("memory://", "memory:///", "a/b", "", "://a", "memory://a\0b", 3):
+            with pytest.raises(sw.ParseError, match="url must be like"):
+                ObjectPath(wrong)  # type: ignore[arg-type]
+        with pytest.raises(sw.ParseError, match="nosuch"):
+            ObjectPath("nosuch://a/b")
+        with pytest.raises(TypeError, match="options 'anon' are for a filesystem that is made"):
+            ObjectPath("memory://a", filesystem=path.filesystem, anon=True)
+
+    def test_paths_are_values(self) -> None:
+        import pickle
+
+        path = ObjectPath("memory://a/b", filesystem=fsspec.filesystem("memory"))
+        assert pickle.loads(pickle.dumps(path)) == path
+        assert {path: 1}[ObjectPath("memory://a/b", filesystem=path.filesystem)] == 1
+        assert path != ObjectPath("memory://a/c", filesystem=path.filesystem)
+        assert path != "memory://a/b"
+        assert sorted([path / "b", path / "a"])[0].name == "a"
+
+    def test_without_fsspec(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "fsspec", None)
+        with pytest.raises(ImportError, match=r"pip install 'shardwise\[s3\]'"):
+            sw.open_checkpoint("s3://bucket/model")
+
+    def test_credentials_by_protocol(self) -> None:
+        class NoCredentialsError(Exception):
+            pass
+
+        def ask(path: str) -> Any:
+            raise NoCredentialsError("unable to locate")
+
+        path = ObjectPath("gs://bucket/a", filesystem=type("Fs", (), {"info": staticmethod(ask)})())
+        with pytest.raises(PermissionError, match="no credentials: set GOOGLE_APPLICATION_CREDENTIALS"):
+            sw.open_checkpoint(path)
