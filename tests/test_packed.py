@@ -337,3 +337,15 @@ def test_reports() -> None:
     # Two query heads, one key and one value head of 4 rows of 6 numbers of 4 bytes.
     assert report.tensors[0].bytes_per_device == 4 * 4 * 6 * 4
     assert report.to_dict()["tensors"][0]["layout"] == [{"packed": str(packed.qkv(8, 2, 4, "tp"))}, None]
+
+
+@pytest.mark.parametrize("wrong", [3, None, 1.5])
+def test_axes_that_are_not_names(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="axes must be an axis name or a sequence of them"):
+        packed.part((2, 3), 0, wrong)
+
+
+@pytest.mark.parametrize("wrong", [["a"], [None], [("a",)], "ab"])
+def test_blocks_that_are_not_pairs(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="blocks must be pairs of a name and a size"):
+        packed.part((2, 3), 0, "tp", blocks=wrong)

@@ -188,3 +188,9 @@ def test_holders_without_labels_are_never_the_same() -> None:
         assert (len(plan), len(plan.kept), plan.total_bytes("int8")) == (2, 0, 4)
     plan = sw.plan_reshard(named, named)
     assert (len(plan), len(plan.kept), plan.total_bytes("int8")) == (0, 2, 0)
+
+
+@pytest.mark.parametrize("wrong", [[None], [3], {"a": 1}, [{"a": 1}], {1, 2}, [{1, 2}], {}, "ab"])
+def test_boxes_that_are_not_boxes(wrong: Any) -> None:
+    with pytest.raises((TypeError, sw.LayoutError), match=r"^boxes"):
+        sw.Tiling.from_boxes((4,), {"a": wrong})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +43,7 @@ def parse_holder(
 ) -> Holder:
     """What `from_boxes` has for one label; `own` is the shape of its array, where that is given."""
     name = f"boxes[{shown(label)}]"
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
+    if isinstance(value, (str, bytes, Mapping, Set)) or not hasattr(value, "__len__"):
         raise TypeError(f"{name} must be a box or a list of boxes, got {shown(value)}")
     rank = len(shape)
     if len(value) and not isinstance(value, np.ndarray) and isinstance(value[0], piece_type):
@@ -71,6 +71,8 @@ def _is_box(value: Any, rank: int) -> bool:
     if not len(value):
         return rank == 0 and isinstance(value, tuple)
     first = value[0]
+    if isinstance(first, (Mapping, Set)) or not hasattr(first, "__len__"):
+        return isinstance(first, slice)
     return isinstance(first, slice) or (len(first) == 2 and not hasattr(first[0], "__len__") and not _has_slices(first))
 
 
@@ -80,7 +82,7 @@ def _has_slices(box: Any) -> bool:
 
 def _pairs(box: Any, shape: tuple[int, ...], name: str) -> list[Any]:
     """A box as a list of (start, stop)."""
-    if isinstance(box, (str, bytes)) or not hasattr(box, "__len__"):
+    if isinstance(box, (str, bytes, Mapping, Set)) or not hasattr(box, "__len__"):
         raise TypeError(f"{name} must be a box: a sequence of slices or of (start, stop), got {shown(box)}")
     if len(box) != len(shape):
         raise LayoutError(f"{name} has {len(box)} dims but shape has {len(shape)}")

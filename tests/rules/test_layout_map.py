@@ -513,6 +513,14 @@ class TestUneven:
             assert [checkpoint.read(name).tolist() for name in arrays] == [[0, 1, 2, 3, 4]] * 2
         assert boxes == {"w": [(0, 2), (2, 3), (3, 4), (4, 5)], "v": [(0, 2), (2, 4), (4, 5)]}
 
+    @pytest.mark.parametrize(
+        ("rank", "error"), [(-1, LayoutError), ("2", TypeError), (None, TypeError), (True, TypeError)]
+    )
+    def test_ranks_that_are_none(self, rank: Any, error: type[Exception]) -> None:
+        for layout_map in (LayoutMap(), LayoutMap(default="replicated")):
+            with pytest.raises(error, match="rank"):
+                layout_map.layout_of("w", rank)
+
     @pytest.mark.parametrize("uneven", ["cheil", 3, ["ceil"]])
     def test_what_is_not_a_rule(self, uneven: Any) -> None:
         with pytest.raises((LayoutError, TypeError), match="uneven"):

@@ -282,3 +282,44 @@ def test_killed_at_any_operation_nothing_or_all_of_it_is_there(tmp_path: Path, t
             with pytest.raises(FileExistsError):  # Which removes what a killed run left.
                 sw.reshard_checkpoint(source, target, to="sharded")
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("to", ["safetensors", "hf", "sharded", "dcp"])
+def test_a_checkpoint_of_no_tensors_is_opened_again(tmp_path: Path, to: Any) -> None:
+    made = tmp_path / ("none.safetensors" if to == "safetensors" else "none")
+    sw.save_checkpoint(made, {}, to=to)
+    sw.reshard_checkpoint(made, tmp_path / "again", to="sharded")
+    for path in (made, tmp_path / "again"):
+        with sw.open_checkpoint(path) as checkpoint:
+            assert list(checkpoint) == []
+    sw.verify_checkpoint(tmp_path / "again")
+    assert not sw.diff_checkpoints(made, tmp_path / "again")
+
+
+def test_a_manifest_alone_names_the_file_that_is_missing(tmp_path: Path) -> None:
+    sw.save_checkpoint(tmp_path / "cut", {"w": np.zeros(2)}, to="sharded")
+    for file in (tmp_path / "cut").glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(sw.ParseError, match=r"names the file 'shard-.*, which is missing"):
+        sw.open_checkpoint(tmp_path / "cut")
+
+
+@pytest.mark.parametrize("wrong", [3, "rules", [("w", None)], np.zeros(2)])
+def test_layouts_of_the_wrong_type(tmp_path: Path, wrong: Any) -> None:
+    sw.save_checkpoint(tmp_path / "w.safetensors", {"w": np.zeros(2)})
+    for layouts, said in (
+        (wrong, "layouts must be a LayoutMap or a mapping"),
+        ({"w": wrong}, r"layouts\['w'\] must be a"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            sw.save_checkpoint(tmp_path / "cut", {"w": np.zeros(2)}, layouts, to="sharded")
+        with pytest.raises(TypeError, match=said):
+            sw.reshard_checkpoint(tmp_path / "w.safetensors", tmp_path / "cut", layouts)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["w.safetensors"]
+
+
+@pytest.mark.parametrize("wrong", [3, "a", b"a", ["a"], [None], [("a",)], [("a", 3)], {"a": 3}, [("a", "b", "c")]])
+def test_renames_that_are_not_pairs(tmp_path: Path, wrong: Any) -> None:
+    sw.save_checkpoint(tmp_path / "w.safetensors", {"w": np.zeros(2)})
+    with pytest.raises(TypeError, match="rename"):
+        sw.reshard_checkpoint(tmp_path / "w.safetensors", tmp_path / "new", rename=wrong)

@@ -233,6 +233,8 @@ def part(
         raise LayoutError(f"factors has {len(sizes)} entries; a part has 1 to {_MOST_FACTORS} factors")
     if sizes.count(None) > 1:
         raise LayoutError(f"factors is {shown(sizes)}; only one factor may be unknown")
+    if not isinstance(axes, Iterable):
+        raise TypeError(f"axes must be an axis name or a sequence of them, got {shown(axes)}")
     names = (axes,) if isinstance(axes, str) else tuple(axes)
     if not all(isinstance(axis, str) for axis in names):
         raise TypeError(f"axes must be an axis name or a sequence of them, got {shown(axes)}")
@@ -257,6 +259,8 @@ def part(
         raise LayoutError("pad_each is True, but pad_to does not say to what")
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name must be a string or None, got {type(name).__name__}")
+    if not all(isinstance(block, (tuple, list)) and len(block) == 2 for block in blocks):
+        raise TypeError(f"blocks must be pairs of a name and a size, got {shown(blocks)}")
     inner = tuple((label, _integer(f"the size of block {shown(label)}", size, 1)) for label, size in blocks)
     if not all(isinstance(label, str) for label, _ in inner):
         raise TypeError(f"blocks must be pairs of a name and a size, got {shown(blocks)}")

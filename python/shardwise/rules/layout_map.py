@@ -8,7 +8,7 @@ from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, Sequen
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, overload
 
-from .._arguments import instance, optional, sizes_of
+from .._arguments import instance, integer, optional, sizes_of
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
@@ -191,13 +191,16 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
         Raises:
             LayoutError: if several rules match the path, or the layout is of another rank.
+            TypeError: if the rank is not an integer.
 
         >>> layout_map = LayoutMap(default=("fsdp",))
         >>> layout_map["kernel"] = (None, "model")
         >>> layout_map.layout_of("dense/kernel", 2).axes, layout_map.layout_of("conv/filter", 3).axes
         ((None, 'model'), ('fsdp', None, None))
         """
-        layout = self[path]
+        layout, rank = self[path], integer("rank", rank)
+        if rank < 0:
+            raise LayoutError(f"rank is {shown(rank)}; it must be 0 or more")
         if layout is None:
             return self._default_of(path, rank)
         if layout.rank != rank:

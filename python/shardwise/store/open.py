@@ -156,6 +156,8 @@ FORMS: list[Form] = [
         "shapes of whole tensors; open the model that it was made from",
     ),
     Form("sharded", lambda target: "shardwise.json" in target.names and target.matching(r"shard-\d+-.*"), "sharded"),
+    # Of no tensors, or all that is left of one: the manifest names the files that are missing.
+    Form("sharded", lambda target: list(target.names) == ["shardwise.json"], "sharded"),
     Form("dcp-safetensors", _matching(r"shard-\d+-model-\d+-of-\d+\.safetensors"), "torch.dcp_safetensors"),
     Form("safetensors", _matching(r".*\.safetensors(?:\.index\.json)?"), "safetensors.form"),
     Form("safetensors", _file(".safetensors", ".safetensors.index.json"), "safetensors.form"),

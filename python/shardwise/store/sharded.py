@@ -25,6 +25,8 @@ MANIFEST = "shardwise.json"
 def open_form(path: Path) -> StoredCheckpoint:
     """Open the folder, and check its files against the manifest."""
     manifest = read_manifest(path)
+    if not any(manifest[key] for key in ("tensors", "files", "aliases")):
+        return StoredCheckpoint(path, "sharded", {}, [], metadata=manifest)
     is_remote = isinstance(path, ObjectPath)
     inner = dcp_safetensors.open_names(path, manifest["files"]) if is_remote else dcp_safetensors.open_form(path)
     try:

@@ -182,6 +182,7 @@ def reshard_checkpoint(
     """
     if replicas not in ("check", "first"):
         raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
+    rename = _pairs(rename)
     source, target = place_of(src), place_of(dst)
     if _is_same(source, target):
         raise FileExistsError(17, "dst is the source", str(target))
@@ -332,9 +333,19 @@ def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str]) -> list[Wan
     return kept
 
 
+def _pairs(rename: Any) -> list[tuple[str, str]]:
+    if not isinstance(rename, (Mapping, Sequence)) or isinstance(rename, (str, bytes)):
+        raise TypeError(f"rename must be a mapping or a sequence of pairs, got {shown(rename)}")
+    pairs = list(rename.items()) if isinstance(rename, Mapping) else list(rename)
+    for position, pair in enumerate(pairs):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+            raise TypeError(f"rename[{position}] must be a pair of strings, got {shown(pair)}")
+    return [(pattern, replacement) for pattern, replacement in pairs]
+
+
 def _made(
     checkpoint: StoredCheckpoint,
-    rename: Mapping[str, str] | Sequence[tuple[str, str]],
+    rename: Sequence[tuple[str, str]],
     rewrites: Rewrites | None,
     converted: Dtype | None,
     stored: Callable[[str, str, Partition | None], Wanted],
@@ -368,7 +379,7 @@ def _chosen(made: dict[str, Assembled], only: str | None, path: Path) -> dict[st
 
 def _objects(
     checkpoint: StoredCheckpoint,
-    rename: Mapping[str, str] | Sequence[tuple[str, str]],
+    rename: Sequence[tuple[str, str]],
     rewrites: Rewrites | None,
     only: str | None,
     tensors: Mapping[str, Assembled],
@@ -390,8 +401,8 @@ def _objects(
     return found
 
 
-def _renamed(rename: Mapping[str, str] | Sequence[tuple[str, str]], name: str) -> str:
-    for pattern, replacement in rename.items() if isinstance(rename, Mapping) else rename:
+def _renamed(rename: Sequence[tuple[str, str]], name: str) -> str:
+    for pattern, replacement in rename:
         name = _substituted("rename", pattern, replacement, name)
     return name
 

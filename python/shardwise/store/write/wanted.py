@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..._arguments import instance
 from ..._dtypes import DTYPES, Dtype, find_dtype
 from ..._text import shown
 from ...array.sharded import ShardedArray
@@ -95,10 +96,13 @@ def partition_for(name: str, shape: tuple[int, ...], layouts: Layouts | None, un
     if isinstance(layouts, LayoutMap):
         layout = layouts.layout_of(name, len(shape))
         uneven = layouts.uneven_of(name) or uneven
-    else:
+    elif layouts is None or isinstance(layouts, Mapping):
         layout = None if layouts is None else layouts.get(name)
+    else:
+        raise TypeError(f"layouts must be a LayoutMap or a mapping from names to layouts, got {shown(layouts)}")
     if layout is None:
         return None
+    instance(f"layouts[{shown(name)}]", layout, TensorLayout)
     if layout.device_mesh is None and isinstance(layouts, LayoutMap):
         raise LayoutError(f"tensor {shown(name)}: its layout {shown(layout)} has no mesh, and neither has the map")
     if layout.unreduced:
