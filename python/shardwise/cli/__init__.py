@@ -1,4 +1,6 @@
-"""The command line: `plan`, `reshard`, `verify`, `diff`, `inspect` for checkpoints, `show`, `translate` for layouts.
+"""The command line.
+
+For checkpoints: `plan`, `reshard`, `run`, `commit`, `verify`, `diff`, `inspect`; for layouts: `show`, `translate`.
 
 Exit status: 0; 1 for `plan --strict` with warnings, and for `diff` of what differs; 2 for bad input, with one line on
 the standard error.
@@ -80,6 +82,10 @@ def _run(options: argparse.Namespace) -> int:
         run = getattr(checkpoints, f"run_{options.command}")
         status: int = run(Screen(), options)
         return status
+    if options.command in ("run", "commit"):
+        from . import tasks
+
+        return tasks.run_run(Screen(), options) if options.command == "run" else tasks.run_commit(Screen(), options)
     from .plan import run_plan
 
     return run_plan(Screen(), options)

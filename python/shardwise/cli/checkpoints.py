@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from .._text import bytes_text
-from ..errors import ParseError
 from ..rules.layout_map import LayoutMap
 from ..show.table import table_lines
 from ..store import (
@@ -19,34 +15,18 @@ from ..store import (
     WriteOutline,
     diff_checkpoints,
     open_checkpoint,
+    plan_checkpoint,
     reshard_checkpoint,
     verify_checkpoint,
 )
-from .notation import parse_mesh
+from .notation import parse_memory, parse_mesh
+from .progress import Progress
+from .tasks import write_parts, write_report
 from .terminal import Screen
 
-__all__ = ["parse_memory", "run_diff", "run_inspect", "run_reshard", "run_verify"]
+__all__ = ["run_diff", "run_inspect", "run_reshard", "run_verify"]
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _MOST_SHOWN = 20
-
-
-def parse_memory(text: str) -> int:
-    """Read a number of bytes with its unit.
-
-    >>> parse_memory("512MiB"), parse_memory("1.5 GB"), parse_memory("4096")
-    (536870912, 1500000000, 4096)
-    """
-    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-    unit = text.strip()[len(number) :].strip().upper()
-    try:
-        size = float(number) * _UNITS[unit]
-        if not 0 < size < 2**63:
-            raise ValueError
-    except (KeyError, ValueError):
-        raise ParseError(f"{text[:40]!r} is not a number of bytes, such as 512MiB or 2GB") from None
-    return int(size)
 
 
 def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
@@ -71,20 +51,42 @@ def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
         "replicas": options.replicas,
         "resume": options.resume,
         "plan": options.plan,
+        "task_bytes": None if options.task_bytes is None else parse_memory(options.task_bytes),
     }
-    with _Progress(options.quiet or options.plan) as progress:
+    if options.workers is not None and not options.plan:
+        raise ValueError("--workers says how many workers to plan for; give --plan as well")
+    if options.plan_to is not None or options.workers is not None:
+        return _run_planned(screen, options, layouts, settings)
+    with Progress(options.quiet or options.plan) as progress:
         done = reshard_checkpoint(options.source, options.target, layouts, **settings, progress=progress)
     if isinstance(done, WriteOutline):
         _write_outline(screen, options, done)
         return 0
-    if options.json:
-        print(json.dumps({**vars(done), "path": str(done.path)}))
+    write_report(screen, done, options.json)
+    return 0
+
+
+def _run_planned(
+    screen: Screen, options: argparse.Namespace, layouts: LayoutMap | None, settings: dict[str, Any]
+) -> int:
+    """Save a plan, or say what each worker would do."""
+    if options.dtype is not None:
+        raise ValueError("--dtype: tasks copy bytes and convert none; convert without --plan-to and --workers")
+    own = ("memory", "threads", "sync", "dtype", "resume", "plan")
+    settings = {name: value for name, value in settings.items() if name not in own}
+    plan = plan_checkpoint(options.source, options.target, layouts, **settings)
+    if options.workers is not None:
+        _write_outline(screen, options, plan.outline(parse_memory(options.memory), options.jobs))
+        write_parts(screen, plan, options.workers, options.json)
         return 0
-    resumed = f", {bytes_text(done.bytes_resumed)} were there from an earlier run" if done.bytes_resumed else ""
+    plan.save(options.plan_to)
+    if options.json:
+        print(json.dumps({"plan": str(options.plan_to), "tasks": len(plan.tasks), "bytes": plan.nbytes}))
+        return 0
     screen.write(
-        (str(done.path), "bold"),
-        f": {done.tensors} tensors, {bytes_text(done.bytes)}; {bytes_text(done.bytes_read)} read, "
-        f"{bytes_text(done.bytes_written)} written, {bytes_text(done.bytes_copied)} copied by the system{resumed}",
+        (str(options.plan_to), "bold"),
+        f": {len(plan.tasks)} tasks of up to {bytes_text(plan.task_bytes)}, {bytes_text(plan.nbytes)} in all; "
+        "shardwise run does a part of them, shardwise commit finishes",
     )
     return 0
 
@@ -102,8 +104,8 @@ def _write_outline(screen: Screen, options: argparse.Namespace, outline: WriteOu
         return
     screen.write(
         (str(options.target), "bold"),
-        f" would be {len(outline.files)} file{'s' * (len(outline.files) != 1)}, {bytes_text(outline.bytes)}, of which "
-        f"{bytes_text(outline.bytes_ranged)} are copied by the system; {bytes_text(outline.memory)} of memory in "
+        f" would be {len(outline.files)} file{'s' * (len(outline.files) != 1)}, {bytes_text(outline.bytes)}, in "
+        f"{outline.tasks} task{'s' * (outline.tasks != 1)}; up to {bytes_text(outline.memory)} of memory in "
         f"{outline.threads} thread{'s' * (outline.threads != 1)}; {bytes_text(outline.free)} are free",
     )
     rows = [[(name, ""), (bytes_text(size), "")] for name, size in outline.files[:_MOST_SHOWN]]
@@ -115,7 +117,7 @@ def _write_outline(screen: Screen, options: argparse.Namespace, outline: WriteOu
 
 def run_verify(screen: Screen, options: argparse.Namespace) -> int:
     """Verify a checkpoint, and give the exit status."""
-    with _Progress(options.quiet) as progress:
+    with Progress(options.quiet) as progress:
         done = verify_checkpoint(
             options.source, memory=parse_memory(options.memory), threads=options.jobs, progress=progress
         )
@@ -129,7 +131,7 @@ def run_verify(screen: Screen, options: argparse.Namespace) -> int:
 
 def run_diff(screen: Screen, options: argparse.Namespace) -> int:
     """Compare two checkpoints, and give the exit status: 1 if they differ."""
-    with _Progress(options.quiet) as progress:
+    with Progress(options.quiet) as progress:
         found = diff_checkpoints(
             options.first,
             options.second,
@@ -200,32 +202,3 @@ def _described(checkpoint: StoredCheckpoint) -> dict[str, Any]:
         },
         "objects": list(checkpoint.objects),
     }
-
-
-class _Progress:
-    """A line on the standard error, now and then, of the bytes that are done; rewritten in place on a terminal."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
-        self._start = self._last = time.monotonic()
-        self._shown = False
-
-    def __enter__(self) -> Callable[[int, int], None] | None:
-        return None if self._quiet else self._show
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown and sys.stderr.isatty():
-            print(file=sys.stderr)
-
-    def _show(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        every = 0.2 if sys.stderr.isatty() else 5.0
-        if now - self._last < every:
-            return
-        self._last, self._shown = now, True
-        rate = done / max(now - self._start, 1e-9)
-        left = f", {(total - done) / rate:.0f} s left" if rate else ""
-        text = f"{bytes_text(done)} of {bytes_text(total)}, {bytes_text(int(rate))}/s{left}"
-        print(
-            f"\r{text:<60}" if sys.stderr.isatty() else text, end="" if sys.stderr.isatty() else "\n", file=sys.stderr
-        )

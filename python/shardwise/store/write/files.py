@@ -6,8 +6,9 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from ..._dtypes import Dtype
 from ..._text import bytes_text
 from ...errors import LayoutError
 from ..boxes import Bounds
@@ -19,6 +20,18 @@ __all__ = ["Slot", "TargetFile", "hugging_face_files", "index_of", "sharded_file
 _MOST_HEADER = 100_000_000
 #: Room for a digest, in hexadecimal, which is known when the data has been written.
 _NO_DIGEST = "0" * 32
+
+
+class Named(Protocol):
+    """A tensor, as far as a header says what it is."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def dtype(self) -> Dtype:
+        """Its dtype."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,7 @@ class TargetFile:
         """Bytes after the header."""
         return self.slots[-1].end if self.slots else 0
 
-    def header(self, wanted: Sequence[Wanted]) -> bytes:
+    def header(self, wanted: Sequence[Named]) -> bytes:
         """The header, whose length does not depend on the digests."""
         metadata = dict(self.metadata)
         if self.has_digests:

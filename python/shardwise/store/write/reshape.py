@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
-import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from ..._arguments import instance, optional, path_of
+from ..._arguments import path_of
 from ..._dtypes import Dtype, find_dtype
-from ..._text import bytes_text, shown
+from ..._text import shown
 from ...array.replicas import check_replicas
 from ...array.sharded import ShardedArray
 from ...errors import LayoutError
 from ...layout import UnevenRule
 from ...partition import Partition
-from ..boxes import contiguous_strides
-from ..files import DataFile
 from ..open import open_checkpoint
-from ..protocol import StoredCheckpoint, StoredTensor
+from ..protocol import StoredTensor
+from .checkpoint_plan import CheckpointPlan
+from .drive import run_whole
 from .files import TargetFile, hugging_face_files, index_of, sharded_files, single_file
-from .job import WriteJob, WriteOutline, WriteReport, describe_room
+from .names import check_name, new_names, without_ties
+from .planning import make_plan
+from .reports import WriteOutline, WriteReport
+from .spool import Spool, spooling
 from .wanted import Layouts, SourcePiece, Wanted, partition_for, wanted_array, wanted_stored
 
-__all__ = ["Target", "reshard_checkpoint", "save_checkpoint"]
+__all__ = ["Target", "plan_checkpoint", "reshard_checkpoint", "save_checkpoint"]
 
 #: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's form; a folder with a file per device.
 Target = Literal["safetensors", "hf", "sharded"]
@@ -39,8 +39,8 @@ Target = Literal["safetensors", "hf", "sharded"]
 _MEMORY = 256 * 2**20
 #: Up to how many bytes Hugging Face's own `save_pretrained` lets a file have.
 _FILE_BYTES = 5 * 10**9
-#: What the name of a folder beside the destination ends in that holds what had to be converted.
-_SPOOL = ".spool"
+#: How often a task is tried again, unless the caller says otherwise.
+_RETRIES = 2
 
 
 def save_checkpoint(
@@ -97,14 +97,22 @@ def save_checkpoint(
         raise TypeError(f"tensors must be a mapping from names to arrays, got {type(tensors).__name__}")
     wanted = []
     for name, value in tensors.items():
-        _check_name(name)
+        check_name(name)
         if isinstance(value, ShardedArray) and check and isinstance(value.tiling, Partition):
             check_replicas(value.tiling, value._data())
         shape = tuple(np.shape(value)) if not isinstance(value, ShardedArray) else value.shape
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
-    job = _job(path_of(path), wanted, to, metadata or {}, max_file_bytes, {}, uneven, compare=False)
-    _check_room(job, memory, threads)
-    return job.run(memory=memory, threads=threads, sync=sync, resume=False, progress=progress)
+    plan = _plan(path_of(path), wanted, to, metadata or {}, max_file_bytes, {}, compare=False)
+    return run_whole(
+        plan,
+        executor=None,
+        memory=memory,
+        threads=threads,
+        sync=sync,
+        resume=False,
+        retries=_RETRIES,
+        progress=progress,
+    )
 
 
 def reshard_checkpoint(
@@ -125,6 +133,9 @@ def reshard_checkpoint(
     replicas: Literal["check", "first"] = "check",
     resume: bool = False,
     plan: bool = False,
+    executor: Executor | None = None,
+    task_bytes: int | None = None,
+    retries: int = _RETRIES,
     progress: Callable[[int, int], object] | None = None,
 ) -> WriteReport | WriteOutline:
     """Cut a checkpoint anew: merge it, split it, or go from one layout to another, in a stated memory.
@@ -141,13 +152,18 @@ def reshard_checkpoint(
         only: A regular expression: the tensors in whose (new) names it is found.
         metadata: Texts for the headers' `__metadata__`.
         max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
-        memory: Bytes for the buffers of all threads.
+        memory: Bytes for the buffers of all threads, or of all workers of a host.
         threads: How many; one per core if left out.
         sync: Whether the data is on the disk before the checkpoint has its name.
         progress: Called now and then with the bytes that are done and the bytes in all.
         replicas: `"check"` compares pieces that are stored more than once, `"first"` takes the first of them.
         resume: Whether a run that was interrupted goes on where it was; it must have been the same.
         plan: Whether only to say what it would take.
+        executor: What runs the tasks instead of threads of this process: any `concurrent.futures.Executor`, such as a
+            `ProcessPoolExecutor`, `mpi4py.futures.MPIPoolExecutor` or Dask's `client.get_executor()`, whose workers see
+            the same files.
+        task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints.
+        retries: How often a task is tried again that fails with an error of the system or of its worker.
 
     Returns:
         What was written; with `plan` what it would take.
@@ -158,6 +174,7 @@ def reshard_checkpoint(
         LayoutError: a layout does not fit a tensor, two tensors get one name, or the memory is too little.
         TypeError: elements are packed, or of a dtype that a safetensors file cannot hold.
         OSError: a file cannot be read or written, or the disk has no room; with `resume` the next run goes on.
+        BrokenExecutor: a worker died, and its executor with it; with `resume` the next run goes on.
 
     Every byte that is needed is read once and written once. The new checkpoint has its name when all of it is there and
     on the disk.
@@ -173,47 +190,160 @@ def reshard_checkpoint(
     ...         print(checkpoint["w"], checkpoint.read("w").tolist())
     <StoredTensor 'w': int64 (2, 3), 2 pieces> [[0, 1, 2], [3, 4, 5]]
     """
+    target = path_of(dst)
+    stored: _Stored = "placeholder" if plan else "spool"
+    planned = _planning(
+        src, target, layouts, to, uneven, dtype, rename, only, metadata, max_file_bytes, memory, replicas, task_bytes,
+        stored=stored,
+    )  # fmt: skip
+    with planned as made:
+        outline = made.outline(memory, threads)
+        if plan:
+            return outline
+        if not resume:
+            made.check_room()
+        return run_whole(
+            made,
+            executor=executor,
+            memory=memory,
+            threads=threads,
+            sync=sync,
+            resume=resume,
+            retries=retries,
+            progress=progress,
+        )
+
+
+def plan_checkpoint(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    layouts: Layouts | None = None,
+    *,
+    to: Target | None = None,
+    uneven: UnevenRule = "even",
+    rename: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    only: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    max_file_bytes: int = _FILE_BYTES,
+    replicas: Literal["check", "first"] = "check",
+    task_bytes: int | None = None,
+) -> CheckpointPlan:
+    """Plan what `reshard_checkpoint` does, as tasks that can be run anywhere, and write nothing.
+
+    Args:
+        src: As for `reshard_checkpoint`, like all that follow; a path that all machines see which run a part.
+        dst: The new file or folder; a path that they see as well.
+        layouts: How the tensors are cut.
+        to: What `dst` is to be.
+        uneven: How a dim that does not divide is cut.
+        rename: Regular expressions and what replaces their matches in names.
+        only: A regular expression: the tensors in whose (new) names it is found.
+        metadata: Texts for the headers' `__metadata__`.
+        max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
+        replicas: `"check"` compares pieces that are stored more than once, `"first"` takes the first of them.
+        task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints.
+
+    Raises:
+        TypeError: a tensor lies compressed in the source, which `reshard_checkpoint` has to decode first.
+        FileExistsError, ParseError, LayoutError, OSError: as for `reshard_checkpoint`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     whole, halves = Path(folder, "whole.safetensors"), Path(folder, "halves")
+    ...     _ = save_checkpoint(whole, {"w": np.arange(2**17), "b": np.ones(3)})
+    ...     plan = plan_checkpoint(whole, halves, to="hf", task_bytes=2**19)
+    ...     plan.save(Path(folder, "halves.swplan"))
+    ...     for part in (2, 1):  # On any machine, in any order.
+    ...         print(CheckpointPlan.load(Path(folder, "halves.swplan")).run((part, 2)), "tasks")
+    ...     report = plan.commit()
+    ...     with open_checkpoint(halves) as checkpoint:
+    ...         print(int(checkpoint.read("w").sum()) == 2**16 * (2**17 - 1))
+    2 tasks
+    1 tasks
+    True
+    """
+    planned = _planning(
+        src, path_of(dst), layouts, to, uneven, None, rename, only, metadata, max_file_bytes, 0, replicas, task_bytes,
+        stored="refuse",
+    )  # fmt: skip
+    with planned as made:
+        return made
+
+
+#: What becomes of tensors that cannot be copied as they are: written to a file first, only counted, or refused.
+_Stored = Literal["spool", "placeholder", "refuse"]
+
+
+@contextmanager
+def _planning(
+    src: str | os.PathLike[str],
+    target: Path,
+    layouts: Layouts | None,
+    to: Target | None,
+    uneven: UnevenRule,
+    dtype: Any,
+    rename: Mapping[str, str] | Sequence[tuple[str, str]],
+    only: str | None,
+    metadata: Mapping[str, str] | None,
+    max_file_bytes: int,
+    memory: int,
+    replicas: str,
+    task_bytes: int | None,
+    *,
+    stored: _Stored,
+) -> Iterator[CheckpointPlan]:
     if replicas not in ("check", "first"):
         raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
-    source, target = path_of(src), path_of(dst)
+    source = path_of(src)
     if target.exists() and source.exists() and target.samefile(source):
         raise FileExistsError(17, "dst is the source", str(target))
-    with open_checkpoint(source) as checkpoint, _spool(target) as spool:
-        names = _new_names(checkpoint, rename, only)
+    with open_checkpoint(source) as checkpoint, spooling(target) as spool:
+        names = new_names(checkpoint, rename, only)
         converted = None if dtype is None else _float_dtype(dtype)
         wanted = []
         aliases: dict[str, str] = {}
         for old, new in names.items():
             tensor = checkpoint[old]
             partition = partition_for(new, tensor.shape, layouts, uneven)
-            if plan or (_is_addressable(tensor) and not _is_converted(tensor, converted)):
-                wanted.append(
-                    _placeholder(new, tensor, partition)
-                    if plan and not _is_addressable(tensor)
-                    else wanted_stored(new, tensor, partition)
-                )
-            else:
-                wanted.append(spool.tensor(new, tensor, converted, partition, memory))
-        job = _job(target, wanted, to, metadata or {}, max_file_bytes, aliases, uneven, compare=replicas == "check")
-        outline = job.outline(memory, threads)
-        if plan:
-            return outline
-        if not resume:
-            describe_room(outline)
-        return job.run(memory=memory, threads=threads, sync=sync, resume=resume, progress=progress)
+            wanted.append(_wanted(new, tensor, converted, partition, memory, spool, stored))
+        yield _plan(
+            target, wanted, to, metadata or {}, max_file_bytes, aliases, task_bytes, compare=replicas == "check"
+        )
 
 
-def _job(
+def _wanted(
+    name: str,
+    tensor: StoredTensor,
+    converted: Dtype | None,
+    partition: Partition | None,
+    memory: int,
+    spool: Spool,
+    stored: _Stored,
+) -> Wanted:
+    if _is_addressable(tensor) and (stored == "placeholder" or not _is_converted(tensor, converted)):
+        return wanted_stored(name, tensor, partition)
+    if stored == "placeholder":
+        return _placeholder(name, tensor, partition)
+    if stored == "refuse":
+        raise TypeError(
+            f"tensor {shown(tensor.name)} lies compressed in the source, so that no task can copy a part of it; "
+            "reshard_checkpoint decodes it first"
+        )
+    kept = converted if converted is not None and _is_converted(tensor, converted) else tensor._dtype
+    return spool.tensor(name, tensor, kept, partition, memory)
+
+
+def _plan(
     path: Path,
     wanted: list[Wanted],
     to: Target | None,
     metadata: Mapping[str, str],
     max_file_bytes: int,
     aliases: dict[str, str],
-    uneven: UnevenRule,
+    task_bytes: int | None = None,
     *,
     compare: bool,
-) -> WriteJob:
+) -> CheckpointPlan:
     if to is None:
         to = (
             "safetensors"
@@ -227,12 +357,12 @@ def _job(
     for tensor in wanted:
         if tensor.dtype.code is None:
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which a safetensors file cannot hold")
-    kept = _without_ties(wanted, aliases)
+    kept = without_ties(wanted, aliases)
     said = dict(metadata)
     if aliases:
         said["shardwise.aliases"] = json.dumps(aliases)
     files: list[TargetFile]
-    texts: dict[str, bytes] = {}
+    texts: dict[str, str] = {}
     if to == "safetensors":
         files = single_file(path.name, kept, said)
     elif to == "hf":
@@ -240,27 +370,24 @@ def _job(
             raise LayoutError(f"max_file_bytes is {shown(max_file_bytes)}; it must be a positive integer")
         files = hugging_face_files(kept, max_file_bytes, said)
         if len(files) > 1:
-            texts["model.safetensors.index.json"] = json.dumps(index_of(files, kept), indent=2).encode()
+            texts["model.safetensors.index.json"] = json.dumps(index_of(files, kept), indent=2)
     else:
         files = sharded_files(kept, said)
 
-    def describe(digests: Sequence[int]) -> dict[str, Any]:
-        return {
-            "form": to,
-            "aliases": aliases,
-            "tensors": {
-                tensor.name: {
-                    "dtype": tensor.dtype.name,
-                    "shape": list(tensor.shape),
-                    "digest": f"{digest:032x}",
-                    **({} if tensor.partition is None or to != "sharded" else _cut(tensor.partition)),
-                }
-                for tensor, digest in zip(kept, digests, strict=True)
-            },
-        }
-
-    return WriteJob(
-        path, kept, files, is_folder=to != "safetensors", texts=texts, describe=describe, compare_replicas=compare
+    manifest = {
+        "form": to,
+        "aliases": aliases,
+        "tensors": [{} if tensor.partition is None or to != "sharded" else _cut(tensor.partition) for tensor in kept],
+    }
+    return make_plan(
+        path,
+        kept,
+        files,
+        is_folder=to != "safetensors",
+        texts=texts,
+        manifest=manifest,
+        compare_replicas=compare,
+        task_bytes=task_bytes,
     )
 
 
@@ -274,75 +401,6 @@ def _cut(partition: Partition) -> dict[str, Any]:
         "uneven": partition.uneven,
         "mesh": {"shape": list(mesh.shape), "axis_names": list(mesh.axis_names)},
     }
-
-
-def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str]) -> list[Wanted]:
-    """The tensors, each once; notes down which names are tied to which."""
-    first: dict[Any, Wanted] = {}
-    kept, names = [], set()
-    for tensor in wanted:
-        if tensor.name in names:
-            raise LayoutError(f"two tensors are to be called {shown(tensor.name)}")
-        names.add(tensor.name)
-        key = tensor.identity
-        other = first.setdefault(key, tensor) if key is not None and tensor.pieces else tensor
-        if other is tensor:
-            kept.append(tensor)
-        else:
-            aliases[tensor.name] = other.name
-    return kept
-
-
-def _new_names(
-    checkpoint: StoredCheckpoint, rename: Mapping[str, str] | Sequence[tuple[str, str]], only: str | None
-) -> dict[str, str]:
-    optional("only", only, str)
-    pairs = list(rename.items()) if isinstance(rename, Mapping) else list(rename)
-    names: dict[str, str] = {}
-    origin: dict[str, str] = {}
-    for old in checkpoint:
-        new = old
-        for pattern, replacement in pairs:
-            new = _substituted("rename", pattern, replacement, new)
-        _check_name(new)
-        if new in origin:
-            raise LayoutError(f"rename calls both {shown(origin[new])} and {shown(old)} {shown(new)}")
-        origin[new] = old
-        if only is None or _compiled("only", only).search(new):
-            names[old] = new
-    if only is not None and not names:
-        raise LayoutError(f"only is {shown(only)}, which is found in no name of {checkpoint.path}")
-    return names
-
-
-def _substituted(argument: str, pattern: str, replacement: str, name: str) -> str:
-    try:
-        return _compiled(argument, pattern).sub(replacement, name)
-    except (re.error, IndexError) as error:
-        raise LayoutError(
-            f"{argument}: {shown(replacement)} is not a replacement for {shown(pattern)}: {error}"
-        ) from None
-
-
-def _compiled(argument: str, pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise LayoutError(f"{argument}: {shown(pattern)} is not a regular expression: {error}") from None
-
-
-def _check_name(name: Any) -> None:
-    instance("the name of a tensor", name, str)
-    if not name or name == "__metadata__":
-        raise LayoutError(f"a tensor cannot be called {name!r}")
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise LayoutError(f"the name {shown(name)} holds a lone surrogate, which no file can hold") from None
-
-
-def _check_room(job: WriteJob, memory: int, threads: int | None) -> None:
-    describe_room(job.outline(memory, threads))
 
 
 def _is_addressable(tensor: StoredTensor) -> bool:
@@ -370,71 +428,3 @@ def _placeholder(name: str, tensor: StoredTensor, partition: Partition | None) -
     whole = np.broadcast_to(np.zeros((), f"V{tensor.bits // 8}"), shape)
     piece = SourcePiece(tuple((0, size) for size in shape), whole, 0, whole.strides)
     return Wanted(name, tensor._dtype, shape, [piece] if tensor.size else [], (), partition, None)
-
-
-class _Spool:
-    """A file beside the destination, for what cannot be copied from the source as it is."""
-
-    def __init__(self, target: Path) -> None:
-        self._target = target
-        self._folder: Path | None = None
-        self._count = 0
-        self._made: list[DataFile] = []
-
-    def tensor(
-        self, name: str, tensor: StoredTensor, dtype: Dtype | None, partition: Partition | None, memory: int
-    ) -> Wanted:
-        """Write the tensor whole, converted if need be, and give it as one that lies in that file."""
-        kept = dtype if dtype is not None and _is_converted(tensor, dtype) else tensor._dtype
-        into = kept.numpy(f"tensor {shown(name)}")
-        if self._folder is None:
-            name_of_folder = f".{self._target.name}."
-            self._folder = Path(tempfile.mkdtemp(prefix=name_of_folder, suffix=_SPOOL, dir=self._target.parent))
-        path = self._folder / f"{self._count}.bin"
-        self._count += 1
-        with path.open("wb") as stream:
-            for block in _blocks(tensor, memory):
-                values = tensor.read(block)
-                stream.write(np.ascontiguousarray(values.astype(into, copy=False)).tobytes())
-        file = DataFile(path)
-        self._made.append(file)
-        shape = tensor.shape
-        piece = SourcePiece(tuple((0, size) for size in shape), file, 0, contiguous_strides(shape, kept.bits // 8))
-        return Wanted(name, kept, shape, [piece] if tensor.size else [], (), partition, None)
-
-    def close(self) -> None:
-        for file in self._made:
-            file.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-
-@contextmanager
-def _spool(target: Path) -> Iterator[_Spool]:
-    if not target.parent.is_dir():
-        raise FileNotFoundError(2, "the folder that is to hold the checkpoint is not there", str(target.parent))
-    for stale in target.parent.glob(f".{glob.escape(target.name)}.*{_SPOOL}"):
-        shutil.rmtree(stale, ignore_errors=True)  # Of a run that was killed.
-    spool = _Spool(target)
-    try:
-        yield spool
-    finally:
-        spool.close()
-
-
-def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:
-    """Boxes that follow one another in C order, each of which takes no more than a part of the memory."""
-    if not tensor.shape:
-        yield ()
-        return
-    rest = tuple(slice(0, size) for size in tensor.shape[1:])
-    row = max(tensor.nbytes // max(tensor.shape[0], 1), 1)
-    # A block, the piece that it is decoded from, and its conversion.
-    rows = min(max(memory // (4 * row), 1), tensor.shape[0])
-    if row * 2 > memory:
-        raise LayoutError(
-            f"memory is {bytes_text(memory)}; a row of tensor {shown(tensor.name)} takes {bytes_text(row)}, which has "
-            f"to be converted or decoded in memory: at least {bytes_text(2 * row)} are needed"
-        )
-    for start in range(0, tensor.shape[0], max(rows, 1)):
-        yield (slice(start, min(start + rows, tensor.shape[0])), *rest)
