@@ -74,6 +74,25 @@ def test_a_row_and_a_point(measured: Path) -> None:
     assert "2026-01-01, commit abc, 3 s, load 0.5 to 1.0" in page
 
 
+def test_the_ratios_of_two_machines_stand_side_by_side(measured: Path, tmp_path: Path) -> None:
+    shutil.copytree(measured, tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "benches" / "peers" / "results" / "elsewhere"
+    folder.mkdir()
+    there = {**RUN, "machine": "another, 2 cores, Linux, Python 3.11"}
+    unknown = {**ROW, "work": "what this machine has not measured"}
+    lines = [json.dumps(line) for line in (there, {**ROW, "theirs": 9e-5, "ratio": 9.0}, unknown)]
+    (folder / "core.json").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert run(tmp_path, "--write-only").returncode == 0
+    page = (tmp_path / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert "another, 2 cores, Linux, Python 3.11; numpy 2." in page
+    assert "| coordinates | numpy | **5.0×** (4.0× to 6.0×) | **9.0×** (4.0× to 6.0×) | ≥ 6× |" in page
+    assert "what this machine has not measured" not in page
+    # The same processor with another Python is not another machine.
+    (folder / "core.json").write_text(f"{json.dumps(RUN)}\n{json.dumps(ROW)}\n", encoding="utf-8")
+    assert run(tmp_path, "--write-only").returncode == 0
+    assert "No other machine is measured yet." in (tmp_path / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("page", ["docs/benchmarks.md", "docs/pictures/ratios.svg", "docs/pictures/growth.svg"])
 def test_another_figure_is_noticed(page: str, measured: Path, tmp_path: Path) -> None:
     if page.endswith(".svg"):

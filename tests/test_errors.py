@@ -76,11 +76,11 @@ def test_modules_are_imported_when_a_name_of_theirs_is_used() -> None:
     program = """
 import sys
 import shardwise as sw
-modules = ("array.verbs", "model.scope", "model.variable", "reshard.plan", "rules.layout_map", "show.svg", "store")
+modules = ("array.verbs", "model.scope", "model.variable", "reshard.plan", "rules.layout_map", "show.draw", "store")
 print([name for name in modules if f"shardwise.{name}" in sys.modules])
 sw.draw
 print([name for name in modules if f"shardwise.{name}" in sys.modules])
-print(sw.draw is sys.modules["shardwise.show.svg"].draw)
+print(sw.draw is sys.modules["shardwise.show.draw"].draw)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=3600, check=True)
-    assert done.stdout.splitlines() == ["[]", "['show.svg']", "True"]
+    assert done.stdout.splitlines() == ["[]", "['show.draw']", "True"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -278,14 +277,9 @@ def test_the_refined_layout_is_the_same() -> None:
     assert np.array_equal(one[1], two[1])
 
 
-def test_the_picture_of_the_page_is_up_to_date() -> None:
-    made = runpy.run_path(str(ROOT / "docs/pictures/qkv.py"))["picture"]()
-    assert (ROOT / "docs/pictures/qkv.svg").read_text(encoding="utf-8") == made
-
-
 def test_pictures_show_the_pieces() -> None:
     layout = sw.TensorLayout((packed.parse("(3 4@tp 2)"), None), line(4))
-    assert sw.draw(layout, (24, 8)).count("<rect") == 12
+    assert sw.draw(layout, (24, 8)).count("<title>[") == 12
 
 
 def test_reports() -> None:

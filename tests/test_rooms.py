@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 #: and imports from the rows below its own and from itself only. A new room has its row here and on the page.
 HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
     "python/shardwise": (
-        ("errors", "_core", "_text"),
+        ("errors", "_core", "_drawn", "_text"),
         ("_arguments", "_dtypes", "_strided"),
         ("_atomic", "_boxes", "_tree", "packed", "sub_axis"),
         ("mesh_views",),
@@ -29,6 +29,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("reshard", "rules"),
         ("array",),
         ("model", "store"),
+        ("execute",),
         ("dtensor",),
         ("interop",),
         ("cli",),

@@ -34,8 +34,8 @@ def beside_memcpy(devices: int, memcpy_goal: Goal | None, loop_goal: Goal | None
 
 def rows() -> Iterator[Row]:
     yield from beside_memcpy(8, at_most_times(1.15), None)
-    yield from beside_memcpy(64, None, None)
-    yield from beside_memcpy(512, at_most_times(1.6), faster(5))
+    yield from beside_memcpy(64, at_most_times(1.15), None)
+    yield from beside_memcpy(512, at_most_times(1.15), faster(5))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,24 @@ from typing import Any
 
 from figures import Point, Row, quantity, ratio_text
 
-__all__ = ["CHARTS", "HERE", "PARTS", "Part", "Result", "Results", "digest", "read_results", "render", "shown"]
+__all__ = [
+    "CHARTS",
+    "ELSEWHERE",
+    "HERE",
+    "PARTS",
+    "Part",
+    "Result",
+    "Results",
+    "digest",
+    "processor",
+    "read_results",
+    "render",
+    "shown",
+]
 
 HERE = Path(__file__).resolve().parent
+#: The folder, in that of the results, of what the last other machine gave.
+ELSEWHERE = "elsewhere"
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,7 @@ PARTS = (
     Part("layout_map", ("keras",)),
     Part("dtensor", ("tensorflow",)),
     Part("plans", ("dask",)),
+    Part("tilings"),
     Part("reshard"),
     Part("jax_reshard", ("jax",)),
     Part("torch", ("torch",)),
@@ -98,10 +114,19 @@ def digest(results: Results) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def render(template: str, results: Results) -> str:
+def processor(result: Result) -> str:
+    """What a machine is known by: its processor and its caches, without the versions of what is installed.
+
+    >>> processor(Result({"machine": "A CPU, 2 cores, L2 1 MiB, L3 32 MiB, Linux, Python 3.11.7"}, (), ()))
+    'A CPU, 2 cores, L2 1 MiB, L3 32 MiB'
+    """
+    return str(result.run["machine"]).rsplit(", ", 2)[0]
+
+
+def render(template: str, results: Results, elsewhere: Results) -> str:
     """Fill the template; what no part and no table is named after is an error."""
     tables = {part.name: _section(part, results.get(part.name)) for part in PARTS}
-    tables |= {"summary": _summary(results), "machine": _machine(results)}
+    tables |= {"summary": _summary(results), "machine": _machine(results), "elsewhere": _both(results, elsewhere)}
     tables |= {name: f"![{CHARTS[name]}](pictures/{name}.svg)" if shown(results)[name] else "" for name in CHARTS}
     used: set[str] = set()
 
@@ -200,6 +225,30 @@ def _missed(row: Row) -> str:
     elif row.theirs is not None and row.goal is not None and row.goal.kind == "more":
         got = f"{quantity(row.ours - row.theirs, row.unit)} more"
     return f"{row.work}{f', beside {row.peer}' if row.peer else ''}: {got} ({row.goal} asked)"
+
+
+def _both(results: Results, elsewhere: Results) -> str:
+    """The ratios of this machine beside those of the other, where both have the same row."""
+    pairs = [
+        (row, others[row.work, row.peer])
+        for name, result in results.items()
+        if name in elsewhere and processor(result) != processor(elsewhere[name])
+        for others in [{(other.work, other.peer): other for other in elsewhere[name].rows}]
+        for row in result.rows
+        if row.ratio is not None and (row.work, row.peer) in others
+    ]
+    if not pairs:
+        return "No other machine is measured yet."
+    table = _markdown(
+        {
+            "work": [row.work for row, _ in pairs],
+            "compared with": [row.peer for row, _ in pairs],
+            "here": [_ratio(row) for row, _ in pairs],
+            "there": [_ratio(other) for _, other in pairs],
+            "goal": [str(row.goal or "") for row, _ in pairs],
+        }
+    )
+    return f"{_machine(elsewhere)}\n\n{table}"
 
 
 def _machine(results: Results) -> str:

@@ -3,7 +3,8 @@
 Run: `python benches/peers/run.py [--only core,reshard] [--quick] [--allow-missing torch]`
 
 Each part (`bench_*.py`) runs in a process of its own and leaves its rows in benches/peers/results/. A part whose peer
-is not installed does not run, its last results stay, and the exit status is 1, unless the peer may be missing.
+is not installed does not run, its last results stay, and the exit status is 1, unless the peer may be missing. Results
+of another processor are kept beside the new ones, in results/elsewhere/, and the page shows both.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import charts
 from machine import ROOT, commit, load, machine, versions
-from page import HERE, PARTS, Part, read_results, render
+from page import ELSEWHERE, HERE, PARTS, Part, Result, processor, read_results, render
 
 TEMPLATE = HERE / "template.md"
 
@@ -64,9 +65,19 @@ def measure(part: Part, results: Path, quick: bool) -> bool:
         "load": [load_before, load()],
         "seconds": round(time.perf_counter() - start, 1),
     }
-    results.mkdir(parents=True, exist_ok=True)
-    (results / f"{part.name}.json").write_text(f"{json.dumps(run, ensure_ascii=False)}\n{rows}", encoding="utf-8")
+    (results / ELSEWHERE).mkdir(parents=True, exist_ok=True)
+    file, text = results / f"{part.name}.json", f"{json.dumps(run, ensure_ascii=False)}\n{rows}"
+    if file.exists() and processor(Result.from_text(file.read_text(encoding="utf-8"))) != processor(
+        Result(run, (), ())
+    ):
+        file.replace(results / ELSEWHERE / file.name)
+    file.write_text(text, encoding="utf-8")
     return True
+
+
+def filled(stored: Path) -> str:
+    """The page as the results make it."""
+    return render(TEMPLATE.read_text(encoding="utf-8"), read_results(stored), read_results(stored / ELSEWHERE))
 
 
 def main() -> int:
@@ -77,9 +88,7 @@ def main() -> int:
     page = out / "benchmarks.md"
     if chosen.check:
         results = read_results(stored)
-        wrong = (
-            [] if page.read_text(encoding="utf-8") == render(TEMPLATE.read_text(encoding="utf-8"), results) else [page]
-        )
+        wrong = [] if page.read_text(encoding="utf-8") == filled(stored) else [page]
         wrong += charts.stale(results, out / "pictures")
         for path in wrong:
             print(f"{path} is not what the results say; write it: python benches/peers/run.py --write-only")
@@ -96,7 +105,7 @@ def main() -> int:
             failed.append(part.name)
     results = read_results(stored)
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(render(TEMPLATE.read_text(encoding="utf-8"), results), encoding="utf-8")
+    page.write_text(filled(stored), encoding="utf-8")
     written = [page, *charts.draw(results, out / "pictures")]
     print("written:", *(path.relative_to(ROOT) for path in written))
     needed = sorted(set(missing) - set(chosen.allow_missing))

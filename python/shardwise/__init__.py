@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import packed
 from ._core import __version__
+from ._drawn import draw_with
 from .array.sharded import Shard, ShardedArray, distribute_tensor
 from .errors import InternalError, LayoutError, MeshError, ParseError, ShardwiseError, SizeOverflowError
 from .layout import Axes, TensorLayout, UnevenRule
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
     from .reshard.program import LocalBox, Program, Step
     from .reshard.refit import RefitPlan, plan_refit
     from .rules.layout_map import LayoutMap
+    from .rules.layout_rule import LayoutRule
     from .rules.report import LayoutReport, TensorReport
-    from .show.svg import draw
+    from .show.draw import draw
     from .store import (
         Checkpoint,
         CheckpointPlan,
@@ -74,6 +76,7 @@ __all__ = [
     "LayoutError",
     "LayoutMap",
     "LayoutReport",
+    "LayoutRule",
     "LinkModel",
     "LocalBox",
     "MeshError",
@@ -139,8 +142,9 @@ _LAZY = {
     "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
     "reshard.refit": ("RefitPlan", "plan_refit"),
     "rules.layout_map": ("LayoutMap",),
+    "rules.layout_rule": ("LayoutRule",),
     "rules.report": ("LayoutReport", "TensorReport"),
-    "show.svg": ("draw",),
+    "show.draw": ("draw",),
     "store": (
         "Checkpoint",
         "CheckpointPlan",
@@ -166,6 +170,7 @@ _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 _SUBPACKAGES = ("dtensor", "interop")
 
 # Who has not imported a framework needs no part of ours for it.
+draw_with("shardwise.show.draw")
 load_with("keras", "shardwise.interop.keras")
 load_with("tensorflow", "shardwise.interop.tf_variable")
 

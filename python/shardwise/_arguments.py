@@ -17,7 +17,17 @@ from .errors import LayoutError, SizeOverflowError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["array_like", "array_of", "instance", "int64_array", "integer", "optional", "path_of", "sizes_of"]
+__all__ = [
+    "array_like",
+    "array_of",
+    "instance",
+    "int64_array",
+    "integer",
+    "is_masked",
+    "optional",
+    "path_of",
+    "sizes_of",
+]
 
 _INT64_MAX = 2**63 - 1
 
@@ -104,9 +114,14 @@ def path_of(file: str | os.PathLike[str]) -> Path:
     return path
 
 
+def is_masked(value: object) -> bool:
+    """Whether it is a masked array, whose mask `numpy.asarray` loses; numpy imports `numpy.ma` late."""
+    return isinstance(value, np.ndarray) and type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray)
+
+
 def int64_array(name: str, value: Any) -> npt.NDArray[np.int64]:
     """`value` as a C-contiguous, aligned, native int64 array; copied only if it is not one already."""
-    if isinstance(value, np.ma.MaskedArray):
+    if is_masked(value):
         raise TypeError(f"{name} is a masked array; give its filled() or compressed() values")
     try:
         array = np.asarray(value)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from . import _core
 from ._arguments import instance
+from ._drawn import Drawn
 from ._text import shown
 from .errors import LayoutError
 from .mesh import DeviceMesh
@@ -28,7 +29,7 @@ Axes = tuple[Spec, ...]
 UnevenRule = Literal["even", "ceil", "chunk", "balanced", "floor"]
 
 
-class TensorLayout:
+class TensorLayout(Drawn):
     """One spec per tensor dim: the mesh axes that cut it.
 
     Args:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core
+from ._arguments import is_masked
+from ._drawn import Drawn
 from ._text import shown
 from .errors import MeshError
 from .sub_axis import parse_sub_axis
@@ -51,7 +53,7 @@ def list_devices(device_type: str | None = None) -> list[str]:
     return [f"{_PREFIX}{i}" for i in range(cores)]
 
 
-class DeviceMesh:
+class DeviceMesh(Drawn):
     """Devices arranged along named axes, row-major; no hardware is needed.
 
     Args:
@@ -424,7 +426,7 @@ class DeviceMesh:
 
 def _flat_labels(devices: Any) -> list[Any]:
     """The labels in row-major order; lists and arrays nest, tuples within them are labels."""
-    if isinstance(devices, (np.ma.MaskedArray, bytes, bytearray)):
+    if is_masked(devices) or isinstance(devices, (bytes, bytearray)):
         raise TypeError(f"devices must be a sequence of labels or None, got {type(devices).__name__}")
     if isinstance(devices, np.ndarray):
         flat = devices.ravel()

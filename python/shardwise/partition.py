@@ -53,12 +53,13 @@ class Partition(Tiling):
     has them one after the other. Different shards may then hold the same elements: `locate` gives the first of them.
     """
 
-    __slots__ = ("_layout", "_mesh", "_uneven")
+    __slots__ = ("_few_shapes", "_layout", "_mesh", "_uneven")
 
     _core: _core.Partition | _core.PackedPartition
     _layout: TensorLayout
     _mesh: DeviceMesh
     _uneven: UnevenRule
+    _few_shapes: list[tuple[int, ...]] | None
 
     def __init__(self, layout: TensorLayout, shape: Sequence[int], uneven: UnevenRule = "even") -> None:
         try:
@@ -72,6 +73,7 @@ class Partition(Tiling):
         self._layout = layout
         self._mesh = mesh
         self._uneven = uneven
+        self._few_shapes = None
 
     @property
     def layout(self) -> TensorLayout:
@@ -455,8 +457,13 @@ class Partition(Tiling):
         return self._core.shard_shape(position)
 
     def _shapes(self) -> list[tuple[int, ...]]:
+        if self._few_shapes is not None:
+            return self._few_shapes
         if self._count <= _FEW or isinstance(self._core, _core.PackedPartition):
-            return [self._core.shard_shape(device) for device in range(self._count)]
+            shapes = [self._core.shard_shape(device) for device in range(self._count)]
+            if len(shapes) <= _FEW:  # Kept: small reshards ask for them twice each time.
+                self._few_shapes = shapes
+            return shapes
         boxes = self._core.boxes()
         return list(map(tuple, (boxes[..., 1] - boxes[..., 0]).tolist()))
 

@@ -14,6 +14,7 @@ from ._boxes import arguments_of, key_of, one_each, parse_holder
 from ._core import PackedPartition as CorePackedPartition
 from ._core import Partition as CorePartition
 from ._core import Tiling as CoreTiling
+from ._drawn import Drawn
 from ._dtypes import bits_of, bytes_for
 from ._text import shown
 from .errors import LayoutError, SizeOverflowError
@@ -60,7 +61,7 @@ class Piece:
         return hash((tuple((side.start, side.stop) for side in self.box), self.start))
 
 
-class Tiling:
+class Tiling(Drawn):
     """Who holds which boxes of a tensor.
 
     A tiling has a shape, holders (devices, ranks, files, by any labels), and for each holder the shape of its own

@@ -62,6 +62,7 @@ def test_json(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path) -> Non
         "file": str(gpt),
         "mesh": {"data": 2, "model": 4},
         "uneven": "even",
+        "default": None,
         "nbytes": 11008,
         "replicated_share": 192 / 11008,
         "bytes_per_device": {"least": 2696, "most": 2696},
@@ -78,6 +79,7 @@ def test_json(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path) -> Non
         "layout": [None, ["data", "model"]],
         "num_shards": [1, 8],
         "shard_shape": [50, 2],
+        "uneven": "even",
         "nbytes": 1600,
         "bytes_per_device": 200,
         "bytes_total": 1600,
@@ -90,7 +92,7 @@ def test_everything_that_looks_wrong(capsys: pytest.CaptureFixture[str], gpt: Pa
         '[rules]\n"attn" = [[], "model"]\n"weight" = ["model", []]\n"ln" = ["data", []]\n"lm_head" = ["data"]'
     )
     arguments = (gpt, "--mesh", MESH, "--rules", rules)
-    lines = planned(capsys, *arguments)
+    lines = planned(capsys, *arguments, status=1)
     warnings = [line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")]
     assert len(warnings) == 4
     clash, rank, indivisible, unused = sorted(warnings, key=lambda line: "lm_head" in line)
@@ -101,11 +103,46 @@ def test_everything_that_looks_wrong(capsys: pytest.CaptureFixture[str], gpt: Pa
     for text in ("wte.weight", "dim 0", "50", "4 shards"):
         assert text in indivisible
     assert "'lm_head'" in unused
-    assert "without the 7 tensors that cannot be placed:" in lines
+    assert "without the 7 tensors that cannot be placed, 3 clashing, 3 of another rank, 1 indivisible:" in lines
     assert planned(capsys, *arguments, "--strict", status=1) == lines
     plan = planned_json(capsys, *arguments, "--strict", status=1)
     assert [len(plan[kind]) for kind in ("clashes", "rank_mismatches", "indivisible", "unused_rules")] == [3, 3, 1, 1]
     assert plan["bytes_per_device"] == {"least": 0, "most": 0}
+
+
+@pytest.mark.parametrize(
+    ("rule", "status", "strict"),
+    [
+        ("'wte' = ['model', []]\n'.' = [[]]", 1, 1),  # 50 rows over 4 devices; two rules for one name.
+        ("'wte' = { axes = ['model', []], uneven = 'ceil' }", 0, 1),  # The others match nothing: a warning.
+        ("'wte' = { axes = ['model', []], uneven = 'ceil' }\n'attn' = [[], 'model']\n'ln' = [[]]", 0, 0),
+        ("'attn' = [[[]]]", 2, 2),
+    ],
+)
+def test_what_cannot_be_placed_counts_and_strict_counts_every_warning(
+    capsys: pytest.CaptureFixture[str], gpt: Path, tmp_path: Path, rule: str, status: int, strict: int
+) -> None:
+    rules = tmp_path / "some.toml"
+    rules.write_text(f"[rules]\n{rule}")
+    for options, expected in (([], status), (["--strict"], strict)):
+        assert main(["plan", str(gpt), "--mesh", MESH, "--rules", str(rules), *options]) == expected
+    capsys.readouterr()
+
+
+def test_a_default_places_what_no_rule_matches(capsys: pytest.CaptureFixture[str], gpt: Path, tmp_path: Path) -> None:
+    rules = tmp_path / "default.toml"
+    rules.write_text("default = { axes = ['model'], uneven = 'balanced' }\n[rules]\n'ln' = [[]]")
+    arguments = (gpt, "--mesh", MESH, "--rules", rules)
+    lines = planned(capsys, *arguments, "--strict")
+    assert lines[3:6] == [
+        "h.{0..2}.attn.c_attn.weight  16 x 48  F32    model,-     4 x 48   3 x 768 B",
+        "h.{0..2}.ln_1.bias                16  F32    -               16    3 x 64 B",
+        "wte.weight                   50 x 16  BF16   model,-  ≤ 13 x 16       416 B",
+    ]
+    plan = planned_json(capsys, *arguments, "--devices")
+    assert plan["default"] == {"layout": ["model"], "uneven": "balanced"}
+    # Of 50 rows of 32 bytes the first two of the four of "model" hold 13, the others 12.
+    assert plan["device_bytes"] == [3 * 768 + 3 * 64 + 32 * rows for rows in (13, 13, 12, 12)] * 2
 
 
 def test_names_without_a_rule_are_replicated_and_listed(

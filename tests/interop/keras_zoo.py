@@ -35,7 +35,7 @@ def model_of(shape: tuple[int, ...], *layers: Any) -> Any:
 
 def exact_map(cut: Mapping[str, Axes]) -> LayoutMap:
     layout_map = LayoutMap(MESH, match="fullmatch")
-    layout_map.update(cut)  # type: ignore[arg-type]
+    layout_map.update(cut)
     return layout_map
 
 

@@ -36,6 +36,7 @@ MODULES = (
     "shardwise.interop.shardy",
     "shardwise.interop.tensorflow",
     "shardwise.interop.torch",
+    "shardwise.packed",
     "shardwise.rules.report",
     "shardwise.store",
 )
@@ -64,6 +65,19 @@ def flat_plan() -> sw.ReshardPlan:
     return sw.plan_reshard(sw.Tiling.from_flat_ranges((8, 8), ranges), layout().partition((8, 8)))
 
 
+#: The rows of four heads of q, two of k and two of v, of 8 rows each.
+FUSED = {"q": 32, "k": 16, "v": 16}
+
+
+def fused(order: Any, devices: int = 2) -> sw.Partition:
+    spec = sw.packed.qkv(4, 2, 8, "model", order=order)
+    return sw.TensorLayout((spec, None), sw.DeviceMesh((devices,), ("model",))).partition((64, 3))
+
+
+def part_of_fused(rows: int) -> sw.Partition:
+    return layout("model", None).partition((rows, 3))
+
+
 def report_of(indivisible: bool = True) -> report.LayoutReport:
     rules = sw.LayoutMap(mesh())
     rules["kernel"] = (None, "model")
@@ -78,6 +92,11 @@ def report_of(indivisible: bool = True) -> report.LayoutReport:
         "c/bias": (2, 2),
     }
     return rules.report({name: (shape, "float32") for name, shape in shapes.items()})
+
+
+def report_with_a_default() -> report.LayoutReport:
+    rules = sw.LayoutMap(mesh(), default=sw.LayoutRule(layout("data"), "ceil"))
+    return rules.report({"kernel": ((5, 8), "float32")})
 
 
 def mesh_proto() -> dt.MeshProto:
@@ -113,6 +132,22 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     sw.ModelPlan: lambda: [
         sw.plan_model({"w": layout(None)}, {"w": layout("data")}, {"w": ((8,), "float32")}),
         sw.plan_model({}, {}, {}),
+    ],
+    sw.RefitPlan: lambda: [
+        sw.plan_refit(fused("interleaved"), fused("blocked", 4)),
+        sw.plan_refit(fused("blocked"), {name: part_of_fused(rows) for name, rows in FUSED.items()}),
+        sw.plan_refit({"a": partition()}, {"a": partition()}),
+    ],
+    sw.packed.PackedDim: lambda: [
+        sw.packed.qkv(4, 2, 8, "model"),
+        sw.packed.qkv(4, 2, 8, "model", order="interleaved"),
+        sw.packed.concat(sw.packed.part((3, 12, 8), 1, "model"), sw.packed.part(5)),
+        sw.packed.padded_vocab(50257, "model", 128),
+    ],
+    sw.packed.Part: lambda: [
+        sw.packed.part((3, 12, 8), 1, "model"),
+        sw.packed.part(5),
+        sw.packed.part(None, 0, ("model", "data"), "chunk", ratio=2),
     ],
     sw.ReshardPlan: lambda: [
         plan(),
@@ -166,11 +201,21 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         hlo.HloSharding("tiled", [2, 1, 1], [1, 0], ["replicated"]),  # type: ignore[arg-type]
     ],
     megatron.RankOffsets: lambda: megatron.to_rank_offsets(layout(None, "model")),
+    torch.LocalShards: lambda: [
+        torch.local_shards([torch.Shard(0), torch.StridedShard(0, 2)], mesh(), (15, 5)),
+        torch.local_shards([torch.Replicate(), torch.Replicate()], mesh(), ()),
+        torch.LocalShards([[1]], [[0]], [True]),
+    ],
     torch.Shard: lambda: [torch.Shard(1)],
     torch.StridedShard: lambda: [torch.StridedShard(0, 2)],
     torch.Replicate: lambda: [torch.Replicate()],
     torch.Partial: lambda: [torch.Partial(), torch.Partial("max")],
-    report.LayoutReport: lambda: [report_of(), report_of(indivisible=False)],
+    sw.LayoutRule: lambda: [
+        sw.LayoutRule(layout()),
+        sw.LayoutRule(("data", None), "ceil"),
+        sw.LayoutRule(layout(), uneven="even"),
+    ],
+    report.LayoutReport: lambda: [report_of(), report_of(indivisible=False), report_with_a_default()],
     report.TensorReport: lambda: list(report_of().tensors),
     problems.Clash: lambda: list(report_of().clashes),
     problems.RankMismatch: lambda: list(report_of().rank_mismatches),
@@ -190,7 +235,6 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
 #: The public classes that are not values, and why.
 NOT_VALUES: dict[type, str] = {
     sw.LayoutMap: "rules are added and removed; it compares and pickles as a mapping",
-    sw.RefitPlan: "is made anew by plan_refit; it does not compare yet",
     sw.Shard: "holds memory that can be written, so it is equal to itself alone",
     sw.ShardedArray: "holds memory that can be written, as a numpy array does",
     sw.Variable: "gets its data later",
@@ -201,10 +245,9 @@ NOT_VALUES: dict[type, str] = {
     store.StoredTensor: "reads from an open file",
     store.StoredObject: "reads from an open file",
     store.StoredPiece: "reads from an open file",
-    store.Form: "functions by name",
+    store.Form: "holds a function, of which no text can make it again",
     dt.DTensor: "holds memory that can be written",
     dt.LayoutMap: "rules are added and removed",
-    torch.LocalShards: "three numpy arrays by name",
 }
 
 
@@ -330,6 +373,18 @@ def test_a_sharded_array_and_its_shards_are_pickled_with_their_values() -> None:
     shard = pickle.loads(pickle.dumps(sharded.shards[5]))
     assert (shard.device, shard.index, shard.replica_id) == ("cpu:5", sharded.shards[5].index, 0)
     assert shard.data.tolist() == sharded.shards[5].data.tolist()
+
+
+def test_a_refit_plan_keeps_nothing_of_its_callers() -> None:
+    sides = {"a": partition()}
+    plan = sw.plan_refit(sides, sides)
+    hashed = hash(plan)
+    sides["b"] = partition()
+    for given in (plan.src, plan.dst, plan.plans):
+        given.clear()  # type: ignore[union-attr]
+    assert (hash(plan), list(plan.plans)) == (hashed, ["a"])
+    assert plan == sw.plan_refit({"a": partition()}, {"a": partition()})
+    assert plan != sw.plan_refit(sides, sides)
 
 
 def test_a_layout_map_is_compared_pickled_and_copied() -> None:

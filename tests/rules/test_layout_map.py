@@ -5,10 +5,25 @@ import pickle
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from shardwise import DeviceMesh, LayoutError, LayoutMap, TensorLayout
+from shardwise import (
+    DeviceMesh,
+    LayoutError,
+    LayoutMap,
+    LayoutRule,
+    TensorLayout,
+    Variable,
+    initialize_variables,
+    layout_map_scope,
+    open_checkpoint,
+    plan_model,
+    save_checkpoint,
+)
 from shardwise.rules.search import REMEMBERED_PATHS
 
 MESH = DeviceMesh((2, 4), ("data", "model"))
@@ -389,3 +404,116 @@ class TestThreads:
             for future in futures:
                 future.result()
         assert seen <= {None, TensorLayout(("y",))}
+
+
+class TestDefault:
+    def test_it_holds_for_any_rank(self) -> None:
+        layout_map = LayoutMap(MESH, default="replicated")
+        layout_map["kernel"] = (None, "model")
+        for rank in range(4):
+            assert layout_map.layout_of("bias", rank) == TensorLayout((None,) * rank, MESH)
+            assert layout_map.layout_of("bias", rank) is layout_map.layout_of("other", rank)
+        assert layout_map["bias"] is None
+        assert layout_map.get("bias") is None
+        assert layout_map.layout_of("kernel", 2) is layout_map["kernel"]
+        assert layout_map.report({"bias": (3,), "kernel": (2, 4)}).ok
+        assert LayoutMap(MESH).layout_of("bias", 1) is None
+
+    def test_it_cuts_leading_dims(self) -> None:
+        layout_map = LayoutMap(MESH, default=LayoutRule((("data", "model"),), "ceil"))
+        assert layout_map.layout_of("w", 3) == TensorLayout((("data", "model"), None, None), MESH)
+        assert layout_map.apply({"w": np.zeros((8, 2))})["w"] == TensorLayout((("data", "model"), None), MESH)
+        assert layout_map.partition("w", (9, 2)).shard_shape("cpu:0") == (2, 2)
+        with pytest.raises(LayoutError, match="'w' has rank 0, the default layout is for ranks from 1"):
+            layout_map.layout_of("w", 0)
+        report = layout_map.report({"w": ((9, 2), "int8"), "s": ((), "int8")})
+        assert [str(problem) for problem in report.rank_mismatches] == [
+            "'s' has rank 0, the default layout is for ranks from 1"
+        ]
+        assert [tensor.name for tensor in report.unplaced] == ["s"]
+        assert report.device_bytes is not None
+        assert report.device_bytes.tolist() == [4, 4, 4, 4, 2, 0, 0, 0]
+
+    @pytest.mark.parametrize(
+        ("default", "error", "said"),
+        [
+            ("replicate", LayoutError, "default is 'replicate'.*'replicated'"),
+            (3, TypeError, "default: the value must be.*int"),
+            (("z",), LayoutError, 'default: .*"z"'),
+            (TensorLayout((), DeviceMesh((3,), ("x",))), None, ""),
+        ],
+    )
+    def test_what_is_a_default(self, default: Any, error: type[Exception] | None, said: str) -> None:
+        if error is None:
+            layout = LayoutMap(MESH, default=default).layout_of("a", 2)
+            assert layout == TensorLayout((None, None), DeviceMesh((3,), ("x",)))
+        else:
+            with pytest.raises(error, match=said):
+                LayoutMap(MESH, default=default)
+
+    def test_the_plan_of_a_model_knows_it(self) -> None:
+        whole, cut = LayoutMap(MESH, default="replicated"), LayoutMap(MESH, default=LayoutRule(("model",), "ceil"))
+        plan = plan_model(cut, whole, {"w": ((5,), "int8"), "b": ((2, 2), "int8")})
+        assert plan["w"].src == TensorLayout(("model",), MESH).partition((5,), "ceil")
+        with pytest.raises(LayoutError, match="dst has no layout for 'w'"):
+            plan_model(whole, LayoutMap(MESH), {"w": ((5,), "int8")})
+
+
+class TestUneven:
+    def test_a_rule_goes_before_what_a_call_says(self) -> None:
+        layout_map = LayoutMap(MESH)
+        layout_map["embed"] = LayoutRule(("model", None), uneven="ceil")
+        layout_map["strict"] = LayoutRule(("model", None), uneven="even")
+        layout_map["head"] = ("model", None)
+        shapes = {"embed": ((9, 1), "int8"), "head": ((9, 1), "int8"), "strict": ((9, 1), "int8")}
+        report = layout_map.report(shapes, uneven="balanced")
+        assert [tensor.shard_shape for tensor in report.tensors] == [(3, 1), (3, 1), None]
+        assert report.device_bytes is not None
+        # 3, 3, 3, 0 by "ceil" and 3, 2, 2, 2 by "balanced".
+        assert report.device_bytes.tolist() == [6, 5, 5, 2] * 2
+        assert report.warnings == (
+            "'strict': dim 0 has 9 elements, which do not divide by the 4 shards of its rule 'strict'",
+        )
+        assert "without the 1 tensor that cannot be placed, 1 indivisible:" in report.totals
+        assert layout_map.uneven_of("embed") == "ceil"
+        assert layout_map.uneven_of("head") is None
+        with pytest.raises(LayoutError, match="dim 0"):
+            layout_map.partition("strict", (9, 1), "balanced")
+
+    def test_it_goes_with_the_rule(self) -> None:
+        layout_map = LayoutMap(MESH)
+        layout_map["embed"] = LayoutRule(("model", None), uneven="ceil")
+        plain = LayoutMap(MESH)
+        plain["embed"] = ("model", None)
+        assert layout_map != plain
+        again = LayoutMap(MESH)
+        again.update(layout_map)
+        for other in (again, copy.copy(layout_map), copy.deepcopy(layout_map), pickle.loads(pickle.dumps(layout_map))):
+            assert other == layout_map
+            assert other.uneven_of("embed") == "ceil"
+            assert repr(other) == repr(layout_map)
+        assert "'ceil'" in repr(layout_map)
+        del again["embed"]
+        assert again.uneven_of("embed") is None
+
+    def test_a_variable_is_cut_by_it(self) -> None:
+        layout_map = LayoutMap(MESH)
+        layout_map["embed"] = LayoutRule(("model",), uneven="balanced")
+        with layout_map_scope(layout_map):
+            model = initialize_variables({"embed": Variable((5,), "int8", np.zeros)})
+        assert [shard.data.size for shard in model["embed"].shards][:4] == [2, 1, 1, 1]
+
+    def test_a_sharded_checkpoint_is_cut_by_it(self, tmp_path: Path) -> None:
+        layout_map = LayoutMap(MESH, default=LayoutRule(("model",), "ceil"))
+        layout_map["w"] = LayoutRule(("model",), uneven="balanced")
+        arrays = {"w": np.arange(5, dtype=np.int8), "v": np.arange(5, dtype=np.int8)}
+        save_checkpoint(tmp_path / "cut", arrays, layout_map, to="sharded")
+        with open_checkpoint(tmp_path / "cut") as checkpoint:
+            boxes = {name: sorted(piece.box[0] for piece in checkpoint[name].pieces) for name in arrays}
+            assert [checkpoint.read(name).tolist() for name in arrays] == [[0, 1, 2, 3, 4]] * 2
+        assert boxes == {"w": [(0, 2), (2, 3), (3, 4), (4, 5)], "v": [(0, 2), (2, 4), (4, 5)]}
+
+    @pytest.mark.parametrize("uneven", ["cheil", 3, ["ceil"]])
+    def test_what_is_not_a_rule(self, uneven: Any) -> None:
+        with pytest.raises((LayoutError, TypeError), match="uneven"):
+            LayoutRule(("x",), uneven)

@@ -262,6 +262,7 @@ class TestForms:
         assert data["unmatched"] == ["x"]
         assert data["unused_rules"] == ["embedding$"]
         assert data["uneven"] == "even"
+        assert data["default"] is None
         assert data["warnings"] == list(report.warnings)
         assert not data["ok"]
         assert data["tensors"][3] == {
@@ -272,6 +273,7 @@ class TestForms:
             "layout": [None],
             "num_shards": [1],
             "shard_shape": [1],
+            "uneven": "even",
             "nbytes": 1,
             "bytes_per_device": 1,
             "bytes_total": 8,

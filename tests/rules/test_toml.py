@@ -9,7 +9,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shardwise import DeviceMesh, LayoutError, LayoutMap, MeshError, ParseError, SizeOverflowError, TensorLayout
+from shardwise import (
+    DeviceMesh,
+    LayoutError,
+    LayoutMap,
+    LayoutRule,
+    MeshError,
+    ParseError,
+    SizeOverflowError,
+    TensorLayout,
+    UnevenRule,
+)
 
 MESH = DeviceMesh((2, 4), ("data", "model"))
 
@@ -75,6 +85,46 @@ def test_what_is_written() -> None:
     )
 
 
+RULED = """
+default = { axes = ["data"], uneven = "ceil" }
+[mesh]
+shape = [2, 4]
+axis_names = ["data", "model"]
+[rules]
+embed = { axes = [{ packed = "(50257@model/pad128)" }, []] }
+head = { axes = [[], "model"], uneven = "chunk" }
+sum = { axes = [[]], unreduced = ["data"], uneven = "even" }
+"""
+
+
+def test_rules_have_uneven_rules_and_padding_of_their_own() -> None:
+    layout_map = read(RULED)
+    assert layout_map.default == LayoutRule(TensorLayout(("data",), MESH), "ceil")
+    assert {key: rule.uneven for key, rule in layout_map.rules().items()} == {
+        "embed": None,
+        "head": "chunk",
+        "sum": "even",
+    }
+    # 50257 is padded to 50304, a quarter of which is 12576.
+    assert layout_map.partition("embed", (50257, 2)).shard_shape("cpu:3") == (12576, 2)
+    assert layout_map.partition("embed", (50257, 2)).box("cpu:3")[0] == slice(37728, 50257)
+    assert layout_map.partition("head", (2, 9)).shard_shape("cpu:3") == (2, 0)
+    assert layout_map.partition("other", (5, 2, 2)).shard_shape("cpu:7") == (2, 2, 2)
+    back = read(written(layout_map))
+    assert back == layout_map
+    assert 'default = { axes = ["data"], uneven = "ceil" }' in written(back)
+    assert 'uneven = "chunk"' in written(back)
+
+
+def test_a_default_that_cuts_nothing() -> None:
+    for text in ('default = "replicated"\n[rules]', "default = []\n[rules]", "default = { axes = [] }\n[rules]"):
+        layout_map = read(text, MESH)
+        assert layout_map.default == LayoutRule(TensorLayout((), MESH))
+        assert layout_map.layout_of("anything", 3) == TensorLayout((None,) * 3, MESH)
+    with pytest.raises(LayoutError, match="the default has a mesh of its own"):
+        written(LayoutMap(default=TensorLayout((), MESH)))
+
+
 def test_a_path_is_read_and_written(tmp_path: Path) -> None:
     layout_map = read(EXAMPLE)
     layout_map.to_toml(tmp_path / "rules.toml")
@@ -106,14 +156,16 @@ def layout_maps(draw: st.DrawFn) -> LayoutMap:
         labels = st.text(max_size=4) | st.integers(-(2**63), 2**63 - 1)
         devices = draw(st.none() | st.lists(labels, min_size=size, max_size=size, unique=True))
         mesh = DeviceMesh(shape, axes, devices)
-    layout_map = LayoutMap(mesh, match=draw(st.sampled_from(["search", "match", "fullmatch"])))
+    uneven: st.SearchStrategy[UnevenRule | None] = st.sampled_from([None, "even", "ceil", "chunk", "balanced", "floor"])
+    default = draw(st.none() | st.builds(LayoutRule, st.sampled_from([(), tuple(axes[:1])]), uneven))
+    layout_map = LayoutMap(mesh, match=draw(st.sampled_from(["search", "match", "fullmatch"])), default=default)
     for key in draw(st.lists(st.text(min_size=1, max_size=8), max_size=4, unique=True)):
         order = draw(st.permutations(axes))
         cuts = sorted(draw(st.lists(st.integers(0, len(axes)), max_size=5)))
         specs = [tuple(order[start:stop]) for start, stop in pairwise(cuts)]
         unreduced = order[cuts[-1] :] if cuts else []
         try:
-            layout_map[key] = TensorLayout(specs, unreduced=unreduced)
+            layout_map[key] = LayoutRule(TensorLayout(specs, unreduced=unreduced), draw(uneven))
         except LayoutError:
             assume(False)  # The key is not a regular expression.
     return layout_map
@@ -138,7 +190,17 @@ def test_what_is_written_is_read_back_equal_and_in_order(layout_map: LayoutMap) 
         (f"[rules]\na = {'[' * 20_000}", "nested too deeply"),
         ("match = 'search'", "'rules' is missing"),
         ("rules = 3", "rules must be a table, got 3"),
-        ("mach = 'search'\n[rules]", "unknown key 'mach'.*match, mesh, rules"),
+        ("mach = 'search'\n[rules]", "unknown key 'mach'.*match, mesh, rules.*did you mean 'match'"),
+        ("[rule]\nkernel = []", "unknown key 'rule'.*did you mean 'rules'"),
+        ("[Rules]\nkernel = []", "unknown key 'Rules'.*did you mean 'rules'"),
+        ("[[rules]]\nkernel = []", r"rules must be a table, got a list of them: write \[rules\], not \[\[rules\]\]"),
+        ("[rules]\nk = { axes = [], uneve = 'ceil' }", "rule 'k': unknown key 'uneve'.*did you mean 'uneven'"),
+        ("[rules]\nk = { axis = ['x'] }", "rule 'k': unknown key 'axis'.*did you mean 'axes'"),
+        ("[rules]\nk = { axes = ['x'], uneven = 3 }", "rule 'k': uneven must be a string, got 3"),
+        ("default = 'whole'\n[rules]", "default must be 'replicated', a list of axes or a table, got 'whole'"),
+        ("default = 3\n[rules]", "default: axes must be a list, got 3"),
+        ("default = { uneven = 'ceil' }\n[rules]", "default: 'axes' is missing"),
+        (f"{'z' * 100_000} = 1\n[rules]", "unknown key 'z[^,]*, expected one of"),
         ("match = 'find'\n[rules]", "match must be one of.*'find'"),
         ("match = ['search']\n[rules]", r"match must be one of.*\['search'\]"),
         ("[rules]\nkernel = 'model'", "rule 'kernel': axes must be a list, got 'model'"),
@@ -172,6 +234,16 @@ def test_what_the_format_does_not_know(text: str, said: str) -> None:
         ("[mesh]\nshape = [0]\naxis_names = ['x']\n[rules]", MeshError, "mesh: shape"),
         ("[mesh]\nshape = [2, 2]\naxis_names = ['x', 'x']\n[rules]", MeshError, "mesh: axis_names"),
         ("[mesh]\nshape = [2]\naxis_names = ['x']\ndevices = ['a']\n[rules]", MeshError, "mesh: devices"),
+        (
+            "[rules]\nk = { axes = ['x'], uneven = 'cheil' }",
+            LayoutError,
+            "rule 'k': uneven is 'cheil'.*'ceil', 'chunk'",
+        ),
+        (
+            "default = ['z']\n[mesh]\nshape = [2]\naxis_names = ['x']\n[rules]",
+            LayoutError,
+            "default.*'z'|default.*\"z\"",
+        ),
         (f"[mesh]\nshape = [{2**63}]\naxis_names = ['x']\n[rules]", SizeOverflowError, "mesh: shape"),
     ],
 )

@@ -1,163 +1,423 @@
-"""The pictures: rectangles tile the tensor, labels say who holds what, and can be read."""
+"""The pictures: tiles are as large as what they stand for, labels stand within them, and all can be read."""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
-from itertools import pairwise
-from pathlib import Path
-from xml.etree import ElementTree as ET
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.show import svg
-from tests.interop.layouts import layouts, mesh_of
+from shardwise.show import colours
+from shardwise.show.picture import MOST_KEYS
+from tests.interop.layouts import layouts
+from tests.show.drawings import Drawing
+from tests.tilings import tilings
 
-SVG = "{http://www.w3.org/2000/svg}"
 MESH = sw.DeviceMesh((2, 4), ("data", "model"))
+EIGHT = sw.DeviceMesh((8,), ("model",))
+SQUARE = sw.DeviceMesh((16, 16), ("data", "model"))
+QKV = sw.packed.qkv(64, 8, 128, "tp")
+ROWS, COLUMNS = sw.TensorLayout(("data", "model"), MESH), sw.TensorLayout((None, "model"), MESH)
 
 
-def rectangles(root: ET.Element) -> list[tuple[tuple[float, ...], list[tuple[int, int]], str, str]]:
-    """Place, box, devices and colour of each rectangle."""
-    found = []
-    for rect in root.iter(f"{SVG}rect"):
-        title = rect.findtext(f"{SVG}title")
-        assert title is not None
-        match = re.fullmatch(r"\[(.*)\] on (.*)", title)
-        assert match is not None
-        box = [(int(a), int(b)) for a, b in re.findall(r"(\d+):(\d+)", match[1])]
-        place = tuple(float(rect.attrib[key]) for key in ("x", "y", "width", "height"))
-        found.append((place, box, match[2], rect.attrib["fill"]))
-    return found
+def report() -> sw.LayoutReport:
+    rules = sw.LayoutMap(MESH)
+    rules[".*kernel"] = (None, "model")
+    rules["norm"] = (None,)
+    tensors = {f"h.{i}.kernel": ((64, 64), "float32") for i in range(12)}
+    return rules.report({**tensors, "norm": ((64,), "float32"), "b": ((5,), "float32"), "x.kernel": ((4, 6), "int8")})
 
 
-@given(layouts(), st.integers(1, 9), st.sampled_from(["ceil", "chunk", "balanced", "floor"]))
-def test_rectangles_tile_the_tensor(layout: sw.TensorLayout, size: int, uneven: sw.UnevenRule) -> None:
-    partition = layout.partition(tuple(range(size, size + layout.rank)), uneven)
-    root = ET.fromstring(sw.draw(partition))
-    count = np.zeros(partition.shape, int)
-    panels: dict[tuple[float, float], float] = {}
-    for (x, y, width, height), box, devices, _ in rectangles(root):
-        count[tuple(slice(*bounds) for bounds in box)] += 1
-        assert width > 0
-        assert height > 0
-        holders = (
-            partition.devices_holding(
-                partition.locate(int(np.ravel_multi_index([a for a, _ in box], partition.shape)))[0]
-            )
-            if box
-            else list(mesh_of(layout).devices.flat)
+#: Pictures of every kind, among them what is too much to draw as it is.
+MADE: dict[str, Callable[[], Any]] = {
+    "mesh": lambda: MESH,
+    "mesh of one": lambda: sw.DeviceMesh((1,), ("x",)),
+    "mesh of five axes": lambda: sw.DeviceMesh((2, 3, 2, 3, 2), list("abcde")),
+    "mesh 16 x 16": lambda: SQUARE,
+    "mesh of a million": lambda: sw.DeviceMesh((1000, 1000), ("x", "y")),
+    "mesh of 2^62": lambda: sw.DeviceMesh((2**31, 2**31), ("x", "y")),
+    "mesh of 70 axes": lambda: sw.DeviceMesh((1,) * 70, [f"a{i}" for i in range(70)]),
+    "layout": lambda: ROWS,
+    "wide": lambda: sw.TensorLayout((None, "model"), EIGHT).partition((4096, 14336)),
+    "one dim": lambda: sw.TensorLayout(("model",), EIGHT).partition((4096,)),
+    "one dim, not even": lambda: sw.TensorLayout(("model",), MESH).partition((3,), "ceil"),
+    "scalar": lambda: sw.TensorLayout((), MESH).partition(()),
+    "no elements": lambda: sw.TensorLayout((None, "model"), MESH).partition((0, 8)),
+    "replicas": lambda: COLUMNS.partition((6, 8)),
+    "partial": lambda: sw.TensorLayout((None,), MESH, unreduced=("model",)).partition((6,)),
+    "sub-axes": lambda: sw.TensorLayout(("model:(1)2", "model:(2)2"), MESH).partition((6, 8)),
+    "16 x 16": lambda: sw.TensorLayout(("data", "model"), SQUARE).partition((4096, 11008)),
+    "three dims": lambda: sw.TensorLayout(("a", "b", "c"), sw.DeviceMesh((2, 2, 2), list("abc"))).partition((2, 4, 6)),
+    "2^62 elements": lambda: sw.TensorLayout(("x", None), sw.DeviceMesh((2**20, 2), ("x", "y"))).partition(
+        (2**40, 2**22)
+    ),
+    "a tall one": lambda: sw.TensorLayout(("model", None), EIGHT).partition((2**40, 1)),
+    "packed": lambda: sw.TensorLayout((QKV, None), sw.DeviceMesh((2, 16), ("dp", "tp"))).partition((QKV.size or 0, 64)),
+    "packed, of many pieces": lambda: sw.TensorLayout(
+        (sw.packed.concat(sw.packed.part((2**20, 4, 1), 1, "model")),), MESH
+    ).partition((2**22,)),
+    "packed, on many": lambda: sw.TensorLayout(
+        (sw.packed.gate_up("tp"), None), sw.DeviceMesh((1024, 4), ("tp", "dp"))
+    ).partition((2**20, 3)),
+    "chunks": lambda: sw.Tiling.grid((1000, 600), (64, 64)),
+    "a million chunks": lambda: sw.Tiling.grid((10**6, 10**6), (1000, 1000)),
+    "flat ranges": lambda: sw.Tiling.from_flat_ranges((6, 8), {"rank 0": (0, 20), "rank 1": (20, 48)}),
+    "overlap": lambda: sw.Tiling.from_boxes((8,), [[(0, 5)], [(3, 8)]]),
+    "many boxes": lambda: sw.Tiling.from_flat_ranges((30, 400), [(i * 3, i * 3 + 3) for i in range(4000)]),
+    "one of many boxes": lambda: sw.Tiling.from_boxes((4000,), {"file": [[(i, i + 1)] for i in range(4000)]}),
+    "nothing held": lambda: sw.Tiling.from_boxes((4,), {}),
+    "plan": lambda: sw.plan_reshard(ROWS.partition((6, 8)), COLUMNS.partition((6, 8))),
+    "plan of packed": lambda: sw.plan_reshard(
+        sw.TensorLayout((sw.packed.gate_up("model"),), MESH).partition((32,)),
+        sw.TensorLayout(("model",), MESH).partition((32,)),
+    ),
+    "plan for 4,096": lambda: sw.plan_reshard(
+        *(
+            sw.TensorLayout(axes, sw.DeviceMesh((64, 64), ("x", "y"))).partition((4096, 4096))
+            for axes in (("x", "y"), ("y", "x"))
         )
-        assert devices.split(" and ")[0] == ", ".join(holders[:16])
-        panels[x, y] = width * height
-    assert (count == 1).all()
-    # The rectangles of a panel fill it: no two begin at one place, and their areas add up.
-    area = sum(panels.values())
-    view = [float(number) for number in root.attrib["viewBox"].split()]
-    assert area <= view[2] * view[3]
-    assert all(0 <= x <= view[2] and 0 <= y <= view[3] for x, y in panels)
+    ),
+    "plan from files": lambda: sw.plan_reshard(sw.Tiling.grid((6, 8), (4, 3)), ROWS.partition((6, 8))),
+    "plan for a model": lambda: sw.plan_model({"a": ROWS}, {"a": COLUMNS}, {"a": ((6, 8), "float32")}),
+    "refit": lambda: sw.plan_refit(
+        dict.fromkeys("ab", ROWS.partition((6, 8))), dict.fromkeys("ab", COLUMNS.partition((6, 8)))
+    ),
+    "array": lambda: sw.distribute_tensor(np.zeros((6, 8)), ROWS),
+    "report": report,
+    "report of nothing": lambda: sw.LayoutMap(MESH).report({}),
+    "report on a million": lambda: sw.LayoutMap(sw.DeviceMesh((2**20,), ("x",))).report({"a": ((4,), "int8")}),
+    "labels that mean harm": lambda: sw.TensorLayout(
+        ("<&>",), sw.DeviceMesh((3,), ("<&>",), ["<script>alert(1)</script>", "\0\ud800\n]]>", ("a", 1)])
+    ).partition((3,)),
+    "long labels": lambda: sw.TensorLayout(
+        ("x" * 10**5, None),
+        sw.DeviceMesh((2, 2), ("x" * 10**5, "漢" * 10**5), ["a" * 10**5, "1" * 10**5, "1a" * 10**5, "-"]),
+    ).partition((2, 4)),
+}
 
 
-def test_places_are_proportional_and_touch() -> None:
-    root = ET.fromstring(sw.draw(sw.TensorLayout(("model",), MESH), (10,), uneven="balanced"))
-    places = [place for place, _, _, _ in rectangles(root)]
-    assert [width for _, _, width, _ in places] == [84, 84, 56, 56]
-    for (x, _, width, _), (following, _, _, _) in pairwise(places):
-        assert x + width == following
+@pytest.fixture(scope="module")
+def drawn() -> dict[str, Drawing]:
+    return {name: Drawing(sw.draw(make())) for name, make in MADE.items()}
 
 
-def texts(root: ET.Element) -> list[str]:
-    return [element.text or "" for element in root.iter(f"{SVG}text")]
+@pytest.mark.parametrize("name", MADE)
+def test_nothing_is_written_over_anything_and_all_is_on_the_page(name: str, drawn: dict[str, Drawing]) -> None:
+    drawing = drawn[name]
+    for text, box, fill in drawing.texts:
+        assert drawing.page.has(box), text
+        if fill:
+            assert any(tile.box.has(box) and tile.look[0] == fill for tile in drawing.tiles), text
+        else:
+            assert not any(tile.box.meets(box) for tile in drawing.tiles), text
+    for (one, box, _), (other, another, _) in itertools.combinations(drawing.texts, 2):
+        assert not box.meets(another), (one, other)
+    for tile in drawing.tiles:
+        assert drawing.page.has(tile.box)
 
 
-def test_labels() -> None:
-    written = texts(ET.fromstring(sw.draw(sw.TensorLayout((None, "model"), MESH), (6, 8))))
-    for label in ("(None, 'model')", "6 x 8, data=2, model=4", "0:6", "0:2", "6:8", "cpu:0", "cpu:4"):
-        assert label in written
+@pytest.mark.parametrize("name", sorted(set(MADE) - {"overlap"}))
+def test_tiles_do_not_overlap(name: str, drawn: dict[str, Drawing]) -> None:
+    for one, other in itertools.combinations(drawn[name].tiles, 2):
+        assert not one.box.meets(other.box), (one.place, other.place)
 
 
-def test_before_and_after() -> None:
-    before, after = sw.TensorLayout(("data", None), MESH), sw.TensorLayout((None, "model"), MESH)
-    root = ET.fromstring(sw.draw(before, (8, 8), after=after))
-    assert len(rectangles(root)) == 2 + 4
-    assert "before: ('data', None)" in texts(root)
-    assert "after: (None, 'model')" in texts(root)
-    colours = {devices.split(",")[0]: fill for _, _, devices, fill in rectangles(root)}
-    # A device has its own colour, before and after.
-    assert len(set(colours.values())) == len(colours)
-    assert sum(fill == colours["cpu:0"] for _, _, _, fill in rectangles(root)) == 2
+@pytest.mark.parametrize("name", MADE)
+def test_no_two_entries_of_the_legend_look_alike(name: str, drawn: dict[str, Drawing]) -> None:
+    drawing = drawn[name]
+    looks = dict(drawing.swatches)
+    assert len(looks) == len(drawing.swatches) == len(set(looks.values())) <= MOST_KEYS
+    assert all(tile.key is None or looks[tile.key] == tile.look for tile in drawing.tiles)
+    # Who looks alike is explained alike: a tile without an entry has the look of none.
+    assert all(tile.key is not None or tile.look not in looks.values() for tile in drawing.tiles)
 
 
-def test_panels_for_dims_that_do_not_fit() -> None:
-    root = ET.fromstring(sw.draw(sw.TensorLayout(("a", "b", "c"), sw.DeviceMesh((2, 2, 2), list("abc"))), (2, 4, 6)))
-    assert [text for text in texts(root) if text.startswith("dim")] == ["dim 0 0:1", "dim 0 1:2"]
-    assert len(rectangles(root)) == 8
+@pytest.mark.parametrize("name", MADE)
+def test_it_is_small_and_says_in_words_what_it_is(name: str, drawn: dict[str, Drawing]) -> None:
+    drawing = drawn[name]
+    assert len(sw.draw(MADE[name]())) < 200_000
+    title, description = drawing.root[0], drawing.root[1]
+    assert (title.tag, description.tag) == ("{http://www.w3.org/2000/svg}title", "{http://www.w3.org/2000/svg}desc")
+    assert title.text
+    assert description.text
+    assert drawing.root.attrib["aria-labelledby"].split() == [title.attrib["id"], description.attrib["id"]]
+    # Nothing comes from elsewhere, and no name became markup.
+    assert "http" not in re.sub(r'xmlns="[^"]*"', "", sw.draw(MADE[name]()))
+    assert not list(drawing.root.iter("{http://www.w3.org/2000/svg}script"))
 
 
-def test_empty_shards_are_listed() -> None:
-    root = ET.fromstring(sw.draw(sw.TensorLayout(("model",), MESH), (3,), uneven="ceil"))
-    assert "empty: cpu:3, cpu:7" in texts(root)
-    assert len(rectangles(root)) == 3
+@pytest.mark.parametrize("name", MADE)
+def test_every_notebook_shows_it(name: str) -> None:
+    value = MADE[name]()
+    svg, html = value._repr_svg_(), value._repr_html_()
+    assert svg == sw.draw(value)
+    assert svg.strip() in html
+    assert "<script" not in html
+    assert len(html) < 400_000
+    text = sw.draw(value, form="text")
+    assert len(text) < 400_000
+    assert all(line.isprintable() for line in text.split("\n"))
 
 
-def test_the_same_text_each_time_and_any_label_is_well_formed() -> None:
-    mesh = sw.DeviceMesh((3,), ("<&>",), devices=["<script>", "\0\ud800", ("a", 1)])
-    layout = sw.TensorLayout(("<&>",), mesh)
-    assert sw.draw(layout, (3,)) == sw.draw(layout, (3,))
-    held = [devices for _, _, devices, _ in rectangles(ET.fromstring(sw.draw(layout, (3,))))]
-    assert held == ["<script>", "��", "('a', 1)"]
+def test_a_layout_without_a_mesh_has_no_picture() -> None:
+    assert sw.TensorLayout(("x",))._repr_svg_() is None
+    assert sw.TensorLayout(("x",))._repr_html_() is None
 
 
-def brightness(colour: str) -> float:
-    """Relative luminance, as the Web Content Accessibility Guidelines 2 define it."""
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+@settings(max_examples=60, deadline=None)
+@given(layouts(), st.integers(1, 9), st.sampled_from(["ceil", "chunk", "balanced", "floor"]))
+def test_tiles_are_the_shards_and_their_areas_are_their_sizes(
+    layout: sw.TensorLayout, size: int, uneven: sw.UnevenRule
+) -> None:
+    partition = layout.partition(tuple(range(size, size + layout.rank)), uneven)
+    drawing = Drawing(sw.draw(partition))
+    if partition.total_shards > MOST_KEYS or partition.is_packed:
+        return
+    count = np.zeros(partition.shape, int)
+    area: dict[tuple[tuple[int, int], ...], float] = {}
+    for tile in drawing.tiles:
+        count[tuple(slice(*bounds) for bounds in tile.bounds)] += 1
+        area[tuple(tile.bounds)] = tile.box.area
+    assert (count == 1).all() or not drawing.tiles  # Slices beyond the fourth are put together.
+    if sum(shards > 1 for shards in partition.num_shards) <= 2:
+        assert (count == 1).all()
+        per_element = {area[box] / np.prod([stop - start for start, stop in box], dtype=float) for box in area}
+        assert max(per_element) == pytest.approx(min(per_element), rel=2e-3)
 
 
-def contrast(one: str, other: str) -> float:
-    light, dark = sorted((brightness(one), brightness(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 6), max_size=3).map(tuple).flatmap(tilings))
+def test_any_tiling_is_drawn(tiling: sw.Tiling) -> None:
+    drawing = Drawing(sw.draw(tiling))
+    boxes = {
+        tuple((side.start, side.stop) for side in piece.box)
+        for holder in tiling.holders
+        for piece in tiling.pieces(holder)
+        if all(side.start < side.stop for side in piece.box)
+    }
+    found = {tuple(tile.bounds) for tile in drawing.tiles}
+    if not any("drawn" in text for text in drawing.written()) and len(boxes) <= 4:
+        assert found == boxes
+    for text, box, _ in drawing.texts:
+        assert drawing.page.has(box), text
 
 
-def test_text_can_be_read_on_shards_and_on_light_and_dark_pages() -> None:
-    assert all(contrast(svg._INK, fill) >= 7 for fill in svg._FILLS)
-    assert min(contrast(svg._GREY, page) for page in ("#ffffff", "#000000")) >= 4.5
+def test_a_wide_weight_cut_in_eight_says_who_holds_what_on_every_strip(drawn: dict[str, Drawing]) -> None:
+    drawing = drawn["wide"]
+    assert [drawing.labels_on(tile) for tile in drawing.tiles] == [[f"cpu:{i}"] for i in range(8)]
+    ranges = [f"{1792 * i}:{1792 * (i + 1)}" for i in range(8)]
+    assert [text for text in drawing.written() if text in ranges] == ranges
+    assert "0:4096" in drawing.written()
+    assert len({tile.look for tile in drawing.tiles}) == 8
+    assert {"↓ dim 0: 4096, not cut", "→ dim 1: 14336, cut in 8 by model"} <= set(drawing.written())
+
+
+def test_a_tensor_of_one_dim_says_as_much(drawn: dict[str, Drawing]) -> None:
+    drawing = drawn["one dim"]
+    assert [drawing.labels_on(tile) for tile in drawing.tiles] == [[f"cpu:{i}"] for i in range(8)]
+    ranges = [f"{512 * i}:{512 * (i + 1)}" for i in range(8)]
+    assert [text for text in drawing.written() if text in ranges] == ranges
+
+
+def test_replicas_can_be_seen(drawn: dict[str, Drawing]) -> None:
+    drawing = drawn["replicas"]
+    assert [drawing.labels_on(tile) for tile in drawing.tiles] == [[f"cpu:{i},{i + 4}", "2 replicas"] for i in range(4)]
+    assert "cpu:0,4 (2 replicas)" in drawing.written()
+
+
+def test_empty_shards_are_named(drawn: dict[str, Drawing]) -> None:
+    drawing = drawn["one dim, not even"]
+    assert "empty: cpu:3,7" in drawing.written()
+    assert len(drawing.tiles) == 3
+    assert "the tensor has no elements" in drawn["no elements"].written()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "message"),
+    ("name", "unit", "total"),
     [
-        ((sw.TensorLayout(("data",), MESH),), {}, "shape is needed"),
-        ((sw.TensorLayout(("data",), MESH).partition((4,)), (5,)), {}, "but layout is a partition of shape"),
-        (
-            (sw.TensorLayout(("data",), MESH), (4,)),
-            {"after": sw.TensorLayout(("data",), MESH).partition((6,))},
-            "they must be equal",
-        ),
-        ((sw.TensorLayout(("x",), sw.DeviceMesh((2048,), ("x",))), (2048,)), {}, "2048 shards are too many"),
-        ((sw.TensorLayout((None,), sw.DeviceMesh((2**40,), ("x",))), (4,)), {}, "1099511627776 devices are too many"),
-        ((sw.TensorLayout(("data",)), (4,)), {}, "device_mesh"),
+        ("mesh 16 x 16", "devices", 256),
+        ("16 x 16", "shards", 256),
+        ("mesh of a million", "devices", 10**6),
+        ("mesh of 2^62", "devices", 2**62),
+        ("2^62 elements", "shards", 2**20),
+        ("a million chunks", "chunks", 10**6),
     ],
 )
-def test_refusals(arguments: Sequence[object], options: dict[str, object], message: str) -> None:
-    with pytest.raises(sw.LayoutError, match=message):
-        sw.draw(*arguments, **options)  # type: ignore[arg-type]
+def test_many_are_blocks_with_their_numbers(name: str, unit: str, total: int, drawn: dict[str, Drawing]) -> None:
+    drawing = drawn[name]
+    counts = [re.match(rf"([\d,]+) {unit}", tile.held) for tile in drawing.tiles]
+    assert sum(int(count[1].replace(",", "")) for count in counts if count) == total
+    assert len(drawing.tiles) <= MOST_KEYS
+    for tile in drawing.tiles:
+        assert any(
+            label.endswith(unit) or re.fullmatch(r"[\d,]+|[\d.]+e\+\d+", label) for label in drawing.labels_on(tile)
+        )
 
 
-def test_wrong_types() -> None:
-    with pytest.raises(TypeError, match="shape must be a sequence of integers, got 5"):
-        sw.draw(sw.TensorLayout((None,), sw.DeviceMesh((1,), ("x",))).partition((4,)), 5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="after must be"):
-        sw.draw(sw.TensorLayout(("data",), MESH), (4,), after="data")  # type: ignore[arg-type]
+def test_packed_parts_stand_where_they_are(drawn: dict[str, Drawing]) -> None:
+    """The rows of device 5 of the table in DESIGN.md 2.9: 64 / 8 / 8 heads of 128, k and v on two devices each."""
+    drawing = drawn["packed"]
+    mine = [tile for tile in drawing.tiles if tile.held.startswith("cpu:5,")]
+    assert [tile.bounds[0] for tile in mine] == [(2560, 3072), (8448, 8576), (9472, 9600)]
+    assert len({tile.look for tile in mine}) == 3
+    first = drawing.tiles[0]
+    scale = (first.box.right - first.box.left) / 512
+    for tile in drawing.tiles:
+        start, stop = tile.bounds[0]
+        assert tile.box.left == pytest.approx(first.box.left + start * scale, abs=0.2)
+        assert tile.box.right == pytest.approx(first.box.left + stop * scale, abs=0.2)
+    assert {"q", "k", "v"} <= set(drawing.written())
 
 
-def test_the_picture_of_the_documentation_is_what_is_drawn() -> None:
-    page = Path(__file__).parents[2] / "docs" / "pictures" / "axis-order.svg"
-    mesh = sw.DeviceMesh((2, 2), ("x", "y"))
-    one, other = (sw.TensorLayout((axes, None), mesh) for axes in (("x", "y"), ("y", "x")))
-    assert page.read_text(encoding="utf-8") == sw.draw(one, (8, 8), after=other)
+def test_before_and_after_a_device_has_one_look() -> None:
+    before, after = sw.TensorLayout(("data", None), MESH), sw.TensorLayout((None, "model"), MESH)
+    drawing = Drawing(sw.draw(before, (8, 8), after=after))
+    assert len(drawing.tiles) == 2 + 4
+    assert {"before: ('data', None)", "after: (None, 'model')"} <= set(drawing.written())
+    looks: dict[str, set[object]] = {}
+    for tile in drawing.tiles:
+        looks.setdefault(re.split(r"[,.]", tile.held)[0], set()).add(tile.look)
+    assert {len(found) for found in looks.values()} == {1}
+    assert len(set().union(*looks.values())) == len(looks) == 5
+
+
+def test_a_block_has_the_look_of_the_same_devices_elsewhere() -> None:
+    mesh = sw.DeviceMesh((64, 64), ("x", "y"))
+    one, other, third = (sw.TensorLayout(axes, mesh) for axes in (("x", "y"), ("y", "x"), (("x", "y"), None)))
+    before, after = (set(), set())
+    looks = [tile.look for tile in Drawing(sw.draw(one, (64, 64), after=other)).tiles]
+    before, after = set(looks[:16]), set(looks[16:])
+    assert len(looks) == 32
+    assert before == after
+    # Sixty-four rows of devices are not the sixteen squares of before.
+    looks = [tile.look for tile in Drawing(sw.draw(one, (4096, 64), after=third)).tiles]
+    assert not set(looks[:16]) & set(looks[16:])
+
+
+def test_what_a_plan_moves_is_what_its_cells_say(drawn: dict[str, Drawing]) -> None:
+    for name in ("plan", "plan of packed", "plan for 4,096", "plan from files"):
+        plan, drawing = MADE[name](), drawn[name]
+        sums: Counter[str] = Counter()
+        for tile in drawing.tiles:
+            for number, word in re.findall(r"([\d,]+) (sent|stay)\b", tile.held):
+                sums[word] += int(number.replace(",", ""))
+        assert sums["sent"] == plan.bytes_received("uint8").sum()
+        assert sums["stay"] == plan.bytes_kept("uint8").sum()
+    cells = {tile.place: tile.held for tile in drawn["plan"].tiles if " to " in tile.place}
+    assert cells["cpu:4 to cpu:0"] == "6 sent"
+    assert cells["cpu:0 to cpu:0"] == "6 stay"
+
+
+def test_bars_are_as_long_as_what_they_say(drawn: dict[str, Drawing]) -> None:
+    looks: dict[object, set[float]] = {}
+    for tile in drawn["plan for a model"].tiles:
+        size = re.match(r"(\d+) B", tile.held)
+        assert size is not None
+        looks.setdefault(tile.look, set()).add(round((tile.box.right - tile.box.left) / int(size[1]), 2))
+    assert len(looks) == 3
+    assert all(len(scales) == 1 for scales in looks.values())
+    kinds = [tile for tile in drawn["report"].tiles if tile.place.startswith(("cut", "repl", "cannot"))]
+    assert [tile.place for tile in kinds] == [
+        "cut (12)",
+        "replicated by a rule (1)",
+        "replicated, no rule matches (1)",
+        "cannot be placed (1)",
+    ]
+    widths = [tile.box.right - tile.box.left for tile in kinds]
+    assert [width / widths[0] for width in widths] == pytest.approx(
+        [1, 256 / 196608, 20 / 196608, 24 / 196608], abs=1e-4
+    )
+
+
+def test_the_same_text_each_time() -> None:
+    for name in ("labels that mean harm", "plan", "packed"):
+        assert sw.draw(MADE[name]()) == sw.draw(MADE[name]())
+
+
+def test_labels_that_mean_harm_are_text(drawn: dict[str, Drawing]) -> None:
+    held = [tile.held for tile in drawn["labels that mean harm"].tiles]
+    assert held == ["<script>alert(1)</script>", "\N{REPLACEMENT CHARACTER}" * 3 + "]]>", "('a', 1)"]
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance, as the Web Content Accessibility Guidelines 2 define it."""
+    return 0.2126 * (rgb := linear(colour))[0] + 0.7152 * rgb[1] + 0.0722 * rgb[2]
+
+
+def linear(colour: str) -> list[float]:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+
+
+def contrast(one: str, other: str) -> float:
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_text_can_be_read_on_tiles_and_on_light_and_dark_pages() -> None:
+    assert all(contrast(colours.INK, fill) >= 4.5 for fill in (*colours.FILLS, colours.NEUTRAL))
+    style = next(e.text or "" for e in Drawing(sw.draw(MESH)).root if e.tag.endswith("style"))
+    light, dark = style.split("@media (prefers-color-scheme:dark)")
+    for theme in (light, dark):
+        fills = dict(re.findall(r"\.(page|text|quiet)\{fill:(#\w{6})", theme))
+        assert contrast(fills["text"], fills["page"]) >= 7
+        assert contrast(fills["quiet"], fills["page"]) >= 4.5
+
+
+#: What an eye without one kind of cones sees of linear RGB (Machado, Oliveira, Fernandes 2009, severity 1).
+EYES = {
+    "all cones": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]]
+    ),
+    "tritanopia": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]]
+    ),
+}
+
+
+def cielab(rgb: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """CIE 1976 L*a*b* under D65."""
+    xyz = np.array(
+        [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]]
+    )
+    ratio = xyz @ rgb / xyz.sum(axis=1)
+    f = np.where(ratio > 216 / 24389, np.cbrt(ratio), (24389 / 27 * ratio + 16) / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("eye", EYES)
+def test_fills_are_told_apart_by_every_eye(eye: str) -> None:
+    seen = [cielab(np.clip(EYES[eye] @ np.array(linear(fill)), 0, 1)) for fill in colours.FILLS]
+    assert min(np.linalg.norm(one - other) for one, other in itertools.combinations(seen, 2)) >= 20
+    assert len({colours.look(key) for key in range(MOST_KEYS)}) == MOST_KEYS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((ROWS.partition((4, 4)), (5,)), {}, sw.LayoutError, "but what is of shape"),
+        ((MESH, (5,)), {}, sw.LayoutError, "a DeviceMesh takes none"),
+        ((ROWS, (4, 4)), {"after": ROWS.partition((8, 4))}, sw.LayoutError, "they must be equal"),
+        ((sw.TensorLayout(("data",)), (4,)), {}, sw.LayoutError, "device_mesh"),
+        ((sw.TensorLayout((sw.packed.gate_up("model"),), MESH),), {}, sw.LayoutError, "shape is needed: dim 0"),
+        ((MESH,), {"form": "png"}, sw.LayoutError, "form is 'png'; it must be one of 'svg', 'html', 'text'"),
+        ((ROWS.partition((4, 4)), 5), {}, TypeError, "shape must be a sequence of integers, got 5"),
+        ((ROWS, (4, 4)), {"after": "data"}, TypeError, "after must be a layout"),
+        (("data",), {}, TypeError, "what must be a layout.*got str"),
+        ((MESH,), {"after": ROWS}, TypeError, "got DeviceMesh"),
+    ],
+)
+def test_refusals(arguments: Sequence[Any], options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        sw.draw(*arguments, **options)

@@ -280,45 +280,44 @@ def test_what_would_fail_again_is_not_tried_again(source: Path, error: Exception
     assert set(executor.tries.values()) == {1}
 
 
-def _die(chance: float, fn: Callable[..., Any], *args: Any) -> Any:
-    if random.random() < chance:
+def _die(doomed: set[int], fn: Callable[..., Any], *args: Any) -> Any:
+    if args[0].number in doomed:
         os.kill(os.getpid(), signal.SIGKILL)
     return fn(*args)
 
 
 class Deadly(Executor):
-    """A pool of processes, each of which may be killed before a task."""
+    """A pool of processes, of which those are killed that get one of some tasks."""
 
-    def __init__(self, chance: float) -> None:
-        self.pool, self.chance = ProcessPoolExecutor(2, get_context("spawn")), chance
+    def __init__(self, doomed: set[int]) -> None:
+        self.pool, self.doomed = ProcessPoolExecutor(2, get_context("spawn")), doomed
         self._max_workers = 2
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return self.pool.submit(_die, self.chance, fn, *args)
+        return self.pool.submit(_die, self.doomed, fn, *args)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self.pool.shutdown(wait, cancel_futures=cancel_futures)
 
 
 def test_workers_that_are_killed_cost_their_tasks_only(source: Path) -> None:
-    done, kills = 0, 0
-    for attempt in range(40):
-        try:
-            with Deadly(0.08 if attempt < 6 else 0.0) as executor:
-                sw.reshard_checkpoint(
-                    source, source.parent / "new", rules(), executor=executor, task_bytes=TASK, resume=True
-                )
-            break
-        except BrokenExecutor as error:
-            kills += 1
-            found = re.search(r"a worker died.*after (\d+) of (\d+) tasks", str(error))
-            assert found
-            done += int(found[1])
-            assert not (source.parent / "new").exists()
+    total = len(planned(source).tasks)
+    left = total
+    for doomed in (3, total // 2, total - 1):  # So far apart that none is done before its turn.
+        with Deadly({doomed}) as executor, pytest.raises(BrokenExecutor) as died:
+            sw.reshard_checkpoint(
+                source, source.parent / "new", rules(), executor=executor, task_bytes=TASK, resume=True
+            )
+        found = re.search(r"a worker died.*after (\d+) of (\d+) tasks", str(died.value))
+        assert found
+        assert int(found[2]) <= left
+        left = int(found[2]) - int(found[1])
+        assert not (source.parent / "new").exists()
+    with Deadly(set()) as executor:
+        sw.reshard_checkpoint(source, source.parent / "new", rules(), executor=executor, task_bytes=TASK, resume=True)
     report = sw.verify_checkpoint(source.parent / "new")
     assert report.digests
     assert contents(source.parent / "new") == direct(source)
-    assert kills
 
 
 SCRIPT = """

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._arguments import array_of, instance
-from .._text import shown
+from .._drawn import Drawn
+from .._text import bytes_text, shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
@@ -22,6 +23,8 @@ from .replicas import check_replicas as check_equal_replicas
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from ..show.picture import Picture
 
 __all__ = ["Shard", "ShardedArray", "distribute_tensor", "gathered"]
 
@@ -43,7 +46,7 @@ class Shard:
     data: npt.NDArray[Any]
 
 
-class ShardedArray(ShardSource):
+class ShardedArray(Drawn, ShardSource):
     """An array cut into shards, one per device of a mesh, or one per holder of any tiling.
 
     Args:
@@ -335,6 +338,11 @@ class ShardedArray(ShardSource):
             raise ValueError("copy=False: putting shards together makes a new array")
         array: npt.NDArray[Any] = np.asarray(self.numpy(), dtype)
         return array
+
+    def _picture(self) -> Picture:
+        from ..show.views import tilings_picture
+
+        return tilings_picture([self._tiling], [f"{self._dtype} array of {bytes_text(self.nbytes)}"])
 
     def __repr__(self) -> str:
         cut = repr(self._tiling.layout) if isinstance(self._tiling, Partition) else self._tiling._kind_text()

@@ -2,8 +2,8 @@
 
 For checkpoints: `plan`, `reshard`, `run`, `commit`, `verify`, `diff`, `inspect`; for layouts: `show`, `translate`.
 
-Exit status: 0; 1 for `plan --strict` with warnings, and for `diff` of what differs; 2 for bad input, with one line on
-the standard error.
+Exit status: 0; 1 for `plan` of tensors that cannot be placed, with `--strict` for any of its warnings, and for `diff`
+of what differs; 2 for bad input, with one line on the standard error.
 """
 
 import argparse

@@ -64,7 +64,11 @@ def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
     plan.add_argument("--all", action="store_true", help="a row for each tensor, also where layers are alike")
     plan.add_argument("--devices", action="store_true", help="the bytes of each device as well")
     plan.add_argument("--json", action="store_true", help="JSON, for programs")
-    plan.add_argument("--strict", action="store_true", help="exit with status 1 if there are warnings")
+    plan.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit with status 1 on any warning, not only on tensors that cannot be placed",
+    )
 
 
 def _add_show(commands: "argparse._SubParsersAction[_Parser]") -> None:

@@ -27,7 +27,7 @@ _PROBLEMS = ("unmatched", "unused_rules", "clashes", "rank_mismatches", "indivis
 
 
 def run_plan(screen: Screen, options: argparse.Namespace) -> int:
-    """Print a plan and give the exit status: 1 if it is to be strict and there are warnings, else 0."""
+    """Print a plan and give the exit status: 1 if a tensor cannot be placed, or if any warning is to count, else 0."""
     mesh = None if options.mesh is None else parse_mesh(options.mesh)
     plan = make_plan(options.file, options.rules, mesh, options.uneven)
     if options.json:
@@ -38,7 +38,7 @@ def run_plan(screen: Screen, options: argparse.Namespace) -> int:
             if number == 0:
                 screen.write("")
             screen.write(("warning: ", "bold yellow"), warning)
-    return 1 if options.strict and plan.report.warnings else 0
+    return 1 if plan.report.unplaced or (options.strict and plan.report.warnings) else 0
 
 
 class Plan(NamedTuple):
@@ -111,16 +111,16 @@ def _row(plan: Plan, name: str, count: int, tensor: TensorReport) -> list[Part]:
         (name, ""),
         (format_shape(tensor.shape), ""),
         (plan.dtypes[tensor.name], ""),
-        _layout_part(tensor),
+        _layout_part(tensor, plan.report),
         (f"≤ {shard}" if tensor.is_uneven else shard, "red" if size is None else ""),
         (f"{count} x {held}" if held and count > 1 else held, ""),
     ]
 
 
-def _layout_part(tensor: TensorReport) -> Part:
+def _layout_part(tensor: TensorReport, report: LayoutReport) -> Part:
     if tensor.layout is None:
         return "clash", "red"
-    if tensor.rule is None:
+    if tensor.rule is None and report.default is None:
         return "no rule", "yellow"
     style = "red" if tensor.shard_shape is None else "dim" if tensor.is_replicated else "cyan"
     return format_layout(tensor.layout) or "()", style
@@ -139,12 +139,10 @@ def _device_rows(plan: Plan) -> list[list[Part]]:
 
 def _warnings(report: LayoutReport) -> Iterator[str]:
     """Give a line for each thing that looks wrong, where the report has one for each tensor."""
-    problems: list[Any] = [*report.clashes, *report.rank_mismatches]
-    if report.uneven == "even":
-        problems += report.indivisible
+    problems: list[Any] = [*report.clashes, *report.rank_mismatches, *report.hindering]
     for name, _, problem in group_names((problem.name, replace(problem, name="")) for problem in problems):
         yield str(replace(problem, name=name))
-    if report.unmatched:
+    if report.unmatched and report.default is None:
         names = [name for name, _, _ in group_names((tensor.name, None) for tensor in report.unmatched)]
         more = f" and {len(names) - _MAX_UNMATCHED} more" if len(names) > _MAX_UNMATCHED else ""
         size = bytes_text(sum(tensor.nbytes or 0 for tensor in report.unmatched))
@@ -162,7 +160,8 @@ def _as_json(plan: Plan, devices: bool) -> dict[str, Any]:
     return {
         "file": str(plan.path),
         "mesh": dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),
-        "uneven": plan.report.uneven,
+        "uneven": report["uneven"],
+        "default": report["default"],
         "tensors": tensors,
         "nbytes": report["nbytes"],
         "replicated_share": report["replicated_share"] or 0.0,

@@ -215,15 +215,53 @@ def _integer(i: int, placement: Any, name: str) -> int:
     return int(value)
 
 
-class LocalShards(NamedTuple):
-    """What every rank holds, in device-index order; int64 (ranks, dims)."""
-
-    #: The shape of each rank's local tensor.
+class _Columns(NamedTuple):
     shapes: npt.NDArray[np.int64]
-    #: Where it begins in the global tensor; for an empty shard, along the dim that empties it, the dim's size.
     offsets: npt.NDArray[np.int64]
-    #: Whether it is a box of the global tensor: bool (ranks,). Strided shards need not be; one without elements is.
     is_box: npt.NDArray[np.bool_]
+
+
+class LocalShards(_Columns):
+    """What every rank holds, in device-index order: read-only arrays, by name or as a tuple of three.
+
+    Attributes:
+        shapes: The shape of each rank's local tensor: int64 (ranks, dims).
+        offsets: Where it begins in the global tensor; for an empty shard, along the dim that empties it, the dim's
+            size: int64 (ranks, dims).
+        is_box: Whether it is a box of the global tensor: bool (ranks,). Strided shards need not be; one without
+            elements is.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, shapes: Any, offsets: Any, is_box: Any) -> LocalShards:
+        """Take copies of what is given."""
+        return super().__new__(
+            cls, _read_only(shapes, np.int64), _read_only(offsets, np.int64), _read_only(is_box, np.bool_)
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LocalShards):
+            return NotImplemented
+        return all(map(np.array_equal, self, other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(tuple((column.shape, column.tobytes()) for column in self))
+
+    def __repr__(self) -> str:
+        columns = (f"{name}={column.tolist()}" for name, column in zip(self._fields, self, strict=True))
+        return f"LocalShards({', '.join(columns)})"
+
+
+def _read_only(values: Any, dtype: Any) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = np.array(values, dtype)
+    array.flags.writeable = False
+    # A view: of the array itself numpy would let anyone set the flag again.
+    view: npt.NDArray[Any] = array.view()
+    return view
 
 
 def local_shards(placements: Iterable[Any], mesh: DeviceMesh, shape: Sequence[int]) -> LocalShards:
@@ -256,14 +294,14 @@ def local_shards(placements: Iterable[Any], mesh: DeviceMesh, shape: Sequence[in
         if isinstance(placement, Shard) and placement.dim not in strided:
             plain[placement.dim].append(name)
     boxes = TensorLayout(plain, mesh).partition(sizes, uneven="chunk").boxes()
-    shards = LocalShards(boxes[:, :, 1] - boxes[:, :, 0], boxes[:, :, 0], np.ones(mesh.size, np.bool_))
+    shards = _Columns(boxes[:, :, 1] - boxes[:, :, 0], boxes[:, :, 0], np.ones(mesh.size, np.bool_))
     for dim in strided:
         _cut_strided(dim, int(sizes[dim]), read, mesh, shards)
     shards.is_box[:] |= (shards.shapes == 0).any(axis=1)
-    return shards
+    return LocalShards(*shards)
 
 
-def _cut_strided(dim: int, size: int, placements: list[Placement], mesh: DeviceMesh, shards: LocalShards) -> None:
+def _cut_strided(dim: int, size: int, placements: list[Placement], mesh: DeviceMesh, shards: _Columns) -> None:
     """Write into `shards` what every rank holds along a dim that strided shards cut."""
     coordinates = mesh.coordinates()
     ids = np.zeros(mesh.size, np.int64)

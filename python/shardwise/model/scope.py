@@ -127,25 +127,30 @@ class LayoutScope:
         """Look up the layout of the variable at `path`, and check that it fits.
 
         Raises:
-            LayoutError: if the rule's layout has another rank than the variable or cuts a dim that does not divide,
-                or if several rules match.
+            LayoutError: if the rule's layout has another rank than the variable, or cuts a dim that does not divide
+                and has no uneven rule of its own; if several rules match.
         """
-        layout = self._layout_map[path]
+        layout, default = self._layout_map[path], self._layout_map.default
+        rule, uneven, source = None, None, "the default"
+        if layout is not None:
+            self._matched = True
+            (rule,) = self._layout_map.matching_rules(path)
+            uneven, source = self._layout_map.rule(rule).uneven, f"rule {rule!r}"
+        elif default is not None:
+            layout, uneven = self._layout_map.layout_of(path, len(shape)), default.uneven
         if layout is None:
             return PlacedVariable.replicated(path, shape, self._device_mesh, self._dialect)
-        self._matched = True
-        (rule,) = self._layout_map.matching_rules(path)
-        what = f"variable {path!r} of shape {tuple(shape)}: rule {rule!r} gives the layout {layout.axes}"
+        what = f"variable {path!r} of shape {tuple(shape)}: {source} gives the layout {layout.axes}"
         if layout.unreduced:
             raise LayoutError(f"{what}, unreduced over {shown(layout.unreduced)}; a variable cannot be a partial sum")
         if layout.rank != len(shape):
             raise LayoutError(f"{what}, of rank {layout.rank}, but the variable has rank {len(shape)}")
         for dim, (size, shards, spec) in enumerate(zip(shape, layout.num_shards, layout.axes, strict=True)):
-            if size % shards:
+            if size % shards and uneven in (None, "even"):
                 axes = f"axis {spec!r} of" if isinstance(spec, str) else f"axes {spec!r} of together"
                 raise LayoutError(f"{what}, but dim {dim} has {size} elements, no multiple of {axes} size {shards}")
         try:
-            return PlacedVariable(path, rule, layout, layout.partition(shape), self._dialect)
+            return PlacedVariable(path, rule, layout, layout.partition(shape, uneven or "even"), self._dialect)
         except ShardwiseError as error:
             raise type(error)(f"{what}: {error}") from None
 
@@ -153,6 +158,8 @@ class LayoutScope:
         """Warn, once in the life of the scope, if the map has rules and none has matched any variable so far."""
         if self._matched or self._warned or not self._layout_map or not paths:
             return
+        if self._layout_map.default is not None:
+            return  # What it says holds for them.
         self._warned = True
         rules, candidates = list(self._layout_map), {path[:_LONGEST_COMPARED]: path for path in paths[:_MOST_COMPARED]}
         nearest = [

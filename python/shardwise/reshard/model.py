@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._core import balance_model
+from .._drawn import Drawn
 from .._dtypes import bits_of, bytes_for
 from .._text import shown
 from ..errors import LayoutError
@@ -21,10 +22,12 @@ from .source import ShardSource
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from ..show.picture import Picture
+
 __all__ = ["ModelPlan", "plan_model"]
 
 
-class ModelPlan(Mapping[str, ReshardPlan]):
+class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     """What must move of all tensors of a model; `plan_model` makes one.
 
     It is a mapping from the names of the tensors to their plans, which differ from those of `plan_reshard` in who
@@ -68,8 +71,7 @@ class ModelPlan(Mapping[str, ReshardPlan]):
                 shape = tuple(shape)
             except (TypeError, ValueError):
                 raise TypeError(f"tensors[{shown(name)}] must be (shape, dtype), got {shown(tensor)}") from None
-            given = _looked_up("src", src, name), _looked_up("dst", dst, name)
-            ends = [_tiling_of(tilings, given[i], shape, uneven, _SIDES[i], name) for i in (0, 1)]
+            ends = [_end(tilings, side, layouts, name, shape, uneven) for side, layouts in (("src", src), ("dst", dst))]
             key = tuple(id(end) if end._is_named else (id(end), name) for end in ends)
             if key not in sorts:
                 sorts[key] = len(pairs)
@@ -145,6 +147,12 @@ class ModelPlan(Mapping[str, ReshardPlan]):
             raise LayoutError(f"src_shards has no shards of {shown(missing[0])}{more}")
         return {name: plan.run(src_shards[name]) for name, plan in self.items()}
 
+    def _picture(self) -> Picture:
+        from .drawn import loads_picture
+
+        loads = {"sent": self.bytes_sent(), "received": self.bytes_received(), "kept": self.bytes_kept()}
+        return loads_picture(f"a plan for {len(self):,} tensors, bytes by holder", loads)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ModelPlan):
             return NotImplemented
@@ -172,7 +180,8 @@ def plan_model(
             other tilings.
         dst: who is to hold what, likewise.
         tensors: the shape and the dtype of each tensor, by name.
-        uneven: how layouts cut dims that do not divide; see `TensorLayout.partition`.
+        uneven: how layouts cut dims that do not divide, unless the rule of a map says it; see
+            `TensorLayout.partition`.
 
     Raises:
         LayoutError: if a tensor has no layout, or its layout does not fit; see `plan_reshard`.
@@ -190,26 +199,31 @@ def plan_model(
     return ModelPlan(src, dst, tensors, uneven)
 
 
-_SIDES = ("src", "dst")
-
-
-def _looked_up(side: str, layouts: Any, name: str) -> Any:
+def _end(
+    known: dict[Any, Tiling], side: str, layouts: Any, name: str, shape: tuple[int, ...], uneven: UnevenRule
+) -> Tiling:
+    """The tiling that one side has of a tensor."""
     try:
-        found = layouts[name]
+        # A layout map has a default and uneven rules besides.
+        if hasattr(layouts, "layout_of"):
+            found = layouts.layout_of(name, len(shape))
+            uneven = layouts.uneven_of(name) or uneven
+        else:
+            found = layouts[name]
     except KeyError:
         found = None
     except TypeError:
         raise TypeError(f"{side} must be a LayoutMap or a mapping, got {type(layouts).__name__}") from None
     if found is None:
         raise LayoutError(f"{side} has no layout for {shown(name)}")
-    return found
+    return _tiling_of(known, found, shape, uneven, side, name)
 
 
 def _tiling_of(
     known: dict[Any, Tiling], given: Any, shape: tuple[int, ...], uneven: UnevenRule, side: str, name: str
 ) -> Tiling:
     """The tiling that a layout makes of a shape; one object for one pair of them."""
-    key = (id(given), shape)
+    key = (id(given), shape, uneven)
     tiling = known.get(key)
     if tiling is None:
         if isinstance(given, Tiling):

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .._arguments import int64_array, integer
 from .._core import ReshardPlan as CorePlan
+from .._drawn import Drawn
 from .._dtypes import dtype_of, itemsize_of
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
@@ -29,6 +30,7 @@ from .source import ShardSource
 
 if TYPE_CHECKING:
     from ..mesh import DeviceMesh
+    from ..show.picture import Picture
 
 __all__ = ["ReshardPlan", "Transfer", "plan_reshard", "same_holders"]
 
@@ -75,7 +77,7 @@ class Transfer:
         return hash((self.src_device, self.dst_device, sides, self.src_window, self.dst_window))
 
 
-class ReshardPlan:
+class ReshardPlan(Drawn):
     """What must move from one tiling of a tensor to another; `plan_reshard` makes one.
 
     Each element of each destination shard is received exactly once, unless its holder has it already: then it stays.
@@ -508,6 +510,11 @@ class ReshardPlan:
         if not (isinstance(self._src, Partition) and isinstance(self._dst, Partition)):
             return no_layout
         return steps_between(self._src, self._dst, itemsize, links)
+
+    def _picture(self) -> Picture:
+        from .drawn import plan_picture
+
+        return plan_picture(self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ReshardPlan):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .._drawn import Drawn
 from .._text import shown
 from ..errors import LayoutError
 from ..partition import Partition
@@ -19,6 +20,9 @@ from .plan import ReshardPlan, plan_reshard
 from .run import checked_arrays
 from .source import ShardSource
 
+if TYPE_CHECKING:
+    from ..show.picture import Picture
+
 __all__ = ["RefitPlan", "plan_refit"]
 
 Array = npt.NDArray[Any]
@@ -26,16 +30,32 @@ Array = npt.NDArray[Any]
 Side = Partition | Mapping[str, Partition]
 
 
-class RefitPlan:
+class RefitPlan(Drawn):
     """What must move from one order of packed tensors to another: a plan for each tensor; `plan_refit` makes one.
 
-    Immutable; `plans` has the plan of each tensor by its name.
+    Immutable, comparable, hashable and picklable; `plans` has the plan of each tensor by its name.
     """
 
     __slots__ = ("_dst", "_plans", "_src")
 
-    def __init__(self, src: Side, dst: Side, plans: Mapping[str, ReshardPlan]) -> None:
-        self._src, self._dst, self._plans = src, dst, dict(plans)
+    def __init__(self, src: Side, dst: Side) -> None:
+        sides = [_checked(name, side) for name, side in (("src", src), ("dst", dst))]
+        names = [[name for name, _ in side] for side in sides]
+        if set(names[0]) != set(names[1]):
+            raise LayoutError(f"src has the tensors {shown(names[0])}, dst {shown(names[1])}")
+        # Copies: a mapping that was given may change.
+        self._src, self._dst = (side if isinstance(side, Partition) else dict(side) for side in (src, dst))
+        self._plans = _planned(_frozen(self._src), _frozen(self._dst))
+
+    @property
+    def src(self) -> Partition | dict[str, Partition]:
+        """Who holds what now."""
+        return self._src if isinstance(self._src, Partition) else dict(self._src)
+
+    @property
+    def dst(self) -> Partition | dict[str, Partition]:
+        """Who is to hold what."""
+        return self._dst if isinstance(self._dst, Partition) else dict(self._dst)
 
     @property
     def plans(self) -> dict[str, ReshardPlan]:
@@ -96,8 +116,38 @@ class RefitPlan:
             plan.run(sources[name], out=results)
         return results
 
+    def _picture(self) -> Picture:
+        from .drawn import loads_picture, plan_picture
+
+        if len(self._plans) == 1:
+            return plan_picture(next(iter(self._plans.values())))
+        received: dict[Any, int] = {}
+        for plan in self._plans.values():
+            for holder, elements in enumerate(plan.bytes_received("uint8").tolist()):
+                label = plan.dst._label(holder)
+                received[label] = received.get(label, 0) + elements
+        return loads_picture(
+            f"a plan for {len(self._plans):,} tensors, elements by holder", {"received": received}, "{:,}".format
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RefitPlan):
+            return NotImplemented
+        return self is other or (self._src == other._src and self._dst == other._dst)
+
+    def __hash__(self) -> int:
+        # As mappings are compared: in any order.
+        return hash(tuple(side if isinstance(side, Partition) else frozenset(side.items()) for side in self._sides))
+
+    @property
+    def _sides(self) -> tuple[Side, Side]:
+        return self._src, self._dst
+
     def __repr__(self) -> str:
         return f"plan_refit({self._src!r}, {self._dst!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return plan_refit, self._sides
 
 
 def plan_refit(src: Side, dst: Side) -> RefitPlan:
@@ -123,12 +173,7 @@ def plan_refit(src: Side, dst: Side) -> RefitPlan:
     >>> {name: len(one) for name, one in plan.plans.items()}
     {'q': 15, 'k': 15, 'v': 15}
     """
-    sides = [_checked(name, side) for name, side in (("src", src), ("dst", dst))]
-    if {name for name, _ in sides[0]} != {name for name, _ in sides[1]}:
-        raise LayoutError(
-            f"src has the tensors {shown([name for name, _ in sides[0]])}, dst {shown([name for name, _ in sides[1]])}"
-        )
-    return RefitPlan(src, dst, _planned(_frozen(src), _frozen(dst)))
+    return RefitPlan(src, dst)
 
 
 def _checked(argument: str, side: Any) -> list[tuple[str, Partition]]:

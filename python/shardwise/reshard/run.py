@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import is_masked
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
@@ -79,9 +80,11 @@ def run_plan(
     if out is None and copied:
         results |= _allocated(copied, plan.dst, dtype)
     if copied:
-        outputs = [-1] * count
-        for position, device in enumerate(copied):
-            outputs[device] = position
+        outputs = list(range(count))
+        if len(copied) < count:
+            outputs = [-1] * count
+            for position, device in enumerate(copied):
+                outputs[device] = position
         plan._core.run(sources, [results[device] for device in copied], outputs, progress)
     elif progress is not None:
         progress(0, 0)
@@ -101,15 +104,18 @@ def checked_arrays(name: str, arrays: Sequence[Array], tiling: Tiling, dtype: np
     """The arrays as a list, each of the shape of its holder's own array and all of one dtype."""
     if isinstance(arrays, (str, bytes, dict)) or not hasattr(arrays, "__iter__"):
         raise TypeError(f"{name} must be a sequence of numpy arrays, got {type(arrays).__name__}")
-    checked = list(arrays)
-    if len(checked) != tiling._count:
-        raise LayoutError(f"{name} has {len(checked)} arrays but there are {tiling._count} holders")
-    for i, (array, shape) in enumerate(zip(checked, tiling._shapes(), strict=True)):
+    checked, shapes = list(arrays), tiling._shapes()
+    if len(checked) != len(shapes):
+        raise LayoutError(f"{name} has {len(checked)} arrays but there are {len(shapes)} holders")
+    if dtype is None and checked and isinstance(checked[0], np.ndarray):
+        dtype = checked[0].dtype
+    for i, (array, shape) in enumerate(zip(checked, shapes, strict=True)):
+        if type(array) is np.ndarray and array.shape == shape and (array.dtype is dtype or array.dtype == dtype):
+            continue
         if not isinstance(array, np.ndarray):
             raise TypeError(f"{name}[{i}] must be a numpy array, got {type(array).__name__}")
-        if isinstance(array, np.ma.MaskedArray):
+        if is_masked(array):
             raise TypeError(f"{name}[{i}] is a masked array, whose mask would be lost; give its filled() values")
-        dtype = array.dtype if dtype is None else dtype
         if array.shape != shape or array.dtype != dtype:
             raise LayoutError(
                 f"{name}[{i}] ({shown(tiling._label(i))}) is of shape {array.shape} and dtype {array.dtype}; "
@@ -141,6 +147,8 @@ def views_of(plan: Runnable) -> Iterator[tuple[int, int, Window | None, tuple[sl
     times = np.bincount(kept["dst_device"], minlength=plan.dst._count)
     times[plan.transfers["dst_device"]] = 0
     alone = np.flatnonzero(times[kept["dst_device"]] == 1)
+    if not len(alone):
+        return
     boxes = plan._core.local_boxes(0, True).take(alone, axis=0)
     extents = boxes[..., 1] - boxes[..., 0]
     pieces = plan._core.kept_pieces().take(alone, axis=0)

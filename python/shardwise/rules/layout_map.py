@@ -8,16 +8,18 @@ from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, Sequen
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, overload
 
-from .._arguments import instance, optional
+from .._arguments import instance, optional, sizes_of
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
+from .layout_rule import REPLICATED, LayoutRule, checked_uneven, rule_of
 from .search import MATCH_MODES, Answers, MatchMode, Rule, checked_path, compiled_rule
 
 if TYPE_CHECKING:
     from ..layout import UnevenRule
+    from ..partition import Partition
     from .report import LayoutReport
     from .report_maker import Names
 
@@ -38,14 +40,17 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             path. Keras began with `"match"`, went on to `"search"`, and is at `"fullmatch"`.
         backtracking: whether rules are taken that only a backtracking search can find, in time that may be exponential
             in the length of a path.
+        default: what holds for tensors of any rank that no rule matches: `"replicated"`, or a layout, its axes or a
+            `LayoutRule` for their leading dims, of which the others are not cut: `("fsdp",)` cuts dim 0 of them all.
 
     Raises:
-        LayoutError: if `match` is another word.
+        LayoutError: if `match` is another word; if the default is not a layout over the mesh.
 
     `layout_map[path]` is the layout of the key that equals the path, or else of the rule that matches it: of the key
-    that `re.search` finds in the path. If none does it is `None`; there is no `KeyError`. If several do, it is a
-    `LayoutError` that lists them. As a mapping, a map has the keys that were inserted: `in`, `len`, iteration, `del`,
-    `pop` and `setdefault` match nothing.
+    that `re.search` finds in the path. If none does it is `None`, as in Keras; there is no `KeyError`, and the default
+    does not count, which needs a rank: `layout_of(path, rank)` and `partition(path, shape)` know it. If several do, it
+    is a `LayoutError` that lists them. As a mapping, a map has the keys that were inserted: `in`, `len`, iteration,
+    `del`, `pop` and `setdefault` match nothing.
 
     A rule means what Python's `re` says. All rules are searched for together, in time linear in the length of the path,
     so neither a rule nor a name from a checkpoint can make a look-up hang. Look-around, back-references, atomic groups,
@@ -73,6 +78,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         mesh: DeviceMesh | None = None,
         match: MatchMode = "search",
         backtracking: bool = False,
+        default: Any = None,
     ) -> None:
         if mesh is not None:
             if device_mesh is not None:
@@ -86,6 +92,9 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         self._match: MatchMode = match
         instance("backtracking", backtracking, bool)
         self._backtracking = backtracking
+        self._default = self._checked_default(default)
+        #: The layouts of the default, by rank: one object for all tensors of a rank.
+        self._defaults: dict[int, TensorLayout | None] = {}
         self._rules: dict[str, Rule] = {}
         # Taken by writers. Readers take no lock: writers replace `_answers` as a whole.
         self._lock = threading.RLock()
@@ -105,6 +114,23 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     def backtracking(self) -> bool:
         """Whether rules are taken that only a backtracking search can find."""
         return self._backtracking
+
+    @property
+    def default(self) -> LayoutRule | None:
+        """What holds for tensors that no rule matches; its layout is that of their leading dims.
+
+        >>> LayoutMap(default="replicated").default
+        LayoutRule(layout=TensorLayout(()), uneven=None)
+        """
+        return self._default
+
+    def _checked_default(self, default: Any) -> LayoutRule | None:
+        if default is None:
+            return None
+        if isinstance(default, str) and default != REPLICATED:
+            raise LayoutError(f"default is {shown(default)}; of words only {REPLICATED!r} is a default")
+        with _naming("default"):
+            return rule_of(() if default == REPLICATED else default).with_mesh(self._device_mesh)
 
     # The types of a Mapping have no room for a look-up that finds nothing.
     def __getitem__(self, path: str) -> TensorLayout | None:  # type: ignore[override]
@@ -143,13 +169,106 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         """
         return self._answers.search.matching(checked_path(path))
 
-    def __setitem__(self, key: str, layout: TensorLayout | Sequence[str | Sequence[str] | PackedDim | None]) -> None:
+    def rule(self, key: str) -> LayoutRule:
+        """Give what was inserted under this very key: its layout and its uneven rule; a `KeyError` if there is none.
+
+        >>> layout_map = LayoutMap()
+        >>> layout_map["kernel"] = LayoutRule(("x", None), uneven="ceil")
+        >>> layout_map.rule("kernel")
+        LayoutRule(layout=TensorLayout(('x', None)), uneven='ceil')
+        """
+        found = self._rules[key]
+        return LayoutRule(found.layout, found.uneven)
+
+    def rules(self) -> dict[str, LayoutRule]:
+        """Give all rules by their keys, in the order of insertion."""
+        return {key: LayoutRule(rule.layout, rule.uneven) for key, rule in tuple(self._rules.items())}
+
+    def layout_of(self, path: str, rank: int) -> TensorLayout | None:
+        """Look up the layout of a tensor of this rank: that of its rule, or else what the default makes of it.
+
+        `None` if no rule matches and there is no default.
+
+        Raises:
+            LayoutError: if several rules match the path, or the layout is of another rank.
+
+        >>> layout_map = LayoutMap(default=("fsdp",))
+        >>> layout_map["kernel"] = (None, "model")
+        >>> layout_map.layout_of("dense/kernel", 2).axes, layout_map.layout_of("conv/filter", 3).axes
+        ((None, 'model'), ('fsdp', None, None))
+        """
+        layout = self[path]
+        if layout is None:
+            return self._default_of(path, rank)
+        if layout.rank != rank:
+            rule = ", ".join(map(shown, self.matching_rules(path)))
+            raise LayoutError(
+                f"the array at {shown(path)} has rank {rank}, the layout of its rule {rule} has {layout.rank}"
+            )
+        return layout
+
+    def _default_of(self, path: str, rank: int) -> TensorLayout | None:
+        default = self._default
+        if default is None:
+            return None
+        if rank not in self._defaults:
+            self._defaults[rank] = default.of_rank(rank)
+        layout = self._defaults[rank]
+        if layout is None:
+            raise LayoutError(
+                f"the array at {shown(path)} has rank {rank}, the default layout is for ranks from "
+                f"{default.layout.rank}"
+            )
+        return layout
+
+    def uneven_of(self, path: str) -> UnevenRule | None:
+        """Look up the uneven rule of its own that the rule for a path has, or the default's; `None` without one.
+
+        Raises:
+            LayoutError: if several rules match the path.
+
+        >>> layout_map = LayoutMap(default=LayoutRule(("fsdp",), uneven="balanced"))
+        >>> layout_map["kernel"] = LayoutRule(("model", None), uneven="ceil")
+        >>> layout_map.uneven_of("dense/kernel"), layout_map.uneven_of("dense/bias")
+        ('ceil', 'balanced')
+        """
+        answers = self._answers  # Of one moment.
+        if answers[checked_path(path)] is None:
+            return None if self._default is None else self._default.uneven
+        own = answers.search.uneven
+        return own.get(answers.search.matching(path)[0]) if own else None
+
+    def partition(self, path: str, shape: Sequence[int], uneven: UnevenRule = "even") -> Partition:
+        """Give the partition of a tensor under its rule or the default; without either nothing is cut.
+
+        Args:
+            path: its name.
+            shape: its shape.
+            uneven: how dims that do not divide are cut, unless the rule says it.
+
+        Raises:
+            LayoutError: if several rules match, or the layout does not fit the shape or has no mesh; see
+                `TensorLayout.partition`.
+
+        >>> layout_map = LayoutMap(DeviceMesh((4,), ("model",)))
+        >>> layout_map["kernel"] = (None, "model")
+        >>> layout_map.partition("kernel", (2, 6), "balanced").box("cpu:1")
+        (slice(0, 2, None), slice(2, 4, None))
+        """
+        sizes = sizes_of("shape", shape)
+        layout = self._layout_of_rank(path, len(sizes))
+        return layout.partition(sizes, self.uneven_of(path) or checked_uneven(uneven))
+
+    def __setitem__(
+        self, key: str, layout: TensorLayout | LayoutRule | Sequence[str | Sequence[str] | PackedDim | None]
+    ) -> None:
         """Insert a rule.
 
         Args:
             key: a regular expression, which is not a key yet.
-            layout: a `TensorLayout`, or the tuple or list of its axes. If it has no mesh, the map keeps a copy of it
-                over the map's own mesh; the layout that was given does not change.
+            layout: a `TensorLayout`, the tuple or list of its axes, or a `LayoutRule` if it has an uneven rule of its
+                own. If it has no mesh, the map keeps a copy of it over the map's own mesh; the layout that was given
+                does not change.
 
         Raises:
             LayoutError: if the key is there already or is not a regular expression, or if the axes are not a layout
@@ -165,24 +284,17 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         (1, 4) None
         """
         pattern = compiled_rule(key, self._match, self._backtracking)
-        if isinstance(layout, (tuple, list)):
-            with _naming_rule(key):
-                layout = TensorLayout(layout)
-        elif not isinstance(layout, TensorLayout):
-            given = type(layout).__name__
-            raise TypeError(
-                f"rule {shown(key)}: the value must be a TensorLayout or a tuple or list of axes, got {given}"
-            )
+        with _naming(f"rule {shown(key)}"):
+            rule = rule_of(layout)
         with self._lock:
             if key in self._rules:
                 axes = self._rules[key].layout.axes
                 raise LayoutError(
                     f"rule {shown(key)} is in the map already, with axes {shown(axes)}; delete it to replace it"
                 )
-            if layout.device_mesh is None and self._device_mesh is not None:
-                with _naming_rule(key):
-                    layout = layout.with_mesh(self._device_mesh)
-            self._rules[key] = Rule(layout, pattern)
+            with _naming(f"rule {shown(key)}"):
+                rule = rule.with_mesh(self._device_mesh)
+            self._rules[key] = Rule(rule.layout, pattern, rule.uneven)
             self._answers = Answers(self._rules, self._match, self._backtracking)
 
     def __delitem__(self, key: str) -> None:
@@ -227,29 +339,41 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
                 self[key] = default  # type: ignore[assignment]  # None is refused there, by name.
             return self._rules[key].layout
 
-    def __eq__(self, other: object) -> bool:
-        """Say whether the rules are the same; for two layout maps, their meshes and ways of matching as well.
+    def update(self, other: Any = (), /, **rules: Any) -> None:
+        """Insert the rules of a mapping or of pairs; those of a layout map with their uneven rules.
 
-        What a map permits (`backtracking`) changes no answer, and does not count.
+        >>> layout_map, other = LayoutMap(), LayoutMap()
+        >>> other["kernel"] = LayoutRule(("x", None), uneven="ceil")
+        >>> layout_map.update(other)
+        >>> layout_map == other
+        True
         """
-        if isinstance(other, LayoutMap) and (self._device_mesh, self._match) != (other._device_mesh, other._match):
-            return False
+        given: Any = other.rules() if isinstance(other, LayoutMap) else other
+        super().update(given, **rules)
+
+    def __eq__(self, other: object) -> bool:
+        """Say whether the rules are the same; for two layout maps, all that changes an answer.
+
+        What a map permits (`backtracking`) does not, and does not count.
+        """
+        if isinstance(other, LayoutMap):
+            mine, theirs = ((each._device_mesh, each._match, each._default, each.rules()) for each in (self, other))
+            return mine == theirs
         return super().__eq__(other)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        rules = ", ".join(f"{key!r}: {layout.axes}" for key, layout in self.items())
-        return f"<LayoutMap {{{rules}}}, device_mesh={self._device_mesh!r}, match={self._match!r}>"
+        rules = ", ".join(f"{key!r}: {_short(rule)}" for key, rule in self.rules().items())
+        default = "" if self._default is None else f", default={_short(self._default)}"
+        return f"<LayoutMap {{{rules}}}, device_mesh={self._device_mesh!r}, match={self._match!r}{default}>"
 
-    def __getstate__(self) -> tuple[DeviceMesh | None, MatchMode, bool, tuple[tuple[str, TensorLayout], ...]]:
-        return self._device_mesh, self._match, self._backtracking, tuple(self.items())
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._device_mesh, self._match, self._backtracking, self._default, tuple(self.rules().items())
 
-    def __setstate__(
-        self, state: tuple[DeviceMesh | None, MatchMode, bool, tuple[tuple[str, TensorLayout], ...]]
-    ) -> None:
-        device_mesh, match, backtracking, rules = state
-        LayoutMap.__init__(self, device_mesh, match=match, backtracking=backtracking)
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        device_mesh, match, backtracking, default, rules = state
+        LayoutMap.__init__(self, device_mesh, match=match, backtracking=backtracking, default=default)
         self.update(rules)
 
     def report(self, names: Names, *, uneven: UnevenRule = "even") -> LayoutReport:
@@ -259,7 +383,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             names: a mapping from each name to a shape, to a pair of shape and dtype, or to anything with a `.shape`
                 (and a `.dtype`); or tuples of `(name, shape)`, `(name, shape, dtype)` or `(name, array)`. A dtype is
                 what numpy takes for one, or anything with an integer `.itemsize`.
-            uneven: how a dim that does not divide is cut; see `TensorLayout.partition`.
+            uneven: how a dim that does not divide is cut, unless its rule says it; see `TensorLayout.partition`.
 
         Raises:
             LayoutError: if a name comes twice, a size is negative, or there is no such uneven rule.
@@ -276,7 +400,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         """
         from .report_maker import make_report
 
-        return make_report(self._answers.search, self._device_mesh, names, uneven)
+        return make_report(self._answers.search, self._device_mesh, self._default, names, uneven)
 
     def apply(self, tree: Any, *, separator: str = "/") -> Any:
         """Give the same nested structure as a tree of arrays, with a layout in the place of each array.
@@ -291,7 +415,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
                 contains itself or is nested too deeply.
             TypeError: if a key is neither string nor integer, or a leaf has no shape.
 
-        An array that no rule matches gets the layout that cuts nothing, over the mesh of the map if it has one.
+        An array that no rule matches gets what the default makes of it, or else the layout that cuts nothing, over the
+        mesh of the map if it has one.
 
         >>> import numpy as np
         >>> layout_map = LayoutMap()
@@ -371,6 +496,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             backtracking=rules.backtracking,
         )
         with located(rules.source):
+            layout_map._default = layout_map._checked_default(rules.default)
             layout_map.update(rules.layouts)
         return layout_map
 
@@ -399,18 +525,11 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         """
         from .toml import Rules, write_rules
 
-        write_rules(file, Rules(self._match, self._backtracking, self._device_mesh, dict(self.items())))
+        write_rules(file, Rules(self._match, self._backtracking, self._device_mesh, self.rules(), self._default))
 
     def _layout_of_rank(self, path: str, rank: int) -> TensorLayout:
-        layout = self[path]
-        if layout is None:
-            return TensorLayout((None,) * rank, self._device_mesh)
-        if layout.rank != rank:
-            rule = ", ".join(map(repr, self.matching_rules(path)))
-            raise LayoutError(
-                f"the array at {shown(path)} has rank {rank}, the layout of its rule {rule} has {layout.rank}"
-            )
-        return layout
+        layout = self.layout_of(path, rank)
+        return TensorLayout((None,) * rank, self._device_mesh) if layout is None else layout
 
 
 class _Items(ItemsView[str, TensorLayout]):
@@ -432,9 +551,13 @@ class _Items(ItemsView[str, TensorLayout]):
         return f"ItemsView({list(self)!r})"
 
 
+def _short(rule: LayoutRule) -> str:
+    return f"{rule.layout.axes}" if rule.uneven is None else f"{rule.layout.axes} {rule.uneven!r}"
+
+
 @contextmanager
-def _naming_rule(key: str) -> Iterator[None]:
+def _naming(what: str) -> Iterator[None]:
     try:
         yield
     except (LayoutError, TypeError) as error:
-        raise type(error)(f"rule {shown(key)}: {error}") from None
+        raise type(error)(f"{what}: {error}") from None

@@ -21,23 +21,25 @@ class Clash:
 
 @dataclass(frozen=True)
 class RankMismatch:
-    """A tensor of another rank than the layout of its rule."""
+    """A tensor of another rank than the layout of its rule, or of a smaller one than the default (the rule `None`)."""
 
     name: str
-    rule: str
+    rule: str | None
     rank: int
     layout_rank: int
 
     def __str__(self) -> str:
+        if self.rule is None:
+            return f"{self.name!r} has rank {self.rank}, the default layout is for ranks from {self.layout_rank}"
         return f"{self.name!r} has rank {self.rank}, the layout of its rule {self.rule!r} has rank {self.layout_rank}"
 
 
 @dataclass(frozen=True)
 class IndivisibleDim:
-    """A dim of `size` elements that a rule cuts into a number of shards which does not divide it."""
+    """A dim of `size` elements that a rule, or the default (`None`), cuts into shards that do not divide it."""
 
     name: str
-    rule: str
+    rule: str | None
     dim: int
     size: int
     num_shards: int
@@ -45,5 +47,5 @@ class IndivisibleDim:
     def __str__(self) -> str:
         return (
             f"{self.name!r}: dim {self.dim} has {self.size} elements, which do not divide by the {self.num_shards} "
-            f"shards of its rule {self.rule!r}"
+            f"shards of {'the default' if self.rule is None else f'its rule {self.rule!r}'}"
         )

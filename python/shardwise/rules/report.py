@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .._drawn import Drawn
 from .._dtypes import bytes_for
 from .._text import bytes_text, shown
 from ..errors import SizeOverflowError
@@ -19,10 +20,12 @@ from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
 from ..show.table import table_lines
+from .layout_rule import LayoutRule
 from .problems import Clash, IndivisibleDim, RankMismatch
 
 if TYPE_CHECKING:
     from ..layout import UnevenRule
+    from ..show.picture import Picture
 
 __all__ = ["LayoutReport", "TensorReport", "checked_size"]
 
@@ -36,7 +39,7 @@ _MAX_DEVICES = 2**20
 class TensorReport:
     """One tensor under the rules of a layout map.
 
-    It has a place if its layout is known, has a mesh, and fits the shape under the uneven rule of the report.
+    It has a place if its layout is known, has a mesh, and fits the shape under the uneven rule.
 
     Attributes:
         name: The path that was looked up.
@@ -44,9 +47,11 @@ class TensorReport:
         dtype: The name of its dtype, or `None` if none was given.
         bits: Bits per element, or `None`.
         rule: The key whose layout applies; `None` where no key does, or several.
-        layout: That layout; one that cuts nothing where no key applies; `None` where several do.
+        layout: That layout; where no key applies that of the default, or one that cuts nothing; `None` where several
+            do.
         num_shards: Shards per dim, or `None` without a place.
         shard_shape: The shape of the largest shard, or `None` without a place.
+        uneven: The uneven rule: the key's own, or else that of the report.
     """
 
     name: str
@@ -57,6 +62,7 @@ class TensorReport:
     layout: TensorLayout | None
     num_shards: tuple[int, ...] | None
     shard_shape: tuple[int, ...] | None
+    uneven: UnevenRule = "even"
 
     @property
     def nbytes(self) -> int | None:
@@ -99,6 +105,7 @@ class TensorReport:
             "layout": None if self.layout is None else _listed(self.layout.axes),
             "num_shards": _listed(self.num_shards),
             "shard_shape": _listed(self.shard_shape),
+            "uneven": self.uneven,
             "nbytes": self.nbytes,
             "bytes_per_device": self.bytes_per_device,
             "bytes_total": self.bytes_total,
@@ -106,19 +113,20 @@ class TensorReport:
 
 
 @dataclass(frozen=True)
-class LayoutReport:
+class LayoutReport(Drawn):
     """What a layout map does to a set of tensors, as `LayoutMap.report` gives it.
 
     `str(report)` is a table of the tensors, the totals and the warnings.
 
     Attributes:
         tensors: Every tensor, in the order given.
-        uneven: The uneven rule.
+        uneven: The uneven rule of tensors whose key has none of its own.
         device_mesh: The mesh of the map, or else the one that its layouts share, or `None`.
         unused_rules: The keys that apply to no name.
         clashes: The names that several rules match; they cannot be placed.
         rank_mismatches: The tensors of another rank than their layout; they cannot be placed.
         indivisible: The dims that do not divide; under `"even"` their tensors cannot be placed.
+        default: What the map has for names to which no key applies.
     """
 
     tensors: tuple[TensorReport, ...]
@@ -128,16 +136,28 @@ class LayoutReport:
     clashes: tuple[Clash, ...]
     rank_mismatches: tuple[RankMismatch, ...]
     indivisible: tuple[IndivisibleDim, ...]
+    default: LayoutRule | None = None
 
     @cached_property
     def unmatched(self) -> tuple[TensorReport, ...]:
-        """The tensors to whose name no key applies; they are replicated."""
+        """The tensors to whose name no key applies; they are replicated, or as the default has it."""
         return tuple(tensor for tensor in self.tensors if tensor.rule is None and tensor.layout is not None)
 
     @cached_property
     def placed(self) -> tuple[TensorReport, ...]:
         """The tensors that have a place."""
         return tuple(tensor for tensor in self.tensors if tensor.num_shards is not None)
+
+    @cached_property
+    def unplaced(self) -> tuple[TensorReport, ...]:
+        """The tensors that have no place: of several rules, of another rank, indivisible, or without a mesh."""
+        return tuple(tensor for tensor in self.tensors if tensor.num_shards is None)
+
+    @cached_property
+    def hindering(self) -> tuple[IndivisibleDim, ...]:
+        """Of `indivisible` those whose tensors cannot be placed for it."""
+        even = {tensor.name for tensor in self.unplaced if tensor.uneven == "even"}
+        return tuple(problem for problem in self.indivisible if problem.name in even)
 
     @cached_property
     def nbytes(self) -> int | None:
@@ -176,13 +196,14 @@ class LayoutReport:
             result = np.full(mesh.size, alike, np.int64)
         except ValueError:  # numpy's word for a size that no address space holds
             raise SizeOverflowError(f"the bytes of {mesh.size} devices are over the address space") from None
-        counts: Counter[tuple[TensorLayout, tuple[int, ...], int]] = Counter()
+        counts: Counter[tuple[TensorLayout, tuple[int, ...], UnevenRule, int]] = Counter()
         for tensor in self.placed:
             if tensor.is_uneven and tensor.layout is not None and tensor.bits is not None:
                 packed = tensor.bits % 8 != 0
-                counts[tensor.layout, tensor.shape, tensor.bits if packed else 8] += 1 if packed else tensor.bits // 8
-        for (layout, shape, bits), count in counts.items():
-            result += bytes_for(layout.partition(shape, uneven=self.uneven).nbytes("uint8"), bits) * count
+                key = tensor.layout, tensor.shape, tensor.uneven, tensor.bits if packed else 8
+                counts[key] += 1 if packed else tensor.bits // 8
+        for (layout, shape, uneven, bits), count in counts.items():
+            result += bytes_for(layout.partition(shape, uneven).nbytes("uint8"), bits) * count
         result.flags.writeable = False
         # A view: of the array itself numpy would let anyone set the flag again.
         readonly: npt.NDArray[np.int64] = result.view()
@@ -191,10 +212,8 @@ class LayoutReport:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """All that looks wrong, a line each; the names that match nothing share one."""
-        problems: list[object] = [*self.clashes, *self.rank_mismatches]
-        if self.uneven == "even":
-            problems += self.indivisible
-        if self.unmatched:
+        problems: list[object] = [*self.clashes, *self.rank_mismatches, *self.hindering]
+        if self.unmatched and self.default is None:
             problems.append(_unmatched_text(self.unmatched))
         problems += [f"rule {rule!r} applies to no name" for rule in self.unused_rules]
         return tuple(map(str, problems))
@@ -210,6 +229,7 @@ class LayoutReport:
         return {
             "tensors": [tensor.to_dict() for tensor in self.tensors],
             "uneven": self.uneven,
+            "default": self.default and {"layout": _listed(self.default.layout.axes), "uneven": self.default.uneven},
             "mesh": None if mesh is None else {"shape": _listed(mesh.shape), "axis_names": _listed(mesh.axis_names)},
             "unmatched": [tensor.name for tensor in self.unmatched],
             "unused_rules": list(self.unused_rules),
@@ -226,16 +246,27 @@ class LayoutReport:
     @cached_property
     def totals(self) -> tuple[str, ...]:
         """What the devices hold in all, a line each; nothing of bytes where a dtype is not known."""
-        count, displaced = len(self.tensors), len(self.tensors) - len(self.placed)
+        count, unplaced = len(self.tensors), len(self.unplaced)
         size = "" if self.nbytes is None else f", {bytes_text(self.nbytes)}"
         lines = [f"{count} tensor{'s' * (count != 1)}{size}"]
-        if displaced:
-            lines.append(f"without the {displaced} tensor{'s' * (displaced > 1)} that cannot be placed:")
+        if unplaced:
+            plural = "s" * (unplaced > 1)
+            lines.append(f"without the {unplaced} tensor{plural} that cannot be placed, {self._reasons()}:")
         if self.nbytes is not None:
             lines += self._held(self.nbytes)
         if self.replicated_share is not None:
             lines.append(f"{100 * self.replicated_share:.3g}% of the bytes are on every device")
         return tuple(lines)
+
+    def _reasons(self) -> str:
+        """Why tensors have no place, each counted for one reason."""
+        counts = {
+            "clashing": len(self.clashes),
+            "of another rank": len(self.rank_mismatches),
+            "indivisible": len({problem.name for problem in self.hindering}),
+        }
+        counts["without a mesh"] = len(self.unplaced) - sum(counts.values())
+        return ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
 
     def _held(self, whole: int) -> Iterator[str]:
         each = self._listed_device_bytes()
@@ -253,6 +284,11 @@ class LayoutReport:
         mesh = self.device_mesh
         each = None if mesh is None or mesh.size > _MAX_DEVICES else self.device_bytes
         return None if each is None else each.tolist()
+
+    def _picture(self) -> Picture:
+        from .drawn import report_picture
+
+        return report_picture(self)
 
     def __str__(self) -> str:
         rows = [[(text, "") for text in _row(tensor)] for tensor in self.tensors]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
-from .._arguments import instance, sizes_of
+from .._arguments import sizes_of
 from .._dtypes import dtype_of, find_dtype
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
+from .layout_rule import LayoutRule, checked_uneven
 from .problems import Clash, IndivisibleDim, RankMismatch
 from .report import LayoutReport, TensorReport, checked_size
 from .search import RuleSearch
@@ -23,12 +24,11 @@ Names = Mapping[str, Any] | Iterable[tuple[Any, ...]]
 """Shapes, pairs of shape and dtype, or arrays, by name; or tuples of a name and what belongs to it."""
 
 
-def make_report(search: RuleSearch, mesh: DeviceMesh | None, names: Names, uneven: UnevenRule) -> LayoutReport:
+def make_report(
+    search: RuleSearch, mesh: DeviceMesh | None, default: LayoutRule | None, names: Names, uneven: UnevenRule
+) -> LayoutReport:
     """Make the report on tensors of these names, for the rules of a map with this mesh; see `LayoutMap.report`."""
-    instance("uneven", uneven, str)
-    if uneven not in get_args(UnevenRule):
-        raise LayoutError(f"uneven is {shown(uneven)}; it must be one of {', '.join(map(repr, get_args(UnevenRule)))}")
-    return _Maker(search, mesh, uneven).report(_tensors(names))
+    return _Maker(search, mesh, default, checked_uneven(uneven)).report(_tensors(names))
 
 
 class _Tensor(NamedTuple):
@@ -39,11 +39,15 @@ class _Tensor(NamedTuple):
 
 
 class _Maker:
-    def __init__(self, search: RuleSearch, mesh: DeviceMesh | None, uneven: UnevenRule) -> None:
+    def __init__(
+        self, search: RuleSearch, mesh: DeviceMesh | None, default: LayoutRule | None, uneven: UnevenRule
+    ) -> None:
         self._search = search
-        self._mesh = _shared_mesh(search.layouts.values()) if mesh is None else mesh
+        self._default = default
+        layouts = [*search.layouts.values(), *([] if default is None else [default.layout])]
+        self._mesh = _shared_mesh(layouts) if mesh is None else mesh
         self._uneven = uneven
-        self._largest_shards: dict[tuple[TensorLayout, tuple[int, ...]], tuple[int, ...]] = {}
+        self._largest_shards: dict[tuple[TensorLayout, tuple[int, ...], UnevenRule], tuple[int, ...]] = {}
         self._clashes: list[Clash] = []
         self._rank_mismatches: list[RankMismatch] = []
         self._indivisible: list[IndivisibleDim] = []
@@ -61,6 +65,7 @@ class _Maker:
         return LayoutReport(
             tensors=tuple(reports.values()),
             uneven=self._uneven,
+            default=self._default,
             device_mesh=self._mesh,
             unused_rules=tuple(unused),
             clashes=tuple(self._clashes),
@@ -71,22 +76,28 @@ class _Maker:
     def _tensor(self, tensor: _Tensor, rules: tuple[str, ...]) -> TensorReport:
         name, shape, dtype, bits = tensor
         rule = layout = num_shards = shard_shape = None
+        uneven: UnevenRule | None = None
         if len(rules) > 1:
             self._clashes.append(Clash(name, rules))
         elif rules:
             rule = rules[0]
-            layout = self._search.layouts[rule]
+            layout, uneven = self._search.layouts[rule], self._search.uneven.get(rule)
+        elif self._default is not None:
+            uneven = self._default.uneven
+            # Of a rank that is too small, the default's own, which does not fit.
+            layout = self._default.of_rank(len(shape)) or self._default.layout
         else:
             layout = TensorLayout((None,) * len(shape), self._mesh)
-        if layout is not None and self._fits(name, shape, rule, layout) and layout.device_mesh is not None:
+        uneven = uneven or self._uneven
+        if layout is not None and self._fits(name, shape, rule, layout, uneven) and layout.device_mesh is not None:
             num_shards = layout.num_shards
-            shard_shape = self._largest_shard(layout, shape)
-        return TensorReport(name, shape, dtype, bits, rule, layout, num_shards, shard_shape)
+            shard_shape = self._largest_shard(layout, shape, uneven)
+        return TensorReport(name, shape, dtype, bits, rule, layout, num_shards, shard_shape, uneven)
 
-    def _fits(self, name: str, shape: tuple[int, ...], rule: str | None, layout: TensorLayout) -> bool:
+    def _fits(
+        self, name: str, shape: tuple[int, ...], rule: str | None, layout: TensorLayout, uneven: UnevenRule
+    ) -> bool:
         """Say whether the layout can cut the shape; what stands against it is put on record."""
-        if rule is None:
-            return True
         if layout.rank != len(shape):
             self._rank_mismatches.append(RankMismatch(name, rule, len(shape), layout.rank))
             return False
@@ -98,19 +109,20 @@ class _Maker:
                 counts = (*counts[:dim], 1, *counts[dim + 1 :])  # Its parts are cut, each by itself.
         dims = enumerate(zip(shape, counts, strict=True))
         indivisible = [IndivisibleDim(name, rule, dim, size, shards) for dim, (size, shards) in dims if size % shards]
-        if layout.is_packed and not (indivisible and self._uneven == "even"):
+        if layout.is_packed and not (indivisible and uneven == "even"):
             try:
-                layout.partition(shape, self._uneven)
+                layout.partition(shape, uneven)
             except LayoutError as error:
-                raise LayoutError(f"{name}: rule {shown(rule)}: {error}") from None
+                called = "the default" if rule is None else f"rule {shown(rule)}"
+                raise LayoutError(f"{name}: {called}: {error}") from None
         self._indivisible += indivisible
-        return not indivisible or self._uneven != "even"
+        return not indivisible or uneven != "even"
 
-    def _largest_shard(self, layout: TensorLayout, shape: tuple[int, ...]) -> tuple[int, ...]:
-        found = self._largest_shards.get((layout, shape))
+    def _largest_shard(self, layout: TensorLayout, shape: tuple[int, ...], uneven: UnevenRule) -> tuple[int, ...]:
+        found = self._largest_shards.get((layout, shape, uneven))
         if found is None:
-            found = layout.partition(shape, self._uneven).largest_shard_shape
-            self._largest_shards[layout, shape] = found
+            found = layout.partition(shape, uneven).largest_shard_shape
+            self._largest_shards[layout, shape, uneven] = found
         return found
 
 

@@ -17,7 +17,7 @@ from .._text import shown
 from ..errors import LayoutError
 
 if TYPE_CHECKING:
-    from ..layout import TensorLayout
+    from ..layout import TensorLayout, UnevenRule
 
 __all__ = [
     "MATCH_MODES",
@@ -46,6 +46,7 @@ class Rule(NamedTuple):
 
     layout: TensorLayout
     pattern: re.Pattern[str]
+    uneven: UnevenRule | None = None
 
 
 class RuleSearch:
@@ -53,11 +54,13 @@ class RuleSearch:
 
     Attributes:
         layouts: the layout of each key, in the order of the map.
+        uneven: the uneven rule of each key that has one of its own.
     """
 
     def __init__(self, rules: Mapping[str, Rule], match: MatchMode, backtracking: bool = False) -> None:
         self._backtracking = backtracking
         self.layouts = {key: rule.layout for key, rule in rules.items()}
+        self.uneven = {key: rule.uneven for key, rule in rules.items() if rule.uneven is not None}
         self._rules = tuple(rules.items())
         self._find_together = RuleSet(tuple(rules), match).find
         self._find_alone = [getattr(rule.pattern, match) for rule in rules.values()]

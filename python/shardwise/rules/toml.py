@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -16,6 +17,7 @@ from ..errors import LayoutError, ParseError, ShardwiseError
 from ..layout import Spec, TensorLayout
 from ..mesh import DeviceMesh
 from ..packed import PackedDim, parse
+from .layout_rule import REPLICATED, LayoutRule
 from .search import MATCH_MODES, MatchMode
 
 __all__ = ["Rules", "located", "read_rules", "write_rules"]
@@ -28,7 +30,8 @@ class Rules:
     match: MatchMode
     backtracking: bool
     device_mesh: DeviceMesh | None
-    layouts: Mapping[str, TensorLayout]
+    layouts: Mapping[str, LayoutRule]
+    default: LayoutRule | None = None
     source: str = "the rules file"
 
 
@@ -36,7 +39,7 @@ def read_rules(file: str | os.PathLike[str] | TextIO) -> Rules:
     """Read a rules file; see `LayoutMap.from_toml` for what it raises."""
     source = repr(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else "the rules file"
     document = _parse(_text(file, source), source)
-    _check_table(document, source, required={"rules"}, optional={"match", "backtracking", "mesh"})
+    _check_table(document, source, required={"rules"}, optional={"match", "backtracking", "default", "mesh"})
     match = document.get("match", "search")
     if match not in MATCH_MODES:
         raise ParseError(f"{source}: match must be one of {', '.join(map(repr, MATCH_MODES))}, got {shown(match)}")
@@ -44,10 +47,13 @@ def read_rules(file: str | os.PathLike[str] | TextIO) -> Rules:
     if not isinstance(backtracking, bool):
         raise ParseError(f"{source}: backtracking must be true or false, got {shown(backtracking)}")
     mesh = _mesh(document["mesh"], f"{source}: mesh") if "mesh" in document else None
+    default = _default(document["default"], f"{source}: default") if "default" in document else None
     rules = document["rules"]
+    if isinstance(rules, list):
+        raise ParseError(f"{source}: rules must be a table, got a list of them: write [rules], not [[rules]]")
     _check_table(rules, f"{source}: rules")
-    layouts = {key: _layout(value, f"{source}: rule {key!r}") for key, value in rules.items()}
-    return Rules(match, backtracking, mesh, layouts, source)
+    layouts = {key: _layout(value, f"{source}: rule {shown(key)}") for key, value in rules.items()}
+    return Rules(match, backtracking, mesh, layouts, default, source)
 
 
 def write_rules(file: str | os.PathLike[str] | TextIO, rules: Rules) -> None:
@@ -55,13 +61,15 @@ def write_rules(file: str | os.PathLike[str] | TextIO, rules: Rules) -> None:
     _check_file(file, "write")
     lines = [f"match = {_string(rules.match)}", *["backtracking = true"][: rules.backtracking]]
     mesh = rules.device_mesh
+    if rules.default is not None:
+        _check_mesh("the default", rules.default, mesh)
+        lines.append(f"default = {_value(rules.default)}")
     if mesh is not None:
         lines += ["", "[mesh]", *_mesh_lines(mesh)]
     lines += ["", "[rules]"]
-    for key, layout in rules.layouts.items():
-        if layout.device_mesh != mesh:
-            raise LayoutError(f"rule {shown(key)} has a mesh of its own, a rules file has one mesh for all rules")
-        lines.append(f"{_key(key)} = {_value(layout)}")
+    for key, rule in rules.layouts.items():
+        _check_mesh(f"rule {shown(key)}", rule, mesh)
+        lines.append(f"{_key(key)} = {_value(rule)}")
     text = "\n".join(lines) + "\n"
     try:
         data = text.encode()
@@ -130,9 +138,21 @@ def _check_table(table: object, place: str, required: set[str] | None = None, op
     # A mistyped key before the one that is missing for it.
     for key in table:
         if key not in known:
-            raise ParseError(f"{place}: unknown key {shown(key)}, expected one of {', '.join(sorted(known))}")
+            nearest = _nearest(key, known)
+            meant = "" if nearest is None else f", did you mean {nearest!r}?"
+            raise ParseError(f"{place}: unknown key {shown(key)}, expected one of {', '.join(sorted(known))}{meant}")
     for key in sorted(required - table.keys()):
         raise ParseError(f"{place}: {shown(key)} is missing")
+
+
+def _nearest(key: str, known: Iterable[str]) -> str | None:
+    """The key that was meant, if one is near enough."""
+    found = difflib.get_close_matches(key[:_LONGEST_COMPARED].lower(), known, 1, 0.7)
+    return found[0] if found else None
+
+
+#: Of longer keys the beginning is compared.
+_LONGEST_COMPARED = 40
 
 
 def _list(value: object, place: str) -> list[Any]:
@@ -148,17 +168,30 @@ def _mesh(table: Any, place: str) -> DeviceMesh:
         return DeviceMesh(lists["shape"], lists["axis_names"], lists.get("devices"))
 
 
-def _layout(value: Any, place: str) -> TensorLayout:
+def _default(value: Any, place: str) -> LayoutRule:
+    if isinstance(value, str):
+        if value != REPLICATED:
+            raise ParseError(f"{place} must be {REPLICATED!r}, a list of axes or a table, got {shown(value)}")
+        value = []
+    return _layout(value, place)
+
+
+def _layout(value: Any, place: str) -> LayoutRule:
     unreduced: list[Any] = []
+    uneven = None
     if isinstance(value, dict):
-        if "axes" not in value:
+        if "axes" not in value and all(_nearest(key, _KEYS) is None for key in value):
             raise ParseError(f"{place}: expected a list of axes, got a table; a rule with a dot in it needs quotes")
-        _check_table(value, place, required={"axes"}, optional={"unreduced"})
-        unreduced = _list(value.get("unreduced", []), f"{place}: unreduced")
+        _check_table(value, place, required={"axes"}, optional={"unreduced", "uneven"})
+        unreduced, uneven = _list(value.get("unreduced", []), f"{place}: unreduced"), value.get("uneven")
         value = value["axes"]
     axes = [_spec(entry, f"{place}: dim {dim}") for dim, entry in enumerate(_list(value, f"{place}: axes"))]
     with located(place):
-        return TensorLayout(tuple(axes), unreduced=tuple(unreduced))
+        return LayoutRule(TensorLayout(tuple(axes), unreduced=tuple(unreduced)), uneven)
+
+
+#: The keys of a rule that is a table.
+_KEYS = ("axes", "unreduced", "uneven")
 
 
 def _spec(entry: Any, place: str) -> str | tuple[str, ...] | PackedDim | None:
@@ -204,11 +237,18 @@ def _device(label: object) -> str:
     raise LayoutError(f"device {shown(label)} cannot be written: a rules file has labels that are str or 64-bit int")
 
 
-def _value(layout: TensorLayout) -> str:
+def _check_mesh(what: str, rule: LayoutRule, mesh: DeviceMesh | None) -> None:
+    if rule.layout.device_mesh != mesh:
+        raise LayoutError(f"{what} has a mesh of its own, a rules file has one mesh for all rules")
+
+
+def _value(rule: LayoutRule) -> str:
+    layout = rule.layout
     axes = f"[{', '.join(map(_entry, layout.axes))}]"
-    if not layout.unreduced:
-        return axes
-    return f"{{ axes = {axes}, unreduced = [{', '.join(map(_string, layout.unreduced))}] }}"
+    more = [f"unreduced = [{', '.join(map(_string, layout.unreduced))}]"] if layout.unreduced else []
+    if rule.uneven is not None:
+        more.append(f"uneven = {_string(rule.uneven)}")
+    return f"{{ {', '.join([f'axes = {axes}', *more])} }}" if more else axes
 
 
 def _entry(spec: Spec) -> str:

@@ -81,7 +81,7 @@ def brief(devices: Sequence[str]) -> str:
     >>> brief(["cpu:0", "cpu:4"]), brief([f"cpu:{i}" for i in range(64)]), brief([f"cpu:{8 * i}" for i in range(64)])
     ('cpu:0,4', 'cpu:0..63', 'cpu:0,8,…,504')
     """
-    numbered = [re.fullmatch(r"(.*?)(\d+)", device) for device in devices]
+    numbered = [re.fullmatch(r"(.*?)(0|[1-9][0-9]*)", device) for device in devices]
     prefixes = {match and match[1] for match in numbered}
     if len(prefixes) == 1 and (prefix := prefixes.pop()) is not None:
         pieces = _ranges([int(match[2]) for match in numbered if match])

@@ -1,248 +1,305 @@
-"""Pictures of who holds what, as SVG text."""
+"""Pictures as SVG text."""
 
 from __future__ import annotations
 
-import itertools
-import math
+import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from zlib import crc32
 
-from .._arguments import sizes_of
-from .._text import shown
-from ..errors import LayoutError
-from ..layout import TensorLayout, UnevenRule
-from ..partition import Partition
-from .grid import Cell, Grid, bounds_text, in_turn, plane_of
+from .colours import INK, THEMES, look
+from .picture import Panel, Picture, Side, Span, Tile, View, plain, short
 
-__all__ = ["draw"]
+__all__ = ["escaped", "svg_of"]
 
-#: Fills on which black text can be read, and whose edges show on black and on white pages.
-_FILLS = ("#9fd3f0", "#f7cf87", "#8fd9bd", "#f3b48f", "#d7b5d8", "#f0e68c", "#b8c4e8", "#c9d39a")
-_INK = "#111111"
-#: Text outside of the shards: 4.5 times as bright as black, a 4.5th of white.
-_GREY = "#767676"
-
-_WIDTH, _LEAST_HEIGHT = 280, 44
-_CHAR, _LINE, _GAP = 6.7, 15, 16
-_MAX_SHARDS = 1024
-_MAX_DEVICES = 2**20
-_MAX_NAMED = 16
+_CHAR, _LINE, _GAP = 6.7, 15, 14
+#: The least and the greatest width of a panel, alone and beside another; the least height, the greatest, and
+#: that of many rows.
+_NARROW, _WIDE, _HALF = 300, 760, 460
+_LOW, _HIGH, _HIGHEST = 64, 420, 640
+#: Two views stand side by side up to this width.
+_PAGE = 1040
+_MARGIN, _ARROW = 12, 44
+#: The least extent of a stretch whose label is written upright along it.
+_UPRIGHT = 13
+_MOST_TEXT = 120
 
 
-def draw(
-    layout: Partition | TensorLayout,
-    shape: Sequence[int] | None = None,
-    *,
-    after: Partition | TensorLayout | None = None,
-    uneven: UnevenRule = "even",
-) -> str:
-    """Draw which devices hold which part of a tensor, before and after a change of layout if there is one.
+def svg_of(picture: Picture) -> str:
+    """Draw a picture as SVG text: the same text each time, readable on light and on dark pages.
 
-    Args:
-        layout: what to draw: a partition, or a layout of a tensor of `shape`.
-        shape: the tensor's shape; a partition has its own.
-        after: a second partition or layout of the same shape, drawn beside the first.
-        uneven: how layouts cut dims that do not divide.
+    It has its own background, a title and a description for readers that cannot see it, and no font of its own. Each
+    text has a `textLength`, so that it is as long as the room that was found for it, whatever the font.
 
-    Returns:
-        An SVG picture: a rectangle per shard, as large as its part of the tensor, with the devices that hold it. A
-        tensor of more than two dims is drawn as slices over two of those that are cut. The colours are those of the
-        devices that own the shards. It is the same text each time, and can be read on light and on dark pages.
-
-    Raises:
-        LayoutError: if a shape is missing, or given twice; if the two are of different shapes; for more than 1024
-            shards.
-
-    >>> from shardwise import DeviceMesh
-    >>> mesh = DeviceMesh((2, 2), ("x", "y"))
-    >>> picture = draw(TensorLayout(("x", None), mesh), (4, 4), after=TensorLayout((None, "x"), mesh))
-    >>> picture.startswith("<svg ") and picture.count("<rect") == 4
-    True
+    >>> svg_of(Picture("nothing", "Nothing is drawn.", ()))[:5]
+    '<svg '
     """
-    first = _partition("layout", layout, shape, uneven)
-    partitions = [first]
-    if after is not None:
-        second = _partition("after", after, None if isinstance(after, Partition) else first.shape, uneven)
-        if second.shape != first.shape:
-            raise LayoutError(f"after is of shape {second.shape}, but layout of {first.shape}; they must be equal")
-        partitions.append(second)
-    for partition in partitions:
-        if partition.total_shards > _MAX_SHARDS:
-            raise LayoutError(f"{partition.total_shards} shards are too many to see; at most {_MAX_SHARDS} are drawn")
-        if partition.device_mesh.size > _MAX_DEVICES:
-            raise LayoutError(f"{partition.device_mesh.size} devices are too many to name; the limit is {_MAX_DEVICES}")
-    plane = plane_of(partitions)
-    owners = itertools.chain.from_iterable(_owners(partition) for partition in partitions)
-    colours = {owner: _FILLS[in_turn(i, len(_FILLS))] for i, owner in enumerate(dict.fromkeys(owners))}
-    names = ["before: ", "after: "] if after is not None else [""]
-    pictures = [_Picture.of(Grid(partition, plane), colours) for partition in partitions]
+    views = [_View(view, _HALF if len(picture.views) > 1 else _WIDE) for view in picture.views]
+    canvas = _Canvas()
     width = height = 0.0
-    body = []
-    for i, (name, picture, partition) in enumerate(zip(names, pictures, partitions, strict=True)):
-        if i:
-            arrow = f"M{width + 4:g} {_arrow_at(pictures):g}h22m-7 -6l7 6l-7 6"
-            body.append(f'<path d="{arrow}" fill="none" stroke="{_GREY}" stroke-width="2"/>')
-            width += 40
-        captions = [f"{name}{partition.layout.axes}", f"{_sizes(partition)}, {_mesh(partition)}"]
-        body.append(f'<g transform="translate({width:g} 0)">')
-        body += [_text(0, 12 + _LINE * row, line, anchor="start") for row, line in enumerate(captions)]
-        body.append(f'<g transform="translate(0 {_CAPTION})">\n' + "\n".join(picture.parts) + "\n</g>\n</g>")
-        width += max(picture.width, *(len(line) * _CHAR for line in captions))
-        height = max(height, picture.height + _CAPTION)
-    title = " ".join(f"{name}{_plain(repr(partition))}" for name, partition in zip(names, partitions, strict=True))
-    size = f"{math.ceil(width) + 8} {math.ceil(height) + 8}".split()
+    for number, view in enumerate(views):
+        x, y = 0.0, height + 2 * _GAP * bool(number)
+        if number == 1 and picture.turns:
+            if width + _ARROW + view.width <= _PAGE:
+                canvas.arrow(width + 8, min(view.height, height) / 2, "h24m-7 -6l7 6l-7 6")
+                x, y = width + _ARROW, 0.0
+            else:
+                canvas.arrow(width / 2, height + 4, "v22m-6 -7l6 7l6 -7")
+                y = height + _ARROW
+        view.draw(canvas, x, y)
+        width, height = max(width, x + view.width), max(height, y + view.height)
+    width, height = canvas.legend(picture.legend, max(width, _NARROW), height)
+    size = f"{width + 2 * _MARGIN:.10g}", f"{height + 2 * _MARGIN:.10g}"
+    body = "\n".join(canvas.parts)
+    name = f"sw{crc32((picture.title + body).encode('utf-8', 'replace')):08x}"
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-4 -4 {size[0]} {size[1]}" width="{size[0]}" '
-            f'height="{size[1]}" role="img" font-family="ui-monospace, monospace" font-size="11">',
-            f"<title>{_escaped(title if len(title) <= 400 else title[:400] + '…')}</title>",
-            *body,
+            f'<svg xmlns="http://www.w3.org/2000/svg" id="{name}" viewBox="{-_MARGIN} {-_MARGIN} {size[0]} {size[1]}" '
+            f'width="{size[0]}" height="{size[1]}" style="max-width:100%;height:auto" role="img" '
+            f'aria-labelledby="{name}t {name}d" font-family="ui-monospace, Menlo, Consolas, monospace" font-size="11">',
+            f'<title id="{name}t">{escaped(short(plain(picture.title), 300))}</title>',
+            f'<desc id="{name}d">{escaped(short(plain(picture.about), 1000))}</desc>',
+            f"<style>{_style(name)}</style>",
+            *canvas.patterns(name),
+            f'<rect class="page" x="{-_MARGIN}" y="{-_MARGIN}" width="{size[0]}" height="{size[1]}" rx="6"/>',
+            body.replace("url(#", f"url(#{name}"),
             "</svg>\n",
         ]
     )
 
 
-_CAPTION = 2 * _LINE + 8
+def escaped(text: str) -> str:
+    """Give text as markup has it.
+
+    >>> escaped('<b>"&')
+    '&lt;b&gt;&quot;&amp;'
+    """
+    # Not `xml.sax.saxutils.escape`, whose import takes as long as that of all of shardwise.
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
 
 
-def _partition(
-    argument: str, what: Partition | TensorLayout, shape: Sequence[int] | None, uneven: UnevenRule
-) -> Partition:
-    if isinstance(what, Partition):
-        if shape is not None and sizes_of("shape", shape) != what.shape:
-            raise LayoutError(f"shape is {shown(shape)}, but {argument} is a partition of shape {shown(what.shape)}")
-        return what
-    if not isinstance(what, TensorLayout):
-        raise TypeError(f"{argument} must be a Partition or a TensorLayout, got {type(what).__name__}")
-    if shape is None:
-        raise LayoutError(f"shape is needed: {argument} is a layout, which has none")
-    return what.partition(shape, uneven)
+def _style(name: str) -> str:
+    def theme(page: str, text: str, quiet: str) -> str:
+        return (
+            f"#{name} .page{{fill:{page};stroke:{quiet};stroke-opacity:.35}}#{name} .text{{fill:{text}}}"
+            f"#{name} .quiet{{fill:{quiet}}}#{name} .line{{stroke:{quiet};fill:none}}"
+        )
+
+    return f"{theme(*THEMES['light'])}@media (prefers-color-scheme:dark){{{theme(*THEMES['dark'])}}}"
 
 
-def _owners(partition: Partition) -> list[Any]:
-    return [partition.canonical_device(shard_id) for shard_id in range(partition.total_shards)]
+def _length(text: str) -> float:
+    """How long a line of text is drawn: characters that take two places in a terminal take two here."""
+    return _CHAR * sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
-def _arrow_at(pictures: Sequence[_Picture]) -> float:
-    return _CAPTION + min(picture.height for picture in pictures) / 2
+class _Canvas:
+    """Elements that have been drawn, and which patterns they use."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self._patterns: dict[str, int] = {}
+
+    def text(
+        self, x: float, y: float, text: str, kind: str = "text", anchor: str = "middle", upright: bool = False
+    ) -> None:
+        """Write a line at a place; `kind` is a class of the style, or the fill of the tile that it stands on."""
+        if not text:
+            return
+        style = f'class="{kind}"'
+        if kind.startswith("#"):
+            # On a pattern a rim in the colour of the tile keeps the letters clear.
+            style = f'fill="{INK}" stroke="{kind}" stroke-width="4" stroke-linejoin="round" paint-order="stroke"'
+        turn = f' transform="rotate(-90 {x:.10g} {y:.10g})"' if upright else ""
+        self.parts.append(
+            f'<text x="{x:.10g}" y="{y:.10g}" text-anchor="{anchor}" textLength="{_length(text):.10g}" '
+            f'lengthAdjust="spacingAndGlyphs" {style}{turn}>{escaped(text)}</text>'
+        )
+
+    def tile(self, place: tuple[float, float, float, float], key: int | None, about: str) -> str:
+        """Draw a rectangle in the look of an entry of the legend, and give its fill."""
+        fill, pattern = look(key)
+        x, y, width, height = (f"{number:.10g}" for number in place)
+        where = f'x="{x}" y="{y}" width="{width}" height="{height}"'
+        about = f"<title>{escaped(about)}</title>" if about else ""
+        kind = "" if key is None else f' data-key="{key}"'
+        self.parts.append(f'<rect {where} fill="{fill}" stroke="{INK}" stroke-width="0.75"{kind}>{about}</rect>')
+        if pattern:
+            number = self._patterns.setdefault(pattern, len(self._patterns))
+            self.parts.append(f'<rect class="over" {where} fill="url(#p{number})" pointer-events="none"/>')
+        return fill
+
+    def arrow(self, x: float, y: float, path: str) -> None:
+        self.parts.append(f'<path class="line" d="M{x:.10g} {y:.10g}{path}" stroke-width="2"/>')
+
+    def patterns(self, name: str) -> list[str]:
+        """Give the definitions of the patterns that have been used."""
+        if not self._patterns:
+            return []
+        found = [
+            f'<pattern id="{name}p{number}" width="8" height="8" patternUnits="userSpaceOnUse">'
+            f'<path d="{pattern}" stroke="{INK}" stroke-opacity="0.5" stroke-width="1.25"/></pattern>'
+            for pattern, number in self._patterns.items()
+        ]
+        return ["<defs>", *found, "</defs>"]
+
+    def legend(self, entries: Sequence[str], width: float, top: float) -> tuple[float, float]:
+        """Draw the legend in columns below, and give the width and the height of all."""
+        if not entries:
+            return width, top
+        entries = [short(plain(entry), 80) for entry in entries]
+        each = max(map(_length, entries)) + 34
+        columns = max(int(width / each), 1)
+        top += _GAP
+        for number, entry in enumerate(entries):
+            row, column = divmod(number, columns)
+            x, y = column * each, top + row * 20
+            self.tile((x, y, 16, 14), number, "")
+            self.text(x + 22, y + 11, entry, anchor="start")
+        return max(width, each), top + -(-len(entries) // columns) * 20
 
 
-def _sizes(partition: Partition) -> str:
-    return " x ".join(map(str, partition.shape)) or "scalar"
+class _View:
+    """One view laid out: where its panels stand."""
 
+    def __init__(self, view: View, widest: float) -> None:
+        self._captions = [short(plain(line), _MOST_TEXT) for line in view.captions]
+        self._notes = [short(plain(line), _MOST_TEXT) for line in view.notes]
+        self._panels = [_Panel.of(panel, widest) for panel in view.panels]
+        lines = [*map(_length, self._captions), *map(_length, self._notes)]
+        self.width = max([*lines, *(panel.width for panel in self._panels)], default=0.0)
+        self.height = (len(self._captions) + len(self._notes)) * _LINE + sum(p.height + _GAP for p in self._panels)
 
-def _mesh(partition: Partition) -> str:
-    mesh = partition.device_mesh
-    return ", ".join(f"{name}={size}" for name, size in zip(mesh.axis_names, mesh.shape, strict=True))
+    def draw(self, canvas: _Canvas, x: float, y: float) -> None:
+        for number, line in enumerate(self._captions):
+            y += _LINE
+            canvas.text(x, y - 3, line, "quiet" if number else "text", "start")
+        for panel in self._panels:
+            panel.draw(canvas, x, y)
+            y += panel.height + _GAP
+        for line in self._notes:
+            y += _LINE
+            canvas.text(x, y - 3, line, "quiet", "start")
 
 
 @dataclass
-class _Picture:
-    """The shards of one partition: a panel of rectangles for each shard of the dims that are not drawn."""
+class _Panel:
+    """One panel laid out: the field of the tiles, and the margins for the labels of its sides."""
 
-    parts: list[str] = field(default_factory=list)
-    width: float = 0
-    height: float = 0
+    panel: Panel
+    titles: list[str]
+    left: float
+    top: float
+    across: float
+    down: float
+    upright: bool
 
     @classmethod
-    def of(cls, grid: Grid, colours: dict[Any, str]) -> _Picture:
-        picture = cls()
-        empty: list[Any] = []
-        for panel in range(grid.panels):
-            cells = list(grid.cells(panel))
-            for cell in cells:
-                if cell.is_empty:
-                    empty += grid.partition.devices_holding(cell.shard_id)
-            if shown := [cell for cell in cells if not cell.is_empty]:
-                if grid.deep:
-                    picture._line(", ".join(f"dim {dim} {bounds_text(shown[0].box, (dim,))}" for dim in grid.deep))
-                picture._panel(grid, shown, colours)
-        if empty:
-            picture._line(f"empty: {_named(empty, 4)}")
-        return picture
-
-    def _line(self, text: str) -> None:
-        self.parts.append(_text(0, self.height + 11, text, anchor="start"))
-        self.height += _LINE
-        self.width = max(self.width, len(text) * _CHAR)
-
-    def _panel(self, grid: Grid, cells: Sequence[Cell], colours: dict[Any, str]) -> None:
-        (down,), (across,) = grid.down or (None,), grid.across or (None,)
-        rows, columns = (1 if dim is None else grid.partition.shape[dim] for dim in (down, across))
-        height = _LEAST_HEIGHT if down is None else _WIDTH * min(max(rows / columns, 0.4), 1.0)
-        ranges = [_bounds(cell.box, down) for cell in cells]
-        labels = [] if down is None else [f"{start}:{stop}" for start, stop in dict.fromkeys(ranges)]
-        left = max((len(label) for label in labels), default=0) * _CHAR + 6
-        top = self.height + _LINE
-        done: set[tuple[str, int]] = set()
-        for cell in cells:
-            box, devices = cell.box, grid.partition.devices_holding(cell.shard_id)
-            (upper, lower), (start, stop) = _bounds(box, down), _bounds(box, across)
-            y, h = _span(upper, lower, rows, height)
-            x, w = _span(start, stop, columns, _WIDTH)
-            # One label for each row and each column of shards.
-            if across is not None and ("column", start) not in done and w >= (len(f"{start}:{stop}") + 1) * _CHAR:
-                self.parts.append(_text(left + x + w / 2, top - 4, f"{start}:{stop}"))
-            if down is not None and ("row", upper) not in done and h >= _LINE - 3:
-                self.parts.append(_text(left - 5, top + y + h / 2 + 4, f"{upper}:{lower}", anchor="end"))
-            done |= {("column", start), ("row", upper)}
-            place = bounds_text(box, range(len(box)))
-            self.parts.append(
-                f'<rect x="{left + x:g}" y="{top + y:g}" width="{w:g}" height="{h:g}" fill="{colours[cell.owner]}" '
-                f'stroke="{_INK}"><title>[{place}] on {_escaped(_named(devices, _MAX_NAMED))}</title></rect>'
-            )
-            lines = _fitting(devices, w, h)
-            first = top + y + h / 2 + 4 - _LINE * (len(lines) - 1) / 2
-            self.parts += [
-                _text(left + x + w / 2, first + _LINE * row, line, fill=_INK) for row, line in enumerate(lines)
+    def of(cls, panel: Panel, widest: float) -> _Panel:
+        titles = [short(plain(panel.heading), _MOST_TEXT)] if panel.heading else []
+        for arrow, side in (("↓", panel.down), ("→", panel.across)):
+            if side is not None and side.title:
+                titles.append(f"{arrow} {short(plain(side.title), _MOST_TEXT)}")
+        spans = _spans(panel.across)
+        needed = [(_length(span.text) + 8) / share for span in spans if (share := _share(panel.across, span)) >= 1 / 64]
+        if panel.row_height is None:
+            needed += [
+                (_length(tile.labels[0][0]) + 8) / share
+                for tile in panel.tiles
+                if tile.labels and (share := _share(panel.across, tile.across)) >= 1 / 64
             ]
-        self.width = max(self.width, left + _WIDTH)
-        self.height = top + height + _GAP
+        across = min(max([_NARROW, *needed]), widest) if panel.row_height is None else widest * 0.75
+        upright = any(_length(span.text) + 4 > across * _share(panel.across, span) for span in spans)
+        shown = [s for s in spans if across * _share(panel.across, s) >= _UPRIGHT] if upright else spans
+        top = 0.0
+        if shown:
+            top = max(_length(span.text) for span in shown) + 8 if upright else _LINE + 2
+        rows, down = _spans(panel.down), float(_LOW)
+        if panel.row_height is not None and panel.down is not None:
+            down = panel.row_height * panel.down.size
+        elif panel.down is not None:
+            ratio = panel.down.size / max(panel.across.size if panel.across is not None else 1, 1)
+            down = max(min(across * min(max(ratio, 0.35), 1.0), _HIGH), min(len(rows) * 18, _HIGHEST))
+        left = max((_length(row.text) for row in rows), default=-8.0) + 8
+        return cls(panel, titles, left, top, across, down, upright)
+
+    @property
+    def width(self) -> float:
+        return max([self.left + self.across, *map(_length, self.titles)])
+
+    @property
+    def height(self) -> float:
+        return len(self.titles) * _LINE + self.top + self.down + 6
+
+    def draw(self, canvas: _Canvas, x: float, y: float) -> None:
+        for title in self.titles:
+            y += _LINE
+            canvas.text(x, y - 3, title, "quiet", "start")
+        x, y = x + self.left, y + self.top + 6
+        for span in _spans(self.panel.across):
+            low, extent = _place(self.panel.across, (span.start, span.stop), self.across)
+            if not self.upright:
+                canvas.text(x + low + extent / 2, y - 5, span.text)
+            elif extent >= _UPRIGHT:
+                canvas.text(x + low + extent / 2 + 4, y - 5, span.text, anchor="start", upright=True)
+        for span in _spans(self.panel.down):
+            low, extent = _place(self.panel.down, (span.start, span.stop), self.down)
+            if extent >= _UPRIGHT - 1:
+                canvas.text(x - 6, y + low + extent / 2 + 4, span.text, anchor="end")
+        for tile in self.panel.tiles:
+            self._tile(canvas, tile, x, y)
+
+    def _tile(self, canvas: _Canvas, tile: Tile, x: float, y: float) -> None:
+        low, width = _place(self.panel.across, tile.across, self.across)
+        upper, height = _place(self.panel.down, tile.down, self.down)
+        if self.panel.row_height is not None:
+            upper, height = upper + 2, height - 4
+        about = short(plain(f"{tile.place}: {tile.held}"), 400)
+        fill = canvas.tile((x + low, y + upper, width, height), tile.key, about)
+        self._seams(canvas, tile, x, y)
+        middle, centre = x + low + width / 2, y + upper + height / 2
+        # The shortest label says little: an upright longer one is better.
+        level, last = [(lines, False) for lines in tile.labels], [(lines, True) for lines in tile.labels]
+        for lines, upright in [*level[:-1], *last, *level[-1:]]:
+            if _fits(lines, *((height, width) if upright else (width, height))):
+                first = (middle if upright else centre) + 4 - _LINE * (len(lines) - 1) / 2
+                for row, line in enumerate(map(plain, lines)):
+                    at = first + _LINE * row
+                    canvas.text(*((at, centre) if upright else (middle, at)), line, fill, upright=upright)
+                return
+
+    def _seams(self, canvas: _Canvas, tile: Tile, x: float, y: float) -> None:
+        """Draw where a tile that stands for several is cut, unless the lines would be too close."""
+        low, width = _place(self.panel.across, tile.across, self.across)
+        upper, height = _place(self.panel.down, tile.down, self.down)
+        path = ""
+        if len(tile.seams_across) * 4 < width:
+            for at in tile.seams_across:
+                path += (
+                    f"M{x + _place(self.panel.across, (at, at), self.across)[0]:.10g} {y + upper:.10g}v{height:.10g}"
+                )
+        if len(tile.seams_down) * 4 < height:
+            for at in tile.seams_down:
+                path += f"M{x + low:.10g} {y + _place(self.panel.down, (at, at), self.down)[0]:.10g}h{width:.10g}"
+        if path:
+            canvas.parts.append(f'<path d="{path}" stroke="{INK}" stroke-opacity="0.3" stroke-width="0.5"/>')
 
 
-def _bounds(box: Sequence[slice], dim: int | None) -> tuple[int, int]:
-    return (0, 1) if dim is None else (box[dim].start, box[dim].stop)
+def _spans(side: Side | None) -> tuple[Span, ...]:
+    return () if side is None else tuple(Span(s.start, s.stop, short(plain(s.text), 40)) for s in side.spans)
 
 
-def _span(start: int, stop: int, size: int, length: float) -> tuple[float, float]:
-    """Place and length in a picture; places are rounded, so that what ends where another begins does so there too."""
-    low, high = (round(length * bound / size * 4) / 4 for bound in (start, stop))
+def _share(side: Side | None, what: Span | tuple[int, int]) -> float:
+    start, stop = (what.start, what.stop) if isinstance(what, Span) else what
+    return 1.0 if side is None or side.size == 0 else (stop - start) / side.size
+
+
+def _place(side: Side | None, bounds: tuple[int, int], length: float) -> tuple[float, float]:
+    """Where a stretch begins in a picture, and how long it is; what ends where another begins does so here too."""
+    size = 1 if side is None else max(side.size, 1)
+    low, high = (round(length * bound / size, 2) for bound in bounds)
     return low, high - low
 
 
-def _fitting(devices: Sequence[Any], width: float, height: float) -> list[str]:
-    """The devices in as many lines as there is room for; or the first and how many more; or nothing."""
-    room, rows = int((width - 6) / _CHAR), int((height - 4) / _LINE)
-    lines: list[str] = []
-    for name in itertools.islice(map(_plain, map(str, devices)), 64):
-        if lines and len(lines[-1]) + 2 + len(name) <= room:
-            lines[-1] += f", {name}"
-        else:
-            lines.append(name)
-    if len(devices) <= 64 and len(lines) <= rows and max(map(len, lines)) <= room:
-        return lines
-    first, more = _plain(str(devices[0])), f"+ {len(devices) - 1}"
-    for short in ([f"{first} {more}"], [first, more]):
-        if len(devices) > 1 and len(short) <= rows and max(map(len, short)) <= room:
-            return short
-    return []
-
-
-def _named(devices: Sequence[Any], limit: int) -> str:
-    names = ", ".join(map(_plain, map(str, devices[:limit])))
-    return f"{names} and {len(devices) - limit} more" if len(devices) > limit else names
-
-
-def _escaped(text: str) -> str:
-    # Not `xml.sax.saxutils.escape`, whose import takes as long as that of all of shardwise.
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _plain(text: str) -> str:
-    """Text without what XML does not have."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
-
-
-def _text(x: float, y: float, text: str, *, anchor: str = "middle", fill: str = _GREY) -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{fill}">{_escaped(_plain(text))}</text>'
+def _fits(lines: Sequence[str], width: float, height: float) -> bool:
+    return len(lines) * _LINE <= height - 1 and max(map(_length, lines), default=0) + 4 <= width

@@ -7,7 +7,7 @@ from .grid import Grid, bounds_text, in_turn
 from .lines import Line, Part
 from .names import brief
 
-__all__ = ["grid_lines"]
+__all__ = ["framed", "grid_lines"]
 
 # More replicas than these are not listed even to be summarised: a mesh may have more devices than there is memory.
 _MAX_REPLICAS = 4096
@@ -43,7 +43,7 @@ def grid_lines(grid: Grid, width: int, max_rows: int) -> Iterator[Line]:
     titles = ["…" if column is None else label(grid.across, 0, column) for column in columns]
     cells = [[_cell(grid, row, column) for column in columns] for row in rows]
     over = "".join(f"dim {dim}" for dim in grid.across)
-    yield from _frame([text.rjust(margin) for text in (corner, *labels)], over, titles, cells)
+    yield from framed([text.rjust(margin) for text in (corner, *labels)], over, titles, cells)
 
 
 def _cell(grid: Grid, row: int | None, column: int | None) -> Part:
@@ -59,7 +59,15 @@ def _cell(grid: Grid, row: int | None, column: int | None) -> Part:
     return devices, _COLOURS[in_turn(cell.shard_id, len(_COLOURS))]
 
 
-def _frame(labels: list[str], over: str, titles: list[str], cells: list[list[Part]]) -> Iterator[Line]:
+def framed(labels: list[str], over: str, titles: list[str], cells: list[list[Part]]) -> Iterator[Line]:
+    """Put rows of cells into frames, with a title over each column and a label before each row.
+
+    Args:
+        labels: One for the corner, then one for each row, all of one length.
+        over: What stands over all titles; without it there are none.
+        titles: One for each column.
+        cells: The rows.
+    """
     corner, *labels = labels
     margin = " " * (len(corner) + 1)
     widths = [2 + max(len(title), *(len(row[column][0]) for row in cells)) for column, title in enumerate(titles)]
@@ -74,6 +82,7 @@ def _frame(labels: list[str], over: str, titles: list[str], cells: list[list[Par
 
     if over:
         yield [(f"{margin} {centred(over, sum(widths) + len(widths) - 1)}", "dim")]
+    if any(titles):
         yield [(f"{corner}  ", "dim"), (" ".join(map(centred, titles, widths)), "")]
     yield rule("┌", "┬", "┐")
     for number, (label, row) in enumerate(zip(labels, cells, strict=True)):

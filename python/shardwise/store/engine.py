@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .._arguments import path_of
+from .._arguments import is_masked, path_of
 
 __all__ = [
     "DIGEST_MODULUS",
@@ -263,7 +263,7 @@ class CopyJob:
 def _array(name: str, value: Any) -> npt.NDArray[Any]:
     if not isinstance(value, np.ndarray):
         raise TypeError(f"{name} must be a numpy array, got {type(value).__name__}")
-    if isinstance(value, np.ma.MaskedArray):
+    if is_masked(value):
         raise TypeError(f"{name} is a masked array, whose mask is not in its bytes; give its filled() values")
     return value
 

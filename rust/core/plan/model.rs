@@ -297,8 +297,8 @@ mod tests {
     fn replicated_tensors_are_sent_by_all_replicas_alike() {
         // As many norms as 80, each of which 40 replicas hold and 3 others want: 6 of 240 for each.
         let ranges: Vec<(i64, i64)> = vec![(0, 16); 40];
-        let replicas = crate::tiling::flat::FlatRanges::new(&[16], &ranges, true).unwrap();
-        let others = crate::tiling::flat::FlatRanges::new(&[16], &ranges[..3], true).unwrap();
+        let replicas = crate::tiling::flat::FlatRanges::new(&[16], ranges.iter().copied(), true).unwrap();
+        let others = crate::tiling::flat::FlatRanges::new(&[16], ranges.iter().copied().take(3), true).unwrap();
         let (from, to): (Vec<u32>, Vec<u32>) = ((0..40).collect(), (40..43).collect());
         let sort = Sort::new(&replicas, &others, (&from, &to), &[-1; 3], &mut never).unwrap();
         let model = Model::new(&[sort], &[(0, 2); 80], 43, &mut never).unwrap();

@@ -19,14 +19,18 @@ impl FlatRanges {
     /// The ranges of a tensor of `shape`, one for each holder; empty ones are allowed.
     ///
     /// # Errors
-    /// [`Error::NegativeDim`], [`Error::Overflow`]; [`Error::FlatRange`] for a range that is not within the tensor.
-    pub fn new(shape: &[i64], ranges: &[(i64, i64)], replicas: bool) -> Result<Self> {
+    /// [`Error::NegativeDim`], [`Error::Overflow`]; [`Error::FlatRange`] for a range that is not within the tensor;
+    /// [`Error::TooMany`] if memory cannot hold them.
+    pub fn new(shape: &[i64], ranges: impl ExactSizeIterator<Item = (i64, i64)>, replicas: bool) -> Result<Self> {
         let size = checked_shape(shape)?;
+        let mut kept = Vec::new();
+        kept.try_reserve_exact(ranges.len()).map_err(|_| Error::TooMany { what: "the ranges".to_owned() })?;
+        kept.extend(ranges);
         let wrong = |&(_, &(start, stop)): &(usize, &(i64, i64))| start < 0 || start > stop || stop > size;
-        if let Some((holder, &(start, stop))) = ranges.iter().enumerate().find(wrong) {
+        if let Some((holder, &(start, stop))) = kept.iter().enumerate().find(wrong) {
             return Err(Error::FlatRange { holder, start, stop, size });
         }
-        Ok(Self { shape: shape.to_vec(), size, ranges: ranges.to_vec(), replicas })
+        Ok(Self { shape: shape.to_vec(), size, ranges: kept, replicas })
     }
 
     /// The error that names the first box of a range of the flattened tensor.

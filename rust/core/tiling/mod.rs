@@ -70,7 +70,7 @@ pub struct Piece<'a> {
 /// ```
 /// use shardwise_core::{error::Error, parallel::never, tiling::{Place, Tiling, flat::FlatRanges}};
 /// // Three elements of a 2 × 3 tensor for the first rank, two for the second.
-/// let ranks = FlatRanges::new(&[2, 3], &[(0, 4), (4, 6)], false)?;
+/// let ranks = FlatRanges::new(&[2, 3], [(0, 4), (4, 6)].into_iter(), false)?;
 /// let mut pieces = Vec::new();
 /// ranks.visit_pieces(0, &mut |piece| {
 ///     pieces.push((piece.region.text(), piece.place == Place::Flat(3)));

@@ -54,7 +54,7 @@ pub(crate) fn tiling_of(shape: &[i64], kind: usize, seeds: &[usize]) -> Arc<dyn 
             if seed(1) % 2 == 0 {
                 ranges.extend_from_within(..);
             }
-            Arc::new(FlatRanges::new(shape, &ranges, seed(1) % 2 == 0).unwrap())
+            Arc::new(FlatRanges::new(shape, ranges.into_iter(), seed(1) % 2 == 0).unwrap())
         }
         3 => Arc::new(Boxes::one_each(shape, cut_apart(shape, seeds), false).unwrap()),
         // Boxes dealt out to holders, which have them one after the other, or below one another with a gap.
@@ -288,7 +288,9 @@ fn a_poll_stops_every_check() {
 
 #[test]
 fn ranges_that_leave_gaps_or_overlap_are_named_by_their_first_box() {
-    let check = |ranges: &[(i64, i64)], replicas| FlatRanges::new(&[3, 4], ranges, replicas).unwrap().check(&mut never);
+    let check = |ranges: &[(i64, i64)], replicas| {
+        FlatRanges::new(&[3, 4], ranges.iter().copied(), replicas).unwrap().check(&mut never)
+    };
     assert_eq!(check(&[(6, 12), (0, 6), (6, 6)], false), Ok(()));
     let gap = |start: [i64; 2], stop: [i64; 2]| Err(Error::BoxMissing { start: start.to_vec(), stop: stop.to_vec() });
     assert_eq!(check(&[(0, 6), (7, 12)], false), gap([1, 2], [2, 3]));
@@ -302,7 +304,7 @@ fn ranges_that_leave_gaps_or_overlap_are_named_by_their_first_box() {
     assert_eq!(check(&[(0, 12), (0, 12)], false), both(0, 1, [0, 0], [3, 4]));
     assert_eq!(check(&[(0, 12), (0, 12)], true), Ok(()));
     assert_eq!(check(&[(0, 12), (0, 6)], true), both(0, 1, [0, 0], [1, 4]));
-    let outside = FlatRanges::new(&[3, 4], &[(0, 12), (11, 13)], false).unwrap_err();
+    let outside = FlatRanges::new(&[3, 4], [(0, 12), (11, 13)].into_iter(), false).unwrap_err();
     assert_eq!(outside.to_string(), "holders[1]: its range is [11, 13), which is not within [0, 12)");
 }
 

@@ -94,8 +94,9 @@ impl Tiling {
     #[pyo3(signature = (shape, ranges, replicas, /))]
     fn flat(shape: &Bound<'_, PyAny>, ranges: &Bound<'_, PyAny>, replicas: bool) -> PyResult<Self> {
         guard(|| {
-            let ranges: Vec<_> = numbers("ranges", ranges)?.chunks_exact(2).map(|ends| (ends[0], ends[1])).collect();
-            let flat = FlatRanges::new(&integers("shape", shape)?, &ranges, replicas).map_err(to_py)?;
+            let ranges = numbers("ranges", ranges)?;
+            let ranges = ranges.chunks_exact(2).map(|ends| (ends[0], ends[1]));
+            let flat = FlatRanges::new(&integers("shape", shape)?, ranges, replicas).map_err(to_py)?;
             Ok(Self { core: Arc::new(flat) })
         })
     }

@@ -88,6 +88,11 @@ def _layout_to_keras(layout: TensorLayout, mesh: Any) -> Any:
 
 
 def _map_to_keras(layout_map: LayoutMap) -> Any:
+    if layout_map.default is not None:
+        raise LayoutError("the map has a default; Keras cannot express one")
+    for key, rule in layout_map.rules().items():
+        if rule.uneven is not None:
+            raise LayoutError(f"rule {shown(key)} has the uneven rule {rule.uneven!r}; Keras cannot express one")
     meshes: dict[DeviceMesh | None, Any] = {None: None}
     prefix, suffix = _AFFIXES[layout_map.match]
 

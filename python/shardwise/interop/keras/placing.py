@@ -13,6 +13,7 @@ import numpy.typing as npt
 from shardwise.errors import LayoutError
 from shardwise.layout import TensorLayout
 from shardwise.mesh import DeviceMesh
+from shardwise.partition import Partition
 
 from ..._text import shown
 from .compiled import sharded_value
@@ -27,9 +28,19 @@ _WHOLE_BYTES = 4 * 2**20
 _CONSTANTS = {keras.initializers.Zeros: 0, keras.initializers.Ones: 1}
 
 
+def sharding_of(partition: Partition) -> Any:
+    """The `jax.sharding.NamedSharding` of a partition; `None` where the value stays whole.
+
+    That is where the backend is not JAX, a device does not exist, or a dim does not divide, which JAX does not cut.
+    """
+    layout = partition.layout
+    if any(size % shards for size, shards in zip(partition.shape, layout.num_shards, strict=True)):
+        return None
+    return _sharding_of(layout)
+
+
 @lru_cache(maxsize=1024)
-def sharding_of(layout: TensorLayout) -> Any:
-    """The `jax.sharding.NamedSharding` of a layout; `None` if the backend is not JAX or a device does not exist."""
+def _sharding_of(layout: TensorLayout) -> Any:
     if keras.backend.backend() != "jax" or layout.device_mesh is None:
         return None
     layout = layout.refined()

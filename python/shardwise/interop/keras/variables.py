@@ -146,7 +146,7 @@ def adopt(variable: Any, placement: PlacedVariable) -> None:
         LayoutError: if the initializer raises or gives something of another shape or dtype; the variable goes on
             waiting.
     """
-    sharding = sharding_of(placement.layout)
+    sharding = sharding_of(placement.partition)
     if not _is_laid_out(variable):
         variable.__class__ = _laid_out_class(variable.__class__)
     if sharding is not None:
@@ -216,7 +216,7 @@ def _placement(variable: Any) -> PlacedVariable:
 def _shards(placement: PlacedVariable, value: Any) -> list[Shard]:
     partition = placement.partition
     indices, replicas = partition.devices_indices_map(), partition.replica_ids().tolist()
-    if sharding_of(placement.layout) is not None:
+    if sharding_of(placement.partition) is not None:
         data = local_data(value)
         held = [(i, data[i]) for i in range(len(replicas)) if i in data]
     else:

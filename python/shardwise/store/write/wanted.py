@@ -79,7 +79,11 @@ def partition_for(name: str, shape: tuple[int, ...], layouts: Layouts | None, un
     Raises:
         LayoutError: if the layout does not fit the tensor; names it.
     """
-    layout = None if layouts is None else layouts.get(name)
+    if isinstance(layouts, LayoutMap):
+        layout = layouts.layout_of(name, len(shape))
+        uneven = layouts.uneven_of(name) or uneven
+    else:
+        layout = None if layouts is None else layouts.get(name)
     if layout is None:
         return None
     if layout.device_mesh is None and isinstance(layouts, LayoutMap):

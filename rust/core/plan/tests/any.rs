@@ -185,10 +185,14 @@ fn sources_that_overlap_are_refused_and_a_poll_stops_every_plan() {
         };
         assert_eq!(plan(&mut count), Ok(()));
         assert!(polls > 3, "{polls}");
-        let mut poll = || {
-            polls -= 1;
-            if polls == 0 { Err(Error::Interrupted) } else { Ok(()) }
-        };
-        assert_eq!(plan(&mut poll), Err(Error::Interrupted));
+        // How many there are in all depends on the load: work in parallel polls while it waits.
+        for stop in 1..=3 {
+            let mut polls = 0;
+            let mut poll = || {
+                polls += 1;
+                if polls == stop { Err(Error::Interrupted) } else { Ok(()) }
+            };
+            assert_eq!(plan(&mut poll), Err(Error::Interrupted));
+        }
     }
 }

@@ -1,0 +1,30 @@
+"""Make the pictures of the documentation that `shardwise.draw` draws: docs/pictures/*.svg.
+
+python docs/pictures/make.py
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import shardwise as sw
+
+
+def pictures() -> Iterator[tuple[str, str]]:
+    """Give the name and the text of each picture, the same each time."""
+    small, eight = sw.DeviceMesh((2, 2), ("x", "y")), sw.DeviceMesh((2, 4), ("data", "model"))
+    one, other = (sw.TensorLayout((axes, None), small) for axes in (("x", "y"), ("y", "x")))
+    yield "axis-order.svg", sw.draw(one, (8, 8), after=other)
+    yield "wide.svg", sw.draw(sw.TensorLayout((None, "tp"), sw.DeviceMesh((8,), ("tp",))), (4096, 14336))
+    yield "replicas.svg", sw.draw(sw.TensorLayout(("model",), eight), (4096,))
+    yield "mesh.svg", sw.draw(sw.DeviceMesh((16, 16), ("data", "model")))
+    before, after = sw.TensorLayout(("data", "model"), eight), sw.TensorLayout((None, "model"), eight)
+    yield "plan.svg", sw.draw(sw.plan_reshard(before.partition((6, 8)), after.partition((6, 8))))
+    for name, ranks in (("qkv-4.svg", 4), ("qkv.svg", 16)):
+        dim = sw.packed.qkv(64, 8, 128, "tp")
+        mesh = sw.DeviceMesh((ranks,), ("tp",), [f"rank {i}" for i in range(ranks)])
+        yield name, sw.draw(sw.TensorLayout((dim, None), mesh), (10240, 8192))
+
+
+if __name__ == "__main__":
+    for name, text in pictures():
+        Path(__file__).with_name(name).write_text(text, encoding="utf-8")

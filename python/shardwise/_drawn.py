@@ -1,0 +1,41 @@
+"""Values that notebooks show as pictures.
+
+Meshes and tilings stand far below what draws them, so they do not import it: the package says which module to load
+when the first of them is shown.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["Drawn", "draw_with"]
+
+_MODULE: list[str] = []
+
+
+def draw_with(module: str) -> None:
+    """Have `module.notebook_svg` and `module.notebook_html` draw the values, loaded when they are first needed."""
+    _MODULE[:] = [module]
+
+
+class Drawn:
+    """A value with a picture in notebooks, as IPython and Jupyter ask for it.
+
+    >>> from shardwise import DeviceMesh
+    >>> DeviceMesh((2,), ("x",))._repr_svg_()[:5]
+    '<svg '
+    """
+
+    __slots__ = ()
+
+    def _repr_svg_(self) -> str | None:
+        return _drawn("notebook_svg", self)
+
+    def _repr_html_(self) -> str | None:
+        return _drawn("notebook_html", self)
+
+
+def _drawn(name: str, value: Any) -> str | None:
+    picture: str | None = getattr(import_module(_MODULE[0]), name)(value) if _MODULE else None
+    return picture

@@ -1,0 +1,76 @@
+"""The picture of a report: what each device holds, and what becomes of the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .._text import bytes_text
+from ..mesh import DeviceMesh
+from ..show.lanes import bars, holder_bars
+from ..show.picture import Panel, Picture, View
+
+__all__ = ["KINDS", "kind_of", "report_picture"]
+
+#: What may become of a tensor, as the legend has it.
+KINDS = ("cut", "replicated by a rule", "replicated, no rule matches", "cannot be placed")
+_MOST_DEVICES = 1 << 20
+
+
+class Reported(Protocol):
+    """What a picture asks of a report."""
+
+    @property
+    def tensors(self) -> Sequence[Any]: ...
+    @property
+    def device_mesh(self) -> DeviceMesh | None: ...
+    @property
+    def device_bytes(self) -> npt.NDArray[np.int64] | None: ...
+    @property
+    def totals(self) -> tuple[str, ...]: ...
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+
+
+def kind_of(tensor: Any) -> int:
+    """Say what becomes of a tensor: the number of its kind in `KINDS`."""
+    if tensor.num_shards is None:
+        return 2 if tensor.rule is None and tensor.layout is not None else 3
+    if not tensor.is_replicated:
+        return 0
+    return 1 if tensor.rule is not None else 2
+
+
+def report_picture(report: Reported) -> Picture:
+    """Give the picture of a report; without bars where a dtype is not known, or the devices are too many."""
+    mesh = report.device_mesh
+    count = len(report.warnings)
+    warnings = "1 warning" if count == 1 else f"{count:,} warnings"
+    panels = list(kinds_panel(report))
+    each = None if mesh is None or mesh.size > _MOST_DEVICES else report.device_bytes
+    if mesh is not None and each is not None:
+        panels.append(holder_bars("bytes on each device", mesh._all_labels(), each.tolist(), len(KINDS), bytes_text))
+    view = View((report.totals[0], *report.totals[1:], warnings), tuple(panels))
+    legend = (*KINDS, "held") if panels else ()
+    return Picture(f"report on {report.totals[0]}", f"{'; '.join(report.totals)}; {warnings}.", (view,), legend)
+
+
+def kinds_panel(report: Reported) -> list[Panel]:
+    """Give bars of the bytes of the tensors of each kind, each tensor counted once; none where a dtype is unknown."""
+    sizes, counts = [0] * len(KINDS), [0] * len(KINDS)
+    for tensor in report.tensors:
+        if tensor.nbytes is None:
+            return []
+        kind = kind_of(tensor)
+        sizes[kind] += tensor.nbytes
+        counts[kind] += 1
+    rows = [
+        (f"{name} ({count:,})", size, bytes_text(size)) for name, size, count in zip(KINDS, sizes, counts, strict=True)
+    ]
+    drawn = bars("bytes of the tensors, each counted once", rows)
+    tiles = tuple(replace(tile, key=tile.down[0]) for tile in drawn.tiles)
+    return [replace(drawn, tiles=tiles)]

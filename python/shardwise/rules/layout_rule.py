@@ -1,0 +1,100 @@
+"""What a layout map says of the tensors that a rule applies to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+from .._arguments import instance
+from .._text import shown
+from ..errors import LayoutError
+from ..layout import TensorLayout, UnevenRule
+
+if TYPE_CHECKING:
+    from ..mesh import DeviceMesh
+    from ..packed import PackedDim
+
+__all__ = ["REPLICATED", "LayoutRule", "checked_uneven", "rule_of"]
+
+#: The default by name that cuts nothing.
+REPLICATED = "replicated"
+
+
+@dataclass(frozen=True, init=False)
+class LayoutRule:
+    """A layout with an uneven rule of its own, as a value of a layout map.
+
+    Args:
+        layout: a `TensorLayout`, or the tuple or list of its axes.
+        uneven: how a dim that does not divide is cut, whatever a report or a plan says for the rest; `None` is what
+            these say. See `TensorLayout.partition`.
+
+    Raises:
+        LayoutError: if there is no such uneven rule, or the axes are not a layout.
+        TypeError: if the layout is something else.
+
+    >>> from shardwise import DeviceMesh, LayoutMap
+    >>> layout_map = LayoutMap(DeviceMesh((4,), ("model",)))
+    >>> layout_map["embed"] = LayoutRule(("model", None), uneven="ceil")
+    >>> layout_map.partition("embed", (10, 2)).shard_shape("cpu:3")
+    (1, 2)
+    >>> layout_map["embed"].axes, layout_map.rule("embed").uneven
+    (('model', None), 'ceil')
+    """
+
+    layout: TensorLayout
+    uneven: UnevenRule | None
+
+    def __init__(
+        self,
+        layout: TensorLayout | Sequence[str | Sequence[str] | PackedDim | None],
+        uneven: UnevenRule | None = None,
+    ) -> None:
+        if isinstance(layout, (tuple, list)):
+            layout = TensorLayout(layout)
+        object.__setattr__(self, "layout", instance("layout", layout, TensorLayout, " or a tuple or list of axes"))
+        object.__setattr__(self, "uneven", None if uneven is None else checked_uneven(uneven))
+
+    def with_mesh(self, mesh: DeviceMesh | None) -> LayoutRule:
+        """Give this rule over a mesh, unless its layout has one already or there is none."""
+        if mesh is None or self.layout.device_mesh is not None:
+            return self
+        return LayoutRule(self.layout.with_mesh(mesh), self.uneven)
+
+    def of_rank(self, rank: int) -> TensorLayout | None:
+        """Give the layout for tensors of a rank, whose further dims are not cut; `None` if the rank is too small."""
+        missing = rank - self.layout.rank
+        if missing <= 0:
+            return None if missing else self.layout
+        axes = (*self.layout.axes, *(None,) * missing)
+        return TensorLayout(axes, self.layout.device_mesh, unreduced=self.layout.unreduced)
+
+
+def rule_of(value: Any) -> LayoutRule:
+    """Give the rule that a value of a layout map stands for.
+
+    Raises:
+        LayoutError: if the axes are not a layout.
+        TypeError: if it is something else.
+    """
+    if isinstance(value, LayoutRule):
+        return value
+    if not isinstance(value, (TensorLayout, tuple, list)):
+        raise TypeError(
+            f"the value must be a TensorLayout, a LayoutRule or a tuple or list of axes, got {type(value).__name__}"
+        )
+    return LayoutRule(value)
+
+
+def checked_uneven(uneven: Any) -> UnevenRule:
+    """Give an uneven rule back.
+
+    Raises:
+        LayoutError: if there is no such rule; lists them.
+    """
+    instance("uneven", uneven, str)
+    if uneven not in get_args(UnevenRule):
+        raise LayoutError(f"uneven is {shown(uneven)}; it must be one of {', '.join(map(repr, get_args(UnevenRule)))}")
+    rule: UnevenRule = uneven
+    return rule

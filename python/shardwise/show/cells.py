@@ -1,0 +1,268 @@
+"""Grids of shards, chunks and devices, found one by one, and put together in blocks where they are many."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ..mesh import DeviceMesh
+from ..partition import Partition
+from ..tiling import Tiling
+from .picture import MOST_NAMED, Panel, Side, Span, Tile, held_text, plain, short
+
+__all__ = ["Block", "Cells", "ChunkCells", "DeviceCells", "ShardCells", "blocks_of", "panels_of"]
+
+Index = tuple[int, ...]
+#: Of a block of more cells than these along a dim the cuts within it are not drawn.
+_MOST_SEAMS = 64
+#: How many panels there may be.
+_MOST_PANELS = 4
+
+
+class Cells(Protocol):
+    """A regular grid: along each dim so many cells, each with bounds, and for each combination its holders."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many cells there are along each dim."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The length of each dim."""
+
+    @property
+    def unit(self) -> str:
+        """What a cell is called."""
+
+    def bounds(self, dim: int, cell: int) -> tuple[int, int]:
+        """Give where a cell begins and ends along a dim."""
+
+    def holders(self, index: Index, most: int) -> tuple[list[Any], int]:
+        """Give the first holders of a cell, at most so many, and how many there are."""
+
+    def title(self, dim: int) -> str:
+        """Say what a dim is."""
+
+
+class ShardCells:
+    """The shards of a partition that is not packed."""
+
+    unit = "shard"
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self.counts, self.shape = partition.num_shards, partition.shape
+
+    def bounds(self, dim: int, cell: int) -> tuple[int, int]:
+        """Give where a cell begins and ends along a dim."""
+        side = self._partition.shard_box(cell * math.prod(self.counts[dim + 1 :]))[dim]
+        return side.start, side.stop
+
+    def holders(self, index: Index, most: int) -> tuple[list[Any], int]:
+        """Give the first holders of a cell, at most so many, and how many there are."""
+        shard_id = 0
+        for position, count in zip(index, self.counts, strict=True):
+            shard_id = shard_id * count + position
+        if self._partition.replicas > most:
+            return [self._partition.canonical_device(shard_id)], self._partition.replicas
+        return self._partition.devices_holding(shard_id), self._partition.replicas
+
+    def title(self, dim: int) -> str:
+        """Say what a dim is."""
+        spec = self._partition.layout.axes[dim]
+        names: tuple[Any, ...] = spec if isinstance(spec, tuple) else (spec,)
+        by = (
+            " + ".join(short(plain(str(name)), 24) for name in itertools.islice(names, 4))
+            if self.counts[dim] > 1
+            else ""
+        )
+        return f"dim {dim}: {self.shape[dim]}" + (f", cut in {self.counts[dim]:,} by {by}" if by else ", not cut")
+
+
+class ChunkCells:
+    """The chunks of a regular grid."""
+
+    unit = "chunk"
+
+    def __init__(self, tiling: Tiling, chunks: Sequence[int]) -> None:
+        self._tiling, self._chunks = tiling, chunks
+        self.shape = tiling.shape
+        self.counts = tuple(-(-size // chunk) for size, chunk in zip(self.shape, chunks, strict=True))
+
+    def bounds(self, dim: int, cell: int) -> tuple[int, int]:
+        """Give where a cell begins and ends along a dim."""
+        chunk, size = self._chunks[dim], self.shape[dim]
+        return min(cell * chunk, size), min((cell + 1) * chunk, size)
+
+    def holders(self, index: Index, most: int) -> tuple[list[Any], int]:
+        """Give the first holders of a cell, at most so many, and how many there are."""
+        position = 0
+        for part, count in zip(index, self.counts, strict=True):
+            position = position * count + part
+        return [self._tiling._label(position)], 1
+
+    def title(self, dim: int) -> str:
+        """Say what a dim is."""
+        return f"dim {dim}: {self.shape[dim]}, in chunks of {self._chunks[dim]}"
+
+
+class DeviceCells:
+    """The devices of a mesh."""
+
+    unit = "device"
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+        self.counts = self.shape = mesh.shape
+
+    def bounds(self, dim: int, cell: int) -> tuple[int, int]:
+        """Give where a cell begins and ends along a dim."""
+        return cell, cell + 1
+
+    def holders(self, index: Index, most: int) -> tuple[list[Any], int]:
+        """Give the first holders of a cell, at most so many, and how many there are."""
+        return [self._mesh.device(self._mesh.device_index(index))], 1
+
+    def title(self, dim: int) -> str:
+        """Say what a dim is."""
+        return f"{short(plain(self._mesh.axis_names[dim]), 40)}: {self.shape[dim]}"
+
+
+class Block:
+    """Neighbouring cells that are drawn as one: a range of cells along each dim."""
+
+    def __init__(self, cells: Cells, ranges: Sequence[tuple[int, int]]) -> None:
+        self.cells, self.ranges = cells, tuple(ranges)
+        self.size = math.prod(stop - start for start, stop in ranges)
+        self.box = tuple(
+            (cells.bounds(dim, start)[0], cells.bounds(dim, stop - 1)[1]) for dim, (start, stop) in enumerate(ranges)
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no element."""
+        return any(start >= stop for start, stop in self.box)
+
+    def holders(self, most: int = MOST_NAMED) -> tuple[list[Any], int]:
+        """Give who holds its cells, all of them if they are at most `most`, and how many they are."""
+        first, each = self.cells.holders(tuple(start for start, _ in self.ranges), most)
+        total = self.size * each
+        if self.size == 1 or total > most:
+            return first, total
+        found = [
+            label
+            for index in itertools.product(*(range(*cells) for cells in self.ranges))
+            for label in self.cells.holders(index, most)[0]
+        ]
+        return found, total
+
+    def seams(self, dim: int | None) -> tuple[int, ...]:
+        """Give where it is cut within, along a dim."""
+        if dim is None:
+            return ()
+        start, stop = self.ranges[dim]
+        if stop - start > _MOST_SEAMS:
+            return ()
+        low, high = self.box[dim]
+        return tuple(at for cell in range(start + 1, stop) if low < (at := self.cells.bounds(dim, cell)[0]) < high)
+
+
+def plane_of(cells: Sequence[Cells]) -> tuple[int, ...]:
+    """Give the dims that the panels show, at most two: the last that are cut, then the last of the others."""
+    rank = len(cells[0].counts)
+    cut = [dim for dim in range(rank) if any(each.counts[dim] > 1 for each in cells)]
+    chosen = cut[-2:]
+    chosen += [dim for dim in reversed(range(rank)) if dim not in chosen][: 2 - len(chosen)]
+    return tuple(sorted(chosen))
+
+
+def blocks_of(cells: Cells, plane: Sequence[int], most: int) -> list[Block]:
+    """Cut a grid into at most `most` blocks: single cells if it has no more, else neighbours put together evenly."""
+    groups = [1 if count == 0 else count for count in cells.counts]
+    deep = [dim for dim in range(len(groups)) if dim not in plane]
+    while math.prod(groups[dim] for dim in deep) > _MOST_PANELS:
+        widest = max(deep, key=lambda dim: groups[dim])
+        groups[widest] = -(-groups[widest] // 2)
+    while math.prod(groups) > most:
+        widest = max(range(len(groups)), key=lambda dim: groups[dim])
+        groups[widest] = -(-groups[widest] // 2)
+    ranges = []
+    for count, group in zip(cells.counts, groups, strict=True):
+        each = -(-count // group)
+        ranges.append(
+            [(start, min(start + each, count)) for start in (i * each for i in range(group)) if start < count]
+        )
+    return [Block(cells, block) for block in itertools.product(*ranges)]
+
+
+def panels_of(cells: Cells, plane: Sequence[int], blocks: Sequence[Block], keys: Sequence[int | None]) -> list[Panel]:
+    """Lay blocks out on panels, one for each combination of the dims that are not in the plane."""
+    down = plane[0] if len(plane) > 1 else None
+    across = plane[-1] if plane else None
+    deep = [dim for dim in range(len(cells.counts)) if dim not in plane and cells.counts[dim] > 1]
+    found: dict[Any, list[tuple[Block, int | None]]] = {}
+    for block, key in zip(blocks, keys, strict=True):
+        if not block.is_empty:
+            found.setdefault(tuple(block.ranges[dim] for dim in deep), []).append((block, key))
+    panels = []
+    for members in found.values():
+        first = members[0][0]
+        heading = ", ".join(_deep_text(first, dim) for dim in deep)
+        tiles = tuple(_tile(block, key, down, across) for block, key in members)
+        sides = [
+            None
+            if dim is None
+            else Side(
+                cells.title(dim),
+                cells.shape[dim],
+                tuple(Span(*span, _range(*span)) for span in dict.fromkeys(block.box[dim] for block, _ in members)),
+            )
+            for dim in (down, across)
+        ]
+        panels.append(Panel(heading, sides[0], sides[1], tiles))
+    return panels
+
+
+def _deep_text(block: Block, dim: int) -> str:
+    start, stop = block.ranges[dim]
+    many = f" ({stop - start:,} {block.cells.unit}s)" if stop - start > 1 else ""
+    return f"{block.cells.title(dim).partition(':')[0]} {_range(*block.box[dim])}{many}"
+
+
+def _rough(number: int) -> str:
+    return f"{number:,}" if number < 10**6 else f"{number:.2g}"
+
+
+def _range(start: int, stop: int) -> str:
+    return f"{start}:{stop}"
+
+
+def _tile(block: Block, key: int | None, down: int | None, across: int | None) -> Tile:
+    labels, count = block.holders()
+    held = held_text(labels, count)
+    unit = block.cells.unit
+    if block.size > 1:
+        many = f"{block.size:,} {unit}s"
+        brief = f"{held_text(labels[:1], 1)} …"
+        lines: tuple[tuple[str, ...], ...] = ((held, many), (brief, many), (many,), (_rough(block.size),))
+        held = f"{many}, {held}" if count == block.size else f"{many}, {count:,} devices: {held}"
+    elif count > 1:
+        many = f"{count:,} replicas"
+        first = held_text(labels[:1], 1)
+        lines = ((held, many), (held,), (f"{first} + {count - 1:,}",), (first, f"+ {count - 1:,}"))
+        held = f"{held} ({many})"
+    else:
+        lines = ((held,), (short(held, 8),))
+    place = "[" + ", ".join(_range(*side) for side in block.box) + "]"
+    return Tile(
+        (0, 1) if down is None else block.box[down],
+        (0, 1) if across is None else block.box[across],
+        key,
+        lines,
+        place,
+        held,
+        block.seams(down),
+        block.seams(across),
+    )

@@ -1,0 +1,143 @@
+"""`draw`: the picture of anything that says who holds what, in the form that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from .._arguments import sizes_of
+from .._text import shown
+from ..errors import LayoutError
+from ..layout import TensorLayout, UnevenRule
+from ..mesh import DeviceMesh
+from ..packed import PackedDim
+from ..tiling import Tiling
+from .html import html_of
+from .picture import Picture
+from .svg import svg_of
+from .text import text_of
+from .views import mesh_picture, tilings_picture
+
+__all__ = ["draw", "notebook_html", "notebook_svg"]
+
+_FORMS: dict[str, Callable[[Picture], str]] = {"svg": svg_of, "html": html_of, "text": text_of}
+
+
+def draw(
+    what: Any,
+    shape: Sequence[int] | None = None,
+    *,
+    after: Tiling | TensorLayout | None = None,
+    uneven: UnevenRule = "even",
+    form: Literal["svg", "html", "text"] = "svg",
+) -> str:
+    """Draw who holds which part of a tensor, before and after a change if there is one.
+
+    Args:
+        what: what to draw: a mesh, a layout, a partition or another tiling, a plan, a sharded array, a report.
+        shape: the shape of the tensor of a layout; without it, its shards are drawn as if each had one element per dim.
+        after: a second partition, tiling or layout of the same shape, drawn beside the first.
+        uneven: how layouts cut dims that do not divide.
+        form: `"svg"`, a picture that stands alone; `"html"`, the same with a table of what it shows, for a page;
+            `"text"`, for a terminal.
+
+    Returns:
+        The picture as text, the same each time. A rectangle stands for a shard and is as large as its part of the
+        tensor; it names the devices that hold it. Along each side stand the ranges of the elements. Where there are
+        more than 32 shards, neighbours are put together in blocks, with their number. No two entries of the legend
+        look alike, to a colour-blind reader neither. A tensor of more than two dims is drawn as slices over two of
+        those that are cut; of a packed partition each shard has a row, with its pieces at their places.
+
+    Raises:
+        LayoutError: if a shape is given twice, or of another rank; if the two are of different shapes; if the layout
+            has no mesh.
+        TypeError: for anything else.
+
+    In a notebook these objects are shown so by themselves.
+
+    >>> mesh = DeviceMesh((2, 2), ("x", "y"))
+    >>> picture = draw(TensorLayout(("x", None), mesh), (4, 4), after=TensorLayout((None, "x"), mesh))
+    >>> picture.startswith("<svg ") and "cpu:0,1" in picture
+    True
+    >>> print(draw(TensorLayout(("x", None), mesh), (4, 6), form="text"))
+    ('x', None)
+    4 × 6 on x=2, y=2: 2 shards, each on 2 devices
+    ↓ dim 0: 4, cut in 2 by x
+    → dim 1: 6, not cut
+                   0:6
+         ┌──────────────────────┐
+     0:2 │ cpu:0,1 · 2 replicas │
+         ├──────────────────────┤
+     2:4 │ cpu:2,3 · 2 replicas │
+         └──────────────────────┘
+    """
+    if not isinstance(form, str) or form not in _FORMS:
+        raise LayoutError(f"form is {shown(form)}; it must be one of {', '.join(map(repr, _FORMS))}")
+    return _FORMS[form](_picture(what, shape, after, uneven))
+
+
+def _picture(what: Any, shape: Sequence[int] | None, after: Any, uneven: UnevenRule) -> Picture:
+    if after is None and not isinstance(what, (Tiling, TensorLayout)):
+        if shape is not None:
+            raise LayoutError(f"shape is {shown(shape)}, but a {type(what).__name__} takes none")
+        if isinstance(what, DeviceMesh):
+            return mesh_picture(what)
+        # Plans, arrays and reports know their own pictures: their rooms are above this one.
+        own = getattr(type(what), "_picture", None)
+        if own is not None:
+            picture: Picture = own(what)
+            return picture
+    first = _tiling("what", what, shape, uneven)
+    if after is None:
+        return tilings_picture([first], [""])
+    second = _tiling("after", after, None if isinstance(after, Tiling) else first.shape, uneven)
+    if second.shape != first.shape:
+        raise LayoutError(
+            f"after is of shape {shown(second.shape)}, but what of {shown(first.shape)}; they must be equal"
+        )
+    return tilings_picture([first, second], ["before", "after"])
+
+
+def _tiling(argument: str, what: Any, shape: Sequence[int] | None, uneven: UnevenRule) -> Tiling:
+    if isinstance(what, Tiling):
+        if shape is not None and sizes_of("shape", shape) != what.shape:
+            raise LayoutError(f"shape is {shown(shape)}, but {argument} is of shape {shown(what.shape)}")
+        return what
+    if not isinstance(what, TensorLayout):
+        raise TypeError(
+            f"{argument} must be a layout, a partition or another tiling"
+            + (", a mesh, a plan, a sharded array or a report" if argument == "what" else "")
+            + f", got {type(what).__name__}"
+        )
+    return what.partition(_unit_shape(what) if shape is None else shape, uneven)
+
+
+def _unit_shape(layout: TensorLayout) -> tuple[int, ...]:
+    """The least shape that a layout cuts evenly: one element per shard along each dim."""
+    for dim, spec in enumerate(layout.axes):
+        if isinstance(spec, PackedDim) and spec.size is None:
+            raise LayoutError(f"shape is needed: dim {dim} of the layout is packed, and its size is not known")
+    return tuple(
+        spec.size if isinstance(spec, PackedDim) and spec.size is not None else count
+        for spec, count in zip(layout.axes, layout.num_shards, strict=True)
+    )
+
+
+def notebook_svg(what: Any) -> str | None:
+    """Give the picture of what a notebook shows, or `None` if it has none: a layout without a mesh."""
+    if isinstance(what, TensorLayout) and (what.device_mesh is None or _is_unknown(what)):
+        return None
+    return draw(what)
+
+
+def notebook_html(what: Any) -> str | None:
+    """Give the picture of what a notebook shows as HTML, or `None` if it has none."""
+    if isinstance(what, TensorLayout) and (what.device_mesh is None or _is_unknown(what)):
+        return None
+    own = getattr(type(what), "_page", None)
+    return draw(what, form="html") if own is None else own(what)
+
+
+def _is_unknown(layout: TensorLayout) -> bool:
+    """Whether a dim is packed whose size only a shape can tell."""
+    return any(isinstance(spec, PackedDim) and spec.size is None for spec in layout.axes)

@@ -1,0 +1,154 @@
+"""What a picture says, whatever draws it: tiles on panels, the ranges of their sides, a legend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .names import brief
+
+__all__ = ["MOST_KEYS", "Drawable", "Panel", "Picture", "Side", "Span", "Tile", "View", "held_text", "plain", "short"]
+
+#: How many kinds of tiles a picture tells apart by colour and pattern.
+MOST_KEYS = 32
+#: Of more holders than these only the first is named, with their number.
+MOST_NAMED = 64
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of a side, with its label."""
+
+    start: int
+    stop: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a panel: what it is, its length in the units of the places of tiles, and its labelled stretches."""
+
+    title: str
+    size: int
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A rectangle on a panel.
+
+    Attributes:
+        down: Where it begins and ends from top to bottom, in the units of the panel's side.
+        across: Where it does from left to right.
+        key: The number of its entry in the legend; `None` for a tile that the legend does not explain.
+        labels: What to write on it, as lines; the first for which there is room.
+        place: What part of the whole it is.
+        held: Who holds it, or what it amounts to.
+        seams_down: Where it is cut within, if it stands for several.
+        seams_across: The same from left to right.
+    """
+
+    down: tuple[int, int]
+    across: tuple[int, int]
+    key: int | None
+    labels: tuple[tuple[str, ...], ...]
+    place: str
+    held: str
+    seams_down: tuple[int, ...] = ()
+    seams_across: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Tiles between two sides; without a side there is one position along it.
+
+    `row_height` is the height of a unit of the side `down`, for panels whose rows are a list; without it a panel is as
+    wide and as high as its sides are long, within limits.
+    """
+
+    heading: str
+    down: Side | None
+    across: Side | None
+    tiles: tuple[Tile, ...]
+    row_height: int | None = None
+
+
+@dataclass(frozen=True)
+class View:
+    """One thing drawn: what it is, its panels, and what they do not show."""
+
+    captions: tuple[str, ...]
+    panels: tuple[Panel, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Views, and what the colours of their tiles mean.
+
+    Attributes:
+        title: What the picture is of, in few words.
+        about: What it says, in sentences, for those who cannot see it.
+        views: What is drawn.
+        legend: What each kind of tile is; `Tile.key` counts these.
+        turns: Whether an arrow leads from the first view to the second, which stands beside it if there is room.
+    """
+
+    title: str
+    about: str
+    views: tuple[View, ...]
+    legend: tuple[str, ...] = ()
+    turns: bool = False
+
+    def tiles(self) -> Iterable[Tile]:
+        """Give the tiles of all panels."""
+        return (tile for view in self.views for panel in view.panels for tile in panel.tiles)
+
+
+class Drawable(Protocol):
+    """What has a picture of its own."""
+
+    def _picture(self) -> Picture: ...
+
+
+def plain(text: str) -> str:
+    r"""Give text without what XML does not have, and without control characters.
+
+    >>> plain("a\0b")
+    'a\ufffdb'
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def short(text: str, size: int) -> str:
+    """Give text of at most `size` characters; what is too much is taken out of its middle.
+
+    >>> short("model.layers.0.self_attn", 11)
+    'mode…f_attn'
+    """
+    if len(text) <= size:
+        return text
+    head = (size - 1) * 2 // 5
+    return f"{text[:head]}…{text[len(text) - (size - 1 - head) :]}"
+
+
+def held_text(labels: Sequence[Any], count: int) -> str:
+    """Write holders in few words: `labels` are all of them, or where they are many the first ones.
+
+    >>> held_text(["cpu:0", "cpu:1"], 2), held_text(["cpu:0", "cpu:1"], 4096)
+    ('cpu:0,1', 'cpu:0 and 4,095 more')
+    """
+    names = [short(plain(_text(label)), 40) for label in labels[:MOST_NAMED]]
+    if not names:
+        return "nobody"
+    return brief(names) if len(names) == count else f"{names[0]} and {count - 1:,} more"
+
+
+def _text(label: Any) -> str:
+    try:
+        return str(label)
+    except Exception:  # Of a label of a caller's class, which may raise anything.
+        return f"a {type(label).__name__}"

@@ -1,0 +1,84 @@
+"""Plans among four MPI ranks: the bytes that numpy cuts, whatever the tilings, the dtype and the memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise.execute.mpi import _pieces
+from tests.tilings import full
+
+ROOT = Path(__file__).parents[2]
+# The wheels of an MPI put it beside the interpreter.
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+
+
+def mpirun(*command: str) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("mpi4py")
+    if MPIRUN is None:
+        pytest.skip("no mpirun")
+    return subprocess.run(
+        [MPIRUN, "-n", "4", sys.executable, *command], capture_output=True, text=True, timeout=300, cwd=ROOT
+    )
+
+
+@pytest.mark.parametrize("name", ["random_plans", "packed_plans", "sums", "dtypes_by_name", "refusals"])
+def test_among_four_ranks(name: str) -> None:
+    if name == "dtypes_by_name":
+        pytest.importorskip("ml_dtypes")
+    done = mpirun("-m", "tests.execute.mpi_ranks", name)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("all is well") == 4
+
+
+def test_a_failure_in_the_middle_ends_all_ranks() -> None:
+    done = mpirun("-m", "tests.execute.mpi_ranks", "failure_later")
+    assert done.returncode != 0
+    assert "rank 2 failed, so all ranks end: MemoryError: no room for this" in done.stderr
+    assert "all is well" not in done.stdout
+
+
+def test_the_example() -> None:
+    done = mpirun("examples/mpi_ranks.py")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "every rank has its columns" in done.stdout
+
+
+def test_the_example_of_pytorch() -> None:
+    pytest.importorskip("torch")
+    command = [sys.executable, "examples/torch_send_receive.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "every one has its columns" in done.stdout
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 7, 24, 25, 1000])
+@pytest.mark.parametrize("shape", [(), (7,), (2, 3, 4), (5, 1, 3), (1, 1), (0, 3), (3, 0)])
+def test_messages_follow_one_another_and_fill_the_box(shape: tuple[int, ...], most: int) -> None:
+    whole = np.arange(np.prod(shape, dtype=np.int64)).reshape(shape)
+    parts = [whole[full(piece)].ravel() for piece in _pieces(shape, most)]
+    assert [value for part in parts for value in part.tolist()] == whole.ravel().tolist()
+    assert all(part.size <= most for part in parts)
+
+
+def test_a_message_is_never_over_what_mpi_counts() -> None:
+    """A box of 64 GiB of bytes, in messages of at most 1 GiB, which has 32 bits to spare."""
+    sizes = [stop.stop - stop.start for stop, _ in _pieces((2**36, 1), 2**30)]
+    assert sizes == [2**30] * 64
+
+
+def test_without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shardwise.execute import mpi
+
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    mesh = sw.DeviceMesh((1,), ("x",))
+    whole = sw.TensorLayout((None,), mesh).partition((4,))
+    with pytest.raises(ImportError, match=r"pip install 'shardwise\[mpi\]'"):
+        mpi.run(sw.plan_reshard(whole, whole), None, np.zeros(4))
