@@ -88,6 +88,7 @@ class WritePlan:
         task_bytes: How many bytes of tensors a task writes at most.
         tensors: What is written.
         files: The files that it is written to.
+        sizes: The bytes of each of them.
         sources: The files, or the arrays, that it is read from.
         texts: Further files of the folder, by name.
         manifest: What the manifest says, besides digests.
@@ -101,6 +102,7 @@ class WritePlan:
         task_bytes: int,
         tensors: Sequence[PlannedTensor],
         files: Sequence[TargetFile],
+        sizes: Sequence[int],
         sources: Sequence[SourceFile | npt.NDArray[Any]],
         texts: dict[str, str],
         manifest: dict[str, Any],
@@ -110,17 +112,13 @@ class WritePlan:
         self.task_bytes = task_bytes
         self.tensors = tensors
         self.files = files
+        self.sizes = sizes
         self.sources = sources
         self.texts = texts
         self.manifest = manifest
-        sizes = [(each.shape, each.itemsize, len(each.sources) + len(each.targets)) for each in tensors]
-        self.grid = TaskGrid(sizes, task_bytes)
+        shapes = [(each.shape, each.itemsize, len(each.sources) + len(each.targets)) for each in tensors]
+        self.grid = TaskGrid(shapes, task_bytes)
         self._cut: dict[int, list[int]] = {}
-
-    @functools.cached_property
-    def sizes(self) -> list[int]:
-        """The bytes of each file."""
-        return [len(file.header(self.tensors)) + file.data_bytes for file in self.files]
 
     @property
     def nbytes(self) -> int:

@@ -104,8 +104,10 @@ def _plan(kind: type[Plan], said: dict[str, Any], stream: npt.NDArray[np.int64])
     blank = [
         PlannedTensor(name, dtype, shape, sources, replicas, sources) for name, dtype, shape, sources, replicas in made
     ]
+    sizes = []
     for number, file in enumerate(files):
         header = len(file.header(blank))
+        sizes.append(header + file.data_bytes)
         for slot in file.slots:
             if slot.end > slot.begin:
                 targets[slot.tensor].append(target_row(number, header, slot, blank[slot.tensor].itemsize))
@@ -119,6 +121,7 @@ def _plan(kind: type[Plan], said: dict[str, Any], stream: npt.NDArray[np.int64])
         task_bytes=said["task_bytes"],
         tensors=tensors,
         files=files,
+        sizes=sizes,
         sources=[SourceFile(*source) for source in said["sources"]],
         texts=said["texts"],
         manifest=said["manifest"],

@@ -87,6 +87,7 @@ def make_plan(
         task_bytes=task_bytes,
         tensors=tensors,
         files=files,
+        sizes=[header + file.data_bytes for header, file in zip(headers, files, strict=True)],
         sources=sources,
         texts=texts,
         manifest=manifest,
