@@ -23,9 +23,9 @@ from .wanted import SourcePiece, Wanted
 __all__ = ["make_plan"]
 
 #: Bytes of a task, at most and, of small checkpoints, at least.
-_TASK, _LEAST_TASK = 64 * 2**20, 4 * 2**20
+_TASK, _LEAST_TASK = 64 * 2**20, 16 * 2**20
 #: About so many tasks a checkpoint has at least, if they are not smaller than `_LEAST_TASK` then.
-_TASKS = 256
+_TASKS = 128
 #: Below this a task is nothing but overhead.
 _LEAST_ASKED = 64 * 2**10
 
