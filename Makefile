@@ -18,7 +18,7 @@ JOBS ?= 2
 SLOW_SECONDS ?= 60
 SLOW_SEED ?= 20261121
 
-.PHONY: help dev demo test test-fast test-rust test-release test-python test-oracle test-slow prove frameworks check format bench fuzz valgrind coverage mutants build clean
+.PHONY: help dev demo test test-fast test-rust test-release test-python test-oracle test-slow prove frameworks check format bench fuzz valgrind coverage mutants docs wheel licences build clean
 .DEFAULT_GOAL := help
 
 help: ## say what the targets are
@@ -78,7 +78,7 @@ frameworks: build
 	$(call install_extras,oracle)
 
 test-oracle: frameworks ## install the frameworks and compare with them
-	$(BIN)/python -m pytest tests/oracle tests/interop -rs --slow-seconds $(SLOW_SECONDS) --slow-seed $(SLOW_SEED)
+	$(BIN)/python -m pytest tests/oracle tests/interop tests/test_documents.py -rs --slow-seconds $(SLOW_SECONDS) --slow-seed $(SLOW_SEED)
 
 prove: frameworks ## compare millions of cases with oracles; Ctrl-C stops, the same command goes on; SEED=… repeats
 	$(BIN)/python -m tests.prove --resume --jobs $(JOBS) --scale $(SCALE) $(if $(SEED),--seed $(SEED)) \
@@ -94,6 +94,8 @@ check: build ## everything that continuous integration checks
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest shardwise._core
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline --quiet .github
 	$(MAKE) test test-release
 
 format: build ## format the Rust and Python code
@@ -125,6 +127,19 @@ FILE ?= rust/core/**/*.rs
 mutants: ## change the core's arithmetic line by line and see whether its unit tests notice
 	cargo install --quiet --locked cargo-mutants
 	PROPTEST_CASES=64 cargo mutants --package shardwise-core --file '$(FILE)' --output target -- --lib
+
+# Needs no network once its tools are there: what the pages link to is theirs, or is not followed.
+docs: $(VENV)/.extras ## build the site into target/site, with every link and name looked up
+	$(call install_extras,docs)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict --clean
+	$(BIN)/python -m release.site.check target/site
+
+wheel: $(BIN)/maturin ## build the sdist and the wheel from it into dist/, check them, install without Rust, use it
+	$(QUIETLY) "Installing what builds wheels" $(BIN)/python -m pip install --group release
+	$(BIN)/python -m release.wheel
+
+licences: ## list the licences of what is linked in
+	$(PYTHON) -m release.licences
 
 clean: ## remove what was built
 	rm -rf target $(VENV) dist

@@ -17,7 +17,6 @@ import numpy as np
 import shardwise
 from shardwise.cli import main as run
 
-EXAMPLES = Path(__file__).parent
 AXES = "data=2,model=4"
 MESH = shardwise.DeviceMesh((2, 4), ("data", "model"))
 
@@ -49,14 +48,15 @@ def gpt2_tensors(
     return {name: random.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
 
 
-def choose_rules(checkpoint: shardwise.Checkpoint) -> Path:
-    """Give the file of rules, of those next to this one, that leaves the fewest names without a rule."""
+def choose_rules(checkpoint: shardwise.Checkpoint) -> str:
+    """Give the name of the rules, of those for this mesh that the package has, that match the most names."""
+    files = shardwise.example_rules()
 
-    def unmatched(rules: Path) -> int:
-        layout_map = shardwise.LayoutMap.from_toml(rules, MESH)
+    def unmatched(rules: str) -> int:
+        layout_map = shardwise.LayoutMap.from_toml(files[rules], MESH)
         return sum(not layout_map.matching_rules(name) for name in checkpoint)
 
-    return min(sorted(EXAMPLES.glob("*.toml")), key=unmatched)
+    return min(("bert", "gpt2"), key=unmatched)
 
 
 def choose_tensor(checkpoint: shardwise.Checkpoint, layout_map: shardwise.LayoutMap) -> str | None:
@@ -102,14 +102,14 @@ def prove(checkpoint: shardwise.Checkpoint, name: str, layout: shardwise.TensorL
     print(f"Put back together they are the tensor's {entry.nbytes:,} bytes in the file, bit for bit.")
 
 
-def cut_anew(path: Path, rules: Path) -> None:
+def cut_anew(path: Path, rules: str) -> None:
     """Cut the checkpoint for 4 devices, that for 8, merge it again, and compare it with the first."""
     print("\nNow the checkpoint itself: cut for 4 devices, then for 8, merged, verified, and compared.")
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         four, eight, merged = (str(Path(folder, name)) for name in ("for-4", "for-8", "merged.safetensors"))
         start = time.perf_counter()
         for source, target, devices in ((str(path), four, 4), (four, eight, 8)):
-            options = ["--mesh", f"data=1,model={devices}", "--rules", os.path.relpath(rules), "--uneven", "balanced"]
+            options = ["--mesh", f"data=1,model={devices}", "--rules", rules, "--uneven", "balanced"]
             say("reshard", source, target, *options, "--memory", "64MiB")
         say("reshard", eight, merged)
         say("verify", eight)
@@ -122,9 +122,9 @@ def demo(path: Path) -> None:
     """Plan a checkpoint, show one of its tensors, prove what was said, and cut the checkpoint anew."""
     with shardwise.open_safetensors(path) as checkpoint:
         rules = choose_rules(checkpoint)
-        layout_map = shardwise.LayoutMap.from_toml(rules, MESH)
-        print(f"What would each device of a mesh of 2 x 4 hold, by the rules of {rules.name}?")
-        say("plan", str(path), "--mesh", AXES, "--rules", os.path.relpath(rules))
+        layout_map = shardwise.LayoutMap.from_toml(shardwise.example_rules()[rules], MESH)
+        print(f"What would each device of a mesh of 2 x 4 hold, by the rules of {rules}?")
+        say("plan", str(path), "--mesh", AXES, "--rules", rules)
         name = choose_tensor(checkpoint, layout_map)
         if name is None:
             print("\nThe rules cut no tensor of this checkpoint on this mesh, so there are no shards to show.")

@@ -54,10 +54,10 @@ def gpt2(prefix: str, **sizes: int) -> Tensors:
 @pytest.mark.parametrize(
     ("rules", "tensors"),
     [
-        ("bert.toml", bert(layers=6, width=384)),
-        ("bert.toml", {f"bert.{name}": info for name, info in bert(layers=2, width=768).items()}),
-        ("gpt2.toml", gpt2("", layers=2, width=64, context=8)),
-        ("gpt2.toml", gpt2("transformer.", layers=2, width=96, context=8)),
+        ("bert", bert(layers=6, width=384)),
+        ("bert", {f"bert.{name}": info for name, info in bert(layers=2, width=768).items()}),
+        ("gpt2", gpt2("", layers=2, width=64, context=8)),
+        ("gpt2", gpt2("transformer.", layers=2, width=96, context=8)),
     ],
     ids=["minilm", "bert", "gpt2", "gpt2-lm"],
 )
@@ -65,7 +65,7 @@ def test_rules_fit_their_models(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, rules: str, tensors: Tensors, mesh: str
 ) -> None:
     file = write_checkpoint(tmp_path / "model.safetensors", tensors)
-    status = main(["plan", str(file), "--mesh", mesh, "--rules", str(EXAMPLES / rules), "--strict"])
+    status = main(["plan", str(file), "--mesh", mesh, "--rules", rules, "--strict"])
     assert (status, capsys.readouterr().out.count("warning")) == (0, 0)
 
 
@@ -81,7 +81,7 @@ def test_the_demo_on_a_checkpoint_of_ones_own(tmp_path: Path) -> None:
     file = write_checkpoint(tmp_path / "model.safetensors", bert(layers=2, width=32))
     done = run_demo(file)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "by the rules of bert.toml" in done.stdout
+    assert "by the rules of bert?" in done.stdout
     assert "bit for bit" in done.stdout
     uncut = run_demo(write_checkpoint(tmp_path / "other.safetensors", {"x": ("F32", (3,)), "y": ("F4", (4,))}))
     assert uncut.returncode == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import shardwise as sw
 
 from .oracle import fused
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+RULES = sw.example_rules()
 #: Query heads, key-value heads, head dim.
 HEADS = {"gpt2": (12, 12, 64), "llama": (32, 8, 128), "qwen": (28, 4, 128), "mixtral": (32, 8, 128)}
 #: A hidden size and an intermediate size that are quick to write out; the rules leave them open.
@@ -128,7 +127,7 @@ def test_every_rank_holds_what_the_engine_gives_it(engine: str, model: str, tp: 
     if heads % tp or (engine == "megatron" and kv % tp):
         pytest.skip("the engine refuses so many ranks")
     mesh = sw.DeviceMesh((2, tp), ("dp", "tp"))
-    rules = sw.LayoutMap.from_toml(EXAMPLES / engine / f"{model}.toml", mesh)
+    rules = sw.LayoutMap.from_toml(RULES[f"{engine}/{model}"], mesh)
     names, expected = (vllm(model), expected_vllm) if engine == "vllm" else (megatron(model), expected_megatron)
     report = rules.report({name: (shape, "float32") for name, shape in names.items()})
     assert not report.unmatched
@@ -151,7 +150,7 @@ def test_every_rank_holds_what_the_engine_gives_it(engine: str, model: str, tp: 
 
 
 def test_the_rules_are_written_back() -> None:
-    for file in [*EXAMPLES.glob("vllm/*.toml"), *EXAMPLES.glob("megatron/*.toml"), EXAMPLES / "gpt2.toml"]:
+    for file in RULES.values():
         rules = sw.LayoutMap.from_toml(file, sw.DeviceMesh((2, 2), ("tp", "model")))
         written = io.StringIO()
         rules.to_toml(written)

@@ -45,7 +45,7 @@ def ranks() -> Iterator[Row]:
             ours,
             "PyTorch's calculator, rank by rank",
             loop,
-            goal=None if strided else faster(2000),
+            goal=None if strided else faster(500),
             turns=5,
         )
 
@@ -78,7 +78,7 @@ def planner() -> Row:
     assert len(transfers) == sum(map(len, by_torch()))
     name = f"plan of {len(transfers):,} transfers, {GRID[0]} × {GRID[1]} → {GRID[0] // 2} × {GRID[1] * 2} chunks"
     peer = "PyTorch `create_read_items_for_chunk_list`, chunk by chunk"
-    return compare(name, plan, peer, by_torch, goal=faster(1000), turns=3)
+    return compare(name, plan, peer, by_torch, goal=faster(500), turns=3)
 
 
 def copies() -> Iterator[Row]:

@@ -58,6 +58,7 @@ PARTS = (
     Part("jax_reshard", ("jax",)),
     Part("torch", ("torch",)),
     Part("checkpoint", ("safetensors",)),
+    Part("merge", ("torch",)),
     Part("scope", ("keras", "jax", "tensorflow")),
     Part("package", ("maturin",)),
 )

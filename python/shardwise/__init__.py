@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from .rules.layout_map import LayoutMap
     from .rules.layout_rule import LayoutRule
     from .rules.report import LayoutReport, TensorReport
+    from .rules.rewrites import Rewrites
+    from .rules.shipped import example_rules
     from .show.draw import draw
     from .store import (
         Checkpoint,
@@ -87,6 +89,7 @@ __all__ = [
     "Program",
     "RefitPlan",
     "ReshardPlan",
+    "Rewrites",
     "Shard",
     "ShardedArray",
     "ShardwiseError",
@@ -112,6 +115,7 @@ __all__ = [
     "diff_checkpoints",
     "distribute_tensor",
     "draw",
+    "example_rules",
     "gather",
     "initialize_variables",
     "layout_map_scope",
@@ -144,6 +148,8 @@ _LAZY = {
     "rules.layout_map": ("LayoutMap",),
     "rules.layout_rule": ("LayoutRule",),
     "rules.report": ("LayoutReport", "TensorReport"),
+    "rules.rewrites": ("Rewrites",),
+    "rules.shipped": ("example_rules",),
     "show.draw": ("draw",),
     "store": (
         "Checkpoint",

@@ -17,7 +17,7 @@ from ._arguments import instance
 from ._text import shown
 from .errors import LayoutError
 
-__all__ = ["children", "map_arrays", "named_leaves"]
+__all__ = ["attributes_of", "children", "map_arrays", "named_leaves"]
 
 Leaf = TypeVar("Leaf")
 
@@ -189,3 +189,22 @@ class _Walk:
 def _is_described(node: Any) -> bool:
     shape = getattr(node, "shape", None)
     return isinstance(shape, tuple) and all(isinstance(size, int) for size in shape) and hasattr(node, "dtype")
+
+
+def attributes_of(node: Any, order: Iterable[str] = ()) -> list[tuple[str, Any]]:
+    """The attributes of an object by name, wherever they are kept: those that `order` names first, in this order.
+
+    A `torch.nn.Module` keeps the modules that it is given apart, in a dict `_modules`.
+
+    >>> class Module: ...
+    >>> module = Module()
+    >>> module.scale, module._modules = 2, {"layer": "a module"}
+    >>> [name for name, _ in attributes_of(module, ["layer", "gone"])]
+    ['layer', 'scale', '_modules']
+    """
+    kept = dict(vars(node))
+    modules = kept.get("_modules")
+    if isinstance(modules, dict):
+        kept |= {name: module for name, module in modules.items() if isinstance(name, str) and name not in kept}
+    first = [name for name in order if name in kept]
+    return [(name, kept[name]) for name in dict.fromkeys([*first, *kept])]

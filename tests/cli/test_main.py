@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shardwise as sw
 from shardwise.cli import main
 from shardwise.cli.terminal import Screen
 
@@ -35,7 +36,6 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "COMMAND"),
         (["shove"], "shove"),
         (["show", "8,6"], "--mesh, --layout"),
         (["show", "8,6", "--mesh", "data=2", "--layout"], "--layout: expected one argument"),
@@ -86,6 +86,41 @@ def test_wrong_files(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path,
     folder = tmp_path / "folder"
     folder.mkdir()
     assert "model.safetensors" in error_of(capsys, "plan", folder, *mesh, "--rules", rules)
+
+
+def test_files_that_are_something_else_are_said_to_be(
+    capsys: pytest.CaptureFixture[str], rules: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.safetensors"
+    for data, kind in [
+        (b"PK\x03\x04" + bytes(60), "not a safetensors file but a zip archive, as torch.save and Keras write them"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(60), "not a safetensors file but an HDF5 file"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid",
+            "but a pointer of Git LFS: the file itself was not downloaded",
+        ),
+        (b"<!DOCTYPE html><title>404</title>", "but a web page"),
+        ("Größe: 12".encode() * 60, "but text: 'Größe: 12"),
+        (b"", "has 0 bytes and is empty"),
+        (b"short", "has 5 bytes and is text: 'short'"),
+    ]:
+        file.write_bytes(data)
+        assert kind in error_of(capsys, "plan", file, "--mesh", "data=2,model=2", "--rules", rules)
+    # What is a header, but of a file that was cut, is not said to be something else.
+    file.write_bytes((1000).to_bytes(8, "little") + b'{"a": ')
+    assert error_of(capsys, "plan", file, "--mesh", "data=2,model=2", "--rules", rules).endswith("in a file of 14\n")
+
+
+def test_without_a_command_it_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    bare = capsys.readouterr().out
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert bare == capsys.readouterr().out
+    assert all(f"    {name}" in bare for name in ("plan", "show", "reshard", "rules", "completion"))
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"shardwise {sw.__version__}\n"
 
 
 def test_as_a_program() -> None:

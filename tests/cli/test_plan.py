@@ -240,3 +240,24 @@ def test_names_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str], fil
     assert "\x1b" not in out
     assert r"ln_1.bias\x1b[2J" in out
     assert r"wte\n" in out
+
+
+def test_a_page(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    lines = planned(capsys, gpt, "--mesh", MESH, "--rules", rules)
+    assert planned(capsys, gpt, "--mesh", MESH, "--rules", rules, "--html", page) == lines
+    text = page.read_text(encoding="utf-8")
+    assert "<h1>gpt.safetensors on data=2,model=4</h1>" in text
+    assert "c_attn.<wbr>weight" in text
+    planned_json(capsys, gpt, "--mesh", MESH, "--rules", rules, "--html", page)
+    assert page.read_text(encoding="utf-8") == text
+
+
+def test_a_page_that_cannot_be_written(
+    capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path, tmp_path: Path
+) -> None:
+    arguments = ["plan", str(gpt), "--mesh", MESH, "--rules", str(rules), "--html"]
+    assert main([*arguments, str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("shardwise: error: ")

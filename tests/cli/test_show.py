@@ -1,6 +1,7 @@
 """Pictures of shards on the command line, drawn by hand here."""
 
 import io
+import json
 
 import pytest
 
@@ -11,6 +12,37 @@ from shardwise.cli.terminal import Screen
 def drawn(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     assert main(["show", *arguments]) == 0
     return capsys.readouterr().out.splitlines()
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    [line] = drawn(capsys, "5,6", "--mesh", "a=2,b=2", "--layout", "b,-", "--uneven", "ceil", "--dtype", "f4", "--json")
+    whole = [0, 6]
+    assert json.loads(line) == {
+        "shape": [5, 6],
+        "mesh": {"a": 2, "b": 2},
+        "layout": "b,-",
+        "uneven": "ceil",
+        "num_shards": [2, 1],
+        "replicas": 2,
+        "shards": [
+            {
+                "shard_id": shard,
+                "devices": devices,
+                "shape": [stop - start, 6],
+                "pieces": [{"box": [[start, stop], whole], "start": [0, 0]}],
+                "nbytes": (stop - start) * 6 * 4,
+            }
+            for shard, devices, start, stop in [(0, ["cpu:0", "cpu:2"], 0, 3), (1, ["cpu:1", "cpu:3"], 3, 5)]
+        ],
+    }
+    # Of two parts of 4 rows each, each device holds two rows of both.
+    [line] = drawn(capsys, "8", "--mesh", "x=2", "--layout", "(2 4@x)", "--json")
+    assert json.loads(line)["shards"][1]["pieces"] == [
+        {"box": [[2, 4]], "start": [0]},
+        {"box": [[6, 8]], "start": [2]},
+    ]
+    assert main(["show", "8", "--mesh", f"x={2**21}", "--layout", "-", "--json"]) == 2
+    assert "2097152 devices are too many to list" in capsys.readouterr().err
 
 
 def test_two_dims(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from shardwise.cli import main
@@ -21,6 +23,14 @@ def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
         'shardy    #sdy.sharding<@mesh, [{"data"}, {"model"}]>',
         "megatron  rank_offsets=[(0, data, 2), (1, model, 4)], replica_id=0",
     ]
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("--mesh", "data=2,model=4", "--layout", "-,model+data", "--to", "jax,keras", "--json")
+    texts = json.loads("\n".join(lines(capsys, *given)))
+    assert texts["jax"] == "PartitionSpec(None, ('model', 'data'))"
+    assert texts.keys() == {"jax", "keras"}
+    assert texts["keras"].startswith("cannot express: dim 1")
 
 
 def test_axis_tuples_and_partial_sums(capsys: pytest.CaptureFixture[str]) -> None:

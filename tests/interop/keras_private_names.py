@@ -43,6 +43,7 @@ def private_names() -> None:
         waiting = keras.Variable(keras.initializers.Ones(), shape=(2,), name="w")
     assert not in_stateless_scope()
     assert callable(getattr(keras.Layer, variables.AFTER_BUILD))
+    assert callable(getattr(keras.Layer, variables.AFTER_TRACKING))
     for name in variables.PRIVATE_NAMES:
         assert hasattr(waiting, name), f"keras.Variable of Keras {keras.__version__} has no {name} any more"
     assert waiting._value is None, "a variable made in a StatelessScope has no value"

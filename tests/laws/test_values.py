@@ -159,6 +159,23 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     sw.Program: lambda: [plan().program("cpu:0"), flat_plan().program("cpu:3"), flat_plan().program("rank")],
     sw.Step: lambda: [*plan().program("cpu:0"), *flat_plan().program("rank")],
     sw.LocalBox: lambda: [sw.LocalBox((slice(0, 2),)), sw.LocalBox((slice(0, 2), slice(1, 2)), (3, (2, 2)))],
+    sw.Rewrites: lambda: [
+        sw.Rewrites(),
+        sw.Rewrites([{"from": "a.{i}.{q,k}", "to": {"name": "b", "stack": "i", "packed": "(2 [q:4 k:2])"}}]),
+        sw.Rewrites(
+            [
+                {
+                    "from": {"name": "a", "pad_to": 8, "dim": -1, "transpose": True},
+                    "to": "b",
+                    "size": 3,
+                    "optional": True,
+                }
+            ],
+            drop=["{rest*}.bias"],
+            unmatched="refuse",
+        ),
+        sw.Rewrites([{"from": "a", "to": "b"}]) + sw.Rewrites(drop=["{{x}}"]),
+    ],
     sw.CollectiveStep: lambda: list(
         sw.plan_reshard(layout("data", "model").partition((4, 8)), layout().partition((4, 8))).collectives("int8") or ()
     ),
@@ -225,10 +242,10 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         store.Difference("a", "shape", (2, 3), (3, 2)),
         store.Difference("a", "values", 1.5, -0.0, (1, 2), 3),
     ],
-    store.VerifyReport: lambda: [store.VerifyReport(Path("model"), "safetensors", 2, 24, 0)],
+    store.VerifyReport: lambda: [store.VerifyReport(Path("model"), "safetensors", 2, 24, 0, 0)],
     store.WriteOutline: lambda: [store.WriteOutline((("model.safetensors", 24),), 24, 1 << 20, 2, 1, 1 << 30)],
     store.WriteReport: lambda: [store.WriteReport(Path("model"), 2, 24, 24, 20, 4)],
-    store.TaskReceipt: lambda: [store.TaskReceipt("ab", 3, ((0, 8, 24),), (5,), 16, 16, 0.25, "host:1")],
+    store.TaskReceipt: lambda: [store.TaskReceipt("ab", 3, ((0, 8, 24),), (5,), (), 16, 16, 0.25, "host:1")],
     store.Entry: lambda: [store.Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors"))],
 }
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardwise import DeviceMesh, LayoutError, LayoutMap, TensorLayout, distribute_tensor
-from shardwise._tree import map_arrays, named_leaves
+from shardwise._tree import attributes_of, map_arrays, named_leaves
 
 MESH = DeviceMesh((2, 4), ("data", "model"))
 
@@ -175,3 +175,29 @@ def test_paths_of_a_deep_tree_take_memory_in_its_depth() -> None:
     assert (len(path), leaf) == (depth + 1, 1.5)
     # A tuple of all names for each object would take 50,000² / 2 pointers, 10 GB.
     assert peak < 64 << 20
+
+
+class LikeTorch:
+    """Keeps objects of its own kind apart, as `torch.nn.Module` does."""
+
+    def __init__(self) -> None:
+        self.__dict__["_modules"] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        (self.__dict__["_modules"] if isinstance(value, LikeTorch) else self.__dict__)[name] = value
+
+
+def test_modules_are_among_the_attributes_in_the_order_in_which_they_were_set() -> None:
+    module, first, second = LikeTorch(), LikeTorch(), LikeTorch()
+    module.kernel, module.first, module.scale, module.second = 1, first, 2, second
+    names = ["first", "kernel", "gone", "second"]
+    assert attributes_of(module, names) == [
+        ("first", first),
+        ("kernel", 1),
+        ("second", second),
+        ("_modules", {"first": first, "second": second}),
+        ("scale", 2),
+    ]
+    assert {name for name, _ in attributes_of(module)} == {"_modules", "kernel", "scale", "first", "second"}
+    module.__dict__["_modules"] = None  # Not PyTorch's: an attribute like any other.
+    assert attributes_of(module) == [("_modules", None), ("kernel", 1), ("scale", 2)]

@@ -1,22 +1,23 @@
-"""The model of pictures: every shard has one place, whatever the panels."""
+"""What pictures are made of: every shard has one place, and is in one block."""
 
 from __future__ import annotations
 
+from collections import Counter
+
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise import DeviceMesh, Partition, TensorLayout
-from shardwise.show.grid import Grid, plane_of
+from shardwise.show.cells import ShardCells, blocks_of, plane_of
+from shardwise.show.grid import Grid
 from tests.strategies import partitions
 
 
-@given(partition=partitions(), data=st.data())
-def test_every_shard_has_one_place(partition: Partition, data: st.DataObject) -> None:
-    rank = len(partition.shape)
-    plane = data.draw(st.none() | st.sets(st.integers(0, rank - 1), max_size=2).map(sorted) if rank else st.none())
-    grid = Grid(partition, plane)
-    assert plane is not None or grid.panels == 1
-    cells = [cell for panel in range(grid.panels) for cell in grid.cells(panel)]
+@given(partition=partitions())
+def test_every_shard_has_one_place(partition: Partition) -> None:
+    grid = Grid(partition)
+    cells = [grid.cell(row, column) for row in range(grid.rows) for column in range(grid.columns)]
     assert sorted(cell.shard_id for cell in cells) == list(range(partition.total_shards))
     for cell in cells:
         assert cell.owner == partition.devices_holding(cell.shard_id)[0]
@@ -24,25 +25,49 @@ def test_every_shard_has_one_place(partition: Partition, data: st.DataObject) ->
         assert cell.is_empty == (0 in partition.shard_shape(cell.owner))
 
 
-def test_rows_columns_and_panels_follow_the_dims_that_they_stand_for() -> None:
+def test_rows_and_columns_follow_the_dims_that_they_stand_for() -> None:
     mesh = DeviceMesh((2, 2, 3), ("x", "y", "z"))
     partition = TensorLayout(("x", "y", None, "z"), mesh).partition((2, 2, 5, 3))
-    grid = Grid(partition, (1, 3))
-    assert (grid.panels, grid.rows, grid.columns) == (2, 2, 3)
-    assert (grid.deep, grid.down, grid.across) == ((0,), (1,), (3,))
-    assert [[part.start for part in grid.cell(1, 2, panel).box] for panel in (0, 1)] == [[0, 1, 0, 2], [1, 1, 0, 2]]
-    folded = Grid(partition)
-    assert (folded.panels, folded.rows, folded.columns) == (1, 4, 3)
-    assert [part.start for part in folded.cell(2, 0).box] == [1, 0, 0, 0]
+    grid = Grid(partition)
+    assert (grid.down, grid.across, grid.rows, grid.columns) == ((0, 1), (3,), 4, 3)
+    assert [part.start for part in grid.cell(2, 0).box] == [1, 0, 0, 0]
+
+
+@given(partition=partitions(), most=st.integers(1, 40), data=st.data())
+def test_every_shard_is_in_one_block(partition: Partition, most: int, data: st.DataObject) -> None:
+    cells = ShardCells(partition)
+    rank = len(partition.shape)
+    plane = data.draw(st.sets(st.integers(0, rank - 1), max_size=2).map(sorted) if rank else st.just([]))
+    blocks = blocks_of(cells, plane, most)
+    assert 1 <= len(blocks) <= most
+    count = np.zeros(partition.num_shards, int)
+    for block in blocks:
+        count[tuple(slice(*cells) for cells in block.ranges)] += 1
+        grid = np.arange(partition.total_shards).reshape(partition.num_shards)
+        ids = np.atleast_1d(grid[tuple(slice(*cells) for cells in block.ranges)])
+        labels, total = block.holders()
+        assert total == ids.size * partition.replicas
+        if total <= 64:
+            expected = [device for shard in ids.flat for device in partition.devices_holding(int(shard))]
+            assert Counter(labels) == Counter(expected)
+        # The box reaches from the first shard to the last; the cuts within are where the others begin.
+        boxes = [partition.shard_box(int(shard)) for shard in ids.flat]
+        for dim, (start, stop) in enumerate(block.box):
+            sides = {(box[dim].start, box[dim].stop) for box in boxes if box[dim].start < box[dim].stop}
+            low, high = min(sides, default=(start,))[0], max(sides, default=(stop, start))[-1]
+            if partition.size:
+                assert (start, stop) == (low, high) if sides else start == stop
+                assert set(block.seams(dim)) == {side[0] for side in sides} - {start}
+    assert (count == 1).all()
 
 
 def test_the_plane_of_two_pictures_has_dims_that_either_cuts() -> None:
     mesh = DeviceMesh((2, 2), ("x", "y"))
-    before = TensorLayout(("x", None, None), mesh).partition((4, 4, 4))
-    after = TensorLayout((None, "y", None), mesh).partition((4, 4, 4))
-    assert plane_of([before]) == [0, 2]
-    assert plane_of([before, after]) == [0, 1]
-    assert plane_of([TensorLayout((), mesh).partition(())]) == []
+    before = ShardCells(TensorLayout(("x", None, None), mesh).partition((4, 4, 4)))
+    after = ShardCells(TensorLayout((None, "y", None), mesh).partition((4, 4, 4)))
+    assert plane_of([before]) == (0, 2)
+    assert plane_of([before, after]) == (0, 1)
+    assert plane_of([ShardCells(TensorLayout((), mesh).partition(()))]) == ()
 
 
 def test_a_grid_beyond_memory() -> None:

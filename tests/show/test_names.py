@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.show.names import brief, group_names, natural_key
-from shardwise.show.table import shorten
 
 names = st.builds(
     ".".join,
@@ -79,10 +78,3 @@ def test_devices_in_few_characters() -> None:
     assert brief(["tpu:0", "gpu:1"]) == "tpu:0,gpu:1"
     assert brief(["left", "right"]) == "left,right"
     assert brief([f"node{i}" for i in range(0, 12, 2)]) == "node0,2,…,10"
-
-
-@given(st.text(), st.integers(3, 30))
-def test_shortened_texts_fit(text: str, size: int) -> None:
-    short = shorten(text, size)
-    assert len(short) <= size
-    assert short == text or len(short) == size

@@ -209,6 +209,22 @@ def test_any_tiling_is_drawn(tiling: sw.Tiling) -> None:
         assert drawing.page.has(box), text
 
 
+@settings(max_examples=60, deadline=None)
+@given(layouts(), st.integers(1, 9), st.sampled_from(["ceil", "chunk", "balanced", "floor"]))
+def test_the_text_names_who_holds_each_part(layout: sw.TensorLayout, size: int, uneven: sw.UnevenRule) -> None:
+    """What a tile of the picture says is in a cell of the text, with the ranges of its row and its column."""
+    partition = layout.partition(tuple(range(size, size + layout.rank)), uneven)
+    lines = sw.draw(partition, form="text").splitlines()
+    drawing = Drawing(sw.draw(partition))
+    blocks = [tile for tile in drawing.tiles if " shards, " in tile.held]
+    for tile in drawing.tiles if not blocks else []:
+        held = tile.held.partition(" (")[0]
+        assert any(held[:20] in line for line in lines) or len(held) > 20
+        if layout.rank <= 2:
+            across = f"{tile.bounds[-1][0]}:{tile.bounds[-1][1]}" if layout.rank else ""
+            assert any(across in line for line in lines)
+
+
 def test_a_wide_weight_cut_in_eight_says_who_holds_what_on_every_strip(drawn: dict[str, Drawing]) -> None:
     drawing = drawn["wide"]
     assert [drawing.labels_on(tile) for tile in drawing.tiles] == [[f"cpu:{i}"] for i in range(8)]

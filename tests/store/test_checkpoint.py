@@ -12,11 +12,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardwise import ParseError, open_safetensors
+from shardwise import ParseError, open_checkpoint, open_safetensors
 from shardwise._dtypes import CODES
+from shardwise.store import boxes
+from shardwise.store.engine import CopyJob
 
 from .conftest import Write, encode, peer
 
@@ -168,7 +170,16 @@ def test_names_that_are_not_there(model: tuple[Path, dict[str, np.ndarray]]) -> 
 # --- reads that copy ----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.fixture(params=["as is", "by the engine"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads of small boxes by the engine too, which larger ones with long runs are for."""
+    if request.param == "by the engine":
+        monkeypatch.setattr(boxes, "_ENGINE_FROM", 1)
+        monkeypatch.setattr(boxes, "_RUN_FROM", 1)
+
+
+@pytest.mark.usefixtures("way")
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_read_gives_what_slicing_gives(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     shape = data.draw(st.sampled_from([(), (9,), (5, 7), (3, 4, 5), (40, 90_000), (3, 50, 7000), (2, 300_000), (0, 3)]))
@@ -213,6 +224,33 @@ def test_outputs_that_do_not_fit(model: tuple[Path, dict[str, np.ndarray]]) -> N
                 checkpoint.read("h.0.weight", out=out)
         with pytest.raises(TypeError, match="out must be a numpy array, got list"):
             checkpoint.read("h.0.weight", out=[])  # type: ignore[arg-type]
+
+
+def test_a_column_slice_of_a_large_tensor_is_read_by_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.arange(600 * 4096, dtype=np.int32).reshape(600, 4096)
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file({"x": values}, path)
+    read: list[int] = []
+    run = CopyJob.run
+
+    def counted(job: CopyJob, **options: Any) -> Any:
+        report = run(job, **options)
+        read.append(report.bytes_read)
+        return report
+
+    monkeypatch.setattr(CopyJob, "run", counted)
+    with open_safetensors(path) as checkpoint, open_checkpoint(path) as stored:
+        for each in (checkpoint, stored):
+            np.testing.assert_array_equal(each.read("x", (slice(0, 600), slice(512, 1024))), values[:, 512:1024])
+        checkpoint.read("x", (slice(0, 600), slice(8, 16)))
+        checkpoint.read("x", (slice(3, 600), slice(0, 4096)))
+        os.truncate(path, path.stat().st_size - 4096)
+        with pytest.raises(ParseError, match=r"model\.safetensors"):
+            checkpoint.read("x", (slice(0, 600), slice(512, 1024)))
+    # Only what is needed is read. What lies in short runs, or in one, is read otherwise.
+    assert read == [600 * 512 * 4] * 2
 
 
 # --- a file that changes under our hands ---------------------------------------------------------------------------

@@ -476,6 +476,28 @@ except KeyboardInterrupt:
     assert done.stdout == "interrupted False\n"
 
 
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_short_runs_of_long_columns_are_read_in_blocks(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rows, columns = data.draw(st.integers(1, 4000)), data.draw(st.integers(1, 300))
+    start = data.draw(st.integers(0, columns - 1))
+    stop = data.draw(st.integers(start + 1, columns))
+    table = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns)
+    (path,) = files_of(tmp_path_factory.mktemp("columns"), [table])
+    out = np.zeros((rows, stop - start), np.int32)
+    job = CopyJob()
+    source, target = job.read_file(path, table.nbytes), job.write_array(out)
+    piece = HeldPiece(source, 0, (0, 0), table.shape, table.strides)
+    job.add_tensor(table.shape, 4, [piece], [HeldPiece(target, 0, (0, start), (rows, stop))])
+    budget = data.draw(st.sampled_from([16 * 1024, 128 * 1024, 2**20]))
+    report = job.run(budget=budget, threads=1)
+    np.testing.assert_array_equal(out, table[:, start:stop])
+    # Half a buffer at a time at least: a box that does not fit in one is halved.
+    assert report.calls <= 2 + 4 * (rows * columns * 4) // (budget // 2)
+
+
 # What makes files appear at once.
 
 

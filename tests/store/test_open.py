@@ -98,8 +98,13 @@ def test_what_cannot_be_read_is_refused_with_a_sentence(case: str, tmp_path: Pat
         ("m.keras", b"PK\3\4", r"unzip it and open the model\.weights\.h5"),
         ("m.pt", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", r"before 1\.6"),
         ("m.pt", bytes(257) + b"ustar", r"before 1\.6"),
-        ("m.pt", b"", "it begins with b''"),
-        ("m.txt", b"hello there", "it begins with b'hello th'"),
+        ("m.pt", b"", "it is empty"),
+        ("m.txt", b"hello there", "it is text: 'hello there'"),
+        ("m.gguf", b"GGUF\3\0\0\0", "it is a GGUF file, as llama.cpp uses them"),
+        ("m.zst", b"\x28\xb5\x2f\xfd" + bytes(20), "it is compressed by zstd"),
+        ("m.pkl", b"\x80\4" + bytes([149, 255, 254, 3]), "it is a pickle of Python"),
+        ("m.bin", b"\xfe\xdc\xba" * 9, "it is of no kind that is known, it begins with b'"),
+        ("m.json", b' {"a": 1}', "it is JSON: '"),
     ],
 )
 def test_files_that_cannot_be_read(name: str, data: bytes, message: str, tmp_path: Path) -> None:

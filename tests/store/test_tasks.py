@@ -121,7 +121,7 @@ def test_each_byte_is_written_by_one_task(source: Path) -> None:
         for file, _, begin, end in task.ranges:
             written[task.files[file][0]][begin:end] += 1
     for made, counts in zip(plan.files, written, strict=True):
-        header = len(counts) - made.data_bytes
+        header = made.start
         assert not counts[:header].any()
         assert (counts[header:] == 1).all()
 
@@ -405,8 +405,10 @@ def test_a_plan_of_another_version_edited_or_damaged(source: Path, tmp_path: Pat
         assert len(str(refused.value)) < 400
     for at in range(0, len(whole), len(whole) // 40):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(sw.ParseError):
-            sw.CheckpointPlan.load(path)
+        try:  # A bit that says nothing, such as the padding of a compressed block, may change.
+            assert sw.CheckpointPlan.load(path).digest == planned(source).digest
+        except sw.ParseError:
+            continue
     with pytest.raises(FileNotFoundError):
         sw.CheckpointPlan.load(tmp_path / "none")
 

@@ -56,11 +56,14 @@ def test_there_and_back_in_every_form(tmp_path: Path) -> None:
     sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", rules())
     sw.reshard_checkpoint(tmp_path / "b", tmp_path / "c", to="hf", max_file_bytes=3000)
     sw.reshard_checkpoint(tmp_path / "c", tmp_path / "d.safetensors")
-    for name in ("a.safetensors", "b", "c", "d.safetensors"):
+    sw.reshard_checkpoint(tmp_path / "d.safetensors", tmp_path / "e", rules(), to="dcp")
+    sw.reshard_checkpoint(tmp_path / "e", tmp_path / "f", to="hf")
+    names = ["a.safetensors", "b", "c", "d.safetensors", "e", "f"]
+    for name in names:
         same(tmp_path / name, whole)
         assert sw.verify_checkpoint(tmp_path / name).digests == len(whole)
         assert sw.diff_checkpoints(tmp_path / name, tmp_path / "a.safetensors") == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "b", "c", "d.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
     index = json.loads((tmp_path / "c" / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(value.nbytes for value in whole.values())
     assert len(set(index["weight_map"].values())) > 1
@@ -96,9 +99,13 @@ def test_any_layout_to_any_other(tmp_path_factory: pytest.TempPathFactory, data:
         return sw.TensorLayout(tuple(map(tuple, axes)), MESH)
 
     order: Any = data.draw(st.sampled_from(["C", "F"]))
-    sw.save_checkpoint(folder / "a", {"x": np.asarray(value, order=order)}, {"x": layout()}, uneven=rule)
-    sw.reshard_checkpoint(folder / "a", folder / "b", {"x": layout()}, uneven=rule, memory=1 << 16, sync=False)
+    first, second = data.draw(st.tuples(*[st.sampled_from(["sharded", "dcp"])] * 2))
+    sw.save_checkpoint(folder / "a", {"x": np.asarray(value, order=order)}, {"x": layout()}, to=first, uneven=rule)
+    sw.reshard_checkpoint(
+        folder / "a", folder / "b", {"x": layout()}, to=second, uneven=rule, memory=1 << 16, sync=False
+    )
     same(folder / "b", {"x": value})
+    sw.verify_checkpoint(folder / "b")
     report = sw.reshard_checkpoint(folder / "b", folder / "c.safetensors", sync=False)
     same(folder / "c.safetensors", {"x": value})
     assert isinstance(report, sw.WriteReport)
@@ -125,7 +132,9 @@ def test_tied_tensors_stay_tied(tmp_path: Path) -> None:
     sw.save_checkpoint(tmp_path / "a.safetensors", {"wte": shared, "head": shared, "other": other})
     sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", {"wte": sw.TensorLayout((None, "model"), MESH)})
     sw.reshard_checkpoint(tmp_path / "b", tmp_path / "c", to="hf")
-    for name in ("a.safetensors", "b", "c"):
+    sw.reshard_checkpoint(tmp_path / "b", tmp_path / "d", {"wte": sw.TensorLayout(("model", None), MESH)}, to="dcp")
+    sw.reshard_checkpoint(tmp_path / "d", tmp_path / "e.safetensors")
+    for name in ("a.safetensors", "b", "c", "d", "e.safetensors"):
         same(tmp_path / name, {"wte": shared, "head": shared, "other": other})
         with sw.open_checkpoint(tmp_path / name) as checkpoint:
             assert (checkpoint["head"].alias_of, checkpoint["other"].alias_of) == ("wte", None)
@@ -133,7 +142,7 @@ def test_tied_tensors_stay_tied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["torch/dcp", "torch/dcp_safetensors", "torch/fsdp2", "torch/plain.pt", "megatron"])
-@pytest.mark.parametrize("to", ["safetensors", "hf", "sharded"])
+@pytest.mark.parametrize("to", ["safetensors", "hf", "sharded", "dcp"])
 def test_checkpoints_of_frameworks(tmp_path: Path, name: str, to: Any) -> None:
     source = DATA / name
     if not source.exists():
@@ -235,11 +244,12 @@ KILLED = """
 import sys
 import numpy as np, shardwise as sw
 from shardwise import _core
-source, target, at, fault, resume = sys.argv[1:]
+source, target, to, at, fault, resume = sys.argv[1:]
 mesh = sw.DeviceMesh((4,), ("x",))
 if int(at) >= 0:
     _core._fail_at(int(at), fault if not fault.isdigit() else int(fault))
-sw.reshard_checkpoint(source, target, {"w": sw.TensorLayout((None, "x"), mesh)}, resume=resume == "1", memory=1 << 16)
+layouts = {"w": sw.TensorLayout((None, "x"), mesh)}
+sw.reshard_checkpoint(source, target, layouts, to=to, resume=resume == "1", memory=1 << 16)
 print("operations", _core._operations())
 """
 
@@ -249,22 +259,23 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-def test_killed_at_any_operation_nothing_or_all_of_it_is_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", ["sharded", "dcp"])
+def test_killed_at_any_operation_nothing_or_all_of_it_is_there(tmp_path: Path, to: str) -> None:
     source = tmp_path / "a.safetensors"
     value = np.arange(1 << 13, dtype="f4").reshape(64, 128)
     sw.save_checkpoint(source, {"w": value})
-    counted = run(source, tmp_path / "count", 10**6, "count", 0)
+    counted = run(source, tmp_path / "count", to, 10**6, "count", 0)
     operations = int(counted.stdout.split()[-1])
     assert operations > 4
     for at in range(0, operations, math.ceil(operations / 12)):
         for fault in ("kill", "28"):
             target = tmp_path / f"{fault}{at}"
-            done = run(source, target, at, fault, 0)
+            done = run(source, target, to, at, fault, 0)
             assert done.returncode != 0, (at, fault, done.stdout)
             if fault == "28":
                 assert "No space left" in done.stderr, done.stderr
             assert not target.exists() or sw.diff_checkpoints(source, target) == []
-            again = run(source, target, -1, "count", 1) if not target.exists() else done
+            again = run(source, target, to, -1, "count", 1) if not target.exists() else done
             assert target.exists(), again.stderr
             assert sw.diff_checkpoints(source, target) == []
             sw.verify_checkpoint(target)

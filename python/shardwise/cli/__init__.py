@@ -2,6 +2,9 @@
 
 For checkpoints: `plan`, `reshard`, `run`, `commit`, `verify`, `diff`, `inspect`; for layouts: `show`, `translate`.
 
+Without a command it prints its help. `rules` prints the rules files that the package brings, `completion` what a shell
+needs to complete all this.
+
 Exit status: 0; 1 for `plan` of tensors that cannot be placed, with `--strict` for any of its warnings, and for `diff`
 of what differs; 2 for bad input, with one line on the standard error.
 """
@@ -15,10 +18,13 @@ from collections.abc import Sequence
 
 from ..errors import ShardwiseError
 from ..show.lines import printable
-from .arguments import parse_arguments
+from .arguments import make_parser, parse_arguments
 from .terminal import Screen
 
 __all__ = ["main"]
+
+# The status of what SIGPIPE ends; by its number, which Windows does not have.
+_BROKEN_PIPE = 128 + 13
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         _drop_output()  # The reader has seen enough, as `head` does.
-        return 128 + signal.SIGPIPE
+        return _BROKEN_PIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (ShardwiseError, ValueError, OSError, ImportError) as error:
@@ -68,6 +74,9 @@ def _drop_output() -> None:
 
 def _run(options: argparse.Namespace) -> int:
     # Imported when needed: `show` has no use for checkpoints, nor `--help` for anything.
+    if options.command is None:
+        make_parser().print_help()
+        return 0
     if options.command == "show":
         from .show import run_show
 
@@ -76,6 +85,14 @@ def _run(options: argparse.Namespace) -> int:
         from .translate import run_translate
 
         return run_translate(Screen(), options)
+    if options.command == "rules":
+        from .rules import run_rules
+
+        return run_rules(Screen(), options)
+    if options.command == "completion":
+        from .completion import run_completion
+
+        return run_completion(options)
     if options.command in ("reshard", "verify", "diff", "inspect"):
         from . import checkpoints
 

@@ -5,12 +5,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["parse_arguments"]
+from .._core import __version__
+from ..rules.shipped import example_rules
+
+__all__ = ["make_parser", "parse_arguments"]
+
+#: The shells for which `completion` writes a script.
+SHELLS = ("bash", "zsh", "fish")
 
 _UNEVEN = ("even", "ceil", "chunk", "balanced", "floor")
 
 _MESH_HELP = "axes and sizes of the mesh, major first, as in data=2,model=4"
 _LAYOUT_HELP = "for each dim the mesh axis that cuts it, - for none, data+model for several, major first: data,-"
+_RULES_HELP = "the file of rules, or the name of one that the package brings (shardwise rules lists them)"
 _UNEVEN_HELP = (
     "how a dim that does not divide is cut: even refuses (the default), ceil as XLA, chunk as PyTorch, "
     "balanced as numpy.array_split, floor as llama.cpp"
@@ -25,12 +32,22 @@ class _Parser(argparse.ArgumentParser):
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the arguments of the command line; ValueError if they are wrong, SystemExit for `--help`."""
+    parser = make_parser()
+    options = parser.parse_args(_joined(arguments))
+    if [] in vars(options).values():  # What argparse makes of `--mesh=--` before Python 3.13.
+        parser.error("-- is not a value")
+    return options
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands."""
     parser = _Parser(
         prog="shardwise",
         description="Which part of each tensor each device of a mesh holds.",
         epilog="shardwise COMMAND --help says more about a command.",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_plan(commands)
     _add_show(commands)
     _add_translate(commands)
@@ -40,10 +57,9 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     _add_verify(commands)
     _add_diff(commands)
     _add_inspect(commands)
-    options = parser.parse_args(_joined(arguments))
-    if [] in vars(options).values():  # What argparse makes of `--mesh=--` before Python 3.13.
-        parser.error("-- is not a value")
-    return options
+    _add_rules(commands)
+    _add_completion(commands)
+    return parser
 
 
 def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
@@ -59,11 +75,12 @@ def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "file", metavar="FILE", type=Path, help="a .safetensors file, a Hugging Face folder, or its index file"
     )
     plan.add_argument("--mesh", metavar="AXES", help=f"{_MESH_HELP}; may be left out if the rules name a mesh")
-    plan.add_argument("--rules", metavar="TOML", type=Path, required=True, help="the file of rules")
+    plan.add_argument("--rules", metavar="TOML", type=_rules_file, required=True, help=_RULES_HELP)
     plan.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
     plan.add_argument("--all", action="store_true", help="a row for each tensor, also where layers are alike")
     plan.add_argument("--devices", action="store_true", help="the bytes of each device as well")
-    plan.add_argument("--json", action="store_true", help="JSON, for programs")
+    plan.add_argument("--html", metavar="FILE", type=Path, help="write a page to look at in a browser as well")
+    _add_json(plan)
     plan.add_argument(
         "--strict",
         action="store_true",
@@ -87,6 +104,7 @@ def _add_show(commands: "argparse._SubParsersAction[_Parser]") -> None:
     )
     show.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
     show.add_argument("--dtype", metavar="DTYPE", help="say bytes as well; float32, bfloat16, F8_E4M3, ...")
+    _add_json(show)
 
 
 def _add_translate(commands: "argparse._SubParsersAction[_Parser]") -> None:
@@ -101,6 +119,7 @@ def _add_translate(commands: "argparse._SubParsersAction[_Parser]") -> None:
     translate.add_argument(
         "--to", metavar="DIALECTS", help="jax,torch,tf,keras,hlo,shardy,megatron; the default is all"
     )
+    _add_json(translate)
 
 
 def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
@@ -115,20 +134,29 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
     reshard.add_argument("source", metavar="SRC", type=Path, help="the checkpoint, which is only read")
     reshard.add_argument("target", metavar="DST", type=Path, help="the new file or folder; nothing may be there")
     reshard.add_argument("--mesh", metavar="AXES", help=f"{_MESH_HELP}; may be left out if the rules name a mesh")
-    reshard.add_argument("--rules", metavar="TOML", type=Path, help="the file of rules; without it tensors are merged")
+    reshard.add_argument(
+        "--rules", metavar="TOML", type=_rules_file, help=f"{_RULES_HELP}; without rules tensors are merged"
+    )
+    reshard.add_argument(
+        "--source-rules",
+        metavar="TOML",
+        type=_rules_file,
+        help="the file of rules, or one of the package's, that SRC was rewritten by; its rewrites are undone first",
+    )
     reshard.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
     reshard.add_argument(
         "--to",
         metavar="FORM",
-        choices=("safetensors", "hf", "sharded"),
-        help="safetensors, a file; hf, a folder in Hugging Face's form; sharded, a folder with a file per device",
+        choices=("safetensors", "hf", "sharded", "dcp"),
+        help="safetensors, a file; hf, a folder in Hugging Face's form; sharded, a folder with a file per device; dcp, "
+        "PyTorch's distributed checkpoint",
     )
     reshard.add_argument("--dtype", metavar="DTYPE", help="convert floating-point tensors; bfloat16, float32, ...")
     reshard.add_argument(
         "--rename",
         metavar="PATTERN=REPLACEMENT",
         action="append",
-        help="replace what a regular expression finds in names; may be given several times",
+        help="replace what a regular expression finds in names, before all rewrites; may be given several times",
     )
     reshard.add_argument("--only", metavar="REGEX", help="only the tensors in whose (new) names it is found")
     reshard.add_argument(
@@ -188,7 +216,8 @@ def _add_verify(commands: "argparse._SubParsersAction[_Parser]") -> None:
     verify = commands.add_parser(
         "verify",
         help="whether a checkpoint is whole, and what was written",
-        description="Read all of a checkpoint and compare it with the digests that were written beside it.",
+        description="Read all of a checkpoint and compare it with the digests that were written beside it, and with "
+        "the CRC-32 of PyTorch's zip containers.",
     )
     verify.add_argument("source", metavar="CHECKPOINT", type=Path, help="a checkpoint of any form")
     _add_work(verify)
@@ -212,14 +241,55 @@ def _add_inspect(commands: "argparse._SubParsersAction[_Parser]") -> None:
         description="Say what a checkpoint of any form is. Only headers and indexes are read.",
     )
     inspect.add_argument("source", metavar="CHECKPOINT", type=Path, help="a checkpoint of any form")
-    inspect.add_argument("--json", action="store_true", help="JSON, for programs")
+    _add_json(inspect)
+
+
+def _add_rules(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    rules = commands.add_parser(
+        "rules",
+        help="the rules files that the package brings",
+        description="List the rules files that the package brings, or print one, to be changed: rules gpt2 > mine.toml",
+    )
+    rules.add_argument("name", metavar="NAME", nargs="?", help="the name of one, as in the list")
+    _add_json(rules)
+
+
+def _add_completion(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    completion = commands.add_parser(
+        "completion",
+        help="what lets a shell complete these commands",
+        description=(
+            "Print the script that lets a shell complete commands, options and file names. For bash: "
+            'eval "$(shardwise completion bash)" in ~/.bashrc; for zsh the same in ~/.zshrc, after compinit; for fish: '
+            "shardwise completion fish > ~/.config/fish/completions/shardwise.fish"
+        ),
+    )
+    completion.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
+
+
+def _rules_file(text: str) -> Path:
+    """Give the path of a rules file, or that of one of the package's own, whose name it is."""
+    path = Path(text)
+    known = example_rules()
+    if text in known and not path.exists():
+        return known[text]
+    if path.suffix != ".toml" and not path.exists():
+        raise argparse.ArgumentTypeError(
+            f"no such file, and the package has no rules {text[:80]!r}: {', '.join(known)}"
+        )
+    return path
+
+
+def _add_json(command: _Parser) -> None:
+    command.add_argument("--json", action="store_true", help="JSON, for programs")
 
 
 def _add_work(command: _Parser) -> None:
     command.add_argument("--memory", metavar="BYTES", default="256MiB", help="for buffers; 256MiB if left out")
     command.add_argument("--jobs", metavar="N", type=int, help="threads; one per core if left out")
     command.add_argument("--quiet", action="store_true", help="no progress on the standard error")
-    command.add_argument("--json", action="store_true", help="JSON, for programs")
+    command.add_argument("--progress", action="store_true", help="progress also where it is not a terminal")
+    _add_json(command)
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:

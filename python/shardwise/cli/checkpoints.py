@@ -9,6 +9,7 @@ from typing import Any
 
 from .._text import bytes_text
 from ..rules.layout_map import LayoutMap
+from ..rules.rewrites import Rewrites
 from ..show.table import table_lines
 from ..store import (
     StoredCheckpoint,
@@ -20,7 +21,7 @@ from ..store import (
     verify_checkpoint,
 )
 from .notation import parse_memory, parse_mesh
-from .progress import Progress
+from .progress import ShownProgress
 from .tasks import write_parts, write_report
 from .terminal import Screen
 
@@ -31,19 +32,14 @@ _MOST_SHOWN = 20
 
 def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
     """Cut a checkpoint anew, and give the exit status."""
-    layouts = None
-    if options.rules is not None:
-        layouts = LayoutMap.from_toml(options.rules, None if options.mesh is None else parse_mesh(options.mesh))
-        if layouts.device_mesh is None:
-            raise ValueError(f"--mesh is missing, and {options.rules} has no mesh of its own")
-    elif options.mesh is not None:
-        raise ValueError("--mesh says how many devices there are; --rules must say how the tensors are cut")
+    layouts, rewrites = _rules(options)
     pairs = [_pair(text) for text in options.rename or ()]
     settings: dict[str, Any] = {
         "to": options.to,
         "uneven": options.uneven,
         "dtype": options.dtype,
         "rename": pairs,
+        "rewrites": rewrites or None,
         "only": options.only,
         "memory": parse_memory(options.memory),
         "threads": options.jobs,
@@ -57,7 +53,7 @@ def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
         raise ValueError("--workers says how many workers to plan for; give --plan as well")
     if options.plan_to is not None or options.workers is not None:
         return _run_planned(screen, options, layouts, settings)
-    with Progress(options.quiet or options.plan) as progress:
+    with ShownProgress(options.quiet or options.plan, options.progress) as progress:
         done = reshard_checkpoint(options.source, options.target, layouts, **settings, progress=progress)
     if isinstance(done, WriteOutline):
         _write_outline(screen, options, done)
@@ -91,6 +87,24 @@ def _run_planned(
     return 0
 
 
+def _rules(options: argparse.Namespace) -> tuple[LayoutMap | None, Rewrites]:
+    """How the tensors are cut, and what is rewritten: the source's rules undone, then the destination's."""
+    rewrites = Rewrites()
+    if options.source_rules is not None:
+        rewrites += Rewrites.from_toml(options.source_rules).inverse()
+    layouts = None
+    if options.rules is not None:
+        rewrites += Rewrites.from_toml(options.rules)
+        layouts = LayoutMap.from_toml(options.rules, None if options.mesh is None else parse_mesh(options.mesh))
+        if not layouts and layouts.default is None:
+            layouts = None  # A file of rewrites alone.
+        elif layouts.device_mesh is None:
+            raise ValueError(f"--mesh is missing, and {options.rules} has no mesh of its own")
+    if options.mesh is not None and layouts is None:
+        raise ValueError("--mesh says how many devices there are; --rules must say how the tensors are cut")
+    return layouts, rewrites
+
+
 def _pair(text: str) -> tuple[str, str]:
     pattern, separator, replacement = text.partition("=")
     if not separator:
@@ -117,21 +131,23 @@ def _write_outline(screen: Screen, options: argparse.Namespace, outline: WriteOu
 
 def run_verify(screen: Screen, options: argparse.Namespace) -> int:
     """Verify a checkpoint, and give the exit status."""
-    with Progress(options.quiet) as progress:
+    with ShownProgress(options.quiet, options.progress) as progress:
         done = verify_checkpoint(
             options.source, memory=parse_memory(options.memory), threads=options.jobs, progress=progress
         )
     if options.json:
         print(json.dumps({**vars(done), "path": str(done.path)}))
         return 0
-    what = f"all {done.digests} digests are right" if done.digests else "it has no digests; all of it can be read"
+    right = ((done.digests, "digests"), (done.crcs, "CRC-32"))
+    what = " and ".join(f"{count} {what}" for count, what in right if count)
+    what = f"all {what} are right" if what else "it has no digests; all of it can be read"
     screen.write((str(done.path), "bold"), f": {done.format}, {done.tensors} tensors, {bytes_text(done.bytes)}: {what}")
     return 0
 
 
 def run_diff(screen: Screen, options: argparse.Namespace) -> int:
     """Compare two checkpoints, and give the exit status: 1 if they differ."""
-    with Progress(options.quiet) as progress:
+    with ShownProgress(options.quiet, options.progress) as progress:
         found = diff_checkpoints(
             options.first,
             options.second,

@@ -30,6 +30,8 @@ def run_plan(screen: Screen, options: argparse.Namespace) -> int:
     """Print a plan and give the exit status: 1 if a tensor cannot be placed, or if any warning is to count, else 0."""
     mesh = None if options.mesh is None else parse_mesh(options.mesh)
     plan = make_plan(options.file, options.rules, mesh, options.uneven)
+    if options.html is not None:
+        plan.report.save_html(options.html, f"{plan.path.name} on {format_mesh(plan.mesh)}")
     if options.json:
         print(json.dumps(_as_json(plan, options.devices), indent=2))
     else:

@@ -1,7 +1,9 @@
 """`shardwise show`: the shards of one tensor, drawn as a grid that says which devices hold which part."""
 
 import argparse
+import json
 import math
+from typing import Any
 
 from .._text import bytes_text
 from ..layout import TensorLayout
@@ -25,14 +27,21 @@ __all__ = ["run_show"]
 _COLUMNS, _LINES = 100, 40
 _OTHER_LINES = 8
 
+# As many devices as a JSON of all of them is made for.
+_MOST_DEVICES = 1 << 20
+
 
 def run_show(screen: Screen, options: argparse.Namespace) -> int:
     """Say and draw how a layout cuts a tensor, and give the exit status."""
     mesh = parse_mesh(options.mesh)
     shape = parse_shape(options.shape)
     layout = TensorLayout(parse_layout(options.layout, len(shape)).axes, mesh)
-    grid = Grid(layout.partition(shape, options.uneven))
+    partition = layout.partition(shape, options.uneven)
     bits = None if options.dtype is None else parse_dtype(options.dtype)
+    if options.json:
+        print(json.dumps(_as_json(partition, bits)))
+        return 0
+    grid = Grid(partition)
     screen.write(
         *((format_shape(shape), "bold"), " laid out as ", (format_layout(layout) or "()", "bold")),
         f" on the mesh {format_mesh(mesh)}",
@@ -43,6 +52,32 @@ def run_show(screen: Screen, options: argparse.Namespace) -> int:
     for line in grid_lines(grid, width, max(3, (height - _OTHER_LINES) // 2)):
         screen.write(*line)
     return 0
+
+
+def _as_json(partition: Partition, bits: int | None) -> dict[str, Any]:
+    """Give each shard: which devices hold it, which boxes of the tensor it is, and where they begin in it."""
+    mesh = partition.device_mesh
+    if mesh.size > _MOST_DEVICES:
+        raise ValueError(f"--json: {mesh.size} devices are too many to list, {_MOST_DEVICES} at most")
+    shards = []
+    for shard in range(partition.total_shards):
+        devices = partition.devices_holding(shard)
+        shape = partition.shard_shape(devices[0])
+        pieces = []
+        for piece in partition.pieces(devices[0]):
+            start = list(piece.start) if isinstance(piece.start, tuple) else piece.start
+            pieces.append({"box": [[side.start, side.stop] for side in piece.box], "start": start})
+        size = {} if bits is None else {"nbytes": -(-math.prod(shape) * bits // 8)}
+        shards.append({"shard_id": shard, "devices": devices, "shape": list(shape), "pieces": pieces, **size})
+    return {
+        "shape": list(partition.shape),
+        "mesh": dict(zip(mesh.axis_names, mesh.shape, strict=True)),
+        "layout": format_layout(partition.layout),
+        "uneven": partition.uneven,
+        "num_shards": list(partition.num_shards),
+        "replicas": partition.replicas,
+        "shards": shards,
+    }
 
 
 def _summary(partition: Partition, bits: int | None) -> str:

@@ -10,7 +10,7 @@ from .._text import bytes_text
 from ..show.table import table_lines
 from ..store import CheckpointPlan, WriteReport
 from .notation import parse_memory
-from .progress import Progress
+from .progress import ShownProgress
 from .terminal import Screen
 
 __all__ = ["run_commit", "run_run", "write_parts", "write_report"]
@@ -28,7 +28,7 @@ def run_run(screen: Screen, options: argparse.Namespace) -> int:
             raise ValueError(f"--part {options.part[:80]!r}: write PART/PARTS, as in 3/16")
         part = int(found[1]), int(found[2])
     plan = CheckpointPlan.load(options.plan)
-    with Progress(options.quiet) as progress:
+    with ShownProgress(options.quiet, options.progress) as progress:
         count = plan.run(
             part,
             memory=parse_memory(options.memory),

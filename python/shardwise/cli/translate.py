@@ -1,6 +1,7 @@
 """`shardwise translate`: one layout in the dialects of other frameworks, side by side."""
 
 import argparse
+import json
 
 from ..interop import translate
 from ..layout import TensorLayout
@@ -18,6 +19,9 @@ def run_translate(screen: Screen, options: argparse.Namespace) -> int:
     layout = TensorLayout(axes, parse_mesh(options.mesh), unreduced=unreduced)
     dialects = None if options.to is None else [name.strip() for name in options.to.split(",")]
     texts = translate(layout, dialects)
+    if options.json:
+        print(json.dumps(texts, indent=2))
+        return 0
     width = max(map(len, texts))
     for dialect, text in texts.items():
         style = "dim" if text.startswith("cannot express") else ""

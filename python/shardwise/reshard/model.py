@@ -151,7 +151,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         from .drawn import loads_picture
 
         loads = {"sent": self.bytes_sent(), "received": self.bytes_received(), "kept": self.bytes_kept()}
-        return loads_picture(f"a plan for {len(self):,} tensors, bytes by holder", loads)
+        return loads_picture(f"a plan for {len(self):,} tensor{'s' * (len(self) != 1)}, bytes by holder", loads)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ModelPlan):

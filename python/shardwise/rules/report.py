@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import instance
+from .._atomic import replace_file
 from .._drawn import Drawn
 from .._dtypes import bytes_for
 from .._text import bytes_text, shown
@@ -284,6 +287,47 @@ class LayoutReport(Drawn):
         mesh = self.device_mesh
         each = None if mesh is None or mesh.size > _MAX_DEVICES else self.device_bytes
         return None if each is None else each.tolist()
+
+    def to_html(self, title: str = "Layout report") -> str:
+        """Give the report as one page of HTML that needs nothing else, to search and sort in a browser.
+
+        On it are the totals and a bar for what each device holds; what is replicated, what no rule matches, what does
+        not divide, what cannot be placed and why; the tensors, those that differ in numbers only folded into one row;
+        and, for the one chosen, who holds which part of it. It can be used by keyboard, and read without JavaScript.
+
+        Args:
+            title: what stands at its top.
+
+        Raises:
+            TypeError: if the title is not a string.
+
+        >>> from shardwise import DeviceMesh, LayoutMap
+        >>> rules = LayoutMap(DeviceMesh((2,), ("x",)))
+        >>> rules["kernel"] = ("x", None)
+        >>> rules.report({"kernel": ((4, 4), "float32")}).to_html("A model")[:15]
+        '<!DOCTYPE html>'
+        """
+        from .page import page_of
+
+        return page_of(self, instance("title", title, str))
+
+    def save_html(self, path: str | os.PathLike[str], title: str = "Layout report") -> None:
+        """Write the page of `to_html` to a file; one that is there is replaced as a whole.
+
+        Args:
+            path: the file.
+            title: what stands at the top of the page.
+
+        Raises:
+            OSError: if the file cannot be written; then the old one is as it was.
+            TypeError: if the title is not a string.
+        """
+        replace_file(path, self.to_html(title).encode())
+
+    def _repr_html_(self) -> str:
+        from .page import notebook_of
+
+        return notebook_of(self)
 
     def _picture(self) -> Picture:
         from .drawn import report_picture

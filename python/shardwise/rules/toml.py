@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +21,11 @@ from ..packed import PackedDim, parse
 from .layout_rule import REPLICATED, LayoutRule
 from .search import MATCH_MODES, MatchMode
 
-__all__ = ["Rules", "located", "read_rules", "write_rules"]
+__all__ = ["Rules", "located", "read_rewrites", "read_rules", "write_rules"]
+
+#: The keys of a rules file that say how tensors are cut, and those that say what is rewritten.
+_CUTTING = {"backtracking", "default", "match", "mesh", "rules"}
+_REWRITING = {"drop", "rewrite", "unmatched"}
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,7 @@ class Rules:
 
 def read_rules(file: str | os.PathLike[str] | TextIO) -> Rules:
     """Read a rules file; see `LayoutMap.from_toml` for what it raises."""
-    source = repr(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else "the rules file"
-    document = _parse(_text(file, source), source)
-    _check_table(document, source, required={"rules"}, optional={"match", "backtracking", "default", "mesh"})
+    document, source = _document(file)
     match = document.get("match", "search")
     if match not in MATCH_MODES:
         raise ParseError(f"{source}: match must be one of {', '.join(map(repr, MATCH_MODES))}, got {shown(match)}")
@@ -48,12 +51,29 @@ def read_rules(file: str | os.PathLike[str] | TextIO) -> Rules:
         raise ParseError(f"{source}: backtracking must be true or false, got {shown(backtracking)}")
     mesh = _mesh(document["mesh"], f"{source}: mesh") if "mesh" in document else None
     default = _default(document["default"], f"{source}: default") if "default" in document else None
-    rules = document["rules"]
+    rules = document.get("rules", {})
     if isinstance(rules, list):
         raise ParseError(f"{source}: rules must be a table, got a list of them: write [rules], not [[rules]]")
     _check_table(rules, f"{source}: rules")
     layouts = {key: _layout(value, f"{source}: rule {shown(key)}") for key, value in rules.items()}
     return Rules(match, backtracking, mesh, layouts, default, source)
+
+
+def read_rewrites(file: str | os.PathLike[str] | TextIO) -> tuple[dict[str, Any], str]:
+    """Read what a rules file says of rewrites, and the file's name; see `Rewrites.from_toml` for what it raises."""
+    document, source = _document(file)
+    for key in ("drop", "rewrite"):
+        _list(document.get(key, []), f"{source}: {key}")
+    return {key: document[key] for key in _REWRITING & document.keys()}, source
+
+
+def _document(file: str | os.PathLike[str] | TextIO) -> tuple[dict[str, Any], str]:
+    source = repr(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else "the rules file"
+    document = _parse(_text(file, source), source)
+    # A file of rewrites may have no rules.
+    required = set() if _REWRITING & document.keys() else {"rules"}
+    _check_table(document, source, required=required, optional={*_CUTTING, *_REWRITING})
+    return document, source
 
 
 def write_rules(file: str | os.PathLike[str] | TextIO, rules: Rules) -> None:
@@ -197,9 +217,13 @@ _KEYS = ("axes", "unreduced", "uneven")
 def _spec(entry: Any, place: str) -> str | tuple[str, ...] | PackedDim | None:
     if isinstance(entry, dict):
         if "packed" not in entry:
-            raise ParseError(f"{place}: 'packed' is missing in the table {shown(entry)}")
+            wrong = next((key for key in entry if _nearest(key, ["packed"]) is not None), None)
+            hint = "" if wrong is None else f"; did you mean 'packed' by {shown(wrong)}?"
+            raise ParseError(f"{place}: 'packed' is missing in the table {shown(entry)}{hint}")
         sizes = dict(entry)
         text = sizes.pop("packed")
+        if isinstance(text, str) and (unused := sizes.keys() - set(re.findall(r"\w+", text))):
+            raise ParseError(f"{place}: unknown key {shown(min(unused))}: packed = {shown(text)} does not name it")
         with located(place):
             return parse(text, **{name: _size(name, size) for name, size in sizes.items()})
     if entry in ("", []):

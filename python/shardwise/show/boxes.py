@@ -49,7 +49,7 @@ def boxes_view(tiling: Tiling, captions: tuple[str, ...]) -> tuple[View, tuple[s
     panels = []
     for deep, members in list(groups.items())[:_MOST_PANELS]:
         others = [dim for dim in range(len(tiling.shape)) if dim not in plane]
-        heading = ", ".join(f"dim {dim} {_range(side)}" for dim, side in zip(others, deep, strict=True))
+        heading = ", ".join(f"dim {dim} at {_range(side)}" for dim, side in zip(others, deep, strict=True))
         tiles = [(box, keys[tuple(boxes[box])], _held(tiling, boxes[box])) for box in members]
         panels.append(_panel(tiling, heading, tiles, plane))
     return View(captions, tuple(panels), tuple(notes)), legend
@@ -81,9 +81,8 @@ def _panel(tiling: Tiling, heading: str, tiles: list[tuple[Box, int | None, str]
     for row, ((box, key, held), (rows, columns)) in enumerate(zip(tiles, places, strict=True)):
         place = "[" + ", ".join(map(_range, box)) + "]"
         flat = _range(columns) if apart or down is None else f"{_range(rows)}, {_range(columns)}"
-        drawn.append(
-            Tile((row, row + 1) if apart else rows, columns, key, ((held, flat), (held,), (flat,)), place, held)
-        )
+        labels = ((f"{held}: {place}",), (place,), (flat,)) if apart else ((held, flat), (held,), (flat,))
+        drawn.append(Tile((row, row + 1) if apart else rows, columns, key, labels, place, held))
     if apart:
         spans = tuple(Span(row, row + 1, tile.held) for row, tile in enumerate(drawn))
         return Panel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Sequence
@@ -12,7 +13,18 @@ from ..partition import Partition
 from ..tiling import Tiling
 from .picture import MOST_NAMED, Panel, Side, Span, Tile, held_text, plain, short
 
-__all__ = ["Block", "Cells", "ChunkCells", "DeviceCells", "ShardCells", "blocks_of", "panels_of"]
+__all__ = [
+    "Block",
+    "Cells",
+    "ChunkCells",
+    "DeviceCells",
+    "ShardCells",
+    "blocks_of",
+    "held_in",
+    "panels_of",
+    "plane_of",
+    "ranges_of",
+]
 
 Index = tuple[int, ...]
 #: Of a block of more cells than these along a dim the cuts within it are not drawn.
@@ -39,6 +51,9 @@ class Cells(Protocol):
     def bounds(self, dim: int, cell: int) -> tuple[int, int]:
         """Give where a cell begins and ends along a dim."""
 
+    def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
+        """Give where a range of cells begins and ends along a dim, without those of them that are empty."""
+
     def holders(self, index: Index, most: int) -> tuple[list[Any], int]:
         """Give the first holders of a cell, at most so many, and how many there are."""
 
@@ -59,6 +74,23 @@ class ShardCells:
         """Give where a cell begins and ends along a dim."""
         side = self._partition.shard_box(cell * math.prod(self.counts[dim + 1 :]))[dim]
         return side.start, side.stop
+
+    def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
+        """Give where a range of cells begins and ends along a dim, without those of them that are empty."""
+        first, last = self.bounds(dim, start), self.bounds(dim, stop - 1)
+        if self._partition.size == 0 or (first[0] < first[1] and last[0] < last[1]):
+            return first[0], last[1]
+        # Empty shards stand at the end of the dim, wherever they come; those with elements are in order.
+        positions = range(self.shape[dim])
+        low, high = (
+            bisect.bisect_left(positions, cell, key=lambda at: self._cell_of(dim, at)) for cell in (start, stop)
+        )
+        return (low, high) if low < high else (self.shape[dim], self.shape[dim])
+
+    def _cell_of(self, dim: int, position: int) -> int:
+        """The cell that an element is in, along a dim."""
+        shard_id, _ = self._partition.locate(position * math.prod(self.shape[dim + 1 :]))
+        return shard_id // math.prod(self.counts[dim + 1 :]) % self.counts[dim]
 
     def holders(self, index: Index, most: int) -> tuple[list[Any], int]:
         """Give the first holders of a cell, at most so many, and how many there are."""
@@ -96,6 +128,10 @@ class ChunkCells:
         chunk, size = self._chunks[dim], self.shape[dim]
         return min(cell * chunk, size), min((cell + 1) * chunk, size)
 
+    def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
+        """Give where a range of cells begins and ends along a dim, without those of them that are empty."""
+        return self.bounds(dim, start)[0], self.bounds(dim, stop - 1)[1]
+
     def holders(self, index: Index, most: int) -> tuple[list[Any], int]:
         """Give the first holders of a cell, at most so many, and how many there are."""
         position = 0
@@ -121,6 +157,10 @@ class DeviceCells:
         """Give where a cell begins and ends along a dim."""
         return cell, cell + 1
 
+    def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
+        """Give where a range of cells begins and ends along a dim, without those of them that are empty."""
+        return start, stop
+
     def holders(self, index: Index, most: int) -> tuple[list[Any], int]:
         """Give the first holders of a cell, at most so many, and how many there are."""
         return [self._mesh.device(self._mesh.device_index(index))], 1
@@ -136,9 +176,7 @@ class Block:
     def __init__(self, cells: Cells, ranges: Sequence[tuple[int, int]]) -> None:
         self.cells, self.ranges = cells, tuple(ranges)
         self.size = math.prod(stop - start for start, stop in ranges)
-        self.box = tuple(
-            (cells.bounds(dim, start)[0], cells.bounds(dim, stop - 1)[1]) for dim, (start, stop) in enumerate(ranges)
-        )
+        self.box = tuple(cells.span(dim, *cells_of_dim) for dim, cells_of_dim in enumerate(ranges))
 
     @property
     def is_empty(self) -> bool:
@@ -178,23 +216,24 @@ def plane_of(cells: Sequence[Cells]) -> tuple[int, ...]:
     return tuple(sorted(chosen))
 
 
-def blocks_of(cells: Cells, plane: Sequence[int], most: int) -> list[Block]:
-    """Cut a grid into at most `most` blocks: single cells if it has no more, else neighbours put together evenly."""
+def ranges_of(cells: Cells, plane: Sequence[int], most: int) -> list[list[tuple[int, int]]]:
+    """Cut a grid into at most `most` blocks: give the ranges of cells along each dim, whose combinations they are."""
     groups = [1 if count == 0 else count for count in cells.counts]
     deep = [dim for dim in range(len(groups)) if dim not in plane]
-    while math.prod(groups[dim] for dim in deep) > _MOST_PANELS:
-        widest = max(deep, key=lambda dim: groups[dim])
-        groups[widest] = -(-groups[widest] // 2)
-    while math.prod(groups) > most:
-        widest = max(range(len(groups)), key=lambda dim: groups[dim])
-        groups[widest] = -(-groups[widest] // 2)
-    ranges = []
+    for dims, limit in ((deep, _MOST_PANELS), (range(len(groups)), most)):
+        while math.prod(groups[dim] for dim in dims) > limit:
+            widest = max(dims, key=lambda dim: groups[dim])
+            groups[widest] = -(-groups[widest] // 2)
+    found = []
     for count, group in zip(cells.counts, groups, strict=True):
-        each = -(-count // group)
-        ranges.append(
-            [(start, min(start + each, count)) for start in (i * each for i in range(group)) if start < count]
-        )
-    return [Block(cells, block) for block in itertools.product(*ranges)]
+        each = max(-(-count // group), 1)
+        found.append([(start, min(start + each, count)) for start in (i * each for i in range(group)) if start < count])
+    return found
+
+
+def blocks_of(cells: Cells, plane: Sequence[int], most: int) -> list[Block]:
+    """Give the blocks: single cells if there are no more than `most`, else neighbours put together evenly."""
+    return [Block(cells, block) for block in itertools.product(*ranges_of(cells, plane, most))]
 
 
 def panels_of(cells: Cells, plane: Sequence[int], blocks: Sequence[Block], keys: Sequence[int | None]) -> list[Panel]:
@@ -228,7 +267,7 @@ def panels_of(cells: Cells, plane: Sequence[int], blocks: Sequence[Block], keys:
 def _deep_text(block: Block, dim: int) -> str:
     start, stop = block.ranges[dim]
     many = f" ({stop - start:,} {block.cells.unit}s)" if stop - start > 1 else ""
-    return f"{block.cells.title(dim).partition(':')[0]} {_range(*block.box[dim])}{many}"
+    return f"{block.cells.title(dim).partition(':')[0]} at {_range(*block.box[dim])}{many}"
 
 
 def _rough(number: int) -> str:
@@ -239,6 +278,21 @@ def _range(start: int, stop: int) -> str:
     return f"{start}:{stop}"
 
 
+def held_in(block: Block) -> str:
+    """Say who holds a block.
+
+    >>> from shardwise import TensorLayout
+    >>> partition = TensorLayout(("x",), DeviceMesh((2, 2), ("x", "y"))).partition((8,))
+    >>> [held_in(block) for block in blocks_of(ShardCells(partition), (0,), 2)]
+    ['cpu:0,1 (2 replicas)', 'cpu:2,3 (2 replicas)']
+    """
+    labels, count = block.holders()
+    held, many = held_text(labels, count), f"{block.size:,} {block.cells.unit}s"
+    if block.size > 1:
+        return f"{many}, {held}" if count == block.size else f"{many}, {count:,} devices: {held}"
+    return f"{held} ({count:,} replicas)" if count > 1 else held
+
+
 def _tile(block: Block, key: int | None, down: int | None, across: int | None) -> Tile:
     labels, count = block.holders()
     held = held_text(labels, count)
@@ -247,12 +301,10 @@ def _tile(block: Block, key: int | None, down: int | None, across: int | None) -
         many = f"{block.size:,} {unit}s"
         brief = f"{held_text(labels[:1], 1)} …"
         lines: tuple[tuple[str, ...], ...] = ((held, many), (brief, many), (many,), (_rough(block.size),))
-        held = f"{many}, {held}" if count == block.size else f"{many}, {count:,} devices: {held}"
     elif count > 1:
         many = f"{count:,} replicas"
         first = held_text(labels[:1], 1)
         lines = ((held, many), (held,), (f"{first} + {count - 1:,}",), (first, f"+ {count - 1:,}"))
-        held = f"{held} ({many})"
     else:
         lines = ((held,), (short(held, 8),))
     place = "[" + ", ".join(_range(*side) for side in block.box) + "]"
@@ -262,7 +314,7 @@ def _tile(block: Block, key: int | None, down: int | None, across: int | None) -
         key,
         lines,
         place,
-        held,
+        held_in(block),
         block.seams(down),
         block.seams(across),
     )

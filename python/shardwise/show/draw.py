@@ -45,7 +45,7 @@ def draw(
         The picture as text, the same each time. A rectangle stands for a shard and is as large as its part of the
         tensor; it names the devices that hold it. Along each side stand the ranges of the elements. Where there are
         more than 32 shards, neighbours are put together in blocks, with their number. No two entries of the legend
-        look alike, to a colour-blind reader neither. A tensor of more than two dims is drawn as slices over two of
+        look alike, not even to a colour-blind reader. A tensor of more than two dims is drawn as slices over two of
         those that are cut; of a packed partition each shard has a row, with its pieces at their places.
 
     Raises:
@@ -134,8 +134,7 @@ def notebook_html(what: Any) -> str | None:
     """Give the picture of what a notebook shows as HTML, or `None` if it has none."""
     if isinstance(what, TensorLayout) and (what.device_mesh is None or _is_unknown(what)):
         return None
-    own = getattr(type(what), "_page", None)
-    return draw(what, form="html") if own is None else own(what)
+    return draw(what, form="html")
 
 
 def _is_unknown(layout: TensorLayout) -> bool:

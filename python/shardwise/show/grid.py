@@ -1,16 +1,16 @@
-"""What a picture of a partition shows: its shards in panels of rows and columns, whatever draws them."""
+"""The shards of a partition in rows and columns, for a terminal, which shows both ends of what is too large for it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..partition import Partition
 from .parted import Parted
 
-__all__ = ["Cell", "Grid", "bounds_text", "in_turn", "plane_of"]
+__all__ = ["Cell", "Grid", "bounds_text", "in_turn"]
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,17 @@ class Cell:
 class Grid:
     """The shards of a partition, found one by one: a grid of any size costs nothing until its cells are asked for.
 
+    A column is a shard of the last dim that is cut and a row one of all others that are; of a tensor of two dims these
+    are the second and the first.
+
     Args:
         partition: Who holds what.
-        plane: The dims that a panel shows, at most two: rows and columns, or columns. The other dims that are cut are
-            spread over panels. Without it there is one panel, in which a column is a shard of the last dim that is cut
-            and a row one of all others that are.
 
     Attributes:
         down: The dims along which rows follow one another.
         across: The dim along which columns do, if there is one.
-        deep: The dims along which panels do.
-        panels: How many panels there are.
-        rows: How many rows a panel has.
-        columns: How many columns it has.
+        rows: How many rows there are.
+        columns: How many columns there are.
 
     >>> from shardwise import DeviceMesh, TensorLayout
     >>> mesh = DeviceMesh((2, 2), ("x", "y"))
@@ -57,50 +55,25 @@ class Grid:
     (2, 2, (slice(2, 4, None), slice(0, 3, None)), 'cpu:2')
     """
 
-    def __init__(self, partition: Partition, plane: Sequence[int] | None = None) -> None:
+    def __init__(self, partition: Partition) -> None:
         parted: Any = Parted(partition) if partition.is_packed else partition
         counts = parted.num_shards
         cut = [dim for dim, count in enumerate(counts) if count > 1]
-        if plane is None:
-            plane = cut if len(counts) > 2 and cut else range(len(counts))[-2:]
+        plane = cut if len(counts) > 2 and cut else range(len(counts))[-2:]
         self.partition = parted
         self.down, self.across = tuple(plane[:-1]), tuple(plane[-1:])
-        self.deep = tuple(dim for dim in cut if dim not in plane)
-        self.panels, self.rows, self.columns = (
-            math.prod(counts[dim] for dim in dims) for dims in (self.deep, self.down, self.across)
-        )
+        self.rows, self.columns = (math.prod(counts[dim] for dim in dims) for dims in (self.down, self.across))
 
-    def cell(self, row: int, column: int, panel: int = 0) -> Cell:
-        """Give the shard in a row and a column of a panel."""
+    def cell(self, row: int, column: int) -> Cell:
+        """Give the shard in a row and a column."""
         counts, index = self.partition.num_shards, {}
-        for dims, position in ((self.deep, panel), (self.down, row), (self.across, column)):
+        for dims, position in ((self.down, row), (self.across, column)):
             for dim in reversed(dims):
                 position, index[dim] = divmod(position, counts[dim])
         shard_id = 0
         for dim, count in enumerate(counts):
             shard_id = shard_id * count + index.get(dim, 0)
         return Cell(shard_id, self.partition.shard_box(shard_id), self.partition.canonical_device(shard_id))
-
-    def cells(self, panel: int) -> Iterator[Cell]:
-        """Give the shards of a panel, row by row."""
-        return (self.cell(row, column, panel) for row in range(self.rows) for column in range(self.columns))
-
-
-def plane_of(partitions: Sequence[Partition]) -> list[int]:
-    """Give the dims that pictures of these partitions, all of one shape, show: two of those that are cut, if there are.
-
-    >>> from shardwise import DeviceMesh, TensorLayout
-    >>> mesh = DeviceMesh((2, 2), ("x", "y"))
-    >>> plane_of([TensorLayout(("x", None, "y", None), mesh).partition((2, 2, 2, 2))])
-    [0, 2]
-    """
-    rank = len(partitions[0].shape)
-    cut = [dim for dim in range(rank) if any(partition.num_shards[dim] > 1 for partition in partitions)]
-    chosen = cut[-2:]
-    for dim in reversed(range(rank)):
-        if len(chosen) < 2 and dim not in chosen:
-            chosen.append(dim)
-    return sorted(chosen)
 
 
 def bounds_text(box: Sequence[slice], dims: Sequence[int]) -> str:

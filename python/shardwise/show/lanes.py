@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,7 @@ def packed_view(partition: Partition, name: str, captions: tuple[str, ...]) -> t
     dim, spec = next((dim, spec) for dim, spec in enumerate(partition.layout.axes) if isinstance(spec, PackedDim))
     size = partition.shape[dim]
     stretches = _stretches(spec, size)
+    starts = [start for _, start, _ in stretches]
     names = tuple(dict.fromkeys(label for label, _, _ in stretches))
     keys = {label: key for key, label in enumerate(names)} if len(names) <= MOST_KEYS else {}
     total, replicas = partition.total_shards, partition.replicas
@@ -47,7 +49,7 @@ def packed_view(partition: Partition, name: str, captions: tuple[str, ...]) -> t
             side = piece.box[dim]
             if any(part.start == part.stop for part in piece.box):
                 continue
-            label = next(label for label, _, stop in stretches if side.start < stop)
+            label = stretches[bisect.bisect_right(starts, side.start) - 1][0]
             place = f"{side.start}:{side.stop}"
             box = ", ".join(f"{part.start}:{part.stop}" for part in piece.box)
             labels = ((f"{label} {place}",), (place,), (label,))
@@ -96,13 +98,12 @@ def bars(title: str, rows: Sequence[tuple[str, int, str]], key: int | None = 0) 
     """
     longest = max((length for _, length, _ in rows), default=0)
     tiles = tuple(
-        Tile((row, row + 1), (0, length), key, ((text,),), name, text)
+        Tile((row, row + 1), (0, length), key, (), name, text)
         for row, (name, length, text) in enumerate(rows)
         if length
     )
-    spans = tuple(
-        Span(row, row + 1, name if length else f"{name}: {text}") for row, (name, length, text) in enumerate(rows)
-    )
+    # Beside the bar and not on it: of a short one the number matters as much.
+    spans = tuple(Span(row, row + 1, f"{name}: {text}") for row, (name, _, text) in enumerate(rows))
     return Panel(title, Side("", max(len(rows), 1), spans), Side("", max(longest, 1)), tiles, ROW)
 
 

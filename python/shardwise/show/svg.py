@@ -286,7 +286,7 @@ class _Panel:
 
 
 def _spans(side: Side | None) -> tuple[Span, ...]:
-    return () if side is None else tuple(Span(s.start, s.stop, short(plain(s.text), 40)) for s in side.spans)
+    return () if side is None else tuple(Span(s.start, s.stop, short(plain(s.text), 56)) for s in side.spans)
 
 
 def _share(side: Side | None, what: Span | tuple[int, int]) -> float:

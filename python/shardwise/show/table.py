@@ -2,21 +2,22 @@
 
 from collections.abc import Iterator, Sequence
 
+from .fit import fit_names
 from .lines import Line, Part, printable
 
-__all__ = ["shorten", "table_lines"]
+__all__ = ["table_lines"]
 
 _GAP = "  "
 
-# Of a name less than this says too little; a table that needs more room than there is may as well be broken by the
-# terminal, where it can be put together again by making the window wider.
-_SHORTEST = 32
+# Of a name less than this says too little; then each has a line for itself.
+_SHORTEST = 16
 
 
 def table_lines(titles: Sequence[str], rows: Sequence[Sequence[Part]], width: int | None = None) -> Iterator[Line]:
     """Lay out rows under their titles; a title that begins with `>` aligns its column to the right.
 
-    If the table is wider than `width`, the first column gives way: its texts lose their middle.
+    If the table is wider than `width`, the names in the first column lose what they have in common; if that is not
+    enough, each gets a line for itself, above the rest of its row. Nothing else is ever cut.
 
     >>> for line in table_lines(["name", ">bytes"], [[("a", ""), ("12", "")], [("bcd", ""), ("3", "")]]):
     ...     print("".join(text for text, _ in line))
@@ -28,25 +29,28 @@ def table_lines(titles: Sequence[str], rows: Sequence[Sequence[Part]], width: in
     header: list[Part] = [(title.removeprefix(">"), "bold") for title in titles]
     lines = [header, *([(printable(text), style) for text, style in row] for row in rows)]
     widths = [max(len(line[column][0]) for line in lines) for column in range(len(titles))]
-    if width is not None:
-        excess = sum(widths) + len(_GAP) * (len(widths) - 1) - width
-        widths[0] -= max(0, min(excess, widths[0] - _SHORTEST))
+    rest = sum(widths[1:]) + len(_GAP) * (len(widths) - 1)
+    if width is None or widths[0] + rest <= width:
+        yield from _aligned(lines, widths, rights)
+        return
+    names = [row[0][0] for row in lines[1:]]
+    shortened = fit_names(names, width - rest) if width - rest >= max(_SHORTEST, len(header[0][0])) else None
+    if shortened is not None:
+        lines[1:] = [[(name, row[0][1]), *row[1:]] for name, row in zip(shortened, lines[1:], strict=True)]
+        widths[0] = max(len(line[0][0]) for line in lines)
+        yield from _aligned(lines, widths, rights)
+        return
+    names = fit_names(names, width) or names
+    below = list(_aligned([line[1:] for line in lines], widths[1:], rights[1:]))
+    for name, style, line in zip([header[0][0], *names], [line[0][1] for line in lines], below, strict=True):
+        yield [(name, style)]
+        yield [(_GAP, ""), *line]
+
+
+def _aligned(lines: Sequence[Sequence[Part]], widths: Sequence[int], rights: Sequence[bool]) -> Iterator[Line]:
     for line in lines:
         parts: Line = []
         for (text, style), size, right in zip(line, widths, rights, strict=True):
-            text = shorten(text, size)
             parts.append((text.rjust(size) if right else text.ljust(size), style))
             parts.append((_GAP, ""))
         yield parts[:-1]
-
-
-def shorten(text: str, size: int) -> str:
-    """Give text of at most `size` characters; what is too much is taken out nearer to its beginning than to its end.
-
-    >>> shorten("encoder.layer.0.attention.output.dense.weight", 32)
-    'encoder.la…n.output.dense.weight'
-    """
-    if len(text) <= size:
-        return text
-    head = (size - 1) // 3
-    return f"{text[:head]}…{text[len(text) - (size - 1 - head) :]}"

@@ -58,8 +58,8 @@ def _panel(panel: Panel) -> Iterator[str]:
             yield " " + "".join(text for text, _ in line)
         return
     for tile in panel.tiles:
-        label = short(tile.labels[0][0], _MOST) if tile.labels else ""
-        yield f"  {_named(panel.down, tile.down)}  {_bar(panel, tile)}  {label}"
+        label = f"  {short(tile.labels[0][0], _MOST)}" if tile.labels else ""
+        yield f"  {_named(panel.down, tile.down)}  {_bar(panel, tile)}{label}"
 
 
 def _label(tile: Tile) -> str:

@@ -1,8 +1,9 @@
 """Checkpoints on disk: `open_checkpoint` opens any form, `open_safetensors` gives one form's tensors as arrays."""
 
+from .digests import tensor_digests
 from .open import FORMS, Form, open_checkpoint
 from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
-from .prove import Difference, VerifyReport, diff_checkpoints, tensor_digests, verify_checkpoint
+from .prove import Difference, VerifyReport, diff_checkpoints, verify_checkpoint
 from .safetensors.checkpoint import Checkpoint, open_safetensors
 from .safetensors.header import Entry
 from .write.checkpoint_plan import CheckpointPlan

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from .._arguments import path_of
 from ..errors import ParseError
+from .kinds import kind_of
 from .protocol import StoredCheckpoint
 from .text import shorten
 
@@ -222,4 +223,4 @@ def open_checkpoint(path: str | os.PathLike[str]) -> StoredCheckpoint:
         steps = target.matching(r".*\.orbax-checkpoint-tmp.*")
         hint = "; an interrupted save of Orbax is all there is" if steps else ""
         raise ParseError(f"{given}: not a checkpoint of any form that is known; it holds {shorten(names)}{hint}")
-    raise ParseError(f"{given}: not a checkpoint of any form that is known; it begins with {target.head[:8]!r}")
+    raise ParseError(f"{given}: not a checkpoint of any form that is known; it is {kind_of(target.head)}")

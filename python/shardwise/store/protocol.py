@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -282,12 +282,14 @@ class StoredObject:
 
     Attributes:
         name: Its name.
+        extent: The file, first byte and bytes of a container of PyTorch's that holds it alone; `None` if none does.
     """
 
-    __slots__ = ("_load", "name")
+    __slots__ = ("_load", "extent", "name")
 
-    def __init__(self, name: str, load: Callable[[], Any]) -> None:
+    def __init__(self, name: str, load: Callable[[], Any], extent: tuple[DataFile, int, int] | None = None) -> None:
         self.name = name
+        self.extent = extent
         self._load = load
 
     def value(self) -> Any:
@@ -300,6 +302,24 @@ class StoredObject:
 
     def __repr__(self) -> str:
         return f"<StoredObject {shorten(self.name)}>"
+
+
+class StoredSum(NamedTuple):
+    """A stretch of a file, and the CRC-32 that the checkpoint says its bytes have.
+
+    Attributes:
+        file: The file.
+        start: The stretch's first byte.
+        size: Its bytes.
+        crc: Their CRC-32.
+        name: What it is called.
+    """
+
+    file: DataFile
+    start: int
+    size: int
+    crc: int
+    name: str
 
 
 class _Closable(Protocol):
@@ -325,6 +345,7 @@ class StoredCheckpoint(Mapping[str, StoredTensor]):
         *,
         metadata: Mapping[str, Any] | None = None,
         objects: Mapping[str, StoredObject] | None = None,
+        sums: Callable[[], Iterable[StoredSum]] = tuple,
     ) -> None:
         self.path = path
         self.format = form
@@ -332,6 +353,7 @@ class StoredCheckpoint(Mapping[str, StoredTensor]):
         self.objects: Mapping[str, StoredObject] = MappingProxyType(dict(objects or {}))
         self._tensors = tensors
         self._files = files
+        self._sums = sums
         self._closed = False
 
     def __getitem__(self, name: str) -> StoredTensor:
@@ -350,6 +372,14 @@ class StoredCheckpoint(Mapping[str, StoredTensor]):
         if self._closed:
             raise ValueError(f"{self.path}: this checkpoint is closed")
         return tensor.read(box, out=out)
+
+    def sums(self) -> Iterable[StoredSum]:
+        """Say of which stretches of the files the checkpoint has the CRC-32, as far as its form has them.
+
+        Raises:
+            ParseError: if the file does not hold what its index says.
+        """
+        return self._sums()
 
     @property
     def nbytes(self) -> int:

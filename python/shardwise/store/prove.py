@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,15 @@ import numpy as np
 from .._arguments import path_of
 from .._text import shown
 from ..errors import ParseError
-from .engine import CopyJob, HeldPiece, add_digests
+from .digests import Progress, tensor_digests, verified_digests
 from .open import open_checkpoint
 from .protocol import StoredCheckpoint, StoredTensor
 from .sharded import MANIFEST, read_manifest
 from .text import MAX_JSON
-from .write.wanted import wanted_stored
 
-__all__ = ["Difference", "VerifyReport", "diff_checkpoints", "tensor_digests", "verify_checkpoint"]
+__all__ = ["Difference", "VerifyReport", "diff_checkpoints", "verify_checkpoint"]
 
 _MEMORY = 256 * 2**20
-Progress = Callable[[int, int], object]
 
 
 @dataclass(frozen=True)
@@ -37,8 +34,9 @@ class VerifyReport:
         format: What it is.
         tensors: How many tensors it has.
         bytes: Their bytes, all of which were read.
-        digests: How many digests were compared; 0 if the checkpoint has none, so that only its structure, and that all
-            of it can be read, is verified.
+        digests: How many digests were compared. If the checkpoint has neither digests nor CRC-32, only its structure,
+            and that all of it can be read, is verified.
+        crcs: How many CRC-32 were compared, of members of PyTorch's zip containers.
     """
 
     path: Path
@@ -46,6 +44,7 @@ class VerifyReport:
     tensors: int
     bytes: int
     digests: int
+    crcs: int
 
 
 @dataclass(frozen=True)
@@ -79,56 +78,6 @@ class Difference:
         return f"{self.name!r}: {self.what} {self.first} and {self.second}"
 
 
-def tensor_digests(
-    checkpoint: StoredCheckpoint,
-    *,
-    memory: int = _MEMORY,
-    threads: int | None = None,
-    progress: Progress | None = None,
-) -> dict[str, int]:
-    """Digest each tensor of an open checkpoint, in a stated memory; all of its bytes are read.
-
-    A tensor's digest does not depend on how it is cut; see `shardwise.store.engine`. Compare dtypes and shapes as well.
-    """
-    job, held, arrays = CopyJob(), {}, {}
-    sink = job.discard()
-    numbers: dict[str, int] = {}
-    for name, tensor in checkpoint.items():
-        if not tensor.size:
-            continue
-        if not all(piece.is_addressable for piece in tensor.pieces):
-            arrays[name] = tensor
-            continue
-        wanted = wanted_stored(name, tensor, None)
-        sources = []
-        for piece in wanted.pieces:
-            file: Any = piece.holder
-            if id(file) not in held:
-                held[id(file)] = job.read_file(file.path, file.size, file.status[3])
-            start, stop = ([side[i] for side in piece.box] for i in (0, 1))
-            sources.append(HeldPiece(held[id(file)], piece.offset, start, stop, piece.strides))
-        whole = HeldPiece(sink, 0, [0] * tensor.ndim, tensor.shape)
-        numbers[name] = job.add_tensor(tensor.shape, wanted.itemsize, sources, [whole], digest=True)
-    done = job.run(budget=memory, threads=threads, progress=progress).digests if numbers else []
-    digests = {name: done[number] for name, number in numbers.items()}
-    digests |= {name: _decoded(tensor) for name, tensor in arrays.items()}
-    return {name: digests.get(name, 0) for name in checkpoint}
-
-
-def _decoded(tensor: StoredTensor) -> int:
-    """The digest of a tensor whose pieces are compressed: of one piece at a time."""
-    parts = []
-    for piece in tensor.pieces:
-        values = np.ascontiguousarray(piece.decode())
-        job = CopyJob()
-        start, stop = ([side[i] for side in piece.box] for i in (0, 1))
-        source = HeldPiece(job.read_array(values), 0, start, stop, values.strides)
-        kept = HeldPiece(job.discard(), 0, start, stop)
-        job.add_tensor(tensor.shape, values.itemsize, [source], [kept], digest=True)
-        parts.append(job.run().digests[0])
-    return add_digests(parts)
-
-
 def verify_checkpoint(
     path: str | os.PathLike[str],
     *,
@@ -140,7 +89,8 @@ def verify_checkpoint(
 
     Args:
         path: A checkpoint of any form. Those that shardwise wrote have a digest for each tensor, in the manifest or the
-            header; of others all bytes are read, and the structure is checked.
+            header; those of PyTorch, in its zip containers, a CRC-32 for each member. Of others all bytes are read, and
+            the structure is checked.
         memory: Bytes for the buffers of all threads.
         threads: How many; one per core if left out.
         progress: Called now and then with the bytes that are done and the bytes in all.
@@ -163,7 +113,7 @@ def verify_checkpoint(
     given = path_of(path)
     with open_checkpoint(given) as checkpoint:
         expected = _expected(given, checkpoint)
-        found = tensor_digests(checkpoint, memory=memory, threads=threads, progress=progress)
+        found, sums = verified_digests(checkpoint, memory, threads, progress)
         for name, digest in expected.items():
             if name not in found:
                 raise ParseError(f"{given}: tensor {shown(name)} was written, and is not there")
@@ -172,7 +122,7 @@ def verify_checkpoint(
                     f"{given}: tensor {shown(name)} is not what was written: its digest is {found[name]:032x}, it was "
                     f"{digest:032x}"
                 )
-        return VerifyReport(given, checkpoint.format, len(checkpoint), checkpoint.nbytes, len(expected))
+        return VerifyReport(given, checkpoint.format, len(checkpoint), checkpoint.nbytes, len(expected), sums)
 
 
 def _expected(path: Path, checkpoint: StoredCheckpoint) -> dict[str, int]:
@@ -196,11 +146,20 @@ def _expected(path: Path, checkpoint: StoredCheckpoint) -> dict[str, int]:
 
 
 def _check_header(path: Path, said: dict[str, Any]) -> None:
+    """Check what the manifest says of a file besides its tensors: the digest of its header, or of all of it."""
     with path.open("rb") as file:
-        head = file.read(8)
-        length = int.from_bytes(head, "little")
-        if length > MAX_JSON or hashlib.sha256(head + file.read(length)).hexdigest() != said.get("header_sha256"):
-            raise ParseError(f"{path}: its header is not what was written")
+        if "header_sha256" in said:
+            head = file.read(8)
+            length = int.from_bytes(head, "little")
+            is_right = length <= MAX_JSON and _sha256(head + file.read(length)) == said["header_sha256"]
+        else:
+            is_right = "sha256" not in said or _sha256(file.read()) == said["sha256"]
+    if not is_right:
+        raise ParseError(f"{path}: {'its header' if 'header_sha256' in said else 'it'} is not what was written")
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _number(text: object, where: Path) -> int:

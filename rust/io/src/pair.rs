@@ -32,6 +32,8 @@ pub(crate) struct Fetch {
     pub(crate) direct: bool,
     /// From the first byte of the file to one past the last.
     pub(crate) span: (i64, i64),
+    /// Whether blocks would be longer if the limit were larger: of a smaller box they would not be so many.
+    pub(crate) cramped: bool,
 }
 
 impl Fetch {
@@ -40,10 +42,14 @@ impl Fetch {
     pub(crate) fn new(piece: &Piece<'_>, bounds: &Bounds, to: &[i64], limit: i64, alone: bool) -> Self {
         let dims = (0..to.len()).map(|dim| Dim { extent: bounds.extent(dim), from: piece.strides[dim], to: to[dim] });
         let (mut outer, run) = collapsed(dims);
-        let (mut block, mut inner) = (run, Vec::new());
+        let (mut block, mut inner, mut cramped) = (run, Vec::new(), false);
         while let Some(dim) = outer.last() {
             let longer = (dim.extent - 1) * dim.from + block;
-            if dim.from > block + GAP || longer > limit {
+            if dim.from > block + GAP {
+                break;
+            }
+            if longer > limit {
+                cramped = true;
                 break;
             }
             block = longer;
@@ -53,7 +59,8 @@ impl Fetch {
         let first = piece.at(&bounds.start);
         let reach: i64 = outer.iter().map(|dim| (dim.extent - 1) * dim.from).sum();
         let direct = inner.is_empty() && (run >= LONG || (alone && run >= WORTH_A_CALL && !outer.is_empty()));
-        Self { outer, block, inner, run, direct, span: (first, first + reach + block) }
+        let cramped = cramped && run < LONG;
+        Self { outer, block, inner, run, direct, span: (first, first + reach + block), cramped }
     }
 
     /// How many blocks there are.

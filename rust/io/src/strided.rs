@@ -123,6 +123,9 @@ pub(crate) unsafe fn copy(from: Pointer, to: Pointer, dims: &[Dim], run: i64) {
                 4 => items::<4>(from, to, inner),
                 8 => items::<8>(from, to, inner),
                 16 => items::<16>(from, to, inner),
+                32 => items::<32>(from, to, inner),
+                64 => items::<64>(from, to, inner),
+                128 => items::<128>(from, to, inner),
                 _ => {
                     for i in 0..inner.extent as isize {
                         let from = from.wrapping_offset(i * inner.from as isize);

@@ -258,6 +258,11 @@ impl<'a> Units<'a> {
             for (bounds, strides) in &parts {
                 let fetch = Fetch::new(&piece, bounds, strides, self.limit, parts.len() == 1);
                 cost.calls += fetch.blocks();
+                if fetch.cramped {
+                    // In halves it is read in blocks, instead of run by run.
+                    cost.read = i64::MAX;
+                    return cost;
+                }
                 if !fetch.direct {
                     bytes = bytes.saturating_add(fetch.block.saturating_mul(fetch.blocks()));
                     span = (span.0.min(fetch.span.0), span.1.max(fetch.span.1));

@@ -1,6 +1,7 @@
 //! Core errors as Python exceptions, and panics as `InternalError`.
 
 use std::{
+    any::Any,
     panic::{AssertUnwindSafe, catch_unwind, set_hook},
     sync::{Mutex, PoisonError},
 };
@@ -42,6 +43,8 @@ impl Refusal for dtensor::Error {
 
 /// The exception for an error of the core. An interruption is the exception that the signal handler left, so it never
 /// gets here except through a fault.
+#[cold]
+#[inline(never)]
 pub(crate) fn to_py(error: impl Refusal) -> PyErr {
     let message = error.to_string();
     match error.kind() {
@@ -57,14 +60,19 @@ pub(crate) fn to_py(error: impl Refusal) -> PyErr {
 
 /// Runs the body of an entry point. PyO3 would let a panic through as `PanicException`, which is not an `Exception`.
 pub(crate) fn guard<T>(body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
-        let message = panic_message(payload.as_ref());
-        if message == NULL_OBJECT {
-            return Err(PyMemoryError::new_err("no memory left for the answer"));
-        }
-        let place = std::mem::take(&mut *PLACE.lock().unwrap_or_else(PoisonError::into_inner));
-        Err(InternalError::new_err(format!("a fault of shardwise, please report it: {message} (at {place})")))
-    })
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| Err(fault(payload)))
+}
+
+/// The exception for a panic. Apart from `guard`, of which every entry point has its own.
+#[cold]
+#[inline(never)]
+fn fault(payload: Box<dyn Any + Send>) -> PyErr {
+    let message = panic_message(payload.as_ref());
+    if message == NULL_OBJECT {
+        return PyMemoryError::new_err("no memory left for the answer");
+    }
+    let place = std::mem::take(&mut *PLACE.lock().unwrap_or_else(PoisonError::into_inner));
+    InternalError::new_err(format!("a fault of shardwise, please report it: {message} (at {place})"))
 }
 
 /// As `guard`, and the answer becomes an object of Python within it: PyO3 panics where there is no memory for one, and
@@ -99,13 +107,15 @@ where
     F: Send + FnOnce(&mut dyn FnMut() -> CoreResult<()>) -> CoreResult<T>,
 {
     let mut pending = None;
-    let done = py.detach(|| {
-        kernel(&mut || {
-            Python::attach(|py| py.check_signals()).map_err(|error| {
-                pending = Some(error);
-                Error::Interrupted
-            })
-        })
-    });
+    let done = py.detach(|| kernel(&mut || poll_signals(&mut pending)));
     done.map_err(|error| pending.unwrap_or_else(|| to_py(error)))
+}
+
+/// Leaves what a signal handler raised in `pending`. Apart from `detached`, of which every kernel has its own.
+#[inline(never)]
+fn poll_signals(pending: &mut Option<PyErr>) -> CoreResult<()> {
+    Python::attach(|py| py.check_signals()).map_err(|error| {
+        *pending = Some(error);
+        Error::Interrupted
+    })
 }

@@ -12,10 +12,19 @@ from typing import Any
 
 import keras
 
-from shardwise._tree import children, named_leaves
+from shardwise._tree import attributes_of, children, named_leaves
 from shardwise.model.scope import LayoutScope, PlacedVariable
 
-from .variables import AFTER_BUILD, adopt, defer, lay_out_like, replicate_on_mesh_of, waits_for
+from .variables import (
+    AFTER_BUILD,
+    AFTER_TRACKING,
+    adopt,
+    defer,
+    in_stateless_scope,
+    lay_out_like,
+    replicate_on_mesh_of,
+    waits_for,
+)
 
 __all__ = ["Building", "building"]
 
@@ -24,7 +33,7 @@ _CURRENT: ContextVar[Building | None] = ContextVar("shardwise.interop.keras.buil
 
 def _own_attributes(layer: Any) -> set[str]:
     layer.probe = keras.Layer(name="shardwise")  # TensorFlow adds attributes for the first thing that it tracks
-    return set(vars(layer)) - {"probe"}
+    return {name for name, _ in attributes_of(layer)} - {"probe"}
 
 
 #: The attributes that Keras itself gives to every layer and model; lists of all layers and variables are among them.
@@ -45,6 +54,8 @@ class Building:
     def __init__(self, scope: LayoutScope) -> None:
         self._scope = scope
         self._layers: list[weakref.ref[Any]] = []
+        #: The names of each layer's attributes, in the order in which they were first set, by the layer's identity.
+        self._names: dict[int, dict[str, None]] = {}
         self._waiting: list[Any] = []
         self._after_build: list[Callable[[], None]] = []
         #: Of the variables that no longer wait.
@@ -59,7 +70,12 @@ class Building:
         """Let the variables that the layer will make wait."""
         if _building_of(layer) is None:
             self._layers.append(weakref.ref(layer))
+            self._names[id(layer)] = {}
             vars(layer)["_shardwise"] = self  # not by assignment, which Keras tracks
+
+    def add_name(self, layer: Any, name: str) -> None:
+        """Take down that an attribute of a layer is set."""
+        self._names.setdefault(id(layer), {}).setdefault(name)
 
     def add_variable(self, variable: Any) -> None:
         """Let a variable that has no value wait for its layout."""
@@ -72,6 +88,10 @@ class Building:
             self._after_build.append(work)
         else:
             work()
+
+    def after_settling(self, work: Callable[[], None]) -> None:
+        """Do what a backend does with the value of a variable that is about to wait, as soon as it has one."""
+        self._after_build.append(work)
 
     def settle(self) -> None:
         """Give every variable its path and its layout, then make the values, in the order of creation.
@@ -133,7 +153,7 @@ class Building:
         held: set[int] = set()
         for layer in layers:
             # Keras keeps a list of all the layers that a layer holds, in whatever they are.
-            for value in vars(layer).values():
+            for _, value in attributes_of(layer):
                 if isinstance(value, (list, keras.Layer)):
                     within = value if isinstance(value, list) else (value,)
                     held.update(id(child) for child in within if isinstance(child, keras.Layer) and child is not layer)
@@ -143,7 +163,7 @@ class Building:
         if isinstance(node, keras.Layer):
             if isinstance(node, (keras.Function, keras.Sequential)):
                 yield from ((layer.name, layer) for layer in node.layers)
-            for name, child in tuple(vars(node).items()):
+            for name, child in attributes_of(node, self._names.get(id(node), ())):
                 if name in _OWN_ATTRIBUTES or not isinstance(child, _FOLLOWED):
                     continue
                 if not isinstance(child, keras.Variable) or _building_of(node) is self:
@@ -217,8 +237,32 @@ def _install_on_layers(layer_class: Any) -> None:
         else:
             building.after_build(lambda: after_build(self))
 
+    # And the value of a variable that a layer has got afterwards.
+    after_tracking = getattr(layer_class, AFTER_TRACKING)
+
+    @wraps(after_tracking)
+    def variable_tracked(self: Any, variable: Any) -> None:
+        building = _building_of(self)
+        if building is None or not in_stateless_scope():
+            after_tracking(self, variable)
+        else:
+            building.after_settling(lambda: after_tracking(self, variable))
+
+    set_attribute = layer_class.__setattr__
+
+    @wraps(set_attribute)
+    def attribute_set(self: Any, name: str, value: Any) -> None:
+        building = _building_of(self)
+        if building is not None:
+            building.add_name(self, name)
+        set_attribute(self, name, value)
+
     layer_class.__new__, layer_class.add_weight = staticmethod(new), weight_added
     setattr(layer_class, AFTER_BUILD, weights_built)
+    setattr(layer_class, AFTER_TRACKING, variable_tracked)
+    if keras.backend.backend() == "torch":
+        # A module keeps layers apart from its other attributes, which forgets what was set first.
+        layer_class.__setattr__ = attribute_set
 
 
 def _install_on_optimizers(optimizer_class: Any) -> None:

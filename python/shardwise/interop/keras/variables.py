@@ -24,10 +24,12 @@ from .placing import initial_value, local_data, sharding_of
 
 __all__ = [
     "AFTER_BUILD",
+    "AFTER_TRACKING",
     "PRIVATE_NAMES",
     "Settler",
     "adopt",
     "defer",
+    "in_stateless_scope",
     "lay_out_like",
     "replicate_on_mesh_of",
     "waits_for",
@@ -39,8 +41,8 @@ __all__ = [
 PRIVATE_NAMES = ("_value", "_dtype", "_layout", "_initializer", "_deferred_initialize")
 
 
-#: The method by which a layer gives its backend the values, once it has been built.
-AFTER_BUILD = "_post_build"
+#: The methods by which a layer gives its backend the values, once it has been built, and that of a variable it has got.
+AFTER_BUILD, AFTER_TRACKING = "_post_build", "_post_track_variable"
 
 
 class Settler(Protocol):

@@ -21,6 +21,7 @@ import numpy as np
 from ..._dtypes import CODES
 from ...errors import ParseError
 from ..files import DataFile
+from ..kinds import kind_of
 from ..text import MAX_DIMS, MAX_JSON, are_sizes, checked_name, shorten, strict_json
 
 __all__ = ["Entry", "read_header"]
@@ -73,15 +74,18 @@ def read_header(file: DataFile) -> tuple[dict[str, Entry], dict[str, str]]:
         ParseError: if the file does not follow the format; names the file and the byte or the tensor.
     """
     if file.size < _LENGTH:
+        kind = kind_of(file.read(0, file.size))
         raise ParseError(
-            f"{file.path}: has {file.size} bytes; a safetensors file begins with the {_LENGTH} of a length"
+            f"{file.path}: has {file.size} bytes and is {kind}; a safetensors file has a length in its first {_LENGTH}"
         )
     length = int.from_bytes(file.read(0, _LENGTH), "little")
     if length > MAX_JSON:
-        raise ParseError(f"{file.path}: byte 0: header of {length} bytes; at most {MAX_JSON} are allowed")
+        raise ParseError(
+            f"{file.path}: byte 0: header of {length} bytes; at most {MAX_JSON} are allowed{_instead(file)}"
+        )
     begin = _LENGTH + length
     if begin > file.size:
-        raise ParseError(f"{file.path}: byte 0: header of {length} bytes in a file of {file.size}")
+        raise ParseError(f"{file.path}: byte 0: header of {length} bytes in a file of {file.size}{_instead(file)}")
     header = strict_json(file.read(_LENGTH, length), file.path, _LENGTH)
     if not isinstance(header, dict):
         raise ParseError(f"{file.path}: byte {_LENGTH}: the header is not a JSON object")
@@ -89,6 +93,12 @@ def read_header(file: DataFile) -> tuple[dict[str, Entry], dict[str, str]]:
     entries = {name: _entry(checked_name(name, file.path), info, begin, file) for name, info in header.items()}
     _check_coverage(entries, begin, file)
     return entries, metadata
+
+
+def _instead(file: DataFile) -> str:
+    """Say what a file is that begins with no length of a header; nothing where it goes on as a header would."""
+    head = file.read(0, min(file.size, 512))
+    return "" if head[_LENGTH : _LENGTH + 1] == b"{" else f"; it is not a safetensors file but {kind_of(head)}"
 
 
 def _metadata(value: object, path: Path) -> dict[str, str]:

@@ -8,11 +8,12 @@ none is compressed or encrypted, none overlaps another.
 from __future__ import annotations
 
 import struct
-import zlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...errors import ParseError
 from ..files import DataFile
+from ..protocol import StoredSum
 from ..text import shorten
 
 __all__ = ["Archive", "Member"]
@@ -190,12 +191,12 @@ class Archive:
             )
         return self._bytes(self.start(member) - self._offset, member.size)
 
-    def crc(self, member: Member) -> int:
-        """Compute the CRC-32 of a member's bytes, which is to be `member.crc`."""
-        start, crc = self.start(member), 0
-        for done in range(0, member.size, 1 << 20):
-            crc = zlib.crc32(self._file.read(start + done, min(1 << 20, member.size - done)), crc)
-        return crc
+    def sums(self) -> Iterator[StoredSum]:
+        """Give the CRC-32 of each member; of none if PyTorch was told not to compute them, and wrote zeros."""
+        members = self.members.values()
+        if any(member.crc for member in members):
+            for member in members:
+                yield StoredSum(self._file, self.start(member), member.size, member.crc, member.name)
 
 
 def _zip64(extra: bytes, size: int, packed: int, header: int, disk: int) -> tuple[int, int, int, int]:

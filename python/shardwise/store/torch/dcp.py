@@ -7,7 +7,7 @@ container of `torch.save` with that chunk alone. Where the elements lie in it is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +20,9 @@ from ...errors import ParseError
 from ..boxes import Bounds, Extent
 from ..coverage import tile
 from ..files import DataFile
-from ..protocol import ListedPieces, StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
+from ..protocol import ListedPieces, StoredCheckpoint, StoredObject, StoredPiece, StoredSum, StoredTensor
 from ..text import MAX_DIMS, box_text, checked_name, checked_shape, shorten, stays_inside
+from .archive import Archive
 from .pickles import named_dtype, read_index
 from .tensors import Container
 
@@ -31,6 +32,7 @@ __all__ = ["open_folder", "open_form"]
 _ATTRIBUTES = ("state_dict_metadata", "storage_data", "storage_meta", "version")
 _MAX_INDEX = 1 << 31
 _MAX_OBJECT = 1 << 30
+_OVERLAPS = "which overlaps what lies before it"
 _MAX_BITS = 8 * (2**63 - 1)
 
 Numbers = npt.NDArray[np.int64]
@@ -47,14 +49,17 @@ def open_folder(folder: Path, form: str, metadata: Mapping[str, Any]) -> StoredC
     index = _Index(folder)
     try:
         index.open_files()
-        tensors = {said[0]: index.tensor(*said) for said in index.tensors}
-        objects = {name: StoredObject(name, partial(_load, index.item(place))) for name, place in index.objects}
+        tied = index.tied()
+        tensors = {said[0]: index.tensor(tied.get(said[0]), *said) for said in index.tensors}
+        objects = {name: index.object(name, place) for name, place in index.objects}
     except BaseException:
         for file in index.files:
             file.close()
         raise
     said = {key: value for key, value in index.rest.items() if key in ("version", "planner_data") and value is not None}
-    return StoredCheckpoint(folder, form, tensors, index.files, metadata={**metadata, **said}, objects=objects)
+    return StoredCheckpoint(
+        folder, form, tensors, index.files, metadata={**metadata, **said}, objects=objects, sums=index.sums
+    )
 
 
 class _Item(NamedTuple):
@@ -81,6 +86,8 @@ class _Index:
         self.tensors, self.objects, self.bounds, self.chunk_places, places, self.names, self.rest = columns
         self.places: Numbers = places.reshape(-1, 3)
         self.files: list[DataFile] = []
+        #: Of each place the first that is the same; `None` if all differ.
+        self._first: Numbers | None = None
 
     def error(self, problem: str) -> ParseError:
         return ParseError(f"{self.path}: {problem}")
@@ -100,10 +107,44 @@ class _Index:
         if len(beyond):
             raise self._wrong_place(beyond[0], f"in a file of {sizes[beyond[0]]} bytes")
         order = np.lexsort((offsets, files))
-        ends = (offsets + lengths)[order]
-        again = (files[order][1:] == files[order][:-1]) & (offsets[order][1:] < ends[:-1])
-        if again.any():
-            raise self._wrong_place(order[1:][again][0], "which overlaps what lies before it")
+        ordered = self.places[order]
+        ends = ordered[:, 1] + ordered[:, 2]
+        again = (ordered[1:, 0] == ordered[:-1, 0]) & (ordered[1:, 1] < ends[:-1])
+        same = again & (ordered[1:] == ordered[:-1]).all(axis=1)
+        if (again & ~same).any():
+            raise self._wrong_place(order[1:][again & ~same][0], _OVERLAPS)
+        if same.any():
+            # The first of the places that are the same stands for all of them.
+            self._first = np.arange(len(self.places))
+            starts = np.maximum.accumulate(np.where(np.append(False, same), 0, np.arange(len(order))))
+            self._first[order] = order[starts]
+
+    def tied(self) -> dict[str, str]:
+        """Tensors that lie where another does: that one under a further name. Other overlaps are errors."""
+        found: dict[str, str] = {}
+        if self._first is None:
+            return found
+        owners: dict[int, tuple[Any, ...]] = {}
+        claimed: set[int] = set()
+        for name, dtype, shape, first, count, bounds, _ in self.tensors:
+            held = self.chunk_places[first : first + count]
+            held = held[held >= 0]  # What no file holds is refused when it is read.
+            places = self._first[held].tolist()
+            boxes = self.bounds[bounds : bounds + 2 * len(shape) * count].tobytes()
+            said = (dtype, shape, places, boxes)
+            owner = owners.get(places[0]) if len(places) == count > 0 else None
+            if owner is not None and owner[1:] == said:
+                found[name] = owner[0]
+                continue
+            for place, mine in zip(places, held, strict=True):
+                if place in claimed:
+                    raise self._wrong_place(mine, _OVERLAPS)
+                claimed.add(place)
+            owners |= {places[0]: (name, *said)} if places else {}
+        for _, place in self.objects:
+            if self._first[place] != place or int(place) in claimed:
+                raise self._wrong_place(place, _OVERLAPS)
+        return found
 
     def _wrong_place(self, place: np.int64, problem: str) -> ParseError:
         file, offset, length = self.places[place].tolist()
@@ -122,8 +163,27 @@ class _Index:
         file, offset, length = self.places[place].tolist()
         return _Item(self.files[file], offset, length)
 
+    def object(self, name: str, place: int) -> StoredObject:
+        """Make the value that lies in a stretch."""
+        item = self.item(place)
+        return StoredObject(name, partial(_load, item), item)
+
+    def sums(self) -> Iterator[StoredSum]:
+        """Give the CRC-32 of every member of every container."""
+        for place in range(len(self.places)):
+            if self._first is None or self._first[place] == place:
+                yield from Archive(*self.item(place)).sums()
+
     def tensor(
-        self, name: str, dtype_name: str, shape: tuple[int, ...], first: int, count: int, bounds: int, is_tiled: bool
+        self,
+        alias_of: str | None,
+        name: str,
+        dtype_name: str,
+        shape: tuple[int, ...],
+        first: int,
+        count: int,
+        bounds: int,
+        is_tiled: bool,
     ) -> StoredTensor:
         """Make the tensor that a row of the index says."""
         dtype = named_dtype(dtype_name)
@@ -133,7 +193,8 @@ class _Index:
         if len(shape) > MAX_DIMS or math.prod(shape) * dtype.bits > _MAX_BITS:
             checked_shape(shape, dtype.bits, name, self.path)
         if is_tiled:
-            return StoredTensor(name, dtype, shape, _Chunks(self, name, dtype, len(shape), first, count, bounds))
+            chunks = _Chunks(self, name, dtype, len(shape), first, count, bounds)
+            return StoredTensor(name, dtype, shape, chunks, alias_of=alias_of)
         boxes = self.bounds[bounds : bounds + 2 * len(shape) * count].reshape(count, len(shape), 2)
         places = self.chunk_places[first : first + count]
 
@@ -144,7 +205,7 @@ class _Index:
         kept, again = (np.array(part, np.int64) for part in tile(name, shape, boxes, where, self.path))
         pieces = ListedPieces(boxes[kept], partial(self._piece, name, dtype, places[kept]))
         replicas = ListedPieces(boxes[again], partial(self._piece, name, dtype, places[again]))
-        return StoredTensor(name, dtype, shape, pieces, replicas=replicas)
+        return StoredTensor(name, dtype, shape, pieces, replicas=replicas, alias_of=alias_of)
 
     def _piece(self, name: str, dtype: Dtype, places: Numbers, position: int, box: Bounds) -> StoredPiece:
         return self.piece(name, dtype, int(places[position]), box)

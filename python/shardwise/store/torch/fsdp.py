@@ -25,7 +25,7 @@ from ..files import DataFile
 from ..protocol import ListedPieces, StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
 from ..text import checked_shape, shorten
 from .pickles import Record, dtype_of_global, sizes_of, state_of
-from .tensors import Container, SavedTensor, value_object
+from .tensors import Container, SavedTensor, sums_of, value_object
 
 __all__ = ["open_form"]
 
@@ -106,7 +106,13 @@ def open_form(path: Path) -> StoredCheckpoint:
         if held.sharding is not None:
             meshes[str(held.sharding.mesh)] = meshes.get(str(held.sharding.mesh), 0) + 1
     return StoredCheckpoint(
-        path, "fsdp2", tensors, files, metadata={"world_size": len(names), "meshes": meshes}, objects=objects
+        path,
+        "fsdp2",
+        tensors,
+        files,
+        metadata={"world_size": len(names), "meshes": meshes},
+        objects=objects,
+        sums=partial(sums_of, files),
     )
 
 

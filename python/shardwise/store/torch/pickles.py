@@ -17,6 +17,7 @@ from ...errors import ParseError
 from ..text import shorten
 
 __all__ = [
+    "STORAGE_CLASSES",
     "Persistent",
     "Record",
     "dtype_of_global",
@@ -129,6 +130,21 @@ _STORAGES = {
     "ComplexDouble": "complex128",
 }
 _STORAGE_DTYPES = {f"torch.{name}Storage": DTYPES[dtype] for name, dtype in _STORAGES.items()}
+#: Dtypes of PyTorch that have no class of storage; they lie in storages of bytes.
+_UNTYPED = (
+    "uint16",
+    "uint32",
+    "uint64",
+    "complex32",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+)
+#: Of each dtype that `torch.save` writes: the class of its storage in the module `torch`, or `None` if it has none.
+STORAGE_CLASSES: dict[str, str | None] = {dtype: f"{name}Storage" for name, dtype in _STORAGES.items()}
+STORAGE_CLASSES |= dict.fromkeys(_UNTYPED)
 _DTYPES = {f"torch.{name}": dtype for name, dtype in DTYPES.items() if not name.startswith("F")}
 _DTYPES |= {"torch.float": DTYPES["float32"], "torch.double": DTYPES["float64"], "torch.half": DTYPES["float16"]}
 _DTYPES |= {"torch.long": DTYPES["int64"], "torch.int": DTYPES["int32"], "torch.short": DTYPES["int16"]}

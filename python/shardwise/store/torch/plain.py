@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from ...errors import ParseError
@@ -9,7 +10,7 @@ from ..files import DataFile
 from ..protocol import StoredCheckpoint, StoredObject, StoredTensor, whole_box
 from ..safetensors.folder import read_index
 from ..text import shorten
-from .tensors import Container, value_object
+from .tensors import Container, sums_of, value_object
 
 __all__ = ["open_form"]
 
@@ -42,7 +43,7 @@ def open_form(path: Path) -> StoredCheckpoint:
         for file in files:
             file.close()
         raise
-    return StoredCheckpoint(path, "torch", tensors, files, objects=objects)
+    return StoredCheckpoint(path, "torch", tensors, files, objects=objects, sums=partial(sums_of, files))
 
 
 def _read(file: DataFile, tensors: dict[str, StoredTensor], objects: dict[str, StoredObject]) -> None:

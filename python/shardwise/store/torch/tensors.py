@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,12 +10,12 @@ from ..._dtypes import Dtype
 from ...errors import ParseError
 from ..boxes import Bounds, Extent
 from ..files import DataFile
-from ..protocol import StoredObject, StoredPiece
+from ..protocol import StoredObject, StoredPiece, StoredSum
 from ..text import checked_name, checked_shape, shorten
 from .archive import Archive
 from .pickles import Persistent, Record, dtype_of_global, read_objects, read_strict, sizes_of
 
-__all__ = ["Container", "SavedTensor", "flatten"]
+__all__ = ["Container", "SavedTensor", "flatten", "sums_of"]
 
 # The pickle of a state dict takes some 200 bytes a tensor.
 _MAX_PICKLE = 1 << 30
@@ -171,6 +171,12 @@ class Container:
             return extent
         skipped = sum(start * stride for start, stride in zip(local, extent.strides, strict=True))
         return extent._replace(start=extent.start + skipped)
+
+
+def sums_of(files: Iterable[DataFile]) -> Iterator[StoredSum]:
+    """Give the CRC-32 of every member of files of `torch.save`."""
+    for file in files:
+        yield from Archive(file).sums()
 
 
 def flatten(value: Any, where: object, most: int) -> Iterator[tuple[str, Any]]:

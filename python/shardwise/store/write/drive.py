@@ -341,4 +341,11 @@ def _check_retries(retries: int) -> None:
 
 
 def _report(plan: WritePlan, ledger: Ledger, resumed: int) -> WriteReport:
-    return WriteReport(plan.path, len(plan.tensors), plan.nbytes, ledger.bytes_read, ledger.bytes_written, resumed)
+    return WriteReport(
+        plan.path,
+        sum(not tensor.is_object for tensor in plan.tensors),
+        plan.nbytes,
+        ledger.bytes_read,
+        ledger.bytes_written,
+        resumed,
+    )

@@ -1,20 +1,33 @@
-"""The files of a new checkpoint: which tensors and boxes each has, at which byte, and their headers."""
+"""The files of a new checkpoint: which tensors and boxes each has, at which byte, and what stands around them."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..._dtypes import Dtype
 from ..._text import bytes_text
 from ...errors import LayoutError
 from ..boxes import Bounds
+from ..protocol import whole_box
 from .wanted import Wanted
 
-__all__ = ["Slot", "TargetFile", "hugging_face_files", "index_of", "sharded_files", "single_file"]
+__all__ = [
+    "Named",
+    "SafetensorsFile",
+    "Slot",
+    "TargetFile",
+    "hugging_face_files",
+    "index_of",
+    "owned_boxes",
+    "sharded_files",
+    "single_file",
+]
 
 #: The longest header that the format allows.
 _MOST_HEADER = 100_000_000
@@ -23,7 +36,7 @@ _NO_DIGEST = "0" * 32
 
 
 class Named(Protocol):
-    """A tensor, as far as a header says what it is."""
+    """A tensor, as far as the files say what it is."""
 
     @property
     def name(self) -> str:
@@ -32,6 +45,14 @@ class Named(Protocol):
     @property
     def dtype(self) -> Dtype:
         """Its dtype."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+
+    @property
+    def is_object(self) -> bool:
+        """Whether it is no tensor."""
 
 
 @dataclass(frozen=True)
@@ -46,33 +67,108 @@ class Slot:
     end: int
 
 
-@dataclass
-class TargetFile:
-    """A safetensors file to be written."""
+class TargetFile(ABC):
+    """A file to be written: boxes of tensors, and what stands around them.
 
-    name: str
-    slots: list[Slot]
-    #: What `__metadata__` says, besides the digests.
-    metadata: dict[str, str]
-    #: Whether the header has a digest for each tensor; else the manifest has them.
-    has_digests: bool
-    #: The tensors' digests, by their position.
-    digests: dict[int, int] = field(default_factory=dict)
+    Attributes:
+        name: Its name.
+        slots: The boxes, in the order in which they lie.
+        digests: The digests of what it holds of each tensor, by the tensor's position, once they are known.
+        crcs: The CRC-32 of each slot, by its position, likewise.
+    """
+
+    #: Whether the CRC-32 of each slot is to be known.
+    needs_crcs = False
+
+    def __init__(self, name: str, slots: Sequence[Slot]) -> None:
+        self.name = name
+        self.slots = slots
+        self.digests: dict[int, int] = {}
+        self.crcs: dict[int, int] = {}
+
+    @property
+    @abstractmethod
+    def start(self) -> int:
+        """The byte at which the data begins, from which slots are counted."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Bytes of the file."""
+
+    @abstractmethod
+    def frame(self) -> Iterator[tuple[int, bytes]]:
+        """The bytes besides the tensors, with the byte at which each stretch begins; as many whatever is known yet."""
+
+    @abstractmethod
+    def recipe(self) -> dict[str, Any]:
+        """What a saved plan says of it, besides its name and slots, to make it again."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What the manifest says of it, besides its size and digests."""
+
+
+class SafetensorsFile(TargetFile):
+    """A safetensors file.
+
+    Args:
+        name: Its name.
+        slots: The boxes, without gaps.
+        wanted: All tensors that are written.
+        metadata: What `__metadata__` says, besides the digests.
+        has_digests: Whether the header has a digest for each tensor; else the manifest has them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        slots: Sequence[Slot],
+        wanted: Sequence[Named],
+        metadata: Mapping[str, str],
+        has_digests: bool,
+    ) -> None:
+        super().__init__(name, slots)
+        self._wanted = wanted
+        self._metadata = metadata
+        self._has_digests = has_digests
+        self._start = len(self._header())
+
+    @property
+    def start(self) -> int:
+        """The length of the header, which does not depend on the digests."""
+        return self._start
 
     @property
     def data_bytes(self) -> int:
         """Bytes after the header."""
         return self.slots[-1].end if self.slots else 0
 
-    def header(self, wanted: Sequence[Named]) -> bytes:
-        """The header, whose length does not depend on the digests."""
-        metadata = dict(self.metadata)
-        if self.has_digests:
-            digests = {wanted[slot.tensor].name: self._digest(slot.tensor) for slot in self.slots}
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._start + self.data_bytes
+
+    def frame(self) -> Iterator[tuple[int, bytes]]:
+        """The header."""
+        yield 0, self._header()
+
+    def recipe(self) -> dict[str, Any]:
+        """What `__metadata__` says, and whether digests are there."""
+        return {"metadata": dict(self._metadata), "has_digests": self._has_digests}
+
+    def facts(self) -> dict[str, Any]:
+        """A digest of the header."""
+        return {"header_sha256": hashlib.sha256(self._header()).hexdigest()}
+
+    def _header(self) -> bytes:
+        metadata = dict(self._metadata)
+        if self._has_digests:
+            digests = {self._wanted[slot.tensor].name: self._digest(slot.tensor) for slot in self.slots}
             metadata["shardwise.digests"] = json.dumps(digests, separators=(",", ":"))
         entries: dict[str, Any] = {"__metadata__": metadata}
         for slot in self.slots:
-            tensor = wanted[slot.tensor]
+            tensor = self._wanted[slot.tensor]
             entries[tensor.name] = {
                 "dtype": tensor.dtype.code,
                 "shape": [stop - start for start, stop in slot.box],
@@ -97,26 +193,22 @@ def _filled(
     boxes: Iterable[tuple[int, Bounds]],
     metadata: Mapping[str, str],
     has_digests: bool,
-) -> TargetFile:
+) -> SafetensorsFile:
     """A file of these boxes, those with the largest elements first, so that all are aligned; then by name."""
     at, slots = 0, []
     for tensor, box in sorted(boxes, key=lambda item: (-wanted[item[0]].itemsize, wanted[item[0]].name)):
         size = math.prod(stop - start for start, stop in box) * wanted[tensor].itemsize
         slots.append(Slot(tensor, box, at, at + size))
         at += size
-    return TargetFile(name, slots, {"format": "pt", **metadata}, has_digests)
+    return SafetensorsFile(name, slots, wanted, {"format": "pt", **metadata}, has_digests)
 
 
-def _whole(tensor: Wanted) -> Bounds:
-    return tuple((0, size) for size in tensor.shape)
-
-
-def single_file(name: str, wanted: Sequence[Wanted], metadata: Mapping[str, str]) -> list[TargetFile]:
+def single_file(name: str, wanted: Sequence[Wanted], metadata: Mapping[str, str]) -> list[SafetensorsFile]:
     """All tensors whole, in one file."""
-    return [_filled(name, wanted, [(i, _whole(tensor)) for i, tensor in enumerate(wanted)], metadata, True)]
+    return [_filled(name, wanted, [(i, whole_box(tensor.shape)) for i, tensor in enumerate(wanted)], metadata, True)]
 
 
-def hugging_face_files(wanted: Sequence[Wanted], most: int, metadata: Mapping[str, str]) -> list[TargetFile]:
+def hugging_face_files(wanted: Sequence[Wanted], most: int, metadata: Mapping[str, str]) -> list[SafetensorsFile]:
     """All tensors whole, in files of at most so many bytes, as Hugging Face's `save_pretrained` cuts them."""
     groups: list[list[tuple[int, Bounds]]] = [[]]
     filled = 0
@@ -124,7 +216,7 @@ def hugging_face_files(wanted: Sequence[Wanted], most: int, metadata: Mapping[st
         if groups[-1] and filled + tensor.nbytes > most:
             groups.append([])
             filled = 0
-        groups[-1].append((i, _whole(tensor)))
+        groups[-1].append((i, whole_box(tensor.shape)))
         filled += tensor.nbytes
     if len(groups) == 1:
         return [_filled("model.safetensors", wanted, groups[0], metadata, False)]
@@ -132,7 +224,7 @@ def hugging_face_files(wanted: Sequence[Wanted], most: int, metadata: Mapping[st
     return [_filled(name, wanted, group, metadata, False) for name, group in zip(names, groups, strict=True)]
 
 
-def index_of(files: Sequence[TargetFile], wanted: Sequence[Wanted]) -> dict[str, Any]:
+def index_of(files: Sequence[SafetensorsFile], wanted: Sequence[Wanted]) -> dict[str, Any]:
     """The index of a folder in Hugging Face's form."""
     return {
         "metadata": {"total_size": sum(file.data_bytes for file in files)},
@@ -140,19 +232,13 @@ def index_of(files: Sequence[TargetFile], wanted: Sequence[Wanted]) -> dict[str,
     }
 
 
-def sharded_files(wanted: Sequence[Wanted], metadata: Mapping[str, str]) -> list[TargetFile]:
+def sharded_files(wanted: Sequence[Wanted], metadata: Mapping[str, str]) -> list[SafetensorsFile]:
     """A file for each device that owns shards: of the devices that hold the same shard, the first owns it.
 
     The names and the entry `DCP_SHARDING_INFO` are those of PyTorch's `HuggingFaceStorageWriter`, which has one box of
     a tensor in a file: further boxes of a device are in further files of it.
     """
-    boxes: dict[tuple[int, int], list[tuple[int, Bounds]]] = {}
-    for i, tensor in enumerate(wanted):
-        if tensor.partition is None:
-            boxes.setdefault((0, 0), []).append((i, _whole(tensor)))
-            continue
-        for device, number, box in _owned(tensor):
-            boxes.setdefault((device, number), []).append((i, box))
+    boxes = owned_boxes(wanted)
     parts = {device: 1 + max(number for other, number in boxes if other == device) for device, _ in boxes}
     ranks = {device: rank for rank, device in enumerate(sorted(parts), 1)}
     files = []
@@ -165,12 +251,31 @@ def sharded_files(wanted: Sequence[Wanted], metadata: Mapping[str, str]) -> list
     return files
 
 
+def owned_boxes(wanted: Sequence[Wanted]) -> dict[tuple[int, int], list[tuple[int, Bounds]]]:
+    """The boxes of tensors that each device owns, with the tensors' positions.
+
+    Args:
+        wanted: The tensors. What is not cut is the first device's.
+
+    Returns:
+        By device and a number, so that of one tensor there is no more than a box in each list.
+    """
+    boxes: dict[tuple[int, int], list[tuple[int, Bounds]]] = {}
+    for i, tensor in enumerate(wanted):
+        if tensor.partition is None:
+            boxes.setdefault((0, 0), []).append((i, whole_box(tensor.shape)))
+            continue
+        for device, number, box in _owned(tensor):
+            boxes.setdefault((device, number), []).append((i, box))
+    return boxes
+
+
 def _owned(tensor: Wanted) -> Iterable[tuple[int, int, Bounds]]:
     """Of each device the boxes that it owns, numbered; a tensor without elements is its first device's."""
     partition = tensor.partition
     assert partition is not None
     if 0 in tensor.shape:
-        yield 0, 0, _whole(tensor)
+        yield 0, 0, whole_box(tensor.shape)
         return
     seen: set[Bounds] = set()
     for device, label in enumerate(partition.holders):

@@ -139,22 +139,27 @@ class Workplace:
         """
         plan = self.plan
         parts: list[list[int]] = [[] for _ in plan.tensors]
-        headers = []
         for number, (file, size) in enumerate(zip(plan.files, plan.sizes, strict=True)):
             found = (self.folder / file.name).stat().st_size
             if found != size:
                 raise ParseError(f"{self.folder / file.name}: has {found} bytes, and was made with {size}")
+            file.digests = {}
             for slot in file.slots:
-                file.digests[slot.tensor] = ledger.digest(number, slot.tensor)
-                parts[slot.tensor].append(file.digests[slot.tensor])
-            headers.append(file.header(plan.tensors))
-            with (self.folder / file.name).open("r+b") as stream:
-                stream.write(headers[-1])
+                if slot.tensor not in file.digests:
+                    file.digests[slot.tensor] = ledger.digest(number, slot.tensor)
+                    parts[slot.tensor].append(file.digests[slot.tensor])
+            if file.needs_crcs:
+                file.crcs = ledger.crcs(number)
+            path = self.folder / file.name
+            with _naming(path), path.open("r+b") as stream:
+                for at, text in file.frame():
+                    stream.seek(at)
+                    stream.write(text)
                 stream.flush()
                 if sync:
                     os.fsync(stream.fileno())
         if plan.is_folder:
-            self._write_texts(headers, [add_digests(each) for each in parts], sync)
+            self._write_texts([add_digests(each) for each in parts], sync)
             if sync:
                 _core.sync_files([self.folder / file.name for file in plan.files])
             _core.publish(self.folder, plan.path, False)
@@ -163,10 +168,9 @@ class Workplace:
             _core.publish(self.folder / file.name, plan.path, False)
         self.discard()
 
-    def _write_texts(self, headers: list[bytes], digests: list[int], sync: bool) -> None:
+    def _write_texts(self, digests: list[int], sync: bool) -> None:
         plan = self.plan
         said: dict[str, Any] = {"format": "shardwise", "version": 1, **plan.manifest}
-        tensors = zip(plan.tensors, said["tensors"], digests, strict=True)
         said["tensors"] = {
             tensor.name: {
                 "dtype": tensor.dtype.name,
@@ -174,20 +178,26 @@ class Workplace:
                 "digest": f"{digest:032x}",
                 **more,
             }
-            for tensor, more, digest in tensors
+            for tensor, more, digest in zip(plan.tensors, plan.manifest["tensors"], digests, strict=True)
+            if not tensor.is_object
         }
         said["files"] = {
             file.name: {
                 "size": size,
-                "header_sha256": hashlib.sha256(header).hexdigest(),
-                "digests": {plan.tensors[slot.tensor].name: f"{file.digests[slot.tensor]:032x}" for slot in file.slots},
+                **file.facts(),
+                "digests": {
+                    plan.tensors[slot.tensor].name: f"{file.digests[slot.tensor]:032x}"
+                    for slot in file.slots
+                    if not plan.tensors[slot.tensor].is_object
+                },
             }
-            for file, header, size in zip(plan.files, headers, plan.sizes, strict=True)
-        }
-        manifest = json.dumps(said, indent=1, ensure_ascii=False)
-        for name, text in {**plan.texts, MANIFEST: manifest}.items():
+            for file, size in zip(plan.files, plan.sizes, strict=True)
+        } | {name: {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()} for name, text in plan.texts.items()}
+        manifest = json.dumps(said, indent=1, ensure_ascii=False).encode()
+        for name, text in {MANIFEST: manifest, **plan.texts}.items():
             path = self.folder / name
-            path.write_bytes(text.encode())
+            with _naming(path):
+                path.write_bytes(text)
             if sync:
                 _core.sync_files([path])
 
@@ -205,11 +215,14 @@ class Workplace:
                 if slot.end > slot.begin:
                     tensor = plan.tensors[slot.tensor]
                     start, stop = ([side[i] for side in slot.box] for i in (0, 1))
-                    piece = HeldPiece(holder, size - file.data_bytes + slot.begin, start, stop)
+                    piece = HeldPiece(holder, file.start + slot.begin, start, stop)
                     kept = HeldPiece(nowhere, 0, start, stop)
                     job.add_tensor(tensor.shape, tensor.itemsize, [piece], [kept], digest=True)
                     slots.append((number, slot.tensor))
-        for (number, tensor_number), digest in zip(slots, job.run(budget=memory).digests, strict=True):
+        found: dict[tuple[int, int], int] = {}
+        for key, digest in zip(slots, job.run(budget=memory).digests, strict=True):
+            found[key] = add_digests([found.get(key, 0), digest])
+        for (number, tensor_number), digest in found.items():
             if digest != ledger.digest(number, tensor_number):
                 name = plan.tensors[tensor_number].name
                 raise ParseError(
@@ -272,6 +285,17 @@ class Recorder:
         self._lines.clear()
         self._touched.clear()
         self._bytes, self._last = 0, time.monotonic()
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of writing say nothing of the file; with this they name it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from None
+        raise
 
 
 def _check_parent(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import json
@@ -36,6 +37,7 @@ class PlannedTensor:
         sources: Where its elements are.
         replicas: Where they are a second time, to be compared.
         targets: Where they go.
+        is_object: Whether it is no tensor, but a value that is copied as it is.
     """
 
     name: str
@@ -44,6 +46,7 @@ class PlannedTensor:
     sources: npt.NDArray[np.int64]
     replicas: npt.NDArray[np.int64]
     targets: npt.NDArray[np.int64]
+    is_object: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -104,7 +107,7 @@ class WritePlan:
         files: Sequence[TargetFile],
         sizes: Sequence[int],
         sources: Sequence[SourceFile | npt.NDArray[Any]],
-        texts: dict[str, str],
+        texts: dict[str, bytes],
         manifest: dict[str, Any],
     ) -> None:
         self.path = path
@@ -205,10 +208,12 @@ class WritePlan:
             "path": str(self.path),
             "is_folder": self.is_folder,
             "task_bytes": self.task_bytes,
-            "tensors": [[t.name, t.dtype.name, t.shape, len(t.sources), len(t.replicas)] for t in self.tensors],
-            "files": [[file.name, file.metadata, file.has_digests, len(file.slots)] for file in self.files],
+            "tensors": [
+                [t.name, t.dtype.name, t.shape, t.is_object, len(t.sources), len(t.replicas)] for t in self.tensors
+            ],
+            "files": [[file.name, file.recipe(), len(file.slots)] for file in self.files],
             "sources": self.sources,
-            "texts": self.texts,
+            "texts": {name: base64.b64encode(text).decode() for name, text in self.texts.items()},
             "manifest": self.manifest,
         }
         numbers: list[npt.NDArray[np.int64]] = []
@@ -280,14 +285,18 @@ class _Making:
         for tensor, sources, targets, others in self._parts:
             numbers += range(at, at + len(targets))
             at += len(targets)
-            wanted = len(targets) + len(others)
+            crc = any(plan.files[holder].needs_crcs for holder in self._files)
+            # What is not one run of bytes has no CRC-32: then the replicas are compared by themselves.
+            apart = crc and not _are_runs(others, tensor)
             if len(others):
                 replicas += [
                     (holder, at + i, tensor.name, tensor.shape) for i, holder in enumerate(others[:, 0].tolist())
                 ]
                 at += len(others)
                 others[:, 0] += len(self._files)
-            program.append(program_of(tensor.itemsize, tensor.shape, [sources, targets, others], wanted))
+            groups = [[targets], [others]] if apart else [[targets, others]]
+            for flags, group in zip((1 + 2 * crc, 0), groups, strict=False):
+                program.append(program_of(tensor.itemsize, tensor.shape, [sources, *group], flags))
         compared = [plan.sources[holder] for holder in self._compared]
         return CheckpointTask(
             plan.digest,
@@ -301,6 +310,16 @@ class _Making:
             tuple(numbers),
             np.concatenate(program).tobytes(),
         )
+
+
+def _are_runs(rows: npt.NDArray[np.int64], tensor: PlannedTensor) -> bool:
+    """Whether the bytes of each of these pieces follow one another, in C order."""
+    _, starts, stops, strides = split_rows(rows, len(tensor.shape))
+    extents = stops - starts
+    dense = np.ones_like(extents) * tensor.itemsize
+    for dim in reversed(range(len(tensor.shape) - 1)):
+        dense[:, dim] = dense[:, dim + 1] * extents[:, dim + 1]
+    return bool(((extents == 1) | (strides == dense)).all())
 
 
 def target_row(file: int, header: int, slot: Any, itemsize: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -16,7 +17,8 @@ import numpy.typing as npt
 from ..._atomic import replace_file
 from ..._dtypes import find_dtype
 from ...errors import ParseError
-from .files import Slot, TargetFile
+from .dcp import DcpFile
+from .files import SafetensorsFile, Slot, TargetFile
 from .plan import PlannedTensor, WritePlan, target_row
 from .task import SourceFile
 
@@ -83,15 +85,19 @@ class _Numbers:
 def _plan(kind: type[Plan], said: dict[str, Any], stream: npt.NDArray[np.int64]) -> Plan:
     numbers = _Numbers(stream)
     made: list[Any] = []
-    for name, dtype, shape, *counts in said["tensors"]:
+    for name, dtype, shape, is_object, *counts in said["tensors"]:
         found = find_dtype(dtype)
-        if found is None or found.code is None or found.bits % 8:
+        if found is None or found.bits % 8:
             raise ValueError(f"its dtype {str(dtype)[:80]!r} is unknown")
         row = 2 + 3 * len(shape)
         rows = [numbers.take(count * row).reshape(count, row) for count in counts]
-        made.append((name, found, tuple(shape), *rows))
-    files = []
-    for name, metadata, has_digests, count in said["files"]:
+        made.append((name, found, tuple(shape), *rows, bool(is_object)))
+    blank = [
+        PlannedTensor(name, dtype, shape, sources, replicas, sources, is_object)
+        for name, dtype, shape, sources, replicas, is_object in made
+    ]
+    files: list[TargetFile] = []
+    for name, recipe, count in said["files"]:
         if "/" in name or "\\" in name or "\0" in name or name in ("", ".", ".."):
             raise ValueError(f"it names the file {str(name)[:80]!r}, which is not in its own folder")
         slots = []
@@ -99,18 +105,18 @@ def _plan(kind: type[Plan], said: dict[str, Any], stream: npt.NDArray[np.int64])
             tensor, begin, end = numbers.take(3).tolist()
             box = numbers.take(2 * len(made[tensor][2])).reshape(-1, 2).tolist()
             slots.append(Slot(tensor, tuple((start, stop) for start, stop in box), begin, end))
-        files.append(TargetFile(name, slots, metadata, has_digests))
+        files.append(
+            SafetensorsFile(name, slots, blank, **recipe)
+            if recipe
+            else DcpFile(name, [(slot.tensor, slot.box) for slot in slots], blank)
+        )
     targets: list[list[list[int]]] = [[] for _ in made]
-    blank = [
-        PlannedTensor(name, dtype, shape, sources, replicas, sources) for name, dtype, shape, sources, replicas in made
-    ]
     sizes = []
     for number, file in enumerate(files):
-        header = len(file.header(blank))
-        sizes.append(header + file.data_bytes)
+        sizes.append(file.size)
         for slot in file.slots:
             if slot.end > slot.begin:
-                targets[slot.tensor].append(target_row(number, header, slot, blank[slot.tensor].itemsize))
+                targets[slot.tensor].append(target_row(number, file.start, slot, blank[slot.tensor].itemsize))
     tensors = [
         replace(tensor, targets=np.array(rows, np.int64).reshape(len(rows), 2 + 3 * len(tensor.shape)))
         for tensor, rows in zip(blank, targets, strict=True)
@@ -123,6 +129,6 @@ def _plan(kind: type[Plan], said: dict[str, Any], stream: npt.NDArray[np.int64])
         files=files,
         sizes=sizes,
         sources=[SourceFile(*source) for source in said["sources"]],
-        texts=said["texts"],
+        texts={name: base64.b64decode(text) for name, text in said["texts"].items()},
         manifest=said["manifest"],
     )

@@ -36,7 +36,7 @@ def make_plan(
     files: Sequence[TargetFile],
     *,
     is_folder: bool,
-    texts: dict[str, str],
+    texts: dict[str, bytes],
     manifest: dict[str, Any],
     compare_replicas: bool,
     task_bytes: int | None,
@@ -69,17 +69,20 @@ def make_plan(
             numbers.append([at, piece.offset, *start, *stop, *piece.strides])
         return _rows(numbers, tensor)
 
-    headers = [len(file.header(wanted)) for file in files]
     targets: list[list[list[int]]] = [[] for _ in wanted]
-    for number, (file, header) in enumerate(zip(files, headers, strict=True)):
+    for number, file in enumerate(files):
         for slot in file.slots:
             if slot.end > slot.begin:
-                targets[slot.tensor].append(target_row(number, header, slot, wanted[slot.tensor].itemsize))
+                targets[slot.tensor].append(target_row(number, file.start, slot, wanted[slot.tensor].itemsize))
     tensors = []
     for tensor, target in zip(wanted, targets, strict=True):
         others = [piece for piece in tensor.replicas if compare_replicas and isinstance(piece.holder, DataFile)]
         pieces, replicas = rows(tensor.pieces, tensor), rows(others, tensor)
-        tensors.append(PlannedTensor(tensor.name, tensor.dtype, tensor.shape, pieces, replicas, _rows(target, tensor)))
+        tensors.append(
+            PlannedTensor(
+                tensor.name, tensor.dtype, tensor.shape, pieces, replicas, _rows(target, tensor), tensor.is_object
+            )
+        )
     sources = [_source(holder, *span) for holder, span in zip(held, spans, strict=True)]
     return CheckpointPlan(
         path.absolute(),
@@ -87,7 +90,7 @@ def make_plan(
         task_bytes=task_bytes,
         tensors=tensors,
         files=files,
-        sizes=[header + file.data_bytes for header, file in zip(headers, files, strict=True)],
+        sizes=[file.size for file in files],
         sources=sources,
         texts=texts,
         manifest=manifest,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from ..._arguments import path_of
+from ..._arguments import instance, optional, path_of
 from ..._dtypes import Dtype, find_dtype
 from ..._text import shown
 from ...array.replicas import check_replicas
@@ -20,21 +22,25 @@ from ...array.sharded import ShardedArray
 from ...errors import LayoutError
 from ...layout import UnevenRule
 from ...partition import Partition
+from ...rules.rewrites import Rewrites
 from ..open import open_checkpoint
-from ..protocol import StoredTensor
+from ..protocol import StoredCheckpoint
+from .assembled import Assembled
 from .checkpoint_plan import CheckpointPlan
+from .dcp import INDEX, KeyPath, dcp_files, dcp_index, is_writable
 from .drive import run_whole
 from .files import TargetFile, hugging_face_files, index_of, sharded_files, single_file
-from .names import check_name, new_names, without_ties
 from .planning import make_plan
 from .reports import WriteOutline, WriteReport
-from .spool import Spool, spooling
-from .wanted import Layouts, SourcePiece, Wanted, partition_for, wanted_array, wanted_stored
+from .rewrite import kept_objects, rewritten
+from .spool import is_addressable, is_converted, is_float, opened_spool, placeholder, unread
+from .wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
 
 __all__ = ["Target", "plan_checkpoint", "reshard_checkpoint", "save_checkpoint"]
 
-#: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's form; a folder with a file per device.
-Target = Literal["safetensors", "hf", "sharded"]
+#: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's form; a folder with a safetensors file
+#: per device; PyTorch's distributed checkpoint.
+Target = Literal["safetensors", "hf", "sharded", "dcp"]
 
 _MEMORY = 256 * 2**20
 #: Up to how many bytes Hugging Face's own `save_pretrained` lets a file have.
@@ -64,13 +70,14 @@ def save_checkpoint(
         path: The new file or folder; nothing may be there.
         tensors: Arrays by name, with any strides, and `ShardedArray`s. Names that share one array, with the same shape
             and strides, are tied: the elements are written once.
-        layouts: How the tensors are cut, for `to="sharded"`: a `LayoutMap` or a mapping by name. A `ShardedArray` that
-            it does not name keeps its own partition; any other tensor is written whole.
+        layouts: How the tensors are cut, for `"sharded"` and `"dcp"`: a `LayoutMap` or a mapping by name. A
+            `ShardedArray` that it does not name keeps its own partition; any other tensor is written whole.
         to: `"safetensors"`, a file; `"hf"`, a folder in Hugging Face's form; `"sharded"`, a folder with a file for each
-            device that owns shards, which PyTorch's `HuggingFaceStorageReader` loads as well. By default a file if the
-            path ends in `.safetensors`, else sharded if anything is cut, else `"hf"`.
+            device that owns shards, which PyTorch's `HuggingFaceStorageReader` loads as well; `"dcp"`, the same as
+            `torch.distributed.checkpoint` has it, which loads it onto any mesh. By default a file if the path ends in
+            `.safetensors`, else sharded if anything is cut, else `"hf"`.
         uneven: How a dim that does not divide is cut.
-        metadata: Texts for the headers' `__metadata__`.
+        metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
         max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
         memory: Bytes for the buffers of all threads.
         threads: How many; one per core if left out.
@@ -81,7 +88,7 @@ def save_checkpoint(
     Raises:
         FileExistsError: something is there under the new name.
         LayoutError: a layout does not fit, replicas differ, or the memory is too little.
-        TypeError: a value is not an array, or of a dtype that a safetensors file cannot hold.
+        TypeError: a value is not an array, or of a dtype that the form cannot hold.
         OSError: a file cannot be written, or the disk has no room.
 
     The checkpoint has its name when all of it is there and on the disk; whatever happens before, nothing is.
@@ -97,12 +104,12 @@ def save_checkpoint(
         raise TypeError(f"tensors must be a mapping from names to arrays, got {type(tensors).__name__}")
     wanted = []
     for name, value in tensors.items():
-        check_name(name)
+        _check_name(name)
         if isinstance(value, ShardedArray) and check and isinstance(value.tiling, Partition):
             check_replicas(value.tiling, value._data())
         shape = tuple(np.shape(value)) if not isinstance(value, ShardedArray) else value.shape
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
-    plan = _plan(path_of(path), wanted, to, metadata or {}, max_file_bytes, {}, compare=False)
+    plan = _plan(path_of(path), wanted, to, metadata or {}, max_file_bytes, {}, {}, compare=False)
     return run_whole(
         plan,
         executor=None,
@@ -124,6 +131,7 @@ def reshard_checkpoint(
     uneven: UnevenRule = "even",
     dtype: Any = None,
     rename: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    rewrites: Rewrites | None = None,
     only: str | None = None,
     metadata: Mapping[str, str] | None = None,
     max_file_bytes: int = _FILE_BYTES,
@@ -147,10 +155,12 @@ def reshard_checkpoint(
         to: What `dst` is to be; see `save_checkpoint`.
         uneven: How a dim that does not divide is cut.
         dtype: What floating-point tensors are converted to; by default every tensor keeps its dtype. Converted tensors,
-            and tensors whose pieces are compressed, are written to a file beside `dst` first.
+            tensors whose pieces are compressed, and rewritten ones of very many short stretches, are written to a file
+            beside `dst` first.
         rename: Regular expressions and what replaces their matches in names, one after the other, as by `re.sub`.
+        rewrites: What is named, packed, stacked, transposed or padded otherwise, after `rename`.
         only: A regular expression: the tensors in whose (new) names it is found.
-        metadata: Texts for the headers' `__metadata__`.
+        metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
         max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
         memory: Bytes for the buffers of all threads, or of all workers of a host.
         threads: How many; one per core if left out.
@@ -171,8 +181,9 @@ def reshard_checkpoint(
     Raises:
         FileExistsError: something is there under the new name.
         ParseError: the source does not follow its format, changed meanwhile, or has replicas that disagree.
-        LayoutError: a layout does not fit a tensor, two tensors get one name, or the memory is too little.
-        TypeError: elements are packed, or of a dtype that a safetensors file cannot hold.
+        LayoutError: a layout does not fit a tensor, a rewrite matches nothing or does not fit, two tensors get one
+            name, or the memory is too little.
+        TypeError: elements are packed, or of a dtype that the form cannot hold.
         OSError: a file cannot be read or written, or the disk has no room; with `resume` the next run goes on.
         BrokenExecutor: a worker died, and its executor with it; with `resume` the next run goes on.
 
@@ -193,8 +204,9 @@ def reshard_checkpoint(
     target = path_of(dst)
     stored: _Stored = "placeholder" if plan else "spool"
     planned = _planning(
-        src, target, layouts, to, uneven, dtype, rename, only, metadata, max_file_bytes, memory, replicas, task_bytes,
-        stored=stored,
+        src, target, layouts, to, uneven, dtype, rename, rewrites, only, metadata, max_file_bytes, memory, replicas,
+        task_bytes,
+        how=stored,
     )  # fmt: skip
     with planned as made:
         outline = made.outline(memory, threads)
@@ -222,6 +234,7 @@ def plan_checkpoint(
     to: Target | None = None,
     uneven: UnevenRule = "even",
     rename: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    rewrites: Rewrites | None = None,
     only: str | None = None,
     metadata: Mapping[str, str] | None = None,
     max_file_bytes: int = _FILE_BYTES,
@@ -237,6 +250,7 @@ def plan_checkpoint(
         to: What `dst` is to be.
         uneven: How a dim that does not divide is cut.
         rename: Regular expressions and what replaces their matches in names.
+        rewrites: What is named, packed, stacked, transposed or padded otherwise.
         only: A regular expression: the tensors in whose (new) names it is found.
         metadata: Texts for the headers' `__metadata__`.
         max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
@@ -244,7 +258,8 @@ def plan_checkpoint(
         task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints.
 
     Raises:
-        TypeError: a tensor lies compressed in the source, which `reshard_checkpoint` has to decode first.
+        TypeError: a tensor lies compressed in the source, or in very many short stretches, so that `reshard_checkpoint`
+            has to put it together first.
         FileExistsError, ParseError, LayoutError, OSError: as for `reshard_checkpoint`.
 
     >>> import tempfile
@@ -263,8 +278,9 @@ def plan_checkpoint(
     True
     """
     planned = _planning(
-        src, path_of(dst), layouts, to, uneven, None, rename, only, metadata, max_file_bytes, 0, replicas, task_bytes,
-        stored="refuse",
+        src, path_of(dst), layouts, to, uneven, None, rename, rewrites, only, metadata, max_file_bytes, 0, replicas,
+        task_bytes,
+        how="refuse",
     )  # fmt: skip
     with planned as made:
         return made
@@ -283,6 +299,7 @@ def _planning(
     uneven: UnevenRule,
     dtype: Any,
     rename: Mapping[str, str] | Sequence[tuple[str, str]],
+    rewrites: Rewrites | None,
     only: str | None,
     metadata: Mapping[str, str] | None,
     max_file_bytes: int,
@@ -290,47 +307,63 @@ def _planning(
     replicas: str,
     task_bytes: int | None,
     *,
-    stored: _Stored,
+    how: _Stored,
 ) -> Iterator[CheckpointPlan]:
     if replicas not in ("check", "first"):
         raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
     source = path_of(src)
     if target.exists() and source.exists() and target.samefile(source):
         raise FileExistsError(17, "dst is the source", str(target))
-    with open_checkpoint(source) as checkpoint, spooling(target) as spool:
-        names = new_names(checkpoint, rename, only)
+    with open_checkpoint(source) as checkpoint, opened_spool(target) as spool:
         converted = None if dtype is None else _float_dtype(dtype)
+
+        def stored(old: str, new: str, partition: Partition | None) -> Wanted:
+            tensor = checkpoint[old]
+            if how == "placeholder" and not is_addressable(tensor):
+                return placeholder(new, tensor, partition)
+            if how == "placeholder" or (is_addressable(tensor) and not is_converted(tensor, converted)):
+                return wanted_stored(new, tensor, partition)
+            if how == "refuse":
+                raise _not_in_tasks(old)
+            return spool.tensor(new, tensor, converted, partition, memory)
+
         wanted = []
         aliases: dict[str, str] = {}
-        for old, new in names.items():
-            tensor = checkpoint[old]
-            partition = partition_for(new, tensor.shape, layouts, uneven)
-            wanted.append(_wanted(new, tensor, converted, partition, memory, spool, stored))
+        #: By their names in the source, what goes to the destination as it is.
+        names: dict[str, str] = {}
+        for name, made in _chosen(
+            _made(checkpoint, rename, rewrites, converted, stored), only, checkpoint.path
+        ).items():
+            partition = partition_for(name, made.shape, layouts, uneven)
+            if made.stored is not None:
+                names[made.stored] = name
+                wanted.append(stored(made.stored, name, partition))
+            elif not made.is_scattered:
+                wanted.append(made.wanted(name, partition))
+            elif how == "refuse":
+                raise _not_in_tasks(name)
+            elif how == "placeholder":
+                wanted.append(unread(name, made.dtype, made.shape, partition))
+            else:
+                wanted.append(spool.assembled(name, made, partition, memory))
+        if to == "dcp":
+            for old, name in _objects(checkpoint, rename, rewrites, only).items():
+                other = next((each for each, new in names.items() if new == name), None)
+                if other is not None:
+                    raise LayoutError(f"rename calls both {shown(other)} and {shown(old)} {shown(name)}")
+                names[old] = name
+                wanted.append(wanted_object(name, checkpoint.objects[old]))
+        paths = _paths(checkpoint, names)
         yield _plan(
-            target, wanted, to, metadata or {}, max_file_bytes, aliases, task_bytes, compare=replicas == "check"
+            target, wanted, to, metadata or {}, max_file_bytes, aliases, paths, task_bytes, compare=replicas == "check"
         )
 
 
-def _wanted(
-    name: str,
-    tensor: StoredTensor,
-    converted: Dtype | None,
-    partition: Partition | None,
-    memory: int,
-    spool: Spool,
-    stored: _Stored,
-) -> Wanted:
-    if _is_addressable(tensor) and (stored == "placeholder" or not _is_converted(tensor, converted)):
-        return wanted_stored(name, tensor, partition)
-    if stored == "placeholder":
-        return _placeholder(name, tensor, partition)
-    if stored == "refuse":
-        raise TypeError(
-            f"tensor {shown(tensor.name)} lies compressed in the source, so that no task can copy a part of it; "
-            "reshard_checkpoint decodes it first"
-        )
-    kept = converted if converted is not None and _is_converted(tensor, converted) else tensor._dtype
-    return spool.tensor(name, tensor, kept, partition, memory)
+def _not_in_tasks(name: str) -> TypeError:
+    return TypeError(
+        f"tensor {shown(name)} lies compressed in the source, or in too many short stretches, so that no task can copy "
+        "a part of it; reshard_checkpoint puts it together first"
+    )
 
 
 def _plan(
@@ -340,6 +373,7 @@ def _plan(
     metadata: Mapping[str, str],
     max_file_bytes: int,
     aliases: dict[str, str],
+    paths: Mapping[str, KeyPath],
     task_bytes: int | None = None,
     *,
     compare: bool,
@@ -355,29 +389,39 @@ def _plan(
     if to not in get_args(Target):
         raise LayoutError(f"to is {shown(to)}; it must be one of {', '.join(map(repr, get_args(Target)))}")
     for tensor in wanted:
-        if tensor.dtype.code is None:
+        if to == "dcp" and not is_writable(tensor.dtype.name):
+            raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which PyTorch does not have")
+        if to != "dcp" and tensor.dtype.code is None:
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which a safetensors file cannot hold")
-    kept = without_ties(wanted, aliases)
+    if to == "dcp" and metadata:
+        raise LayoutError("metadata is given; PyTorch's distributed checkpoint has no place for it")
+    kept = _without_ties(wanted, aliases)
     said = dict(metadata)
     if aliases:
         said["shardwise.aliases"] = json.dumps(aliases)
-    files: list[TargetFile]
-    texts: dict[str, str] = {}
+    files: Sequence[TargetFile]
+    texts: dict[str, bytes] = {}
     if to == "safetensors":
         files = single_file(path.name, kept, said)
     elif to == "hf":
         if isinstance(max_file_bytes, bool) or not isinstance(max_file_bytes, int) or max_file_bytes < 1:
             raise LayoutError(f"max_file_bytes is {shown(max_file_bytes)}; it must be a positive integer")
-        files = hugging_face_files(kept, max_file_bytes, said)
-        if len(files) > 1:
-            texts["model.safetensors.index.json"] = json.dumps(index_of(files, kept), indent=2)
+        files = whole = hugging_face_files(kept, max_file_bytes, said)
+        if len(whole) > 1:
+            texts["model.safetensors.index.json"] = json.dumps(index_of(whole, kept), indent=2).encode()
+    elif to == "dcp":
+        files = saved = dcp_files(kept)
+        texts[INDEX] = dcp_index(saved, kept, aliases, paths)
     else:
         files = sharded_files(kept, said)
 
     manifest = {
         "form": to,
         "aliases": aliases,
-        "tensors": [{} if tensor.partition is None or to != "sharded" else _cut(tensor.partition) for tensor in kept],
+        "tensors": [
+            {} if tensor.partition is None or to not in ("sharded", "dcp") else _cut(tensor.partition)
+            for tensor in kept
+        ],
     }
     return make_plan(
         path,
@@ -403,28 +447,124 @@ def _cut(partition: Partition) -> dict[str, Any]:
     }
 
 
-def _is_addressable(tensor: StoredTensor) -> bool:
-    return all(piece.is_addressable for piece in tensor.pieces)
+def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str]) -> list[Wanted]:
+    """The tensors, each once; notes down which names are tied to which."""
+    first: dict[Any, Wanted] = {}
+    kept, names = [], set()
+    for tensor in wanted:
+        if tensor.name in names:
+            raise LayoutError(f"two tensors are to be called {shown(tensor.name)}")
+        names.add(tensor.name)
+        key = tensor.identity
+        other = first.setdefault(key, tensor) if key is not None and tensor.pieces else tensor
+        if other is tensor:
+            kept.append(tensor)
+        else:
+            aliases[tensor.name] = other.name
+    return kept
 
 
-def _is_converted(tensor: StoredTensor, dtype: Dtype | None) -> bool:
-    return dtype is not None and _is_float(tensor._dtype) and tensor.dtype != dtype.name
+def _made(
+    checkpoint: StoredCheckpoint,
+    rename: Mapping[str, str] | Sequence[tuple[str, str]],
+    rewrites: Rewrites | None,
+    converted: Dtype | None,
+    stored: Callable[[str, str, Partition | None], Wanted],
+) -> dict[str, Assembled]:
+    """The tensors by their new names: renamed, then rewritten."""
+    optional("rewrites", rewrites, Rewrites)
+    made: dict[str, Assembled] = {}
+    for old, tensor in checkpoint.items():
+        new = _renamed(rename, old)
+        if new in made:
+            raise LayoutError(f"rename calls both {shown(made[new].origin)} and {shown(old)} {shown(new)}")
+        dtype = converted if converted is not None and is_converted(tensor, converted) else tensor._dtype
+        made[new] = Assembled.of_stored(old, tensor.shape, dtype, partial(stored, old, old, None))
+    if rewrites is not None:
+        made = rewritten(made, rewrites)
+    for new in made:
+        _check_name(new)
+    return made
 
 
-def _is_float(dtype: Dtype) -> bool:
-    return "float" in dtype.name
+def _chosen(made: dict[str, Assembled], only: str | None, path: Path) -> dict[str, Assembled]:
+    optional("only", only, str)
+    if only is None:
+        return made
+    pattern = _compiled("only", only)
+    found = {name: tensor for name, tensor in made.items() if pattern.search(name)}
+    if not found:
+        raise LayoutError(f"only is {shown(only)}, which is found in no name of {path}")
+    return found
+
+
+def _objects(
+    checkpoint: StoredCheckpoint,
+    rename: Mapping[str, str] | Sequence[tuple[str, str]],
+    rewrites: Rewrites | None,
+    only: str | None,
+) -> dict[str, str]:
+    """The values that are not tensors and can be copied, with their new names."""
+    found = {old: _renamed(rename, old) for old, value in checkpoint.objects.items() if value.extent is not None}
+    origin: dict[str, str] = {}
+    for old, new in found.items():
+        if new in origin:
+            raise LayoutError(f"rename calls both {shown(origin[new])} and {shown(old)} {shown(new)}")
+        origin[new] = old
+    kept = set(found.values()) if rewrites is None else kept_objects(found.values(), rewrites)
+    pattern = _compiled("only", ".?" if only is None else only)
+    for new in kept:
+        _check_name(new)
+    return {old: new for old, new in found.items() if new in kept and pattern.search(new)}
+
+
+def _renamed(rename: Mapping[str, str] | Sequence[tuple[str, str]], name: str) -> str:
+    for pattern, replacement in rename.items() if isinstance(rename, Mapping) else rename:
+        name = _substituted("rename", pattern, replacement, name)
+    return name
+
+
+def _substituted(argument: str, pattern: str, replacement: str, name: str) -> str:
+    try:
+        return _compiled(argument, pattern).sub(replacement, name)
+    except (re.error, IndexError) as error:
+        raise LayoutError(
+            f"{argument}: {shown(replacement)} is not a replacement for {shown(pattern)}: {error}"
+        ) from None
+
+
+def _compiled(argument: str, pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise LayoutError(f"{argument}: {shown(pattern)} is not a regular expression: {error}") from None
+
+
+def _paths(checkpoint: StoredCheckpoint, names: Mapping[str, str]) -> dict[str, KeyPath]:
+    """Where the tensors that keep their names lay in a nested state dict, as far as the checkpoint says."""
+    said = checkpoint.metadata.get("planner_data")
+    if not isinstance(said, Mapping):
+        return {}
+    return {
+        new: path
+        for old, new in names.items()
+        for path in [said.get(old)]
+        if old == new and isinstance(path, tuple) and path and all(type(key) in (str, int) for key in path)
+    }
+
+
+def _check_name(name: Any) -> None:
+    instance("the name of a tensor", name, str)
+    if not name or name == "__metadata__":
+        raise LayoutError(f"a tensor cannot be called {name!r}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise LayoutError(f"the name {shown(name)} holds a lone surrogate, which no file can hold") from None
 
 
 def _float_dtype(value: Any) -> Dtype:
     found = find_dtype(value)
-    if found is None or found.origin is None or not _is_float(found) or found.code is None:
+    if found is None or found.origin is None or not is_float(found) or found.code is None:
         raise TypeError(f"dtype must be a floating-point dtype that a safetensors file can hold, got {shown(value)}")
     return found
-
-
-def _placeholder(name: str, tensor: StoredTensor, partition: Partition | None) -> Wanted:
-    """For a plan: the tensor, as if its elements were in memory already, of which none is."""
-    shape = tensor.shape
-    whole = np.broadcast_to(np.zeros((), f"V{tensor.bits // 8}"), shape)
-    piece = SourcePiece(tuple((0, size) for size in shape), whole, 0, whole.strides)
-    return Wanted(name, tensor._dtype, shape, [piece] if tensor.size else [], (), partition, None)

@@ -1,4 +1,4 @@
-"""A file beside the destination, for tensors that cannot be copied from the source as they are."""
+"""Tensors that cannot be copied from the source as they are: converted, decoded, put together in a file beside it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,15 +16,43 @@ from ..._dtypes import Dtype
 from ..._text import bytes_text, shown
 from ...errors import LayoutError
 from ...partition import Partition
-from ..boxes import contiguous_strides
+from ..boxes import Bounds, contiguous_strides
 from ..files import DataFile
 from ..protocol import StoredTensor
+from .assembled import Assembled
 from .wanted import SourcePiece, Wanted
 
-__all__ = ["Spool", "spooling"]
+__all__ = ["Spool", "is_addressable", "is_converted", "is_float", "opened_spool", "placeholder", "unread"]
 
 #: What the name of a folder beside the destination ends in that holds what had to be converted.
 _SPOOL = ".spool"
+
+
+def is_addressable(tensor: StoredTensor) -> bool:
+    """Whether all its elements lie in files as they are."""
+    return all(piece.is_addressable for piece in tensor.pieces)
+
+
+def is_converted(tensor: StoredTensor, dtype: Dtype | None) -> bool:
+    """Whether it is to be converted to another floating-point dtype."""
+    return dtype is not None and is_float(tensor._dtype) and tensor.dtype != dtype.name
+
+
+def is_float(dtype: Dtype) -> bool:
+    """Whether it is a floating-point dtype."""
+    return "float" in dtype.name
+
+
+def placeholder(name: str, tensor: StoredTensor, partition: Partition | None) -> Wanted:
+    """For a plan: the tensor, as if its elements were in memory already, of which none is."""
+    return unread(name, tensor._dtype, tensor.shape, partition)
+
+
+def unread(name: str, dtype: Dtype, shape: tuple[int, ...], partition: Partition | None) -> Wanted:
+    """For a plan: a tensor of this shape, of which nothing is read."""
+    whole = np.broadcast_to(np.zeros((), f"V{dtype.bits // 8}"), shape)
+    piece = SourcePiece(tuple((0, size) for size in shape), whole, 0, whole.strides)
+    return Wanted(name, dtype, shape, [piece] if 0 not in shape else [], (), partition, None)
 
 
 class Spool:
@@ -35,26 +64,43 @@ class Spool:
         self._count = 0
         self._made: list[DataFile] = []
 
-    def tensor(self, name: str, tensor: StoredTensor, kept: Dtype, partition: Partition | None, memory: int) -> Wanted:
+    def tensor(
+        self, name: str, tensor: StoredTensor, dtype: Dtype | None, partition: Partition | None, memory: int
+    ) -> Wanted:
         """Write the tensor whole, converted if need be, and give it as one that lies in that file."""
+        kept = dtype if dtype is not None and is_converted(tensor, dtype) else tensor._dtype
         into = kept.numpy(f"tensor {shown(name)}")
+        blocks = (tensor.read(block).astype(into, copy=False) for block in _blocks(tensor, memory))
+        return self._written(name, tensor.shape, kept, partition, blocks)
+
+    def assembled(self, name: str, tensor: Assembled, partition: Partition | None, memory: int) -> Wanted:
+        """Put a tensor together in that file, whose pieces are too many and too short to be copied one by one."""
+        blocks = (tensor.read(block) for block in _runs(tensor.shape, tensor.dtype.bits // 8, memory // 16))
+        return self._written(name, tensor.shape, tensor.dtype, partition, blocks)
+
+    def _written(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: Dtype,
+        partition: Partition | None,
+        blocks: Iterable[np.ndarray[Any, Any]],
+    ) -> Wanted:
         if self._folder is None:
             name_of_folder = f".{self._target.name}."
             self._folder = Path(tempfile.mkdtemp(prefix=name_of_folder, suffix=_SPOOL, dir=self._target.parent))
         path = self._folder / f"{self._count}.bin"
         self._count += 1
         with path.open("wb") as stream:
-            for block in _blocks(tensor, memory):
-                values = tensor.read(block)
-                stream.write(np.ascontiguousarray(values.astype(into, copy=False)).tobytes())
+            for values in blocks:
+                stream.write(np.ascontiguousarray(values).tobytes())
         file = DataFile(path)
         self._made.append(file)
-        shape = tensor.shape
-        piece = SourcePiece(tuple((0, size) for size in shape), file, 0, contiguous_strides(shape, kept.bits // 8))
-        return Wanted(name, kept, shape, [piece] if tensor.size else [], (), partition, None)
+        piece = SourcePiece(tuple((0, size) for size in shape), file, 0, contiguous_strides(shape, dtype.bits // 8))
+        return Wanted(name, dtype, shape, [piece] if 0 not in shape else [], (), partition, None)
 
     def close(self) -> None:
-        """Remove it."""
+        """Close and remove what was made."""
         for file in self._made:
             file.close()
         if self._folder is not None:
@@ -62,12 +108,8 @@ class Spool:
 
 
 @contextmanager
-def spooling(target: Path) -> Iterator[Spool]:
-    """Give a spool for a destination, which is removed at the end of the body.
-
-    Raises:
-        FileNotFoundError: if the folder that is to hold the destination is not there.
-    """
+def opened_spool(target: Path) -> Iterator[Spool]:
+    """A spool beside the target, which is gone at the end; what a killed run left is removed."""
     if not target.parent.is_dir():
         raise FileNotFoundError(2, "the folder that is to hold the checkpoint is not there", str(target.parent))
     for stale in target.parent.glob(f".{glob.escape(target.name)}.*{_SPOOL}"):
@@ -95,3 +137,19 @@ def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:
         )
     for start in range(0, tensor.shape[0], max(rows, 1)):
         yield (slice(start, min(start + rows, tensor.shape[0])), *rest)
+
+
+def _runs(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[Bounds]:
+    """Boxes that follow one another in C order; none has more bytes than `most`, except single elements."""
+    row, dim = itemsize, len(shape)
+    while dim and row * shape[dim - 1] <= most:
+        dim -= 1
+        row *= max(shape[dim], 1)
+    rest = tuple((0, size) for size in shape[dim:])
+    if dim == 0:
+        yield rest
+        return
+    step = max(most // row, 1)
+    for place in np.ndindex(*shape[: dim - 1]):
+        for start in range(0, shape[dim - 1], step):
+            yield (*((at, at + 1) for at in place), (start, min(start + step, shape[dim - 1])), *rest)

@@ -66,6 +66,7 @@ class TaskReceipt(NamedTuple):
         ranges: Of each range that was written: the file's number in the plan, the first byte, and the one after the
             last.
         digests: The digest of each, as a part of its tensor.
+        crcs: The CRC-32 of each, for files that have such; else none.
         bytes_read: Bytes read from files.
         bytes_written: Bytes written.
         seconds: How long it took.
@@ -76,6 +77,7 @@ class TaskReceipt(NamedTuple):
     task: int
     ranges: tuple[tuple[int, int, int], ...]
     digests: tuple[int, ...]
+    crcs: tuple[int, ...]
     bytes_read: int
     bytes_written: int
     seconds: float
@@ -155,6 +157,7 @@ class CheckpointTask:
             self.number,
             tuple((self.files[file][0], begin, end) for file, _, begin, end in self.ranges),
             tuple(done.digests[number] for number in self._numbers),
+            tuple(done.crcs[number] for number in self._numbers) if done.crcs else (),
             done.bytes_read,
             done.bytes_written,
             round(time.perf_counter() - began, 6),
@@ -202,30 +205,36 @@ def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
     if hashlib.sha256(text).hexdigest()[:32].encode() != seal:
         raise ParseError(f"{where}: a receipt is not what was written: its digest differs")
     try:
-        plan, task, ranges, digests, *counts, seconds, worker = json.loads(text)
+        plan, task, ranges, digests, crcs, *counts, seconds, worker = json.loads(text)
         read, written = counts
         receipt = TaskReceipt(
             str(plan),
             task,
             tuple((file, begin, end) for file, begin, end in ranges),
             tuple(int(digest, 16) for digest in digests),
+            tuple(crcs),
             read,
             written,
             float(seconds),
             str(worker),
         )
-        numbers = [task, read, written, *(number for row in receipt.ranges for number in row)]
+        numbers = [task, read, written, *crcs, *(number for row in receipt.ranges for number in row)]
         if not all(type(number) is int for number in numbers):
             raise ValueError
         if not all(0 <= digest < DIGEST_MODULUS for digest in receipt.digests):
+            raise ValueError
+        if not all(0 <= crc < 2**32 for crc in receipt.crcs):
             raise ValueError
     except (ValueError, TypeError, RecursionError):
         raise ParseError(f"{where}: a receipt says something that no task says") from None
     return receipt
 
 
-def program_of(itemsize: int, shape: tuple[int, ...], pieces: list[npt.NDArray[np.int64]], wanted: int) -> Any:
-    """The numbers of one tensor of a `CopyJob`: its source pieces are `pieces[0]`, the others are destinations."""
+def program_of(itemsize: int, shape: tuple[int, ...], pieces: list[npt.NDArray[np.int64]], flags: int) -> Any:
+    """The numbers of one tensor of a `CopyJob`: its source pieces are `pieces[0]`, the others are destinations.
+
+    Of `flags`, 1 asks for digests and 2 for CRC-32.
+    """
     rows = [part.reshape(-1) for part in pieces]
-    head = [itemsize, 1, len(shape), len(pieces[0]), wanted, *shape]
+    head = [itemsize, flags, len(shape), len(pieces[0]), sum(map(len, pieces[1:])), *shape]
     return np.concatenate([np.array(head, np.int64), *rows])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..._dtypes import Dtype, find_dtype
+from ..._dtypes import DTYPES, Dtype, find_dtype
 from ..._text import shown
 from ...array.sharded import ShardedArray
 from ...errors import LayoutError
@@ -16,10 +16,20 @@ from ...layout import TensorLayout, UnevenRule
 from ...partition import Partition
 from ...rules.layout_map import LayoutMap
 from ..boxes import Bounds, contiguous_strides
+from ..engine import HeldPiece
 from ..files import DataFile
-from ..protocol import StoredTensor
+from ..protocol import StoredObject, StoredTensor
 
-__all__ = ["Layouts", "SourcePiece", "Wanted", "partition_for", "wanted_array", "wanted_stored"]
+__all__ = [
+    "Layouts",
+    "SourcePiece",
+    "Wanted",
+    "held_piece",
+    "is_one_run",
+    "partition_for",
+    "wanted_array",
+    "wanted_stored",
+]
 
 #: Layouts by name: a map of rules, or a mapping; of what neither has, nothing is cut.
 Layouts = LayoutMap | Mapping[str, TensorLayout]
@@ -49,6 +59,7 @@ class Wanted:
         replicas: Further boxes, which hold the same as some of `pieces`, if all is well.
         partition: How it is cut; `None` if it is written whole.
         identity: Equal for two tensors that share their elements; `None` where nothing is known.
+        is_object: Whether it is no tensor, but a value in a container of PyTorch's, whose bytes these are.
     """
 
     name: str
@@ -58,6 +69,7 @@ class Wanted:
     replicas: Sequence[SourcePiece] = ()
     partition: Partition | None = None
     identity: Any = None
+    is_object: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -113,6 +125,14 @@ def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | None) 
     return Wanted(name, tensor._dtype, tensor.shape, pieces, replicas, partition, (places, tensor.dtype, tensor.shape))
 
 
+def wanted_object(name: str, value: StoredObject) -> Wanted:
+    """A value of a distributed checkpoint of PyTorch's, which has an extent, to be written as it is."""
+    assert value.extent is not None
+    file, start, size = value.extent
+    piece = SourcePiece(((0, size),), file, start, (1,))
+    return Wanted(name, DTYPES["uint8"], (size,), [piece] if size else [], is_object=True)
+
+
 def _stored_piece(piece: Any) -> SourcePiece:
     extent = piece.extent()
     return SourcePiece(piece.box, extent.file, extent.start, extent.strides)
@@ -122,7 +142,7 @@ def wanted_array(name: str, value: Any, partition: Partition | None) -> Wanted:
     """An array in memory, whole or sharded, with any strides, to be written under a name.
 
     Raises:
-        TypeError: if a safetensors file cannot hold its dtype.
+        TypeError: if no checkpoint can hold its dtype.
         LayoutError: if a sharded array has partial sums.
     """
     if isinstance(value, ShardedArray):
@@ -169,8 +189,8 @@ def _wanted_sharded(name: str, value: ShardedArray, partition: Partition | None)
 
 def _file_dtype(name: str, dtype: np.dtype[Any]) -> Dtype:
     found = find_dtype(dtype.newbyteorder("=") if dtype.byteorder == ">" else dtype)
-    if found is None or found.code is None:
-        raise TypeError(f"tensor {shown(name)} is of dtype {dtype}, which a safetensors file cannot hold")
+    if found is None:
+        raise TypeError(f"tensor {shown(name)} is of dtype {dtype}, which no checkpoint that is written can hold")
     return found
 
 
@@ -179,6 +199,14 @@ def _little_endian(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array.astype(array.dtype.newbyteorder("<")) if array.dtype.byteorder == ">" else array
 
 
-def holders_of(pieces: Iterable[SourcePiece]) -> dict[int, DataFile | np.ndarray[Any, Any]]:
-    """The files and arrays that pieces are in, each once, by identity."""
-    return {id(piece.holder): piece.holder for piece in pieces}
+def held_piece(holder: int, piece: SourcePiece) -> HeldPiece:
+    """The piece as the I/O engine has it, which knows its file or array by a number."""
+    start, stop = ([side[i] for side in piece.box] for i in (0, 1))
+    return HeldPiece(holder, piece.offset, start, stop, piece.strides)
+
+
+def is_one_run(piece: SourcePiece, itemsize: int) -> bool:
+    """Whether a piece's elements lie one behind the other, in C order."""
+    sizes = [stop - start for start, stop in piece.box]
+    dense = contiguous_strides(sizes, itemsize)
+    return all(size == 1 or have == want for size, have, want in zip(sizes, piece.strides, dense, strict=True))

@@ -1,0 +1,39 @@
+"""`shardwise rules`: the rules files that the package brings."""
+
+import argparse
+import json
+from pathlib import Path
+
+from ..rules.shipped import example_rules
+from .terminal import Screen
+
+__all__ = ["run_rules"]
+
+
+def run_rules(screen: Screen, options: argparse.Namespace) -> int:
+    """List the rules files or print one, and give the exit status."""
+    known = example_rules()
+    if options.name is not None:
+        if options.name not in known:
+            raise ValueError(f"no rules {options.name[:80]!r}: the package has {', '.join(known)}")
+        path = known[options.name]
+        text = path.read_text(encoding="utf-8")
+        if options.json:
+            print(json.dumps({"name": options.name, "path": str(path), "text": text}, indent=2))
+        else:
+            print(text, end="")
+        return 0
+    about = {name: _about(path) for name, path in known.items()}
+    if options.json:
+        print(json.dumps([{"name": name, "path": str(known[name]), "about": about[name]} for name in known], indent=2))
+        return 0
+    width = max(map(len, known))
+    for name, text in about.items():
+        screen.write((name.ljust(width), "bold"), "  ", text)
+    return 0
+
+
+def _about(path: Path) -> str:
+    """Give what a file says of itself, before how it is cut: the model, and who stores it so."""
+    with path.open(encoding="utf-8") as file:
+        return file.readline().removeprefix("# ").partition(", tensor-parallel")[0].strip()

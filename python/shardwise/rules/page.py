@@ -1,0 +1,326 @@
+"""A report as one page of HTML that needs nothing else: to look at, to search, to send around."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any
+
+from .._text import bytes_text
+from ..layout import TensorLayout
+from ..show.cells import Block, ShardCells, held_in, plane_of, ranges_of
+from ..show.colours import FILLS, NEUTRAL
+from ..show.html import html_of
+from ..show.lanes import packed_view
+from ..show.names import group_names
+from ..show.picture import MOST_KEYS, plain, short
+from ..show.svg import escaped, svg_of
+from .drawn import KINDS, kind_of, report_picture
+
+__all__ = ["notebook_of", "page_of"]
+
+_LONGEST, _MOST_NAMES = 400, 200
+#: Of more packed cuts than these the page says only what they are: their pieces would make it large.
+_MOST_PACKED = 64
+_COLUMNS = (
+    ("tensor", ""),
+    ("shape", "n"),
+    ("dtype", ""),
+    ("layout", ""),
+    ("largest shard", "n"),
+    ("bytes", "n"),
+    ("bytes per device", "n"),
+    ("rule", ""),
+)
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+def page_of(report: Any, title: str) -> str:
+    """Give the page of a report: `LayoutReport.to_html` says what is on it."""
+    page = _Page(report)
+    rows = "\n".join(page.rows())
+    data = {"cuts": page.cuts, "held": page.held, "fills": FILLS, "neutral": NEUTRAL}
+    style, script = ((files(__package__) / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    name = _text(title)
+    return "\n".join(
+        [
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{name}</title>\n<style>\n{style}</style>\n</head>\n<body>",
+            '<a class="skip" href="#table">Skip to the tensors</a>',
+            f"<header>\n<h1>{name}</h1>\n<p>{_text(_about(report))}</p>\n</header>\n<main>",
+            _figures(report),
+            *_problems(report),
+            "<section>\n<h2>What the devices hold</h2>",
+            *(f"<p>{_text(line)}</p>" for line in report.totals),
+            f'<div class="scroll" tabindex="0" role="region" aria-label="bars">{_bars(report)}</div>',
+            '</section>\n<section id="table">\n<h2>Tensors</h2>',
+            _tools(report),
+            '<div class="scroll" tabindex="0" role="region" aria-label="tensors"><table id="tensors"><thead><tr>',
+            "".join(_head(column, kind) for column, kind in _COLUMNS),
+            f"</tr></thead><tbody>\n{rows}\n</tbody></table></div>\n</section>",
+            '<section id="who" aria-live="polite" class="needs-js"><h2>Who holds what</h2>',
+            '<p class="quiet">Choose a tensor in the table.</p></section>\n</main>',
+            f'<script type="application/json" id="data">{_json(data)}</script>',
+            f"<script>\n{script}</script>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def notebook_of(report: Any) -> str:
+    """Give what a notebook shows of a report: its picture, what looks wrong, and the tensors, folded, as a table."""
+    by_name = {tensor.name: tensor for tensor in report.tensors}
+    groups = group_names((name, (t.shape, t.layout, t.rule, t.num_shards, t.bits)) for name, t in by_name.items())
+    rows = []
+    for name, names, _ in groups[:_MOST_NAMES]:
+        tensor, many = by_name[names[0]], f" × {len(names)}" if len(names) > 1 else ""
+        layout = "?" if tensor.layout is None else str(tensor.layout.axes)
+        size = "?" if tensor.bytes_per_device is None else bytes_text(tensor.bytes_per_device * len(names))
+        cells = (f"{name}{many}", _sizes(tensor.shape), layout, size, tensor.rule or KINDS[kind_of(tensor)])
+        rows.append("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>")
+    warnings = [f"<li>{_text(warning)}</li>" for warning in report.warnings[:_MOST_NAMES]]
+    return "\n".join(
+        [
+            html_of(report_picture(report)),
+            f"<ul>{''.join(warnings)}</ul>{_more(len(report.warnings))}" if warnings else "",
+            "<details><summary>Tensors</summary><table><thead><tr><th>tensor</th><th>shape</th><th>layout</th>"
+            f"<th>bytes per device</th><th>rule</th></tr></thead><tbody>{''.join(rows)}</tbody></table>",
+            f"{_more(len(groups))}</details>",
+        ]
+    )
+
+
+def _text(text: str) -> str:
+    return escaped(short(plain(text), _LONGEST))
+
+
+def _name(name: str) -> str:
+    """A name that may be broken after its dots and slashes."""
+    return _text(name).replace(".", ".<wbr>").replace("/", "/<wbr>")
+
+
+def _json(value: Any) -> str:
+    """JSON in which no text ends the element that it stands in."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+
+
+def _sizes(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape)) or "scalar"
+
+
+def _about(report: Any) -> str:
+    mesh = report.device_mesh
+    if mesh is None:
+        return "No mesh."
+    axes = ", ".join(f"{name}={size}" for name, size in zip(mesh.axis_names, mesh.shape, strict=True))
+    return f"On the mesh {axes} of {mesh.size:,} device{'s' * (mesh.size > 1)}; uneven rule: {report.uneven}."
+
+
+def _bars(report: Any) -> str:
+    """The bars of the report, without the words that stand on the page already."""
+    picture = report_picture(report)
+    return svg_of(replace(picture, views=tuple(replace(view, captions=()) for view in picture.views)))
+
+
+def _figures(report: Any) -> str:
+    each = None if report.device_mesh is None or report.device_mesh.size > 1 << 20 else report.device_bytes
+    share = report.replicated_share
+    figures = [
+        (f"{len(report.tensors):,}", "tensors"),
+        ("?" if report.nbytes is None else bytes_text(report.nbytes), "in all"),
+        ("?" if each is None else bytes_text(int(each.max())), "on the fullest device"),
+        ("?" if share is None else f"{100 * share:.3g}%", "of the bytes are on every device"),
+        (f"{len(report.unmatched):,}", "match no rule"),
+        (f"{len(report.unplaced):,}", "cannot be placed"),
+    ]
+    return '<ul class="figures">' + "".join(f"<li><b>{value}</b> {what}</li>" for value, what in figures) + "</ul>"
+
+
+def _problems(report: Any) -> Iterator[str]:
+    """What looks wrong, a section each."""
+    replicated = [tensor.name for tensor in report.tensors if tensor.is_replicated]
+    lists = [
+        ("Replicated on every device", replicated, ""),
+        ("No rule matches", [tensor.name for tensor in report.unmatched], "warn"),
+        ("Several rules match", [str(clash) for clash in report.clashes], "bad"),
+        ("Of another rank than the layout", [str(mismatch) for mismatch in report.rank_mismatches], "bad"),
+        ("Rules that apply to no name", list(report.unused_rules), "warn"),
+    ]
+    yield "<section>\n<h2>What to look at</h2>"
+    for title, texts, kind in lists:
+        yield from _names(title, texts, kind)
+    hindering = {(problem.name, problem.dim) for problem in report.hindering}
+    dims = report.indivisible
+    yield f"<details{' open' if hindering else ''}><summary>Does not divide: {len(dims):,}</summary>"
+    if dims:
+        yield (
+            '<div class="scroll" tabindex="0" role="region" aria-label="dims that do not divide"><table><thead><tr>'
+            "<th>tensor</th><th>dim</th><th>elements</th><th>shards</th><th>rule</th><th>so it is</th></tr></thead>"
+            "<tbody>"
+        )
+        found = group_names(
+            (dim.name, (dim.dim, dim.size, dim.num_shards, dim.rule, (dim.name, dim.dim) in hindering)) for dim in dims
+        )
+        for name, _, (dim, size, shards, rule, hinders) in found[:_MOST_NAMES]:
+            fate = '<span class="bad">not placed</span>' if hinders else "cut unevenly"
+            cells = (_text(name), dim, size, shards, _text(str(rule)), fate)
+            yield "<tr>" + "".join(f'<td class="code">{cell}</td>' for cell in cells) + "</tr>"
+        yield f"</tbody></table></div>{_more(len(found))}"
+    yield "</details>\n</section>"
+
+
+def _names(title: str, texts: Sequence[str], kind: str) -> Iterator[str]:
+    """Names that have something in common, those that differ in numbers only in one line; open if it is a problem."""
+    found = group_names((text, None) for text in texts)
+    yield f"<details{' open' if kind == 'bad' and texts else ''}><summary>{title}: {len(texts):,}</summary>"
+    if texts:
+        items = "".join(
+            f'<li class="{kind}">{_text(name)}{f" ({len(members)})" if len(members) > 1 else ""}</li>'
+            for name, members, _ in found[:_MOST_NAMES]
+        )
+        yield f'<ul class="names">{items}</ul>{_more(len(found))}'
+    yield "</details>"
+
+
+def _more(count: int) -> str:
+    return f"<p>and {count - _MOST_NAMES:,} more</p>" if count > _MOST_NAMES else ""
+
+
+def _tools(report: Any) -> str:
+    kinds = {kind_of(tensor) for tensor in report.tensors}
+    options = "".join(f'<option value="{kind}">{KINDS[kind]}</option>' for kind in sorted(kinds))
+    return (
+        '<div class="tools needs-js">'
+        '<span><label for="search">Search names, shapes, rules</label><input id="search" type="search"></span>'
+        f'<span><label for="kind">Show</label><select id="kind"><option value="">all</option>{options}</select></span>'
+        '<button id="unfold" type="button">Unfold all</button><span id="status" role="status"></span></div>'
+    )
+
+
+def _head(column: str, kind: str) -> str:
+    return f'<th scope="col" class="{kind}"><button type="button">{column}</button></th>'
+
+
+class _Page:
+    """The rows of the table, and the cuts that they refer to."""
+
+    def __init__(self, report: Any) -> None:
+        self._report = report
+        self.cuts: list[Any] = []
+        self.held: list[list[str]] = []
+        self._cuts: dict[Any, int] = {}
+        self._held: dict[Any, int] = {}
+        self._packed = 0
+        #: Why tensors have no place, and the same without their names, by which they are put together.
+        self._reasons: dict[str, tuple[str, str]] = {}
+        for problem in (*report.clashes, *report.rank_mismatches, *report.hindering):
+            self._reasons.setdefault(problem.name, (str(problem), str(replace(problem, name=""))))
+
+    def rows(self) -> Iterator[str]:
+        """Give the rows: one for each group of tensors that are alike, then its members."""
+        by_name = {tensor.name: tensor for tensor in self._report.tensors}
+        for number, (text, names, _) in enumerate(group_names((name, self._look(t)) for name, t in by_name.items())):
+            tensors = [by_name[name] for name in names]
+            yield self._group(number, text, tensors)
+            if len(names) > 1:
+                yield from (self._member(tensor) for tensor in tensors)
+
+    def _group(self, number: int, text: str, tensors: Sequence[Any]) -> str:
+        tensor, many = tensors[0], len(tensors)
+        cut = self._cut(tensor)
+        sizes = None if tensor.nbytes is None else tensor.nbytes * many
+        each = None if tensor.bytes_per_device is None else tensor.bytes_per_device * many
+        layout = "?" if tensor.layout is None else str(tensor.layout.axes)
+        shard = None if tensor.shard_shape is None else tensor.shard_shape
+        fold = '<button type="button" class="fold needs-js" aria-expanded="false" aria-label="members">+</button>'
+        name = (
+            f'{fold if many > 1 else ""}<button type="button" class="plain"{f" data-many={many}" if many > 1 else ""}>'
+            f"{_name(text)}</button>{f' × {many}' if many > 1 else ''}"
+        )
+        cells = [
+            ("name", number, name),
+            ("n", math.prod(tensor.shape), _text(_sizes(tensor.shape))),
+            ("", tensor.dtype or "", _text(tensor.dtype or "?")),
+            ("code", short(layout, 40), _text(layout)),
+            ("n", -1 if shard is None else math.prod(shard), "none" if shard is None else _text(_sizes(shard))),
+            ("n", -1 if sizes is None else sizes, "?" if sizes is None else bytes_text(sizes)),
+            ("n", -1 if each is None else each, "?" if each is None else bytes_text(each)),
+            ("code", short(tensor.rule or "", 40), self._rule(tensor)),
+        ]
+        place = "" if cut is None else f' data-c="{cut}"'
+        return (
+            f'<tr class="g" data-k="{kind_of(tensor)}"{place}>'
+            + "".join(f'<td class="{kind}" data-v="{_text(str(value))}">{cell}</td>' for kind, value, cell in cells)
+            + "</tr>"
+        )
+
+    def _member(self, tensor: Any) -> str:
+        size = "" if tensor.nbytes is None else bytes_text(tensor.nbytes)
+        each = "" if tensor.bytes_per_device is None else f", {bytes_text(tensor.bytes_per_device)} per device"
+        return (
+            f'<tr class="m"><td class="name"><button type="button" class="plain">{_name(tensor.name)}</button></td>'
+            f'<td class="quiet" colspan="{len(_COLUMNS) - 1}">as above; {size}{each}</td></tr>'
+        )
+
+    def _rule(self, tensor: Any) -> str:
+        reason = self._reasons.get(tensor.name)
+        if reason is not None:
+            return f'<span class="bad">{_text(reason[0])}</span>'
+        if tensor.rule is not None:
+            return _text(tensor.rule)
+        return '<span class="warn">no rule</span>' if self._report.default is None else "the default"
+
+    def _cut(self, tensor: Any) -> int | None:
+        """Give the number of the entry that says who holds what of tensors of this layout and shape."""
+        layout, shape = tensor.layout, tensor.shape
+        if tensor.num_shards is None or layout is None or len(shape) > 64:
+            return None
+        key = layout, shape, tensor.uneven
+        if key not in self._cuts:
+            self._cuts[key] = len(self.cuts)
+            self.cuts.append(self._packed_cut(*key) if layout.is_packed else self._regular_cut(*key))
+        return self._cuts[key]
+
+    def _regular_cut(self, layout: TensorLayout, shape: tuple[int, ...], uneven: Any) -> dict[str, Any]:
+        cells = ShardCells(layout.partition(shape, uneven))
+        plane = plane_of([cells])
+        parts = ranges_of(cells, plane, MOST_KEYS)
+        ranges = [["{}:{}".format(*cells.span(dim, *each)) for each in part] for dim, part in enumerate(parts)]
+        key = layout, cells.counts
+        if key not in self._held:
+            self._held[key] = len(self.held)
+            self.held.append([held_in(Block(cells, block)) for block in itertools.product(*parts)])
+        return {
+            "about": short(plain(f"{_sizes(shape)}, {layout.axes}"), _LONGEST),
+            "shape": list(map(str, shape)),
+            "ranges": ranges,
+            "held": self._held[key],
+            "plane": [plane[0] if len(plane) > 1 else None, plane[-1] if plane else None],
+        }
+
+    def _packed_cut(self, layout: TensorLayout, shape: tuple[int, ...], uneven: Any) -> dict[str, Any]:
+        self._packed += 1
+        about = short(plain(f"{_sizes(shape)}, {layout.axes}"), _LONGEST)
+        if self._packed > _MOST_PACKED:
+            note = "too many packed layouts for one page; shardwise.draw draws this one"
+            return {"about": about, "notes": [note], "pieces": [], "shape": [], "plane": [None, None]}
+        view, _ = packed_view(layout.partition(shape, uneven), about, ())
+        tiles = [tile for panel in view.panels for tile in panel.tiles]
+        size = view.panels[0].across.size if view.panels and view.panels[0].across is not None else 1
+        return {
+            "about": about,
+            "notes": list(view.notes),
+            "shape": [str(size)],
+            "plane": [None, 0],
+            "pieces": [[tile.down[0], f"{tile.across[0]}:{tile.across[1]}", tile.place, tile.held] for tile in tiles],
+        }
+
+    def _look(self, tensor: Any) -> tuple[Any, ...]:
+        """What tensors in one row have in common."""
+        reason = self._reasons.get(tensor.name, ("", ""))[1]
+        return tensor.shape, tensor.dtype, tensor.layout, tensor.rule, tensor.uneven, tensor.num_shards, reason

@@ -1,0 +1,362 @@
+"""Rewrites: other names and other orders for the tensors of a checkpoint, as data.
+
+Each rewrite has two sides. A side says how some tensors are named and stored; both sides are of the same elements. So a
+rewrite turned round is a rewrite as well.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TextIO, cast, get_args
+
+from .._text import shown
+from ..errors import LayoutError, ShardwiseError
+from ..packed import PackedDim, parse
+from .templates import Template, parse_template, ways
+
+__all__ = ["Rewrite", "RewriteSet", "Rewrites", "Side"]
+
+#: What becomes of a tensor that no rewrite takes.
+Unmatched = Literal["keep", "drop", "refuse"]
+
+_SIDE_KEYS = ("name", "parts", "packed", "dim", "transpose", "stack", "pad_to")
+_REWRITE_KEYS = ("from", "to", "size", "optional")
+_LARGEST = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Side:
+    """How one side of a rewrite names and stores its tensors.
+
+    Attributes:
+        names: The templates by part; one template under `""` if the parts are packed in one tensor, or there are none.
+        packed: In which order parts follow one another in a dim; `None` if no dim is packed.
+        dim: The dim that is packed or padded, of the tensor once it is taken apart and transposed.
+        transpose: Whether the last two dims are swapped.
+        stack: The field along which tensors are stacked in a first dim.
+        pad_to: What the dim is padded to a multiple of, with zeros.
+    """
+
+    names: tuple[tuple[str, Template], ...]
+    packed: PackedDim | None = None
+    dim: int = 0
+    transpose: bool = False
+    stack: str | None = None
+    pad_to: int | None = None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the parts that one tensor here has, or that have a tensor each; empty if there are none."""
+        if self.packed is not None:
+            return self.packed.names
+        return tuple(part for part, _ in self.names if part)
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields of its templates, with the one that is stacked."""
+        return self.names[0][1].fields | ({self.stack} if self.stack is not None else frozenset())
+
+    def described(self) -> Any:
+        """What `Rewrites` takes for it."""
+        found: dict[str, Any] = {}
+        if len(self.names) == 1 and not self.names[0][0]:
+            found["name"] = self.names[0][1].text
+        else:
+            found["parts"] = {part: template.text for part, template in self.names}
+        for key, usual in (("packed", None), ("dim", 0), ("transpose", False), ("stack", None), ("pad_to", None)):
+            if getattr(self, key) != usual:
+                found[key] = getattr(self, key)
+        return found["name"] if list(found) == ["name"] else found
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """From one side to another; `size` is what a padded dim has without its padding."""
+
+    source: Side
+    target: Side
+    size: int | None = None
+    optional: bool = False
+
+    def turned(self) -> Rewrite:
+        """From the target to the source.
+
+        Raises:
+            LayoutError: if the target is padded and nothing says how much of it is padding.
+        """
+        if self.target.pad_to is not None and self.size is None:
+            raise LayoutError(
+                f"the rewrite to {shown(self.target.names[0][1].text)} cannot be turned round: size is missing, and "
+                "nothing else says how much is padding"
+            )
+        return replace(self, source=self.target, target=self.source)
+
+    def described(self) -> dict[str, Any]:
+        """What `Rewrites` takes for it."""
+        found: dict[str, Any] = {"from": self.source.described(), "to": self.target.described()}
+        if self.size is not None:
+            found["size"] = self.size
+        if self.optional:
+            found["optional"] = True
+        return found
+
+
+@dataclass(frozen=True)
+class RewriteSet:
+    """The rewrites of one file: what is dropped first, the rewrites in order, and what becomes of the rest."""
+
+    rewrites: tuple[Rewrite, ...]
+    drop: tuple[Template, ...]
+    unmatched: Unmatched
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Rewrites:
+    """Rewrites of a checkpoint's tensors: names, fused weights, stacked layers, transposed and padded dims.
+
+    Args:
+        rewrites: Mappings with `from`, `to`, and perhaps `size` and `optional`; the page `docs/rules-file.md` has what
+            they mean. They are done one after the other, each on what the one before has left.
+        drop: Templates of names that are left out at first, whichever way the rewrites go.
+        unmatched: What becomes of tensors that no rewrite takes: `"keep"`, `"drop"`, or `"refuse"`.
+
+    Raises:
+        LayoutError: if a rewrite has an unknown key, its sides are not of the same tensors, or an order is not stated.
+        TypeError: if a value is of another kind.
+
+    `one + other` does first one, then the other. Immutable, hashable, picklable and comparable.
+
+    >>> fused = Rewrites(
+    ...     [
+    ...         {
+    ...             "from": "h.{i}.{q,k,v}.weight",
+    ...             "to": {"name": "layers.{i}.qkv.weight", "packed": "q:(4 2) + k:(2 2) + v:(2 2)"},
+    ...         }
+    ...     ]
+    ... )
+    >>> fused.inverse().inverse() == fused
+    True
+    """
+
+    sets: tuple[RewriteSet, ...]
+
+    def __init__(
+        self, rewrites: Iterable[Mapping[str, Any]] = (), *, drop: Iterable[str] = (), unmatched: Unmatched = "keep"
+    ) -> None:
+        if isinstance(rewrites, (str, bytes, Mapping)) or not isinstance(rewrites, Iterable):
+            raise TypeError(f"rewrites must be a sequence of mappings, got {type(rewrites).__name__}")
+        if isinstance(drop, (str, bytes)) or not isinstance(drop, Iterable):
+            raise TypeError(f"drop must be a sequence of templates, got {shown(drop)}")
+        if unmatched not in get_args(Unmatched):
+            known = ", ".join(map(repr, get_args(Unmatched)))
+            raise LayoutError(f"unmatched is {shown(unmatched)}; it must be one of {known}")
+        read: list[Rewrite] = []
+        for number, one in enumerate(rewrites, 1):
+            try:
+                read += _rewrites(one)
+            except (ShardwiseError, TypeError) as error:
+                raise type(error)(f"rewrite {number}: {error}") from None
+        dropped = tuple(expanded for text in drop for expanded in parse_template(text).expanded())
+        object.__setattr__(self, "sets", (RewriteSet(tuple(read), dropped, unmatched),))
+
+    @classmethod
+    def from_toml(cls, file: str | os.PathLike[str] | TextIO) -> Rewrites:
+        r"""Read the rewrites of a rules file; the page `docs/rules-file.md` has the format.
+
+        Args:
+            file: The path of the file, or an open text file.
+
+        Raises:
+            ParseError: if the file is not TOML, or has an unknown key or a value of another kind.
+            LayoutError: as for `Rewrites`.
+            OSError: if the file cannot be read.
+            ImportError: on Python 3.10 without tomli, which the extra `shardwise[toml]` brings.
+
+        >>> import io
+        >>> Rewrites.from_toml(io.StringIO("[[rewrite]]\nfrom = 'h.{i}.w'\nto = 'layers.{i}.w'"))
+        Rewrites([{'from': 'h.{i}.w', 'to': 'layers.{i}.w'}])
+        """
+        from .toml import located, read_rewrites
+
+        found, source = read_rewrites(file)
+        with located(source):
+            return cls(found.get("rewrite", ()), drop=found.get("drop", ()), unmatched=found.get("unmatched", "keep"))
+
+    def inverse(self) -> Rewrites:
+        """Give the rewrites that lead back: the last one first, each from its `to` to its `from`.
+
+        Raises:
+            LayoutError: if a rewrite pads a dim and has no `size`.
+
+        >>> Rewrites([{"from": "a.{i}", "to": "b.{i}"}]).inverse()
+        Rewrites([{'from': 'b.{i}', 'to': 'a.{i}'}])
+        """
+        return self._of(
+            replace(one, rewrites=tuple(rewrite.turned() for rewrite in reversed(one.rewrites)))
+            for one in reversed(self.sets)
+        )
+
+    def __add__(self, other: Rewrites) -> Rewrites:
+        if not isinstance(other, Rewrites):
+            return NotImplemented
+        return self._of((*self.sets, *other.sets))
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to do."""
+        return any(one.rewrites or one.drop or one.unmatched != "keep" for one in self.sets)
+
+    @classmethod
+    def _of(cls, sets: Iterable[RewriteSet]) -> Rewrites:
+        made = cls()
+        object.__setattr__(made, "sets", tuple(sets))
+        return made
+
+    def __repr__(self) -> str:
+        return " + ".join(map(_set_text, self.sets))
+
+
+def _set_text(one: RewriteSet) -> str:
+    arguments = [repr([rewrite.described() for rewrite in one.rewrites])]
+    if one.drop:
+        arguments.append(f"drop={[template.text for template in one.drop]!r}")
+    if one.unmatched != "keep":
+        arguments.append(f"unmatched={one.unmatched!r}")
+    return f"Rewrites({', '.join(arguments)})"
+
+
+def _rewrites(value: Any) -> list[Rewrite]:
+    """A rewrite, once for each text of the choices that both sides have."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"expected a mapping with from and to, got {shown(value)}")
+    _check_keys(value, _REWRITE_KEYS)
+    for key in ("from", "to"):
+        if key not in value:
+            raise LayoutError(f"{key!r} is missing")
+    size = None if value.get("size") is None else _integer("size", value["size"], 0)
+    optional = value.get("optional", False)
+    if not isinstance(optional, bool):
+        raise TypeError(f"optional must be true or false, got {shown(optional)}")
+    sides = [_side(key, value[key]) for key in ("from", "to")]
+    shared = [choice for choice in _choices(sides[0]) if choice in _choices(sides[1])]
+    found = []
+    for texts in ways(shared):
+        pair = []
+        for key, side in zip(("from", "to"), sides, strict=True):
+            names = side.names
+            for choice, text in zip(shared, texts, strict=True):
+                names = tuple((part, template.chosen(choice, text)) for part, template in names)
+            pair.append(_by_part(key, replace(side, names=names)))
+        _check_pair(pair[0], pair[1], size)
+        found.append(Rewrite(pair[0], pair[1], size, optional))
+    return found
+
+
+def _side(key: str, value: Any) -> Side:
+    if isinstance(value, str):
+        return Side((("", parse_template(value)),))
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{key} must be a template or a table, got {shown(value)}")
+    sizes = {name: size for name, size in value.items() if name not in _SIDE_KEYS}
+    if "packed" not in value:
+        _check_keys(value, _SIDE_KEYS, key)
+    if ("name" in value) == ("parts" in value):
+        raise LayoutError(f"{key}: expected one of name and parts")
+    if "name" in value:
+        names: tuple[tuple[str, Template], ...] = (("", parse_template(value["name"])),)
+    else:
+        parts = value["parts"]
+        if not isinstance(parts, Mapping) or not parts or not all(isinstance(part, str) and part for part in parts):
+            raise TypeError(f"{key}: parts must be a table from the parts to their templates, got {shown(parts)}")
+        names = tuple((part, parse_template(text)) for part, text in parts.items())
+    packed = value.get("packed")
+    if isinstance(packed, str):
+        packed = parse(packed, **{str(name): _integer(str(name), size, 0) for name, size in sizes.items()})
+    elif sizes and packed is not None:
+        raise LayoutError(f"{key}: {shown(next(iter(sizes)))} is given beside a packed dim that is not text")
+    if packed is not None:
+        if not isinstance(packed, PackedDim):
+            raise TypeError(f"{key}: packed must be the text of a packed dim, got {shown(packed)}")
+        if "parts" in value:
+            raise LayoutError(f"{key}: parts have a tensor each, and cannot be packed as well")
+        if not packed.names:
+            raise LayoutError(
+                f"{key}: the order is not stated: not all parts of {shown(str(packed))} have names, such as q:(…)"
+            )
+    transpose, stack, pad_to = value.get("transpose", False), value.get("stack"), value.get("pad_to")
+    if not isinstance(transpose, bool):
+        raise TypeError(f"{key}: transpose must be true or false, got {shown(transpose)}")
+    if stack is not None and not isinstance(stack, str):
+        raise TypeError(f"{key}: stack must be the name of a field, got {shown(stack)}")
+    pad_to = None if pad_to is None else _integer(f"{key}: pad_to", pad_to, 1)
+    return Side(names, packed, _integer(f"{key}: dim", value.get("dim", 0), -64), transpose, stack, pad_to)
+
+
+def _choices(side: Side) -> tuple[tuple[str, ...], ...]:
+    return tuple(dict.fromkeys(choice for _, template in side.names for choice in template.choices))
+
+
+def _by_part(key: str, side: Side) -> Side:
+    """The side with its choice, if it has one, as parts."""
+    choices = _choices(side)
+    if not choices:
+        return side
+    if len(choices) > 1 or side.packed is not None or len(side.names) > 1:
+        raise LayoutError(
+            f"{key}: the choice {{{','.join(choices[-1])}}} is not on the other side; one choice of a side without "
+            "parts and packed may be, which names its parts"
+        )
+    (choice,), (_, template) = choices, side.names[0]
+    if "" in choice:
+        raise LayoutError(f"{key}: the choice {{{','.join(choice)}}} names its parts, one of which has no name")
+    return replace(side, names=tuple((text, template.chosen(choice, text)) for text in choice))
+
+
+def _check_pair(source: Side, target: Side, size: int | None) -> None:
+    """Refuse sides that are not of the same tensors, or do not say in which order."""
+    for key, side in (("from", source), ("to", target)):
+        fields = {template.fields for _, template in side.names}
+        if len(fields) > 1:
+            raise LayoutError(f"{key}: its templates do not have the same fields")
+        if side.stack is None:
+            continue
+        if side.stack in side.names[0][1].fields:
+            raise LayoutError(f"{key}: the field {{{side.stack}}} is stacked, and cannot be in the name as well")
+        other = target if side is source else source
+        if any(side.stack in template.spanning for _, template in other.names):
+            raise LayoutError(f"{key}: the field {{{side.stack}*}} may match dots, and cannot be stacked")
+    if lacking := sorted(source.fields ^ target.fields):
+        key = "to" if lacking[0] in source.fields else "from"
+        raise LayoutError(
+            f"{key} has no field {{{lacking[0]}}}, which the other side has; stack = {lacking[0]!r} makes one "
+            "tensor of these"
+        )
+    if bool(source.parts) != bool(target.parts):
+        key, parts = ("to", source.parts) if source.parts else ("from", target.parts)
+        raise LayoutError(
+            f"{key} is one tensor of the parts {', '.join(parts[:8])}, and its order is not stated, which the shape "
+            "cannot tell; packed says it"
+        )
+    if set(source.parts) != set(target.parts):
+        raise LayoutError(f"from has the parts {shown(list(source.parts))}, to {shown(list(target.parts))}")
+    if source.pad_to is not None and size is None:
+        raise LayoutError("size is missing: from is padded, and nothing else says how much is padding")
+    if size is not None and source.pad_to is None and target.pad_to is None:
+        raise LayoutError("size is given, but neither side has pad_to")
+
+
+def _check_keys(value: Mapping[Any, Any], known: Sequence[str], place: str | None = None) -> None:
+    for key in value:
+        if key not in known:
+            before = "" if place is None else f"{place}: "
+            raise LayoutError(f"{before}unknown key {shown(key)}, expected one of {', '.join(known)}")
+
+
+def _integer(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, got {shown(value)}")
+    number = cast(int, value.__index__())
+    if not least <= number <= _LARGEST:
+        raise LayoutError(f"{name} is {shown(number)}; it must be {least} to {_LARGEST}")
+    return number

@@ -1,0 +1,171 @@
+"""Templates of tensors' names: `model.layers.{i}.self_attn.{q,k,v}_proj.weight`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .._text import shown
+from ..errors import LayoutError
+
+__all__ = ["Template", "parse_template", "ways"]
+
+_TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|([^{}]+)")
+_FIELD = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
+_SEPARATOR = re.compile(r"[./]")
+#: Names have up to 4,096 bytes; longer templates match none.
+_LONGEST = 4096
+_MOST_WAYS = 1024
+
+#: What a token is: literal text; a field within one part of a name; a field that spans parts; a choice of texts.
+_Kind = Literal["text", "field", "rest", "choice"]
+
+
+@dataclass(frozen=True)
+class Template:
+    """A name with fields; `parse_template` reads one.
+
+    Attributes:
+        text: As it was written.
+        tokens: Its tokens in order: the kind, and the text, the field's name, or the texts of the choice.
+    """
+
+    text: str
+    tokens: tuple[tuple[_Kind, str | tuple[str, ...]], ...]
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The names of its fields."""
+        return frozenset(str(value) for kind, value in self.tokens if kind in ("field", "rest"))
+
+    @property
+    def spanning(self) -> frozenset[str]:
+        """The names of those fields that may match dots."""
+        return frozenset(str(value) for kind, value in self.tokens if kind == "rest")
+
+    @property
+    def choices(self) -> tuple[tuple[str, ...], ...]:
+        """Its choices, in order, each once."""
+        found = [value for kind, value in self.tokens if kind == "choice" and isinstance(value, tuple)]
+        return tuple(dict.fromkeys(found))
+
+    def chosen(self, choice: tuple[str, ...], text: str) -> Template:
+        """The template with one text in the place of a choice."""
+        tokens = tuple(("text", text) if value == choice else (kind, value) for kind, value in self.tokens)
+        return parse_template(Template("", tokens)._written())
+
+    def expanded(self) -> Iterator[Template]:
+        """The templates without choices, one for each way to choose; see `ways`."""
+        choices = self.choices
+        for texts in ways(choices):
+            one = self
+            for choice, text in zip(choices, texts, strict=True):
+                one = one.chosen(choice, text)
+            yield one
+
+    def pattern(self) -> re.Pattern[str]:
+        """The regular expression of the names that it matches whole; it has a group for each field."""
+        seen: set[str] = set()
+        parts = []
+        for kind, value in self.tokens:
+            name = str(value)
+            if kind == "text":
+                parts.append(re.escape(name))
+            elif name in seen:
+                parts.append(f"(?P={name})")
+            else:
+                seen.add(name)
+                parts.append(f"(?P<{name}>{'[^./]+' if kind == 'field' else '.+'})")
+        return re.compile("".join(parts), re.DOTALL)
+
+    def filled(self, values: Mapping[str, str]) -> str:
+        """The name with these values of its fields."""
+        return "".join(str(value) if kind == "text" else values[str(value)] for kind, value in self.tokens)
+
+    def _written(self) -> str:
+        parts = []
+        for kind, value in self.tokens:
+            if isinstance(value, tuple):
+                parts.append(f"{{{','.join(value)}}}")
+            elif kind == "text":
+                parts.append(value.replace("{", "{{").replace("}", "}}"))
+            else:
+                parts.append(f"{{{value}*}}" if kind == "rest" else f"{{{value}}}")
+        return "".join(parts)
+
+
+def ways(choices: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """All ways to choose a text from each.
+
+    Raises:
+        LayoutError: if there are too many.
+    """
+    count = math.prod(map(len, choices))
+    if count > _MOST_WAYS:
+        raise LayoutError(f"{len(choices)} choices make {shown(count)} templates, over the limit of {_MOST_WAYS}")
+    return itertools.product(*choices)
+
+
+def parse_template(text: object) -> Template:
+    """Read a template.
+
+    `{i}` is a field: it matches a part of a name without dots and slashes. `{rest*}` matches any text. `{q,k,v}` is a
+    choice. `{{` and `}}` are braces. A field that comes twice must match the same text.
+
+    Raises:
+        LayoutError: if a brace is open, a field has no name, a part between dots has two fields, or there are two that
+            may match dots: then a name could be read in more than one way.
+        TypeError: if it is not a string.
+
+    >>> template = parse_template("layers.{i}.{q,k}_proj")
+    >>> sorted(template.fields), template.choices
+    (['i'], (('q', 'k'),))
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"a template must be a string, got {shown(text)}")
+    if not text or len(text) > _LONGEST:
+        raise LayoutError(f"a template has 1 to {_LONGEST} characters, got {shown(text)}")
+    tokens: list[tuple[_Kind, str | tuple[str, ...]]] = []
+    at = 0
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            raise LayoutError(f"template {shown(text)}: the brace at character {at} has no partner; {{{{ is a brace")
+        at = found.end()
+        inside, literal = found.groups()
+        if inside is None:
+            tokens.append(("text", literal or found.group()[0]))
+        elif "," in inside:
+            options = tuple(option.strip() for option in inside.split(","))
+            if len(set(options)) != len(options):
+                raise LayoutError(f"template {shown(text)}: the choice {{{inside}}} has a text twice")
+            tokens.append(("choice", options))
+        else:
+            name = inside.removesuffix("*")
+            if not _FIELD.fullmatch(name):
+                raise LayoutError(f"template {shown(text)}: {{{inside}}} is not a field, such as {{i}} or {{rest*}}")
+            tokens.append(("rest" if inside.endswith("*") else "field", name))
+    _check_fields(text, tokens)
+    return Template(text, tuple(tokens))
+
+
+def _check_fields(text: str, tokens: list[tuple[_Kind, str | tuple[str, ...]]]) -> None:
+    """Refuse what could match a name in two ways, or slowly."""
+    in_part = spanning = 0
+    kinds: dict[str, str] = {}
+    for kind, value in tokens:
+        if kind == "text" and _SEPARATOR.search(str(value)):
+            in_part = 0
+        elif kind in ("field", "rest"):
+            in_part += 1
+            spanning += kind == "rest"
+            if in_part > 1:
+                raise LayoutError(f"template {shown(text)}: two fields without a dot or a slash between them")
+            if kinds.setdefault(str(value), kind) != kind:
+                raise LayoutError(f"template {shown(text)}: {{{value}}} and {{{value}*}} are both there")
+    if spanning > 1:
+        raise LayoutError(f"template {shown(text)}: only one field may match dots, as {{rest*}} does")

@@ -1,0 +1,52 @@
+"""Names that fit a column: each loses what it has in common with the others, and stays a name of its own."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+__all__ = ["fit_names"]
+
+# What stands between dots or slashes; the dots of {0..79} are none of these.
+_PART = re.compile(r"(?:\{[^{}]*\}|[^./])+[./]?|[./]")
+
+# Of a name of more parts not all ways to leave some out are looked at: there are as many as the square of the parts.
+_MOST_PARTS = 32
+
+
+def fit_names(names: Sequence[str], size: int) -> list[str] | None:
+    """Give the names in at most `size` characters each; None where that would leave out what tells them apart.
+
+    What is left out are neighbouring parts that many of the names have. Different names stay different.
+
+    >>> names = [f"model.layers.{{0..79}}.mlp.{name}.weight" for name in ("up_proj", "down_proj")] + ["lm_head.weight"]
+    >>> fit_names(names, 28)
+    ['model.layers.…up_proj.weight', 'model.…mlp.down_proj.weight', 'lm_head.weight']
+    """
+    parts = [_PART.findall(name) for name in names]
+    counts = Counter(part for name in parts for part in set(name))
+    taken = {name for name in names if len(name) <= size}
+    fitting: dict[str, str] = {}
+    for name, own in zip(names, parts, strict=True):
+        if len(name) > size and name not in fitting:
+            short = next((text for text in _shortened(own, counts, len(names), size) if text not in taken), None)
+            if short is None:
+                return None
+            taken.add(short)
+            fitting[name] = short
+    return [fitting.get(name, name) for name in names]
+
+
+def _shortened(parts: Sequence[str], counts: Counter[str], names: int, size: int) -> Iterator[str]:
+    """Give the ways to leave out neighbouring parts but neither the last nor the rarest, the best first."""
+    if not 1 < len(parts) <= _MOST_PARTS:
+        return
+    worth = [math.log(1 + names / counts[part]) for part in parts]
+    rarest = max(range(len(parts)), key=worth.__getitem__)
+    found = []
+    for begin in range(len(parts)):
+        for end in range(begin + 1, len(parts)):
+            text = f"{''.join(parts[:begin])}…{''.join(parts[end:])}"
+            if len(text) <= size and not begin <= rarest < end:
+                found.append((sum(worth[begin:end]), -len(text), begin, text))
+    yield from (text for _, _, _, text in sorted(found))

@@ -1,0 +1,141 @@
+"""Digests of the tensors of a checkpoint, and the CRC-32 that some forms have, in one read of all bytes."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .._text import shown
+from ..errors import ParseError
+from .engine import CopyJob, HeldPiece, add_digests
+from .protocol import StoredCheckpoint, StoredSum, StoredTensor
+from .write.wanted import SourcePiece, held_piece, is_one_run, wanted_stored
+
+__all__ = ["Progress", "tensor_digests", "verified_digests"]
+
+Progress = Callable[[int, int], object]
+"""What is called now and then with the bytes that are done and the bytes in all."""
+
+_MEMORY = 256 * 2**20
+#: Up to how many bytes a stretch is checked at once, not by the engine.
+_SMALL = 4096
+
+
+def tensor_digests(
+    checkpoint: StoredCheckpoint,
+    *,
+    memory: int = _MEMORY,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, int]:
+    """Digest each tensor of an open checkpoint, in a stated memory; all of its bytes are read.
+
+    A tensor's digest does not depend on how it is cut; see `shardwise.store.engine`. Compare dtypes and shapes as well.
+    """
+    return _digests(checkpoint, {}, memory, threads, progress)
+
+
+def verified_digests(
+    checkpoint: StoredCheckpoint, memory: int, threads: int | None, progress: Progress | None
+) -> tuple[dict[str, int], int]:
+    """Digest each tensor as `tensor_digests` does, and check each CRC-32 that the checkpoint has in the same read.
+
+    Returns:
+        The digests, and how many CRC-32 there were.
+
+    Raises:
+        ParseError: if bytes have another CRC-32; names the file and the first of the bytes.
+    """
+    large: dict[tuple[int, int], StoredSum] = {}
+    count = 0
+    for each in checkpoint.sums():
+        count += 1
+        if each.size > _SMALL:
+            large[id(each.file), each.start] = each
+        else:
+            _check_crc(each, zlib.crc32(each.file.read(each.start, each.size)))
+    return _digests(checkpoint, large, memory, threads, progress), count
+
+
+def _digests(
+    checkpoint: StoredCheckpoint,
+    sums: dict[tuple[int, int], StoredSum],
+    memory: int,
+    threads: int | None,
+    progress: Progress | None,
+) -> dict[str, int]:
+    """Digest each tensor; check the CRC-32 of these stretches, by file and first byte, in the same read."""
+    job, files, arrays = CopyJob(), {}, {}
+    sink = job.discard()
+    #: Of each tensor, and of each stretch, the destination pieces that are digested.
+    numbers: dict[str, range] = {}
+    checked: dict[int, StoredSum] = {}
+
+    def source(file: Any) -> int:
+        if id(file) not in files:
+            files[id(file)] = job.read_file(file.path, file.size, file.status[3])
+        return files[id(file)]
+
+    for name, tensor in checkpoint.items():
+        if not tensor.size:
+            continue
+        if not all(piece.is_addressable for piece in tensor.pieces):
+            arrays[name] = tensor
+            continue
+        wanted = wanted_stored(name, tensor, None)
+        held = [held_piece(source(piece.holder), piece) for piece in wanted.pieces]
+        whole = [_summed(sums, piece, wanted.itemsize) for piece in wanted.pieces]
+        if any(whole):
+            # The boxes one by one, whose CRC-32 are known.
+            kept = [HeldPiece(sink, 0, piece.start, piece.stop) for piece in held]
+            first = job.add_tensor(tensor.shape, wanted.itemsize, held, kept, digest=True, crc=True)
+            checked |= {first + i: each for i, each in enumerate(whole) if each is not None}
+        else:
+            kept = [HeldPiece(sink, 0, [0] * tensor.ndim, tensor.shape)]
+            first = job.add_tensor(tensor.shape, wanted.itemsize, held, kept, digest=True)
+        numbers[name] = range(first, first + len(kept))
+    for each in sums.values():
+        bytes_of_it = HeldPiece(source(each.file), each.start, [0], [each.size])
+        checked[job.add_tensor([each.size], 1, [bytes_of_it], [HeldPiece(sink, 0, [0], [each.size])], crc=True)] = each
+    done = job.run(budget=memory, threads=threads, progress=progress)
+    for number, each in checked.items():
+        _check_crc(each, done.crcs[number])
+    digests = {name: add_digests(done.digests[number] for number in of) for name, of in numbers.items()}
+    digests |= {name: _decoded(tensor) for name, tensor in arrays.items()}
+    return {name: digests.get(name, 0) for name in checkpoint}
+
+
+def _summed(sums: dict[tuple[int, int], StoredSum], piece: SourcePiece, itemsize: int) -> StoredSum | None:
+    """Take out the stretch that a piece is, if it is one, in order."""
+    each = sums.get((id(piece.holder), piece.offset))
+    if each is None or not is_one_run(piece, itemsize):
+        return None
+    if each.size != itemsize * math.prod(stop - start for start, stop in piece.box):
+        return None
+    return sums.pop((id(piece.holder), piece.offset))
+
+
+def _check_crc(each: StoredSum, crc: int) -> None:
+    if crc != each.crc:
+        raise ParseError(
+            f"{each.file.path}: byte {each.start}: {shown(each.name)} of {each.size} bytes is not what was written: "
+            f"its CRC-32 is {crc:08x}, it was {each.crc:08x}"
+        )
+
+
+def _decoded(tensor: StoredTensor) -> int:
+    """The digest of a tensor whose pieces are compressed: of one piece at a time."""
+    parts = []
+    for piece in tensor.pieces:
+        values = np.ascontiguousarray(piece.decode())
+        job = CopyJob()
+        start, stop = ([side[i] for side in piece.box] for i in (0, 1))
+        source = HeldPiece(job.read_array(values), 0, start, stop, values.strides)
+        kept = HeldPiece(job.discard(), 0, start, stop)
+        job.add_tensor(tensor.shape, values.itemsize, [source], [kept], digest=True)
+        parts.append(job.run().digests[0])
+    return add_digests(parts)

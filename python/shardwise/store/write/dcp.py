@@ -1,0 +1,193 @@
+"""PyTorch's distributed checkpoint: a `.distcp` file for each device that owns shards, and the `.metadata` of them all.
+
+A file is one container of `torch.save` after the other, each with one box of a tensor, and begins at a multiple of 64
+bytes. What is written is what PyTorch 2.15 writes, in the older of the forms that it reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from ..._dtypes import Dtype
+from ...errors import LayoutError
+from ..boxes import Bounds
+from ..torch.pickles import STORAGE_CLASSES
+from .archive import ALIGNMENT, Frame, frame_of
+from .files import Named, Slot, TargetFile, owned_boxes
+from .pickles import Call, Global, Items, New, Persistent, pickled
+from .wanted import Wanted
+
+__all__ = ["INDEX", "DcpFile", "KeyPath", "dcp_files", "dcp_index", "is_writable"]
+
+#: The name of the index.
+INDEX = ".metadata"
+
+#: Where a tensor lies in the nested state dict that was saved: the keys and positions that lead to it.
+KeyPath = tuple[str | int, ...]
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_SIZE = Global("torch", "Size")
+
+
+def is_writable(dtype: str) -> bool:
+    """Whether PyTorch has a dtype of this name, and saves it."""
+    return dtype in STORAGE_CLASSES
+
+
+class DcpFile(TargetFile):
+    """A `.distcp` file.
+
+    Args:
+        name: Its name.
+        boxes: What it holds: tensors, by their positions, and boxes of them.
+        wanted: All tensors that are written.
+    """
+
+    needs_crcs = True
+
+    def __init__(self, name: str, boxes: Sequence[tuple[int, Bounds]], wanted: Sequence[Named]) -> None:
+        self._wanted = wanted
+        #: Of each slot the container that it lies in: first byte and length.
+        self.places: list[tuple[int, int]] = []
+        slots, end = [], 0
+        for tensor, box in boxes:
+            begin = end + -end % ALIGNMENT
+            size = math.prod(stop - start for start, stop in box) * wanted[tensor].itemsize
+            head, tail = self._container(tensor, box, size, 0)
+            slots.append(Slot(tensor, box, begin + len(head), begin + len(head) + size))
+            end = slots[-1].end + len(tail)
+            if end >= 1 << 63:
+                raise LayoutError(f"{name}: would have more than 2**63 - 1 bytes")
+            self.places.append((begin, end - begin))
+        self._size = end
+        super().__init__(name, slots)
+
+    @property
+    def start(self) -> int:
+        """Slots are counted from the beginning of the file."""
+        return 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._size
+
+    def frame(self) -> Iterator[tuple[int, bytes]]:
+        """What lies between one tensor's elements and the next one's."""
+        at, text = 0, b""
+        for number, (slot, (begin, _)) in enumerate(zip(self.slots, self.places, strict=True)):
+            head, tail = self._container(slot.tensor, slot.box, slot.end - slot.begin, self.crcs.get(number, 0))
+            yield at, text + bytes(begin - at - len(text)) + head
+            at, text = slot.end, tail
+        yield at, text
+
+    def recipe(self) -> dict[str, Any]:
+        """Nothing: its slots say all."""
+        return {}
+
+    def facts(self) -> dict[str, Any]:
+        """Nothing: the containers have the CRC-32 of all that is in them."""
+        return {}
+
+    def _container(self, tensor: int, box: Bounds, size: int, crc: int) -> Frame:
+        wanted = self._wanted[tensor]
+        if wanted.is_object:
+            return Frame(b"", b"")  # It is a container already.
+        return frame_of(tensor_pickle(wanted.dtype, tuple(stop - start for start, stop in box)), size, crc)
+
+
+def dcp_files(wanted: Sequence[Wanted]) -> list[DcpFile]:
+    """A file for each device that owns shards: of the devices that hold the same shard, the first owns it."""
+    boxes: dict[int, list[tuple[int, Bounds]]] = {}
+    for (device, _), held in sorted(owned_boxes(wanted).items()):
+        boxes.setdefault(device, []).extend(held)
+    return [DcpFile(f"__{rank}_0.distcp", boxes[device], wanted) for rank, device in enumerate(sorted(boxes))]
+
+
+@lru_cache(maxsize=1024)
+def tensor_pickle(dtype: Dtype, shape: tuple[int, ...]) -> bytes:
+    """The pickle in a container: how the tensor is rebuilt of its storage."""
+    strides, step = [1] * len(shape), 1
+    for dim in reversed(range(len(shape))):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    kind = STORAGE_CLASSES[dtype.name]
+    count = math.prod(shape)
+    hooks = Call(Global("collections", "OrderedDict"), ())
+    if kind is not None:
+        storage = Persistent(("storage", Global("torch", kind), "0", "cpu", count))
+        args: tuple[Any, ...] = (storage, 0, shape, tuple(strides), False, hooks)
+        return pickled(Call(Global("torch._utils", "_rebuild_tensor_v2"), args))
+    storage = Persistent(("storage", Global("torch.storage", "UntypedStorage"), "0", "cpu", count * dtype.bits // 8))
+    args = (storage, 0, shape, tuple(strides), False, hooks, Global("torch", dtype.name))
+    return pickled(Call(Global("torch._utils", "_rebuild_tensor_v3"), args))
+
+
+def dcp_index(
+    files: Sequence[DcpFile], wanted: Sequence[Wanted], aliases: Mapping[str, str], paths: Mapping[str, KeyPath]
+) -> bytes:
+    """The `.metadata` of a checkpoint.
+
+    Args:
+        files: Its files.
+        wanted: Its tensors and objects.
+        aliases: Further names of tensors, whose elements are those of others.
+        paths: Where tensors lay in a nested state dict; what is not in it is in the outermost.
+    """
+    chunks: list[list[tuple[DcpFile, int]]] = [[] for _ in wanted]
+    for file in files:
+        for number, slot in enumerate(file.slots):
+            chunks[slot.tensor].append((file, number))
+    named = [(tensor.name, tensor, chunks[i]) for i, tensor in enumerate(wanted)]
+    by_name = {name: (tensor, held) for name, tensor, held in named}
+    named += [(alias, *by_name[name]) for alias, name in aliases.items()]
+    state = {
+        "state_dict_metadata": Items((name, _entry(tensor, held)) for name, tensor, held in named),
+        "planner_data": Items((name, paths.get(name, (name,))) for name, *_ in named),
+        "storage_data": Items(pair for name, tensor, held in named for pair in _places(name, tensor, held)),
+        "storage_meta": None,
+        "version": "1.0.0",
+    }
+    return pickled(New(Global(_METADATA, "Metadata"), state))
+
+
+def _entry(tensor: Wanted, chunks: Sequence[tuple[DcpFile, int]]) -> New:
+    if tensor.is_object:
+        return New(Global(_METADATA, "BytesStorageMetadata"), {})
+    layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
+    contiguous = Call(Global(_METADATA, "_MEM_FORMAT_ENCODING"), (0,))
+    # Without strides, which PyTorch has had since 2.9 or so, and does without.
+    properties = (Global("torch", tensor.dtype.name), layout, False, contiguous, False)
+    state = {
+        "properties": New(Global(_METADATA, "TensorProperties"), properties),
+        "size": Call(_SIZE, (tensor.shape,)),
+        "chunks": (
+            New(Global(_METADATA, "ChunkStorageMetadata"), {"offsets": _starts(box), "sizes": _sizes(box)})
+            for box in (file.slots[number].box for file, number in chunks)
+        ),
+    }
+    return New(Global(_METADATA, "TensorStorageMetadata"), state)
+
+
+def _places(name: str, tensor: Wanted, chunks: Sequence[tuple[DcpFile, int]]) -> Iterator[tuple[New, New]]:
+    for index, (file, number) in enumerate(chunks):
+        offset, length = file.places[number]
+        key: dict[str, Any] = {"fqn": name, "index": index, "offset": _starts(file.slots[number].box)}
+        if tensor.is_object:
+            key = {"fqn": name, "index": None}
+        place = {"relative_path": file.name, "offset": offset, "length": length}
+        yield (
+            New(Global(_METADATA, "MetadataIndex"), key),
+            New(Global("torch.distributed.checkpoint.filesystem", "_StorageInfo"), place),
+        )
+
+
+def _starts(box: Bounds) -> Call:
+    return Call(_SIZE, (tuple(start for start, _ in box),))
+
+
+def _sizes(box: Bounds) -> Call:
+    return Call(_SIZE, (tuple(stop - start for start, stop in box),))

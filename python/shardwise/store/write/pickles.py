@@ -1,0 +1,176 @@
+"""A pickle written opcode by opcode, which names classes that need not be there.
+
+Of protocol 2, whose opcodes every reader of PyTorch's takes, also the one that refuses most (`weights_only`). Texts and
+globals are written once and taken from the memo after that, as Python's own pickler does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+__all__ = ["Call", "Global", "Items", "New", "Persistent", "pickled"]
+
+_PROTO = b"\x80\x02"
+_STOP, _MARK, _NONE, _TRUE, _FALSE = b".", b"(", b"N", b"\x88", b"\x89"
+_GLOBAL, _REDUCE, _NEWOBJ, _BUILD, _BINPERSID = b"c", b"R", b"\x81", b"b", b"Q"
+_BININT, _BININT1, _BININT2, _LONG1, _BINUNICODE = b"J", b"K", b"M", b"\x8a", b"X"
+_TUPLES, _TUPLE = (b")", b"\x85", b"\x86", b"\x87"), b"t"
+_LIST, _APPENDS, _DICT, _SETITEMS = b"]", b"e", b"}", b"u"
+_BINPUT, _LONG_BINPUT, _BINGET, _LONG_BINGET = b"q", b"r", b"h", b"j"
+
+#: How many items are on the machine's stack at once, as with Python's pickler.
+_BATCH = 1000
+
+
+class Global(NamedTuple):
+    """What a module calls so."""
+
+    module: str
+    name: str
+
+
+class Call(NamedTuple):
+    """What a global gives, called with these arguments."""
+
+    callee: Global
+    args: tuple[Any, ...]
+
+
+class New(NamedTuple):
+    """An object of a class, and its state."""
+
+    kind: Global
+    state: Any
+
+
+class Persistent(NamedTuple):
+    """What lies beside the pickle, by its id."""
+
+    id: Any
+
+
+class Items(NamedTuple):
+    """A dict, by the pairs of its items, which need not be there all at once."""
+
+    pairs: Iterable[tuple[Any, Any]]
+
+
+def pickled(value: Any) -> bytes:
+    """Pickle a value: `None`, booleans, integers, texts, tuples, lists (any iterator is one), dicts, and the above.
+
+    >>> import collections, pickle
+    >>> pickle.loads(pickled([1, "a", {(-1, 2**40): None}, Call(Global("collections", "OrderedDict"), ())]))
+    [1, 'a', {(-1, 1099511627776): None}, OrderedDict()]
+    """
+    writer = _Writer()
+    writer.write(value)
+    return bytes(writer.out + _STOP)
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.out = bytearray(_PROTO)
+        self.memo: dict[str | Global, int] = {}
+
+    def write(self, value: Any) -> None:
+        # By the type itself, the frequent ones first: an index has some fifty values for each box.
+        out, kind = self.out, type(value)
+        if kind is int:
+            out += _integer(value)
+        elif kind is str:
+            self._once(value, _text)
+        elif kind is Global:
+            self._once(value, _global)
+        elif kind is tuple:
+            self._tuple(value)
+        elif kind is Call:
+            self.write(value.callee)
+            self._tuple(value.args)
+            out += _REDUCE
+        elif kind is New:
+            self.write(value.kind)
+            out += _TUPLES[0] + _NEWOBJ
+            self.write(value.state)
+            out += _BUILD
+        elif kind is dict:
+            self._dict(value.items())
+        elif kind is bool:
+            out += _TRUE if value else _FALSE
+        elif value is None:
+            out += _NONE
+        elif kind is Items:
+            self._dict(value.pairs)
+        elif kind is Persistent:
+            self.write(value.id)
+            out += _BINPERSID
+        elif isinstance(value, (list, Iterator)):
+            self._list(value)
+        elif isinstance(value, str):
+            self._once(str(value), _text)
+        else:
+            raise TypeError(f"nothing is known of how to pickle a {kind.__name__}")
+
+    def _once(self, value: Any, write: Callable[[Any], bytes]) -> None:
+        known = self.memo.get(value)
+        if known is None:
+            number = self.memo[value] = len(self.memo)
+            self.out += write(value) + _numbered(_BINPUT, _LONG_BINPUT, number)
+        else:
+            self.out += _numbered(_BINGET, _LONG_BINGET, known)
+
+    def _tuple(self, values: tuple[Any, ...]) -> None:
+        if len(values) >= len(_TUPLES):
+            self.out += _MARK
+        for value in values:
+            self.write(value)
+        self.out += _TUPLES[len(values)] if len(values) < len(_TUPLES) else _TUPLE
+
+    def _list(self, values: Iterable[Any]) -> None:
+        self.out += _LIST
+        for batch in _batches(values):
+            self.out += _MARK
+            for value in batch:
+                self.write(value)
+            self.out += _APPENDS
+
+    def _dict(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        self.out += _DICT
+        for batch in _batches(pairs):
+            self.out += _MARK
+            for key, value in batch:
+                self.write(key)
+                self.write(value)
+            self.out += _SETITEMS
+
+
+def _batches(values: Iterable[Any]) -> Iterator[list[Any]]:
+    iterator = iter(values)
+    while batch := list(islice(iterator, _BATCH)):
+        yield batch
+
+
+def _integer(value: int) -> bytes:
+    if 0 <= value < 1 << 8:
+        return _BININT1 + value.to_bytes(1, "little")
+    if 0 <= value < 1 << 16:
+        return _BININT2 + value.to_bytes(2, "little")
+    if -(1 << 31) <= value < 1 << 31:
+        return _BININT + value.to_bytes(4, "little", signed=True)
+    size = value.bit_length() // 8 + 1
+    return _LONG1 + size.to_bytes(1, "little") + value.to_bytes(size, "little", signed=True)
+
+
+def _global(value: Global) -> bytes:
+    return _GLOBAL + f"{value.module}\n{value.name}\n".encode()
+
+
+def _text(value: str) -> bytes:
+    # As Python's pickler: a lone surrogate is written as it is.
+    data = value.encode("utf-8", "surrogatepass")
+    return _BINUNICODE + len(data).to_bytes(4, "little") + data
+
+
+def _numbered(short: bytes, long: bytes, number: int) -> bytes:
+    return short + number.to_bytes(1, "little") if number < 1 << 8 else long + number.to_bytes(4, "little")

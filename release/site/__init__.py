@@ -1,0 +1,1 @@
+"""What builds the site from docs/ and the docstrings, and what looks at it."""

@@ -1,0 +1,46 @@
+"""What the pages of docs/ need to become pages of the site: links out of docs/, and the help of the command line."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+__all__ = ["command_line", "on_page_markdown", "outward"]
+
+ROOT = Path(__file__).parents[2]
+_LINK = re.compile(r"(?<=\]\()(?P<up>(?:\.\./)+)(?P<path>[^)#\s]+)")
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
+    """Rewrite a page before it becomes HTML; MkDocs calls it by its name."""
+    text = outward(markdown, page.file.src_uri, config["repo_url"])
+    return text.replace("<!-- the help of each command -->", command_line())
+
+
+def outward(markdown: str, place: str, repository: str) -> str:
+    """Let links to files of the repository outside docs/ lead to where it is kept; what is not there is an error."""
+
+    def link(found: re.Match[str]) -> str:
+        target = (ROOT / "docs" / place).parent.joinpath(found[0]).resolve()
+        if target.is_relative_to(ROOT / "docs"):
+            return found[0]
+        if not target.exists():
+            raise FileNotFoundError(f"docs/{place} links to {found[0]}, which is not there")
+        return f"{repository}/blob/main/{target.relative_to(ROOT).as_posix()}"
+
+    return _LINK.sub(link, markdown)
+
+
+def command_line() -> str:
+    """Give the help of each command, as `--help` prints it on 100 columns."""
+    from shardwise.cli.arguments import make_parser
+
+    parser = make_parser()
+    commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    parts = []
+    for name, command in commands.choices.items():
+        command.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=100)
+        parts.append(f"## shardwise {name}\n\n```text\n{command.format_help().rstrip()}\n```\n")
+    return "\n".join(parts)

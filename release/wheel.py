@@ -1,0 +1,80 @@
+"""Build the wheel of this platform, check it, install it where there is no Rust, and use it.
+
+python -m release.wheel [FOLDER]       # the wheel and the sdist go into dist/ if no folder is given
+
+One wheel serves every CPython from 3.10 on; a free-threaded Python, which has no stable interface, needs its own. On
+Linux it is linked by zig against the symbols of glibc 2.17, so that it runs wherever a manylinux2014 wheel may. Needs
+Rust, and what the dependency group `release` names.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from .checks import faults
+from .programs import HERE, ROOT, run
+from .use import use
+
+__all__ = ["build", "remapped"]
+
+SEPARATOR = "\x1f"
+STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+def remapped(environment: Mapping[str, str], source: Path) -> dict[str, str]:
+    """Give the environment in which rustc writes neither the path of the sources nor that of the crates'."""
+    encoded = environment.get("CARGO_ENCODED_RUSTFLAGS")
+    flags = environment.get("RUSTFLAGS", "").split() if encoded is None else encoded.split(SEPARATOR)
+    cargo = environment.get("CARGO_HOME") or str(Path.home() / ".cargo")
+    flags += [f"--remap-path-prefix={cargo}=/cargo", f"--remap-path-prefix={source}=/shardwise"]
+    return {**environment, "CARGO_ENCODED_RUSTFLAGS": SEPARATOR.join(filter(None, flags))}
+
+
+def build(out: Path) -> Path:
+    """Make the sdist, build the wheel from nothing but it, and give the wheel's path."""
+    command = ["maturin", "build", "--release", "--locked", "--quiet", "--compression-level", "9"]
+    command += ["--interpreter", sys.executable, *(["--features", "abi3"] if STABLE else [])]
+    if sys.platform == "linux":
+        command += ["--zig", "--compatibility", "manylinux2014"]
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "made")
+        run(["maturin", "sdist", "--out", str(made)])
+        [sdist] = made.iterdir()
+        with tarfile.open(sdist) as archive:
+            archive.extractall(folder, filter="data")
+        source = Path(folder, sdist.name.removesuffix(".tar.gz"))
+        # Beside other builds, which stay as they are.
+        target = ["--target-dir", str(ROOT / "target" / "wheel")]
+        run([*command, *target, "--out", str(made)], remapped(HERE, source), source)
+        [wheel] = made.glob("*.whl")
+        out.mkdir(parents=True, exist_ok=True)
+        for file in (sdist, wheel):
+            shutil.copyfile(file, out / file.name)
+        return out / wheel.name
+
+
+def audit(wheel: Path) -> None:
+    """Look at the file, and have those look at it who know what the tags in its name promise."""
+    if found := faults(wheel):
+        sys.exit("\n".join(found))
+    if sys.platform == "linux":
+        shown = run(["auditwheel", "show", str(wheel)])
+        seen = re.search(r'platform tag:\s+"(\w+)"', shown)
+        if seen is None or seen[1] not in wheel.stem.split("-")[-1].split("."):
+            sys.exit(f"auditwheel sees another platform than {wheel.name}:\n{shown}")
+    if STABLE:
+        run(["abi3audit", "--strict", str(wheel)])
+
+
+if __name__ == "__main__":
+    made = build(Path(sys.argv[1] if len(sys.argv) > 1 else "dist").resolve())
+    audit(made)
+    use(made)
+    print(f"{made.name}: {made.stat().st_size:,} bytes")

@@ -1,0 +1,78 @@
+"""`shardwise reshard` with rules that rewrite, and its progress."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardwise as sw
+from shardwise.cli import main, progress
+
+from ..oracle import engines
+
+
+def test_from_one_engine_to_another_by_their_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = engines.hugging_face("llama", 0)
+    sw.save_checkpoint(tmp_path / "hf", whole, sync=False)
+    megatron, vllm = "torch_dist/llama", "vllm/llama"
+    source, there, other = (str(tmp_path / name) for name in ("hf", "torch_dist", "vllm"))
+    assert main(["reshard", source, there, "--rules", megatron, "--mesh", "tp=4", "--no-sync"]) == 0
+    arguments = [there, other, "--source-rules", megatron, "--rules", vllm, "--mesh", "tp=8", "--no-sync"]
+    assert main(["reshard", *arguments]) == 0
+    back = str(tmp_path / "back.safetensors")
+    assert main(["reshard", other, back, "--source-rules", vllm, "--no-sync"]) == 0
+    assert main(["diff", source, back]) == 0
+    assert capsys.readouterr().err == ""
+    for path, engine in ((there, "torch_dist"), (other, "vllm")):
+        with sw.open_checkpoint(path) as checkpoint:
+            expected = engines.ENGINES[engine]("llama", whole)
+            assert set(checkpoint) == set(expected)
+            assert all(checkpoint.read(name).tobytes() == value.tobytes() for name, value in expected.items())
+
+
+def test_rules_without_layouts_need_no_mesh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sw.save_checkpoint(tmp_path / "a", engines.hugging_face("gpt2", 0), sync=False)
+    rules = tmp_path / "rules.toml"
+    rules.write_text("[[rewrite]]\nfrom = 'transformer.{rest*}'\nto = '{rest*}'\n")
+    assert main(["reshard", str(tmp_path / "a"), str(tmp_path / "b"), "--rules", str(rules), "--no-sync"]) == 0
+    with sw.open_checkpoint(tmp_path / "b") as checkpoint:
+        assert "wte.weight" in checkpoint
+    arguments = ["reshard", str(tmp_path / "a"), str(tmp_path / "c"), "--rules", str(rules), "--mesh", "tp=2"]
+    assert main(arguments) == 2
+    assert "--rules must say how the tensors are cut" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, **settings: Any) -> str:
+    monkeypatch.setattr(sys, "stderr", stream)
+    with progress.ShownProgress(settings.pop("quiet", False), **settings) as show:
+        for done in (0, 1 << 20, 3 << 20):
+            if show is not None:
+                show(done, 3 << 20)
+    return stream.getvalue()
+
+
+def test_progress_is_shown_on_a_terminal_or_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setattr(progress, "_EVERY_LINE", 0.0)
+    monkeypatch.setattr(progress, "_EVERY_CHANGE", 0.0)
+    assert shown(monkeypatch, io.StringIO()) == ""
+    assert shown(monkeypatch, io.StringIO(), quiet=True, asked=True) == ""
+    assert shown(monkeypatch, Terminal(), quiet=True) == ""
+    lines = shown(monkeypatch, io.StringIO(), asked=True).splitlines()
+    assert [line.split(",")[0] for line in lines] == ["0 B of 3.0 MiB", "1.0 MiB of 3.0 MiB", "3.0 MiB of 3.0 MiB"]
+    assert "s left" in lines[1]
+    monkeypatch.setenv("TERM", "xterm")
+    assert "3.0/3.0 MiB" in shown(monkeypatch, Terminal())
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    plain = shown(monkeypatch, Terminal())
+    assert plain.startswith("\r0 B of 3.0 MiB")
+    assert plain.endswith("\n")

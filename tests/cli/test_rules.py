@@ -1,0 +1,56 @@
+"""The rules that the package brings: by their names wherever a file of rules is taken, listed and printed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import shardwise as sw
+from shardwise.cli import main
+
+from .test_main import error_of
+
+
+def test_they_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rules"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(sw.example_rules())
+    assert lines[1].split("  ")[-1] == "GPT-2 as Hugging Face stores it"
+    assert main(["rules", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {rules["name"]: Path(rules["path"]) for rules in listed} == sw.example_rules()
+
+
+@pytest.mark.parametrize("name", sw.example_rules())
+def test_one_is_printed_as_it_is(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert main(["rules", name]) == 0
+    text = capsys.readouterr().out
+    assert text == sw.example_rules()[name].read_text()
+    assert main(["rules", name, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == text
+
+
+def test_a_name_is_taken_for_a_file(capsys: pytest.CaptureFixture[str], gpt: Path, tmp_path: Path) -> None:
+    plan = ["plan", str(gpt), "--mesh", "model=4", "--json", "--rules"]
+    assert main([*plan, "gpt2"]) == 0
+    by_name = capsys.readouterr().out
+    assert main([*plan, str(sw.example_rules()["gpt2"])]) == 0
+    assert capsys.readouterr().out == by_name
+    assert main(["reshard", str(gpt), str(tmp_path / "cut"), "--mesh", "model=4", "--rules", "gpt2", "--plan"]) == 0
+
+
+def test_a_file_of_that_name_goes_first(
+    capsys: pytest.CaptureFixture[str], gpt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("gpt2").write_text("[rules]\n'nothing' = [[]]\n")
+    assert main(["plan", str(gpt), "--mesh", "model=4", "--rules", "gpt2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unused_rules"] == ["nothing"]
+
+
+def test_names_of_none(capsys: pytest.CaptureFixture[str], gpt: Path) -> None:
+    for arguments in (["rules", "gpt3"], ["plan", gpt, "--mesh", "model=4", "--rules", "gpt3"]):
+        said = error_of(capsys, *arguments)
+        assert "'gpt3'" in said
+        assert "bert, gpt2, megatron/gpt2" in said
+    assert "gone.toml" in error_of(capsys, "plan", gpt, "--mesh", "model=4", "--rules", "gone.toml")

@@ -1,0 +1,224 @@
+"""The page of a report: what is on it, that it is small, and that nothing in it comes from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shardwise as sw
+from tests.rules.pages import MESH, large_report
+
+#: Elements that have no end.
+VOID = {"meta", "input", "wbr"}
+
+
+class Reader(HTMLParser):
+    """Checks that elements end in the order in which they began, and takes the page apart."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.count: dict[str, int] = {}
+        self.rows: list[list[str]] = []
+        self.kinds: list[str] = []
+        self.data = ""
+        self.texts: list[str] = []
+        self.labels: set[str] = set()
+        self.ids: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.count[tag] = self.count.get(tag, 0) + 1
+        if given.get("id"):
+            self.ids.append(str(given["id"]))
+        if given.get("for"):
+            self.labels.add(str(given["for"]))
+        assert not {"src", "srcset", "action"} & set(given)  # Nothing is fetched, nothing sent.
+        assert (given.get("href") or "#").startswith("#")
+        assert not any(name.startswith("on") for name in given)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+            self.kinds.append(given.get("class") or "")
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+        if self.open and self.open[-1] == "script" and data.startswith("{"):
+            self.data += data
+        elif {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return large_report().to_html("A model")
+
+
+@pytest.fixture(scope="module")
+def reader(page: str) -> Reader:
+    return Reader(page)
+
+
+def test_a_thousand_tensors_are_small(page: str) -> None:
+    assert len(large_report().tensors) == 1004
+    assert len(page.encode()) < 2**20
+
+
+def test_nothing_comes_from_elsewhere(page: str, reader: Reader) -> None:
+    assert "default-src 'none'" in page
+    assert "://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert not {"link", "img", "iframe", "object", "base"} & set(reader.count)
+    assert len(reader.ids) == len(set(reader.ids))
+    assert {"search", "kind"} <= reader.labels
+    assert '<html lang="en">' in page
+
+
+def test_tensors_are_folded(reader: Reader) -> None:
+    groups = [row for row, kind in zip(reader.rows, reader.kinds, strict=True) if kind == "g"]
+    assert len(groups) == 9 + 5
+    assert reader.kinds.count("m") == 999
+    by_name = {row[0]: row[1:] for row in groups}
+    # 57,344 rows in 8: 7,168 each. 111 tensors of 57344 * 8192 * 2 bytes = 896 MiB.
+    assert by_name["+model.layers.{0..110}.mlp.gate_up.weight × 111"][:2] == ["57344 × 8192", "bfloat16"]
+    assert by_name["+model.layers.{0..110}.mlp.gate_up.weight × 111"][3:] == [
+        "7168 × 8192",
+        "97.1 GiB",
+        "12.1 GiB",
+        "gate_up",
+    ]
+    assert by_name["extra.bias"][3:] == ["5", "20 B", "20 B", "no rule"]
+    assert by_name["odd.kernel"][3:6] == ["none", "240 B", "?"]
+    assert "do not divide" in by_name["odd.kernel"][6]
+    assert "matches 2 rules" in by_name["odd.norm"][6]
+
+
+def test_problems_are_listed(reader: Reader) -> None:
+    words = "".join(reader.texts)
+    for text in (
+        "Replicated on every device: 334",  # three of each layer, and extra.bias
+        "No rule matches: 112",
+        "Several rules match: 1",
+        "Rules that apply to no name: 1",
+        "Does not divide: 1",
+    ):
+        assert text in words
+    assert ["odd.kernel", "0", "6", "8", "odd\\.", "not placed"] in reader.rows
+
+
+def test_who_holds_what_is_what_the_partition_says(reader: Reader) -> None:
+    data = json.loads(reader.data)
+    report = large_report()
+    by_text = {}
+    for cut in data["cuts"]:
+        assert cut["about"] not in by_text
+        by_text[cut["about"]] = cut
+    tensor = next(t for t in report.tensors if t.name == "model.layers.3.self_attn.q_proj.weight")
+    assert tensor.layout is not None
+    partition = tensor.layout.partition(tensor.shape)
+    cut = by_text["8192 × 8192, ('tp', None)"]
+    assert cut["ranges"] == [[f"{1024 * i}:{1024 * (i + 1)}" for i in range(8)], ["0:8192"]]
+    assert data["held"][cut["held"]] == [f"cpu:{i},{i + 8} (2 replicas)" for i in range(8)]
+    assert partition.devices_holding(3) == ["cpu:3", "cpu:11"]
+    packed = next(cut for about, cut in by_text.items() if "gate" in about)
+    # Of gate and up, 28,672 rows each, device 1 has rows 3,584 to 7,168.
+    assert [piece[1] for piece in packed["pieces"] if piece[3].startswith("cpu:1,")] == ["3584:7168", "32256:35840"]
+
+
+names = st.text(max_size=20) | st.sampled_from(
+    ["</script>", "<!--", "]]>", "\0", "\ud800", "a" * 10**5, "h.0.w", "h.1.w"]
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.dictionaries(names, st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=6), names, st.booleans())
+def test_any_names_are_text(tensors: dict[str, tuple[int, ...]], title: str, by_kind: bool) -> None:
+    rules = sw.LayoutMap(MESH)
+    rules["h"] = ("dp",)
+    rules["w"] = (None, "tp")
+    given_tensors = {name: (shape, "int8") if by_kind else shape for name, shape in tensors.items()}
+    page = rules.report(given_tensors, uneven="ceil").to_html(title)
+    reader = Reader(page)
+    assert reader.kinds.count("g") + reader.kinds.count("m") >= len(tensors)
+    assert reader.count["script"] == 2
+    json.loads(reader.data)
+    page.encode()
+    assert len(page) < 100_000
+
+
+def test_a_large_mesh_and_large_tensors() -> None:
+    rules = sw.LayoutMap(sw.DeviceMesh((2**40,), ("x",)))
+    rules["w"] = ("x", None)
+    data = json.loads(Reader(rules.report({"w": ((2**40, 2**20), "int8")}).to_html()).data)
+    assert data["cuts"][0]["ranges"][0][-1].endswith(f":{2**40}")
+    assert len(data["cuts"][0]["ranges"][0]) <= 32
+
+
+def test_many_shapes_stay_small() -> None:
+    """Every tensor with a shape of its own."""
+    rules = sw.LayoutMap(MESH)
+    rules["w"] = ("tp", "dp")
+    report = rules.report({f"w{i}": ((8 * i + 8, 2 * i + 2), "float32") for i in range(1000)})
+    assert len(report.to_html().encode()) < 2**20
+
+
+def test_a_report_without_a_mesh_or_tensors() -> None:
+    rules = sw.LayoutMap()
+    rules["w"] = ("x",)
+    assert "No mesh." in rules.report({"w": (4,)}).to_html()
+    assert Reader(sw.LayoutMap(MESH).report({}).to_html()).kinds.count("g") == 0
+
+
+def test_a_notebook_shows_the_tensors_folded() -> None:
+    shown = Reader(large_report()._repr_html_())
+    assert [row[0] for row in shown.rows if "gate_up" in row[0]] == ["model.layers.{0..110}.mlp.gate_up.weight × 111"]
+    assert shown.count["li"] == len(large_report().warnings)
+    assert "script" not in shown.count
+
+
+def test_it_is_saved_as_a_whole(tmp_path: Path) -> None:
+    report = large_report(1)
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    report.save_html(path, "A model")
+    assert path.read_text(encoding="utf-8") == report.to_html("A model")
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(TypeError, match="title must be a str"):
+        report.save_html(path, 5)  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="nowhere"):
+        report.save_html(tmp_path / "nowhere" / "report.html")
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    rgb = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * rgb[0] + 0.7152 * rgb[1] + 0.0722 * rgb[2]
+
+
+def test_the_colours_of_the_page_can_be_read(page: str) -> None:
+    """WCAG 2: 4.5 for text, on the page and on bands."""
+    themes = [dict(re.findall(r"--(\w+):(#\w{6})", line)) for line in page.splitlines() if "--page:" in line]
+    assert len(themes) == 2
+    for theme in themes:
+        for ground in (theme["page"], theme["band"]):
+            for name in ("text", "quiet", "link", "warn", "bad"):
+                light, dark = sorted((luminance(theme[name]), luminance(ground)), reverse=True)
+                assert (light + 0.05) / (dark + 0.05) >= 4.5, (name, ground)

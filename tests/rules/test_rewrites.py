@@ -1,0 +1,229 @@
+"""Rewrites as data: templates, what a rewrite may say, and what is refused."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardwise as sw
+from shardwise.rules.templates import parse_template
+
+
+def names(template: str, name: str) -> dict[str, str] | None:
+    match = parse_template(template).pattern().fullmatch(name)
+    return None if match is None else match.groupdict()
+
+
+@pytest.mark.parametrize(
+    ("template", "name", "fields"),
+    [
+        ("layers.{i}.w", "layers.12.w", {"i": "12"}),
+        ("layers.{i}.w", "layers.1.2.w", None),
+        ("layers/{i}/w", "layers/1/2/w", None),
+        ("layers.{i}.w", "layersx1.w", None),
+        ("h{i}.x", "h3.x", {"i": "3"}),
+        ("{a}.{b}.{a}", "x.y.x", {"a": "x", "b": "y"}),
+        ("{a}.{b}.{a}", "x.y.z", None),
+        ("model.{rest*}", "model.a.b", {"rest": "a.b"}),
+        ("{rest*}.bias", "a.b.bias", {"rest": "a.b"}),
+        ("a{{0}}", "a{0}", {}),
+        ("a{{0}}", "a0", None),
+    ],
+)
+def test_a_template_matches_whole_names(template: str, name: str, fields: dict[str, str] | None) -> None:
+    assert names(template, name) == fields
+    if fields is not None:
+        assert parse_template(template).filled(fields) == name
+
+
+def test_choices_are_written_out() -> None:
+    template = parse_template("{a,b}.{{x}}.{i}.{c,d}")
+    assert [one.text for one in template.expanded()] == [
+        "a.{{x}}.{i}.c",
+        "a.{{x}}.{i}.d",
+        "b.{{x}}.{i}.c",
+        "b.{{x}}.{i}.d",
+    ]
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_template_that_writes_itself_or_an_error(text: str) -> None:
+    try:
+        template = parse_template(text)
+    except sw.LayoutError:
+        return
+    for one in template.expanded():
+        assert parse_template(one.text) == one
+        assert names(one.text, one.filled(dict.fromkeys(one.fields, "7"))) == dict.fromkeys(one.fields, "7")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("", "1 to 4096 characters"),
+        ("x" * 5000, "1 to 4096 characters"),
+        ("a{b", "brace at character 1"),
+        ("a}b", "brace at character 1"),
+        ("{}", "not a field"),
+        ("{1}", "not a field"),
+        ("{a-b}", "not a field"),
+        ("{a}{b}", "two fields"),
+        ("{a}_{b}", "two fields"),
+        ("{a*}.{b*}", "only one field"),
+        ("{a}.{a*}", "both there"),
+        ("{a,a}", "a text twice"),
+    ],
+)
+def test_templates_that_are_refused(template: str, message: str) -> None:
+    with pytest.raises(sw.LayoutError, match=message) as caught:
+        parse_template(template)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_name_cannot_make_a_match_slow() -> None:
+    assert names("{a}.x.{b}.x.{rest*}.x.{c}y", "x." * 2000) is None
+
+
+def test_choices_that_both_sides_have_are_written_out() -> None:
+    short = sw.Rewrites([{"from": "h.{i}.{ln_1,ln_2}.{weight,bias}", "to": "l.{i}.{weight,bias}.{ln_1,ln_2}"}])
+    long = [
+        {"from": f"h.{{i}}.{ln}.{kind}", "to": f"l.{{i}}.{kind}.{ln}"}
+        for ln in ("ln_1", "ln_2")
+        for kind in ("weight", "bias")
+    ]
+    assert short == sw.Rewrites(long)
+
+
+def test_the_inverse_undoes_the_last_first() -> None:
+    one = {"from": "{q,k}", "to": {"name": "x", "packed": "q:(2) + k:(3)", "pad_to": 8}, "size": 5}
+    other = {"from": "x", "to": {"name": "y", "transpose": True}}
+    turned = [
+        {"from": side["to"], "to": side["from"], **{k: v for k, v in side.items() if k == "size"}}
+        for side in (other, one)
+    ]
+    assert sw.Rewrites([one, other], drop=["z"]).inverse() == sw.Rewrites(turned, drop=["z"])
+    both = sw.Rewrites([one]) + sw.Rewrites([other], unmatched="refuse")
+    assert both.inverse() == sw.Rewrites([other], unmatched="refuse").inverse() + sw.Rewrites([one]).inverse()
+    assert both.inverse().inverse() == both
+    with pytest.raises(sw.LayoutError, match="cannot be turned round: size is missing"):
+        sw.Rewrites([{"from": "a", "to": {"name": "b", "pad_to": 8}}]).inverse()
+
+
+PACKED = {"name": "x", "packed": "q:(2) + k:(3)"}
+
+
+@pytest.mark.parametrize(
+    ("rewrite", "error", "message"),
+    [
+        ("a", TypeError, "expected a mapping"),
+        ({"from": "a"}, sw.LayoutError, "'to' is missing"),
+        ({"from": "a", "to": "b", "into": "c"}, sw.LayoutError, "unknown key 'into', expected one of from, to"),
+        ({"from": 1, "to": "b"}, TypeError, "from must be a template or a table, got 1"),
+        ({"from": "a", "to": {"nam": "b"}}, sw.LayoutError, "to: unknown key 'nam'"),
+        ({"from": "a", "to": {"name": "b", "h": 3}}, sw.LayoutError, "unknown key 'h'"),
+        ({"from": "a", "to": {"stack": "i"}}, sw.LayoutError, "one of name and parts"),
+        ({"from": "a", "to": {"name": "b", "stack": 1}}, TypeError, "stack must be the name"),
+        ({"from": "a", "to": {"name": "b", "transpose": 1}}, TypeError, "transpose must be true or false"),
+        ({"from": "a", "to": {"name": "b", "dim": "x"}}, TypeError, "dim must be an integer"),
+        ({"from": "a", "to": {"name": "b", "pad_to": 0}}, sw.LayoutError, "pad_to is 0; it must be 1 to"),
+        ({"from": "a", "to": {"name": "b", "pad_to": 2**70}}, sw.LayoutError, "it must be 1 to"),
+        ({"from": "a", "to": "b", "size": True}, TypeError, "size must be an integer"),
+        ({"from": "a", "to": "b", "optional": 1}, TypeError, "optional must be true or false"),
+        ({"from": "a", "to": "b", "size": 3}, sw.LayoutError, "neither side has pad_to"),
+        ({"from": {"name": "a", "pad_to": 8}, "to": "b"}, sw.LayoutError, "size is missing"),
+        ({"from": "a.{i}", "to": "b"}, sw.LayoutError, r"to has no field \{i\}.*stack = 'i'"),
+        ({"from": "a", "to": "b.{i}"}, sw.LayoutError, r"from has no field \{i\}"),
+        ({"from": "a.{i}", "to": {"name": "b.{i}", "stack": "i"}}, sw.LayoutError, "cannot be in the name as well"),
+        ({"from": "a.{i*}", "to": {"name": "b", "stack": "i"}}, sw.LayoutError, "cannot be stacked"),
+        (
+            {"from": "{q,k}", "to": "b"},
+            sw.LayoutError,
+            "to is one tensor of the parts q, k, and its order is not stated",
+        ),
+        ({"from": "b", "to": "{q,k}"}, sw.LayoutError, "from is one tensor of the parts q, k, and its order"),
+        ({"from": PACKED, "to": "b"}, sw.LayoutError, "to is one tensor of the parts q, k, and its order"),
+        ({"from": "{q,k}", "to": {"name": "x", "packed": "(2) + (3)"}}, sw.LayoutError, "the order is not stated"),
+        ({"from": "{q,v}", "to": PACKED}, sw.LayoutError, r"from has the parts \['q', 'v'\], to \['q', 'k'\]"),
+        ({"from": "{a,b}.{q,k}", "to": PACKED}, sw.LayoutError, "is not on the other side"),
+        ({"from": "{,k}", "to": PACKED}, sw.LayoutError, "has no name"),
+        ({"from": {"parts": {}}, "to": "b"}, TypeError, "parts must be a table"),
+        ({"from": {"parts": {"q": "a"}, "packed": "q:(1)"}, "to": "b"}, sw.LayoutError, "cannot be packed as well"),
+        ({"from": "a", "to": {"name": "b", "packed": "q:(h)", "g": 2}}, sw.LayoutError, "'g', which 'q:.h.' does not"),
+        ({"from": "a", "to": {"name": "b", "packed": "q:("}}, sw.ParseError, "rewrite 1: "),
+        ({"from": "a", "to": {"name": "b", "packed": 3}}, TypeError, "packed must be the text"),
+    ],
+)
+def test_rewrites_that_are_refused(rewrite: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        sw.Rewrites([rewrite])
+    assert "rewrite 1: " in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_too_many_choices_are_refused() -> None:
+    many = ".".join(f"{{a{i},b{i}}}" for i in range(40))
+    with pytest.raises(sw.LayoutError, match="40 choices make 1099511627776 templates, over the limit"):
+        sw.Rewrites([{"from": many, "to": many}])
+    with pytest.raises(sw.LayoutError, match="40 choices make 1099511627776 templates, over the limit"):
+        sw.Rewrites(drop=[many])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"rewrites": "abc"}, TypeError, "rewrites must be a sequence"),
+        ({"rewrites": {"from": "a", "to": "b"}}, TypeError, "rewrites must be a sequence"),
+        ({"drop": "abc"}, TypeError, "drop must be a sequence"),
+        ({"drop": [3]}, TypeError, "template must be a string"),
+        ({"unmatched": "no"}, sw.LayoutError, "unmatched is 'no'; it must be one of 'keep', 'drop', 'refuse'"),
+    ],
+)
+def test_arguments_that_are_refused(arguments: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        sw.Rewrites(**arguments)
+
+
+def test_a_rules_file_has_rules_and_rewrites() -> None:
+    text = """
+        drop = ["x"]
+        unmatched = "refuse"
+
+        [rules]
+        y = ["tp"]
+
+        [[rewrite]]
+        from = "h.{i}.{q,k}"
+        [rewrite.to]
+        name = "y"
+        stack = "i"
+        packed = "q:(h d) + k:(g d)"
+        h = 4
+        g = 2
+        d = 8
+    """
+    side = {"name": "y", "stack": "i", "packed": "q:(4 8) + k:(2 8)"}
+    expected = sw.Rewrites([{"from": "h.{i}.{q,k}", "to": side}], drop=["x"], unmatched="refuse")
+    assert sw.Rewrites.from_toml(io.StringIO(text)) == expected
+    assert list(sw.LayoutMap.from_toml(io.StringIO(text))) == ["y"]
+    assert not sw.Rewrites.from_toml(io.StringIO("[rules]"))
+    assert not sw.LayoutMap.from_toml(io.StringIO("[[rewrite]]\nfrom = 'a'\nto = 'b'"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rewrite = 3", "the rules file: rewrite must be a list"),
+        ("drop = 'x'", "the rules file: drop must be a list"),
+        ("drop = [3]", "the rules file: a template must be a string"),
+        ("[[rewrite]]\nfrom = 'a'\nto = 3", "the rules file: rewrite 1: to must be a template or a table"),
+        ("[[rewrites]]", "unknown key 'rewrites'.* did you mean 'rewrite'"),
+        ("unmatched = 'x'", "the rules file: unmatched is 'x'"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(text: str, message: str) -> None:
+    with pytest.raises((sw.ParseError, sw.LayoutError), match=message):
+        sw.Rewrites.from_toml(io.StringIO(text))

@@ -1,0 +1,426 @@
+"""Rewrites of checkpoints: every engine's names and orders to every other's, and back; what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import shardwise as sw
+from shardwise.store.write import assembled, spool
+
+from ..oracle import engines, fused
+
+ROOT = Path(__file__).parents[2]
+MEGATRON = ROOT / "tests" / "data" / "checkpoints" / "megatron"
+RUNS = spool._runs
+Model = dict[str, np.ndarray[Any, Any]]
+
+
+def same(path: Path, expected: Model) -> None:
+    with sw.open_checkpoint(path) as checkpoint:
+        assert set(checkpoint) == set(expected)
+        for name, value in expected.items():
+            found = checkpoint.read(name)
+            assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes()), name
+
+
+def rules_file(folder: Path, engine: str, model: str) -> Path:
+    """The example; GPT-2's for 16 heads, so that 8 ranks divide them."""
+    text = sw.example_rules()[f"{engine}/{model}"].read_text()
+    if model == "gpt2":
+        for old, new in (("12 64", "16 64"), ("12@tp", "16@tp"), ("max12", "max16"), ("(12 [", "(16 [")):
+            text = text.replace(old, new)
+    path = folder / f"{engine}-{model}.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.parametrize(("one", "other"), list(itertools.permutations(engines.ENGINES, 2)))
+def test_every_engine_to_every_other_and_back(tmp_path: Path, model: str, one: str, other: str) -> None:
+    """Rewritten and cut for 4 ranks, cut for 8, for 2, merged, rewritten back: each compared with the restatement."""
+    whole = engines.hugging_face(model, seed=len(one) + len(other))
+    before, after = engines.ENGINES[one](model, whole), engines.ENGINES[other](model, whole)
+    files = {engine: rules_file(tmp_path, engine, model) for engine in (one, other) if engine != "hf"}
+    rewrites = sw.Rewrites()
+    if one != "hf":
+        rewrites += sw.Rewrites.from_toml(files[one]).inverse()
+    if other != "hf":
+        rewrites += sw.Rewrites.from_toml(files[other])
+
+    def rules(engine: str, tp: int) -> sw.LayoutMap | None:
+        if engine == "hf":
+            return None
+        return sw.LayoutMap.from_toml(files[engine], sw.DeviceMesh((tp,), ("tp",)))
+
+    sw.save_checkpoint(tmp_path / "source", before, rules(one, 2), sync=False)
+    report = sw.reshard_checkpoint(
+        tmp_path / "source", tmp_path / "tp4", rules(other, 4), rewrites=rewrites, sync=False, memory=1 << 20
+    )
+    assert isinstance(report, sw.WriteReport)
+    assert report.bytes_read <= 1.05 * sum(value.nbytes for value in before.values())
+    same(tmp_path / "tp4", after)
+    sw.verify_checkpoint(tmp_path / "tp4")
+    for tp, source in ((8, "tp4"), (2, "tp8"), (1, "tp2")):
+        sw.reshard_checkpoint(tmp_path / source, tmp_path / f"tp{tp}", rules(other, tp), sync=False)
+    same(tmp_path / "tp1", after)
+    sw.reshard_checkpoint(tmp_path / "tp8", tmp_path / "back", rules(one, 4), rewrites=rewrites.inverse(), sync=False)
+    same(tmp_path / "back", before)
+    assert sw.diff_checkpoints(tmp_path / "source", tmp_path / "back") == []
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_every_rank_holds_what_megatron_gives_it(tmp_path: Path, model: str, tp: int) -> None:
+    whole = engines.torch_dist(model, engines.hugging_face(model, 1))
+    rules = sw.LayoutMap.from_toml(rules_file(tmp_path, "torch_dist", model), sw.DeviceMesh((tp,), ("tp",)))
+    unused = set(rules)
+    for name, value in whole.items():
+        layout = rules[name]
+        assert layout is not None, name
+        unused -= set(rules.matching_rules(name))
+        sharded = sw.distribute_tensor(value, layout)
+        for rank in range(tp):
+            if "linear_qkv." in name and "norm" not in name:
+                wanted = value[:, fused.megatron_qkv(*engines.HEADS[model], tp, rank)]
+            elif "linear_fc1." in name and "norm" not in name:
+                wanted = value[:, fused.megatron_stride(value.shape[1], 2 - (model == "gpt2"), tp, rank)]
+            elif name.endswith(("linear_proj.weight", "linear_fc2.weight")):
+                wanted = np.split(value, tp, axis=2)[rank]
+            elif "word_embeddings" in name or "output_layer" in name:
+                wanted = value[fused.megatron_vocab(len(value), tp, rank)[0]]
+            else:
+                wanted = value
+            got = sharded.shard(f"cpu:{rank}")
+            assert np.array_equal(got[: len(wanted)], wanted), (name, rank)
+    assert not {rule for rule in unused if "output_layer" not in rule}
+
+
+def test_a_checkpoint_that_megatron_wrote(tmp_path: Path) -> None:
+    """Its layers apart, its groups taken apart, its words without padding; and back."""
+    expected = {}
+    for name, said in json.loads((MEGATRON / "expected.json").read_text())["tensors"].items():
+        dtype = "u2" if said["dtype"] == "bfloat16" else said["dtype"]
+        expected[name] = np.frombuffer(bytes.fromhex(said["hex"]), dtype).reshape(said["shape"])
+    fused_name = "decoder.layers.self_attention.linear_qkv.weight"
+    rewrites = sw.Rewrites(
+        [
+            {
+                "from": {"name": fused_name, "stack": "i", "packed": "(2 [q:4 k:2 v:2])"},
+                "to": "model.layers.{i}.self_attn.{q,k,v}_proj.weight",
+            },
+            {
+                "from": {"name": "decoder.layers.self_attention.linear_proj.weight", "stack": "i"},
+                "to": {"name": "model.layers.{i}.self_attn.o_proj.weight", "transpose": True},
+            },
+            {
+                "from": {"name": "embedding.word_embeddings.weight", "pad_to": 16},
+                "to": "model.embed_tokens.weight",
+                "size": 27,
+            },
+        ]
+    )
+    sw.reshard_checkpoint(MEGATRON, tmp_path / "hf", rewrites=rewrites)
+    wanted: Model = {
+        "decoder.final_layernorm.weight": expected["decoder.final_layernorm.weight"],
+        "model.embed_tokens.weight": expected["embedding.word_embeddings.weight"][:27],
+    }
+    for i in range(3):
+        rows = expected[fused_name][i]
+        for part, begin, end in (("q", 0, 4), ("k", 4, 6), ("v", 6, 8)):
+            wanted[f"model.layers.{i}.self_attn.{part}_proj.weight"] = np.concatenate(
+                [rows[begin:end], rows[8 + begin : 8 + end]]
+            )
+        wanted[f"model.layers.{i}.self_attn.o_proj.weight"] = expected[
+            "decoder.layers.self_attention.linear_proj.weight"
+        ][i].T
+    with sw.open_checkpoint(tmp_path / "hf") as checkpoint:
+        assert set(checkpoint) == set(wanted)
+        for name, value in wanted.items():
+            assert checkpoint.read(name).tobytes() == value.tobytes(), name
+    sw.reshard_checkpoint(MEGATRON, tmp_path / "dcp", rewrites=rewrites, to="dcp")
+    assert sw.diff_checkpoints(tmp_path / "dcp", tmp_path / "hf") == []
+    sw.reshard_checkpoint(tmp_path / "hf", tmp_path / "back", rewrites=rewrites.inverse())
+    found = sw.diff_checkpoints(MEGATRON, tmp_path / "back")
+    # The words' padding held numbers, which are zeros now.
+    assert [(one.name, one.index) for one in found] == [("embedding.word_embeddings.weight", (27, 0))]
+    with sw.open_checkpoint(tmp_path / "back") as checkpoint:
+        assert not checkpoint.read("embedding.word_embeddings.weight")[27:].any()
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_there_and_back_is_the_identity(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, scattered: bool, data: st.DataObject
+) -> None:
+    """Stacked, packed in any order along any dim, transposed and padded; cut by anything on the way.
+
+    Once copied piece by piece, and once as if the pieces were too many for that, in blocks of a few bytes.
+    """
+    if scattered:
+        monkeypatch.setattr(assembled, "_MOST_STRETCHES", 0)
+        monkeypatch.setattr(spool, "_runs", lambda shape, itemsize, most: RUNS(shape, itemsize, 5))
+    folder = tmp_path_factory.mktemp("any")
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    groups, layers, dim = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), data.draw(st.integers(-2, 1))
+    sizes = data.draw(st.lists(st.integers(1, 3), min_size=2, max_size=4))
+    names = [f"part{i}" for i in range(len(sizes))]
+    blocks = " ".join(f"{name}:{size}" for name, size in zip(names, sizes, strict=True))
+    blocked = " + ".join(f"{name}:({groups} {size})" for name, size in zip(names, sizes, strict=True))
+    other, total, multiple = data.draw(st.integers(1, 4)), groups * sum(sizes), data.draw(st.integers(1, 5))
+    transpose, stack = data.draw(st.booleans()), data.draw(st.booleans())
+    whole: Model = {}
+    for i in range(layers):
+        for name, size in zip(names, sizes, strict=True):
+            shape = (groups * size, other) if dim % 2 == 0 else (other, groups * size)
+            whole[f"h.{i}.{name}"] = rng.integers(0, 255, shape).astype("u1")
+    side = {"transpose": transpose, "dim": dim, "pad_to": multiple}
+    rewrites = sw.Rewrites(
+        [
+            {
+                "from": {"parts": {name: f"h.{{i}}.{name}" for name in names}},
+                "to": {
+                    "packed": f"({groups} [{blocks}])",
+                    "name": "fused" if stack else "fused.{i}",
+                    "stack": "i" if stack else None,
+                    **side,
+                },
+                "size": total,
+            },
+            {
+                "from": {
+                    "packed": f"({groups} [{blocks}])",
+                    "name": "fused" if stack else "fused.{i}",
+                    "stack": "i" if stack else None,
+                    **side,
+                },
+                "to": {"packed": blocked, "name": "blocked.{i}", "dim": dim},
+                "size": total,
+            },
+        ][: 1 + data.draw(st.booleans())]
+    )
+    sw.save_checkpoint(folder / "a", whole, sync=False)
+    mesh = sw.DeviceMesh((2, 2), ("x", "y"))
+    axes = data.draw(st.permutations(["x", "y", None]))
+    rank = 3 if stack and len(rewrites.sets[0].rewrites) == 1 else 2
+    layouts = sw.LayoutMap(mesh)
+    layouts["fused|blocked"] = tuple(axes[:rank])
+    sw.reshard_checkpoint(folder / "a", folder / "b", layouts, rewrites=rewrites, uneven="chunk", sync=False)
+    expected: Model = {}
+    for i in range(layers):
+        parts = [whole[f"h.{i}.{name}"] for name in names]
+        axis = dim % 2
+        if len(rewrites.sets[0].rewrites) == 2:
+            expected[f"blocked.{i}"] = np.concatenate(parts, axis)
+            continue
+        split = [np.split(part, groups, axis) for part in parts]
+        value = np.concatenate([part[g] for g in range(groups) for part in split], axis)
+        pads = [(0, -total % multiple) if d == axis else (0, 0) for d in range(2)]
+        value = np.pad(value, pads)
+        expected[f"fused.{i}"] = value.T if transpose else value
+    if stack and rank == 3:
+        expected = {"fused": np.stack([expected[f"fused.{i}"] for i in range(layers)])}
+    same(folder / "b", {name: np.ascontiguousarray(value) for name, value in expected.items()})
+    sw.reshard_checkpoint(folder / "b", folder / "c", rewrites=rewrites.inverse(), sync=False)
+    same(folder / "c", whole)
+
+
+@pytest.mark.parametrize("memory", [1 << 16, 1 << 28])
+def test_many_short_stretches(tmp_path: Path, memory: int) -> None:
+    """The experts of gpt-oss have gate and up column by column in turn; vLLM has one after the other, transposed."""
+    value = np.random.default_rng(0).integers(0, 1 << 16, (3, 40, 2 * 700)).astype("u2")
+    sw.save_checkpoint(tmp_path / "a", {"experts.gate_up": value, "rest": np.ones(3)}, sync=False)
+    turned = {"name": "w13", "transpose": True, "dim": -1, "packed": "gate:(n) + up:(n)"}
+    rewrites = sw.Rewrites(
+        [{"from": {"name": "experts.gate_up", "dim": -1, "packed": "(700 [gate:1 up:1])"}, "to": turned}]
+    )
+    expected = np.concatenate([value[..., ::2], value[..., 1::2]], axis=-1).swapaxes(1, 2)
+    layouts = {"w13": sw.TensorLayout((None, "x", None), sw.DeviceMesh((4,), ("x",)))}
+    arguments: dict[str, Any] = {"rewrites": rewrites, "memory": memory, "sync": False}
+    outline = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", layouts, plan=True, **arguments)
+    report = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", layouts, **arguments)
+    assert outline.bytes == report.bytes
+    same(tmp_path / "b", {"w13": expected, "rest": np.ones(3)})
+    sw.reshard_checkpoint(tmp_path / "b", tmp_path / "c", rewrites=rewrites.inverse(), memory=memory, sync=False)
+    same(tmp_path / "c", {"experts.gate_up": value, "rest": np.ones(3)})
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".") and path.is_dir()]
+
+
+def whole() -> Model:
+    rng = np.random.default_rng(3)
+    found: Model = {}
+    for i in range(3):
+        found |= {f"h.{i}.{name}": rng.standard_normal((rows, 4)).astype("f4") for name, rows in (("q", 4), ("k", 2))}
+    return found | {"wte": rng.standard_normal((10, 4)).astype("f4"), "ln": np.ones(4, "f4")}
+
+
+PACKED = "q:(4) + k:(2)"
+
+
+@pytest.mark.parametrize(
+    ("rewrite", "message"),
+    [
+        ({"from": "h.{i}.v", "to": "v.{i}"}, r"no tensor is called 'h\.\{i\}\.v'.*optional"),
+        ({"from": "h.{i}.q", "to": {"name": "ln", "stack": "i"}}, r"calls 'h\.0\.q' 'ln', which is there already"),
+        ({"from": "h.{i}.{q,k}", "to": {"name": "x.{i}", "packed": "q:(4) + k:(3)"}}, r"q 4 \+ k 2 = 6 .* dim 0: .* 7"),
+        ({"from": "h.{i}.{q,k}", "to": {"name": "x.{i}", "packed": "q:(3) + k:(3)"}}, r"have q 4 \+ k 2 .* has 3 of q"),
+        (
+            {"from": "h.{i}.{q,v}", "to": {"name": "x.{i}", "packed": "q:(4) + v:(2)"}},
+            r"'h\.0\.v' is missing.*'h\.0\.q'",
+        ),
+        ({"from": {"name": "wte", "packed": PACKED}, "to": "{q,k}"}, r"tensor 'wte'.* 10 elements.* 6"),
+        ({"from": {"name": "wte", "stack": "i", "packed": PACKED}, "to": "{i}.{q,k}"}, r"'wte'.* 4 elements.* 6"),
+        ({"from": {"name": "ln", "transpose": True}, "to": "x"}, r"'ln' has 1 dims"),
+        ({"from": {"name": "wte", "pad_to": 4}, "to": "x", "size": 9}, r"'wte': dim 0 has 10 .* 9, padded to .* 12"),
+        ({"from": "wte", "to": {"name": "x", "pad_to": 4}, "size": 9}, r"'wte': dim 0 has 10 .* size is 9"),
+        ({"from": {"name": "ln", "dim": 2, "pad_to": 4}, "to": "x", "size": 4}, r"'ln' has no dim 2"),
+        ({"from": "{a}", "to": {"name": "x", "stack": "a"}}, r"'x' is to be a stack of 2 .* a = 0; one has a = 'ln'"),
+        ({"from": "h.{i}.{a}", "to": {"name": "x.{i}", "stack": "a"}}, r"a stack of 2 .* a = 0"),
+        ({"from": {"parts": {"a": "wte", "b": "{x}"}}, "to": "{a,b}"}, "do not have the same fields"),
+        (
+            {"from": {"parts": {"a": "wte", "b": "ln"}}, "to": {"name": "x", "packed": "a:(10) + b:(4)"}},
+            "'wte' and 'ln' cannot be packed in dim 0",
+        ),
+        ({"from": {"parts": {"a": "wte", "b": "wte"}}, "to": "{a,b}"}, "both the part a and the part b"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, rewrite: Any, message: str) -> None:
+    sw.save_checkpoint(tmp_path / "a.safetensors", whole())
+    with pytest.raises(sw.LayoutError, match=message) as caught:
+        sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", rewrites=sw.Rewrites([rewrite]))
+    assert len(str(caught.value)) < 800
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_two_tensors_of_different_kinds_are_not_put_together(tmp_path: Path) -> None:
+    sw.save_checkpoint(
+        tmp_path / "a", {"q": np.zeros((2, 3), "f4"), "k": np.zeros((2, 3), "f2"), "v": np.zeros((2, 4), "f4")}
+    )
+    for other, what in (("k", "float16"), ("v", r"\(2, 4\)")):
+        rewrites = sw.Rewrites([{"from": f"{{q,{other}}}", "to": {"name": "x", "packed": f"q:(2) + {other}:(2)"}}])
+        with pytest.raises(sw.LayoutError, match=rf"'q' and '{other}' cannot be packed in dim 0.*{what}"):
+            sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", rewrites=rewrites)
+        rewrites = sw.Rewrites([{"from": "{x}", "to": {"name": "x", "stack": "x"}}])
+    sw.save_checkpoint(tmp_path / "c", {"0": np.zeros(2), "1": np.zeros(3)})
+    with pytest.raises(sw.LayoutError, match="'0' and '1' cannot be stacked"):
+        sw.reshard_checkpoint(tmp_path / "c", tmp_path / "b", rewrites=rewrites)
+
+
+def test_what_is_left_is_kept_dropped_or_refused(tmp_path: Path) -> None:
+    sw.save_checkpoint(tmp_path / "a", whole())
+    one = {"from": "h.{i}.{q,k}", "to": "layers.{i}.{q,k}"}
+    renamed = {f"layers.{i}.{name}" for i in range(3) for name in "qk"}
+    for unmatched, drop, expected in (
+        ("keep", [], {*renamed, "wte", "ln"}),
+        ("keep", ["{w}te"], {*renamed, "ln"}),
+        ("drop", [], renamed),
+        ("refuse", ["{wte,ln}"], renamed),
+    ):
+        rewrites = sw.Rewrites([one], drop=drop, unmatched=unmatched)  # type: ignore[arg-type]
+        target = tmp_path / f"{unmatched}-{len(drop)}"
+        sw.reshard_checkpoint(tmp_path / "a", target, rewrites=rewrites, sync=False)
+        with sw.open_checkpoint(target) as checkpoint:
+            assert set(checkpoint) == expected
+    with pytest.raises(sw.LayoutError, match="no rewrite takes 'ln' and 1 other;"):
+        sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", rewrites=sw.Rewrites([one], unmatched="refuse"))
+
+
+def test_rewrites_follow_one_another_after_renames(tmp_path: Path) -> None:
+    sw.save_checkpoint(tmp_path / "a", {"old.0.w": np.arange(3), "old.1.w": np.arange(3, 6), "x": np.zeros(1)})
+    rewrites = sw.Rewrites(
+        [
+            {"from": "new.{rest*}", "to": "deep.{rest*}"},
+            {"from": "deep.{i}.w", "to": {"name": "w", "stack": "i"}},
+            {"from": "x", "to": "y"},
+            {"from": "w", "to": "x"},
+        ]
+    )
+    sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", rename=[("^old", "new")], rewrites=rewrites, only="^x$")
+    same(tmp_path / "b", {"x": np.arange(6).reshape(2, 3)})
+
+
+def test_a_plan_writes_nothing_and_a_conversion_reads_what_is_needed(tmp_path: Path) -> None:
+    sw.save_checkpoint(tmp_path / "a", whole())
+    rewrites = sw.Rewrites(
+        [{"from": "h.{i}.{q,k}", "to": {"name": "x", "stack": "i", "packed": PACKED}}, {"from": "wte", "to": "y"}]
+    )
+    arguments: dict[str, Any] = {"rewrites": rewrites, "dtype": "float16", "only": "x"}
+    outline = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b.safetensors", plan=True, **arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    report = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b.safetensors", **arguments)
+    assert report.bytes == outline.bytes == (tmp_path / "b.safetensors").stat().st_size
+    tensors = whole()
+    layers = [np.concatenate([tensors[f"h.{i}.q"], tensors[f"h.{i}.k"]]).astype("f2") for i in range(3)]
+    same(tmp_path / "b.safetensors", {"x": np.stack(layers)})
+
+
+def test_tied_tensors_stay_tied(tmp_path: Path) -> None:
+    words = np.arange(12.0).reshape(3, 4)
+    sw.save_checkpoint(tmp_path / "a", {"wte": words, "head": words})
+    rewrites = sw.Rewrites(
+        [{"from": "{wte,head}", "to": {"name": "{wte,head}.padded", "pad_to": 4, "transpose": True}, "size": 3}]
+    )
+    sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", rewrites=rewrites)
+    padded = np.vstack([words, np.zeros((1, 4))]).T
+    same(tmp_path / "b", {"wte.padded": padded, "head.padded": padded})
+    with sw.open_checkpoint(tmp_path / "b") as checkpoint:
+        assert {checkpoint["wte.padded"].alias_of, checkpoint["head.padded"].alias_of} & {"wte.padded", "head.padded"}
+
+
+def test_replicas_are_compared_after_a_rewrite(tmp_path: Path) -> None:
+    """A source that has some of its elements more than once."""
+    source = ROOT / "tests" / "data" / "checkpoints" / "torch" / "fsdp2"
+    with sw.open_checkpoint(source) as checkpoint:
+        found = [name for name, tensor in checkpoint.items() if len(tensor.replicas) and tensor.ndim == 2]
+        if not found:
+            pytest.skip("no tensor of the test data has replicas")
+        name = found[0]
+        expected = checkpoint.read(name)
+    rewrites = sw.Rewrites([{"from": name, "to": {"name": "x", "transpose": True}}], unmatched="drop")
+    sw.reshard_checkpoint(source, tmp_path / "a", rewrites=rewrites)
+    with sw.open_checkpoint(tmp_path / "a") as checkpoint:
+        assert checkpoint.read("x").tobytes() == np.ascontiguousarray(expected.T).tobytes()
+
+
+KILLED = """
+import sys
+import shardwise as sw
+from shardwise import _core
+_core._fail_at(int(sys.argv[3]), "kill")
+sw.reshard_checkpoint(sys.argv[1], sys.argv[2], rewrites=sw.Rewrites.from_toml(sys.argv[4]), memory=1 << 16, threads=1)
+"""
+
+
+@pytest.mark.parametrize("at", [1, 4, 8, 12, 16])
+def test_a_killed_run_goes_on(tmp_path: Path, at: int) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text(
+        "[[rewrite]]\nfrom = 'h.{i}.{q,k}'\nto = { name = 'x', stack = 'i', packed = '(2 [q:2 k:1])' }\n"
+        "[[rewrite]]\nfrom = 'wte'\nto = { name = 'y', transpose = true, pad_to = 16 }\nsize = 10\n"
+    )
+    sw.save_checkpoint(tmp_path / "a", whole())
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "a"), str(tmp_path / "b"), str(at), str(rules)]
+    subprocess.run(command, capture_output=True, timeout=120, check=False)
+    if not (tmp_path / "b").exists():
+        rewrites = sw.Rewrites.from_toml(rules)
+        sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", rewrites=rewrites, memory=1 << 16, threads=1, resume=True)
+    tensors = whole()
+    layers = [
+        np.concatenate(
+            [tensors[f"h.{i}.q"][:2], tensors[f"h.{i}.k"][:1], tensors[f"h.{i}.q"][2:], tensors[f"h.{i}.k"][1:]]
+        )
+        for i in range(3)
+    ]
+    padded = np.vstack([tensors["wte"], np.zeros((6, 4), "f4")]).T
+    same(tmp_path / "b", {"x": np.stack(layers), "y": padded, "ln": tensors["ln"]})
+    sw.verify_checkpoint(tmp_path / "b")
