@@ -243,8 +243,9 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         store.Difference("a", "values", 1.5, -0.0, (1, 2), 3),
     ],
     store.VerifyReport: lambda: [store.VerifyReport(Path("model"), "safetensors", 2, 24, 0, 0)],
-    store.WriteOutline: lambda: [store.WriteOutline((("model.safetensors", 24),), 24, 1 << 20, 2, 0, 1 << 30)],
-    store.WriteReport: lambda: [store.WriteReport(Path("model"), 2, 24, 24, 20, 4, 0)],
+    store.WriteOutline: lambda: [store.WriteOutline((("model.safetensors", 24),), 24, 1 << 20, 2, 1, 1 << 30)],
+    store.WriteReport: lambda: [store.WriteReport(Path("model"), 2, 24, 24, 20, 4)],
+    store.TaskReceipt: lambda: [store.TaskReceipt("ab", 3, ((0, 8, 24),), (5,), (), 16, 16, 0.25, "host:1")],
     store.Entry: lambda: [store.Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors"))],
 }
 
@@ -256,6 +257,8 @@ NOT_VALUES: dict[type, str] = {
     sw.Variable: "gets its data later",
     sw.Checkpoint: "holds open files",
     store.ObjectPath: "holds a filesystem of fsspec, by which it compares",
+    sw.CheckpointPlan: "is compared by its digest; `save` and `load` are its text",
+    sw.CheckpointTask: "compares, hashes and pickles; its repr names it, for it is thousands of numbers",
     store.StoredCheckpoint: "holds open files",
     store.StoredTensor: "reads from an open file",
     store.StoredObject: "reads from an open file",

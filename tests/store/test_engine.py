@@ -558,3 +558,25 @@ def test_published_files(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         _core.publish(tmp_path / "new", tmp_path / "other", False)
     assert 0 < _core.free_space(tmp_path) < 2**60
+
+
+def test_jobs_fill_parts_of_a_file_that_is_there(tmp_path: Path) -> None:
+    values = np.arange(24, dtype=np.int32).reshape(4, 6)
+    path = tmp_path / "whole"
+    made = CopyJob()
+    made.write_file(path, 8 + values.nbytes)
+    made.run()
+    for rows in (slice(2, 4), slice(0, 2), slice(1, 3)):
+        job = CopyJob()
+        source, target = job.read_array(values), job.fill_file(path, 8 + values.nbytes)
+        piece = HeldPiece(target, 8 + 24 * rows.start, (rows.start, 0), (rows.stop, 6))
+        job.add_tensor((4, 6), 4, [HeldPiece(source, 0, (0, 0), (4, 6), values.strides)], [piece], digest=True)
+        job.run()
+    assert path.read_bytes() == bytes(8) + values.tobytes()
+    for other, size, error in ((path, 9, ParseError), (tmp_path / "none", 9, FileNotFoundError)):
+        job = CopyJob()
+        job.fill_file(other, size)
+        with pytest.raises(error):
+            job.run()
+    assert path.stat().st_size == 8 + values.nbytes
+    assert not (tmp_path / "none").exists()

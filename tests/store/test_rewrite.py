@@ -68,7 +68,7 @@ def test_every_engine_to_every_other_and_back(tmp_path: Path, model: str, one: s
         tmp_path / "source", tmp_path / "tp4", rules(other, 4), rewrites=rewrites, sync=False, memory=1 << 20
     )
     assert isinstance(report, sw.WriteReport)
-    assert report.bytes_read + report.bytes_copied <= 1.05 * sum(value.nbytes for value in before.values())
+    assert report.bytes_read <= 1.05 * sum(value.nbytes for value in before.values())
     same(tmp_path / "tp4", after)
     sw.verify_checkpoint(tmp_path / "tp4")
     for tp, source in ((8, "tp4"), (2, "tp8"), (1, "tp2")):

@@ -109,7 +109,7 @@ def test_any_layout_to_any_other(tmp_path_factory: pytest.TempPathFactory, data:
     report = sw.reshard_checkpoint(folder / "b", folder / "c.safetensors", sync=False)
     same(folder / "c.safetensors", {"x": value})
     assert isinstance(report, sw.WriteReport)
-    assert report.bytes_read + report.bytes_copied <= max(1.05 * value.nbytes, value.nbytes + 64)
+    assert report.bytes_read <= max(1.05 * value.nbytes, value.nbytes + 64)
 
 
 def test_strided_views_are_written_right(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""The command line: `plan`, `reshard`, `verify`, `diff`, `inspect` for checkpoints, `show`, `translate` for layouts.
+"""The command line.
+
+For checkpoints: `plan`, `reshard`, `run`, `commit`, `verify`, `diff`, `inspect`; for layouts: `show`, `translate`.
 
 Without a command it prints its help. `rules` prints the rules files that the package brings, `completion` what a shell
 needs to complete all this.
@@ -97,6 +99,10 @@ def _run(options: argparse.Namespace) -> int:
         run = getattr(checkpoints, f"run_{options.command}")
         status: int = run(Screen(), options)
         return status
+    if options.command in ("run", "commit"):
+        from . import tasks
+
+        return tasks.run_run(Screen(), options) if options.command == "run" else tasks.run_commit(Screen(), options)
     from .plan import run_plan
 
     return run_plan(Screen(), options)

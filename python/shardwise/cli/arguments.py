@@ -52,6 +52,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_show(commands)
     _add_translate(commands)
     _add_reshard(commands)
+    _add_run(commands)
+    _add_commit(commands)
     _add_verify(commands)
     _add_diff(commands)
     _add_inspect(commands)
@@ -164,9 +166,50 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="compare what is stored more than once (the default), or take the first",
     )
     reshard.add_argument("--plan", action="store_true", help="say what it would take, and write nothing")
+    reshard.add_argument(
+        "--workers", metavar="N", type=int, help="with --plan: also what each of so many workers reads and writes"
+    )
+    reshard.add_argument(
+        "--plan-to",
+        metavar="PLAN",
+        type=Path,
+        help="write a plan (.swplan) whose parts any machines can run, and nothing else",
+    )
+    reshard.add_argument("--task-bytes", metavar="BYTES", help="what a task writes at most; 64MiB if left out")
     reshard.add_argument("--resume", action="store_true", help="go on where an interrupted run of the same was")
     reshard.add_argument("--no-sync", action="store_true", help="do not wait until the data is on the disk")
     _add_work(reshard)
+
+
+def _add_run(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    run = commands.add_parser(
+        "run",
+        help="run a part of a saved plan, on any machine",
+        description=(
+            "Run tasks of a plan that reshard --plan-to saved, and leave receipts for them beside the new checkpoint. "
+            "Parts may run anywhere, in any order, at once or twice; tasks that have a receipt are not run again."
+        ),
+    )
+    run.add_argument("plan", metavar="PLAN", type=Path, help="the plan")
+    run.add_argument("--part", metavar="I/N", help="which of how many parts, counted from 1, as in 3/16; else all")
+    run.add_argument("--no-sync", action="store_true", help="do not wait until the data is on the disk")
+    _add_work(run)
+
+
+def _add_commit(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    commit = commands.add_parser(
+        "commit",
+        help="finish the checkpoint of a saved plan whose parts were all run",
+        description=(
+            "Check that there is a right receipt for every task of a plan, write the headers and the manifest, and "
+            "give the checkpoint its name. If a receipt is missing or wrong nothing is changed."
+        ),
+    )
+    commit.add_argument("plan", metavar="PLAN", type=Path, help="the plan")
+    commit.add_argument("--check", action="store_true", help="read all of it back and compare it with the receipts")
+    commit.add_argument("--no-sync", action="store_true", help="do not wait until the data is on the disk")
+    commit.add_argument("--memory", metavar="BYTES", default="256MiB", help="for buffers; 256MiB if left out")
+    commit.add_argument("--json", action="store_true", help="JSON, for programs")
 
 
 def _add_verify(commands: "argparse._SubParsersAction[_Parser]") -> None:

@@ -8,7 +8,6 @@ from collections import Counter
 from typing import Any
 
 from .._text import bytes_text
-from ..errors import ParseError
 from ..rules.layout_map import LayoutMap
 from ..rules.rewrites import Rewrites
 from ..show.table import table_lines
@@ -17,35 +16,18 @@ from ..store import (
     WriteOutline,
     diff_checkpoints,
     open_checkpoint,
+    plan_checkpoint,
     reshard_checkpoint,
     verify_checkpoint,
 )
-from .notation import parse_mesh
+from .notation import parse_memory, parse_mesh
 from .progress import ShownProgress
+from .tasks import write_parts, write_report
 from .terminal import Screen
 
-__all__ = ["parse_memory", "run_diff", "run_inspect", "run_reshard", "run_verify"]
+__all__ = ["run_diff", "run_inspect", "run_reshard", "run_verify"]
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _MOST_SHOWN = 20
-
-
-def parse_memory(text: str) -> int:
-    """Read a number of bytes with its unit.
-
-    >>> parse_memory("512MiB"), parse_memory("1.5 GB"), parse_memory("4096")
-    (536870912, 1500000000, 4096)
-    """
-    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-    unit = text.strip()[len(number) :].strip().upper()
-    try:
-        size = float(number) * _UNITS[unit]
-        if not 0 < size < 2**63:
-            raise ValueError
-    except (KeyError, ValueError):
-        raise ParseError(f"{text[:40]!r} is not a number of bytes, such as 512MiB or 2GB") from None
-    return int(size)
 
 
 def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
@@ -65,20 +47,42 @@ def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
         "replicas": options.replicas,
         "resume": options.resume,
         "plan": options.plan,
+        "task_bytes": None if options.task_bytes is None else parse_memory(options.task_bytes),
     }
+    if options.workers is not None and not options.plan:
+        raise ValueError("--workers says how many workers to plan for; give --plan as well")
+    if options.plan_to is not None or options.workers is not None:
+        return _run_planned(screen, options, layouts, settings)
     with ShownProgress(options.quiet or options.plan, options.progress) as progress:
         done = reshard_checkpoint(options.source, options.target, layouts, **settings, progress=progress)
     if isinstance(done, WriteOutline):
         _write_outline(screen, options, done)
         return 0
-    if options.json:
-        print(json.dumps({**vars(done), "path": str(done.path)}))
+    write_report(screen, done, options.json)
+    return 0
+
+
+def _run_planned(
+    screen: Screen, options: argparse.Namespace, layouts: LayoutMap | None, settings: dict[str, Any]
+) -> int:
+    """Save a plan, or say what each worker would do."""
+    if options.dtype is not None:
+        raise ValueError("--dtype: tasks copy bytes and convert none; convert without --plan-to and --workers")
+    own = ("memory", "threads", "sync", "dtype", "resume", "plan")
+    settings = {name: value for name, value in settings.items() if name not in own}
+    plan = plan_checkpoint(options.source, options.target, layouts, **settings)
+    if options.workers is not None:
+        _write_outline(screen, options, plan.outline(parse_memory(options.memory), options.jobs))
+        write_parts(screen, plan, options.workers, options.json)
         return 0
-    resumed = f", {bytes_text(done.bytes_resumed)} were there from an earlier run" if done.bytes_resumed else ""
+    plan.save(options.plan_to)
+    if options.json:
+        print(json.dumps({"plan": str(options.plan_to), "tasks": len(plan.tasks), "bytes": plan.nbytes}))
+        return 0
     screen.write(
-        (str(done.path), "bold"),
-        f": {done.tensors} tensors, {bytes_text(done.bytes)}; {bytes_text(done.bytes_read)} read, "
-        f"{bytes_text(done.bytes_written)} written, {bytes_text(done.bytes_copied)} copied by the system{resumed}",
+        (str(options.plan_to), "bold"),
+        f": {len(plan.tasks)} tasks of up to {bytes_text(plan.task_bytes)}, {bytes_text(plan.nbytes)} in all; "
+        "shardwise run does a part of them, shardwise commit finishes",
     )
     return 0
 
@@ -114,8 +118,8 @@ def _write_outline(screen: Screen, options: argparse.Namespace, outline: WriteOu
         return
     screen.write(
         (str(options.target), "bold"),
-        f" would be {len(outline.files)} file{'s' * (len(outline.files) != 1)}, {bytes_text(outline.bytes)}, of which "
-        f"{bytes_text(outline.bytes_ranged)} are copied by the system; {bytes_text(outline.memory)} of memory in "
+        f" would be {len(outline.files)} file{'s' * (len(outline.files) != 1)}, {bytes_text(outline.bytes)}, in "
+        f"{outline.tasks} task{'s' * (outline.tasks != 1)}; up to {bytes_text(outline.memory)} of memory in "
         f"{outline.threads} thread{'s' * (outline.threads != 1)}; {bytes_text(outline.free)} are free",
     )
     rows = [[(name, ""), (bytes_text(size), "")] for name, size in outline.files[:_MOST_SHOWN]]

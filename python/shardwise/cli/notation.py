@@ -120,3 +120,24 @@ def format_shape(shape: tuple[int, ...]) -> str:
     ('50257 x 768', 'scalar')
     """
     return " x ".join(map(str, shape)) or "scalar"
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def parse_memory(text: str) -> int:
+    """Read a number of bytes with its unit.
+
+    >>> parse_memory("512MiB"), parse_memory("1.5 GB"), parse_memory("4096")
+    (536870912, 1500000000, 4096)
+    """
+    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+    unit = text.strip()[len(number) :].strip().upper()
+    try:
+        size = float(number) * _UNITS[unit]
+        if not 0 < size < 2**63:
+            raise ValueError
+    except (KeyError, ValueError):
+        raise ParseError(f"{text[:40]!r} is not a number of bytes, such as 512MiB or 2GB") from None
+    return int(size)

@@ -7,12 +7,16 @@ from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
 from .prove import Difference, VerifyReport, diff_checkpoints, verify_checkpoint
 from .safetensors.checkpoint import Checkpoint, open_safetensors
 from .safetensors.header import Entry
-from .write.job import WriteOutline, WriteReport
-from .write.reshape import reshard_checkpoint, save_checkpoint
+from .write.checkpoint_plan import CheckpointPlan
+from .write.reports import WriteOutline, WriteReport
+from .write.reshape import plan_checkpoint, reshard_checkpoint, save_checkpoint
+from .write.task import CheckpointTask, TaskReceipt
 
 __all__ = [
     "FORMS",
     "Checkpoint",
+    "CheckpointPlan",
+    "CheckpointTask",
     "Difference",
     "Entry",
     "Form",
@@ -21,12 +25,14 @@ __all__ = [
     "StoredObject",
     "StoredPiece",
     "StoredTensor",
+    "TaskReceipt",
     "VerifyReport",
     "WriteOutline",
     "WriteReport",
     "diff_checkpoints",
     "open_checkpoint",
     "open_safetensors",
+    "plan_checkpoint",
     "reshard_checkpoint",
     "save_checkpoint",
     "tensor_digests",

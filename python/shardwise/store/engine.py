@@ -118,6 +118,13 @@ class CopyJob:
         self._program = array("q")
         self._pieces = 0
 
+    @classmethod
+    def of_program(cls, program: npt.NDArray[np.int64]) -> CopyJob:
+        """Make a job of the numbers that `add_tensor` would have put together, whose holders are still to be named."""
+        job = cls()
+        job._program.frombytes(program.tobytes())
+        return job
+
     def read_file(
         self, path: str | os.PathLike[str], size: int, modified: int | None = None, descriptor: int | None = None
     ) -> int:
@@ -144,6 +151,15 @@ class CopyJob:
         covers is zero.
         """
         self._destinations.append(("write", path_of(path), size))
+        return len(self._destinations) - 1
+
+    def fill_file(self, path: str | os.PathLike[str], size: int) -> int:
+        """Add a file to write a part of, and give its number among the destinations.
+
+        It must be there, in this size, as another job's `write_file` made it; what no piece covers stays as it is.
+        Several jobs may fill different parts of it at once.
+        """
+        self._destinations.append(("fill", path_of(path), size))
         return len(self._destinations) - 1
 
     def write_array(self, out: npt.NDArray[Any]) -> int:

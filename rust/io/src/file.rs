@@ -88,8 +88,8 @@ pub(crate) struct Opened {
     pub(crate) made: bool,
 }
 
-/// Opens a file to write it (and to read it), and makes it if it is not there; `new` if it must not be.
-pub(crate) fn open_destination(path: &Path, new: bool) -> Result<Opened> {
+/// How files are opened that are written.
+fn written() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).truncate(false);
     #[cfg(unix)]
@@ -97,17 +97,26 @@ pub(crate) fn open_destination(path: &Path, new: bool) -> Result<Opened> {
         &mut options,
         (rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOFOLLOW).bits() as i32,
     );
+    options
+}
+
+/// Opens a regular file, which must be there, to write it (and to read it).
+pub(crate) fn open_there(path: &Path) -> Result<Opened> {
+    let file = counted("opening", path, || written().open(path))?;
+    let metadata = counted("looking at", path, || file.metadata())?;
+    check_kind(path, &metadata)?;
+    Ok(Opened { file, identity: Identity::of(&metadata), made: false })
+}
+
+/// Opens a file to write it (and to read it), and makes it if it is not there; `new` if it must not be.
+pub(crate) fn open_destination(path: &Path, new: bool) -> Result<Opened> {
     if !new {
-        match counted("opening", path, || options.open(path)) {
+        match open_there(path) {
             Err(Error::Os { error, .. }) if error.kind() == io::ErrorKind::NotFound => {}
-            opened => {
-                let file = opened?;
-                let metadata = counted("looking at", path, || file.metadata())?;
-                check_kind(path, &metadata)?;
-                return Ok(Opened { file, identity: Identity::of(&metadata), made: false });
-            }
+            opened => return opened,
         }
     }
+    let mut options = written();
     let file = counted("creating", path, || options.create_new(true).open(path))?;
     let metadata = counted("looking at", path, || file.metadata()).inspect_err(|_| {
         // It is ours, and nobody knows of it yet.

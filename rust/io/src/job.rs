@@ -78,6 +78,8 @@ pub enum Destination {
         path: PathBuf,
         /// Its final size; what no piece covers stays zero.
         size: i64,
+        /// Whether it must be there already, in this size, and what no piece covers stays as it is: others write that.
+        there: bool,
     },
     /// Memory.
     Memory(Memory),

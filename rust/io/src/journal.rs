@@ -166,9 +166,9 @@ pub(crate) fn fingerprint(job: &Job) -> u128 {
     text.numbers(&[-3]);
     for destination in &job.destinations {
         match destination {
-            Destination::File { path, size } => {
+            Destination::File { path, size, there } => {
                 text.path(path);
-                text.numbers(&[*size]);
+                text.numbers(&[*size, i64::from(*there)]);
             }
             Destination::Compared(given) => file(&mut text, given),
             Destination::Memory(_) => text.numbers(&[-4]),

@@ -188,7 +188,7 @@ pub fn run(job: &Job, options: &Options, poll: &mut dyn FnMut(i64, i64) -> Resul
 /// Whether a file of the job is there, in its full size.
 fn is_whole(destination: &Destination) -> bool {
     match destination {
-        Destination::File { path, size } => {
+        Destination::File { path, size, .. } => {
             std::fs::symlink_metadata(path).is_ok_and(|file| file.is_file() && i64::try_from(file.len()) == Ok(*size))
         }
         _ => true,
@@ -199,7 +199,7 @@ fn is_whole(destination: &Destination) -> bool {
 fn check_space(job: &Job, resumes: bool) -> Result<()> {
     let mut needed: Vec<(&Path, i64)> = Vec::new();
     for destination in &job.destinations {
-        let Destination::File { path, size } = destination else { continue };
+        let Destination::File { path, size, there: false } = destination else { continue };
         let there = if resumes { commit::allocated(path) } else { 0 };
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let more = (size - there).max(0);

@@ -78,8 +78,8 @@ impl<'a> Table<'a> {
         Ok(table)
     }
 
-    /// The files to write, made and given their size; `new` if none of them may be there yet. `made` gets the paths of
-    /// those that were not there.
+    /// The files to write, made and given their size unless they must be there; `new` if none of the others may be there
+    /// yet. `made` gets the paths of those that were not there.
     pub(crate) fn destinations(
         destinations: &'a [Destination],
         new: bool,
@@ -91,8 +91,13 @@ impl<'a> Table<'a> {
         let known = sources.identities.iter().zip(&sources.paths);
         seen.extend(known.filter_map(|(identity, path)| Some((identity.as_ref()?.file, (*path)?))));
         for (index, destination) in destinations.iter().enumerate() {
-            let Destination::File { path, size } = destination else { continue };
-            let Opened { file, identity, made: is_new } = file::open_destination(path, new)?;
+            let Destination::File { path, size, there } = destination else { continue };
+            let opened = if *there { file::open_there(path) } else { file::open_destination(path, new) };
+            let Opened { file, identity, made: is_new } = opened?;
+            if *there && identity.size != *size {
+                let what = format!("has {} bytes, and was to be there with {size}", identity.size);
+                return Err(Error::Changed { path: path.clone(), what });
+            }
             if is_new {
                 made.push(path);
             }
@@ -103,7 +108,9 @@ impl<'a> Table<'a> {
                 )));
             }
             seen.insert(identity.file, path);
-            file::allocate(&file, path, *size)?;
+            if !there {
+                file::allocate(&file, path, *size)?;
+            }
             table.paths[index] = Some(path);
             table.identities[index] = Some(identity);
             lock(&table.open).put(index, file);

@@ -54,7 +54,7 @@ pub(crate) struct CopyJob {
 #[pymethods]
 impl CopyJob {
     /// `sources` holds tuples (path, size, time or None, descriptor or None) and arrays; `destinations` holds tuples ("write", path, size)
-    /// and ("compare", path, size, time or None), arrays, and None for nowhere. `program` is, for each tensor, `[itemsize,
+    /// ("fill", path, size) for a file that is there, and ("compare", path, size, time or None), arrays, and None for nowhere. `program` is, for each tensor, `[itemsize,
     /// wanted, dims, source pieces, destination pieces, shape…, rows…]`, with the rows of `shardwise_io::job::Job::add`.
     #[new]
     #[pyo3(signature = (sources, destinations, program, /))]
@@ -208,8 +208,8 @@ fn destination(
         let (_, path, size, modified): (String, PathBuf, i64, Option<i64>) = tuple.extract()?;
         return Ok(Destination::Compared(SourceFile { path, size, modified, file: None }));
     }
-    let (_, path, size): (String, PathBuf, i64) = tuple.extract()?;
-    Ok(Destination::File { path, size })
+    let (how, path, size): (String, PathBuf, i64) = tuple.extract()?;
+    Ok(Destination::File { path, size, there: how == "fill" })
 }
 
 fn memory(

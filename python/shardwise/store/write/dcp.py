@@ -16,7 +16,7 @@ from ...errors import LayoutError
 from ..boxes import Bounds
 from ..torch.pickles import STORAGE_CLASSES
 from .archive import ALIGNMENT, Frame, frame_of
-from .files import Slot, TargetFile, owned_boxes
+from .files import Named, Slot, TargetFile, owned_boxes
 from .pickles import Call, Global, Items, New, Persistent, pickled
 from .wanted import Wanted
 
@@ -48,7 +48,7 @@ class DcpFile(TargetFile):
 
     needs_crcs = True
 
-    def __init__(self, name: str, boxes: Sequence[tuple[int, Bounds]], wanted: Sequence[Wanted]) -> None:
+    def __init__(self, name: str, boxes: Sequence[tuple[int, Bounds]], wanted: Sequence[Named]) -> None:
         self._wanted = wanted
         #: Of each slot the container that it lies in: first byte and length.
         self.places: list[tuple[int, int]] = []
@@ -83,6 +83,10 @@ class DcpFile(TargetFile):
             yield at, text + bytes(begin - at - len(text)) + head
             at, text = slot.end, tail
         yield at, text
+
+    def recipe(self) -> dict[str, Any]:
+        """Nothing: its slots say all."""
+        return {}
 
     def facts(self) -> dict[str, Any]:
         """Nothing: the containers have the CRC-32 of all that is in them."""

@@ -8,8 +8,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from ..._dtypes import Dtype
 from ..._text import bytes_text
 from ...errors import LayoutError
 from ..boxes import Bounds
@@ -17,6 +18,7 @@ from ..protocol import whole_box
 from .wanted import Wanted
 
 __all__ = [
+    "Named",
     "SafetensorsFile",
     "Slot",
     "TargetFile",
@@ -31,6 +33,26 @@ __all__ = [
 _MOST_HEADER = 100_000_000
 #: Room for a digest, in hexadecimal, which is known when the data has been written.
 _NO_DIGEST = "0" * 32
+
+
+class Named(Protocol):
+    """A tensor, as far as the files say what it is."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def dtype(self) -> Dtype:
+        """Its dtype."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+
+    @property
+    def is_object(self) -> bool:
+        """Whether it is no tensor."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +103,10 @@ class TargetFile(ABC):
         """The bytes besides the tensors, with the byte at which each stretch begins; as many whatever is known yet."""
 
     @abstractmethod
+    def recipe(self) -> dict[str, Any]:
+        """What a saved plan says of it, besides its name and slots, to make it again."""
+
+    @abstractmethod
     def facts(self) -> dict[str, Any]:
         """What the manifest says of it, besides its size and digests."""
 
@@ -100,7 +126,7 @@ class SafetensorsFile(TargetFile):
         self,
         name: str,
         slots: Sequence[Slot],
-        wanted: Sequence[Wanted],
+        wanted: Sequence[Named],
         metadata: Mapping[str, str],
         has_digests: bool,
     ) -> None:
@@ -128,6 +154,10 @@ class SafetensorsFile(TargetFile):
     def frame(self) -> Iterator[tuple[int, bytes]]:
         """The header."""
         yield 0, self._header()
+
+    def recipe(self) -> dict[str, Any]:
+        """What `__metadata__` says, and whether digests are there."""
+        return {"metadata": dict(self._metadata), "has_digests": self.has_digests}
 
     def facts(self) -> dict[str, Any]:
         """A digest of the header."""

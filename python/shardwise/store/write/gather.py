@@ -16,7 +16,7 @@ from ..boxes import Bounds, Extent, read_extent
 from ..engine import CopyJob, HeldPiece
 from ..files import DataFile
 from ..object_files import FLIGHT, ObjectFile
-from .job import describe_difference
+from .manifest import differing_replica
 from .wanted import SourcePiece, Wanted
 
 __all__ = ["Gatherer", "check_replicas"]
@@ -124,7 +124,8 @@ def check_replicas(wanted: Sequence[Wanted], memory: int) -> None:
                     index = np.unravel_index(int(differs[0]) // tensor.itemsize, extents) if extents else ()
                     at = map(operator.add, map(int, index), (start for start, _ in box))
                     element = int(np.ravel_multi_index(tuple(at), tensor.shape)) if extents else 0
-                    raise ParseError(describe_difference(tensor, replica, element))
+                    path = getattr(replica.holder, "path", "an array")
+                    raise ParseError(differing_replica(tensor.name, tensor.shape, path, element))
 
 
 def _corners(box: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:

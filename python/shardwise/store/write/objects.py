@@ -21,7 +21,8 @@ from ..objects import ObjectPath, ObjectStatus
 from ..sharded import MANIFEST
 from .files import TargetFile
 from .gather import Gatherer, check_replicas
-from .job import WriteOutline, WriteReport, manifest_text
+from .manifest import manifest_text
+from .reports import WriteOutline, WriteReport
 from .uploads import check_writable, put_object, upload_to
 from .wanted import Wanted
 
@@ -37,7 +38,7 @@ _THERE = "something is there; a checkpoint is written to a new name"
 
 
 class ObjectJob:
-    """As `WriteJob`, for an `ObjectPath`."""
+    """A new checkpoint in a store: as a plan of tasks for a disk, with objects that are made one after the other."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class ObjectJob:
         *,
         is_folder: bool,
         texts: Mapping[str, bytes],
-        describe: Callable[[Sequence[int]], dict[str, Any]],
+        manifest: Mapping[str, Any],
         compare_replicas: bool,
     ) -> None:
         self.path: ObjectPath = path
@@ -55,7 +56,7 @@ class ObjectJob:
         self._files = files
         self._is_folder = is_folder
         self._texts = texts
-        self._describe = describe
+        self._manifest = manifest
         self._compare_replicas = compare_replicas
         self._sizes = [file.size for file in files]
         check_writable(self.path)
@@ -75,7 +76,7 @@ class ObjectJob:
         taken = part * (3 + self._flight(memory))
         names = [file.name for file in self._files]
         return WriteOutline(
-            tuple(zip(names, self._sizes, strict=True)), self.bytes, taken, threads or 1, 0, free=2**63 - 1
+            tuple(zip(names, self._sizes, strict=True)), self.bytes, taken, threads or 1, len(names), free=2**63 - 1
         )
 
     def _part_bytes(self, memory: int) -> int:
@@ -143,7 +144,7 @@ class ObjectJob:
                 raise OSError(errno.EIO, f"has {made[place].size} bytes; {size} were written", str(place))
         if self._is_folder:
             self._finish([add_digests(parts) for parts in digests], made, resume)
-        return WriteReport(cast(Any, self.path), len(self._wanted), self.bytes, gatherer.bytes_read, written, 0, 0)
+        return WriteReport(cast(Any, self.path), len(self._wanted), self.bytes, gatherer.bytes_read, written, 0)
 
     def _refuse_existing(self, resume: bool) -> None:
         # What is in the way of a folder is its manifest; the rest is refused object by object, when it is made.
@@ -160,7 +161,7 @@ class ObjectJob:
         for place, status in made.items():
             if place.status() != status:
                 raise FileExistsError(errno.EEXIST, "was replaced meanwhile: another run writes here", str(place))
-        text = manifest_text(self._files, self._wanted, self._describe(digests), self._texts)
+        text = manifest_text(self._manifest, self._wanted, digests, self._files, self._sizes, self._texts)
         put_object(self.path / MANIFEST, text, is_new=True)
 
     def _parts(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,16 +27,19 @@ from ..objects import ObjectPath, place_of
 from ..open import open_checkpoint
 from ..protocol import StoredCheckpoint
 from .assembled import Assembled
+from .checkpoint_plan import CheckpointPlan
 from .dcp import INDEX, KeyPath, dcp_files, dcp_index, is_writable
+from .drive import run_whole
 from .files import TargetFile, hugging_face_files, index_of, sharded_files, single_file
 from .gather import check_replicas as check_stored_replicas
-from .job import WriteJob, WriteOutline, WriteReport, describe_room
 from .objects import ObjectJob
+from .planning import make_plan
+from .reports import WriteOutline, WriteReport
 from .rewrite import kept_objects, rewritten
 from .spool import is_addressable, is_converted, is_float, opened_spool, placeholder, unread
 from .wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
 
-__all__ = ["Target", "reshard_checkpoint", "save_checkpoint"]
+__all__ = ["Target", "plan_checkpoint", "reshard_checkpoint", "save_checkpoint"]
 
 #: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's form; a folder with a safetensors file
 #: per device; PyTorch's distributed checkpoint.
@@ -43,6 +48,8 @@ Target = Literal["safetensors", "hf", "sharded", "dcp"]
 _MEMORY = 256 * 2**20
 #: Up to how many bytes Hugging Face's own `save_pretrained` lets a file have.
 _FILE_BYTES = 5 * 10**9
+#: How often a task is tried again, unless the caller says otherwise.
+_RETRIES = 2
 
 
 def save_checkpoint(
@@ -105,9 +112,8 @@ def save_checkpoint(
             check_replicas(value.tiling, value._data())
         shape = tuple(np.shape(value)) if not isinstance(value, ShardedArray) else value.shape
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
-    job = _job(place_of(path), wanted, to, metadata or {}, max_file_bytes, {}, {}, compare=False)
-    _check_room(job, memory, threads)
-    return job.run(memory=memory, threads=threads, sync=sync, resume=False, progress=progress)
+    made = _plan(place_of(path), wanted, to, metadata or {}, max_file_bytes, {}, {}, compare=False)
+    return _run(made, None, memory, threads, sync, False, _RETRIES, progress)
 
 
 def reshard_checkpoint(
@@ -129,6 +135,9 @@ def reshard_checkpoint(
     replicas: Literal["check", "first"] = "check",
     resume: bool = False,
     plan: bool = False,
+    executor: Executor | None = None,
+    task_bytes: int | None = None,
+    retries: int = _RETRIES,
     progress: Callable[[int, int], object] | None = None,
 ) -> WriteReport | WriteOutline:
     """Cut a checkpoint anew: merge it, split it, or go from one layout to another, in a stated memory.
@@ -147,13 +156,18 @@ def reshard_checkpoint(
         only: A regular expression: the tensors in whose (new) names it is found.
         metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
         max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
-        memory: Bytes for the buffers of all threads.
+        memory: Bytes for the buffers of all threads, or of all workers of a host.
         threads: How many; one per core if left out.
         sync: Whether the data is on the disk before the checkpoint has its name.
         progress: Called now and then with the bytes that are done and the bytes in all.
         replicas: `"check"` compares pieces that are stored more than once, `"first"` takes the first of them.
         resume: Whether a run that was interrupted goes on where it was; it must have been the same.
         plan: Whether only to say what it would take.
+        executor: What runs the tasks instead of threads of this process: any `concurrent.futures.Executor`, such as a
+            `ProcessPoolExecutor`, `mpi4py.futures.MPIPoolExecutor` or Dask's `client.get_executor()`, whose workers see
+            the same files.
+        task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints.
+        retries: How often a task is tried again that fails with an error of the system or of its worker.
 
     Returns:
         What was written; with `plan` what it would take.
@@ -165,6 +179,7 @@ def reshard_checkpoint(
             name, or the memory is too little.
         TypeError: elements are packed, or of a dtype that the form cannot hold.
         OSError: a file cannot be read or written, or the disk has no room; with `resume` the next run goes on.
+        BrokenExecutor: a worker died, and its executor with it; with `resume` the next run goes on.
 
     Every byte that is needed is read once and written once. The new checkpoint has its name when all of it is there and
     on the disk.
@@ -180,10 +195,138 @@ def reshard_checkpoint(
     ...         print(checkpoint["w"], checkpoint.read("w").tolist())
     <StoredTensor 'w': int64 (2, 3), 2 pieces> [[0, 1, 2], [3, 4, 5]]
     """
+    target = place_of(dst)
+    stored: _Stored = "placeholder" if plan else "spool"
+    planned = _planning(
+        src, target, layouts, to, uneven, dtype, rename, rewrites, only, metadata, max_file_bytes, memory, replicas,
+        task_bytes,
+        how=stored,
+    )  # fmt: skip
+    with planned as made:
+        if plan:
+            return made.outline(memory, threads)
+        return _run(made, executor, memory, threads, sync, resume, retries, progress)
+
+
+def plan_checkpoint(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    layouts: Layouts | None = None,
+    *,
+    to: Target | None = None,
+    uneven: UnevenRule = "even",
+    rename: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    rewrites: Rewrites | None = None,
+    only: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    max_file_bytes: int = _FILE_BYTES,
+    replicas: Literal["check", "first"] = "check",
+    task_bytes: int | None = None,
+) -> CheckpointPlan:
+    """Plan what `reshard_checkpoint` does, as tasks that can be run anywhere, and write nothing.
+
+    Args:
+        src: As for `reshard_checkpoint`, like all that follow; a path that all machines see which run a part.
+        dst: The new file or folder; a path that they see as well.
+        layouts: How the tensors are cut.
+        to: What `dst` is to be.
+        uneven: How a dim that does not divide is cut.
+        rename: Regular expressions and what replaces their matches in names.
+        rewrites: What is named, packed, stacked, transposed or padded otherwise.
+        only: A regular expression: the tensors in whose (new) names it is found.
+        metadata: Texts for the headers' `__metadata__`.
+        max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
+        replicas: `"check"` compares pieces that are stored more than once, `"first"` takes the first of them.
+        task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints.
+
+    Raises:
+        TypeError: a tensor lies compressed in the source, or in very many short stretches, so that `reshard_checkpoint`
+            has to put it together first.
+        FileExistsError, ParseError, LayoutError, OSError: as for `reshard_checkpoint`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     whole, halves = Path(folder, "whole.safetensors"), Path(folder, "halves")
+    ...     _ = save_checkpoint(whole, {"w": np.arange(2**17), "b": np.ones(3)})
+    ...     plan = plan_checkpoint(whole, halves, to="hf", task_bytes=2**19)
+    ...     plan.save(Path(folder, "halves.swplan"))
+    ...     for part in (2, 1):  # On any machine, in any order.
+    ...         print(CheckpointPlan.load(Path(folder, "halves.swplan")).run((part, 2)), "tasks")
+    ...     report = plan.commit()
+    ...     with open_checkpoint(halves) as checkpoint:
+    ...         print(int(checkpoint.read("w").sum()) == 2**16 * (2**17 - 1))
+    2 tasks
+    1 tasks
+    True
+    """
+    target = place_of(dst)
+    if isinstance(target, ObjectPath):
+        raise TypeError(f"dst is {target}; tasks write to disks, and reshard_checkpoint writes to stores")
+    planned = _planning(
+        src, target, layouts, to, uneven, None, rename, rewrites, only, metadata, max_file_bytes, 0, replicas,
+        task_bytes,
+        how="refuse",
+    )  # fmt: skip
+    with planned as made:
+        assert isinstance(made, CheckpointPlan)
+        return made
+
+
+def _run(
+    made: CheckpointPlan | ObjectJob,
+    executor: Executor | None,
+    memory: int,
+    threads: int | None,
+    sync: bool,
+    resume: bool,
+    retries: int,
+    progress: Callable[[int, int], object] | None,
+) -> WriteReport:
+    if isinstance(made, ObjectJob):
+        if executor is not None:
+            raise TypeError("executor is given; a checkpoint in a store is written by this process")
+        return made.run(memory=memory, threads=threads, sync=sync, resume=resume, progress=progress)
+    if not resume:
+        made.check_room()
+    return run_whole(
+        made,
+        executor=executor,
+        memory=memory,
+        threads=threads,
+        sync=sync,
+        resume=resume,
+        retries=retries,
+        progress=progress,
+    )
+
+
+#: What becomes of tensors that cannot be copied as they are: written to a file first, only counted, or refused.
+_Stored = Literal["spool", "placeholder", "refuse"]
+
+
+@contextmanager
+def _planning(
+    src: str | os.PathLike[str] | ObjectPath,
+    target: Path,
+    layouts: Layouts | None,
+    to: Target | None,
+    uneven: UnevenRule,
+    dtype: Any,
+    rename: Mapping[str, str] | Sequence[tuple[str, str]],
+    rewrites: Rewrites | None,
+    only: str | None,
+    metadata: Mapping[str, str] | None,
+    max_file_bytes: int,
+    memory: int,
+    replicas: str,
+    task_bytes: int | None,
+    *,
+    how: _Stored,
+) -> Iterator[CheckpointPlan | ObjectJob]:
     if replicas not in ("check", "first"):
         raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
     rename = _pairs(rename)
-    source, target = place_of(src), place_of(dst)
+    source = place_of(src)
     if _is_same(source, target):
         raise FileExistsError(17, "dst is the source", str(target))
     with open_checkpoint(source) as checkpoint, opened_spool(target) as spool:
@@ -194,10 +337,12 @@ def reshard_checkpoint(
             tensor = checkpoint[old]
             # The engine reads local files; what lies in a store is fetched first, unless it goes to a store again.
             is_direct = is_addressable(tensor) and (isinstance(target, ObjectPath) or not is_remote)
-            if plan and not is_direct:
+            if how == "placeholder" and not is_direct:
                 return placeholder(new, tensor, partition)
-            if plan or (is_direct and not is_converted(tensor, converted)):
+            if how == "placeholder" or (is_direct and not is_converted(tensor, converted)):
                 return wanted_stored(new, tensor, partition)
+            if how == "refuse":
+                raise _not_in_tasks(old)
             if replicas == "check" and is_remote and is_addressable(tensor):
                 check_stored_replicas([wanted_stored(new, tensor, None)], memory)
             return spool.tensor(new, tensor, converted, partition, memory)
@@ -214,7 +359,9 @@ def reshard_checkpoint(
                 wanted.append(stored(made.stored, name, partition))
             elif not made.is_scattered:
                 wanted.append(made.wanted(name, partition))
-            elif plan:
+            elif how == "refuse":
+                raise _not_in_tasks(name)
+            elif how == "placeholder":
                 wanted.append(unread(name, made.dtype, made.shape, partition))
             else:
                 wanted.append(spool.assembled(name, made, partition, memory))
@@ -223,16 +370,19 @@ def reshard_checkpoint(
                 names[old] = name
                 wanted.append(wanted_object(name, checkpoint.objects[old]))
         paths = _paths(checkpoint, names)
-        job = _job(target, wanted, to, metadata or {}, max_file_bytes, aliases, paths, compare=replicas == "check")
-        outline = job.outline(memory, threads)
-        if plan:
-            return outline
-        if not resume:
-            describe_room(outline)
-        return job.run(memory=memory, threads=threads, sync=sync, resume=resume, progress=progress)
+        yield _plan(
+            target, wanted, to, metadata or {}, max_file_bytes, aliases, paths, task_bytes, compare=replicas == "check"
+        )
 
 
-def _job(
+def _not_in_tasks(name: str) -> TypeError:
+    return TypeError(
+        f"tensor {shown(name)} lies compressed in the source, or in too many short stretches, so that no task can copy "
+        "a part of it; reshard_checkpoint puts it together first"
+    )
+
+
+def _plan(
     path: Path,
     wanted: list[Wanted],
     to: Target | None,
@@ -240,9 +390,10 @@ def _job(
     max_file_bytes: int,
     aliases: dict[str, str],
     paths: Mapping[str, KeyPath],
+    task_bytes: int | None = None,
     *,
     compare: bool,
-) -> WriteJob | ObjectJob:
+) -> CheckpointPlan | ObjectJob:
     if to is None:
         to = (
             "safetensors"
@@ -282,25 +433,28 @@ def _job(
     else:
         files = sharded_files(kept, said)
 
-    def describe(digests: Sequence[int]) -> dict[str, Any]:
-        return {
-            "form": to,
-            "aliases": aliases,
-            "tensors": {
-                tensor.name: {
-                    "dtype": tensor.dtype.name,
-                    "shape": list(tensor.shape),
-                    "digest": f"{digest:032x}",
-                    **({} if tensor.partition is None or to not in ("sharded", "dcp") else _cut(tensor.partition)),
-                }
-                for tensor, digest in zip(kept, digests, strict=True)
-                if not tensor.is_object
-            },
-        }
-
-    kind = ObjectJob if isinstance(path, ObjectPath) else WriteJob
-    return kind(
-        path, kept, files, is_folder=to != "safetensors", texts=texts, describe=describe, compare_replicas=compare
+    manifest = {
+        "form": to,
+        "aliases": aliases,
+        "tensors": [
+            {} if tensor.partition is None or to not in ("sharded", "dcp") else _cut(tensor.partition)
+            for tensor in kept
+        ],
+    }
+    is_folder = to != "safetensors"
+    if isinstance(path, ObjectPath):
+        return ObjectJob(
+            path, kept, files, is_folder=is_folder, texts=texts, manifest=manifest, compare_replicas=compare
+        )
+    return make_plan(
+        path,
+        kept,
+        files,
+        is_folder=is_folder,
+        texts=texts,
+        manifest=manifest,
+        compare_replicas=compare,
+        task_bytes=task_bytes,
     )
 
 
@@ -444,10 +598,6 @@ def _check_name(name: Any) -> None:
         name.encode()
     except UnicodeEncodeError:
         raise LayoutError(f"the name {shown(name)} holds a lone surrogate, which no file can hold") from None
-
-
-def _check_room(job: WriteJob | ObjectJob, memory: int, threads: int | None) -> None:
-    describe_room(job.outline(memory, threads))
 
 
 def _is_same(source: Path, target: Path) -> bool:

@@ -212,7 +212,9 @@ impl Case {
 
     pub fn destinations(&self, folder: &Path) -> Vec<Destination> {
         let files = self.destinations.iter().enumerate();
-        files.map(|(i, &size)| Destination::File { path: folder.join(format!("made{i}")), size }).collect()
+        files
+            .map(|(i, &size)| Destination::File { path: folder.join(format!("made{i}")), size, there: false })
+            .collect()
     }
 
     pub fn job(&self, sources: Vec<Source>, destinations: Vec<Destination>, wanted: Wanted) -> Job {

@@ -1,0 +1,144 @@
+"""How tensors are cut into tasks: by arithmetic, so that a million tasks take no more room than one.
+
+A large tensor is cut into slabs that are one run of its C order: of the first dim whose rows fit in a task, so many
+rows at a time; of the dims before it, one position at a time. So a task's part of any shard is one range of the shard's
+file. Small tensors that follow one another share a task.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..boxes import Bounds
+
+__all__ = ["TaskGrid"]
+
+#: Pieces that the small tensors of one task have at most, besides the first of them: a task is to stay small as well.
+_MOST_PIECES = 1024
+
+
+class _Run(NamedTuple):
+    """Tasks that follow one another: of one tensor, or one task of several tensors."""
+
+    first: int
+    #: One past the last tensor; more than one tensor only where `tasks` is 1.
+    end: int
+    #: Tasks.
+    tasks: int
+    #: The dim that is cut, and how many rows of it a task has.
+    dim: int
+    rows: int
+
+
+class TaskGrid:
+    """The tasks of tensors with these shapes.
+
+    Args:
+        tensors: Of each, the shape, the bytes of an element, and the pieces that it has to do with.
+        task_bytes: How many bytes of tensors a task writes at most.
+
+    >>> grid = TaskGrid([((4, 6), 1, 2), ((2, 3, 5), 2, 1), ((3,), 1, 1)], 12)
+    >>> len(grid), grid.boxes(1), grid.boxes(2)
+    (9, [(0, ((2, 4), (0, 6)))], [(1, ((0, 1), (0, 1), (0, 5)))])
+    >>> grid.bytes.tolist()
+    [12, 12, 10, 10, 10, 10, 10, 10, 3]
+    """
+
+    def __init__(self, tensors: Sequence[tuple[tuple[int, ...], int, int]], task_bytes: int) -> None:
+        self._shapes = [shape for shape, _, _ in tensors]
+        self._itemsizes = [itemsize for _, itemsize, _ in tensors]
+        self._runs: list[_Run] = []
+        held = pieces = 0
+        for number, (shape, itemsize, count) in enumerate(tensors):
+            size = math.prod(shape) * itemsize
+            if size == 0:
+                continue
+            if size > task_bytes:
+                self._runs.append(_slabs(number, shape, itemsize, task_bytes))
+                held = 0
+            elif held and held + size <= task_bytes and pieces + count <= _MOST_PIECES:
+                self._runs[-1] = self._runs[-1]._replace(end=number + 1)
+                held, pieces = held + size, pieces + count
+            else:
+                self._runs.append(_Run(number, number + 1, 1, 0, 0))
+                held, pieces = size, count
+        ends = np.cumsum([run.tasks for run in self._runs], dtype=np.int64)
+        self._firsts: list[int] = [0, *ends.tolist()]
+
+    def __len__(self) -> int:
+        return self._firsts[-1]
+
+    def boxes(self, task: int) -> list[tuple[int, Bounds]]:
+        """The boxes that a task writes, each with its tensor's number."""
+        at = bisect_right(self._firsts, task) - 1
+        run = self._runs[at]
+        if not run.rows:
+            return [
+                (tensor, tuple((0, size) for size in self._shapes[tensor]))
+                for tensor in range(run.first, run.end)
+                if 0 not in self._shapes[tensor]
+            ]
+        shape, box = self._shapes[run.first], []
+        outer, slab = divmod(task - self._firsts[at], -(-shape[run.dim] // run.rows))
+        for size in reversed(shape[: run.dim]):
+            outer, position = divmod(outer, size)
+            box.append((position, position + 1))
+        box.reverse()
+        box.append((slab * run.rows, min((slab + 1) * run.rows, shape[run.dim])))
+        return [(run.first, (*box, *((0, size) for size in shape[run.dim + 1 :])))]
+
+    @property
+    def bytes(self) -> npt.NDArray[np.int64]:
+        """The bytes that each task writes."""
+        found = np.empty(len(self), np.int64)
+        for run, begin in zip(self._runs, self._firsts, strict=False):
+            if not run.rows:
+                found[begin] = sum(
+                    math.prod(self._shapes[tensor]) * self._itemsizes[tensor] for tensor in range(run.first, run.end)
+                )
+                continue
+            shape = self._shapes[run.first]
+            row = math.prod(shape[run.dim + 1 :]) * self._itemsizes[run.first]
+            slabs = -(-shape[run.dim] // run.rows)
+            part = found[begin : begin + run.tasks].reshape(-1, slabs)
+            part[:] = run.rows * row
+            part[:, -1] = (shape[run.dim] - (slabs - 1) * run.rows) * row
+        return found
+
+    def add_overlaps(self, tensor: int, boxes: npt.NDArray[np.int64], found: npt.NDArray[np.int64]) -> None:
+        """Add to each task the bytes that it shares with boxes of a tensor, int64 of shape (boxes, dims, 2)."""
+        at = bisect_right([run.first for run in self._runs], tensor) - 1
+        run, begin = self._runs[at], self._firsts[at]
+        itemsize = self._itemsizes[tensor]
+        if not run.rows:
+            found[begin] += int((boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1).sum()) * itemsize
+            return
+        shape = self._shapes[tensor]
+        for box in boxes:
+            shared = np.full(1, itemsize, np.int64)
+            for dim, (start, stop) in enumerate(box.tolist()):
+                if dim > run.dim:
+                    shared = shared * (stop - start)
+                    continue
+                rows = run.rows if dim == run.dim else 1
+                edges = np.arange(0, shape[dim], rows)
+                lengths = np.clip(np.minimum(edges + rows, stop) - np.maximum(edges, start), 0, None)
+                shared = np.multiply.outer(shared, lengths).reshape(-1)
+            found[begin : begin + run.tasks] += shared
+
+
+def _slabs(number: int, shape: tuple[int, ...], itemsize: int, task_bytes: int) -> _Run:
+    row, dim = math.prod(shape) * itemsize, -1
+    while row > task_bytes and dim < len(shape) - 1:
+        dim += 1
+        row //= shape[dim]
+    # As many slabs as are needed, and those as equal as can be.
+    slabs = -(-shape[dim] // max(task_bytes // row, 1))
+    rows = -(-shape[dim] // slabs)
+    return _Run(number, number + 1, math.prod(shape[:dim]) * -(-shape[dim] // rows), dim, rows)

@@ -1,0 +1,50 @@
+"""What writing a checkpoint takes, and what was written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["WriteOutline", "WriteReport"]
+
+
+@dataclass(frozen=True)
+class WriteOutline:
+    """What writing a checkpoint takes.
+
+    Attributes:
+        files: The names and bytes of the files.
+        bytes: Bytes of all files.
+        memory: Bytes of the buffers of all threads, at most.
+        threads: How many threads.
+        tasks: In how many tasks.
+        free: Bytes that the destination's file system has left.
+    """
+
+    files: tuple[tuple[str, int], ...]
+    bytes: int
+    memory: int
+    threads: int
+    tasks: int
+    free: int
+
+
+@dataclass(frozen=True)
+class WriteReport:
+    """What was written.
+
+    Attributes:
+        path: The new checkpoint.
+        tensors: How many tensors it has, aliases not counted.
+        bytes: Bytes of its files.
+        bytes_read: Bytes read from files.
+        bytes_written: Bytes written.
+        bytes_resumed: Bytes that an earlier run had written.
+    """
+
+    path: Path
+    tensors: int
+    bytes: int
+    bytes_read: int
+    bytes_written: int
+    bytes_resumed: int

@@ -1,0 +1,237 @@
+"""Tasks: parts of a checkpoint that any process can write, in any order, once or twice, and receipts for them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._text import bytes_text
+from ...errors import ParseError
+from ..engine import DIGEST_MODULUS, CopyJob
+from .manifest import differing_replica
+
+__all__ = ["CheckpointTask", "SourceFile", "TaskReceipt", "head_digest", "receipt_from_line", "receipt_line"]
+
+#: Of what surrounds the tensors in a file, how many bytes are digested: at its beginning, and at its end.
+_MOST_HEAD, _MOST_TAIL = 2**20, 2**16
+
+
+class SourceFile(NamedTuple):
+    """A file to read: what it was when the plan was made, and must still be.
+
+    Attributes:
+        path: Where it is.
+        size: Its bytes.
+        modified: When it was last written to (`st_mtime_ns`).
+        begin: The byte at which the first tensor begins that the plan reads.
+        end: The byte at which the last one ends.
+        digest: The SHA-256 of what is before and after, in hexadecimal; see `head_digest`.
+    """
+
+    path: str
+    size: int
+    modified: int
+    begin: int
+    end: int
+    digest: str
+
+
+def head_digest(path: str | Path, size: int, begin: int, end: int) -> str:
+    """Digest what a file holds before its byte `begin`, up to 1 MiB, and after `end`, the last 64 KiB: its headers."""
+    digest = hashlib.sha256()
+    head, tail = min(begin, _MOST_HEAD), min(size - end, _MOST_TAIL)
+    if head or tail:
+        with Path(path).open("rb") as stream:
+            digest.update(stream.read(head))
+            stream.seek(size - tail)
+            digest.update(stream.read(tail))
+    return digest.hexdigest()
+
+
+class TaskReceipt(NamedTuple):
+    """What a task has written.
+
+    Attributes:
+        plan: The digest of the plan.
+        task: The number of the task.
+        ranges: Of each range that was written: the file's number in the plan, the first byte, and the one after the
+            last.
+        digests: The digest of each, as a part of its tensor.
+        crcs: The CRC-32 of each, for files that have such; else none.
+        bytes_read: Bytes read from files.
+        bytes_written: Bytes written.
+        seconds: How long it took.
+        worker: Who wrote it: host and process.
+    """
+
+    plan: str
+    task: int
+    ranges: tuple[tuple[int, int, int], ...]
+    digests: tuple[int, ...]
+    crcs: tuple[int, ...]
+    bytes_read: int
+    bytes_written: int
+    seconds: float
+    worker: str
+
+
+@dataclass(frozen=True, repr=False)
+class CheckpointTask:
+    """A part of a checkpoint to write: all that a worker needs to know, and nothing else.
+
+    It is pickled as a few kilobytes, needs no other task, and can be run any number of times, anywhere where its files
+    are.
+
+    Attributes:
+        plan: The digest of the plan that it is of.
+        number: Its number in the plan.
+        folder: Where the files lie as long as they are not finished.
+        files: The files that it writes parts of: number in the plan, name, bytes.
+        ranges: The ranges that it writes: the file's position in `files`, the tensor's number, first byte, end.
+    """
+
+    plan: str
+    number: int
+    folder: str
+    files: tuple[tuple[int, str, int], ...]
+    ranges: tuple[tuple[int, int, int, int], ...]
+    #: Files, and for a plan of arrays in memory these.
+    _sources: tuple[Any, ...]
+    #: Files that are compared with what is written, for each piece of them its tensor's name and shape, and its number
+    #: among all destination pieces.
+    _compared: tuple[SourceFile, ...]
+    _replicas: tuple[tuple[int, int, str, tuple[int, ...]], ...]
+    #: For each range, its number among all destination pieces.
+    _numbers: tuple[int, ...]
+    #: The numbers of a `CopyJob`.
+    _program: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it writes."""
+        return sum(end - begin for _, _, begin, end in self.ranges)
+
+    def __repr__(self) -> str:
+        files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
+        return f"<CheckpointTask {self.number}: {bytes_text(self.nbytes)} of {files}>"
+
+    def run(self, *, memory: int = 64 * 2**20, sync: bool = True) -> TaskReceipt:
+        """Write it, in one thread.
+
+        Args:
+            memory: Bytes for buffers; at least 16 KiB.
+            sync: Whether the data is on the disk before this returns.
+
+        Raises:
+            ParseError: if a source is not what it was when the plan was made, or replicas disagree.
+            FileNotFoundError: if the files are not there: the plan was not begun, was committed, or was given up.
+            OSError: if a file cannot be read or written.
+        """
+        began = time.perf_counter()
+        job = CopyJob.of_program(np.frombuffer(self._program, np.int64))
+        for source in self._sources:
+            if isinstance(source, SourceFile):
+                _check_head(source)
+                job.read_file(source.path, source.size, source.modified)
+            else:
+                job.read_array(source)
+        folder = Path(self.folder)
+        for _, name, size in self.files:
+            job.fill_file(folder / name, size)
+        for other in self._compared:
+            job.compare_file(other.path, other.size, other.modified)
+        done = job.run(budget=memory, threads=1, sync=sync)
+        for piece, element in done.differences:
+            raise ParseError(self._difference(piece, element))
+        return TaskReceipt(
+            self.plan,
+            self.number,
+            tuple((self.files[file][0], begin, end) for file, _, begin, end in self.ranges),
+            tuple(done.digests[number] for number in self._numbers),
+            tuple(done.crcs[number] for number in self._numbers) if done.crcs else (),
+            done.bytes_read,
+            done.bytes_written,
+            round(time.perf_counter() - began, 6),
+            _worker(os.getpid()),
+        )
+
+    def _difference(self, piece: int, element: int) -> str:
+        file, _, name, shape = next(replica for replica in self._replicas if replica[1] == piece)
+        return differing_replica(name, shape, self._compared[file].path, element)
+
+
+@functools.lru_cache(maxsize=4096)
+def _check_head(source: SourceFile) -> None:
+    """Refuse a file whose headers are not those of the plan; once in a process, since the engine looks at the time."""
+    size = Path(source.path).stat().st_size
+    if size != source.size:
+        raise ParseError(f"{source.path}: has {size} bytes, and had {source.size} when the plan was made")
+    if head_digest(source.path, source.size, source.begin, source.end) != source.digest:
+        raise ParseError(f"{source.path}: is another file than when the plan was made: its headers differ")
+
+
+@functools.lru_cache(maxsize=4)
+def _worker(process: int) -> str:
+    return f"{socket.gethostname()}:{process}"
+
+
+def receipt_line(receipt: TaskReceipt) -> bytes:
+    """Write a receipt as a line of JSON, with a digest of itself."""
+    said = [*receipt[:3], [f"{digest:x}" for digest in receipt.digests], *receipt[4:]]
+    text = json.dumps(said, separators=(",", ":")).encode()
+    return b"%s %s\n" % (hashlib.sha256(text).hexdigest()[:32].encode(), text)
+
+
+def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
+    """Read a receipt.
+
+    Raises:
+        ParseError: if the line is not what `receipt_line` wrote.
+    """
+    seal, _, text = line.rstrip(b"\n").partition(b" ")
+    if hashlib.sha256(text).hexdigest()[:32].encode() != seal:
+        raise ParseError(f"{where}: a receipt is not what was written: its digest differs")
+    try:
+        plan, task, ranges, digests, crcs, *counts, seconds, worker = json.loads(text)
+        read, written = counts
+        receipt = TaskReceipt(
+            str(plan),
+            task,
+            tuple((file, begin, end) for file, begin, end in ranges),
+            tuple(int(digest, 16) for digest in digests),
+            tuple(crcs),
+            read,
+            written,
+            float(seconds),
+            str(worker),
+        )
+        numbers = [task, read, written, *crcs, *(number for row in receipt.ranges for number in row)]
+        if not all(type(number) is int for number in numbers):
+            raise ValueError
+        if not all(0 <= digest < DIGEST_MODULUS for digest in receipt.digests):
+            raise ValueError
+        if not all(0 <= crc < 2**32 for crc in receipt.crcs):
+            raise ValueError
+    except (ValueError, TypeError, RecursionError):
+        raise ParseError(f"{where}: a receipt says something that no task says") from None
+    return receipt
+
+
+def program_of(itemsize: int, shape: tuple[int, ...], pieces: list[npt.NDArray[np.int64]], flags: int) -> Any:
+    """The numbers of one tensor of a `CopyJob`: its source pieces are `pieces[0]`, the others are destinations.
+
+    Of `flags`, 1 asks for digests and 2 for CRC-32.
+    """
+    rows = [part.reshape(-1) for part in pieces]
+    head = [itemsize, flags, len(shape), len(pieces[0]), sum(map(len, pieces[1:])), *shape]
+    return np.concatenate([np.array(head, np.int64), *rows])

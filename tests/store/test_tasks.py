@@ -1,0 +1,646 @@
+"""Checkpoints written as tasks: in parts, twice, out of order, by any executor, killed, forged, and refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import pickle
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shardwise as sw
+from shardwise.cli import main
+from shardwise.store.write.grid import TaskGrid
+from shardwise.store.write.task import receipt_line
+
+MESH = sw.DeviceMesh((2, 4), ("data", "model"))
+TASK = 1 << 16
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A sharded checkpoint with replicas, tied tensors, small ones and some that take several tasks."""
+    rng = np.random.default_rng(7)
+    tied = rng.standard_normal((64, 512)).astype("f4")
+    tensors = {
+        "wide": rng.standard_normal((32, 4096)).astype("f8"),
+        "deep": rng.integers(0, 99, (3, 2, 8, 9000)).astype("u2"),
+        "tied.a": tied,
+        "tied.b": tied,
+        **{f"small.{i}": rng.standard_normal((8, 8 * i)).astype("f2") for i in range(5)},
+        "scalar": np.array(2.5),
+    }
+    layouts = {"wide": sw.TensorLayout(("model", None), MESH), "deep": sw.TensorLayout((None,) * 3 + ("data",), MESH)}
+    sw.save_checkpoint(tmp_path / "src", tensors, layouts)
+    return tmp_path / "src"
+
+
+def rules() -> sw.LayoutMap:
+    layout_map = sw.LayoutMap(MESH)
+    layout_map["wide"] = (None, ("data", "model"))
+    layout_map["deep"] = (None, "data", "model", None)
+    return layout_map
+
+
+def planned(source: Path, name: str = "new", **settings: Any) -> sw.CheckpointPlan:
+    return sw.plan_checkpoint(source, source.parent / name, rules(), **{"task_bytes": TASK, **settings})
+
+
+def direct(source: Path) -> dict[str, bytes]:
+    sw.reshard_checkpoint(source, source.parent / "direct", rules())
+    return contents(source.parent / "direct")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    assert not [path for path in folder.parent.iterdir() if path.name.startswith(".")]
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_tasks_tile_the_tensors_in_runs(data: st.DataObject) -> None:
+    shapes = st.lists(st.integers(0, 7), max_size=4).map(tuple)
+    tensors = data.draw(st.lists(st.tuples(shapes, st.sampled_from([1, 2, 8]), st.integers(1, 600)), max_size=5))
+    most = data.draw(st.integers(8, 3000))
+    grid = TaskGrid(tensors, most)
+    covered = [np.zeros(shape, int) for shape, _, _ in tensors]
+    for task in range(len(grid)):
+        boxes = grid.boxes(task)
+        size = 0
+        for number, box in boxes:
+            covered[number][tuple(slice(*side) for side in box)] += 1
+            size += math.prod(stop - start for start, stop in box) * tensors[number][1]
+            # In C order it is one run: flat positions without a gap.
+            flat = np.arange(covered[number].size).reshape(covered[number].shape)
+            places = flat[tuple(slice(*side) for side in box)].reshape(-1)
+            assert np.array_equal(places, np.arange(places[0], places[0] + len(places)))
+        assert 0 < size <= most
+        assert grid.bytes[task] == size
+    assert all((counts == 1).all() for counts in covered)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_what_boxes_share_with_tasks_is_counted(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
+    grid = TaskGrid([((3,), 1, 1), (shape, 2, 1)], data.draw(st.integers(8, 200)))
+    sides = [sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size)))) for size in shape]
+    found = np.zeros(len(grid), np.int64)
+    grid.add_overlaps(1, np.array([sides], np.int64), found)
+    inside = np.zeros(shape, int)
+    inside[tuple(slice(*side) for side in sides)] = 2
+    for task in range(len(grid)):
+        boxes = dict(grid.boxes(task))
+        shared = int(inside[tuple(slice(*side) for side in boxes[1])].sum()) if 1 in boxes else 0
+        assert found[task] == shared
+
+
+def test_each_byte_is_written_by_one_task(source: Path) -> None:
+    plan = planned(source)
+    assert len(plan.tasks) > 20
+    written = [np.zeros(size, np.uint8) for size in plan.sizes]
+    for task in plan.tasks:
+        assert 0 < task.nbytes <= TASK
+        for file, _, begin, end in task.ranges:
+            written[task.files[file][0]][begin:end] += 1
+    for made, counts in zip(plan.files, written, strict=True):
+        header = made.start
+        assert not counts[:header].any()
+        assert (counts[header:] == 1).all()
+
+
+def test_parts_in_any_order_with_every_third_task_twice(source: Path) -> None:
+    planned(source).save(source.parent / "new.swplan")
+    parts = list(range(1, 8))
+    random.Random(5).shuffle(parts)
+    for part in parts:  # Each as if on a machine of its own.
+        plan = sw.CheckpointPlan.load(source.parent / "new.swplan")
+        assert plan.run((part, 7)) == len(plan.part(part, 7))
+        plan.run(tasks=list(plan.part(part, 7))[::3])
+        assert plan.run((part, 7)) == 0
+    report = plan.commit(check=True)
+    assert report.bytes_read >= report.bytes - len(plan.files) * 4096
+    assert contents(source.parent / "new") == direct(source)
+    assert sw.diff_checkpoints(source, source.parent / "new") == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 3))
+def test_parts_are_all_tasks_once(tmp_path_factory: pytest.TempPathFactory, parts: int, seed: int) -> None:
+    folder = tmp_path_factory.mktemp("parts")
+    sizes = np.random.default_rng(seed).integers(0, 40000, 12)
+    sw.save_checkpoint(folder / "a.safetensors", {f"t{i}": np.zeros(size, "f8") for i, size in enumerate(sizes)})
+    plan = sw.plan_checkpoint(folder / "a.safetensors", folder / "b.safetensors", task_bytes=TASK)
+    numbers = [number for part in range(1, parts + 1) for number in plan.part(part, parts)]
+    assert numbers == list(range(len(plan.tasks)))
+    sizes = plan.part_bytes(parts)
+    assert sizes[:, 1].tolist() == [
+        sum(plan.task(number).nbytes for number in plan.part(part, parts)) for part in range(1, parts + 1)
+    ]
+    assert sizes[:, 1].sum() == sum(8 * size for size in np.random.default_rng(seed).integers(0, 40000, 12))
+    assert (sizes[:, 0] == sizes[:, 1]).all()
+
+
+def test_what_replicas_make_parts_read_is_counted(source: Path) -> None:
+    checked, first = planned(source).part_bytes(3), planned(source, replicas="first").part_bytes(3)
+    assert (checked[:, 1] == first[:, 1]).all()
+    assert (first[:, 0] == first[:, 1]).all()
+    # Written by one owner each, so this source has no replicas on the disk.
+    assert (checked == first).all()
+
+
+def test_tasks_are_small_and_can_be_sent(source: Path) -> None:
+    plan = planned(source)
+    for task in plan.tasks[:4]:
+        sent = pickle.dumps(task)
+        assert len(sent) < 20_000
+        assert pickle.loads(sent) == task
+        assert hash(pickle.loads(sent)) == hash(task)
+    assert len(plan.tasks[-1:]) == 1
+    assert plan.tasks[-1].number == len(plan.tasks) - 1
+    with pytest.raises(IndexError, match="of"):
+        plan.tasks[len(plan.tasks)]
+
+
+class Counting(ThreadPoolExecutor):
+    """Threads that note how much memory each task may take, and how many are under way at once."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self.memory: list[int] = []
+        self.under_way = self.most = 0
+        self.lock = threading.Lock()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        with self.lock:
+            self.memory.append(args[1])
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+        future = super().submit(fn, *args, **kwargs)
+        future.add_done_callback(self.ended)
+        return future
+
+    def ended(self, _: Future[Any]) -> None:
+        with self.lock:
+            self.under_way -= 1
+
+
+def test_memory_is_divided_and_the_window_is_bounded(source: Path) -> None:
+    with Counting(3) as executor:
+        sw.reshard_checkpoint(
+            source, source.parent / "new", rules(), executor=executor, memory=3 << 20, task_bytes=TASK
+        )
+    assert set(executor.memory) == {1 << 20}
+    assert executor.most <= 6
+    assert contents(source.parent / "new") == direct(source)
+    with Counting(4) as executor, pytest.raises(sw.LayoutError, match="at least 16384 bytes are needed for each of 4"):
+        sw.reshard_checkpoint(source, source.parent / "no", executor=executor, memory=50_000)
+    with pytest.raises(TypeError, match="executor must be"):
+        sw.reshard_checkpoint(source, source.parent / "no", executor="threads")  # type: ignore[arg-type]
+    assert not (source.parent / "no").exists()
+
+
+def test_processes_write_the_same_bytes(source: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    with ProcessPoolExecutor(2, get_context("spawn")) as executor:
+        sw.reshard_checkpoint(
+            source,
+            source.parent / "new",
+            rules(),
+            executor=executor,
+            task_bytes=TASK,
+            progress=lambda done, total: seen.append((done, total)),
+        )
+    assert contents(source.parent / "new") == direct(source)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] == seen[-1][1]
+
+
+class Flaky(Executor):
+    """Each task fails so many times before it is done: before it runs, or after."""
+
+    _max_workers = 2
+
+    def __init__(self, failures: int, error: Exception, after: bool) -> None:
+        self.failures, self.error, self.after = failures, error, after
+        self.tries: dict[int, int] = {}
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        number = args[0].number
+        self.tries[number] = self.tries.get(number, 0) + 1
+        if self.after:
+            fn(*args, **kwargs)
+        if self.tries[number] <= self.failures:
+            future.set_exception(self.error)
+        else:
+            future.set_result(fn(*args, **kwargs))
+        return future
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), RuntimeError("the worker was lost")])
+def test_tasks_that_fail_are_tried_again(source: Path, error: Exception, after: bool) -> None:
+    expected = direct(source)
+    executor = Flaky(2, error, after)
+    sw.reshard_checkpoint(source, source.parent / "new", rules(), executor=executor, task_bytes=TASK)
+    assert contents(source.parent / "new") == expected
+    assert set(executor.tries.values()) == {3}
+    with pytest.raises(type(error)):
+        sw.reshard_checkpoint(
+            source, source.parent / "other", rules(), executor=Flaky(3, error, after), task_bytes=TASK
+        )
+    assert not (source.parent / "other").exists()
+    sw.reshard_checkpoint(source, source.parent / "other", rules(), task_bytes=TASK, resume=True)
+    assert contents(source.parent / "other") == expected
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), sw.ParseError("changed"), MemoryError()])
+def test_what_would_fail_again_is_not_tried_again(source: Path, error: Exception) -> None:
+    executor = Flaky(9, error, False)
+    with pytest.raises(type(error)):
+        sw.reshard_checkpoint(source, source.parent / "new", rules(), executor=executor, task_bytes=TASK)
+    assert set(executor.tries.values()) == {1}
+
+
+def _die(doomed: set[int], fn: Callable[..., Any], *args: Any) -> Any:
+    if args[0].number in doomed:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return fn(*args)
+
+
+class Deadly(Executor):
+    """A pool of processes, of which those are killed that get one of some tasks."""
+
+    def __init__(self, doomed: set[int]) -> None:
+        self.pool, self.doomed = ProcessPoolExecutor(2, get_context("spawn")), doomed
+        self._max_workers = 2
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return self.pool.submit(_die, self.doomed, fn, *args)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self.pool.shutdown(wait, cancel_futures=cancel_futures)
+
+
+def test_workers_that_are_killed_cost_their_tasks_only(source: Path) -> None:
+    total = len(planned(source).tasks)
+    left = total
+    for doomed in (3, total // 2, total - 1):  # So far apart that none is done before its turn.
+        with Deadly({doomed}) as executor, pytest.raises(BrokenExecutor) as died:
+            sw.reshard_checkpoint(
+                source, source.parent / "new", rules(), executor=executor, task_bytes=TASK, resume=True
+            )
+        found = re.search(r"a worker died.*after (\d+) of (\d+) tasks", str(died.value))
+        assert found
+        assert int(found[2]) <= left
+        left = int(found[2]) - int(found[1])
+        assert not (source.parent / "new").exists()
+    with Deadly(set()) as executor:
+        sw.reshard_checkpoint(source, source.parent / "new", rules(), executor=executor, task_bytes=TASK, resume=True)
+    report = sw.verify_checkpoint(source.parent / "new")
+    assert report.digests
+    assert contents(source.parent / "new") == direct(source)
+
+
+SCRIPT = """
+import sys
+import shardwise as sw
+from shardwise import _core
+plan, part, at, fault = sys.argv[1:]
+plan = sw.CheckpointPlan.load(plan)
+if int(at) >= 0:
+    _core._fail_at(int(at), fault if not fault.isdigit() else int(fault))
+if part == "commit":
+    plan.commit()
+else:
+    plan.run((int(part), 2), threads=1)
+print("operations", _core._operations())
+"""
+
+
+def script(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", SCRIPT, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_parts_and_commits_that_are_killed_are_run_again(source: Path) -> None:
+    expected = direct(source)
+    planned(source, "count").save(source.parent / "count.swplan")
+    counts = [
+        int(script(source.parent / "count.swplan", part, 10**6, "count").stdout.split()[-1])
+        for part in (1, 2, "commit")
+    ]
+    assert contents(source.parent / "count") == expected
+    for number, (share, fault) in enumerate(itertools.product((0.01, 0.5, 0.99), ("kill", "5"))):
+        name = f"new{number}"
+        planned(source, name).save(source.parent / f"{name}.swplan")
+        for part, count in zip((1, 2, "commit"), counts, strict=True):
+            failed = script(source.parent / f"{name}.swplan", part, int(share * count), fault)
+            if failed.returncode == 0:
+                assert fault == "5"  # It was tried again.
+                continue
+            assert not (source.parent / name).exists() or part == "commit"
+            if not (source.parent / name).exists():
+                again = script(source.parent / f"{name}.swplan", part, -1, "count")
+                assert again.returncode == 0, again.stderr
+        assert {path.name: path.read_bytes() for path in (source.parent / name).iterdir()} == expected
+
+
+def test_the_driver_is_killed_and_goes_on(source: Path) -> None:
+    code = (
+        "import os, signal, sys, shardwise as sw\n"
+        "sys.path.insert(0, sys.argv[3])\n"
+        "from tests.store.test_tasks import rules, TASK\n"
+        "def killed(done, total):\n"
+        "    if done > total // 2: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "sw.reshard_checkpoint(sys.argv[1], sys.argv[2], rules(), task_bytes=TASK, progress=killed, sync=False)\n"
+    )
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", code, str(source), str(source.parent / "new"), str(root)]
+    assert subprocess.run(command, timeout=120).returncode == -signal.SIGKILL
+    assert not (source.parent / "new").exists()
+    report = sw.reshard_checkpoint(source, source.parent / "new", rules(), task_bytes=TASK, resume=True)
+    assert isinstance(report, sw.WriteReport)
+    assert contents(source.parent / "new") == direct(source)
+
+
+def test_a_plan_of_another_version_edited_or_damaged(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "new.swplan"
+    planned(source).save(path)
+    whole = path.read_bytes()
+    line, _, packed = whole.partition(b"\n")
+    cases = {
+        b"shardwise plan 2" + line[16:] + b"\n" + packed: "of version 2; version 1 is known",
+        b"shardwise plan one" + line[16:] + b"\n" + packed: "not a plan",
+        b"": "not a plan",
+        whole[:-5]: "edited or is damaged",
+        whole[:200]: "edited or is damaged",
+        line[:-1] + (b"1" if line[-1:] != b"1" else b"2") + b"\n" + packed: "edited or is damaged",
+        line[:20] + b"0" * 4 + line[24:] + b"\n" + packed: "edited or is damaged",
+    }
+    body = zlib.decompress(packed).replace(b'"form":"sharded"', b'"form":"scarred"')
+    cases[line + b"\n" + zlib.compress(body)] = "edited or is damaged"
+    for data, message in cases.items():
+        path.write_bytes(data)
+        with pytest.raises(sw.ParseError, match=message) as refused:
+            sw.CheckpointPlan.load(path)
+        assert len(str(refused.value)) < 400
+    for at in range(0, len(whole), len(whole) // 40):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:  # A bit that says nothing, such as the padding of a compressed block, may change.
+            assert sw.CheckpointPlan.load(path).digest == planned(source).digest
+        except sw.ParseError:
+            continue
+    with pytest.raises(FileNotFoundError):
+        sw.CheckpointPlan.load(tmp_path / "none")
+
+
+def test_a_plan_that_was_forged_with_care_is_refused_or_harmless(source: Path, tmp_path: Path) -> None:
+    import hashlib
+
+    path = tmp_path / "new.swplan"
+    planned(source).save(path)
+    line, _, packed = path.read_bytes().partition(b"\n")
+    body = zlib.decompress(packed)
+    sizes = [int(word) for word in line.split()[-2:]]
+    said, numbers = body[: sizes[0]], body[sizes[0] :]
+    for change in (
+        lambda text: text.replace(b'"shard-00001-', b'"../ard-00001-'),
+        lambda text: text.replace(b'"float64"', b'"float65"'),
+        lambda text: text.replace(b"[32,4096]", b"[-2,4096]"),
+        lambda text: text.replace(b'"tensors":[[', b'"tensors":[7,['),
+        lambda text: b"[]",
+        lambda text: b"{" * 9999,
+    ):
+        forged = change(said)
+        assert forged != said
+        digest = hashlib.sha256(forged + numbers).hexdigest()
+        head = f"shardwise plan 1 {digest} {len(forged)} {len(numbers)}\n".encode()
+        path.write_bytes(head + zlib.compress(forged + numbers))
+        with pytest.raises((sw.ParseError, sw.LayoutError)):
+            sw.CheckpointPlan.load(path).run()
+    assert not (tmp_path / "new").exists()
+
+
+def test_another_source_is_refused(source: Path) -> None:
+    planned(source).save(source.parent / "new.swplan")
+    file = min(source.glob("*.safetensors"))
+    data, status = file.read_bytes(), file.stat()
+
+    def refused(message: str) -> None:
+        code = f"import shardwise as sw; sw.CheckpointPlan.load({str(source.parent / 'new.swplan')!r}).run()"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert done.returncode
+        assert re.search(message, done.stderr), done.stderr
+
+    file.write_bytes(data.replace(b'"wide"', b'"wild"'))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    refused("its headers differ")
+    file.write_bytes(data[:-1])
+    refused("bytes")
+    file.write_bytes(data)
+    refused("was written to")
+    file.unlink()
+    refused("No such file")
+    assert not (source.parent / "new").exists()
+
+
+def receipts(plan: sw.CheckpointPlan) -> Path:
+    (path,) = (plan.workplace / "receipts").iterdir()
+    return path
+
+
+def test_receipts_that_are_missing_forged_or_of_another_plan_stop_the_commit(source: Path) -> None:
+    plan = planned(source)
+    with pytest.raises(sw.ParseError, match=rf"receipts of {len(plan.tasks)} of {len(plan.tasks)} tasks are missing"):
+        plan.commit()
+    plan.run()
+    path = receipts(plan)
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == len(plan.tasks)
+    first = plan.task(3).run()
+    other = planned(source, "other")
+    other.run(tasks=[3])
+    foreign = receipts(other).read_bytes()
+
+    def forged(**changes: Any) -> bytes:
+        return receipt_line(first._replace(**changes))
+
+    file, begin, end = first.ranges[0]
+    cases: dict[str, tuple[bytes, str]] = {
+        "missing": (b"".join(lines[:3] + lines[4:]), "receipts of 1 of .* tasks are missing: 3$"),
+        "torn": (b"".join(lines)[:-7], r"receipts of 1 of .* tasks are missing"),
+        "edited": (b"".join(lines).replace(b'"', b"'", 1), "is not what was written"),
+        "garbage": (b"".join(lines) + b"hello\n", "is not what was written"),
+        "ranges": (b"".join(lines[:3]) + forged(ranges=((file, begin, end - 8), *first.ranges[1:])), "other ranges"),
+        "digests": (b"".join(lines[:3]) + forged(digests=first.digests[1:]), "digests"),
+        "large": (b"".join(lines[:3]) + forged(digests=(2**130,) * len(first.digests)), "no task says"),
+        "task": (b"".join(lines) + forged(task=10**6), "the plan has"),
+        "negative": (b"".join(lines) + forged(task=-1), "the plan has"),
+        "text": (b"".join(lines) + forged(task="3"), "no task says"),
+        "disagree": (b"".join(lines) + forged(digests=(1,) * len(first.digests)), "two receipts of task 3 disagree"),
+        "foreign": (b"".join(lines[:3]) + foreign, "is of the plan"),
+    }
+    for data, message in cases.values():
+        path.write_bytes(data)
+        with pytest.raises(sw.ParseError, match=message) as refused:
+            plan.commit()
+        assert len(str(refused.value)) < 500
+        assert not (source.parent / "new").exists()
+    # One that was forged with all that a receipt has is found when the data is read back.
+    path.write_bytes(b"".join(lines[:3]) + forged(digests=(1,) * len(first.digests)) + b"".join(lines[4:]))
+    with pytest.raises(sw.ParseError, match="is not what the receipts say"):
+        plan.commit(check=True)
+    # Twice the same is what a task that ran twice gives.
+    path.write_bytes(b"".join(lines) + receipt_line(first))
+    plan.commit(check=True)
+    other_root = other.workplace
+    assert other_root.is_dir()
+    assert {each.name: each.read_bytes() for each in (source.parent / "new").iterdir()}
+
+
+def test_two_drivers_and_a_late_task(source: Path) -> None:
+    plan = planned(source)
+    late = plan.tasks[0]
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait(_done: int, _total: int) -> None:
+        entered.set()
+        assert leave.wait(60)
+
+    first = threading.Thread(target=lambda: plan.run(progress=wait))
+    first.start()
+    try:
+        assert entered.wait(60)
+        with pytest.raises(BlockingIOError):
+            planned(source).run()
+        with pytest.raises(BlockingIOError):
+            planned(source).commit()
+        with pytest.raises(BlockingIOError):
+            sw.reshard_checkpoint(source, source.parent / "new", rules())
+    finally:
+        leave.set()
+        first.join()
+    with pytest.raises(FileExistsError, match="parts of a plan are written there"):
+        sw.reshard_checkpoint(source, source.parent / "new", rules())
+    plan.commit()
+    before = contents(source.parent / "new")
+    with pytest.raises(FileNotFoundError):
+        late.run()
+    for again in (plan.run, plan.commit, lambda: plan.run((1, 3))):
+        with pytest.raises(FileExistsError):
+            again()
+    assert contents(source.parent / "new") == before
+
+
+def test_replicas_that_disagree_stop_a_task(tmp_path: Path) -> None:
+    data = Path(__file__).parent.parent / "data" / "checkpoints" / "torch" / "fsdp2"
+    if not data.exists():
+        pytest.skip("no such test data")
+    import shutil
+
+    shutil.copytree(data, tmp_path / "src")
+    with sw.open_checkpoint(tmp_path / "src") as checkpoint:
+        replica = next((t.replicas[0] for t in checkpoint.values() if len(t.replicas)), None)
+        if replica is None:
+            pytest.skip("no replicas in the test data")
+        extent = replica.extent()
+        path, at = extent.file.path, extent.start
+    with path.open("r+b") as stream:
+        stream.seek(at)
+        byte = stream.read(1)[0]
+        stream.seek(at)
+        stream.write(bytes([byte ^ 1]))
+    plan = sw.plan_checkpoint(tmp_path / "src", tmp_path / "new")
+    assert plan.part_bytes(1)[0, 0] > plan.part_bytes(1)[0, 1]
+    with pytest.raises(sw.ParseError, match="replicas disagree"):
+        plan.run()
+    with pytest.raises(sw.ParseError, match="missing"):
+        plan.commit()
+
+
+def test_what_plans_refuse(source: Path, tmp_path: Path) -> None:
+    for wrong in (0, 100, TASK - 1):
+        with pytest.raises(sw.LayoutError, match="task_bytes is"):
+            planned(source, task_bytes=wrong)
+    plan = planned(source)
+    for part in ((0, 3), (4, 3), (1, 0)):
+        with pytest.raises(sw.LayoutError, match="parts are counted from 1"):
+            plan.run(part)
+    with pytest.raises(TypeError, match="part must be a tuple"):
+        plan.run(3)  # type: ignore[arg-type]
+    with pytest.raises(sw.LayoutError, match="there is no task 99999"):
+        plan.run(tasks=[99999])
+    with pytest.raises(sw.LayoutError, match="retries is -1"):
+        plan.run(retries=-1)
+    with pytest.raises(sw.LayoutError, match="parts is 0"):
+        plan.part_bytes(0)
+    with pytest.raises(FileExistsError, match="dst is the source"):
+        sw.plan_checkpoint(source, source)
+    with pytest.raises(FileNotFoundError):
+        sw.plan_checkpoint(source, tmp_path / "no" / "where")
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_checkpoint_without_elements(tmp_path: Path) -> None:
+    sw.save_checkpoint(tmp_path / "a.safetensors", {"none": np.zeros((0, 3))})
+    plan = sw.plan_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", to="hf")
+    assert len(plan.tasks) == 0
+    assert plan.run((1, 2)) == 0
+    plan.commit()
+    assert sw.diff_checkpoints(tmp_path / "a.safetensors", tmp_path / "b") == []
+
+
+def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rules.toml").write_text('[rules]\nwide = ["x", []]\n')
+
+    def run(*arguments: object, status: int = 0) -> str:
+        assert main([*map(str, arguments)]) == status
+        captured = capsys.readouterr()
+        return captured.err if status else captured.out
+
+    rules = (tmp_path / "rules.toml", "--mesh", "x=4", "--task-bytes", "64KiB")
+    common = ("reshard", source, tmp_path / "new", "--rules", *rules)
+    if "error" in (text := run(*common, "--plan", "--workers", 4)):
+        raise AssertionError(text)
+    assert "1/4" in text
+    assert "4 parts: each reads" in text
+    assert not (tmp_path / "new").exists()
+    assert "tasks of up to" in run(*common, "--plan-to", tmp_path / "new.swplan")
+    assert json.loads(run("run", tmp_path / "new.swplan", "--part", "2/2", "--json", "--quiet"))["tasks"] > 1
+    assert "are missing" in run("commit", tmp_path / "new.swplan", status=2)
+    assert "PART/PARTS" in run("run", tmp_path / "new.swplan", "--part", "2", status=2)
+    assert "counted from 1" in run("run", tmp_path / "new.swplan", "--part", "3/2", status=2)
+    assert "done" in run("run", tmp_path / "new.swplan", "--quiet")
+    assert "were done before" in run("run", tmp_path / "new.swplan", "--quiet")
+    assert "tensors" in run("commit", tmp_path / "new.swplan", "--check")
+    assert "something is there" in run("run", tmp_path / "new.swplan", status=2)
+    assert run("diff", source, tmp_path / "new", "--quiet").strip() == "the same tensors"
+    assert "--dtype" in run(*common, "--plan-to", "p", "--dtype", "float16", status=2)
+    assert "--plan as well" in run(*common, "--workers", "3", status=2)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    state = random.getstate()
+    random.seed(11)
+    yield
+    random.setstate(state)
