@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -112,8 +113,9 @@ def save_checkpoint(
             check_replicas(value.tiling, value._data())
         shape = tuple(np.shape(value)) if not isinstance(value, ShardedArray) else value.shape
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
-    made = _plan(place_of(path), wanted, to, metadata or {}, max_file_bytes, {}, {}, compare=False)
-    return _run(made, None, memory, threads, sync, False, _RETRIES, progress)
+    target = place_of(path)
+    made = _plan(target, wanted, to, metadata or {}, max_file_bytes, {}, {}, compare=False)
+    return _run(made, target, None, memory, threads, sync, False, _RETRIES, progress)
 
 
 def reshard_checkpoint(
@@ -205,7 +207,7 @@ def reshard_checkpoint(
     with planned as made:
         if plan:
             return made.outline(memory, threads)
-        return _run(made, executor, memory, threads, sync, resume, retries, progress)
+        return _run(made, target, executor, memory, threads, sync, resume, retries, progress)
 
 
 def plan_checkpoint(
@@ -274,6 +276,7 @@ def plan_checkpoint(
 
 def _run(
     made: CheckpointPlan | ObjectJob,
+    path: Path,
     executor: Executor | None,
     memory: int,
     threads: int | None,
@@ -288,7 +291,7 @@ def _run(
         return made.run(memory=memory, threads=threads, sync=sync, resume=resume, progress=progress)
     if not resume:
         made.check_room()
-    return run_whole(
+    report = run_whole(
         made,
         executor=executor,
         memory=memory,
@@ -298,6 +301,7 @@ def _run(
         retries=retries,
         progress=progress,
     )
+    return replace(report, path=path)  # As it was given; that of a plan is absolute.
 
 
 #: What becomes of tensors that cannot be copied as they are: written to a file first, only counted, or refused.
