@@ -70,6 +70,7 @@ impl Partition {
     /// # Errors
     /// [`Error::OutOfRange`] with the first bad position; [`Error::Length`] if the slices are not equally long; what
     /// `poll` returns. What the outputs hold after an error is unspecified.
+    #[inline(never)]
     pub fn locate_into(
         &self,
         offsets: &[i64],
@@ -97,6 +98,7 @@ impl Partition {
     /// # Errors
     /// [`Error::OutOfRange`] with the first bad position; [`Error::Length`] if the slices are not equally long; what
     /// `poll` returns. What `offsets` holds after an error is unspecified.
+    #[inline(never)]
     pub fn global_offset_into(
         &self,
         shard_ids: &[i64],

@@ -135,6 +135,7 @@ impl Mesh {
     ///
     /// # Errors
     /// [`Error::Length`] if `out` has not as many elements; what `poll` returns.
+    #[inline(never)]
     pub fn coordinates_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let axes = self.sizes.len();
         let expected = usize::try_from(self.size).ok().and_then(|n| n.checked_mul(axes));

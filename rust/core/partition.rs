@@ -214,6 +214,7 @@ impl Partition {
     ///
     /// # Errors
     /// [`Error::Length`] if `out` has not one slot per device; what `poll` returns.
+    #[inline(never)]
     pub fn shard_ids_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.fill(&self.shard_id_function(), out, poll)
     }
@@ -222,6 +223,7 @@ impl Partition {
     ///
     /// # Errors
     /// [`Error::Length`] if `out` has not one slot per device; what `poll` returns.
+    #[inline(never)]
     pub fn replica_ids_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.fill(&self.replica_id_function(), out, poll)
     }
@@ -231,6 +233,7 @@ impl Partition {
     /// # Errors
     /// [`Error::Length`] if `out` has not as many elements; [`Error::TooMany`] if there is no memory for the bounds of
     /// the shards along each dim; what `poll` returns.
+    #[inline(never)]
     pub fn boxes_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let row = 2 * self.shape.len();
         self.check_out(out.len(), row)?;

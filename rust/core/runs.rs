@@ -69,6 +69,7 @@ impl Runs {
     ///
     /// # Errors
     /// [`Error::Length`] if `out` has not two slots per run; what `poll` returns.
+    #[inline(never)]
     pub fn fill_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         if usize::try_from(self.count).ok().and_then(|n| n.checked_mul(2)) != Some(out.len()) {
             let runs = usize::try_from(self.count).unwrap_or(usize::MAX).saturating_mul(2);

@@ -33,6 +33,7 @@ use crate::{
 /// # Errors
 /// What `poll` returns; [`Error::Length`] or [`Error::OutOfRange`] if the arrays are not the plan's. The destinations may
 /// then be partly written.
+#[inline(never)]
 pub fn run(
     plan: &Plan,
     regions: Disjoint<'_>,

@@ -279,6 +279,7 @@ impl Layout {
     ///
     /// # Errors
     /// Those of [`Layout::shard_id`], with the position in `indices`; then `out` is not complete.
+    #[inline(never)]
     pub fn shard_ids_into(&self, indices: &[i64], out: &mut [i64]) -> Result<()> {
         let rank = self.rank();
         if out.len().checked_mul(rank) != Some(indices.len()) {

@@ -239,6 +239,7 @@ impl Packed {
     /// # Errors
     /// [`Error::OutOfRange`] with the first bad position; [`Error::Length`] if the slices are not equally long; what
     /// `poll` returns. What the outputs hold after an error is unspecified.
+    #[inline(never)]
     pub fn locate_into(
         &self,
         offsets: &[i64],
@@ -271,6 +272,7 @@ impl Packed {
     /// # Errors
     /// As [`Packed::global_offset_one`], with the first bad position; [`Error::Length`] if the slices are not equally
     /// long; what `poll` returns. What `offsets` holds after an error is unspecified.
+    #[inline(never)]
     pub fn global_offset_into(
         &self,
         shard_ids: &[i64],

@@ -172,6 +172,7 @@ impl Packed {
     ///
     /// # Errors
     /// [`Error::Length`] if `out` is of another length, [`Error::Overflow`] if they are over 2^63 - 1; what `poll` returns.
+    #[inline(never)]
     pub fn begins_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let devices = self.mesh().size() as usize;
         if out.len() != devices.saturating_add(1) {
@@ -198,6 +199,7 @@ impl Packed {
     ///
     /// # Errors
     /// [`Error::Length`] if `out` has not one slot per device; what `poll` returns.
+    #[inline(never)]
     pub fn elements_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.products_into(out, poll, Sections::extent)
     }
@@ -206,6 +208,7 @@ impl Packed {
     ///
     /// # Errors
     /// [`Error::Length`] if `out` has not one slot per device; what `poll` returns.
+    #[inline(never)]
     pub fn held_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.products_into(out, poll, Sections::held)
     }
@@ -274,6 +277,7 @@ impl Packed {
     /// # Errors
     /// [`Error::Length`] if `out` has not as many slots, [`Error::TooMany`] for more than there is memory for; what `poll`
     /// returns.
+    #[inline(never)]
     pub fn pieces_into(&self, out: &mut [i64], columns: usize, poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         match columns {
             2 => self.rows_into::<2>(out, poll),

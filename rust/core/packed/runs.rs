@@ -78,6 +78,7 @@ impl PackedRuns {
     ///
     /// # Errors
     /// [`Error::Length`] if `out` has not two slots per run; what `poll` returns.
+    #[inline(never)]
     pub fn fill_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let slots = usize::try_from(self.count()).unwrap_or(usize::MAX).saturating_mul(2);
         if slots != out.len() {

@@ -77,6 +77,7 @@ impl Plan {
     /// entry for each holder, [`Error::DeviceIndex`] for an entry that is not a source holder, [`Error::BoxesOverlap`] if
     /// the source's boxes share elements, [`Error::NotHeld`] if it lacks elements that the destination asks for,
     /// [`Error::Overflow`] or [`Error::TooMany`] if the holders or the transfers are too many; what `poll` returns.
+    #[inline(never)]
     pub fn new(source: Arc<dyn Tiling>, destination: Arc<dyn Tiling>, same: Vec<i64>, poll: Poll<'_>) -> Result<Self> {
         Self::check_ends(&*source, &destination, &same)?;
         if let (Some(from), Some(to)) = (source.clone().as_partition(), destination.clone().as_partition()) {
@@ -288,6 +289,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::Length`] if `out` has not as many elements; what `poll` returns.
+    #[inline(never)]
     pub fn transfers_into(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
         check_length(out, self.transfers() * self.row())?;
         match &self.transfers {
@@ -303,6 +305,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::Length`] if `out` has not as many elements.
+    #[inline(never)]
     pub fn kept_into(&self, out: &mut [i64]) -> Result<()> {
         check_length(out, self.kept() * self.row())?;
         let mut rows = out.chunks_exact_mut(self.row());
@@ -317,6 +320,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::Length`] if `out` has not as many elements.
+    #[inline(never)]
     pub fn pieces_into(&self, out: &mut [i64]) -> Result<()> {
         check_length(out, 2 * self.transfers())?;
         match &self.transfers {
@@ -330,6 +334,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::Length`] if `out` has not as many elements.
+    #[inline(never)]
     pub fn kept_pieces_into(&self, out: &mut [i64]) -> Result<()> {
         check_length(out, 2 * self.kept())?;
         match &self.transfers {

@@ -1,4 +1,4 @@
-//! The compiled module `shardwise._core`: it converts arguments, calls the core, and converts the answers back.
+//! What is in the compiled module `shardwise._core`: it converts arguments, calls the core, and converts the answers back.
 
 mod arrays;
 mod checksum;
@@ -20,55 +20,51 @@ mod views;
 
 use pyo3::prelude::*;
 
-/// The compiled part of shardwise.
-#[pymodule(gil_used = false)]
-mod _core {
-    use super::{
-        Bound, PyModule, PyResult,
-        errors::{guard, note_panics},
-        pyfunction,
-    };
+use crate::errors::{guard, note_panics};
 
-    #[pymodule_init]
-    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
-        note_panics();
-        Ok(())
-    }
+/// Puts the classes and functions into the module.
+///
+/// # Errors
+/// What Python raises if it has no memory.
+pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    note_panics();
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<layout::Layout>()?;
+    module.add_class::<mesh::Mesh>()?;
+    module.add_class::<packed::PackedPartition>()?;
+    module.add_class::<partition::Partition>()?;
+    module.add_class::<tiling::Tiling>()?;
+    module.add_class::<reshard::ReshardPlan>()?;
+    module.add_class::<collective::CollectiveSearch>()?;
+    module.add_class::<rules::RuleSet>()?;
+    module.add_class::<dtensor::DtensorLayout>()?;
+    module.add_class::<dtensor::DtensorMesh>()?;
+    module.add_class::<io::CopyJob>()?;
+    module.add_class::<io::FileLock>()?;
+    module.add_class::<pickle::Persistent>()?;
+    module.add_class::<pickle::Record>()?;
+    module.add_function(wrap_pyfunction!(checksum::crc32c, module)?)?;
+    module.add_function(wrap_pyfunction!(collective::priced_collectives, module)?)?;
+    module.add_function(wrap_pyfunction!(dtensor::decode_layout, module)?)?;
+    module.add_function(wrap_pyfunction!(dtensor::decode_mesh, module)?)?;
+    module.add_function(wrap_pyfunction!(dtensor::encode_layout, module)?)?;
+    module.add_function(wrap_pyfunction!(dtensor::encode_mesh, module)?)?;
+    module.add_function(wrap_pyfunction!(dtensor::parse_device, module)?)?;
+    module.add_function(wrap_pyfunction!(dtensor::print_device, module)?)?;
+    module.add_function(wrap_pyfunction!(io::_fail_at, module)?)?;
+    module.add_function(wrap_pyfunction!(io::_operations, module)?)?;
+    module.add_function(wrap_pyfunction!(io::free_space, module)?)?;
+    module.add_function(wrap_pyfunction!(io::publish, module)?)?;
+    module.add_function(wrap_pyfunction!(io::sync_files, module)?)?;
+    module.add_function(wrap_pyfunction!(io::write_file, module)?)?;
+    module.add_function(wrap_pyfunction!(pickle::read_dcp_index, module)?)?;
+    module.add_function(wrap_pyfunction!(pickle::read_pickle, module)?)?;
+    module.add_function(wrap_pyfunction!(reshard::balance_model, module)?)?;
+    module.add_function(wrap_pyfunction!(_panic, module)?)
+}
 
-    #[pymodule_export]
-    use super::dtensor::{
-        DtensorLayout, DtensorMesh, decode_layout, decode_mesh, encode_layout, encode_mesh, parse_device, print_device,
-    };
-
-    #[pymodule_export]
-    use super::io::{_fail_at, _operations, CopyJob, FileLock, free_space, publish, sync_files, write_file};
-
-    #[pymodule_export]
-    use super::{layout::Layout, mesh::Mesh, packed::PackedPartition, partition::Partition, rules::RuleSet};
-
-    #[pymodule_export]
-    use super::reshard::{ReshardPlan, balance_model};
-
-    #[pymodule_export]
-    use super::collective::{CollectiveSearch, priced_collectives};
-
-    #[pymodule_export]
-    use super::tiling::Tiling;
-
-    #[pymodule_export]
-    use super::checksum::crc32c;
-
-    #[pymodule_export]
-    use super::pickle::{Persistent, Record, read_dcp_index, read_pickle};
-
-    /// The version of the package.
-    #[pymodule_export]
-    #[expect(non_upper_case_globals, reason = "the name that Python's packages give it")]
-    const __version__: &str = env!("CARGO_PKG_VERSION");
-
-    /// Panics, so that a test can see what a panic becomes.
-    #[pyfunction]
-    fn _panic() -> PyResult<()> {
-        guard(|| panic!("asked to"))
-    }
+/// Panics, so that a test can see what a panic becomes.
+#[pyfunction]
+fn _panic() -> PyResult<()> {
+    guard(|| panic!("asked to"))
 }
