@@ -96,8 +96,10 @@ fn part(boxes: &[(&[i64], &[i64])], rank: usize, set: &[usize]) -> Option<[Vec<u
         let middle = set.len() / 2;
         let (_, &mut median, _) = starts.select_nth_unstable(middle);
         // Where more than half begin at the first place, the next one parts them.
-        let cut =
-            if median > least { median } else { set.iter().map(|&i| boxes[i].0[dim]).filter(|&s| s > least).min()? };
+        let next = || set.iter().map(|&i| boxes[i].0[dim]).filter(|&s| s > least).min();
+        let Some(cut) = (if median > least { Some(median) } else { next() }) else {
+            continue; // All begin at one place of this dim.
+        };
         let left = set.iter().filter(|&&i| boxes[i].0[dim] < cut).count();
         let right = set.iter().filter(|&&i| boxes[i].1[dim] > cut).count();
         if best.is_none_or(|(most, ..)| left.max(right) < most) {
@@ -135,6 +137,15 @@ mod tests {
                 None => prop_assert!(!any),
             }
         }
+    }
+
+    #[test]
+    fn rows_that_all_begin_at_the_first_column_are_parted_by_rows() {
+        let rows: Vec<([i64; 2], [i64; 2])> = (0..1000).map(|i| ([0, i], [5, i + 1])).collect();
+        let views: Vec<(&[i64], &[i64])> = rows.iter().map(|(a, b)| (&a[..], &b[..])).collect();
+        let set: Vec<usize> = (0..rows.len()).collect();
+        let halves = part(&views, 2, &set).unwrap();
+        assert_eq!(halves.map(|half| half.len()), [500, 500]);
     }
 
     #[test]
