@@ -18,7 +18,7 @@ JOBS ?= 2
 SLOW_SECONDS ?= 60
 SLOW_SEED ?= 20261121
 
-.PHONY: help dev demo test test-fast test-rust test-release test-python test-oracle test-slow prove frameworks check format bench fuzz valgrind coverage mutants docs wheel licences build clean
+.PHONY: help dev demo test test-fast test-rust test-release test-python test-oracle test-clusters test-slow prove frameworks check format bench fuzz valgrind coverage mutants docs wheel licences build clean
 .DEFAULT_GOAL := help
 
 help: ## say what the targets are
@@ -79,6 +79,11 @@ frameworks: build
 
 test-oracle: frameworks ## install the frameworks and compare with them
 	$(BIN)/python -m pytest tests/oracle tests/interop tests/test_documents.py -rs --slow-seconds $(SLOW_SECONDS) --slow-seed $(SLOW_SEED)
+
+# The S3 server and the MPI come from PyPI as well.
+test-clusters: build ## install Dask, an MPI and an S3 server, and run the tests of clusters and object stores
+	$(call install_extras,cluster test-mpi test-s3)
+	$(BIN)/python -m pytest tests/store/test_clusters.py tests/store/test_objects.py tests/execute -rs
 
 prove: frameworks ## compare millions of cases with oracles; Ctrl-C stops, the same command goes on; SEED=… repeats
 	$(BIN)/python -m tests.prove --resume --jobs $(JOBS) --scale $(SCALE) $(if $(SEED),--seed $(SEED)) \
