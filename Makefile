@@ -111,6 +111,7 @@ format: build ## format the Rust and Python code
 # PyTorch may be missing, as in the extra `oracle`; where it is installed, it is compared with.
 bench: frameworks ## time the kernels, and the same work in other libraries: writes docs/benchmarks.md
 	$(call install_extras,bench)
+	$(QUIETLY) "Installing what builds wheels" $(BIN)/python -m pip install 'pip>=25.1' --group release
 	cargo bench --bench kernels --bench reshard
 	$(BIN)/python benches/peers/run.py --allow-missing torch
 

@@ -60,7 +60,7 @@ PARTS = (
     Part("checkpoint", ("safetensors",)),
     Part("merge", ("torch",)),
     Part("scope", ("keras", "jax", "tensorflow")),
-    Part("package", ("maturin",)),
+    Part("package", ("abi3audit", "auditwheel", "maturin")),
 )
 
 

@@ -6,7 +6,6 @@ import errno
 import operator
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -15,6 +14,8 @@ from ._text import shown
 from .errors import LayoutError, SizeOverflowError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy.typing as npt
 
 __all__ = [
@@ -104,6 +105,8 @@ def path_of(file: str | os.PathLike[str]) -> Path:
     Traceback (most recent call last):
     OSError: [Errno 22] no file can have this name, which holds a null byte: 'rules\x00.toml'
     """
+    from pathlib import Path  # Late, to keep `import shardwise` fast.
+
     path = Path(file)
     try:
         wrong = "which holds a null byte" if b"\0" in os.fsencode(path) else None
