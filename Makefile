@@ -50,7 +50,7 @@ dev test-fast: PROFILE :=
 dev: $(VENV)/.extras ## build it unoptimised: an edit in Rust is seen from Python in seconds
 	$(QUIETLY) "Building shardwise, unoptimised" env VIRTUAL_ENV=$(VENV) $(BIN)/maturin develop --skip-install
 
-demo: build ## plan a real checkpoint on a 2 × 4 mesh and check its shards
+demo: build ## plan a checkpoint, cut it for 4 devices and for 8, merge it and compare; CKPT=… takes yours
 	@$(BIN)/python examples/demo.py $(if $(CKPT),"$(CKPT)")
 
 test: test-rust test-python ## run all tests: Rust, Python, doctests, the README's code
