@@ -76,3 +76,28 @@ def test_progress_is_shown_on_a_terminal_or_if_asked(monkeypatch: pytest.MonkeyP
     plain = shown(monkeypatch, Terminal())
     assert plain.startswith("\r0 B of 3.0 MiB")
     assert plain.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["reshard", "a.safetensors", "memory://a-store/new", "--plan-to", "new.swplan"], "tasks write to disks"),
+        (["reshard", "a.safetensors", "memory://a-store/new", "--plan", "--workers", "2"], "tasks write to disks"),
+        (["reshard", "a.safetensors", "new", "--to", "dcp"], "tensor 'w' is F4"),
+        (["verify", "a.safetensors"], "tensor 'w' is F4"),
+        (["diff", "a.safetensors", "a.safetensors"], "tensor 'w' is F4"),
+    ],
+)
+def test_what_the_library_calls_a_wrong_type_is_one_line(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    pytest.importorskip("fsspec")
+    monkeypatch.chdir(tmp_path)
+    header = b'{"w":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}'
+    Path("a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\x21")
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("shardwise: error: ")
+    assert said in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors"]

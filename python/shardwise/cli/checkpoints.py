@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from .._text import bytes_text
@@ -53,13 +55,22 @@ def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
         raise ValueError("--workers says how many workers to plan for; give --plan as well")
     if options.plan_to is not None or options.workers is not None:
         return _run_planned(screen, options, layouts, settings)
-    with ShownProgress(options.quiet or options.plan, options.progress) as progress:
+    with ShownProgress(options.quiet or options.plan, options.progress) as progress, _refused():
         done = reshard_checkpoint(options.source, options.target, layouts, **settings, progress=progress)
     if isinstance(done, WriteOutline):
         _write_outline(screen, options, done)
         return 0
     write_report(screen, done, options.json)
     return 0
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """What the library calls a wrong type, of elements or of a place, is wrong input here."""
+    try:
+        yield
+    except TypeError as error:
+        raise ValueError(str(error)) from error
 
 
 def _run_planned(
@@ -70,12 +81,14 @@ def _run_planned(
         raise ValueError("--dtype: tasks copy bytes and convert none; convert without --plan-to and --workers")
     own = ("memory", "threads", "sync", "dtype", "resume", "plan")
     settings = {name: value for name, value in settings.items() if name not in own}
-    plan = plan_checkpoint(options.source, options.target, layouts, **settings)
+    with _refused():
+        plan = plan_checkpoint(options.source, options.target, layouts, **settings)
     if options.workers is not None:
         _write_outline(screen, options, plan.outline(parse_memory(options.memory), options.jobs))
         write_parts(screen, plan, options.workers, options.json)
         return 0
-    plan.save(options.plan_to)
+    with _refused():
+        plan.save(options.plan_to)
     if options.json:
         print(json.dumps({"plan": str(options.plan_to), "tasks": len(plan.tasks), "bytes": plan.nbytes}))
         return 0
@@ -131,7 +144,7 @@ def _write_outline(screen: Screen, options: argparse.Namespace, outline: WriteOu
 
 def run_verify(screen: Screen, options: argparse.Namespace) -> int:
     """Verify a checkpoint, and give the exit status."""
-    with ShownProgress(options.quiet, options.progress) as progress:
+    with ShownProgress(options.quiet, options.progress) as progress, _refused():
         done = verify_checkpoint(
             options.source, memory=parse_memory(options.memory), threads=options.jobs, progress=progress
         )
@@ -147,7 +160,7 @@ def run_verify(screen: Screen, options: argparse.Namespace) -> int:
 
 def run_diff(screen: Screen, options: argparse.Namespace) -> int:
     """Compare two checkpoints, and give the exit status: 1 if they differ."""
-    with ShownProgress(options.quiet, options.progress) as progress:
+    with ShownProgress(options.quiet, options.progress) as progress, _refused():
         found = diff_checkpoints(
             options.first,
             options.second,
