@@ -162,7 +162,8 @@ def reshard_checkpoint(
         threads: How many; one per core if left out.
         sync: Whether the data is on the disk before the checkpoint has its name.
         progress: Called now and then with the bytes that are done and the bytes in all.
-        replicas: `"check"` compares pieces that are stored more than once, `"first"` takes the first of them.
+        replicas: `"check"` compares pieces that are stored more than once, byte for byte, as they are stored: before
+            `dtype` converts them. `"first"` takes the first of them.
         resume: Whether a run that was interrupted goes on where it was; it must have been the same.
         plan: Whether only to say what it would take.
         executor: What runs the tasks instead of threads of this process: any `concurrent.futures.Executor`, such as a
@@ -347,7 +348,8 @@ def _planning(
                 return wanted_stored(new, tensor, partition)
             if how == "refuse":
                 raise _not_in_tasks(old)
-            if replicas == "check" and is_remote and is_addressable(tensor):
+            if replicas == "check" and tensor.replicas and is_addressable(tensor):
+                # As they are stored: what differs may be equal once it is converted.
                 check_stored_replicas([wanted_stored(new, tensor, None)], memory)
             return spool.tensor(new, tensor, converted, partition, memory)
 
