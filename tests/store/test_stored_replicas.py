@@ -44,8 +44,7 @@ def test_replicas_that_a_conversion_makes_equal_disagree(tmp_path: Path, dtype: 
         with sw.open_checkpoint(tmp_path / name) as checkpoint:
             found = checkpoint.read("v" if rewritten else "w")
         expected = values.T if rewritten else values
-        wanted = {None: "float32"}.get(dtype, dtype)
-        assert found.dtype.name == wanted
+        assert found.dtype.name == (dtype or "float32")
         assert found.astype("f4").tolist() == expected.tolist()
 
 
