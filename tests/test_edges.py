@@ -55,6 +55,7 @@ def test_all_pieces_of_a_plain_partition_are_its_boxes() -> None:
     begins, rows = partition.all_pieces()
     assert begins.tolist() == list(range(9))
     assert begins.dtype == rows.dtype == np.int64
+    assert rows.shape == (8, 2, 3)
     assert rows[:, :, :2].tolist() == partition.boxes().tolist()
     assert not rows[:, :, 2].any()
 
