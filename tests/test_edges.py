@@ -67,6 +67,24 @@ def test_padding_is_zero_after_a_reshard() -> None:
     made = sw.plan_reshard(source.partition, padded).run(source)
     # As Megatron pads: 5 to 8, which is 4 for each.
     assert [shard.tolist() for shard in made] == [[1, 2, 3, 4], [5, 0, 0, 0]]
+    # New memory is often 0 by itself: what has to be made so is known.
+    covered = padded._covered()
+    assert covered is not None
+    assert covered.tolist() == [True, False]
+
+
+class TestPackedDims:
+    def test_a_part_without_a_size_may_be_empty(self) -> None:
+        dim = packed.concat(packed.part(4), packed.part(None))
+        assert (dim.sizes(4), dim.sizes(5)) == ((4, 0), (4, 1))
+        with refused(sw.LayoutError, "3"):
+            dim.sizes(3)
+
+    def test_padding_to_one_is_none(self) -> None:
+        with refused(sw.LayoutError, "pad_to", "0"):
+            packed.part(10, axes="x", pad_to=0)
+        layout = sw.TensorLayout((packed.concat(packed.part(10, axes="x", pad_to=1)),), ONE)
+        assert layout.partition((10,)).shard_shape("cpu:0") == (10,)
 
 
 class TestTilings:
