@@ -259,18 +259,36 @@ class TestLayouts:
             (None, packed.gate_up(("tp:(1)2", "tp:(2)2"))),
         ],
     )
-    @pytest.mark.parametrize("unreduced", [(), ("pp",), ("ep:(2)3",)])
+    @pytest.mark.parametrize("unreduced", [(), ("pp",), ("ep:(2)3",), ("ep:(1)6",), ("pp:(1)2", "ep")])
     def test_a_refined_layout_with_packed_dims_gives_every_device_the_same(self, axes: Any, unreduced: Any) -> None:
         mesh = sw.DeviceMesh((2, 4, 2, 6), ("dp", "tp", "pp", "ep"))
         layout = sw.TensorLayout(axes, mesh, unreduced=unreduced)
         refined = layout.refined()
-        names = refined.device_mesh.axis_names if refined.device_mesh else ()
-        assert "tp" not in names
-        assert refined.unreduced == unreduced
+        assert refined.device_mesh is not None
+        assert "tp" not in refined.device_mesh.axis_names
+        assert [refined.device_mesh.axis_size(name) for name in refined.unreduced] == [
+            mesh.axis_size(name) for name in unreduced
+        ]
         for mine, theirs in zip(
             layout.partition((8, 16)).all_pieces(), refined.partition((8, 16)).all_pieces(), strict=True
         ):
             assert mine.tolist() == theirs.tolist()
+
+    @pytest.mark.parametrize(
+        "axes",
+        [
+            ("dp", packed.gate_up("tp:(1)4")),
+            ("tp:(1)4", packed.gate_up("dp")),
+            ("tp:(1)1", packed.gate_up("dp:(1)2")),
+            ("tp:(4)1", packed.gate_up("tp:(1)4")),
+            ("tp:(1)2", packed.gate_up("tp:(2)1")),
+            (("dp:(1)2", "tp:(1)4"), packed.gate_up("tp:(2)1")),
+        ],
+    )
+    def test_sub_axes_that_are_whole_axes_or_nothing_stay_so_when_refined(self, axes: Any) -> None:
+        layout = sw.TensorLayout(axes, MESH)
+        mine, theirs = (each.partition((8, 16)).all_pieces() for each in (layout, layout.refined()))
+        assert [array.tolist() for array in mine] == [array.tolist() for array in theirs]
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (7,), (2, 3), (3, 4, 5), (1, 1, 6), (4, 1, 2), (2, 0, 3)])
