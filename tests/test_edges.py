@@ -298,3 +298,32 @@ def test_a_box_is_cut_in_parts_that_follow_one_another(shape: tuple[int, ...], m
     parts = [elements[box].ravel().tolist() for box in consecutive(shape, most)]
     assert [element for part in parts for element in part] == elements.ravel().tolist()
     assert all(len(part) <= most for part in parts)
+
+
+class TestPlans:
+    @pytest.mark.parametrize(("from_packed", "to_packed"), [(True, False), (False, True), (True, True)])
+    def test_a_packed_dim_of_either_side_has_no_collectives(self, from_packed: bool, to_packed: bool) -> None:
+        plain = sw.TensorLayout(("tp",), MESH).partition((16,))
+        fused = sw.TensorLayout((packed.gate_up("tp"),), MESH).partition((16,))
+        plan = sw.plan_reshard(fused if from_packed else plain, fused if to_packed else plain)
+        assert plan.obstacle is not None
+        assert plan.obstacle.kind == "packed"
+        assert plan.collectives("float32") is None
+
+    def test_the_last_step_gives_the_layout_that_was_asked_for(self) -> None:
+        mesh = sw.DeviceMesh((4, 1), ("x", "one"))
+        src = sw.TensorLayout(("x", None), mesh).partition((8, 8))
+        dst = sw.TensorLayout((None, ("x", "one")), mesh).partition((8, 8))
+        steps = sw.plan_reshard(src, dst).collectives("float32")
+        assert steps is not None
+        assert steps[-1].layout == dst.layout
+
+    def test_shards_of_two_dtypes_are_not_put_into_one(self) -> None:
+        mesh = sw.DeviceMesh((2,), ("tp",))
+        fused = sw.TensorLayout((packed.gate_up("tp"),), mesh).partition((8,))
+        parts = {name: sw.TensorLayout(("tp",), mesh).partition((4,)) for name in ("gate", "up")}
+        plan = sw.plan_refit(parts, fused)
+        gate, up = ([np.full(2, value, np.float32)] * 2 for value in (1, 2))
+        assert [array.tolist() for array in plan.run({"gate": gate, "up": up})] == [[1, 1, 2, 2]] * 2
+        with refused(sw.LayoutError, "src_shards['up'] is of dtype float64", "others are of float32"):
+            plan.run({"gate": gate, "up": [array.astype(np.float64) for array in up]})
