@@ -80,6 +80,22 @@ class TestPackedDims:
         with refused(sw.LayoutError, "3"):
             dim.sizes(3)
 
+    def test_gate_and_up_in_turn_are_cut_in_pairs(self) -> None:
+        mesh = sw.DeviceMesh((2,), ("tp",))
+        dim = packed.gate_up("tp", order="interleaved")
+        pieces = sw.TensorLayout((dim,), mesh).partition((8,)).pieces("cpu:1")
+        assert pieces == [sw.Piece((slice(4, 8),), (0,))]
+        assert list(dim.segments(4)) == [("gate", 0, 0, 1), ("up", 0, 1, 1), ("gate", 1, 2, 1), ("up", 1, 3, 1)]
+
+    @pytest.mark.parametrize("heads", [(0, 1, 8), (1, 0, 8), (1, 1, 0)])
+    def test_there_is_a_head_at_least(self, heads: tuple[int, int, int]) -> None:
+        with refused(sw.LayoutError, "is 0; it must be at least 1"):
+            packed.qkv(*heads, "tp")
+
+    def test_vocabularies_are_padded_as_vllm_pads_them(self) -> None:
+        mesh = sw.DeviceMesh((2,), ("tp",))
+        assert sw.TensorLayout((packed.padded_vocab(100, "tp"),), mesh).partition((100,)).shard_shape("cpu:1") == (64,)
+
     def test_padding_to_one_is_none(self) -> None:
         with refused(sw.LayoutError, "pad_to", "0"):
             packed.part(10, axes="x", pad_to=0)
@@ -327,3 +343,29 @@ class TestPlans:
         assert [array.tolist() for array in plan.run({"gate": gate, "up": up})] == [[1, 1, 2, 2]] * 2
         with refused(sw.LayoutError, "src_shards['up'] is of dtype float64", "others are of float32"):
             plan.run({"gate": gate, "up": [array.astype(np.float64) for array in up]})
+
+    def test_a_refit_names_what_it_cannot_take(self) -> None:
+        mesh = sw.DeviceMesh((2,), ("tp",))
+        part = sw.TensorLayout(("tp",), mesh).partition((4,))
+        for wrong in ({3: part}, {"gate": 3}):
+            with pytest.raises(TypeError):
+                sw.plan_refit(wrong, part)  # type: ignore[arg-type]
+        longer = sw.TensorLayout(("tp",), mesh).partition((6,))
+        with refused(sw.LayoutError, "gate", "(4,)", "(6,)"):
+            sw.plan_refit({"gate": part}, {"gate": longer})
+
+    def test_plans_of_models_are_equal_if_all_of_them_is(self) -> None:
+        mesh = sw.DeviceMesh((2,), ("tp",))
+        cut, whole = (sw.TensorLayout((axis,), mesh) for axis in ("tp", None))
+        src, dst, tensors = {"a": cut, "b": whole}, {"a": whole, "b": cut}, {"a": ((4,), "f4"), "b": ((4,), "f4")}
+        plan, again = sw.plan_model(src, dst, tensors), sw.plan_model(src, dst, tensors)
+        assert plan == again
+        assert hash(plan) == hash(again)
+        others = [
+            sw.plan_model(src, dst, {"a": ((4,), "f4"), "b": ((4,), "i4")}),
+            sw.plan_model(src, {"a": whole, "b": whole}, tensors),
+            sw.plan_model(src, dst, {"a": ((4,), "f4")}),
+            # The order of the tensors decides who sends what.
+            sw.plan_model(src, dst, dict(reversed(tensors.items()))),
+        ]
+        assert all(plan != other for other in others)
