@@ -369,3 +369,13 @@ class TestPlans:
             sw.plan_model(src, dst, dict(reversed(tensors.items()))),
         ]
         assert all(plan != other for other in others)
+
+
+def test_rules_that_match_one_path_are_listed_in_short() -> None:
+    layout_map = sw.LayoutMap(MESH)
+    for i in range(2000):
+        layout_map[f"kernel|{i}" + "x" * 500] = ("dp",)
+    with pytest.raises(sw.LayoutError, match="2000 rules") as raised:
+        _ = layout_map["kernel"]
+    assert "'kernel|0xxx" in str(raised.value)
+    assert len(str(raised.value)) < 1500

@@ -40,6 +40,9 @@ REMEMBERED_PATHS = 65_536
 #: Of a longer one, compiling alone takes seconds.
 _LONGEST_RULE = 1 << 20
 
+#: How many of the rules that match one path a message names.
+_LISTED = 10
+
 #: What a message says of rules that need it.
 ASKED_FOR = "LayoutMap(..., backtracking=True)"
 
@@ -87,7 +90,8 @@ class RuleSearch:
         if not found:
             return None
         if len(found) > 1:
-            keys = ", ".join(repr(self._rules[position][0]) for position in found)
+            keys = ", ".join(shortened(self._rules[position][0]) for position in found[:_LISTED])
+            keys += ", …" if len(found) > _LISTED else ""
             raise LayoutError(f"path {shown(path)} matches {len(found)} rules, only one may: {keys}")
         return self._rules[found[0]][1].layout
 
