@@ -59,9 +59,10 @@ class TensorLayout(Drawn):
     [0, 0, 1, 1, 0, 0, 1, 1]
     """
 
-    __slots__ = ("__weakref__", "_axes", "_bound", "_mesh", "_unreduced")
+    __slots__ = ("__weakref__", "_axes", "_bound", "_is_packed", "_mesh", "_unreduced")
 
     _axes: Axes
+    _is_packed: bool
     _unreduced: tuple[str, ...]
     _mesh: DeviceMesh | None
     _bound: _core.Layout | None
@@ -74,6 +75,7 @@ class TensorLayout(Drawn):
         unreduced: Iterable[str] = (),
     ) -> None:
         self._axes = _normalised(axes)
+        self._is_packed = any(isinstance(spec, PackedDim) for spec in self._axes)
         self._unreduced = _names("unreduced", unreduced)
         self._mesh = None
         self._bound = None
@@ -84,7 +86,7 @@ class TensorLayout(Drawn):
     def _bind(self, mesh: DeviceMesh) -> None:
         instance("device_mesh", mesh, DeviceMesh, " or None")
         axes: tuple[Any, ...] = self._axes
-        if self.is_packed:
+        if self._is_packed:
             axes = tuple(
                 [part._core() for part in spec.parts] if isinstance(spec, PackedDim) else spec for spec in axes
             )
@@ -113,7 +115,7 @@ class TensorLayout(Drawn):
         >>> TensorLayout((packed.gate_up("tp"), None)).is_packed
         True
         """
-        return any(isinstance(spec, PackedDim) for spec in self._axes)
+        return self._is_packed
 
     @property
     def rank(self) -> int:
