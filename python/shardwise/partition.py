@@ -63,14 +63,14 @@ class Partition(Tiling):
 
     def __init__(self, layout: TensorLayout, shape: Sequence[int], uneven: UnevenRule = "even") -> None:
         try:
-            bound, mesh, packed = layout._bound, layout._mesh, layout._is_packed
+            bound, mesh = layout._bound, layout._mesh
         except AttributeError:
             raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}") from None
         if bound is None or mesh is None:
             raise layout._no_mesh("a partition")
         if type(uneven) is not str:
             instance("uneven", uneven, str)
-        self._core = (_core.PackedPartition if packed else _core.Partition)(bound, shape, uneven)
+        self._core = (_core.PackedPartition if layout._packed else _core.Partition)(bound, shape, uneven)
         self._layout = layout
         self._mesh = mesh
         self._uneven = uneven
