@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Hashable, Sequence, Set
-from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -348,12 +347,13 @@ class DeviceMesh(Drawn):
         shardwise.errors.MeshError: device 0 is not in the mesh, whose devices are labelled 'gpu:3', 'gpu:0'; for the
         device at position 0 give mesh.device(0)
         """
-        position = None
         if self._index is None:
             position = self._core.default_index(device)
         else:
-            with suppress(TypeError):  # A list cannot be a label: it has no hash.
+            try:
                 position = self._index.get(device)
+            except TypeError:  # A list cannot be a label: it has no hash.
+                position = None
         if position is not None:
             return position
         is_integer = isinstance(device, (int, np.integer)) and not isinstance(device, bool)
