@@ -17,7 +17,7 @@ from typing import Any
 
 from .._text import shown
 from ..errors import LayoutError, ParseError
-from .parts import PackedDim, Part, concat, part
+from .parts import MOST_FACTORS, MOST_PARTS, PackedDim, Part, concat, part
 from .written import AXIS, NAME, text_of
 
 __all__ = ["parse", "text_of"]
@@ -55,6 +55,8 @@ def parse(text: str, **sizes: int) -> PackedDim:
     parts = [reader.part()]
     while not reader.at_end():
         reader.expect("+")
+        if len(parts) == MOST_PARTS:  # Said before the rest of a long text is read.
+            raise LayoutError(f"parts: more than {MOST_PARTS} were given; a packed dim has 1 to {MOST_PARTS} parts")
         parts.append(reader.part())
     if unused := sorted(set(sizes) - reader.used):
         raise LayoutError(f"sizes has {shown(unused[0])}, which {shown(text)} does not name")
@@ -97,6 +99,10 @@ class _Reader:
                 blocks = [(name, int(size)) for name, size in pairs]
                 factors.append(sum(size for _, size in blocks))
                 continue
+            if len(factors) == MOST_FACTORS:
+                raise LayoutError(
+                    f"factors: more than {MOST_FACTORS} were given; a part has 1 to {MOST_FACTORS} factors"
+                )
             found = _FACTOR.match(self._text, self._at)
             if found is None:
                 raise self._error("a factor")
