@@ -354,10 +354,18 @@ def _spec(dim: int, entry: Any) -> Spec:
 
 
 def _names(argument: str, names: Any) -> tuple[str, ...]:
-    items = () if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
-    if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(name, str) for name in items):
+    if isinstance(names, str) or not isinstance(names, Iterable):
         raise TypeError(f"{argument} must be a sequence of axis names, got {shown(names)}")
-    return tuple(str(name) for name in items)
+    # As far as they can be right: an iterable need not end.
+    found: dict[str, None] = {}
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"{argument} must be a sequence of axis names, got {shown(names)}")
+        plain = str(name)
+        if plain in found:
+            return (*found, plain)
+        found[plain] = None
+    return tuple(found)
 
 
 def _check_used_once(axes: Axes, unreduced: tuple[str, ...]) -> None:
