@@ -30,6 +30,8 @@ _BLOCKS = re.compile(rf"\[\s*({NAME}:[0-9]{{1,19}}(?:\s+{NAME}:[0-9]{{1,19}})*)\
 _OPEN = re.compile(rf"(?:({NAME}):)?\(")
 _OPTION = re.compile(r"(even|ceil|chunk|balanced|floor)|max([0-9]{1,19})|pad([0-9]{1,19})(each)?|(split)")
 _SPACE = re.compile(r"\s*")
+#: Behind a part, where another follows; behind the bracket of a sub-axis stands its size.
+_NEXT = re.compile(r"\)\s*\+")
 
 
 def parse(text: str, **sizes: int) -> PackedDim:
@@ -51,12 +53,13 @@ def parse(text: str, **sizes: int) -> PackedDim:
     """
     if not isinstance(text, str):
         raise TypeError(f"text must be a string, got {type(text).__name__}")
+    count = 1 + sum(1 for _ in _NEXT.finditer(text))
+    if count > MOST_PARTS:  # Said before a long text is read.
+        raise LayoutError(f"parts: {count} were given; a packed dim has 1 to {MOST_PARTS} parts")
     reader = _Reader(text, sizes)
     parts = [reader.part()]
     while not reader.at_end():
         reader.expect("+")
-        if len(parts) == MOST_PARTS:  # Said before the rest of a long text is read.
-            raise LayoutError(f"parts: more than {MOST_PARTS} were given; a packed dim has 1 to {MOST_PARTS} parts")
         parts.append(reader.part())
     if unused := sorted(set(sizes) - reader.used):
         raise LayoutError(f"sizes has {shown(unused[0])}, which {shown(text)} does not name")
