@@ -34,6 +34,7 @@ from .drive import run_whole
 from .files import TargetFile, hugging_face_files, index_of, sharded_files, single_file
 from .gather import check_replicas as check_stored_replicas
 from .objects import ObjectJob
+from .plan import uncollected
 from .planning import make_plan
 from .reports import WriteOutline, WriteReport
 from .rewrite import kept_objects, rewritten
@@ -174,7 +175,7 @@ def reshard_checkpoint(
         plan: Whether only to say what it would take.
         executor: What runs the tasks instead of threads of this process: any `concurrent.futures.Executor`, such as a
             `ProcessPoolExecutor`, `mpi4py.futures.MPIPoolExecutor` or Dask's `client.get_executor()`, whose workers see
-            the same files.
+            the same files or URLs. In a store a task is an object.
         task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints.
         retries: How often a task is tried again that fails with an error of the system or of its worker.
 
@@ -270,7 +271,7 @@ def plan_checkpoint(
     """
     target = place_of(dst)
     if isinstance(target, ObjectPath):
-        raise TypeError(f"dst is {target}; tasks write to disks, and reshard_checkpoint writes to stores")
+        raise TypeError(f"dst is {target}; saved plans write to disks; reshard_checkpoint(executor=…) writes to stores")
     planned = _planning(
         src, target, layouts, to, uneven, None, rename, rewrites, only, metadata, max_file_bytes, 0, replicas,
         task_bytes,
@@ -293,9 +294,9 @@ def _run(
     progress: Callable[[int, int], object] | None,
 ) -> WriteReport:
     if isinstance(made, ObjectJob):
-        if executor is not None:
-            raise TypeError("executor is given; a checkpoint in a store is written by this process")
-        return made.run(memory=memory, threads=threads, sync=sync, resume=resume, progress=progress)
+        return made.run(
+            executor=executor, memory=memory, threads=threads, resume=resume, retries=retries, progress=progress
+        )
     if not resume:
         made.check_room()
     report = run_whole(
@@ -382,9 +383,12 @@ def _planning(
                 names[old] = name
                 wanted.append(wanted_object(name, checkpoint.objects[old]))
         paths = _paths(checkpoint, names)
-        yield _plan(
-            target, wanted, to, metadata or {}, max_file_bytes, aliases, paths, task_bytes, compare=replicas == "check"
-        )
+        with uncollected():
+            planned = _plan(
+                target, wanted, to, metadata or {}, max_file_bytes, aliases, paths, task_bytes,
+                compare=replicas == "check",
+            )  # fmt: skip
+        yield planned
 
 
 def _not_in_tasks(name: str) -> TypeError:
@@ -422,8 +426,6 @@ def _plan(
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which PyTorch does not have")
         if to != "dcp" and tensor.dtype.code is None:
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which a safetensors file cannot hold")
-    if to == "dcp" and isinstance(path, ObjectPath):
-        raise LayoutError(f"to is 'dcp', which is written to local disks only, not to {path.protocol}://")
     if to == "dcp" and metadata:
         raise LayoutError("metadata is given; PyTorch's distributed checkpoint has no place for it")
     kept = _without_ties(wanted, aliases)
