@@ -18,7 +18,7 @@ JOBS ?= 2
 SLOW_SECONDS ?= 60
 SLOW_SEED ?= 20261121
 
-.PHONY: help dev demo test test-fast test-rust test-release test-python test-oracle test-clusters test-slow prove frameworks check format bench fuzz valgrind coverage mutants docs wheel licences build clean
+.PHONY: help dev demo test test-fast test-rust test-release test-python test-oracle test-clusters test-slow prove frameworks check format bench fuzz valgrind coverage mutants mutants-python docs wheel licences build clean
 .DEFAULT_GOAL := help
 
 help: ## say what the targets are
@@ -134,6 +134,11 @@ FILE ?= rust/core/**/*.rs
 mutants: ## change the core's arithmetic line by line and see whether its unit tests notice
 	cargo install --quiet --locked cargo-mutants
 	PROPTEST_CASES=64 cargo mutants --package shardwise-core --file '$(FILE)' --output target -- --lib
+
+# A second for each change, of which COUNT are drawn by SEED from each file; FILE is one or several.
+COUNT ?=
+mutants-python: build ## the same for the Python package: FILE=python/shardwise/layout.py, COUNT=50 of each file
+	$(BIN)/python -m tests.mutants $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED)) $(FILE)
 
 # Needs no network once its tools are there: what the pages link to is theirs, or is not followed.
 docs: build ## build the site into target/site, with every link and name looked up

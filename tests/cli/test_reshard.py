@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shardwise as sw
@@ -104,3 +105,14 @@ def test_what_the_library_calls_a_wrong_type_is_one_line(
     assert err.startswith("shardwise: error: ")
     assert said in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors"]
+
+
+@pytest.mark.parametrize("form", ["orbax", "keras"])
+def test_forms_that_are_only_read_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
+    sw.save_checkpoint(tmp_path / "a", {"w": np.ones(3)}, sync=False)
+    said = f"{form} is read, not written: write safetensors or hf, "
+    assert main(["reshard", str(tmp_path / "a"), str(tmp_path / "b"), "--to", form]) == 2
+    assert said in capsys.readouterr().err
+    with pytest.raises(sw.LayoutError, match=f"to is '{form}'; it must be one of .*; {said}"):
+        sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", to=form)  # type: ignore[arg-type]
+    assert not (tmp_path / "b").exists()

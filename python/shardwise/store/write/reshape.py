@@ -47,6 +47,12 @@ __all__ = ["Target", "plan_checkpoint", "reshard_checkpoint", "save_checkpoint"]
 #: per device; PyTorch's distributed checkpoint.
 Target = Literal["safetensors", "hf", "sharded", "dcp"]
 
+#: What to do instead of writing a form that is read.
+_ONLY_READ = {
+    "orbax": "write safetensors or hf, load that into JAX, and save it with Orbax",
+    "keras": "write safetensors or hf, set a model's weights by it, and save them with Keras",
+}
+
 _MEMORY = 256 * 2**20
 #: Up to how many bytes Hugging Face's own `save_pretrained` lets a file have.
 _FILE_BYTES = 5 * 10**9
@@ -163,7 +169,8 @@ def reshard_checkpoint(
         threads: How many; one per core if left out.
         sync: Whether the data is on the disk before the checkpoint has its name.
         progress: Called now and then with the bytes that are done and the bytes in all.
-        replicas: `"check"` compares pieces that are stored more than once, `"first"` takes the first of them.
+        replicas: `"check"` compares pieces that are stored more than once, byte for byte, as they are stored: before
+            `dtype` converts them. `"first"` takes the first of them.
         resume: Whether a run that was interrupted goes on where it was; it must have been the same.
         plan: Whether only to say what it would take.
         executor: What runs the tasks instead of threads of this process: any `concurrent.futures.Executor`, such as a
@@ -348,7 +355,8 @@ def _planning(
                 return wanted_stored(new, tensor, partition)
             if how == "refuse":
                 raise _not_in_tasks(old)
-            if replicas == "check" and is_remote and is_addressable(tensor):
+            if replicas == "check" and tensor.replicas and is_addressable(tensor):
+                # As they are stored: what differs may be equal once it is converted.
                 check_stored_replicas([wanted_stored(new, tensor, None)], memory)
             return spool.tensor(new, tensor, converted, partition, memory)
 
@@ -411,7 +419,8 @@ def _plan(
             else "hf"
         )
     if to not in get_args(Target):
-        raise LayoutError(f"to is {shown(to)}; it must be one of {', '.join(map(repr, get_args(Target)))}")
+        why = f"; {only_read(to)}" if only_read(to) else ""
+        raise LayoutError(f"to is {shown(to)}; it must be one of {', '.join(map(repr, get_args(Target)))}{why}")
     for tensor in wanted:
         if to == "dcp" and not is_writable(tensor.dtype.name):
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which PyTorch does not have")
@@ -462,6 +471,16 @@ def _plan(
         compare_replicas=compare,
         task_bytes=task_bytes,
     )
+
+
+def only_read(form: Any) -> str:
+    """Why a form is not written that is read, and what to do; nothing of any other form.
+
+    >>> only_read("dcp"), only_read("orbax")
+    ('', 'orbax is read, not written: write safetensors or hf, load that into JAX, and save it with Orbax')
+    """
+    instead = _ONLY_READ.get(form) if isinstance(form, str) else None
+    return "" if instead is None else f"{form} is read, not written: {instead}"
 
 
 def _cut(partition: Partition) -> dict[str, Any]:
