@@ -52,7 +52,7 @@ class Named(Protocol):
 
     @property
     def is_object(self) -> bool:
-        """Whether it is no tensor."""
+        """Whether it is not a tensor."""
 
 
 @dataclass(frozen=True)
