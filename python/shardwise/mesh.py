@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Hashable, Sequence, Set
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,16 +107,14 @@ class DeviceMesh(Drawn):
         self._hash = None
         if devices is not None:
             try:
-                labels = _flat_labels(devices)
+                labels = _flat_labels(devices, self.shape, self.size)
             except RecursionError:
                 raise TypeError("devices is nested too deeply, or contains itself") from None
             self._set_devices(labels)
 
     def _set_devices(self, labels: list[Any]) -> None:
         if len(labels) != self.size:
-            raise MeshError(
-                f"devices has {len(labels)} entries but a mesh of shape {shown(self.shape)} has {self.size} positions"
-            )
+            raise _wrong_count(len(labels), self.shape, self.size)
         try:
             index = {label: i for i, label in enumerate(labels)}
         except TypeError as error:
@@ -424,7 +424,11 @@ class DeviceMesh(Drawn):
         return DeviceMesh, (self.shape, self.axis_names, devices)
 
 
-def _flat_labels(devices: Any) -> list[Any]:
+def _wrong_count(given: object, shape: tuple[int, ...], size: int) -> MeshError:
+    return MeshError(f"devices has {given} entries but a mesh of shape {shown(shape)} has {size} positions")
+
+
+def _flat_labels(devices: Any, shape: tuple[int, ...], size: int) -> list[Any]:
     """The labels in row-major order; lists and arrays nest, tuples within them are labels."""
     if is_masked(devices) or isinstance(devices, (bytes, bytearray)):
         raise TypeError(f"devices must be a sequence of labels or None, got {type(devices).__name__}")
@@ -434,13 +438,16 @@ def _flat_labels(devices: Any) -> list[Any]:
     if isinstance(devices, Set):
         raise TypeError(f"devices must be a sequence of labels, got a {type(devices).__name__}, which has no order")
     try:
-        items = list(devices)
+        # One more than there may be: an iterable need not end.
+        items = list(islice(devices, min(size + 1, sys.maxsize)))
     except TypeError:
         raise TypeError(f"devices must be a sequence of labels or None, got {type(devices).__name__}") from None
+    if len(items) > size:
+        raise _wrong_count(len(devices) if hasattr(devices, "__len__") else f"more than {size}", shape, size)
     if any(isinstance(item, (list, np.ndarray)) for item in items):
         return [
             label
             for item in items
-            for label in (_flat_labels(item) if isinstance(item, (list, np.ndarray)) else [item])
+            for label in (_flat_labels(item, shape, size) if isinstance(item, (list, np.ndarray)) else [item])
         ]
     return items

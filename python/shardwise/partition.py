@@ -69,7 +69,7 @@ class Partition(Tiling):
         if bound is None or mesh is None:
             raise layout._no_mesh("a partition")
         instance("uneven", uneven, str)
-        self._core = (_core.PackedPartition if layout.is_packed else _core.Partition)(bound, shape, uneven)
+        self._core = (_core.PackedPartition if layout._packed else _core.Partition)(bound, shape, uneven)
         self._layout = layout
         self._mesh = mesh
         self._uneven = uneven

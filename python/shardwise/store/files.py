@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..errors import ParseError
 
@@ -124,6 +125,10 @@ class DataFile:
             os.close(number)
             raise
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # For a worker: opened there, and refused if it is another file. Only size and time are the same on all hosts.
+        return _opened_again, (os.path.abspath(self.path), self.size, self.status[3])  # noqa: PTH100
+
     def close(self) -> None:
         """Close the file, once all reads of it are done; maps stay valid. Closing twice is allowed."""
         with self._lock:
@@ -200,6 +205,14 @@ class DataFile:
         data = bytearray(count)
         self.read_into(memoryview(data), offset)
         return bytes(data)
+
+
+def _opened_again(path: str, size: int, modified: int) -> DataFile:
+    file = DataFile(Path(path))
+    if (file.size, file.status[3]) != (size, modified):
+        file.close()
+        raise ParseError(f"{path}: is not the file that was opened: it was replaced or written to")
+    return file
 
 
 def _end(descriptors: list[_Descriptor]) -> None:

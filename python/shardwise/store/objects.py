@@ -316,7 +316,15 @@ class _Stat(NamedTuple):
 
 
 def _unpickled(url: str, filesystem: Any) -> ObjectPath:
-    return ObjectPath(url, filesystem=filesystem)
+    path = ObjectPath(url, filesystem=filesystem)
+    _count_attempts_here(path.protocol, filesystem)
+    return path
+
+
+def _count_attempts_here(protocol: str, filesystem: Any) -> None:
+    """Switch off s3fs's own attempts, of which pickles know nothing."""
+    if protocol in _S3 and hasattr(filesystem, "retries"):
+        filesystem.retries = 1
 
 
 def _filesystem(protocol: str, options: dict[str, Any]) -> Any:
@@ -337,8 +345,7 @@ def _filesystem(protocol: str, options: dict[str, Any]) -> Any:
         raise ImportError(message, name=error.name) from None
     except ValueError as error:
         raise ParseError(f"{protocol}://: {error}") from None
-    if protocol in _S3 and hasattr(filesystem, "retries"):
-        filesystem.retries = 1
+    _count_attempts_here(protocol, filesystem)
     return filesystem
 
 

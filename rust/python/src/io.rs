@@ -11,7 +11,7 @@ use numpy::{PyArray1, PyArrayDescrMethods, PyArrayMethods, PyUntypedArray, PyUnt
 use pyo3::{
     exceptions::{PyMemoryError, PyOSError, PyTypeError, PyValueError},
     prelude::*,
-    types::{PyBytes, PyList, PyTuple},
+    types::{PyList, PyTuple},
 };
 use shardwise_core::{
     copy::{overlap::Disjoint, strided::Strided},
@@ -22,7 +22,7 @@ use shardwise_io::{
     error::{Error, Result},
     faults::{self, Fault},
     job::{Destination, Job, Memory, Source, SourceFile, Wanted},
-    run::{Options, outline, run},
+    run::{Options, run},
 };
 
 use crate::{
@@ -91,34 +91,22 @@ impl CopyJob {
         })
     }
 
-    /// (threads, bytes of buffers, bytes, of them in ranges, units) of a run.
-    #[pyo3(signature = (budget, threads, /))]
-    fn outline(&self, py: Python<'_>, budget: i64, threads: Option<usize>) -> PyResult<(usize, i64, i64, i64, i64)> {
-        guard(|| {
-            let options = Options { budget, threads, ..Options::default() };
-            let found = watched(py, None, |poll| outline(&self.job, &options, poll))?;
-            Ok((found.threads, found.memory, found.bytes, found.ranges, found.units))
-        })
-    }
-
-    /// Does the job; gives (bytes read, written, copied by the system, calls, bytes resumed), digests, CRCs, differences.
-    #[pyo3(signature = (budget, threads, sync, journal, record_every, progress, /))]
-    #[allow(clippy::too_many_arguments, clippy::type_complexity)]
+    /// Does the job; gives (bytes read, written, calls), digests, CRCs, differences.
+    #[pyo3(signature = (budget, threads, sync, progress, /))]
+    #[allow(clippy::type_complexity)]
     fn run(
         &self,
         py: Python<'_>,
         budget: i64,
         threads: Option<usize>,
         sync: bool,
-        journal: Option<PathBuf>,
-        record_every: i64,
         progress: Option<Py<PyAny>>,
-    ) -> PyResult<((i64, i64, i64, i64, i64), Vec<u128>, Vec<u32>, Vec<(usize, i64)>)> {
+    ) -> PyResult<((i64, i64, i64), Vec<u128>, Vec<u32>, Vec<(usize, i64)>)> {
         guard(|| {
-            let options = Options { budget, threads, sync, journal, record_every };
+            let options = Options { budget, threads, sync };
             let report = watched(py, progress, |poll| run(&self.job, &options, poll))?;
             let traffic = report.traffic;
-            let counts = (traffic.read, traffic.written, traffic.copied, traffic.calls, report.resumed);
+            let counts = (traffic.read, traffic.written, traffic.calls);
             Ok((counts, report.digests, report.crcs, report.differences))
         })
     }
@@ -320,16 +308,6 @@ impl FileLock {
     }
 }
 
-/// Writes a new file and brings it to the disk.
-#[pyfunction]
-#[pyo3(signature = (path, data, /))]
-pub(crate) fn write_file(py: Python<'_>, path: PathBuf, data: &Bound<'_, PyBytes>) -> PyResult<()> {
-    guard(|| {
-        let bytes = data.as_bytes();
-        py.detach(|| commit::write_file(&path, bytes)).map_err(to_py)
-    })
-}
-
 /// Brings files, and the folders that hold them, to the disk.
 #[pyfunction]
 #[pyo3(signature = (paths, /))]
@@ -339,9 +317,9 @@ pub(crate) fn sync_files(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<()> {
 
 /// Renames, and brings the names to the disk.
 #[pyfunction]
-#[pyo3(signature = (source, target, replace, /))]
-pub(crate) fn publish(py: Python<'_>, source: PathBuf, target: PathBuf, replace: bool) -> PyResult<()> {
-    guard(|| py.detach(|| commit::publish(&source, &target, replace)).map_err(to_py))
+#[pyo3(signature = (source, target, /))]
+pub(crate) fn publish(py: Python<'_>, source: PathBuf, target: PathBuf) -> PyResult<()> {
+    guard(|| py.detach(|| commit::publish(&source, &target)).map_err(to_py))
 }
 
 /// The bytes that can still be written to a folder's file system.

@@ -56,7 +56,6 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(io::free_space, module)?)?;
     module.add_function(wrap_pyfunction!(io::publish, module)?)?;
     module.add_function(wrap_pyfunction!(io::sync_files, module)?)?;
-    module.add_function(wrap_pyfunction!(io::write_file, module)?)?;
     module.add_function(wrap_pyfunction!(pickle::read_dcp_index, module)?)?;
     module.add_function(wrap_pyfunction!(pickle::read_pickle, module)?)?;
     module.add_function(wrap_pyfunction!(reshard::balance_model, module)?)?;

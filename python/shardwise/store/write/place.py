@@ -92,7 +92,7 @@ class Workplace:
                 for file, size in zip(self.plan.files, self.plan.sizes, strict=True):
                     job.write_file(made / file.name, size)
                 job.run(threads=1)
-                _core.publish(made, self.folder, False)
+                _core.publish(made, self.folder)
             except OSError:
                 if not (self.folder.is_dir() and made.is_dir()):  # Where both are, another process was faster.
                     raise
@@ -160,10 +160,10 @@ class Workplace:
             self._write_texts([add_digests(each) for each in parts], sync)
             if sync:
                 _core.sync_files([self.folder / file.name for file in plan.files])
-            _core.publish(self.folder, plan.path, False)
+            _core.publish(self.folder, plan.path)
         else:
             (file,) = plan.files
-            _core.publish(self.folder / file.name, plan.path, False)
+            _core.publish(self.folder / file.name, plan.path)
         self.discard()
 
     def _write_texts(self, digests: list[int], sync: bool) -> None:
