@@ -266,7 +266,7 @@ class DeviceMesh(Drawn):
             names: what they are called.
 
         Raises:
-            MeshError: if the sizes do not multiply to that of the axis, or names and sizes are no axes.
+            MeshError: if the sizes do not multiply to that of the axis, or the names and sizes do not make axes.
 
         >>> DeviceMesh((8,), ("world",)).unflatten("world", (2, 4), ("dp", "tp"))
         DeviceMesh((2, 4), ('dp', 'tp'))

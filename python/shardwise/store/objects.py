@@ -165,7 +165,7 @@ class ObjectPath:
         """Make a request, again where it fails for a passing reason; its errors name this path.
 
         Raises:
-            FileNotFoundError, PermissionError, OSError: what the store says in the end.
+            FileNotFoundError, PermissionError, OSError: if the store refuses, or still fails when it is asked again.
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
