@@ -42,7 +42,7 @@ class CollectiveObstacle:
     | `devices` | the meshes have different devices |
     | `device-order` | no reordering of axes or sub-axes gives the other mesh's order of devices |
     | `no-common-sub-axes` | the axes have no common refinement, as those of 6 × 4 and 4 × 6 |
-    | `indivisible` | a dim does not divide, so that shards before are no unions or parts of those after |
+    | `indivisible` | a dim does not divide, so that shards before are not unions or parts of those after |
     | `unreduced-destination` | a value cannot be cut into partial sums |
     | `no-layout` | one side is made of boxes, not by a layout |
     | `packed` | a dim is packed, so that its parts are cut each by itself |
