@@ -18,7 +18,7 @@ JOBS ?= 2
 SLOW_SECONDS ?= 60
 SLOW_SEED ?= 20261121
 
-.PHONY: help dev demo test test-fast test-rust test-release test-python test-oracle test-clusters test-slow prove frameworks check format bench fuzz valgrind coverage mutants mutants-python docs wheel licences build clean
+.PHONY: help dev demo test test-fast test-rust test-release test-python test-oracle test-clusters test-slow prove frameworks check format bench fuzz valgrind coverage mutants mutants-python docs look wheel licences build clean
 .DEFAULT_GOAL := help
 
 help: ## say what the targets are
@@ -146,6 +146,11 @@ docs: build ## build the site into target/site, with every link and name looked 
 	$(BIN)/python docs/pictures/make.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict --clean
 	$(BIN)/python -m release.site.check target/site
+
+# Of the package only the script of axe-core is wanted, not the driver of browsers that it would bring.
+look: docs ## look at every page, a report and all pictures in Chromium: contrast, texts, keyboard, search (axe-core)
+	$(BIN)/python -m pip install --quiet --no-deps 'axe-playwright-python>=0.1.7,<1'
+	$(BIN)/python -m release.site.look target/site
 
 wheel: $(BIN)/maturin ## build the sdist and the wheel from it into dist/, check them, install without Rust, use it
 	$(QUIETLY) "Upgrading pip, which must know dependency groups" $(BIN)/python -m pip install 'pip>=25.1'

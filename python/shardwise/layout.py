@@ -272,7 +272,8 @@ class TensorLayout(Drawn):
                 wanted = SubAxis(name, 1, self._with_mesh("a view").axis_size(name))
             parts = [(other, parse_sub_axis(other)) for other in mesh.axis_names]
             if wanted.axis in place:
-                return []  # A sub-axis of size 1: an axis that is not factored has no other that is not itself.
+                # Of an axis that is not factored the sub-axes are those of size 1, and the whole.
+                return [wanted.axis] if wanted.size > 1 else []
             return [
                 other
                 for other, part in parts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Hashable, Sequence, Set
-from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -267,7 +266,7 @@ class DeviceMesh(Drawn):
             names: what they are called.
 
         Raises:
-            MeshError: if the sizes do not multiply to that of the axis, or names and sizes are no axes.
+            MeshError: if the sizes do not multiply to that of the axis, or the names and sizes do not make axes.
 
         >>> DeviceMesh((8,), ("world",)).unflatten("world", (2, 4), ("dp", "tp"))
         DeviceMesh((2, 4), ('dp', 'tp'))
@@ -348,12 +347,13 @@ class DeviceMesh(Drawn):
         shardwise.errors.MeshError: device 0 is not in the mesh, whose devices are labelled 'gpu:3', 'gpu:0'; for the
         device at position 0 give mesh.device(0)
         """
-        position = None
         if self._index is None:
             position = self._core.default_index(device)
         else:
-            with suppress(TypeError):  # A list cannot be a label: it has no hash.
+            try:
                 position = self._index.get(device)
+            except TypeError:  # A list cannot be a label: it has no hash.
+                position = None
         if position is not None:
             return position
         is_integer = isinstance(device, (int, np.integer)) and not isinstance(device, bool)

@@ -21,7 +21,7 @@ import shardwise as sw
 from shardwise.store.objects import ObjectPath
 from shardwise.store.write import objects as object_job
 from tests.store.stores import Store
-from tests.store.test_objects import GoogleLike
+from tests.store.test_objects import GoogleLike, wrapped
 
 # Of asynchronous connections that the server closes, and of packages that warn about each other.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -117,8 +117,7 @@ def written(source: Path, place: Any, to: Any, executor: Executor | None, **more
     return report
 
 
-@pytest.mark.parametrize("to", FORMS)
-@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize(("to", "remote"), zip(FORMS, (False, True, False, True), strict=True))
 def test_threads_and_processes_make_the_same_objects(s3: Store, source: Path, to: Any, remote: bool) -> None:
     name = "a.safetensors" if to == "safetensors" else "a"
     written(source, source.parent / name, to, None)
@@ -148,6 +147,33 @@ def test_objects_of_this_process_are_made_by_its_threads(memory: Store, source: 
             written(source, memory.place("b"), "sharded", executor)
         with pytest.raises(TypeError, match="executor must be"):
             written(source, memory.place("b"), "sharded", "threads")  # type: ignore[arg-type]
+
+
+def test_the_memory_of_a_host_is_divided(memory: Store, tmp_path: Path) -> None:
+    sw.save_checkpoint(tmp_path / "a", {"w": np.zeros(9 << 20, "u1")}, sync=False)
+    place = memory.place("b")
+    with (
+        ThreadPoolExecutor(3) as executor,
+        pytest.raises(sw.LayoutError, match=r"memory is 20\.0 MiB for each of 3 workers; 32\.0 MiB are needed"),
+    ):
+        sw.reshard_checkpoint(tmp_path / "a", place, memory=60 << 20, executor=executor)
+    assert memory.objects(place) == {}
+
+
+@pytest.mark.parametrize("to", FORMS)
+def test_a_store_that_keeps_less_than_it_was_given(memory: Store, source: Path, to: Any) -> None:
+    """What it says that it has is compared with what was sent, before anything is called a checkpoint."""
+    place = memory.place("a.safetensors" if to == "safetensors" else "a")
+
+    def pipe_file(original: Any, key: str, data: bytes, **more: Any) -> Any:
+        return original(key, data[:-1] if b"\0" in data else data, **more)
+
+    for executor in (None, ThreadPoolExecutor(2)):
+        with pytest.raises(sw.ParseError, match=r"has \d+ bytes; \d+ were written"):
+            written(source, wrapped(place, pipe_file=pipe_file), to, executor, resume=True)
+        assert not {"shardwise.json", ".metadata", "model.safetensors.index.json"} & set(memory.objects(place))
+        for name in memory.objects(place):
+            place.filesystem.rm_file((place / name).key if name else place.key)
 
 
 class Flaky(Executor):

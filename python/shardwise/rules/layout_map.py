@@ -486,7 +486,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             LayoutError: if a layout map does not take a rule.
             MeshError: if the mesh is invalid.
             OSError: if the file cannot be read.
-            ImportError: on Python 3.10 without tomli, which the extra `shardwise[toml]` brings.
+            ImportError: if tomli is missing on Python 3.10; the extra `shardwise[toml]` brings it.
 
         >>> import io
         >>> file = io.StringIO(r'''

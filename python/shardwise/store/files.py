@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .._atomic import naming
 from ..errors import ParseError
 
 __all__ = ["DataFile", "FileStatus"]
@@ -178,7 +179,7 @@ class DataFile:
     def map(self) -> mmap.mmap:
         """Map the file into memory, read-only; made once, and alive as long as any array refers to it."""
         self.check()
-        with self.descriptor() as number, self._lock:
+        with naming(self.path), self.descriptor() as number, self._lock:
             if self._map is None:
                 try:
                     self._map = mmap.mmap(number, self.size, access=mmap.ACCESS_READ)
@@ -188,7 +189,7 @@ class DataFile:
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a buffer of bytes from the file's byte `offset` on; ParseError if the file ends before."""
-        with self.descriptor() as number:
+        with naming(self.path), self.descriptor() as number:
             done = 0
             while done < len(buffer):
                 count = os.preadv(number, [buffer[done:]], offset + done)

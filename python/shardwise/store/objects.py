@@ -165,7 +165,7 @@ class ObjectPath:
         """Make a request, again where it fails for a passing reason; its errors name this path.
 
         Raises:
-            FileNotFoundError, PermissionError, OSError: what the store says in the end.
+            FileNotFoundError, PermissionError, OSError: if the store refuses, or still fails when it is asked again.
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -279,7 +279,9 @@ class ObjectPath:
         except FileNotFoundError:
             raise ParseError(f"{self}: is not there any more") from None
         except OSError as error:
-            if error.errno == errno.EINVAL and self.is_s3 and self.status().mark != mark:
+            # S3's refusal of the condition, which s3fs knows as an invalid argument.
+            refused = error.errno == errno.EINVAL and self.is_s3
+            if refused and ("PreconditionFailed" in str(error) or self.status().mark != mark):
                 raise ParseError(f"{self}: is another object than before: it was replaced") from None
             raise
 

@@ -47,12 +47,14 @@ impl Lock {
             let held = file::counted("looking at", path, || file.metadata())?;
             let there = fs::metadata(path).map(|there| Identity::of(&there).file);
             if there.is_ok_and(|there| there == Identity::of(&held).file) {
-                let noted = file
-                    .set_len(0)
-                    .and_then(|()| file.rewind())
-                    .and_then(|()| writeln!(file, "{}", std::process::id()));
+                // From here on it goes away whatever happens.
+                let mut lock = Self { file, path: path.to_owned() };
+                let owner = format!("{}\n", std::process::id());
+                let noted = (lock.file.set_len(0))
+                    .and_then(|()| lock.file.rewind())
+                    .and_then(|()| lock.file.write_all(owner.as_bytes()));
                 noted.map_err(|error| Error::os("writing", path, None, error))?;
-                return Ok(Self { file, path: path.to_owned() });
+                return Ok(lock);
             }
         }
     }

@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     error::{Error, Result},
-    faults::{self, Step},
+    faults,
 };
 
 /// Who a file is and what it was like when it was looked at.
@@ -125,10 +125,8 @@ pub(crate) fn read(file: &File, path: &Path, buffer: &mut [u8], offset: i64) -> 
     while done < buffer.len() {
         let at = offset + done as i64;
         let count = retried(|| {
-            let step = faults::step()?;
-            let part = step.part(buffer.len() - done);
-            let count = read_at(file, &mut buffer[done..done + part], at as u64)?;
-            if step == Step::Torn { faults::kill() } else { Ok(count) }
+            let part = faults::step()?.part(buffer.len() - done);
+            read_at(file, &mut buffer[done..done + part], at as u64)
         });
         match count.map_err(|error| Error::os("reading", path, Some(at), error))? {
             0 => {
@@ -150,10 +148,8 @@ pub(crate) fn read_scattered(file: &File, path: &Path, buffers: &mut [IoSliceMut
     let (mut rest, mut at) = (buffers, offset);
     while rest.iter().any(|buffer| !buffer.is_empty()) {
         let count = retried(|| {
-            let step = faults::step()?;
-            let part = step.part(rest.len());
-            let count = rustix::io::preadv(file, &mut rest[..part], at as u64)?;
-            if step == Step::Torn { faults::kill() } else { Ok(count) }
+            let part = faults::step()?.part(rest.len());
+            Ok(rustix::io::preadv(file, &mut rest[..part], at as u64)?)
         });
         match count.map_err(|error| Error::os("reading", path, Some(at), error))? {
             0 => {
@@ -196,10 +192,8 @@ pub(crate) fn write(file: &File, path: &Path, bytes: &[u8], offset: i64) -> Resu
     while done < bytes.len() {
         let at = offset + done as i64;
         let count = retried(|| {
-            let step = faults::step()?;
-            let part = step.part((bytes.len() - done).min(to_boundary(at)));
-            let count = write_at(file, &bytes[done..done + part], at as u64)?;
-            if step == Step::Torn { faults::kill() } else { Ok(count) }
+            let part = faults::step()?.part((bytes.len() - done).min(to_boundary(at)));
+            write_at(file, &bytes[done..done + part], at as u64)
         });
         match count.map_err(|error| Error::os("writing", path, Some(at), error))? {
             0 => {

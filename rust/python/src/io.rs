@@ -20,7 +20,6 @@ use shardwise_core::{
 use shardwise_io::{
     commit,
     error::{Error, Result},
-    faults::{self, Fault},
     job::{Destination, Job, Memory, Source, SourceFile, Wanted},
     run::{Options, run},
 };
@@ -161,7 +160,7 @@ fn source(
 fn open_file(descriptor: i32, path: &Path) -> PyResult<Arc<File>> {
     use std::os::fd::BorrowedFd;
     if descriptor < 0 {
-        return Err(PyOSError::new_err((BAD_DESCRIPTOR, "Bad file descriptor", path.to_owned())));
+        return Err(PyOSError::new_err((BAD_DESCRIPTOR, "Bad file descriptor", path.as_os_str().to_owned())));
     }
     // SAFETY: a number that is not -1; whether it is open is what duplicating it finds out, and nothing else is done
     // with it.
@@ -268,13 +267,13 @@ fn to_py(error: Error) -> PyErr {
             let number = error.raw_os_error().unwrap_or(BROKEN);
             let text = error.to_string();
             let text = text.split(" (os error").next().unwrap_or_default();
-            PyOSError::new_err((number, format!("{text} ({operation}{place})"), path))
+            PyOSError::new_err((number, format!("{text} ({operation}{place})"), path.into_os_string()))
         }
         Error::Space { path, needed, available } => {
             let text = format!("No space left on device ({needed} bytes are needed, {available} are free)");
-            PyOSError::new_err((NO_SPACE, text, path))
+            PyOSError::new_err((NO_SPACE, text, path.into_os_string()))
         }
-        Error::Locked { path, .. } => PyOSError::new_err((WOULD_BLOCK, message, path)),
+        Error::Locked { path, .. } => PyOSError::new_err((WOULD_BLOCK, message, path.into_os_string())),
         Error::Ends { .. } | Error::Kind { .. } | Error::Changed { .. } => ParseError::new_err(message),
         Error::Job(_) | Error::Budget { .. } => LayoutError::new_err(message),
         Error::Memory { .. } => PyMemoryError::new_err(message),
@@ -327,30 +326,4 @@ pub(crate) fn publish(py: Python<'_>, source: PathBuf, target: PathBuf) -> PyRes
 #[pyo3(signature = (folder, /))]
 pub(crate) fn free_space(py: Python<'_>, folder: PathBuf) -> PyResult<i64> {
     guard(|| py.detach(|| commit::free_space(&folder)).map_err(to_py))
-}
-
-/// Makes the file operation `at`, counted from 0 from now on, fail with an error number, or "kill" the process, or do it
-/// and all later ones in a "short" way; "count" only counts. For tests.
-#[pyfunction]
-#[pyo3(signature = (at, fault, /))]
-pub(crate) fn _fail_at(at: i64, fault: &Bound<'_, PyAny>) -> PyResult<()> {
-    guard(|| {
-        let fault = match fault.extract::<i32>() {
-            Ok(number) => Fault::Fail(number),
-            Err(_) => match fault.extract::<String>()?.as_str() {
-                "kill" => Fault::Kill,
-                "short" => Fault::Short,
-                "count" => Fault::Count,
-                other => return Err(PyValueError::new_err(format!("fault is {other:?}"))),
-            },
-        };
-        faults::arm(at, fault);
-        Ok(())
-    })
-}
-
-/// Ends `_fail_at`, and gives the number of operations since.
-#[pyfunction]
-pub(crate) fn _operations() -> PyResult<i64> {
-    guard(|| Ok(faults::disarm()))
 }

@@ -51,8 +51,6 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(dtensor::encode_mesh, module)?)?;
     module.add_function(wrap_pyfunction!(dtensor::parse_device, module)?)?;
     module.add_function(wrap_pyfunction!(dtensor::print_device, module)?)?;
-    module.add_function(wrap_pyfunction!(io::_fail_at, module)?)?;
-    module.add_function(wrap_pyfunction!(io::_operations, module)?)?;
     module.add_function(wrap_pyfunction!(io::free_space, module)?)?;
     module.add_function(wrap_pyfunction!(io::publish, module)?)?;
     module.add_function(wrap_pyfunction!(io::sync_files, module)?)?;

@@ -53,7 +53,7 @@ class Named(Protocol):
 
     @property
     def is_object(self) -> bool:
-        """Whether it is no tensor."""
+        """Whether it is not a tensor."""
 
 
 class Slot(NamedTuple):

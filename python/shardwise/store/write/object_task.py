@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._boxes import consecutive
+from ...errors import ParseError
 from ..boxes import Bounds
 from ..engine import add_digests
 from ..objects import ObjectPath, ObjectStatus
@@ -87,7 +88,7 @@ class ObjectTask:
 
         Raises:
             FileExistsError: if another's object is there.
-            ParseError: if a source is not what it was.
+            ParseError: if a source is not what it was, or the object not what was sent.
             OSError: if a source cannot be read, or the store fails.
         """
         gatherer = Gatherer(self.wanted, threads)
@@ -107,7 +108,8 @@ class ObjectTask:
             raise
         status = self.place.status()
         if status.size != self.nbytes:
-            raise OSError(errno.EIO, f"has {status.size} bytes; {self.nbytes} were written", str(self.place))
+            # Not an error of the system, after which the task would be run again and find this object in its way.
+            raise ParseError(f"{self.place}: has {status.size} bytes; {self.nbytes} were written")
         return ObjectReceipt(self.number, status, stream.digests, stream.crcs, gatherer.bytes_read, written)
 
     def _stream(self, gatherer: Gatherer, upload: Upload) -> _Stream:

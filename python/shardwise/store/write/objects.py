@@ -84,16 +84,17 @@ class ObjectJob:
             tuple(zip(names, self._sizes, strict=True)), self.bytes, taken, threads or 1, len(names), free=2**63 - 1
         )
 
-    def _part_bytes(self, memory: int) -> int:
+    def _part_bytes(self, memory: int, workers: int = 1) -> int:
         """The bytes of a part: one is filled, from another, while some are under way."""
         integer("memory", memory)
         largest = max(self._sizes, default=1)
         least = max(_LEAST_PART, -(-largest // _MOST_PARTS))
         part = min(max(least, min(memory // 6, _MOST_PART)), max(largest, 1))
         if memory < 4 * part:
+            each = f" for each of {workers} workers" if workers > 1 else ""
             raise LayoutError(
-                f"memory is {bytes_text(memory)}; {bytes_text(4 * part)} are needed at least, for objects that are "
-                f"uploaded in parts of {bytes_text(part)}"
+                f"memory is {bytes_text(memory)}{each}; {bytes_text(4 * part)} are needed at least, for objects that "
+                f"are uploaded in parts of {bytes_text(part)}"
             )
         return part
 
@@ -117,6 +118,8 @@ class ObjectJob:
     ) -> WriteReport:
         """Write the checkpoint; what a store says that it has is on its disks."""
         crew = None if executor is None else self._crew(executor, memory)
+        if crew is not None:
+            self._part_bytes(crew.memory, memory // crew.memory)
         tasks = self._tasks(memory if crew is None else crew.memory, resume)
         self._refuse_existing(resume)
         if self._compare_replicas:

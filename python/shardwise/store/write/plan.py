@@ -39,7 +39,7 @@ class PlannedTensor:
         sources: Where its elements are.
         replicas: Where they are a second time, to be compared.
         targets: Where they go.
-        is_object: Whether it is no tensor, but a value that is copied as it is.
+        is_object: Whether it is not a tensor, but a value that is copied as it is.
     """
 
     name: str

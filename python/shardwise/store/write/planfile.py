@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..._atomic import replace_file
+from ..._atomic import naming, replace_file
 from ..._dtypes import find_dtype
 from ...errors import ParseError
 from .dcp import DcpFile
@@ -46,7 +46,7 @@ def load_plan(path: Path, kind: type[Plan]) -> Plan:
         ParseError: if it is not one, of another version, damaged, or edited.
         OSError: if it cannot be read.
     """
-    with path.open("rb") as stream:
+    with naming(path), path.open("rb") as stream:
         head = _HEAD.match(stream.readline(_MOST_HEAD))
         if head is None:
             raise ParseError(f"{path}: is not a plan of shardwise")

@@ -97,10 +97,10 @@ def save_checkpoint(
         progress: Called now and then with the bytes that are done and the bytes in all.
 
     Raises:
-        FileExistsError: something is there under the new name.
-        LayoutError: a layout does not fit, replicas differ, or the memory is too little.
-        TypeError: a value is not an array, or of a dtype that the form cannot hold.
-        OSError: a file cannot be written, or the disk has no room.
+        FileExistsError: if something is there under the new name.
+        LayoutError: if a layout does not fit, replicas differ, or the memory is too little.
+        TypeError: if a value is not an array, or of a dtype that the form cannot hold.
+        OSError: if a file cannot be written, or the disk has no room.
 
     The checkpoint has its name when all of it is there and on the disk; whatever happens before, nothing is.
 
@@ -183,12 +183,12 @@ def reshard_checkpoint(
         What was written; with `plan` what it would take.
 
     Raises:
-        FileExistsError: something is there under the new name.
-        ParseError: the source does not follow its format, changed meanwhile, or has replicas that disagree.
-        LayoutError: a layout does not fit a tensor, a rewrite matches nothing or does not fit, two tensors get one
+        FileExistsError: if something is there under the new name.
+        ParseError: if the source does not follow its format, changed meanwhile, or has replicas that disagree.
+        LayoutError: if a layout does not fit a tensor, a rewrite matches nothing or does not fit, two tensors get one
             name, or the memory is too little.
         TypeError: elements are packed, or of a dtype that the form cannot hold.
-        OSError: a file cannot be read or written, or the disk has no room; with `resume` the next run goes on.
+        OSError: if a file cannot be read or written, or the disk has no room; with `resume` the next run goes on.
         BrokenExecutor: a worker died, and its executor with it; with `resume` the next run goes on.
 
     Every byte that is needed is read once and written once. The new checkpoint has its name when all of it is there and
@@ -250,8 +250,8 @@ def plan_checkpoint(
         task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints.
 
     Raises:
-        TypeError: a tensor lies compressed in the source, or in very many short stretches, so that `reshard_checkpoint`
-            has to put it together first.
+        TypeError: if a tensor lies compressed in the source, or in very many short stretches, so that
+            `reshard_checkpoint` has to put it together first.
         FileExistsError, ParseError, LayoutError, OSError: as for `reshard_checkpoint`.
 
     >>> import tempfile

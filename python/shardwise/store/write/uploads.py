@@ -138,7 +138,7 @@ class _Multipart:
         try:
             self._ask(request, **arguments, **condition)
         except (FileExistsError, FileNotFoundError):
-            # Refused, or the upload is not there any more: so it is as well where an answer got lost.
+            # Refused, or the upload is not there any more: the same is seen where an answer got lost.
             if self._is_ours():
                 return
             if self._is_new and self._path.exists():
