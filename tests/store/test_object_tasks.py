@@ -117,7 +117,7 @@ def written(source: Path, place: Any, to: Any, executor: Executor | None, **more
     return report
 
 
-@pytest.mark.parametrize(("to", "remote"), zip(FORMS, (False, True, False, True), strict=True))
+@pytest.mark.parametrize(("to", "remote"), list(zip(FORMS, [False, True] * 2, strict=True)))
 def test_threads_and_processes_make_the_same_objects(s3: Store, source: Path, to: Any, remote: bool) -> None:
     name = "a.safetensors" if to == "safetensors" else "a"
     written(source, source.parent / name, to, None)
