@@ -18,7 +18,7 @@ JOBS ?= 2
 SLOW_SECONDS ?= 60
 SLOW_SEED ?= 20261121
 
-.PHONY: help dev demo test test-fast test-rust test-release test-python test-oracle test-clusters test-slow prove frameworks check format bench fuzz valgrind coverage mutants docs wheel licences build clean
+.PHONY: help dev demo test test-fast test-rust test-release test-python test-oracle test-clusters test-slow prove frameworks check format bench fuzz valgrind coverage mutants mutants-python docs look wheel licences build clean
 .DEFAULT_GOAL := help
 
 help: ## say what the targets are
@@ -83,7 +83,8 @@ test-oracle: frameworks ## install the frameworks and compare with them
 # The S3 server and the MPI come from PyPI as well.
 test-clusters: build ## install Dask, an MPI and an S3 server, and run the tests of clusters and object stores
 	$(call install_extras,cluster test-mpi test-s3)
-	$(BIN)/python -m pytest tests/store/test_clusters.py tests/store/test_objects.py tests/execute -rs
+	$(BIN)/python -m pytest tests/store/test_clusters.py tests/store/test_objects.py tests/store/test_object_tasks.py \
+	  tests/execute tests/test_page_blocks.py -rs
 
 prove: frameworks ## compare millions of cases with oracles; Ctrl-C stops, the same command goes on; SEED=… repeats
 	$(BIN)/python -m tests.prove --resume --jobs $(JOBS) --scale $(SCALE) $(if $(SEED),--seed $(SEED)) \
@@ -134,12 +135,22 @@ mutants: ## change the core's arithmetic line by line and see whether its unit t
 	cargo install --quiet --locked cargo-mutants
 	PROPTEST_CASES=64 cargo mutants --package shardwise-core --file '$(FILE)' --output target -- --lib
 
+# A second for each change, of which COUNT are drawn by SEED from each file; FILE is one or several.
+COUNT ?=
+mutants-python: build ## the same for the Python package: FILE=python/shardwise/layout.py, COUNT=50 of each file
+	$(BIN)/python -m tests.mutants $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED)) $(FILE)
+
 # Needs no network once its tools are there: what the pages link to is theirs, or is not followed.
 docs: build ## build the site into target/site, with every link and name looked up
 	$(call install_extras,docs)
 	$(BIN)/python docs/pictures/make.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict --clean
 	$(BIN)/python -m release.site.check target/site
+
+# Of the package only the script of axe-core is wanted, not the driver of browsers that it would bring.
+look: docs ## look at every page, a report and all pictures in Chromium: contrast, texts, keyboard, search (axe-core)
+	$(BIN)/python -m pip install --quiet --no-deps 'axe-playwright-python>=0.1.7,<1'
+	$(BIN)/python -m release.site.look target/site
 
 wheel: $(BIN)/maturin ## build the sdist and the wheel from it into dist/, check them, install without Rust, use it
 	$(QUIETLY) "Upgrading pip, which must know dependency groups" $(BIN)/python -m pip install 'pip>=25.1'

@@ -114,7 +114,6 @@ def copies(folder: Path, tensors: int, rounds: int, threads: int | None) -> Iter
         report = plain.run(threads=threads)
         for path in made:
             path.unlink()
-        moved = report.bytes_copied + report.bytes_read
         times = best(
             rounds,
             {
@@ -126,7 +125,7 @@ def copies(folder: Path, tensors: int, rounds: int, threads: int | None) -> Iter
         yield (
             f"{name:22} {times['off'] / times['cp']:5.2f} x cp (goal {goal}), digests on "
             f"{times['on'] / times['off']:5.2f} x off (goal 1.25); cp {times['cp']:.2f} s; "
-            f"bytes read {moved / (tensors * TENSOR):.3f} of those needed; {report.calls} calls"
+            f"bytes read {report.bytes_read / (tensors * TENSOR):.3f} of those needed; {report.calls} calls"
         )
 
 

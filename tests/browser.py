@@ -22,13 +22,14 @@ import pytest
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 #: A browser that says nothing for so many seconds is broken, and its tests fail rather than wait for ever.
 _PATIENCE = 300
+#: The browser, if there is one.
+PROGRAM = next(filter(None, map(shutil.which, _NAMES)), None)
 
 
 @contextmanager
 def browser(profile: Path) -> Iterator[Page]:
     """Start a browser with a page of its own, and end it."""
-    program = next(filter(None, map(shutil.which, _NAMES)), None)
-    if program is None:
+    if PROGRAM is None:
         pytest.skip("there is no Chromium")
     # As the browser has it, it reads from 3 and writes to 4; here the ends have numbers that are out of their way.
     pipes = [os.pipe() for _ in range(2)]
@@ -44,7 +45,7 @@ def browser(profile: Path) -> Iterator[Page]:
         os.dup2(said, 4)
 
     process = subprocess.Popen(
-        [program, *options],
+        [PROGRAM, *options],
         pass_fds=(3, 4),
         preexec_fn=take_ends,
         stdout=subprocess.DEVNULL,

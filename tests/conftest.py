@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
@@ -12,6 +13,11 @@ settings.register_profile("fast", settings.get_profile("shardwise"), max_example
 settings.load_profile("shardwise")
 
 pytest_plugins = ["tests.slices"]
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and what they start inherits that: the tests
+# that interrupt a call would wait for nothing.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -89,8 +89,9 @@ def test_after_an_error_the_old_file_is_there_alone(
 
     with monkeypatch.context() as patched:
         patched.setattr(failing, fail)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match="No space left") as raised:
             replace_file(target, b"new")
+    assert raised.value.filename == (str(target) if failing.startswith("os.") else None)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert target.read_bytes() == b"old"
 

@@ -14,7 +14,7 @@ import pytest
 import shardwise as sw
 from release.site.check import faults
 from release.site.docstrings import examples_first
-from release.site.hooks import outward
+from release.site.hooks import on_post_page, outward
 from release.site.names import public_names
 from shardwise.cli import main
 
@@ -115,6 +115,12 @@ def test_links_out_of_the_pages_lead_to_the_repository() -> None:
     assert outward(text, "guides/plan.md", "https://host") == expected
     with pytest.raises(FileNotFoundError, match=r"docs/guides/plan\.md links to \.\./\.\./gone"):
         outward("[a](../../gone)", "guides/plan.md", "https://host")
+
+
+def test_pages_ask_no_host_and_their_search_has_a_name() -> None:
+    """`make look` sees both in a browser; these are the places of Material's pages that are changed for it."""
+    page = '<a data-md-component="source"></a><div data-md-component="search" role="dialog">'
+    assert on_post_page(page) == '<a></a><div data-md-component="search" role="dialog" aria-label="Search">'
 
 
 def test_what_is_wrong_with_a_site_is_seen(tmp_path: Path) -> None:

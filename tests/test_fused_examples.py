@@ -13,7 +13,13 @@ from .oracle import fused
 
 RULES = sw.example_rules()
 #: Query heads, key-value heads, head dim.
-HEADS = {"gpt2": (12, 12, 64), "llama": (32, 8, 128), "qwen": (28, 4, 128), "mixtral": (32, 8, 128)}
+HEADS = {
+    "gpt2": (12, 12, 64),
+    "llama": (32, 8, 128),
+    "qwen": (28, 4, 128),
+    "qwen3": (32, 8, 128),
+    "mixtral": (32, 8, 128),
+}
 #: A hidden size and an intermediate size that are quick to write out; the rules leave them open.
 HIDDEN, INNER, WORDS = 2, 48, 50257
 
@@ -48,6 +54,8 @@ def vllm(model: str) -> dict[str, tuple[int, ...]]:
     }
     if model == "qwen":
         names["model.layers.3.self_attn.qkv_proj.bias"] = (fused_rows,)
+    if model == "qwen3":
+        names |= {f"model.layers.3.self_attn.{part}_norm.weight": (d,) for part in "qk"}
     if model == "mixtral":
         names["model.layers.3.block_sparse_moe.experts.w13_weight"] = (3, 2 * INNER, HIDDEN)
         names["model.layers.3.block_sparse_moe.experts.w2_weight"] = (3, HIDDEN, INNER)
@@ -75,6 +83,8 @@ def megatron(model: str) -> dict[str, tuple[int, ...]]:
     }
     if model in ("qwen", "gpt2"):
         names[f"{layer}.self_attention.linear_qkv.bias"] = (fused_rows,)
+    if model == "qwen3":
+        names |= {f"{layer}.self_attention.{part}_layernorm.weight": (d,) for part in "qk"}
     if model == "mixtral":
         names[f"{layer}.mlp.router.weight"] = (8, HIDDEN)
     if model == "gpt2":

@@ -232,3 +232,59 @@ def test_a_value_in_a_message_is_short_whatever_it_is() -> None:
         assert shown(layout) == repr(layout)
     assert shown(sw.DeviceMesh((9,), ("x",))) == "DeviceMesh((9,), ('x',))"
     assert shown(sw.DeviceMesh((9,), ("x",), range(9))).endswith("devices=[0, 1, 2, 3, 4, 5, 6, 7, ...])")
+
+
+def endless(value: Any) -> Any:
+    while True:
+        yield value
+
+
+PLAN = sw.plan_reshard(PARTITION, sw.TensorLayout((None,), MESH).partition((4,)))
+
+#: Arguments that never come to an end, or later than anyone waits.
+ENDLESS: dict[str, tuple[type[Exception], str, Callable[[], object]]] = {
+    "devices": (sw.MeshError, "devices", lambda: sw.DeviceMesh((2,), ("x",), endless("a"))),
+    "devices of a range": (sw.MeshError, "devices", lambda: sw.DeviceMesh((2,), ("x",), range(10**15))),
+    "unreduced": (sw.LayoutError, "unreduced", lambda: sw.TensorLayout((None,), unreduced=endless("x"))),
+    "unreduced numbers": (TypeError, "unreduced", lambda: sw.TensorLayout((None,), unreduced=endless(1))),
+    "src_shards": (sw.LayoutError, "src_shards", lambda: PLAN.run(endless(np.zeros(2)))),
+    "out": (sw.LayoutError, "out", lambda: PLAN.run([np.zeros(2)] * 4, out=endless(np.zeros(4)))),
+    "shards": (TypeError, "shards", lambda: sw.ShardedArray(PARTITION, endless(np.zeros(2)))),
+    "boxes of a range": (TypeError, "boxes", lambda: sw.Tiling.from_boxes((4,), range(10**15))),
+    "boxes": (TypeError, "boxes", lambda: sw.Tiling.from_boxes((4,), [endless(1)])),
+    "boxes of ranges": ((sw.LayoutError), "boxes", lambda: sw.Tiling.from_boxes((4,), {"a": [range(10**15)]})),
+    "shape of a report": (TypeError, "shape", lambda: rules().report({"k": endless(1)})),
+    "shape of a partition": (TypeError, "shape", lambda: rules().partition("k", endless(1))),
+    "rules": (TypeError, "entry 0", lambda: rules().update(endless(1))),
+    "a rule of megabytes": (sw.LayoutError, "1048576", lambda: rules().update({"a" * 5_000_000: ("x",)})),
+}
+
+
+@pytest.mark.parametrize("call", ENDLESS)
+def test_what_never_ends_is_refused_at_once(call: str) -> None:
+    error, name, make = ENDLESS[call]
+    with linear(), refused(error, name):
+        make()
+
+
+@pytest.mark.parametrize("call", [sw.open_safetensors, sw.open_checkpoint, sw.LayoutMap.from_toml, rules().to_toml])
+def test_paths_of_megabytes_are_refused_in_short(call: Callable[[Any], object]) -> None:
+    with pytest.raises(OSError, match="too long") as raised:
+        call("é" * 1_000_000)
+    assert len(str(raised.value)) < 1000
+
+
+@pytest.mark.parametrize("given", ["ab", b"ab", 3, ["ab"], [("a",)], [("a", ("x",), 3)], [1], [None], {"a"}])
+def test_rules_that_are_no_pairs_are_refused_and_change_nothing(given: Any) -> None:
+    layout_map = rules()
+    with refused(TypeError, "update"):
+        layout_map.update(given)
+    assert list(layout_map) == ["k"]
+
+
+def test_rules_come_as_mappings_pairs_and_keywords() -> None:
+    layout_map = rules()
+    layout_map.update({"a": ("x",)}, b=("y",))
+    layout_map.update(pair for pair in [("c", (None,)), ["d", ["x"]]])
+    layout_map.update()
+    assert [layout.axes for layout in layout_map.values()] == [("x",), ("x",), ("y",), (None,), ("x",)]

@@ -166,6 +166,16 @@ def test_from_one_order_to_another_and_back(before: int, after: int) -> None:
     assert plan.total_bytes("int64") + kept == needed
 
 
+def test_text_of_too_many_parts_or_factors_is_refused_before_it_is_read() -> None:
+    """So that what is wrong otherwise is not found."""
+    with refused(sw.LayoutError, "parts", "65536"):
+        packed.parse("? + " + " + ".join(["(8@tp:(1)4+dp)"] * (2**16 + 1)))
+    assert len(packed.parse("+".join(["(8@tp:(1)4+dp)"] * 2**16)).parts) == 2**16
+    with refused(sw.LayoutError, "factors", "64"):
+        packed.parse("(" + "1 " * 65 + "?)")
+    assert len(packed.parse("(" + "1 " * 64 + ")").parts[0].factors) == 64
+
+
 def test_orders_that_differ_or_are_not_stated_are_refused() -> None:
     with refused(sw.LayoutError, "same shape", "plan_refit"):
         sw.plan_reshard(orders(4, "interleaved"), orders(4, "blocked"))

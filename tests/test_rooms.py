@@ -57,7 +57,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("file", "piece"),
         ("check", "commit", "pair", "slot"),
         ("job",),
-        ("journal", "table", "tiles"),
+        ("table", "tiles"),
         ("unit",),
         ("run",),
         ("lib",),

@@ -13,6 +13,10 @@ They go from the process that measures to the page as JSON, one object a line. O
 'met'
 >>> Row("the wheel", "", 2**20, unit="B", goal=at_most_bytes(2**21)).verdict, quantity(2**20, "B")
 ('met', '1 MiB')
+>>> Row("a merge", "what is needed", 105, 100, unit="B", goal=at_most_times_bytes(1.05)).verdict
+'met'
+>>> str(at_most_times_bytes(1.05)), Row("a merge", "needed", 106, 100, unit="B", goal=at_most_times_bytes(1.05)).verdict
+('≤ 1.05× as many', 'missed')
 >>> Row("ranks", "PyTorch", 1e-4, goal=faster(2000)).verdict  # without the peer there is nothing to judge
 'not shown'
 >>> Row.from_json(row.to_json()) == row
@@ -33,6 +37,7 @@ __all__ = [
     "at_most_bytes",
     "at_most_more",
     "at_most_times",
+    "at_most_times_bytes",
     "faster",
     "quantity",
     "ratio_text",
@@ -54,6 +59,8 @@ class Goal:
             return f"≤ {self.limit:g}× its time"
         if self.kind == "bytes":
             return f"≤ {quantity(self.limit, 'B')}"
+        if self.kind == "moved":
+            return f"≤ {self.limit:g}× as many"
         return f"≤ {quantity(self.limit, 's')}" + (" more" if self.kind == "more" else "")
 
 
@@ -80,6 +87,11 @@ def at_most_more(seconds: float) -> Goal:
 def at_most_bytes(limit: float) -> Goal:
     """At most so many bytes."""
     return Goal("bytes", limit)
+
+
+def at_most_times_bytes(times: float) -> Goal:
+    """At most so many times as many bytes as the peer."""
+    return Goal("moved", times)
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,7 @@ class Row:
             return "not shown"
         elif kind == "ratio":
             met = self.theirs >= limit * self.ours
-        elif kind == "times":
+        elif kind in ("times", "moved"):
             met = self.ours <= limit * self.theirs
         else:
             met = self.ours - self.theirs <= limit

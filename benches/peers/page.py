@@ -57,8 +57,11 @@ PARTS = (
     Part("reshard"),
     Part("jax_reshard", ("jax",)),
     Part("torch", ("torch",)),
+    Part("index"),
     Part("checkpoint", ("safetensors",)),
     Part("merge", ("torch",)),
+    Part("bounds", ("ml_dtypes",)),
+    Part("tasks", ("distributed",)),
     Part("scope", ("keras", "jax", "tensorflow")),
     Part("package", ("abi3audit", "auditwheel", "maturin")),
 )
@@ -221,8 +224,8 @@ def _missed(row: Row) -> str:
     got = quantity(row.ours, row.unit)
     if row.ratio is not None and row.goal is not None and row.goal.kind == "ratio":
         got = ratio_text(row.ratio)
-    elif row.ratio is not None and row.goal is not None and row.goal.kind == "times":
-        got = f"{ratio_text(1 / row.ratio)} its time"
+    elif row.ratio is not None and row.goal is not None and row.goal.kind in ("times", "moved"):
+        got = f"{ratio_text(1 / row.ratio)} {'its time' if row.goal.kind == 'times' else 'as many'}"
     elif row.theirs is not None and row.goal is not None and row.goal.kind == "more":
         got = f"{quantity(row.ours - row.theirs, row.unit)} more"
     return f"{row.work}{f', beside {row.peer}' if row.peer else ''}: {got} ({row.goal} asked)"

@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> None:
         cluster = (
             arguments[2]
             if len(arguments) > 2
-            else LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+            else LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0")
         )
         with Client(cluster) as client:
             report = sw.reshard_checkpoint(src, dst, rules, executor=client.get_executor())

@@ -31,6 +31,8 @@ __all__ = [
 ]
 
 _INT64_MAX = 2**63 - 1
+#: Characters of a path, of which no system takes as many; the system would repeat them all in its message.
+_LONGEST_PATH = 1 << 16
 
 Kind = TypeVar("Kind")
 
@@ -86,8 +88,8 @@ def sizes_of(name: str, value: object) -> tuple[int, ...]:
     (2, 3)
     """
     try:
-        if isinstance(value, str) or not isinstance(value, Iterable):
-            raise TypeError
+        if isinstance(value, str) or not isinstance(value, Iterable) or not hasattr(value, "__len__"):
+            raise TypeError  # Without a length it need not end.
         # At once: of a sequence longer than any memory, this is a MemoryError.
         sizes = tuple([size if type(size) is int else integer(name, size) for size in tuple(value)])
     except TypeError:
@@ -108,6 +110,8 @@ def path_of(file: str | os.PathLike[str]) -> Path:
     from pathlib import Path  # Late, to keep `import shardwise` fast.
 
     path = Path(file)
+    if len(str(path)) > _LONGEST_PATH:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), shown(str(path)))
     try:
         wrong = "which holds a null byte" if b"\0" in os.fsencode(path) else None
     except UnicodeEncodeError:

@@ -18,7 +18,7 @@ from ._arguments import path_of
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["replace_file", "replacing"]
+__all__ = ["naming", "replace_file", "replacing"]
 
 #: The name of a temporary file: whose it is, in as many characters for any name, and which one.
 _TEMPORARY = ".shardwise-{digest}-{token}.tmp"
@@ -73,20 +73,39 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     _remove_stale(target)
     with _new_file(target) as (file, temporary):
         try:
-            if old is not None:
-                _take_over(file.fileno(), old, target)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+            with naming(target):
+                if old is not None:
+                    _take_over(file.fileno(), old, target)
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
             temporary.replace(target)
         finally:
-            # Gone, if it has taken its place: after an interruption of `replace` too.
-            temporary.unlink(missing_ok=True)
+            # Gone, if it has taken its place: after an interruption of `replace` too. What cannot be removed is stale.
+            with contextlib.suppress(OSError):
+                temporary.unlink()
     try:
         _sync_folder(target.parent)
     except OSError as error:
         reason = f"{error.strerror}; the file has been replaced, but a loss of power may bring the old one back"
         raise OSError(error.errno, reason, str(target)) from None
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Put the name of a file to errors of the system that name none, as those of writing to an open file do.
+
+    >>> with naming("model.safetensors"):
+    ...     raise OSError(28, "No space left on device")
+    Traceback (most recent call last):
+    OSError: [Errno 28] No space left on device: 'model.safetensors'
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, os.strerror(error.errno), os.fspath(path)) from None
+        raise
 
 
 def _status(target: Path) -> os.stat_result | None:

@@ -25,7 +25,7 @@ Holder = tuple["Bounds", int, "bool | tuple[tuple[int, ...], list[int]]"]
 
 def one_each(shape: tuple[int, ...], boxes: Any) -> Bounds:
     """One box for each holder, as int64 (holders, dims, 2)."""
-    if isinstance(boxes, (str, bytes)) or not hasattr(boxes, "__len__"):
+    if isinstance(boxes, (str, bytes, range)) or not hasattr(boxes, "__len__"):
         raise TypeError(f"boxes must be a mapping, a sequence of boxes or an array, got {type(boxes).__name__}")
     if not isinstance(boxes, np.ndarray) and any(_has_slices(box) for box in boxes):
         boxes = [_pairs(box, shape, f"boxes[{i}]") for i, box in enumerate(boxes)]
@@ -77,7 +77,8 @@ def _is_box(value: Any, rank: int) -> bool:
 
 
 def _has_slices(box: Any) -> bool:
-    return hasattr(box, "__iter__") and any(isinstance(side, slice) for side in box)
+    # What has no length need not end, and is refused as a box.
+    return isinstance(box, Sequence) and not isinstance(box, range) and any(isinstance(side, slice) for side in box)
 
 
 def _pairs(box: Any, shape: tuple[int, ...], name: str) -> list[Any]:

@@ -22,8 +22,6 @@ __all__ = [
     "RuleSet",
     "Tiling",
     "__version__",
-    "_fail_at",
-    "_operations",
     "_panic",
     "balance_model",
     "crc32c",
@@ -39,7 +37,6 @@ __all__ = [
     "read_dcp_index",
     "read_pickle",
     "sync_files",
-    "write_file",
 ]
 
 __version__: str
@@ -366,26 +363,20 @@ def read_dcp_index(
 @final
 class CopyJob:
     def __new__(cls, sources: list[Any], destinations: list[Any], program: npt.NDArray[np.int64], /) -> CopyJob: ...
-    def outline(self, budget: int, threads: int | None, /) -> tuple[int, int, int, int, int]: ...
     def run(
         self,
         budget: int,
         threads: int | None,
         sync: bool,
-        journal: Path | None,
-        record_every: int,
         progress: Callable[[int, int], object] | None,
         /,
-    ) -> tuple[tuple[int, int, int, int, int], list[int], list[int], list[tuple[int, int]]]: ...
+    ) -> tuple[tuple[int, int, int], list[int], list[int], list[tuple[int, int]]]: ...
 
 @final
 class FileLock:
     def __new__(cls, path: Path, /) -> FileLock: ...
     def release(self) -> None: ...
 
-def write_file(path: Path, data: bytes, /) -> None: ...
 def sync_files(paths: list[Path], /) -> None: ...
-def publish(source: Path, target: Path, replace: bool, /) -> None: ...
+def publish(source: Path, target: Path, /) -> None: ...
 def free_space(folder: Path, /) -> int: ...
-def _fail_at(at: int, fault: int | str, /) -> None: ...
-def _operations() -> int: ...

@@ -59,12 +59,14 @@ class TensorLayout(Drawn):
     [0, 0, 1, 1, 0, 0, 1, 1]
     """
 
-    __slots__ = ("__weakref__", "_axes", "_bound", "_mesh", "_unreduced")
+    __slots__ = ("__weakref__", "_axes", "_bound", "_mesh", "_packed", "_unreduced")
 
     _axes: Axes
     _unreduced: tuple[str, ...]
     _mesh: DeviceMesh | None
     _bound: _core.Layout | None
+    #: Asked for by every partition.
+    _packed: bool
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class TensorLayout(Drawn):
         unreduced: Iterable[str] = (),
     ) -> None:
         self._axes = _normalised(axes)
+        self._packed = any(isinstance(spec, PackedDim) for spec in self._axes)
         self._unreduced = _names("unreduced", unreduced)
         self._mesh = None
         self._bound = None
@@ -84,7 +87,7 @@ class TensorLayout(Drawn):
     def _bind(self, mesh: DeviceMesh) -> None:
         instance("device_mesh", mesh, DeviceMesh, " or None")
         axes: tuple[Any, ...] = self._axes
-        if self.is_packed:
+        if self._packed:
             axes = tuple(
                 [part._core() for part in spec.parts] if isinstance(spec, PackedDim) else spec for spec in axes
             )
@@ -113,7 +116,7 @@ class TensorLayout(Drawn):
         >>> TensorLayout((packed.gate_up("tp"), None)).is_packed
         True
         """
-        return any(isinstance(spec, PackedDim) for spec in self._axes)
+        return self._packed
 
     @property
     def rank(self) -> int:
@@ -269,7 +272,8 @@ class TensorLayout(Drawn):
                 wanted = SubAxis(name, 1, self._with_mesh("a view").axis_size(name))
             parts = [(other, parse_sub_axis(other)) for other in mesh.axis_names]
             if wanted.axis in place:
-                return []  # A sub-axis of size 1: an axis that is not factored has no other that is not itself.
+                # Of an axis that is not factored the sub-axes are those of size 1, and the whole.
+                return [wanted.axis] if wanted.size > 1 else []
             return [
                 other
                 for other, part in parts
@@ -351,10 +355,18 @@ def _spec(dim: int, entry: Any) -> Spec:
 
 
 def _names(argument: str, names: Any) -> tuple[str, ...]:
-    items = () if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
-    if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(name, str) for name in items):
+    if isinstance(names, str) or not isinstance(names, Iterable):
         raise TypeError(f"{argument} must be a sequence of axis names, got {shown(names)}")
-    return tuple(str(name) for name in items)
+    # As far as they can be right: an iterable need not end.
+    found: dict[str, None] = {}
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"{argument} must be a sequence of axis names, got {shown(names)}")
+        plain = str(name)
+        if plain in found:
+            return (*found, plain)
+        found[plain] = None
+    return tuple(found)
 
 
 def _check_used_once(axes: Axes, unreduced: tuple[str, ...]) -> None:

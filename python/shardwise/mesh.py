@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Hashable, Sequence, Set
-from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,16 +106,14 @@ class DeviceMesh(Drawn):
         self._hash = None
         if devices is not None:
             try:
-                labels = _flat_labels(devices)
+                labels = _flat_labels(devices, self.shape, self.size)
             except RecursionError:
                 raise TypeError("devices is nested too deeply, or contains itself") from None
             self._set_devices(labels)
 
     def _set_devices(self, labels: list[Any]) -> None:
         if len(labels) != self.size:
-            raise MeshError(
-                f"devices has {len(labels)} entries but a mesh of shape {shown(self.shape)} has {self.size} positions"
-            )
+            raise _wrong_count(len(labels), self.shape, self.size)
         try:
             index = {label: i for i, label in enumerate(labels)}
         except TypeError as error:
@@ -267,7 +266,7 @@ class DeviceMesh(Drawn):
             names: what they are called.
 
         Raises:
-            MeshError: if the sizes do not multiply to that of the axis, or names and sizes are no axes.
+            MeshError: if the sizes do not multiply to that of the axis, or the names and sizes do not make axes.
 
         >>> DeviceMesh((8,), ("world",)).unflatten("world", (2, 4), ("dp", "tp"))
         DeviceMesh((2, 4), ('dp', 'tp'))
@@ -348,12 +347,13 @@ class DeviceMesh(Drawn):
         shardwise.errors.MeshError: device 0 is not in the mesh, whose devices are labelled 'gpu:3', 'gpu:0'; for the
         device at position 0 give mesh.device(0)
         """
-        position = None
         if self._index is None:
             position = self._core.default_index(device)
         else:
-            with suppress(TypeError):  # A list cannot be a label: it has no hash.
+            try:
                 position = self._index.get(device)
+            except TypeError:  # A list cannot be a label: it has no hash.
+                position = None
         if position is not None:
             return position
         is_integer = isinstance(device, (int, np.integer)) and not isinstance(device, bool)
@@ -424,7 +424,11 @@ class DeviceMesh(Drawn):
         return DeviceMesh, (self.shape, self.axis_names, devices)
 
 
-def _flat_labels(devices: Any) -> list[Any]:
+def _wrong_count(given: object, shape: tuple[int, ...], size: int) -> MeshError:
+    return MeshError(f"devices has {given} entries but a mesh of shape {shown(shape)} has {size} positions")
+
+
+def _flat_labels(devices: Any, shape: tuple[int, ...], size: int) -> list[Any]:
     """The labels in row-major order; lists and arrays nest, tuples within them are labels."""
     if is_masked(devices) or isinstance(devices, (bytes, bytearray)):
         raise TypeError(f"devices must be a sequence of labels or None, got {type(devices).__name__}")
@@ -434,13 +438,16 @@ def _flat_labels(devices: Any) -> list[Any]:
     if isinstance(devices, Set):
         raise TypeError(f"devices must be a sequence of labels, got a {type(devices).__name__}, which has no order")
     try:
-        items = list(devices)
+        # One more than there may be: an iterable need not end.
+        items = list(islice(devices, min(size + 1, sys.maxsize)))
     except TypeError:
         raise TypeError(f"devices must be a sequence of labels or None, got {type(devices).__name__}") from None
+    if len(items) > size:
+        raise _wrong_count(len(devices) if hasattr(devices, "__len__") else f"more than {size}", shape, size)
     if any(isinstance(item, (list, np.ndarray)) for item in items):
         return [
             label
             for item in items
-            for label in (_flat_labels(item) if isinstance(item, (list, np.ndarray)) else [item])
+            for label in (_flat_labels(item, shape, size) if isinstance(item, (list, np.ndarray)) else [item])
         ]
     return items

@@ -27,7 +27,7 @@ def submesh(mesh: DeviceMesh, names: str | Sequence[str], through: Hashable) -> 
     position = 0 if through is None else mesh.index_of_label(through)
     whole = factored(mesh, chosen)
     axes = _positions(whole, chosen)
-    if axes == list(range(len(whole.shape))) and whole.axis_names == chosen:
+    if whole.axis_names == chosen:
         return whole
     origin = position - sum(whole.coordinate(position)[axis] * whole.strides[axis] for axis in axes)
     sizes, strides = [whole.shape[axis] for axis in axes], [whole.strides[axis] for axis in axes]

@@ -68,8 +68,9 @@ class Partition(Tiling):
             raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}") from None
         if bound is None or mesh is None:
             raise layout._no_mesh("a partition")
-        instance("uneven", uneven, str)
-        self._core = (_core.PackedPartition if layout.is_packed else _core.Partition)(bound, shape, uneven)
+        if type(uneven) is not str:
+            instance("uneven", uneven, str)
+        self._core = (_core.PackedPartition if layout._packed else _core.Partition)(bound, shape, uneven)
         self._layout = layout
         self._mesh = mesh
         self._uneven = uneven

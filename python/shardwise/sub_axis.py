@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SubAxis", "is_sub_axis", "parse_sub_axis"]
 
-_SUB_AXIS = re.compile(r"(.+):\(([1-9][0-9]{0,18})\)([1-9][0-9]{0,18})", re.ASCII | re.DOTALL)
+_SUB_AXIS = re.compile(r"(.+):\(([1-9][0-9]{0,18})\)([1-9][0-9]{0,18})", re.DOTALL)
 
 
 class SubAxis(NamedTuple):

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-__all__ = ["command_line", "on_page_markdown", "outward"]
+__all__ = ["command_line", "on_page_markdown", "on_post_page", "outward"]
 
 ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"(?<=\]\()(?P<up>(?:\.\./)+)(?P<path>[^)#\s]+)")
@@ -17,6 +17,16 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Rewrite a page before it becomes HTML; MkDocs calls it by its name."""
     text = outward(markdown, page.file.src_uri, config["repo_url"])
     return text.replace("<!-- the help of each command -->", command_line())
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Change the HTML of a page; MkDocs calls it by its name."""
+    # Else Material asks the host of the repository, over the network, how many have marked it with a star.
+    output = output.replace(' data-md-component="source"', "")
+    # And its search is a dialog without a name.
+    return output.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )
 
 
 def outward(markdown: str, place: str, repository: str) -> str:

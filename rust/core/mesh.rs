@@ -152,8 +152,10 @@ impl Mesh {
         let pieces = out.chunks_mut(devices_per_piece * axes).enumerate();
         parallel::for_each(self.size as usize * axes, pieces, poll, |(number, piece)| {
             let start = (number * devices_per_piece) as i64;
-            for (axis, column) in columns.iter().enumerate() {
-                column.fill(start, piece, axis, axes);
+            match axes {
+                2 => fill_rows::<2>(&self.sizes, start, piece),
+                3 => fill_rows::<3>(&self.sizes, start, piece),
+                _ => columns.iter().enumerate().for_each(|(axis, column)| column.fill(start, piece, axis, axes)),
             }
             Ok(())
         })
@@ -168,6 +170,33 @@ impl Mesh {
             return Err(Error::DeviceIndex { index, size: self.size });
         }
         Ok(index)
+    }
+}
+
+/// Fills `out` with the coordinates of the devices from `start` on, in a mesh of `N` axes. Row by row, which for few axes
+/// is faster than column by column.
+fn fill_rows<const N: usize>(sizes: &[i64], start: i64, out: &mut [i64]) {
+    let mut row = [0; N];
+    row.copy_from_slice(&radix::unravel(start, sizes));
+    let (mut rows, _) = out.as_chunks_mut::<N>();
+    while !rows.is_empty() {
+        let mut last = row[N - 1];
+        let count = usize::try_from(sizes[N - 1] - last).unwrap_or(usize::MAX).min(rows.len());
+        let (run, rest) = rows.split_at_mut(count);
+        for out in run {
+            out[..N - 1].copy_from_slice(&row[..N - 1]);
+            out[N - 1] = last;
+            // The step past the end is never stored.
+            last = last.wrapping_add(1);
+        }
+        (rows, row[N - 1]) = (rest, 0);
+        for (digit, &size) in row.iter_mut().zip(sizes).rev().skip(1) {
+            *digit += 1;
+            if *digit < size {
+                break;
+            }
+            *digit = 0;
+        }
     }
 }
 
@@ -201,13 +230,17 @@ mod tests {
     #[test]
     fn all_coordinates_are_those_of_each_device() {
         // Some pieces of the work, the last of them not full.
+        for sizes in [&[55_000][..], &[50, 1100], &[1, 55_000], &[5, 1000, 11], &[5, 10, 100, 11]] {
+            let names: Vec<_> = (0..sizes.len()).map(|axis| axis.to_string()).collect();
+            let mesh = Mesh::new(&names, sizes).unwrap();
+            let mut all = vec![-1; sizes.len() * 55_000];
+            mesh.coordinates_into(&mut all, &mut parallel::never).unwrap();
+            for (device, coordinate) in all.chunks(sizes.len()).enumerate() {
+                assert_eq!(coordinate, radix::unravel(device as i64, sizes));
+            }
+        }
         let mesh = Mesh::new(&["x", "y", "z"], &[5, 1000, 11]).unwrap();
         let mut all = vec![-1; 3 * 55_000];
-        mesh.coordinates_into(&mut all, &mut parallel::never).unwrap();
-        for (device, coordinate) in all.chunks(3).enumerate() {
-            let device = device as i64;
-            assert_eq!(coordinate, [device / 11_000, device / 11 % 1000, device % 11]);
-        }
         for len in [0, 3 * 55_000 - 1] {
             let refused = Error::Length { left: "out", left_len: len, right: "coordinates", right_len: 3 * 55_000 };
             assert_eq!(mesh.coordinates_into(&mut all[..len], &mut parallel::never), Err(refused));

@@ -47,6 +47,12 @@ impl Partition {
         Self::unpacked(layout, &shape, Uneven::Even)
     }
 
+    /// The partition of which dim `i` is cut by `cuts[i]`, into as many shards as the layout says.
+    pub(crate) fn of_cuts(layout: Arc<Layout>, shape: &[i64], cuts: Vec<Cut>) -> Result<Self> {
+        debug_assert!(cuts.iter().map(Cut::shards).eq(layout.num_shards().iter().copied()));
+        Ok(Self { cuts, ..Self::unpacked(layout, shape, Uneven::Ceil)? })
+    }
+
     fn unpacked(layout: Arc<Layout>, shape: &[i64], uneven: Uneven) -> Result<Self> {
         if let Some((dim, &size)) = shape.iter().enumerate().find(|&(_, &size)| size < 0) {
             return Err(Error::NegativeDim { dim, size });

@@ -171,9 +171,13 @@ impl Regions {
         }
         let mut regions = Self::new(rank);
         regions.reserve(count)?;
-        for bounds in bounds.chunks_exact((2 * rank).max(1)) {
-            regions.rows.extend(bounds.iter().step_by(2));
-            regions.rows.extend(bounds.iter().skip(1).step_by(2));
+        regions.rows.resize(bounds.len(), 0);
+        let row = (2 * rank).max(1);
+        for (row, bounds) in regions.rows.chunks_exact_mut(row).zip(bounds.chunks_exact(row)) {
+            let (start, stop) = row.split_at_mut(rank);
+            for ((bounds, start), stop) in bounds.chunks_exact(2).zip(start).zip(stop) {
+                (*start, *stop) = (bounds[0], bounds[1]);
+            }
         }
         regions.count = count;
         Ok(regions)

@@ -137,14 +137,19 @@ impl RuleSet {
     /// surrogate is [`SURROGATE`].
     #[must_use]
     pub fn find(&self, path: &str, class_of: &mut dyn FnMut(char) -> CharClass) -> Found {
-        let bytes = path.as_bytes();
-        if !bytes.is_empty() && bytes.iter().all(|byte| matches!(byte, b' '..=b'~')) {
+        if is_plain(path) {
             let automata = self.plain.get_or_init(|| Automata::new(self, None, Ending::Plain, |_| true));
             let mut found = Found { matches: Vec::new(), rest: automata.rest.clone() };
-            automata.find(bytes, &mut found.matches);
+            automata.find(path.as_bytes(), &mut found.matches);
             return found;
         }
         self.find_other(path, class_of)
+    }
+
+    /// Whether the rules are compiled that a search for this path needs, as far as that is certain.
+    #[must_use]
+    pub fn is_compiled_for(&self, path: &str) -> bool {
+        self.plain.get().is_some() && is_plain(path)
     }
 
     fn find_other(&self, path: &str, class_of: &mut dyn FnMut(char) -> CharClass) -> Found {
@@ -216,6 +221,11 @@ impl RuleSet {
             })
         })
     }
+}
+
+/// Whether a path is of printable ASCII characters.
+fn is_plain(path: &str) -> bool {
+    !path.is_empty() && path.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }
 
 /// The rules that serve one kind of path, compiled together, in as few automata as memory allows.

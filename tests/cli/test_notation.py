@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise import LayoutError, MeshError, ParseError, SizeOverflowError, TensorLayout
+from shardwise import LayoutError, MeshError, ParseError, SizeOverflowError, TensorLayout, packed
 from shardwise._dtypes import CODES
 from shardwise.cli.notation import (
     format_layout,
@@ -69,6 +69,17 @@ def test_layouts_come_back(axes: list[list[str]]) -> None:
         return
     layout = TensorLayout(tuple(tuple(spec) for spec in axes))
     assert parse_layout(format_layout(layout), len(axes)) == layout
+
+
+def test_sub_axes_and_packed_dims_are_told_apart() -> None:
+    for text, spec in (
+        ("tp:(1)2", "tp:(1)2"),
+        ("tp:(1)2+dp+tp:(2)4", ("tp:(1)2", "dp", "tp:(2)4")),
+        ("dp+tp:(1)2", ("dp", "tp:(1)2")),
+        ("q:(8)+k:(8@tp:(1)2)", packed.parse("q:(8) + k:(8@tp:(1)2)")),
+        ("(8@tp:(1)2+dp)", packed.parse("(8@tp:(1)2+dp)")),
+    ):
+        assert parse_layout(f"{text},-", 2).axes == (spec, None)
 
 
 def test_ways_to_write_that_a_dim_is_not_cut() -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shardwise as sw
@@ -81,8 +82,11 @@ def test_progress_is_shown_on_a_terminal_or_if_asked(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["reshard", "a.safetensors", "memory://a-store/new", "--plan-to", "new.swplan"], "tasks write to disks"),
-        (["reshard", "a.safetensors", "memory://a-store/new", "--plan", "--workers", "2"], "tasks write to disks"),
+        (["reshard", "a.safetensors", "memory://a-store/new", "--plan-to", "new.swplan"], "saved plans write to disks"),
+        (
+            ["reshard", "a.safetensors", "memory://a-store/new", "--plan", "--workers", "2"],
+            "saved plans write to disks",
+        ),
         (["reshard", "a.safetensors", "new", "--to", "dcp"], "tensor 'w' is F4"),
         (["verify", "a.safetensors"], "tensor 'w' is F4"),
         (["diff", "a.safetensors", "a.safetensors"], "tensor 'w' is F4"),
@@ -101,3 +105,14 @@ def test_what_the_library_calls_a_wrong_type_is_one_line(
     assert err.startswith("shardwise: error: ")
     assert said in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors"]
+
+
+@pytest.mark.parametrize("form", ["orbax", "keras"])
+def test_forms_that_are_only_read_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
+    sw.save_checkpoint(tmp_path / "a", {"w": np.ones(3)}, sync=False)
+    said = f"{form} is read, not written: write safetensors or hf, "
+    assert main(["reshard", str(tmp_path / "a"), str(tmp_path / "b"), "--to", form]) == 2
+    assert said in capsys.readouterr().err
+    with pytest.raises(sw.LayoutError, match=f"to is '{form}'; it must be one of .*; {said}"):
+        sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", to=form)  # type: ignore[arg-type]
+    assert not (tmp_path / "b").exists()

@@ -216,7 +216,7 @@ def test_placements_that_a_layout_can_say_are_read(cuts: list[tuple[int, Any]]) 
     try:
         layout = dialect.from_placements(placements, mesh, 2)
     except LayoutError:
-        with pytest.raises(LayoutError, match="split_factor is no product"):
+        with pytest.raises(LayoutError, match="split_factor is not a product"):
             dialect.from_placements(placements, mesh, 2)
         return
     shape = [1, 1]
@@ -309,8 +309,8 @@ def test_the_cost_does_not_grow_with_the_elements() -> None:
         ([Shard(2), Shard(0)], "has 2 dims"),
         ([Shard(-3), Shard(0)], "has 2 dims"),
         ([Partial("avg"), Shard(0)], "are sums"),
-        ([StridedShard(0, 3), Shard(0)], "is no product"),
-        ([Shard(0), StridedShard(0, 2)], "is no product"),
+        ([StridedShard(0, 3), Shard(0)], "is not a product"),
+        ([Shard(0), StridedShard(0, 2)], "is not a product"),
         ([StridedShard(0, 0), Shard(0)], "at least 1"),
     ],
 )

@@ -323,7 +323,7 @@ def test_an_error_is_pickled_with_its_message(error: type[Exception]) -> None:
 @pytest.mark.parametrize(("kind", "i"), cases())
 def test_a_value_is_equal_to_its_copies_and_hashes_as_they_do(kind: type, i: int) -> None:
     value, again = VALUES[kind]()[i], VALUES[kind]()[i]
-    pickled = [pickle.loads(pickle.dumps(value, protocol)) for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)]
+    pickled = [pickle.loads(pickle.dumps(value, protocol)) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
     for other in [again, copy.copy(value), copy.deepcopy(value), *pickled]:
         assert type(other) is type(value)
         assert other == value
@@ -385,6 +385,8 @@ def arrays_of(value: Any) -> Iterator[npt.NDArray[Any]]:
 def test_a_sharded_array_and_its_shards_are_pickled_with_their_values() -> None:
     whole = np.arange(16.0).reshape(2, 8)
     sharded = sw.distribute_tensor(whole, layout("data", "model"))
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(sharded, protocol)).numpy().tolist() == sharded.numpy().tolist()
     back = pickle.loads(pickle.dumps(sharded))
     assert back.partition == sharded.partition
     assert back.numpy().tolist() == whole.tolist()

@@ -17,13 +17,19 @@ Model = dict[str, Array]
 __all__ = ["ENGINES", "HEADS", "WORDS", "hugging_face", "torch_dist", "vllm"]
 
 #: Query heads, key-value heads, head dim; and words.
-HEADS = {"gpt2": (16, 16, 64), "llama": (32, 8, 128)}
-WORDS = {"gpt2": 50257, "llama": 128256}
-HIDDEN, INNER, LAYERS = 2, 24, 2
+HEADS = {
+    "gpt2": (16, 16, 64),
+    "llama": (32, 8, 128),
+    "qwen": (32, 4, 128),
+    "qwen3": (32, 8, 128),
+    "mixtral": (32, 8, 128),
+}
+WORDS = {"gpt2": 50257, "llama": 128256, "qwen": 152064, "qwen3": 151936, "mixtral": 32000}
+HIDDEN, INNER, LAYERS, EXPERTS = 2, 24, 2, 3
 
 
 def hugging_face(model: str, seed: int) -> Model:
-    """Random tensors with the names and shapes of `GPT2LMHeadModel` or `LlamaForCausalLM`."""
+    """Random tensors with the names and shapes of the files of `GPT2LMHeadModel`, `LlamaForCausalLM` and so on."""
     rng = np.random.default_rng(seed)
     heads, kv, d = HEADS[model]
     shapes: dict[str, tuple[int, ...]] = {}
@@ -53,10 +59,20 @@ def hugging_face(model: str, seed: int) -> Model:
                 f"{h}.self_attn.v_proj.weight": (kv * d, HIDDEN),
                 f"{h}.self_attn.o_proj.weight": (HIDDEN, heads * d),
                 f"{h}.post_attention_layernorm.weight": (HIDDEN,),
-                f"{h}.mlp.gate_proj.weight": (INNER, HIDDEN),
-                f"{h}.mlp.up_proj.weight": (INNER, HIDDEN),
-                f"{h}.mlp.down_proj.weight": (HIDDEN, INNER),
             }
+            if model == "qwen":
+                shapes |= {f"{h}.self_attn.{p}_proj.bias": (n * d,) for p, n in (("q", heads), ("k", kv), ("v", kv))}
+            if model == "qwen3":
+                shapes |= {f"{h}.self_attn.{p}_norm.weight": (d,) for p in "qk"}
+            if model == "mixtral":
+                moe = f"{h}.block_sparse_moe"
+                shapes |= {f"{moe}.gate.weight": (EXPERTS, HIDDEN)}
+                for e in range(EXPERTS):
+                    shapes |= {f"{moe}.experts.{e}.{w}.weight": (INNER, HIDDEN) for w in ("w1", "w3")}
+                    shapes |= {f"{moe}.experts.{e}.w2.weight": (HIDDEN, INNER)}
+            else:
+                shapes |= {f"{h}.mlp.{p}_proj.weight": (INNER, HIDDEN) for p in ("gate", "up")}
+                shapes |= {f"{h}.mlp.down_proj.weight": (HIDDEN, INNER)}
     if model == "gpt2":
         shapes |= {"transformer.wte.weight": (WORDS[model], HIDDEN), "transformer.wpe.weight": (8, HIDDEN)}
         shapes |= {"transformer.ln_f.weight": (HIDDEN,), "transformer.ln_f.bias": (HIDDEN,)}
@@ -72,7 +88,10 @@ def padded(array: Array, multiple: int) -> Array:
 
 
 def vllm(model: str, whole: Model) -> Model:
-    """What vLLM's modules hold: `stacked_params_mapping` of Llama, transposed Conv1D of GPT-2; pads to 64."""
+    """What vLLM's modules hold: `stacked_params_mapping` of Llama, transposed Conv1D of GPT-2; pads to 64.
+
+    `FusedMoE` of Mixtral has the experts in one tensor, w1 above w3.
+    """
     made = {}
     for name, value in whole.items():
         if "attn.c_" in name or "mlp.c_" in name:
@@ -82,9 +101,16 @@ def vllm(model: str, whole: Model) -> Model:
         elif "q_proj" in name:
             three = [whole[name.replace("q_proj", part)] for part in ("q_proj", "k_proj", "v_proj")]
             made[name.replace("q_proj", "qkv_proj")] = np.concatenate(three)
+        elif ".experts.0." in name:
+            stem, each = name.split(".experts.0."), [name.replace(".0.w", f".{e}.w") for e in range(EXPERTS)]
+            if stem[1] == "w1.weight":
+                both = [np.vstack([whole[one], whole[one.replace("w1", "w3")]]) for one in each]
+                made[f"{stem[0]}.experts.w13_weight"] = np.stack(both)
+            elif stem[1] == "w2.weight":
+                made[f"{stem[0]}.experts.w2_weight"] = np.stack([whole[one] for one in each])
         elif "gate_proj" in name:
             made[name.replace("gate_proj", "gate_up_proj")] = np.vstack([value, whole[name.replace("gate", "up")]])
-        elif not any(part in name for part in ("k_proj", "v_proj", "up_proj")):
+        elif not any(part in name for part in ("k_proj", "v_proj", "up_proj", ".experts.")):
             made[name] = value
     return made
 
@@ -122,6 +148,21 @@ def torch_dist(model: str, whole: Model) -> Model:
             layer("self_attention.linear_qkv.weight", _grouped(q, k, v, groups))
             layer("self_attention.linear_qkv.layer_norm_weight", one["input_layernorm.weight"])
             layer("self_attention.linear_proj.weight", one["self_attn.o_proj.weight"])
+            if model == "qwen":
+                q, k, v = (one[f"self_attn.{part}_proj.bias"] for part in "qkv")
+                layer("self_attention.linear_qkv.bias", _grouped(q, k, v, groups))
+            if model == "qwen3":
+                for part in "qk":
+                    layer(f"self_attention.{part}_layernorm.weight", one[f"self_attn.{part}_norm.weight"])
+            if model == "mixtral":
+                # The norm is not fused with the experts' first layer, whose weights `SequentialMLP` has by expert.
+                layer("pre_mlp_layernorm.weight", one["post_attention_layernorm.weight"])
+                layer("mlp.router.weight", one["block_sparse_moe.gate.weight"])
+                each = [f"block_sparse_moe.experts.{e}" for e in range(EXPERTS)]
+                gated = [np.vstack([one[f"{e}.w1.weight"], one[f"{e}.w3.weight"]]) for e in each]
+                layer("mlp.experts.experts.linear_fc1.weight", np.stack(gated))
+                layer("mlp.experts.experts.linear_fc2.weight", np.stack([one[f"{e}.w2.weight"] for e in each]))
+                continue
             layer("mlp.linear_fc1.layer_norm_weight", one["post_attention_layernorm.weight"])
             layer("mlp.linear_fc1.weight", np.vstack([one["mlp.gate_proj.weight"], one["mlp.up_proj.weight"]]))
             layer("mlp.linear_fc2.weight", one["mlp.down_proj.weight"])

@@ -1,7 +1,8 @@
 """What every rank gets of a fused weight, from the engines' own code: a worker, see `worker`.
 
 `SHARDWISE_ENGINE` says which engine the process is to ask, and so what must be installed beside PyTorch in the Python
-that `SHARDWISE_TORCH_PYTHON` names: `transformers`, `megatron-core` or `deepspeed`, or nothing for PyTorch itself.
+that `SHARDWISE_TORCH_PYTHON` names: `transformers`, `megatron-core`, `deepspeed`, `vllm` or `sglang`, or nothing for
+PyTorch itself.
 
 A tensor's elements are its flat offsets. What stands in for an engine's surroundings is said where it is used; all that
 cuts is theirs.
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from . import engines_loaders
 from .worker import serve
 
 Answer = Any
@@ -30,6 +32,8 @@ def version() -> str:
     import torch
 
     torch.set_num_threads(1)
+    if engine() in engines_loaders.OWN:
+        return engines_loaders.version(engine())
     needed = {
         "torch": "torch.distributed.tensor",
         "transformers": "transformers.distributed.sharding_utils",
@@ -186,6 +190,7 @@ ANSWERS: dict[str, Callable[[dict[str, Any]], Answer]] = {
     "megatron weight": megatron_weight,
     "megatron used": megatron_used,
     "deepspeed": deepspeed,
+    "loaded": engines_loaders.loaded,
 }
 
 if __name__ == "__main__":

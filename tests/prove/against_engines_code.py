@@ -57,15 +57,14 @@ def transformers(style: str) -> Callable[[OwnCase], Question]:
     def asked(case: OwnCase) -> Question:
         n = filled(case.numbers[0] * case.numbers[1] + case.numbers[2] - 1, case.ranks)
         n *= 2 if style.startswith("packed") else 1
-        kinds = ["weight", "bias"]
-        if not style.startswith("embedding"):
-            kinds.append("gate_up_proj")
+        # An embedding's columns are its dim 1, which what has one dim has not.
+        kinds = ["weight", "gate_up_proj"] + ["bias", "sinks"] * (style != "embedding_colwise")
         kind = kinds[case.numbers[2] % len(kinds)]
-        if style.startswith("embedding"):
-            kind = "weight"
-        shape = {"weight": (n, n), "bias": (n,), "gate_up_proj": (case.numbers[1], n, n)}[kind]
-        entry = "layers.*.mlp.experts.gate_up_proj" if kind == "gate_up_proj" else "layers.*.mlp.up"
-        name = "layers.2.mlp.experts.gate_up_proj" if kind == "gate_up_proj" else f"layers.2.mlp.up.{kind}"
+        shape = {"weight": (n, n), "gate_up_proj": (case.numbers[1], n, n)}.get(kind, (n,))
+        entry = {"gate_up_proj": "layers.*.mlp.experts.gate_up_proj", "sinks": "layers.*.sinks"}.get(
+            kind, "layers.*.up"
+        )
+        name = entry.replace("*", "2") + (f".{kind}" if kind in ("weight", "bias") else "")
         mesh = sw.DeviceMesh((case.ranks,), ("tp",))
         layout = sw.LayoutMap.from_tp_plan({entry: style}, mesh, "tp")[name]
 
@@ -161,7 +160,16 @@ def deepspeed(form: str) -> Callable[[OwnCase], Question]:
 
 STYLES = (
     *("colwise", "colwise_gather_output", "packed_colwise", "packed_rowwise", "rowwise", "rowwise_split_input"),
-    *("embedding_rowwise", "embedding_colwise", "replicate", "moe_tp_experts", "all_reduce"),
+    *(
+        "embedding_rowwise",
+        "embedding_colwise",
+        "replicate",
+        "moe_tp_experts",
+        "all_reduce",
+        "colwise_rep",
+        "rowwise_rep",
+    ),
+    *("sequence_parallel", "replicated_with_grad_allreduce", "mla_kv_a_proj", "moe_identity_expert", "local_params"),
 )
 FORMS = ("bloom", "glm", "chatglm", "phi3", "bigcode")
 

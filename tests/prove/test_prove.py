@@ -16,7 +16,16 @@ import pytest
 from shardwise import LayoutError
 from tests.oracle import fused
 from tests.oracle.worker import ROOT
-from tests.prove import against_dask, against_engines, against_engines_code, against_numpy, laws, layout_maps, reshards
+from tests.prove import (
+    against_dask,
+    against_engines,
+    against_engines_code,
+    against_engines_loaders,
+    against_numpy,
+    laws,
+    layout_maps,
+    reshards,
+)
 from tests.prove.ledger import Ledger, code_version
 from tests.prove.pool import seeded
 from tests.prove.report import HEAD, Row, table
@@ -162,6 +171,29 @@ def test_what_engines_are_asked_and_that_a_wrong_answer_is_one() -> None:
         against_engines_code.compare_placed(one, one.rows_held())
     with pytest.raises(Mismatch):
         against_engines_code.compare_placed(placed[0], [rows[1:] for rows in placed[0].rows_held()])
+
+
+def test_what_loaders_are_asked_and_that_a_wrong_answer_is_one() -> None:
+    def case(layer: str, *numbers: int, ranks: int = 4) -> against_engines_loaders.LoadedCase:
+        return against_engines_loaders.LoadedCase("vllm", layer, numbers, ranks, "fused", "weight_loader")
+
+    heads = case("qkv", 4, 2, 2, 2)
+    held = [fused.vllm_qkv(8, 2, 2, 4, rank).tolist() for rank in range(4)]
+    # Six words, padded to eight: the last two of the last rank are none.
+    words, padded = case("vocabulary", 6, 8), [[0, 1], [2, 3], [4, 5], [-1, -1]]
+    for asked, answer in ((heads, held), (words, padded)):
+        against_engines_loaders.compare(asked, answer)
+        for spoilt in (answer[::-1], [answer[0][::-1], *answer[1:]], ("raised", "AssertionError", "")):
+            with pytest.raises(Mismatch):
+                against_engines_loaders.compare(asked, spoilt)
+    refused = case("qkv", 4, 3, 2, 2)
+    against_engines_loaders.compare(refused, ("raised", "AssertionError", "4 is not divisible by 3"))
+    with pytest.raises(Mismatch):
+        against_engines_loaders.compare(refused, ("raised", "AttributeError", ""))
+    rng = random.Random(3)
+    for subject in ("vllm", "sglang"):
+        for one in map(against_engines_loaders.drawn(subject), [rng] * 50):
+            assert one.question()["engine"] == subject
 
 
 def test_the_same_seed_gives_the_same_cases() -> None:

@@ -70,7 +70,11 @@ def test_experts_are_cut_within_each_expert() -> None:
     [
         ("lm_head", "colwise_rep", "lm_head.weight", ("tp", None)),
         ("layers.*.self_attn.sinks", "colwise", "model.layers.0.self_attn.sinks", ("tp",)),
+        ("layers.*.self_attn.sinks", "local_rowwise", "model.layers.0.self_attn.sinks", ("tp",)),
+        ("mlp.down", "rowwise", "mlp.down.bias", None),
         ("embed_tokens", "embedding_rowwise", "model.embed_tokens.weight", ("tp", None)),
+        ("layers.*.experts.up", "embedding_rowwise", "layers.0.experts.up", ("tp", None, None)),
+        ("layers.*.experts.up", "embedding_colwise", "layers.0.experts.up", (None, "tp", None)),
         ("embed_tokens", "embedding_colwise", "model.embed_tokens.weight", (None, "tp")),
         ("layers.*.mlp.experts.up", "grouped_gemm", "layers.0.mlp.experts.up", ("tp", None, None)),
         ("norm", "sequence_parallel", "norm.weight", None),
@@ -210,7 +214,7 @@ def test_all_plans_of_the_installed_transformers() -> None:
 
 
 ROWS = ((("tp", None), ("tp",), ("tp",)), (None, None, (None, "tp", None)))
-COLUMNS = (((None, "tp"), None, None), (None, None, (None, None, "tp")))
+COLUMNS = (((None, "tp"), None, ("tp",)), (None, None, (None, None, "tp")))
 WHOLE = ((None, None, None), (None, None, None))
 #: Of a module's weight and bias and of the entry itself; in a list of experts second. From what the classes of
 #: transformers 5.23 in distributed/tensor_parallel.py do.
@@ -218,11 +222,11 @@ EXPECTED = {
     "colwise": ROWS,
     "colwise_gather_output": ROWS,
     "packed_colwise": ((None, None, None), (None, None, (None, PACKED, None))),
-    "embedding_rowwise": ROWS,
+    "embedding_rowwise": (ROWS[0], (None, None, ("tp", None, None))),
     "rowwise": COLUMNS,
     "rowwise_split_input": COLUMNS,
     "packed_rowwise": ((None, None, None), (None, None, (None, None, PACKED))),
-    "embedding_colwise": COLUMNS,
+    "embedding_colwise": (((None, "tp"), None, None), (None, None, (None, "tp", None))),
     "all_reduce": WHOLE,
     "local_params": WHOLE,
     "mla_kv_a_proj": WHOLE,

@@ -1,10 +1,15 @@
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors
+
+from shardwise.store import objects
+from shardwise.store.objects import ObjectPath
+from tests.store.stores import Store, started_server
+from tests.store.toxic import Toxic
 
 Write = Callable[..., Path]
 
@@ -29,3 +34,36 @@ def write(tmp_path: Path) -> Write:
         return path
 
     return write_file
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Toxic]:
+    with started_server() as toxic:
+        yield toxic
+
+
+@pytest.fixture
+def s3(server: Toxic, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setattr(objects, "_PAUSE", 0.001)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    server.calm()
+    top = ObjectPath("s3://bucket/x", endpoint_url=server.url)
+    if not top.filesystem.exists("bucket"):
+        top.filesystem.mkdir("bucket")
+    server.calm()
+    yield Store(lambda name: ObjectPath(f"s3://bucket/{name}", filesystem=top.filesystem), server)
+    server.calm()
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Store:
+    pytest.importorskip("fsspec")
+    monkeypatch.setattr(objects, "_PAUSE", 0.001)
+    return Store(lambda name: ObjectPath(f"memory://{name}"))
+
+
+@pytest.fixture(params=["memory", "s3"])
+def store(request: pytest.FixtureRequest) -> Store:
+    found: Store = request.getfixturevalue(request.param)
+    return found

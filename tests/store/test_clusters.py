@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from tests.store.stores import Store
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "clusters"
@@ -88,7 +92,7 @@ def killed(done, total):
 
 if __name__ == "__main__":
     random.seed(2)
-    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0")
     with cluster, Client(cluster) as client:
         reshard(sys.argv[1], sys.argv[2], client.get_executor(), progress=killed)
 """
@@ -137,6 +141,95 @@ def test_ray(source: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(RAY)
     run(sys.executable, tmp_path / "script.py", source, tmp_path / "new")
     same_bytes(tmp_path / "new")
+
+
+class Doomed(Executor):
+    """An executor one of whose workers is killed while it has a task, the first time that it is given it."""
+
+    def __init__(self, inner: Any, marker: str) -> None:
+        self.inner, self.marker, self.num_workers = inner, marker, inner.num_workers
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return self.inner.submit(dying, self.marker, fn, *args)
+
+
+def dying(marker: str, fn: Callable[..., Any], *args: Any) -> Any:
+    if args[0].number == 9 and not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return fn(*args)
+
+
+DOOMED_RAY = """
+import runpy, sys
+import ray
+from tests.store.test_clusters import EXAMPLES, Doomed, reshard
+
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20)
+executor = runpy.run_path(str(EXAMPLES / "ray_reshard.py"))["RayExecutor"]()
+reshard(sys.argv[1], sys.argv[2], Doomed(executor, sys.argv[3]))
+"""
+
+
+def test_a_worker_of_ray_is_killed(source: Path, tmp_path: Path) -> None:
+    """Ray starts another, and the task is run again."""
+    need("ray")
+    (tmp_path / "script.py").write_text(DOOMED_RAY)
+    run(sys.executable, tmp_path / "script.py", source, tmp_path / "new", tmp_path / "killed")
+    assert (tmp_path / "killed").exists()
+    same_bytes(tmp_path / "new")
+
+
+DOOMED_MPI = """
+import sys
+from mpi4py.futures import MPIPoolExecutor
+from tests.store.test_clusters import Doomed, reshard
+
+if __name__ == "__main__":
+    with MPIPoolExecutor() as executor:
+        reshard(sys.argv[1], sys.argv[2], Doomed(executor, sys.argv[3]), sync=False, resume=True)
+"""
+
+
+def test_a_process_of_mpi_is_killed(source: Path, tmp_path: Path) -> None:
+    """The job ends with it, as MPI has it; the same job, started again, does what is left."""
+    command = mpiexec()
+    (tmp_path / "script.py").write_text(DOOMED_MPI)
+    job = (tmp_path / "script.py", source, tmp_path / "new", tmp_path / "killed")
+    with pytest.raises(AssertionError):
+        run(command, "-n", "4", sys.executable, "-m", "mpi4py.futures", *job)
+    assert (tmp_path / "killed").exists()
+    assert not (tmp_path / "new").exists()
+    run(command, "-n", "4", sys.executable, "-m", "mpi4py.futures", *job)
+    same_bytes(tmp_path / "new")
+
+
+STORE = """
+import os, random, signal, sys
+from dask.distributed import Client, LocalCluster
+import shardwise as sw
+from tests.store.test_clusters import rules
+
+def killed(done, total):
+    if not random.randrange(4):
+        os.kill(random.choice(list(client.run(os.getpid).values())), signal.SIGKILL)
+
+if __name__ == "__main__":
+    random.seed(3)
+    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0")
+    with cluster, Client(cluster) as client:
+        place = sw.ObjectPath(sys.argv[2], endpoint_url=sys.argv[3])
+        sw.reshard_checkpoint(sys.argv[1], place, rules(), executor=client.get_executor(), progress=killed)
+"""
+
+
+def test_objects_by_dask_whose_workers_are_killed(source: Path, tmp_path: Path, s3: Store) -> None:
+    need("distributed")
+    assert s3.toxic is not None
+    (tmp_path / "script.py").write_text(STORE)
+    place = s3.place("new")
+    run(sys.executable, tmp_path / "script.py", source, place, s3.toxic.url)
+    assert s3.objects(place) == {path.name: path.read_bytes() for path in (tmp_path / "direct").iterdir()}
 
 
 @pytest.mark.parametrize(("example", "module"), [("dask_reshard.py", "distributed"), ("ray_reshard.py", "ray")])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +33,20 @@ def same(path: Path, expected: Model) -> None:
 
 
 def rules_file(folder: Path, engine: str, model: str) -> Path:
-    """The example; GPT-2's for 16 heads, so that 8 ranks divide them."""
+    """The example; GPT-2's for 16 heads and Qwen's for 32, so that 8 ranks divide them."""
     text = sw.example_rules()[f"{engine}/{model}"].read_text()
     if model == "gpt2":
         for old, new in (("12 64", "16 64"), ("12@tp", "16@tp"), ("max12", "max16"), ("(12 [", "(16 [")):
+            text = text.replace(old, new)
+    if model == "qwen":
+        for old, new in (("(28 128)", "(32 128)"), ("28@tp", "32@tp"), ("q:896", "q:1024")):
             text = text.replace(old, new)
     path = folder / f"{engine}-{model}.toml"
     path.write_text(text)
     return path
 
 
-@pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.parametrize("model", engines.HEADS)
 @pytest.mark.parametrize(("one", "other"), list(itertools.permutations(engines.ENGINES, 2)))
 def test_every_engine_to_every_other_and_back(tmp_path: Path, model: str, one: str, other: str) -> None:
     """Rewritten and cut for 4 ranks, cut for 8, for 2, merged, rewritten back: each compared with the restatement."""
@@ -80,7 +81,7 @@ def test_every_engine_to_every_other_and_back(tmp_path: Path, model: str, one: s
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
-@pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.parametrize("model", engines.HEADS)
 def test_every_rank_holds_what_megatron_gives_it(tmp_path: Path, model: str, tp: int) -> None:
     whole = engines.torch_dist(model, engines.hugging_face(model, 1))
     rules = sw.LayoutMap.from_toml(rules_file(tmp_path, "torch_dist", model), sw.DeviceMesh((tp,), ("tp",)))
@@ -94,9 +95,11 @@ def test_every_rank_holds_what_megatron_gives_it(tmp_path: Path, model: str, tp:
             if "linear_qkv." in name and "norm" not in name:
                 wanted = value[:, fused.megatron_qkv(*engines.HEADS[model], tp, rank)]
             elif "linear_fc1." in name and "norm" not in name:
-                wanted = value[:, fused.megatron_stride(value.shape[1], 2 - (model == "gpt2"), tp, rank)]
+                dim = value.ndim - 2 if model != "gpt2" else 1  # Experts come before the rows; GPT-2 has a bias.
+                rows = fused.megatron_stride(value.shape[dim], 2 - (model == "gpt2"), tp, rank)
+                wanted = np.take(value, rows, axis=dim)
             elif name.endswith(("linear_proj.weight", "linear_fc2.weight")):
-                wanted = np.split(value, tp, axis=2)[rank]
+                wanted = np.split(value, tp, axis=-1)[rank]
             elif "word_embeddings" in name or "output_layer" in name:
                 wanted = value[fused.megatron_vocab(len(value), tp, rank)[0]]
             else:
@@ -415,37 +418,3 @@ def test_a_stack_of_anything_is_refused(tmp_path: Path) -> None:
     rewrites = sw.Rewrites([{"from": {"name": "x", "stack": "i"}, "to": "x.{i}"}])
     with pytest.raises(sw.LayoutError, match="'x' is a stack of 1000000000000 tensors, over the limit"):
         sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", rewrites=rewrites)
-
-
-KILLED = """
-import sys
-import shardwise as sw
-from shardwise import _core
-_core._fail_at(int(sys.argv[3]), "kill")
-sw.reshard_checkpoint(sys.argv[1], sys.argv[2], rewrites=sw.Rewrites.from_toml(sys.argv[4]), memory=1 << 16, threads=1)
-"""
-
-
-@pytest.mark.parametrize("at", [1, 4, 8, 12, 16])
-def test_a_killed_run_goes_on(tmp_path: Path, at: int) -> None:
-    rules = tmp_path / "rules.toml"
-    rules.write_text(
-        "[[rewrite]]\nfrom = 'h.{i}.{q,k}'\nto = { name = 'x', stack = 'i', packed = '(2 [q:2 k:1])' }\n"
-        "[[rewrite]]\nfrom = 'wte'\nto = { name = 'y', transpose = true, pad_to = 16 }\nsize = 10\n"
-    )
-    sw.save_checkpoint(tmp_path / "a", whole())
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "a"), str(tmp_path / "b"), str(at), str(rules)]
-    subprocess.run(command, capture_output=True, timeout=120, check=False)
-    if not (tmp_path / "b").exists():
-        rewrites = sw.Rewrites.from_toml(rules)
-        sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", rewrites=rewrites, memory=1 << 16, threads=1, resume=True)
-    tensors = whole()
-    layers = [
-        np.concatenate(
-            [tensors[f"h.{i}.q"][:2], tensors[f"h.{i}.k"][:1], tensors[f"h.{i}.q"][2:], tensors[f"h.{i}.k"][1:]]
-        )
-        for i in range(3)
-    ]
-    padded = np.vstack([tensors["wte"], np.zeros((6, 4), "f4")]).T
-    same(tmp_path / "b", {"x": np.stack(layers), "y": padded, "ln": tensors["ln"]})
-    sw.verify_checkpoint(tmp_path / "b")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -318,50 +317,6 @@ def test_workers_that_are_killed_cost_their_tasks_only(source: Path) -> None:
     report = sw.verify_checkpoint(source.parent / "new")
     assert report.digests
     assert contents(source.parent / "new") == direct(source)
-
-
-SCRIPT = """
-import sys
-import shardwise as sw
-from shardwise import _core
-plan, part, at, fault = sys.argv[1:]
-plan = sw.CheckpointPlan.load(plan)
-if int(at) >= 0:
-    _core._fail_at(int(at), fault if not fault.isdigit() else int(fault))
-if part == "commit":
-    plan.commit()
-else:
-    plan.run((int(part), 2), threads=1)
-print("operations", _core._operations())
-"""
-
-
-def script(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SCRIPT, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
-def test_parts_and_commits_that_are_killed_are_run_again(source: Path) -> None:
-    expected = direct(source)
-    planned(source, "count").save(source.parent / "count.swplan")
-    counts = [
-        int(script(source.parent / "count.swplan", part, 10**6, "count").stdout.split()[-1])
-        for part in (1, 2, "commit")
-    ]
-    assert contents(source.parent / "count") == expected
-    for number, (share, fault) in enumerate(itertools.product((0.01, 0.5, 0.99), ("kill", "5"))):
-        name = f"new{number}"
-        planned(source, name).save(source.parent / f"{name}.swplan")
-        for part, count in zip((1, 2, "commit"), counts, strict=True):
-            failed = script(source.parent / f"{name}.swplan", part, int(share * count), fault)
-            if failed.returncode == 0:
-                assert fault == "5"  # It was tried again.
-                continue
-            assert not (source.parent / name).exists() or part == "commit"
-            if not (source.parent / name).exists():
-                again = script(source.parent / f"{name}.swplan", part, -1, "count")
-                assert again.returncode == 0, again.stderr
-        assert {path.name: path.read_bytes() for path in (source.parent / name).iterdir()} == expected
 
 
 def test_the_driver_is_killed_and_goes_on(source: Path) -> None:

@@ -114,6 +114,45 @@ def test_tensors_that_do_not_fit_their_storage(case: str, tmp_path: Path) -> Non
         plain(tmp_path, {"w": make()})
 
 
+@pytest.mark.parametrize("array", [np.ones(3, "c8"), np.ones(3, "u2")], ids=["v2", "v3"])
+@pytest.mark.parametrize("change", ["conj", "neg"])
+def test_elements_that_pytorch_changes_as_it_reads_them(tmp_path: Path, array: np.ndarray, change: str) -> None:
+    """`torch.save` writes the memory of `x.conj()` as that of x, and notes down that it is not x."""
+    message = f"tensor 'w': is a view .* changes when it reads them .{change}.; save tensor.resolve_{change}"
+    with pytest.raises(sw.ParseError, match=message):
+        plain(tmp_path, {"w": tensor(array, "0", metadata={change: True})})
+    checkpoint = plain(tmp_path, {"w": tensor(array, "0", metadata={change: False})})
+    assert checkpoint.read("w").tolist() == array.tolist()
+    with pytest.raises(sw.ParseError, match="not the arguments"):
+        plain(tmp_path, {"w": tensor(array, "0", metadata=5)})
+
+
+def test_a_chunk_that_pytorch_changes_as_it_reads_it(tmp_path: Path) -> None:
+    made = Dcp()
+    made.add("w", (4,), [((0,), np.ones(4, "c8"))])
+    made.files.clear()
+    made.places.clear()
+    made.place("w", (0,), save(tensor(np.ones(4, "c8"), "0", metadata={"conj": True})), "__0_0.distcp")
+    made.write(tmp_path)
+    with sw.open_checkpoint(tmp_path) as checkpoint, pytest.raises(sw.ParseError, match="resolve_conj"):
+        checkpoint.read("w")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "message"),
+    [
+        ("torch._utils", "_rebuild_sparse_tensor", r"this is a sparse tensor; save tensor.to_dense\(\)"),
+        ("torch._utils", "_rebuild_nested_tensor", "this is a nested tensor"),
+        ("torch._utils", "_rebuild_qtensor", "this is a quantised tensor"),
+        ("torch._utils", "_rebuild_meta_tensor_no_storage", "of the device meta"),
+        ("torch.nn.modules.linear", "Linear", r"a module as a whole: save its state_dict\(\)"),
+    ],
+)
+def test_what_is_no_dense_tensor_is_named(tmp_path: Path, module: str, name: str, message: str) -> None:
+    with pytest.raises(sw.ParseError, match=rf'names "{module}.{name}", .*{message}'):
+        plain(tmp_path, {"w": Call(module, name, ()), "x": tensor(ones(2), "0")})
+
+
 def test_a_storage_that_is_not_as_long_as_the_pickle_says(tmp_path: Path) -> None:
     long = Storage("0", "torch.FloatStorage", bytes(8), 3)
     checkpoint = plain(tmp_path, {"w": tensor(ones(3), "0", storage=long)})
@@ -388,6 +427,15 @@ def test_shards_as_safetensors(tmp_path: Path) -> None:
         assert (len(checkpoint["same"].pieces), len(checkpoint["same"].replicas)) == (1, 1)
         assert checkpoint.read("own").shape == ()
         assert (checkpoint.metadata["ranks"], checkpoint.metadata["format"]) == (2, "pt")
+
+
+def test_shards_that_were_not_consolidated(tmp_path: Path) -> None:
+    (tmp_path / "sharded").mkdir()
+    shard(tmp_path / "sharded", 1, {"w": ((0,), ones(2))})
+    with pytest.raises(sw.ParseError, match="was to consolidate, and did not; the shards, in its folder sharded"):
+        sw.open_checkpoint(tmp_path)
+    with sw.open_checkpoint(tmp_path / "sharded") as checkpoint:
+        assert checkpoint.read("w").tolist() == [0, 1]
 
 
 def test_shards_that_are_missing_or_do_not_fit(tmp_path: Path) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -238,50 +235,6 @@ def test_replicas_that_disagree_are_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     sw.save_checkpoint(tmp_path / "a", {"w": drifted}, check=False)
     same(tmp_path / "a", {"w": value})
-
-
-KILLED = """
-import sys
-import numpy as np, shardwise as sw
-from shardwise import _core
-source, target, to, at, fault, resume = sys.argv[1:]
-mesh = sw.DeviceMesh((4,), ("x",))
-if int(at) >= 0:
-    _core._fail_at(int(at), fault if not fault.isdigit() else int(fault))
-layouts = {"w": sw.TensorLayout((None, "x"), mesh)}
-sw.reshard_checkpoint(source, target, layouts, to=to, resume=resume == "1", memory=1 << 16)
-print("operations", _core._operations())
-"""
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", KILLED, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
-@pytest.mark.parametrize("to", ["sharded", "dcp"])
-def test_killed_at_any_operation_nothing_or_all_of_it_is_there(tmp_path: Path, to: str) -> None:
-    source = tmp_path / "a.safetensors"
-    value = np.arange(1 << 13, dtype="f4").reshape(64, 128)
-    sw.save_checkpoint(source, {"w": value})
-    counted = run(source, tmp_path / "count", to, 10**6, "count", 0)
-    operations = int(counted.stdout.split()[-1])
-    assert operations > 4
-    for at in range(0, operations, math.ceil(operations / 12)):
-        for fault in ("kill", "28"):
-            target = tmp_path / f"{fault}{at}"
-            done = run(source, target, to, at, fault, 0)
-            assert done.returncode != 0, (at, fault, done.stdout)
-            if fault == "28":
-                assert "No space left" in done.stderr, done.stderr
-            assert not target.exists() or sw.diff_checkpoints(source, target) == []
-            again = run(source, target, to, -1, "count", 1) if not target.exists() else done
-            assert target.exists(), again.stderr
-            assert sw.diff_checkpoints(source, target) == []
-            sw.verify_checkpoint(target)
-            with pytest.raises(FileExistsError):  # Which removes what a killed run left.
-                sw.reshard_checkpoint(source, target, to="sharded")
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.parametrize("to", ["safetensors", "hf", "sharded", "dcp"])

@@ -9,6 +9,7 @@ import pickletools
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from shardwise.store.files import DataFile
 from shardwise.store.torch.archive import Archive
 from shardwise.store.write.archive import frame_of
 from shardwise.store.write.dcp import DcpFile
+from shardwise.store.write.ledger import joined_crc
 from shardwise.store.write.pickles import Call, Global, Items, New, pickled
 
 from .torch_files import Dcp, save, tensor
@@ -161,6 +163,23 @@ def test_pickles_of_many_items_and_of_objects() -> None:
     assert pickle.loads(pickled([np.str_("a"), "a"])) == ["a", "a"]
     with pytest.raises(TypeError, match="bytearray"):
         pickled(bytearray())
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["list", "tuple"]), st.lists(st.booleans() | st.integers(-1, 1), max_size=2)))
+)
+def test_python_makes_the_calls_that_are_pickled(calls: list[tuple[str, list[int]]]) -> None:
+    """Equal arguments are written once and named again; True and 1 are equal, and are not the same."""
+    made = pickle.loads(pickled([Call(Global("builtins", kind), (tuple(values),)) for kind, values in calls]))
+    assert repr(made) == repr([list(values) if kind == "list" else tuple(values) for kind, values in calls])
+
+
+@given(st.lists(st.binary(max_size=40), max_size=5))
+def test_joined_crcs_are_those_of_the_bytes_together(parts: list[bytes]) -> None:
+    crc = 0
+    for part in parts:
+        crc = joined_crc(crc, zlib.crc32(part), len(part))
+    assert crc == zlib.crc32(b"".join(parts))
 
 
 @pytest.mark.parametrize("size", [0, 1, 2**32 - 1, 2**32, 5 * 2**30])

@@ -115,18 +115,21 @@ def tensor(
     strides: Any = None,
     offset: int = 0,
     storage: Storage | None = None,
+    metadata: Any = None,
 ) -> Call:
     """A tensor as `torch.save` writes it; the array's memory is its storage."""
+    more = () if metadata is None else (metadata,)
     name = array.dtype.name
     shape = array.shape if shape is None else shape
     if strides is None:
         strides = tuple(stride // array.itemsize for stride in np.empty(shape, array.dtype).strides)
     if name in STORAGES:
         storage = storage or Storage(key, f"torch.{STORAGES[name]}", array.tobytes(), array.size)
-        return Call("torch._utils", "_rebuild_tensor_v2", storage, offset, tuple(shape), strides, False, OrderedDict())
+        args: tuple[Any, ...] = (storage, offset, tuple(shape), strides, False, OrderedDict())
+        return Call("torch._utils", "_rebuild_tensor_v2", *args, *more)
     storage = storage or Storage(key, "torch.storage.UntypedStorage", array.tobytes(), array.nbytes)
-    args: tuple[Any, ...] = (storage, offset, tuple(shape), strides, False, OrderedDict(), Global("torch", name))
-    return Call("torch._utils", "_rebuild_tensor_v3", *args)
+    args = (storage, offset, tuple(shape), strides, False, OrderedDict(), Global("torch", name))
+    return Call("torch._utils", "_rebuild_tensor_v3", *args, *more)
 
 
 def storages_of(value: Any) -> dict[str, bytes]:

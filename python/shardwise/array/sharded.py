@@ -114,6 +114,11 @@ class ShardedArray(Drawn, ShardSource):
         sharded._views = shards
         return sharded
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._array is not None:
+            return ShardedArray._of_array, (self._tiling, self._array)
+        return ShardedArray._of_shards, (self._tiling, self._views, self._dtype)
+
     @property
     def tiling(self) -> Tiling:
         """Who holds what."""

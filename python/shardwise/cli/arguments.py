@@ -147,6 +147,7 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
     reshard.add_argument(
         "--to",
         metavar="FORM",
+        type=_form,
         choices=("safetensors", "hf", "sharded", "dcp"),
         help="safetensors, a file; hf, a folder in Hugging Face's form; sharded, a folder with a file per device; dcp, "
         "PyTorch's distributed checkpoint",
@@ -265,6 +266,14 @@ def _add_completion(commands: "argparse._SubParsersAction[_Parser]") -> None:
         ),
     )
     completion.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
+
+
+def _form(text: str) -> str:
+    if text in ("orbax", "keras"):
+        from ..store.write.reshape import only_read
+
+        raise argparse.ArgumentTypeError(only_read(text))
+    return text
 
 
 def _rules_file(text: str) -> Path:

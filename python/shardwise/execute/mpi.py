@@ -76,7 +76,7 @@ def run(
         TypeError: `comm` is not such a communicator; an array is not one of numpy, holds references, or is of a dtype
             whose partial sums cannot be added.
         ValueError: an array is not of its holder's shape, is read-only, or shares memory with the other.
-        LayoutError: ranks that are not there or are given twice; plans, dtypes or `memory` that differ between ranks.
+        LayoutError: if ranks are missing or given twice; if plans, dtypes or `memory` differ between ranks.
 
     What one rank refuses before anything is sent ends the call on all ranks: that rank raises its own error, the others
     a LayoutError that names the rank and repeats the message. When something fails later, and on Ctrl-C, other ranks

@@ -167,8 +167,8 @@ def from_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> T
         if cut is None:
             own = [one for one in read if isinstance(one, (Shard, StridedShard)) and one.dim == dim]
             raise LayoutError(
-                f"placements {shown(own)} cut dim {dim} over {shown(mesh)}: a split_factor is no product of axes and "
-                "sub-axes that cut it, with equal stretches around all of them; so it is not what a layout says"
+                f"placements {shown(own)} cut dim {dim} over {shown(mesh)}: a split_factor is not a product of axes "
+                "and sub-axes that cut it, with equal stretches around all of them, so no layout expresses it"
             )
         specs.append(spec_of(cut))
     return TensorLayout(specs, mesh, unreduced=unreduced)

@@ -17,7 +17,7 @@ from typing import Any
 
 from .._text import shown
 from ..errors import LayoutError, ParseError
-from .parts import PackedDim, Part, concat, part
+from .parts import MOST_FACTORS, MOST_PARTS, PackedDim, Part, concat, part
 from .written import AXIS, NAME, text_of
 
 __all__ = ["parse", "text_of"]
@@ -30,6 +30,8 @@ _BLOCKS = re.compile(rf"\[\s*({NAME}:[0-9]{{1,19}}(?:\s+{NAME}:[0-9]{{1,19}})*)\
 _OPEN = re.compile(rf"(?:({NAME}):)?\(")
 _OPTION = re.compile(r"(even|ceil|chunk|balanced|floor)|max([0-9]{1,19})|pad([0-9]{1,19})(each)?|(split)")
 _SPACE = re.compile(r"\s*")
+#: Behind a part, where another follows; behind the bracket of a sub-axis stands its size.
+_NEXT = re.compile(r"\)\s*\+")
 
 
 def parse(text: str, **sizes: int) -> PackedDim:
@@ -51,6 +53,9 @@ def parse(text: str, **sizes: int) -> PackedDim:
     """
     if not isinstance(text, str):
         raise TypeError(f"text must be a string, got {type(text).__name__}")
+    count = 1 + sum(1 for _ in _NEXT.finditer(text))
+    if count > MOST_PARTS:  # Said before a long text is read.
+        raise LayoutError(f"parts: {count} were given; a packed dim has 1 to {MOST_PARTS} parts")
     reader = _Reader(text, sizes)
     parts = [reader.part()]
     while not reader.at_end():
@@ -97,6 +102,10 @@ class _Reader:
                 blocks = [(name, int(size)) for name, size in pairs]
                 factors.append(sum(size for _, size in blocks))
                 continue
+            if len(factors) == MOST_FACTORS:
+                raise LayoutError(
+                    f"factors: more than {MOST_FACTORS} were given; a part has 1 to {MOST_FACTORS} factors"
+                )
             found = _FACTOR.match(self._text, self._at)
             if found is None:
                 raise self._error("a factor")

@@ -17,7 +17,7 @@ __all__ = ["PackedDim", "Part", "Segment", "concat", "part"]
 _RULES = ("even", "ceil", "chunk", "balanced", "floor")
 _LARGEST = 2**63 - 1
 #: As many as the core takes.
-_MOST_PARTS, _MOST_FACTORS = 1 << 16, 64
+MOST_PARTS, MOST_FACTORS = 1 << 16, 64
 #: From how many segments on an order is not written out.
 _MOST_SEGMENTS = 1 << 20
 
@@ -229,8 +229,8 @@ def part(
     """
     sizes = tuple(factors) if isinstance(factors, Iterable) and not isinstance(factors, str) else (factors,)
     sizes = tuple(None if size is None else _integer(f"factors[{i}]", size, 0) for i, size in enumerate(sizes))
-    if not 1 <= len(sizes) <= _MOST_FACTORS:
-        raise LayoutError(f"factors has {len(sizes)} entries; a part has 1 to {_MOST_FACTORS} factors")
+    if not 1 <= len(sizes) <= MOST_FACTORS:
+        raise LayoutError(f"factors has {len(sizes)} entries; a part has 1 to {MOST_FACTORS} factors")
     if sizes.count(None) > 1:
         raise LayoutError(f"factors is {shown(sizes)}; only one factor may be unknown")
     if not isinstance(axes, Iterable):
@@ -302,8 +302,8 @@ def concat(*parts: Part) -> PackedDim:
     >>> concat(half, half).size
     28672
     """
-    if not 1 <= len(parts) <= _MOST_PARTS:
-        raise LayoutError(f"parts: {len(parts)} were given; a packed dim has 1 to {_MOST_PARTS} parts")
+    if not 1 <= len(parts) <= MOST_PARTS:
+        raise LayoutError(f"parts: {len(parts)} were given; a packed dim has 1 to {MOST_PARTS} parts")
     for i, one in enumerate(parts):
         if not isinstance(one, Part):
             raise TypeError(f"parts[{i}] must be what packed.part gives, got {type(one).__name__}")

@@ -42,10 +42,9 @@ class CollectiveObstacle:
     | `devices` | the meshes have different devices |
     | `device-order` | no reordering of axes or sub-axes gives the other mesh's order of devices |
     | `no-common-sub-axes` | the axes have no common refinement, as those of 6 × 4 and 4 × 6 |
-    | `indivisible` | a dim does not divide, so that shards before are no unions or parts of those after |
+    | `indivisible` | a dim does not divide, so that shards before are not unions or parts of those after |
     | `unreduced-destination` | a value cannot be cut into partial sums |
     | `no-layout` | one side is made of boxes, not by a layout |
-    | `packed` | a dim is packed |
     | `packed` | a dim is packed, so that its parts are cut each by itself |
     """
 
@@ -64,9 +63,6 @@ no_layout = CollectiveObstacle("no-layout", "a side of the plan is made of boxes
 
 #: Why packed dims have no collectives.
 packed = CollectiveObstacle("packed", "a side of the plan has a packed dim, whose parts are cut each by itself")
-
-#: Why packed dims have none: each of their parts would be a collective of its own.
-packed_dims = CollectiveObstacle("packed", "a side of the plan has a packed dim, whose parts are cut one by one")
 
 
 def device_map(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64] | None:
@@ -88,8 +84,6 @@ def _search(src: Partition, dst: Partition) -> _core.CollectiveSearch:
 def obstacle_between(src: Partition, dst: Partition) -> CollectiveObstacle | None:
     """Say why there are no collectives; `None` if there are."""
     if src.is_packed or dst.is_packed:
-        return packed_dims
-    if src.is_packed or dst.is_packed:
         return packed
     found = _search(src, dst).obstacle
     return None if found is None else CollectiveObstacle(*found)
@@ -99,8 +93,6 @@ def steps_between(
     src: Partition, dst: Partition, itemsize: int, links: LinkModel
 ) -> tuple[CollectiveStep, ...] | CollectiveObstacle:
     """Find the cheapest sequence; see `ReshardPlan.collectives`."""
-    if src.is_packed or dst.is_packed:
-        return packed_dims
     if src.is_packed or dst.is_packed:
         return packed
     search = _search(src, dst)

@@ -156,7 +156,10 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ModelPlan):
             return NotImplemented
-        return self is other or (self._ends == other._ends and self._tensors == other._tensors)
+        if self is other:
+            return True
+        # In their order, which decides who sends what.
+        return list(self._ends.items()) == list(other._ends.items()) and self._tensors == other._tensors
 
     def __hash__(self) -> int:
         return hash(tuple(self._ends.items()))

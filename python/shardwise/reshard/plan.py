@@ -260,7 +260,7 @@ class ReshardPlan(Drawn):
         Raises:
             LayoutError: if there is no such holder, or two.
 
-        Whoever runs a program needs no other; see `Program`, which says why nobody waits for ever.
+        A program runs without the others; see `Program`, which says why none of them waits for ever.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((2,), ("x",))

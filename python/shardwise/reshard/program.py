@@ -1,4 +1,4 @@
-"""Programs: what one holder has to do in a plan, for whoever carries it out."""
+"""Programs: what one holder has to do in a plan, whatever carries it out."""
 
 from __future__ import annotations
 

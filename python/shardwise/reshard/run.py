@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -115,9 +116,13 @@ def checked_arrays(name: str, arrays: Sequence[Array], tiling: Tiling, dtype: np
     """The arrays as a list, each of the shape of its holder's own array and all of one dtype."""
     if type(arrays) is not list and (isinstance(arrays, (str, bytes, dict)) or not hasattr(arrays, "__iter__")):
         raise TypeError(f"{name} must be a sequence of numpy arrays, got {type(arrays).__name__}")
-    checked, shapes = list(arrays), tiling._shapes()
+    # One more than there may be: an iterable need not end.
+    shapes = tiling._shapes()
+    checked = list(islice(arrays, len(shapes) + 1))
     if len(checked) != len(shapes):
-        raise LayoutError(f"{name} has {len(checked)} arrays but there are {len(shapes)} holders")
+        over = len(checked) > len(shapes)
+        given = len(arrays) if hasattr(arrays, "__len__") else f"more than {len(shapes)}" if over else len(checked)
+        raise LayoutError(f"{name} has {given} arrays but there are {len(shapes)} holders")
     if dtype is None and checked and isinstance(checked[0], np.ndarray):
         dtype = checked[0].dtype
     for i, (array, shape) in enumerate(zip(checked, shapes, strict=True)):

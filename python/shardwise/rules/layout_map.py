@@ -345,6 +345,10 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     def update(self, other: Any = (), /, **rules: Any) -> None:
         """Insert the rules of a mapping or of pairs; those of a layout map with their uneven rules.
 
+        Raises:
+            LayoutError: as for a single rule. Those before it are in the map.
+            TypeError: if this is neither a mapping nor made of pairs of a key and a layout.
+
         >>> layout_map, other = LayoutMap(), LayoutMap()
         >>> other["kernel"] = LayoutRule(("x", None), uneven="ceil")
         >>> layout_map.update(other)
@@ -352,6 +356,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         True
         """
         given: Any = other.rules() if isinstance(other, LayoutMap) else other
+        if not hasattr(given, "keys"):
+            given = _pairs(given)
         super().update(given, **rules)
 
     def __eq__(self, other: object) -> bool:
@@ -480,7 +486,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             LayoutError: if a layout map does not take a rule.
             MeshError: if the mesh is invalid.
             OSError: if the file cannot be read.
-            ImportError: on Python 3.10 without tomli, which the extra `shardwise[toml]` brings.
+            ImportError: if tomli is missing on Python 3.10; the extra `shardwise[toml]` brings it.
 
         >>> import io
         >>> file = io.StringIO(r'''
@@ -556,6 +562,16 @@ class _Items(ItemsView[str, TensorLayout]):
 
 def _short(rule: LayoutRule) -> str:
     return f"{rule.layout.axes}" if rule.uneven is None else f"{rule.layout.axes} {rule.uneven!r}"
+
+
+def _pairs(given: Any) -> Iterator[tuple[Any, Any]]:
+    """The pairs of an iterable, one by one: it need not end."""
+    if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
+        raise TypeError(f"update takes a mapping, or pairs of a key and a layout; got {shown(given)}")
+    for position, pair in enumerate(given):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(f"update takes pairs of a key and a layout; entry {position} is {shown(pair)}")
+        yield pair[0], pair[1]
 
 
 @contextmanager

@@ -172,7 +172,7 @@ class Rewrites:
             ParseError: if the file is not TOML, or has an unknown key or a value of another kind.
             LayoutError: as for `Rewrites`.
             OSError: if the file cannot be read.
-            ImportError: on Python 3.10 without tomli, which the extra `shardwise[toml]` brings.
+            ImportError: if tomli is missing on Python 3.10; the extra `shardwise[toml]` brings it.
 
         >>> import io
         >>> Rewrites.from_toml(io.StringIO("[[rewrite]]\nfrom = 'h.{i}.w'\nto = 'layers.{i}.w'"))

@@ -37,6 +37,9 @@ MATCH_MODES: tuple[MatchMode, ...] = ("search", "match", "fullmatch")
 #: A layout map remembers the layout of so many paths; past that it forgets all of them and begins anew.
 REMEMBERED_PATHS = 65_536
 
+#: Of a longer one, compiling alone takes seconds.
+_LONGEST_RULE = 1 << 20
+
 #: What a message says of rules that need it.
 ASKED_FOR = "LayoutMap(..., backtracking=True)"
 
@@ -166,6 +169,8 @@ def compiled_rule(key: object, match: MatchMode = "search", backtracking: bool =
 def _compiled(key: object) -> re.Pattern[str]:
     if not isinstance(key, str) or not key:
         raise TypeError(f"the key of a rule must be a non-empty string, got {shown(key)}")
+    if len(key) > _LONGEST_RULE:
+        raise LayoutError(f"rule {shown(key)} has {len(key)} characters; at most {_LONGEST_RULE} are compiled")
     try:
         key.encode()
         return re.compile(key)

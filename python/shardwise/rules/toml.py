@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from .._arguments import path_of
-from .._atomic import replace_file
+from .._atomic import naming, replace_file
 from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
 from ..layout import Spec, TensorLayout
@@ -127,7 +127,8 @@ def _text(file: str | os.PathLike[str] | TextIO, source: str) -> str:
         # Reading a pipe may wait for ever, and a device may never end.
         raise ParseError(f"{source} is not a regular file")
     try:
-        return path.read_bytes().decode()
+        with naming(path):
+            return path.read_bytes().decode()
     except UnicodeDecodeError as error:
         raise ParseError(f"{source}: byte {error.start} is not UTF-8") from None
 

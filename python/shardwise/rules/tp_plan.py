@@ -20,11 +20,12 @@ from ..packed import concat, part
 
 __all__ = ["rules_of_plan"]
 
-_Cut = Literal["rows", "columns", "packed rows", "packed columns", "experts", "nothing"]
+_Cut = Literal["rows", "columns", "dim 0", "dim 1", "packed rows", "packed columns", "experts", "nothing"]
 
-#: What each style does to the parameters: rows are the dim before the last, columns the last. A 1-d parameter, like a
-#: bias, has rows only. Packed ones are two matrices one after the other, each cut by itself (PyTorch's `_StridedShard`
-#: with a split factor of 2); but a bias of packed rows is cut as if it were not packed.
+#: What each style does to the parameters: rows are the dim before the last, columns the last, and dims 0 and 1 these.
+#: A parameter of one dim has rows only; but one that is not called bias has columns too. Packed ones are two matrices,
+#: each cut by itself (PyTorch's `_StridedShard` with a split factor of 2); but a bias of packed rows is cut as if it
+#: were not packed.
 _STYLES: dict[str, _Cut] = {
     "colwise": "rows",
     "colwise_rep": "rows",
@@ -32,14 +33,14 @@ _STYLES: dict[str, _Cut] = {
     "local_colwise": "rows",
     "packed_colwise": "packed rows",
     "local_packed_colwise": "packed rows",
-    "embedding_rowwise": "rows",
+    "embedding_rowwise": "dim 0",
     "rowwise": "columns",
     "rowwise_rep": "columns",
     "rowwise_split_input": "columns",
     "local_rowwise": "columns",
     "packed_rowwise": "packed columns",
     "local_packed_rowwise": "packed columns",
-    "embedding_colwise": "columns",
+    "embedding_colwise": "dim 1",
     "grouped_gemm": "experts",
     # These say how values flow through a module, and leave its parameters whole.
     "sequence_parallel": "nothing",
@@ -61,8 +62,10 @@ def rules_of_plan(plan: Mapping[str, str], mesh: DeviceMesh, axis: str, config: 
     r"""The rules, regular expressions with axes, that say the same as a plan; see `LayoutMap.from_tp_plan`.
 
     >>> mesh = DeviceMesh((4,), ("model",))
-    >>> rules_of_plan({"layers.*.mlp.down_proj": "rowwise"}, mesh, "model")
-    {'(?:^|\\.)layers\\.\\d+\\.mlp\\.down_proj\\.weight$': (None, 'model')}
+    >>> for rule, axes in rules_of_plan({"layers.*.mlp.down_proj": "rowwise"}, mesh, "model").items():
+    ...     print(rule, axes)
+    (?:^|\.)layers\.\d+\.mlp\.down_proj\.weight$ (None, 'model')
+    (?:^|\.)layers\.\d+\.mlp\.down_proj$ ('model',)
     """
     if not isinstance(plan, Mapping):
         raise TypeError(f"plan must be a mapping of names to styles, got {type(plan).__name__}")
@@ -86,17 +89,21 @@ def _rules_of_entry(name: str, cut: _Cut, axis: str, size: int | None) -> dict[s
     is_expert = name.split(".")[-2:-1] == ["experts"]
     if cut == "nothing":
         return {}
-    if cut == "experts":
+    if cut == "experts" or (cut == "dim 0" and is_expert):
         return {rf"{where}$": (axis, None, None)}
+    if cut == "dim 1":
+        return {rf"{where}$": (None, axis, None)} if is_expert else {rf"{where}\.weight$": (None, axis)}
     spec: Spec = axis
     if cut.startswith("packed"):
         names = ("gate", "up") if name.endswith("gate_up_proj") else (None, None)
         spec = concat(*(part(size, axes=axis, uneven="ceil", name=label) for label in names))
-    if cut.endswith("columns"):
-        return {rf"{where}$": (None, None, spec)} if is_expert else {rf"{where}\.weight$": (None, spec)}
     if is_expert:
-        return {rf"{where}$": (None, spec, None)}
+        return {rf"{where}$": (None, None, spec) if cut.endswith("columns") else (None, spec, None)}
     # The name itself may be a parameter, of one dim: attention sinks.
+    if cut == "columns":
+        return {rf"{where}\.weight$": (None, spec), rf"{where}$": (axis,)}
+    if cut == "packed columns":
+        return {rf"{where}\.weight$": (None, spec)}
     return {rf"{where}\.weight$": (spec, None), rf"{where}(?:\.bias)?$": (axis,)}
 
 

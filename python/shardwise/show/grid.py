@@ -1,16 +1,24 @@
-"""The shards of a partition in rows and columns, for a terminal, which shows both ends of what is too large for it."""
+"""The shards of a partition as a panel of rows and columns, for a terminal: both ends of what is too large for it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from ..partition import Partition
+from .names import brief
 from .parted import Parted
+from .picture import Panel, Side, Span, Tile
 
-__all__ = ["Cell", "Grid", "bounds_text", "in_turn"]
+__all__ = ["LOOKS", "Cell", "Grid", "bounds_text", "grid_panel", "in_turn"]
+
+#: How many looks the shards take in turn.
+LOOKS = 8
+#: Replicas above this number are not even listed to be summarised: a mesh may have more devices than there is memory.
+_MOST_REPLICAS = 4096
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,68 @@ class Grid:
         for dim, count in enumerate(counts):
             shard_id = shard_id * count + index.get(dim, 0)
         return Cell(shard_id, self.partition.shard_box(shard_id), self.partition.canonical_device(shard_id))
+
+
+def grid_panel(grid: Grid, width: int, most_rows: int) -> Panel:
+    """Make the panel of a grid; without its middle where it has more rows, or is wider in letters.
+
+    Rows and columns are of one size each, whatever the number of elements: the tiles of a terminal hold text. What is
+    left out is a row or a column of its own.
+
+    >>> from shardwise import DeviceMesh, TensorLayout
+    >>> grid = Grid(TensorLayout(("x",), DeviceMesh((9,), ("x",))).partition((18,)))
+    >>> panel = grid_panel(grid, 40, 3)
+    >>> [span.text for span in panel.across.spans], [tile.held for tile in panel.tiles]
+    (['0:2', '2:4', '…', '16:18'], ['cpu:0', 'cpu:1', '…', 'cpu:8'])
+    """
+
+    def label(dims: Sequence[int], row: int, column: int) -> str:
+        return bounds_text(grid.cell(row, column).box, dims)
+
+    rows = list(_without_middle(grid.rows, most_rows))
+    names = ["⋮" if row is None else label(grid.down, row, 0) for row in rows]
+    titles = [", ".join(f"dim {dim}" for dim in dims) for dims in (grid.down, grid.across)]
+    margin = max(map(len, [titles[0], *names]))
+    last = grid.rows - 1, grid.columns - 1
+    widest = max(len(_tile(grid, *last, 0, 0).held), len(label(grid.across, *last)))
+    columns = list(_without_middle(grid.columns, max(3, (width - margin - 2) // (widest + 3))))
+    over = ["…" if column is None else label(grid.across, 0, column) for column in columns]
+    down, across = (
+        Side(title, len(texts), tuple(Span(at, at + 1, text) for at, text in enumerate(texts)))
+        for title, texts in zip(titles, (names, over), strict=True)
+    )
+    tiles = (_tile(grid, row, column, i, j) for i, row in enumerate(rows) for j, column in enumerate(columns))
+    return Panel("", down, across, tuple(tiles))
+
+
+def _tile(grid: Grid, row: int | None, column: int | None, i: int, j: int) -> Tile:
+    place, key, held = "", None, "…"
+    if row is not None and column is not None:
+        cell, replicas = grid.cell(row, column), grid.partition.replicas
+        place = f"[{bounds_text(cell.box, range(len(cell.box)))}]"
+        if replicas > _MOST_REPLICAS:
+            held = f"{cell.owner} + {replicas - 1:,}"
+        else:
+            held = brief([str(device) for device in grid.partition.devices_holding(cell.shard_id)])
+        if cell.is_empty:
+            held += " empty"
+        else:
+            key = in_turn(cell.shard_id, LOOKS)
+    return Tile((i, i + 1), (j, j + 1), key, ((held,),), place, held)
+
+
+def _without_middle(count: int, room: int) -> Iterator[int | None]:
+    """Count up to `count`, with one None in the place of a middle for which there is no room.
+
+    >>> list(_without_middle(9, 4))
+    [0, 1, None, 8]
+    """
+    if count <= room:
+        yield from range(count)
+    else:
+        yield from islice(range(count), room - 2)
+        yield None
+        yield count - 1
 
 
 def bounds_text(box: Sequence[slice], dims: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ __all__ = ["Parted"]
 class Parted:
     """The pieces of a packed partition at their places in the tensor, with the names that pictures ask a partition by.
 
-    Along each dim the pieces of all devices are put side by side; a "shard" is one piece, whoever holds it.
+    Along each dim the pieces of all devices are put side by side; a "shard" is one piece, whatever holds it.
 
     >>> from shardwise import DeviceMesh, TensorLayout, packed
     >>> partition = TensorLayout((packed.gate_up("tp"),), DeviceMesh((2,), ("tp",))).partition((8,))

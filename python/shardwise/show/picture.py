@@ -143,7 +143,7 @@ def held_text(labels: Sequence[Any], count: int) -> str:
     """
     names = [short(plain(_text(label)), 40) for label in labels[:MOST_NAMED]]
     if not names:
-        return "nobody"
+        return "no holder"
     return brief(names) if len(names) == count else f"{names[0]} and {count - 1:,} more"
 
 

@@ -258,9 +258,9 @@ class _Panel:
         fill = canvas.tile((x + low, y + upper, width, height), tile.key, about)
         self._seams(canvas, tile, x, y)
         middle, centre = x + low + width / 2, y + upper + height / 2
-        # The shortest label says little: an upright longer one is better.
+        # The shortest label says little: an upright longer one is better, but not the same one upright.
         level, last = [(lines, False) for lines in tile.labels], [(lines, True) for lines in tile.labels]
-        for lines, upright in [*level[:-1], *last, *level[-1:]]:
+        for lines, upright in [*level[:-1], *last[:-1], *level[-1:], *last[-1:]]:
             if _fits(lines, *((height, width) if upright else (width, height))):
                 first = (middle if upright else centre) + 4 - _LINE * (len(lines) - 1) / 2
                 for row, line in enumerate(map(plain, lines)):

@@ -1,23 +1,22 @@
-"""A grid of shards as lines of text with frames."""
+"""Panels as lines of text with frames."""
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from __future__ import annotations
 
-from .grid import Grid, bounds_text, in_turn
+import sys
+from collections.abc import Iterator
+
+from .grid import LOOKS, Grid, grid_panel
 from .lines import Line, Part
-from .names import brief
+from .picture import Panel, Side, Tile, short
 
-__all__ = ["framed", "grid_lines"]
-
-# More replicas than these are not listed even to be summarised: a mesh may have more devices than there is memory.
-_MAX_REPLICAS = 4096
+__all__ = ["grid_lines", "is_grid", "named", "panel_lines"]
 
 # Backgrounds of the shards: light, so that black text can be read on them.
 _COLOURS = [f"black on color({number})" for number in (117, 222, 150, 182, 216, 158, 189, 229)]
 
 
-def grid_lines(grid: Grid, width: int, max_rows: int) -> Iterator[Line]:
-    """Draw a grid of one panel; without its middle if it has more than `max_rows`, or is wider than `width`.
+def grid_lines(grid: Grid, width: int, most_rows: int) -> Iterator[Line]:
+    """Draw the panel of a grid of shards; see `grid_panel` for what is left out of it.
 
     >>> from shardwise import DeviceMesh, TensorLayout
     >>> grid = Grid(TensorLayout(("x",), DeviceMesh((2,), ("x",))).partition((6,)))
@@ -29,37 +28,50 @@ def grid_lines(grid: Grid, width: int, max_rows: int) -> Iterator[Line]:
       │ cpu:0 │ cpu:1 │
       └───────┴───────┘
     """
-
-    def label(dims: Sequence[int], row: int, column: int) -> str:
-        return bounds_text(grid.cell(row, column).box, dims)
-
-    rows = list(_without_middle(grid.rows, max_rows))
-    labels = ["⋮" if row is None else label(grid.down, row, 0) for row in rows]
-    corner = ", ".join(f"dim {dim}" for dim in grid.down)
-    margin = max(map(len, [corner, *labels]))
-    last = grid.rows - 1, grid.columns - 1
-    widest = max(len(_cell(grid, *last)[0]), len(label(grid.across, *last)))
-    columns = list(_without_middle(grid.columns, max(3, (width - margin - 2) // (widest + 3))))
-    titles = ["…" if column is None else label(grid.across, 0, column) for column in columns]
-    cells = [[_cell(grid, row, column) for column in columns] for row in rows]
-    over = "".join(f"dim {dim}" for dim in grid.across)
-    yield from framed([text.rjust(margin) for text in (corner, *labels)], over, titles, cells)
+    yield from panel_lines(grid_panel(grid, width, most_rows))
 
 
-def _cell(grid: Grid, row: int | None, column: int | None) -> Part:
-    if row is None or column is None:
-        return "…", "dim"
-    cell, replicas = grid.cell(row, column), grid.partition.replicas
-    if replicas > _MAX_REPLICAS:
-        devices = f"{cell.owner} + {replicas - 1:,}"
-    else:
-        devices = brief([str(device) for device in grid.partition.devices_holding(cell.shard_id)])
-    if cell.is_empty:
-        return f"{devices} empty", "dim"
-    return devices, _COLOURS[in_turn(cell.shard_id, len(_COLOURS))]
+def is_grid(panel: Panel) -> bool:
+    """Whether the tiles of a panel fill rows and columns."""
+    rows, columns = {tile.down for tile in panel.tiles}, {tile.across for tile in panel.tiles}
+    places = {(tile.down, tile.across) for tile in panel.tiles}
+    return panel.row_height is None and len(places) == len(panel.tiles) == len(rows) * len(columns)
 
 
-def framed(labels: list[str], over: str, titles: list[str], cells: list[list[Part]]) -> Iterator[Line]:
+def panel_lines(panel: Panel, titles: bool = True, most: int = sys.maxsize) -> Iterator[Line]:
+    """Draw a panel whose tiles fill rows and columns: frames, the ranges before and above them.
+
+    Args:
+        panel: The panel, of which `is_grid` is true.
+        titles: Whether the titles of the sides stand at the ranges.
+        most: How long a label may be; what is longer is shortened.
+    """
+    rows = list(dict.fromkeys(tile.down for tile in panel.tiles))
+    columns = list(dict.fromkeys(tile.across for tile in panel.tiles))
+    places = {(tile.down, tile.across): tile for tile in panel.tiles}
+    cells = [[_part(places[row, column], most) for column in columns] for row in rows]
+    corner = panel.down.title if titles and panel.down is not None else ""
+    labels = [corner, *(named(panel.down, row, most) for row in rows)]
+    margin = max(map(len, labels))
+    over = panel.across.title if titles and panel.across is not None else ""
+    columns_named = [named(panel.across, column, most) for column in columns]
+    yield from _framed([text.rjust(margin) for text in labels], over, columns_named, cells)
+
+
+def _part(tile: Tile, most: int) -> Part:
+    text = short(" · ".join(tile.labels[0]), most) if tile.labels else ""
+    return text, "dim" if tile.key is None else _COLOURS[tile.key % LOOKS]
+
+
+def named(side: Side | None, bounds: tuple[int, int], most: int) -> str:
+    """Give the label of a stretch of a side, or its bounds if it has none."""
+    if side is None:
+        return ""
+    name = next((span.text for span in side.spans if (span.start, span.stop) == bounds), None)
+    return short(name, most) if name is not None else f"{bounds[0]}:{bounds[1]}"
+
+
+def _framed(labels: list[str], over: str, titles: list[str], cells: list[list[Part]]) -> Iterator[Line]:
     """Put rows of cells into frames, with a title over each column and a label before each row.
 
     Args:
@@ -93,17 +105,3 @@ def framed(labels: list[str], over: str, titles: list[str], cells: list[list[Par
             line += [("│", "dim"), (centred(text, width), style)]
         yield [*line, ("│", "dim")]
     yield rule("└", "┴", "┘")
-
-
-def _without_middle(count: int, room: int) -> Iterator[int | None]:
-    """Count up to `count`, with one None in the place of a middle for which there is no room.
-
-    >>> list(_without_middle(9, 4))
-    [0, 1, None, 8]
-    """
-    if count <= room:
-        yield from range(count)
-    else:
-        yield from islice(range(count), room - 2)
-        yield None
-        yield count - 1

@@ -1,4 +1,4 @@
-"""Bytes of tensors between files and arrays, by the compiled I/O engine: bounded memory, threads, digests, resuming.
+"""Bytes of tensors between files and arrays, by the compiled I/O engine: bounded memory, threads, digests.
 
 A `CopyJob` has sources, destinations, and tensors. Of each tensor some boxes lie in sources and some boxes are wanted
 in destinations; the engine finds what they share and copies it. Every byte that is needed is read once and written
@@ -21,7 +21,6 @@ from .._arguments import is_masked, path_of
 __all__ = [
     "DIGEST_MODULUS",
     "CopyJob",
-    "CopyOutline",
     "CopyReport",
     "HeldPiece",
     "add_digests",
@@ -52,33 +51,13 @@ class HeldPiece(NamedTuple):
     strides: Sequence[int] | None = None
 
 
-class CopyOutline(NamedTuple):
-    """What a run would take.
-
-    Attributes:
-        threads: Threads.
-        memory: Bytes of the buffers of all threads.
-        bytes: Bytes of all destination pieces.
-        bytes_ranged: Those of them that the operating system is asked to copy from file to file.
-        units: Steps, after each of which a run that is killed can go on.
-    """
-
-    threads: int
-    memory: int
-    bytes: int
-    bytes_ranged: int
-    units: int
-
-
 class CopyReport(NamedTuple):
     """What a run did.
 
     Attributes:
         bytes_read: Bytes read from files, those between needed ones included.
         bytes_written: Bytes written to files.
-        bytes_copied: Bytes that the operating system copied from file to file.
-        calls: Reads, writes and copies.
-        bytes_resumed: Bytes of destinations that an earlier run had done.
+        calls: Reads and writes.
         digests: The digest of each destination piece, in the order in which they were added; 0 where none was asked
             for, empty if none was at all.
         crcs: Their CRC-32, likewise.
@@ -88,9 +67,7 @@ class CopyReport(NamedTuple):
 
     bytes_read: int
     bytes_written: int
-    bytes_copied: int
     calls: int
-    bytes_resumed: int
     digests: list[int]
     crcs: list[int]
     differences: list[tuple[int, int]]
@@ -147,8 +124,7 @@ class CopyJob:
     def write_file(self, path: str | os.PathLike[str], size: int) -> int:
         """Add a file to make, of this size in the end, and give its number among the destinations.
 
-        It must not be there yet, unless a journal says that an earlier run of the same job made it. What no piece
-        covers is zero.
+        It must not be there yet. What no piece covers is zero.
         """
         self._destinations.append(("write", path_of(path), size))
         return len(self._destinations) - 1
@@ -214,22 +190,12 @@ class CopyJob:
         self._pieces += wanted
         return first
 
-    def outline(self, *, budget: int = _BUDGET, threads: int | None = None) -> CopyOutline:
-        """Say what a run would take, without touching a file.
-
-        Raises:
-            LayoutError: as for `run`, as far as that does not depend on files.
-        """
-        return CopyOutline(*self._compiled().outline(budget, threads))
-
     def run(
         self,
         *,
         budget: int = _BUDGET,
         threads: int | None = None,
         sync: bool = False,
-        journal: str | os.PathLike[str] | None = None,
-        record_every: int = 2**30,
         progress: Callable[[int, int], object] | None = None,
     ) -> CopyReport:
         """Do the job.
@@ -238,9 +204,6 @@ class CopyJob:
             budget: Bytes of memory for the buffers of all threads; at least 16 KiB.
             threads: How many; one per core if left out.
             sync: Whether the files are brought to the disk before this returns.
-            journal: A file that records what is done: the same job, run again with it, goes on. Made if it is not
-                there.
-            record_every: With `sync` and a journal, how many bytes may have to be done again after a crash.
             progress: Called now and then with the bytes that are done and the bytes in all.
 
         Raises:
@@ -248,12 +211,10 @@ class CopyJob:
                 cover what is wanted; destination pieces overlap in a file; the budget is too small.
             ParseError: if a source is not a regular file, is not what it was said to be, ends too early, or changed
                 meanwhile.
-            OSError: if a file cannot be made, read or written, or the disk has no room: naming file and byte. Without a
-                journal the files that were made are removed; with one they stay for the next run.
+            OSError: if a file cannot be made, read or written, or the disk has no room: naming file and byte. The
+                files that were made are removed.
         """
-        done = self._compiled().run(
-            budget, threads, sync, None if journal is None else path_of(journal), record_every, progress
-        )
+        done = self._compiled().run(budget, threads, sync, progress)
         return CopyReport(*done[0], *done[1:])
 
     def _compiled(self) -> _core.CopyJob:

@@ -20,7 +20,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from .._atomic import naming
 from ..errors import ParseError
 
 __all__ = ["DataFile", "FileStatus"]
@@ -124,6 +126,10 @@ class DataFile:
             os.close(number)
             raise
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # For a worker: opened there, and refused if it is another file. Only size and time are the same on all hosts.
+        return _opened_again, (os.path.abspath(self.path), self.size, self.status[3])  # noqa: PTH100
+
     def close(self) -> None:
         """Close the file, once all reads of it are done; maps stay valid. Closing twice is allowed."""
         with self._lock:
@@ -173,7 +179,7 @@ class DataFile:
     def map(self) -> mmap.mmap:
         """Map the file into memory, read-only; made once, and alive as long as any array refers to it."""
         self.check()
-        with self.descriptor() as number, self._lock:
+        with naming(self.path), self.descriptor() as number, self._lock:
             if self._map is None:
                 try:
                     self._map = mmap.mmap(number, self.size, access=mmap.ACCESS_READ)
@@ -183,7 +189,7 @@ class DataFile:
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a buffer of bytes from the file's byte `offset` on; ParseError if the file ends before."""
-        with self.descriptor() as number:
+        with naming(self.path), self.descriptor() as number:
             done = 0
             while done < len(buffer):
                 count = os.preadv(number, [buffer[done:]], offset + done)
@@ -200,6 +206,14 @@ class DataFile:
         data = bytearray(count)
         self.read_into(memoryview(data), offset)
         return bytes(data)
+
+
+def _opened_again(path: str, size: int, modified: int) -> DataFile:
+    file = DataFile(Path(path))
+    if (file.size, file.status[3]) != (size, modified):
+        file.close()
+        raise ParseError(f"{path}: is not the file that was opened: it was replaced or written to")
+    return file
 
 
 def _end(descriptors: list[_Descriptor]) -> None:

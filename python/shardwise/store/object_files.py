@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from ..errors import ParseError
 from .files import DataFile
-from .objects import ObjectPath
+from .objects import ObjectPath, ObjectStatus
 
 __all__ = ["FLIGHT", "ObjectFile", "open_file", "opening"]
 
@@ -52,18 +52,25 @@ class _Span(NamedTuple):
 class ObjectFile(DataFile):
     """An object, open for reading: its size and mark are noted, and another object is refused.
 
+    Args:
+        path: Where it is.
+        noted: What it was when it was looked at; looked at now if left out.
+
     On S3 every request has the condition that the object is still the same; elsewhere `check` asks after reading.
     """
 
-    def __init__(self, path: ObjectPath) -> None:
+    def __init__(self, path: ObjectPath, noted: ObjectStatus | None = None) -> None:
         self.path = cast(Path, path)
         self._object = path
-        self._noted = path.status()
+        self._noted = path.status() if noted is None else noted
         self.size = self._noted.size
         self.status = (0, 0, self.size, 0)
         self._closed = False
         self._lock = threading.Lock()
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ObjectFile, (self._object, self._noted)
 
     def close(self) -> None:
         """Forget the blocks that are kept; nothing is read after that."""

@@ -165,7 +165,7 @@ class ObjectPath:
         """Make a request, again where it fails for a passing reason; its errors name this path.
 
         Raises:
-            FileNotFoundError, PermissionError, OSError: what the store says in the end.
+            FileNotFoundError, PermissionError, OSError: if the store refuses, or still fails when it is asked again.
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -279,7 +279,9 @@ class ObjectPath:
         except FileNotFoundError:
             raise ParseError(f"{self}: is not there any more") from None
         except OSError as error:
-            if error.errno == errno.EINVAL and self.is_s3 and self.status().mark != mark:
+            # S3's refusal of the condition, which s3fs knows as an invalid argument.
+            refused = error.errno == errno.EINVAL and self.is_s3
+            if refused and ("PreconditionFailed" in str(error) or self.status().mark != mark):
                 raise ParseError(f"{self}: is another object than before: it was replaced") from None
             raise
 
@@ -316,7 +318,15 @@ class _Stat(NamedTuple):
 
 
 def _unpickled(url: str, filesystem: Any) -> ObjectPath:
-    return ObjectPath(url, filesystem=filesystem)
+    path = ObjectPath(url, filesystem=filesystem)
+    _count_attempts_here(path.protocol, filesystem)
+    return path
+
+
+def _count_attempts_here(protocol: str, filesystem: Any) -> None:
+    """Switch off s3fs's own attempts, of which pickles know nothing."""
+    if protocol in _S3 and hasattr(filesystem, "retries"):
+        filesystem.retries = 1
 
 
 def _filesystem(protocol: str, options: dict[str, Any]) -> Any:
@@ -337,8 +347,7 @@ def _filesystem(protocol: str, options: dict[str, Any]) -> Any:
         raise ImportError(message, name=error.name) from None
     except ValueError as error:
         raise ParseError(f"{protocol}://: {error}") from None
-    if protocol in _S3 and hasattr(filesystem, "retries"):
-        filesystem.retries = 1
+    _count_attempts_here(protocol, filesystem)
     return filesystem
 
 

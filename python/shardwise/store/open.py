@@ -100,6 +100,8 @@ def _file(*suffixes: str, magic: bytes = b"") -> Callable[[Target], object]:
     )
 
 
+#: A file of `HuggingFaceStorageWriter`.
+_SHARD = r"shard-\d+-model-\d+-of-\d+\.safetensors"
 _STEP = r"(?:[A-Za-z][A-Za-z0-9]*_)?\d+"
 
 #: The forms, in the order in which they are asked.
@@ -158,7 +160,7 @@ FORMS: list[Form] = [
     Form("sharded", lambda target: "shardwise.json" in target.names and target.matching(r"shard-\d+-.*"), "sharded"),
     # Of no tensors, or all that is left of one: the manifest names the files that are missing.
     Form("sharded", lambda target: list(target.names) == ["shardwise.json"], "sharded"),
-    Form("dcp-safetensors", _matching(r"shard-\d+-model-\d+-of-\d+\.safetensors"), "torch.dcp_safetensors"),
+    Form("dcp-safetensors", _matching(_SHARD), "torch.dcp_safetensors"),
     Form("safetensors", _matching(r".*\.safetensors(?:\.index\.json)?"), "safetensors.form"),
     Form("safetensors", _file(".safetensors", ".safetensors.index.json"), "safetensors.form"),
     Form("keras", _matching(r".*\.weights\.(?:json|h5)"), "keras"),
@@ -182,6 +184,11 @@ FORMS: list[Form] = [
         "be run; load and save it once with torch.save",
     ),
     Form("safetensors", lambda target: target.head[8:9] == b"{", "safetensors.form"),
+    Form(
+        "dcp-safetensors (not consolidated)",
+        lambda target: "sharded" in target.names and Target(target.path / "sharded").matching(_SHARD),
+        refusal="is what PyTorch was to consolidate, and did not; the shards, in its folder sharded, can be opened",
+    ),
 ]
 
 

@@ -97,8 +97,8 @@ def verify_checkpoint(
         progress: Called now and then with the bytes that are done and the bytes in all.
 
     Raises:
-        ParseError: a file is missing, of another size or changed, or a tensor is not what was written; names it.
-        OSError: a file cannot be read.
+        ParseError: if a file is missing, of another size or changed, or a tensor is not what was written; names it.
+        OSError: if a file cannot be read.
 
     >>> import tempfile
     >>> from shardwise import save_checkpoint

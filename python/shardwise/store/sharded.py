@@ -63,8 +63,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a folder, and check the sizes of the files that it names.
 
     Raises:
-        ParseError: it is not one, or a file is missing or of another size.
-        OSError: it cannot be read.
+        ParseError: if it is not one, or a file is missing or of another size.
+        OSError: if it cannot be read.
     """
     path = folder / MANIFEST
     file = open_file(path)

@@ -151,6 +151,9 @@ def checked_name(name: object, where: object) -> str:
     Raises:
         ParseError: if it is not.
     """
-    if not isinstance(name, str) or len(name.encode("utf-8", "surrogatepass")) > MAX_NAME:
+    # No character takes more than four bytes: a short name needs no counting.
+    if not isinstance(name, str) or (
+        4 * len(name) > MAX_NAME and len(name.encode("utf-8", "surrogatepass")) > MAX_NAME
+    ):
         raise ParseError(f"{where}: the name {shorten(name)} is not text of at most {MAX_NAME} bytes")
     return name

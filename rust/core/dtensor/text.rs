@@ -51,8 +51,14 @@ impl Mesh {
             text.push_str(&format!("{separator}{name}={size}"));
             separator = ',';
         }
-        text.push_str(&joined_numbers(self.global_ids()));
-        text.push_str(&joined_numbers(self.local_ids().iter().copied()));
+        let ids = joined_numbers(self.global_ids());
+        text.push_str(&ids);
+        // Where there is one client, all devices are its own.
+        if self.global_ids().eq(self.local_ids().iter().copied()) {
+            text.push_str(&ids);
+        } else {
+            text.push_str(&joined_numbers(self.local_ids().iter().copied()));
+        }
         text.push('|');
         text.push_str(local_devices);
         if !global_devices.is_empty() {
@@ -352,54 +358,69 @@ fn read_specs(field: Field<'_>) -> Result<Vec<&str>> {
 
 /// A field separator, and numbers that are not negative with commas between them.
 fn joined_numbers(numbers: impl Iterator<Item = i64>) -> String {
-    let mut text = Vec::with_capacity(6 * numbers.size_hint().0 + 1);
+    let mut text = Vec::with_capacity(6 * numbers.size_hint().0 + 1 + Decimal::MOST);
     let mut decimal = Decimal::new(0);
     let mut expected = None;
     text.push(b'|');
     for number in numbers {
-        if expected.is_some() {
-            text.push(b',');
-        }
         // Ids mostly go up by one, and counting is faster than dividing by ten again and again.
         if expected == Some(number) {
             decimal.increment()
         } else {
             decimal = Decimal::new(number)
         }
-        text.extend_from_slice(&decimal.digits[decimal.start..]);
+        decimal.push_to(&mut text);
         expected = Some(number.wrapping_add(1));
+    }
+    if expected.is_some() {
+        text.pop(); // The comma after the last.
     }
     // Digits and commas are always valid text.
     String::from_utf8(text).unwrap_or_default()
 }
 
-/// A number in decimal digits that can count up.
+/// A number in decimal digits, and a comma; it can count up.
 struct Decimal {
-    digits: [u8; 20],
-    start: usize,
+    /// The number and the comma, and then anything.
+    text: [u8; Self::MOST],
+    digits: usize,
 }
 
 impl Decimal {
+    /// The digits of the largest number, and the comma.
+    const MOST: usize = 20;
+
     fn new(mut number: i64) -> Self {
-        let mut decimal = Self { digits: [b'0'; 20], start: 19 };
+        let (mut text, mut start) = ([b','; Self::MOST], Self::MOST - 1);
         loop {
-            decimal.digits[decimal.start] = b'0' + (number % 10) as u8;
+            start -= 1;
+            text[start] = b'0' + (number % 10) as u8;
             number /= 10;
             if number == 0 {
-                return decimal;
+                text.rotate_left(start);
+                return Self { text, digits: Self::MOST - 1 - start };
             }
-            decimal.start -= 1;
         }
     }
 
     fn increment(&mut self) {
-        for at in (0..self.digits.len()).rev() {
-            if self.digits[at] < b'9' {
-                self.digits[at] += 1;
-                self.start = self.start.min(at);
+        for digit in self.text[..self.digits].iter_mut().rev() {
+            if *digit < b'9' {
+                *digit += 1;
                 return;
             }
-            self.digits[at] = b'0';
+            *digit = b'0';
         }
+        // All of them were nines.
+        self.text[..=self.digits].rotate_right(1);
+        self.text[0] = b'1';
+        self.digits += 1;
+        self.text[self.digits] = b',';
+    }
+
+    /// Appends number and comma. As many bytes each time, which are some instructions: what is too much goes again.
+    fn push_to(&self, text: &mut Vec<u8>) {
+        text.extend_from_slice(&self.text);
+        text.truncate(text.len() - Self::MOST + self.digits + 1);
     }
 }

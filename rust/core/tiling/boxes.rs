@@ -4,9 +4,11 @@ use std::sync::{Arc, OnceLock};
 
 use crate::{
     error::{Error, Result},
+    partition::Partition,
     region::{Region, Regions},
     tiling::{
-        Piece, Pieces, Place, Poll, Tiling, check::missing, checked_holder, checked_shape, listed::Listed, tiles::Tiles,
+        Piece, Pieces, Place, Poll, Tiling, check::missing, checked_holder, checked_shape, grid::Grid, listed::Listed,
+        tiles::Tiles,
     },
 };
 
@@ -46,6 +48,8 @@ pub struct Boxes {
     /// The shapes of the holders' arrays, each with where it begins; `None` if each holder has one box and its array.
     arrays: Option<(Vec<usize>, Vec<i64>)>,
     replicas: bool,
+    /// The grid that they are, if they are one: then nothing needs to be listed.
+    grid: Option<Arc<Grid>>,
     tiles: OnceLock<Listed>,
 }
 
@@ -57,15 +61,13 @@ impl Boxes {
     /// [`Error::TooMany`] if there is no memory for the list.
     pub fn one_each(shape: &[i64], regions: Regions, replicas: bool) -> Result<Self> {
         checked_shape(shape)?;
-        let boxes = Self {
-            shape: shape.to_vec(),
-            pieces: Arc::new(Pieces::one_each(regions)?),
-            arrays: None,
-            replicas,
-            tiles: OnceLock::new(),
-        };
-        boxes.check_bounds()?;
-        Ok(boxes)
+        let grid = Grid::of_regions(shape, &regions).map(Arc::new);
+        if grid.is_none() {
+            let mut boxes = regions.iter().enumerate();
+            boxes.try_for_each(|(holder, region)| check_bounds(shape, holder, 0, region))?;
+        }
+        let (shape, pieces) = (shape.to_vec(), Arc::new(Pieces::one_each(regions)?));
+        Ok(Self { shape, pieces, arrays: None, replicas, grid, tiles: OnceLock::new() })
     }
 
     /// Holders with any number of boxes each.
@@ -91,12 +93,7 @@ impl Boxes {
             begins.push(shapes.len());
         }
         let (shape, pieces) = (shape.to_vec(), Arc::new(pieces));
-        Ok(Self { shape, pieces, arrays: Some((begins, shapes)), replicas, tiles: OnceLock::new() })
-    }
-
-    fn check_bounds(&self) -> Result<()> {
-        let mut boxes = self.pieces.regions().iter().enumerate();
-        boxes.try_for_each(|(holder, region)| check_bounds(&self.shape, holder, 0, region))
+        Ok(Self { shape, pieces, arrays: Some((begins, shapes)), replicas, grid: None, tiles: OnceLock::new() })
     }
 
     /// The index, which is made once.
@@ -210,6 +207,9 @@ impl Tiling for Boxes {
     }
 
     fn check(&self, poll: Poll<'_>) -> Result<()> {
+        if self.grid.is_some() {
+            return Ok(());
+        }
         let tiles = self.listed(poll)?;
         let corner = vec![0; self.shape.len()];
         let gap = missing(Region::new(&corner, &self.shape), tiles.regions(), poll)?;
@@ -217,11 +217,18 @@ impl Tiling for Boxes {
     }
 
     fn tiles(&self, poll: Poll<'_>) -> Result<Box<dyn Tiles + '_>> {
-        Ok(Box::new(self.listed(poll)?))
+        match &self.grid {
+            Some(grid) => grid.tiles(poll),
+            None => Ok(Box::new(self.listed(poll)?)),
+        }
     }
 
     fn pieces(&self, poll: Poll<'_>) -> Result<Arc<Pieces>> {
         poll()?;
         Ok(self.pieces.clone())
+    }
+
+    fn as_partition(self: Arc<Self>) -> Option<Arc<Partition>> {
+        self.grid.clone()?.as_partition()
     }
 }

@@ -1,9 +1,14 @@
 //! A regular grid of chunks, each a holder of its own: the chunks of a zarr array.
 
+use std::sync::Arc;
+
 use crate::{
     error::{Error, Result},
     index::radix,
-    region::Region,
+    layout::Layout,
+    mesh::Mesh,
+    partition::Partition,
+    region::{Region, Regions},
     tiling::{
         Piece, Place, Poll, Tiling,
         cells::CutFinder,
@@ -54,6 +59,33 @@ impl Grid {
         Ok(Self { shape: shape.to_vec(), chunks: chunks.to_vec(), padded, cuts, counts, holders })
     }
 
+    /// The grid whose chunks `regions` are, all of them in their order; `None` if they are those of no grid.
+    pub(super) fn of_regions(shape: &[i64], regions: &Regions) -> Option<Self> {
+        let first = regions.iter().next().filter(|first| first.start().iter().all(|&at| at == 0))?;
+        let grid = Self::new(shape, first.stop(), false).ok()?;
+        if i64::try_from(regions.len()) != Ok(grid.holders) {
+            return None;
+        }
+        let mut at = vec![0; shape.len()];
+        for region in regions.iter() {
+            let chunk = at.iter().zip(&grid.chunks).zip(shape);
+            if !region
+                .sides()
+                .zip(chunk)
+                .all(|(side, ((&at, &chunk), &n))| side == (at, n.min(at.saturating_add(chunk))))
+            {
+                return None;
+            }
+            for ((at, &stop), &n) in at.iter_mut().zip(region.stop()).zip(shape).rev() {
+                *at = if stop < n { stop } else { 0 };
+                if stop < n {
+                    break;
+                }
+            }
+        }
+        Some(grid)
+    }
+
     /// The number of chunks along each dim.
     #[must_use]
     pub fn counts(&self) -> &[i64] {
@@ -96,6 +128,14 @@ impl Tiling for Grid {
 
     fn tiles(&self, _: Poll<'_>) -> Result<Box<dyn Tiles + '_>> {
         Ok(Box::new(Chunks { grid: self }))
+    }
+
+    /// Over a mesh with an axis for each dim; a grid without chunks, or without dims, is left as it is.
+    fn as_partition(self: Arc<Self>) -> Option<Arc<Partition>> {
+        let names: Vec<[String; 1]> = (0..self.shape.len()).map(|dim| [dim.to_string()]).collect();
+        let mesh = Mesh::new(names.as_flattened(), &self.counts).ok()?;
+        let layout = Layout::new(Arc::new(mesh), &names, &[]).ok()?;
+        Partition::of_cuts(Arc::new(layout), &self.shape, self.cuts.clone()).ok().map(Arc::new)
     }
 }
 

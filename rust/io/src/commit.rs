@@ -47,12 +47,14 @@ impl Lock {
             let held = file::counted("looking at", path, || file.metadata())?;
             let there = fs::metadata(path).map(|there| Identity::of(&there).file);
             if there.is_ok_and(|there| there == Identity::of(&held).file) {
-                let noted = file
-                    .set_len(0)
-                    .and_then(|()| file.rewind())
-                    .and_then(|()| writeln!(file, "{}", std::process::id()));
+                // From here on it goes away whatever happens.
+                let mut lock = Self { file, path: path.to_owned() };
+                let owner = format!("{}\n", std::process::id());
+                let noted = (lock.file.set_len(0))
+                    .and_then(|()| lock.file.rewind())
+                    .and_then(|()| lock.file.write_all(owner.as_bytes()));
                 noted.map_err(|error| Error::os("writing", path, None, error))?;
-                return Ok(Self { file, path: path.to_owned() });
+                return Ok(lock);
             }
         }
     }
@@ -64,19 +66,6 @@ impl Drop for Lock {
         let _ = fs::remove_file(&self.path);
         let _ = self.file.unlock();
     }
-}
-
-/// Writes a new file and brings it to the disk.
-///
-/// # Errors
-/// [`Error::Os`]; the file is gone then, unless it was there before.
-pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
-    let file = file::open_destination(path, true)?.file;
-    let done = file::write(&file, path, bytes, 0).and_then(|()| file::sync(&file, path));
-    if done.is_err() {
-        let _ = fs::remove_file(path);
-    }
-    done
 }
 
 /// Brings files to the disk, and then the folders that hold them.
@@ -95,13 +84,12 @@ pub fn sync(paths: &[PathBuf]) -> Result<()> {
     folders.into_iter().try_for_each(sync_folder)
 }
 
-/// Renames a file or a folder and syncs the folders of both names. Unless `replace`, nothing may be there under the new
-/// name.
+/// Renames a file or a folder and syncs the folders of both names. Nothing may be there under the new name.
 ///
 /// # Errors
 /// [`Error::Os`], with "File exists" where something is there.
-pub fn publish(from: &Path, to: &Path, replace: bool) -> Result<()> {
-    file::counted("renaming to", to, || rename(from, to, replace))?;
+pub fn publish(from: &Path, to: &Path) -> Result<()> {
+    file::counted("renaming to", to, || rename(from, to))?;
     sync_folder(folder_of(to))?;
     if folder_of(from) != folder_of(to) {
         sync_folder(folder_of(from))?;
@@ -110,14 +98,11 @@ pub fn publish(from: &Path, to: &Path, replace: bool) -> Result<()> {
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
-fn rename(from: &Path, to: &Path, replace: bool) -> io::Result<()> {
+fn rename(from: &Path, to: &Path) -> io::Result<()> {
     use rustix::{
         fs::{CWD, RenameFlags, renameat_with},
         io::Errno,
     };
-    if replace {
-        return fs::rename(from, to);
-    }
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => rename_if_free(from, to),
         done => Ok(done?),
@@ -125,8 +110,8 @@ fn rename(from: &Path, to: &Path, replace: bool) -> io::Result<()> {
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn rename(from: &Path, to: &Path, replace: bool) -> io::Result<()> {
-    if replace { fs::rename(from, to) } else { rename_if_free(from, to) }
+fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    rename_if_free(from, to)
 }
 
 /// Where the system cannot rename and look at once; the lock keeps others of us away in between.
@@ -152,16 +137,6 @@ pub(crate) fn sync_folder(path: &Path) -> Result<()> {
     }
     let _ = path;
     Ok(())
-}
-
-/// The bytes of the disk that a file takes; 0 if it is not there.
-pub(crate) fn allocated(path: &Path) -> i64 {
-    let Ok(metadata) = fs::metadata(path) else { return 0 };
-    #[cfg(unix)]
-    let bytes = std::os::unix::fs::MetadataExt::blocks(&metadata).saturating_mul(512);
-    #[cfg(not(unix))]
-    let bytes = metadata.len();
-    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 /// Checks that the file systems of these folders have room for so many bytes.

@@ -1,4 +1,4 @@
-//! Faults on demand: the n-th operation on files fails, kills the process, or is cut short.
+//! Faults on demand: the n-th operation on files fails, or is cut short.
 //!
 //! Every operation of this crate on a file asks [`step`] first. Nothing is armed unless a test arms it, and then the
 //! question costs one relaxed load, so it is always compiled in: what is tested is what runs. The state is the
@@ -12,24 +12,15 @@ use std::{
 /// What happens at the chosen operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing: the operations are only counted.
-    Count,
     /// It fails with this error number of the operating system, once.
     Fail(i32),
-    /// It and all that follow fail with this error number.
-    FailAlways(i32),
-    /// The process is killed (`SIGKILL`); a write has written half of its bytes before.
-    Kill,
     /// From it on, each read and each write does half of what was asked, or a little more.
     Short,
 }
 
 const OFF: u8 = 0;
-const COUNT: u8 = 1;
-const FAIL: u8 = 2;
-const FAIL_ALWAYS: u8 = 3;
-const KILL: u8 = 4;
-const SHORT: u8 = 5;
+const FAIL: u8 = 1;
+const SHORT: u8 = 2;
 
 static MODE: AtomicU8 = AtomicU8::new(OFF);
 static DONE: AtomicI64 = AtomicI64::new(0);
@@ -39,10 +30,7 @@ static NUMBER: AtomicI32 = AtomicI32::new(0);
 /// Arms a fault at operation `at`, counted from 0 from now on.
 pub fn arm(at: i64, fault: Fault) {
     let (mode, number) = match fault {
-        Fault::Count => (COUNT, 0),
         Fault::Fail(number) => (FAIL, number),
-        Fault::FailAlways(number) => (FAIL_ALWAYS, number),
-        Fault::Kill => (KILL, 0),
         Fault::Short => (SHORT, 0),
     };
     MODE.store(OFF, Ordering::SeqCst);
@@ -63,8 +51,6 @@ pub fn disarm() -> i64 {
 pub(crate) enum Step {
     Whole,
     Short,
-    /// Half of it, then [`kill`].
-    Torn,
 }
 
 impl Step {
@@ -83,10 +69,7 @@ pub(crate) fn step() -> io::Result<Step> {
 /// Counts an operation that does all or nothing.
 #[inline]
 pub(crate) fn whole() -> io::Result<()> {
-    match step()? {
-        Step::Torn => kill(),
-        Step::Whole | Step::Short => Ok(()),
-    }
+    step().map(drop)
 }
 
 #[cold]
@@ -94,16 +77,7 @@ fn armed() -> io::Result<Step> {
     let (at, target) = (DONE.fetch_add(1, Ordering::SeqCst), TARGET.load(Ordering::SeqCst));
     match MODE.load(Ordering::SeqCst) {
         FAIL if at == target => Err(io::Error::from_raw_os_error(NUMBER.load(Ordering::SeqCst))),
-        FAIL_ALWAYS if at >= target => Err(io::Error::from_raw_os_error(NUMBER.load(Ordering::SeqCst))),
-        KILL if at == target => Ok(Step::Torn),
         SHORT if at >= target => Ok(Step::Short),
         _ => Ok(Step::Whole),
     }
-}
-
-/// Ends the process as a crash would: nothing is flushed, nobody is asked.
-pub(crate) fn kill() -> ! {
-    #[cfg(unix)]
-    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-    std::process::abort()
 }

@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     error::{Error, Result},
-    faults::{self, Step},
+    faults,
 };
 
 /// Who a file is and what it was like when it was looked at.
@@ -80,14 +80,6 @@ pub(crate) fn look_at_source(file: &File, path: &Path) -> Result<Identity> {
     Ok(Identity::of(&metadata))
 }
 
-/// A file that is open to be written.
-pub(crate) struct Opened {
-    pub(crate) file: File,
-    pub(crate) identity: Identity,
-    /// Whether it was not there before.
-    pub(crate) made: bool,
-}
-
 /// How files are opened that are written.
 fn written() -> OpenOptions {
     let mut options = OpenOptions::new();
@@ -101,28 +93,21 @@ fn written() -> OpenOptions {
 }
 
 /// Opens a regular file, which must be there, to write it (and to read it).
-pub(crate) fn open_there(path: &Path) -> Result<Opened> {
+pub(crate) fn open_there(path: &Path) -> Result<(File, Identity)> {
     let file = counted("opening", path, || written().open(path))?;
     let metadata = counted("looking at", path, || file.metadata())?;
     check_kind(path, &metadata)?;
-    Ok(Opened { file, identity: Identity::of(&metadata), made: false })
+    Ok((file, Identity::of(&metadata)))
 }
 
-/// Opens a file to write it (and to read it), and makes it if it is not there; `new` if it must not be.
-pub(crate) fn open_destination(path: &Path, new: bool) -> Result<Opened> {
-    if !new {
-        match open_there(path) {
-            Err(Error::Os { error, .. }) if error.kind() == io::ErrorKind::NotFound => {}
-            opened => return opened,
-        }
-    }
-    let mut options = written();
-    let file = counted("creating", path, || options.create_new(true).open(path))?;
+/// Makes a file, which must not be there, and opens it to write it (and to read it).
+pub(crate) fn make(path: &Path) -> Result<(File, Identity)> {
+    let file = counted("creating", path, || written().create_new(true).open(path))?;
     let metadata = counted("looking at", path, || file.metadata()).inspect_err(|_| {
         // It is ours, and nobody knows of it yet.
         let _ = std::fs::remove_file(path);
     })?;
-    Ok(Opened { file, identity: Identity::of(&metadata), made: true })
+    Ok((file, Identity::of(&metadata)))
 }
 
 fn check_kind(path: &Path, metadata: &Metadata) -> Result<()> {
@@ -140,10 +125,8 @@ pub(crate) fn read(file: &File, path: &Path, buffer: &mut [u8], offset: i64) -> 
     while done < buffer.len() {
         let at = offset + done as i64;
         let count = retried(|| {
-            let step = faults::step()?;
-            let part = step.part(buffer.len() - done);
-            let count = read_at(file, &mut buffer[done..done + part], at as u64)?;
-            if step == Step::Torn { faults::kill() } else { Ok(count) }
+            let part = faults::step()?.part(buffer.len() - done);
+            read_at(file, &mut buffer[done..done + part], at as u64)
         });
         match count.map_err(|error| Error::os("reading", path, Some(at), error))? {
             0 => {
@@ -165,10 +148,8 @@ pub(crate) fn read_scattered(file: &File, path: &Path, buffers: &mut [IoSliceMut
     let (mut rest, mut at) = (buffers, offset);
     while rest.iter().any(|buffer| !buffer.is_empty()) {
         let count = retried(|| {
-            let step = faults::step()?;
-            let part = step.part(rest.len());
-            let count = rustix::io::preadv(file, &mut rest[..part], at as u64)?;
-            if step == Step::Torn { faults::kill() } else { Ok(count) }
+            let part = faults::step()?.part(rest.len());
+            Ok(rustix::io::preadv(file, &mut rest[..part], at as u64)?)
         });
         match count.map_err(|error| Error::os("reading", path, Some(at), error))? {
             0 => {
@@ -197,8 +178,7 @@ pub(crate) fn read_scattered(file: &File, path: &Path, buffers: &mut [IoSliceMut
 
 /// The most that is written in one call. The page cache takes a write in the largest blocks that fit it, and where
 /// memory is in pieces, blocks of a MiB are hard to find: on ext4 with Linux 6.18, writes of 1 MiB took three to eight
-/// times as long as two of half of it. For the same reason writes end where such blocks do: copies from file to
-/// file that did not took a quarter longer.
+/// times as long as two of half of it. For the same reason writes end where such blocks do.
 const MAX_WRITE: usize = 512 << 10;
 
 /// From byte `at` of a file to the next place where a write should end.
@@ -212,10 +192,8 @@ pub(crate) fn write(file: &File, path: &Path, bytes: &[u8], offset: i64) -> Resu
     while done < bytes.len() {
         let at = offset + done as i64;
         let count = retried(|| {
-            let step = faults::step()?;
-            let part = step.part((bytes.len() - done).min(to_boundary(at)));
-            let count = write_at(file, &bytes[done..done + part], at as u64)?;
-            if step == Step::Torn { faults::kill() } else { Ok(count) }
+            let part = faults::step()?.part((bytes.len() - done).min(to_boundary(at)));
+            write_at(file, &bytes[done..done + part], at as u64)
         });
         match count.map_err(|error| Error::os("writing", path, Some(at), error))? {
             0 => {
@@ -226,51 +204,6 @@ pub(crate) fn write(file: &File, path: &Path, bytes: &[u8], offset: i64) -> Resu
         }
     }
     Ok(())
-}
-
-/// A file, its path, and a byte of it.
-#[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
-    pub(crate) file: &'a File,
-    pub(crate) path: &'a Path,
-    pub(crate) offset: i64,
-}
-
-/// Lets the system copy `length` bytes from file to file, which it does without a copy where the file systems can share
-/// blocks. Gives how many it did copy: fewer where it cannot do it between these files, and the caller then copies the
-/// rest.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-pub(crate) fn copy_range(from: Place<'_>, to: Place<'_>, length: i64) -> Result<i64> {
-    use rustix::io::Errno;
-    let mut done = 0;
-    while done < length {
-        let (mut at_from, mut at_to) = ((from.offset + done) as u64, (to.offset + done) as u64);
-        let count = retried(|| {
-            let step = faults::step()?;
-            let left = (length - done) as usize;
-            let part = step.part(left.min(to_boundary(to.offset + done)));
-            let count = rustix::fs::copy_file_range(from.file, Some(&mut at_from), to.file, Some(&mut at_to), part)?;
-            if step == Step::Torn { faults::kill() } else { Ok(count) }
-        });
-        match count {
-            Ok(0) => break,
-            Ok(count) => done += count as i64,
-            Err(error) => {
-                let cannot = [Errno::XDEV, Errno::NOSYS, Errno::INVAL, Errno::OPNOTSUPP, Errno::PERM, Errno::BADF];
-                if cannot.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error())) {
-                    break;
-                }
-                return Err(Error::os("writing", to.path, Some(to.offset + done), error));
-            }
-        }
-    }
-    Ok(done)
-}
-
-/// Elsewhere the caller copies.
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-pub(crate) fn copy_range(_: Place<'_>, _: Place<'_>, _: i64) -> Result<i64> {
-    Ok(0)
 }
 
 /// Gives a file its size and, where the file system can, the blocks for it, so that a full disk is found at once.

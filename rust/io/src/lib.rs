@@ -1,4 +1,4 @@
-//! Bytes of tensors between files and memory: in bounded memory, in long reads and writes, checked, digested, resumable.
+//! Bytes of tensors between files and memory: in bounded memory, in long reads and writes, checked, digested.
 //!
 //! A [`job::Job`] says which pieces of which tensors lie where, and which are to go where. [`run::run`] does it: it finds
 //! what the pieces share, cuts that in tiles that fit in its buffers, reads every byte that is needed once and writes it
@@ -30,8 +30,7 @@
 //! | `unit`, `slot` | one unit, done |
 //! | [`run`] | all of them: threads, progress, what is left after a failure |
 //! | [`digest`] | a digest that does not depend on how a tensor is cut |
-//! | `journal` | what is done, on disk |
-//! | [`crc32c`] | the checksum of other formats: OCDBT, zarr |
+//! //! | [`crc32c`] | the checksum of other formats: OCDBT, zarr |
 //! | [`commit`] | locks, syncs, renames, room |
 //! | `file`, `table` | operations on files, and the files of a job |
 //! | [`faults`] | operations that fail on demand |
@@ -45,7 +44,6 @@ pub mod error;
 pub mod faults;
 mod file;
 pub mod job;
-mod journal;
 mod pair;
 mod piece;
 pub mod run;

@@ -83,17 +83,6 @@ pub(crate) fn dense_strides(order: &[i64], bounds: &Bounds) -> Vec<i64> {
     strides
 }
 
-/// The one run that the box `bounds` is in both pieces, if it is one.
-pub(crate) fn common_run(bounds: &Bounds, from: &Piece<'_>, to: &Piece<'_>) -> Option<i64> {
-    let dims = (0..bounds.start.len()).map(|dim| Dim {
-        extent: bounds.extent(dim),
-        from: from.strides[dim],
-        to: to.strides[dim],
-    });
-    let (outer, run) = collapsed(dims);
-    outer.is_empty().then_some(run)
-}
-
 /// The dim along which a box is halved: the outermost one of both pieces. Where they disagree (a transposition), the
 /// longer of the two, which keeps the runs of both sides equally long.
 pub(crate) fn dim_to_split(tensor: &Tensor, bounds: &Bounds, from: Option<&Piece<'_>>, to: &Piece<'_>) -> usize {

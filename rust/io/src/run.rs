@@ -3,13 +3,12 @@
 use std::{
     collections::HashSet,
     panic::{AssertUnwindSafe, catch_unwind},
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Mutex,
         atomic::{AtomicBool, AtomicI64, Ordering},
     },
     thread,
-    time::{Duration, Instant},
 };
 
 use crate::{
@@ -17,10 +16,9 @@ use crate::{
     error::{Error, Result},
     file,
     job::{Destination, Job},
-    journal::{Journal, Past, fingerprint},
     slot::Finding,
     table::{Table, lock},
-    tiles::{Unit, Units, Work},
+    tiles::Units,
     unit::{Files, Traffic, Worker},
 };
 
@@ -35,8 +33,6 @@ const SMALL_BUFFER: i64 = 256 << 10;
 const LEAST_BUFFER: i64 = 8 << 10;
 /// Below this many bytes, one thread is done before another has started.
 const PARALLEL_FROM: i64 = 4 << 20;
-/// Without syncs, a journal is brought up to date when this time has passed.
-const RECORD_EVERY: Duration = Duration::from_millis(100);
 
 /// How a job is done.
 #[derive(Debug, Clone)]
@@ -47,17 +43,11 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Whether what is written is brought to the disk before the run returns.
     pub sync: bool,
-    /// Where a record of what is done is kept, so that the same job, run again after a crash, goes on. The folder should
-    /// be one that nobody else writes to.
-    pub journal: Option<PathBuf>,
-    /// Bytes after which the journal is brought up to date. If the run syncs, this is how much is done twice at most,
-    /// and how often everything is synced; if not, it is done ten times a second anyhow.
-    pub record_every: i64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { budget: 64 << 20, threads: None, sync: false, journal: None, record_every: 1 << 30 }
+        Self { budget: 64 << 20, threads: None, sync: false }
     }
 }
 
@@ -66,8 +56,6 @@ impl Default for Options {
 pub struct Report {
     /// What was moved.
     pub traffic: Traffic,
-    /// Bytes of destinations that an earlier run had done.
-    pub resumed: i64,
     /// The digest of each destination piece ([`crate::digest`]); 0 where none was asked for.
     pub digests: Vec<u128>,
     /// The CRC-32 of each destination piece; 0 where none was asked for.
@@ -95,45 +83,10 @@ fn share(job: &Job, options: &Options, bytes: i64) -> Result<(usize, i64)> {
     Ok((threads, (options.budget / (2 * threads as i64)).min(useful)))
 }
 
-/// What a run would take.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Outline {
-    /// Threads.
-    pub threads: usize,
-    /// Bytes of the buffers of all threads.
-    pub memory: i64,
-    /// Bytes of destinations.
-    pub bytes: i64,
-    /// Those of them that the system is asked to copy.
-    pub ranges: i64,
-    /// Steps, after each of which a run that is killed can go on.
-    pub units: i64,
-}
-
-/// Plans a run without touching a file.
-///
-/// # Errors
-/// As for [`run`], as far as they do not depend on files.
-pub fn outline(job: &Job, options: &Options, poll: &mut dyn FnMut(i64, i64) -> Result<()>) -> Result<Outline> {
-    let bytes = job.bytes()?;
-    let (threads, limit) = share(job, options, bytes)?;
-    job.check_destinations()?;
-    let mut outline = Outline { threads, memory: 2 * limit * threads as i64, bytes, ..Outline::default() };
-    let (mut units, mut done) = (Units::new(job, limit), 0);
-    while let Some(unit) = units.next()? {
-        poll(done, bytes)?;
-        done += unit.bytes;
-        outline.units += 1;
-        outline.ranges += if matches!(unit.work, Work::Range { .. }) { unit.bytes } else { 0 };
-    }
-    Ok(outline)
-}
-
 /// Does the job. `poll` is called often, with the bytes that are done and the bytes in all; an error from it ends the
 /// run.
 ///
-/// Files of destinations must not be there yet, unless the journal says that they are this job's. If the run fails, those
-/// that it made are removed, unless there is a journal: then they stay, for the next run to go on with.
+/// Files of destinations that are to be made must not be there yet. If the run fails, those that it made are removed.
 ///
 /// # Errors
 /// What `poll` returns; [`Error::Job`] for pieces that overlap in a file; [`Error::Budget`], [`Error::Space`] before
@@ -145,29 +98,12 @@ pub fn run(job: &Job, options: &Options, poll: &mut dyn FnMut(i64, i64) -> Resul
     poll(0, total)?;
     let sources = Table::sources(&job.sources)?;
     let compared = Table::compared(&job.destinations)?;
-    let text = fingerprint(job);
-    let journal = options.journal.as_deref().map(|path| Journal::open(path, text, limit)).transpose()?;
-    let (mut journal, past) = journal.map_or((None, None), |(journal, past)| (Some(journal), past));
-    let resumes = past.is_some();
-    let mut past = past.unwrap_or_default();
-    if let Some(journal) = &mut journal {
-        // Every file had been made, and had its size, before the first unit was done. If one went away, or the buffers
-        // can no longer be what they were, nothing counts as done; the journal must say so before a file is made.
-        let whole = (LEAST_BUFFER..=limit).contains(&past.limit) && job.destinations.iter().all(is_whole);
-        if resumes && !whole {
-            journal.restart(text, limit)?;
-        }
-        if !whole {
-            past = Past::default();
-        }
-    }
-    let limit = if past.limit > 0 { past.limit } else { limit };
-    check_space(job, resumes)?;
+    check_space(job)?;
     let mut made = Vec::new();
     let done = (|| {
-        let destinations = Table::destinations(&job.destinations, !resumes, &sources, &mut made)?;
+        let destinations = Table::destinations(&job.destinations, &sources, &mut made)?;
         let files = Files { sources, destinations, compared };
-        let run = Run::new(job, &files, options, journal, past, total)?;
+        let run = Run::new(job, &files, total)?;
         let report = run.work(threads, limit, poll)?;
         files.sources.check_unchanged()?;
         files.compared.check_unchanged()?;
@@ -176,7 +112,7 @@ pub fn run(job: &Job, options: &Options, poll: &mut dyn FnMut(i64, i64) -> Resul
         }
         Ok(report)
     })();
-    if done.is_err() && options.journal.is_none() {
+    if done.is_err() {
         for path in made {
             // The error that is reported is the first one.
             let _ = std::fs::remove_file(path);
@@ -185,27 +121,15 @@ pub fn run(job: &Job, options: &Options, poll: &mut dyn FnMut(i64, i64) -> Resul
     done
 }
 
-/// Whether a file of the job is there, in its full size.
-fn is_whole(destination: &Destination) -> bool {
-    match destination {
-        Destination::File { path, size, .. } => {
-            std::fs::symlink_metadata(path).is_ok_and(|file| file.is_file() && i64::try_from(file.len()) == Ok(*size))
-        }
-        _ => true,
-    }
-}
-
-/// Checks that the file systems have room for the files, less what is there already.
-fn check_space(job: &Job, resumes: bool) -> Result<()> {
+/// Checks that the file systems have room for the files that are to be made.
+fn check_space(job: &Job) -> Result<()> {
     let mut needed: Vec<(&Path, i64)> = Vec::new();
     for destination in &job.destinations {
         let Destination::File { path, size, there: false } = destination else { continue };
-        let there = if resumes { commit::allocated(path) } else { 0 };
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let more = (size - there).max(0);
+        let folder = commit::folder_of(path);
         match needed.iter_mut().find(|(other, _)| *other == folder) {
-            Some((_, bytes)) => *bytes = bytes.saturating_add(more),
-            None => needed.push((folder, more)),
+            Some((_, bytes)) => *bytes = bytes.saturating_add(*size),
+            None => needed.push((folder, *size)),
         }
     }
     commit::check_space(&needed)
@@ -215,55 +139,27 @@ fn check_space(job: &Job, resumes: bool) -> Result<()> {
 struct Run<'a> {
     job: &'a Job,
     files: &'a Files<'a>,
-    sync: bool,
-    record_every: i64,
     total: i64,
-    past: HashSet<u64>,
     done: AtomicI64,
-    resumed: AtomicI64,
     stop: AtomicBool,
     failure: Mutex<Option<Error>>,
     found: Mutex<Report>,
-    journal: Option<Mutex<Recorder>>,
-}
-
-/// The journal, and what is not in it yet.
-struct Recorder {
-    journal: Journal,
-    units: Vec<(u64, Vec<Finding>)>,
-    bytes: i64,
-    last: Instant,
 }
 
 impl<'a> Run<'a> {
-    fn new(
-        job: &'a Job,
-        files: &'a Files<'a>,
-        options: &Options,
-        journal: Option<Journal>,
-        past: Past,
-        total: i64,
-    ) -> Result<Self> {
+    fn new(job: &'a Job, files: &'a Files<'a>, total: i64) -> Result<Self> {
         let mut report = Report::default();
         let wanted = |wanted: bool| if wanted { job.pieces() } else { 0 };
         report.digests = zeros(wanted(job.tensors.iter().any(|tensor| tensor.wanted.digest)))?;
         report.crcs = zeros(wanted(job.tensors.iter().any(|tensor| tensor.wanted.crc)))?;
-        report.add(job, &past.findings);
-        let journal =
-            journal.map(|journal| Mutex::new(Recorder { journal, units: Vec::new(), bytes: 0, last: Instant::now() }));
         Ok(Self {
             job,
             files,
-            sync: options.sync,
-            record_every: options.record_every,
             total,
-            past: past.units,
             done: AtomicI64::new(0),
-            resumed: AtomicI64::new(0),
             stop: AtomicBool::new(false),
             failure: Mutex::new(None),
             found: Mutex::new(report),
-            journal,
         })
     }
 
@@ -278,15 +174,11 @@ impl<'a> Run<'a> {
             self.worker(&units, limit, poll);
             // Others may be at their last units.
         });
-        let failure = lock(&self.failure).take();
-        let recorded = self.journal.as_ref().map_or(Ok(()), |journal| self.record(&mut lock(journal)));
-        if let Some(error) = failure {
+        if let Some(error) = lock(&self.failure).take() {
             return Err(error);
         }
-        recorded?;
         poll(self.total, self.total)?;
         let mut report = std::mem::take(&mut *lock(&self.found));
-        report.resumed = self.resumed.load(Ordering::Relaxed);
         report.differences.sort_unstable();
         Ok(report)
     }
@@ -298,13 +190,8 @@ impl<'a> Run<'a> {
             while !self.stop.load(Ordering::Relaxed) {
                 poll(self.done.load(Ordering::Relaxed), self.total)?;
                 let Some(unit) = lock(units).next()? else { break };
-                if self.past.contains(&unit.number) && !unit.from_memory {
-                    self.resumed.fetch_add(unit.bytes, Ordering::Relaxed);
-                } else {
-                    let findings = worker.run(&unit.work)?;
-                    lock(&self.found).add(self.job, &findings);
-                    self.finished(&unit, findings)?;
-                }
+                let findings = worker.run(&unit.tiles)?;
+                lock(&self.found).add(self.job, &findings);
                 self.done.fetch_add(unit.bytes, Ordering::Relaxed);
             }
             lock(&self.found).traffic.add(worker.traffic);
@@ -317,36 +204,6 @@ impl<'a> Run<'a> {
         };
         self.stop.store(true, Ordering::Relaxed);
         lock(&self.failure).get_or_insert(error);
-    }
-
-    /// Notes in the journal that a unit is done, now or a little later.
-    fn finished(&self, unit: &Unit, findings: Vec<Finding>) -> Result<()> {
-        let Some(journal) = self.journal.as_ref().filter(|_| !unit.from_memory) else { return Ok(()) };
-        let mut recorder = lock(journal);
-        recorder.units.push((unit.number, findings));
-        recorder.bytes += unit.bytes;
-        let due = recorder.bytes >= self.record_every || (!self.sync && recorder.last.elapsed() >= RECORD_EVERY);
-        if due { self.record(&mut recorder) } else { Ok(()) }
-    }
-
-    /// Writes the journal; with syncs, the data first.
-    fn record(&self, recorder: &mut Recorder) -> Result<()> {
-        if recorder.units.is_empty() {
-            return Ok(());
-        }
-        if self.sync {
-            for (index, path) in self.files.destinations.files() {
-                file::sync(&self.files.destinations.get(index)?.0, path)?;
-            }
-        }
-        recorder.journal.append(&recorder.units)?;
-        if self.sync {
-            recorder.journal.sync()?;
-        }
-        recorder.units.clear();
-        recorder.bytes = 0;
-        recorder.last = Instant::now();
-        Ok(())
     }
 
     /// Brings every file to the disk, and the folders that hold them.
@@ -365,7 +222,6 @@ impl Traffic {
     fn add(&mut self, other: Self) {
         self.read += other.read;
         self.written += other.written;
-        self.copied += other.copied;
         self.calls += other.calls;
     }
 }

@@ -13,7 +13,7 @@ use std::{
 
 use crate::{
     error::{Error, Result},
-    file::{self, Identity, Opened},
+    file::{self, Identity},
     job::{Destination, Source, SourceFile},
 };
 
@@ -78,11 +78,10 @@ impl<'a> Table<'a> {
         Ok(table)
     }
 
-    /// The files to write, made and given their size unless they must be there; `new` if none of the others may be there
-    /// yet. `made` gets the paths of those that were not there.
+    /// The files to write, made and given their size unless they must be there. `made` gets the paths of those that were
+    /// made.
     pub(crate) fn destinations(
         destinations: &'a [Destination],
-        new: bool,
         sources: &Self,
         made: &mut Vec<&'a Path>,
     ) -> Result<Self> {
@@ -92,13 +91,12 @@ impl<'a> Table<'a> {
         seen.extend(known.filter_map(|(identity, path)| Some((identity.as_ref()?.file, (*path)?))));
         for (index, destination) in destinations.iter().enumerate() {
             let Destination::File { path, size, there } = destination else { continue };
-            let opened = if *there { file::open_there(path) } else { file::open_destination(path, new) };
-            let Opened { file, identity, made: is_new } = opened?;
+            let (file, identity) = if *there { file::open_there(path) } else { file::make(path) }?;
             if *there && identity.size != *size {
                 let what = format!("has {} bytes, and was to be there with {size}", identity.size);
                 return Err(Error::Changed { path: path.clone(), what });
             }
-            if is_new {
+            if !there {
                 made.push(path);
             }
             if let Some(other) = seen.get(&identity.file).filter(|_| cfg!(unix)) {
@@ -156,12 +154,7 @@ impl<'a> Table<'a> {
         if let Some(file) = self.given.get(&index).or(lock(&self.open).files.get(&index)) {
             return Ok((Arc::clone(file), path));
         }
-        let (file, found) = if self.written {
-            let opened = file::open_destination(path, false)?;
-            (opened.file, opened.identity)
-        } else {
-            file::open_source(path)?
-        };
+        let (file, found) = if self.written { file::open_there(path) } else { file::open_source(path) }?;
         if self.written && found.file != known.file {
             return Err(Error::Changed { path: path.to_owned(), what: "was replaced while it was written".to_owned() });
         }

@@ -5,25 +5,15 @@
 //! is one run of its file or nearly: every byte is read once and written once, in runs as long as the buffers allow.
 //! Pieces that have nothing in a half are not looked at again, so tiles of a tensor in 10⁵ pieces cost no more than
 //! others. Tiles of small tensors share a unit, and so their reads and writes.
-//!
-//! Where the pieces share long runs, and nobody wants to see the bytes, the unit is a range for the system to copy.
-//!
-//! Units are numbered, and a job gives the same ones each time: that is what a journal refers to.
 
 use crate::{
     boxes::Bounds,
     error::{Error, Result},
     job::{Destination, Job, Source},
-    pair::{Fetch, common_run, dense_strides, dim_to_split},
+    pair::{Fetch, dense_strides, dim_to_split},
     piece::Tensor,
 };
 
-/// From here on, a run is left to the system.
-const RANGE: i64 = 1 << 20;
-/// At most this much of it at a time, so that threads share the work and an interrupt is seen soon.
-const MAX_RANGE: i64 = 16 << 20;
-/// Pairs that are looked at for ranges; where there are more, none of them is long, or their halves are few.
-const MAX_PAIRS: usize = 4096;
 /// Tiles in a unit, and calls that it takes, at most: what is known of a unit is memory too.
 const MAX_TILES: usize = 1024;
 const MAX_CALLS: i64 = 16 * 1024;
@@ -37,24 +27,12 @@ pub(crate) struct Tile {
     pub(crate) destinations: Vec<u32>,
 }
 
-/// What a unit does.
-#[derive(Debug)]
-pub(crate) enum Work {
-    /// Copies a range from file to file: holder and offset of both.
-    Range { from: (usize, i64), to: (usize, i64), length: i64 },
-    /// Copies the destinations' parts of tiles.
-    Tiles(Vec<Tile>),
-}
-
-/// The smallest amount of work that is taken, finished and recorded.
+/// The smallest amount of work that is taken and finished: the destinations' parts of tiles.
 #[derive(Debug)]
 pub(crate) struct Unit {
-    pub(crate) number: u64,
     /// Bytes of destinations.
     pub(crate) bytes: i64,
-    /// Whether anything of it comes from memory, whose content nobody can vouch for in another run.
-    pub(crate) from_memory: bool,
-    pub(crate) work: Work,
+    pub(crate) tiles: Vec<Tile>,
 }
 
 /// The units of a job, in order.
@@ -64,10 +42,8 @@ pub(crate) struct Units<'a> {
     limit: i64,
     next: usize,
     stack: Vec<Tile>,
-    ranges: Vec<Unit>,
     batch: Vec<Tile>,
     cost: Cost,
-    number: u64,
 }
 
 /// What a tile, or a batch of them, takes.
@@ -80,7 +56,6 @@ struct Cost {
     /// Bytes of destinations.
     bytes: i64,
     calls: i64,
-    from_memory: bool,
 }
 
 impl Cost {
@@ -90,34 +65,22 @@ impl Cost {
             write: self.write.saturating_add(other.write),
             bytes: self.bytes.saturating_add(other.bytes),
             calls: self.calls.saturating_add(other.calls),
-            from_memory: self.from_memory || other.from_memory,
         }
     }
 }
 
 impl<'a> Units<'a> {
     pub(crate) fn new(job: &'a Job, limit: i64) -> Self {
-        let (stack, ranges, batch) = Default::default();
-        Self { job, limit, next: 0, stack, ranges, batch, cost: Cost::default(), number: 0 }
+        Self { job, limit, next: 0, stack: Vec::new(), batch: Vec::new(), cost: Cost::default() }
     }
 
     /// The next unit; none if there are no more.
     pub(crate) fn next(&mut self) -> Result<Option<Unit>> {
         loop {
-            if let Some(range) = self.ranges.pop() {
-                return Ok(Some(self.numbered(range)));
-            }
             let Some(tile) = self.take()? else {
                 return Ok(self.flush());
             };
             let tensor = &self.job.tensors[tile.tensor];
-            if let Some(ranges) = self.ranges_of(tensor, &tile) {
-                self.ranges = ranges;
-                if let Some(unit) = self.flush() {
-                    return Ok(Some(unit));
-                }
-                continue;
-            }
             let cost = self.cost_of(tensor, &tile);
             if !self.fits(cost) && tile.bounds.volume() > 1 {
                 self.split(tensor, tile)?;
@@ -137,19 +100,13 @@ impl<'a> Units<'a> {
         cost.read <= self.limit && cost.write <= self.limit && cost.bytes <= 4 * self.limit && cost.calls <= MAX_CALLS
     }
 
-    fn numbered(&mut self, unit: Unit) -> Unit {
-        self.number += 1;
-        Unit { number: self.number - 1, ..unit }
-    }
-
     /// The batch as a unit, if there is one.
     fn flush(&mut self) -> Option<Unit> {
         if self.batch.is_empty() {
             return None;
         }
-        let cost = std::mem::take(&mut self.cost);
-        let work = Work::Tiles(std::mem::take(&mut self.batch));
-        Some(self.numbered(Unit { number: 0, bytes: cost.bytes, from_memory: cost.from_memory, work }))
+        let bytes = std::mem::take(&mut self.cost).bytes;
+        Some(Unit { bytes, tiles: std::mem::take(&mut self.batch) })
     }
 
     /// The next box to look at, no larger than what its destinations hold of it.
@@ -182,40 +139,6 @@ impl<'a> Units<'a> {
             });
             return Ok(Some(tile));
         }
-    }
-
-    /// The tile as ranges, the last one first, if all that its pieces share is long runs.
-    fn ranges_of(&self, tensor: &Tensor, tile: &Tile) -> Option<Vec<Unit>> {
-        let pairs = tile.sources.len().checked_mul(tile.destinations.len())?;
-        if tensor.wanted.digest || tensor.wanted.crc || pairs > MAX_PAIRS || tile.bounds.volume() < RANGE {
-            return None;
-        }
-        let mut units = Vec::new();
-        for &d in &tile.destinations {
-            let to = tensor.destinations.get(d as usize);
-            if !matches!(self.job.destinations[to.holder], Destination::File { .. }) {
-                return None;
-            }
-            let slot = tile.bounds.overlap(to.start, to.stop)?;
-            for &s in &tile.sources {
-                let from = tensor.sources.get(s as usize);
-                let Some(shared) = slot.overlap(from.start, from.stop) else { continue };
-                let run = common_run(&shared, &from, &to).filter(|&run| run >= RANGE)?;
-                if matches!(self.job.sources[from.holder], Source::Memory(_)) {
-                    return None;
-                }
-                let (a, b) = (from.at(&shared.start), to.at(&shared.start));
-                let mut done = 0;
-                while done < run {
-                    let length = (run - done).min(MAX_RANGE);
-                    let work = Work::Range { from: (from.holder, a + done), to: (to.holder, b + done), length };
-                    units.push(Unit { number: 0, bytes: length, from_memory: false, work });
-                    done += length;
-                }
-            }
-        }
-        units.reverse();
-        Some(units)
     }
 
     /// What a tile takes; what it does not fit in is counted no further.
@@ -251,7 +174,6 @@ impl<'a> Units<'a> {
                 .filter_map(|(slot, strides)| Some((slot.overlap(piece.start, piece.stop)?, strides)))
                 .collect();
             if matches!(self.job.sources[piece.holder], Source::Memory(_)) {
-                cost.from_memory = true;
                 continue;
             }
             let (mut span, mut bytes) = ((i64::MAX, 0), 0_i64);

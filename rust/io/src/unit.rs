@@ -8,13 +8,13 @@ use std::{fs::File, io::IoSliceMut, path::Path};
 
 use crate::{
     error::{Error, Result},
-    file::{self, Place},
+    file,
     job::{Destination, Job, Source},
     pair::{Fetch, GAP, dense_strides},
     slot::{Finding, Slot},
     strided::{self, Dim, Pointer, collapsed, positions},
     table::Table,
-    tiles::{Tile, Work},
+    tiles::Tile,
 };
 
 /// From here on, a run of a read has a buffer of its own: that costs less than to copy it afterwards.
@@ -34,9 +34,7 @@ pub struct Traffic {
     pub read: i64,
     /// Bytes written to files.
     pub written: i64,
-    /// Bytes that the system copied from file to file.
-    pub copied: i64,
-    /// Calls that read, write or copy.
+    /// Calls that read or write.
     pub calls: i64,
 }
 
@@ -87,35 +85,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Does a unit.
-    pub(crate) fn run(&mut self, work: &Work) -> Result<Vec<Finding>> {
-        match work {
-            Work::Range { from, to, length } => self.copy_range(*from, *to, *length).map(|()| Vec::new()),
-            Work::Tiles(tiles) => self.copy_tiles(tiles),
-        }
-    }
-
-    fn copy_range(&mut self, from: (usize, i64), to: (usize, i64), length: i64) -> Result<()> {
-        let (source, source_path) = self.files.sources.get(from.0)?;
-        let (destination, path) = self.files.destinations.get(to.0)?;
-        let from = Place { file: &source, path: source_path, offset: from.1 };
-        let to = Place { file: &destination, path, offset: to.1 };
-        let mut done = file::copy_range(from, to, length)?;
-        self.traffic.copied += done;
-        self.traffic.calls += 1;
-        while done < length {
-            let part = (length - done).min(self.limit);
-            let buffer = grown(&mut self.reading, part)?;
-            file::read(from.file, from.path, buffer, from.offset + done)?;
-            file::write(to.file, to.path, buffer, to.offset + done)?;
-            self.traffic.read += part;
-            self.traffic.written += part;
-            self.traffic.calls += 2;
-            done += part;
-        }
-        Ok(())
-    }
-
-    fn copy_tiles(&mut self, tiles: &[Tile]) -> Result<Vec<Finding>> {
+    pub(crate) fn run(&mut self, tiles: &[Tile]) -> Result<Vec<Finding>> {
         let (slots, first) = self.slots(tiles)?;
         let (mut reads, forms) = self.reads(tiles, &slots, &first);
         self.fetch(&mut reads, &forms)?;

@@ -1,17 +1,15 @@
-//! Every operation on a file fails once, and a killed run goes on: in processes of their own, since the kill is real.
+//! Every operation on a file fails once, or is interrupted once.
 
 mod common;
 
 use std::{
     fs,
     path::Path,
-    process::Command,
     sync::{LazyLock, Mutex, MutexGuard},
 };
 
 use common::{Case, Cut, Part};
 use shardwise_io::{
-    commit,
     digest::Digest,
     error::Error,
     faults::{Fault, arm, disarm},
@@ -73,11 +71,6 @@ fn case() -> Case {
     }
 }
 
-fn options(folder: &Path, journal: bool) -> Options {
-    let journal = journal.then(|| folder.join("journal"));
-    Options { budget: 40_000, threads: Some(1), sync: true, journal, record_every: 1 }
-}
-
 fn job(case: &Case, folder: &Path) -> Job {
     let wanted = Wanted { digest: true, crc: true };
     let made = folder.join("made");
@@ -89,8 +82,9 @@ fn job(case: &Case, folder: &Path) -> Job {
     case.job(sources.collect(), case.destinations(&made), wanted)
 }
 
-fn run_here(case: &Case, folder: &Path, journal: bool) -> Result<Report, Error> {
-    run(&job(case, folder), &options(folder, journal), &mut |_, _| Ok(()))
+fn run_here(case: &Case, folder: &Path) -> Result<Report, Error> {
+    let options = Options { budget: 40_000, threads: Some(1), sync: true };
+    run(&job(case, folder), &options, &mut |_, _| Ok(()))
 }
 
 /// What the one case must give: the files, the digests and the CRC-32 of the pieces.
@@ -120,7 +114,7 @@ fn an_error_at_any_operation_names_a_file_and_leaves_none() {
         case.prepare(folder.path());
         let before = fs::read_dir(folder.path()).unwrap().count();
         arm(at, Fault::Fail(28)); // ENOSPC
-        let done = run_here(&case, folder.path(), false);
+        let done = run_here(&case, folder.path());
         if disarm() <= at {
             check_report(&case, folder.path(), &done.unwrap());
             break;
@@ -129,7 +123,7 @@ fn an_error_at_any_operation_names_a_file_and_leaves_none() {
         let message = done.unwrap_err().to_string();
         assert!(message.contains(&*folder.path().to_string_lossy()) && message.contains("No space left"), "{message}");
         assert_eq!(fs::read_dir(folder.path().join("made")).unwrap().count(), 0, "{at}: {message}");
-        // The journal's folder and the sources are as they were.
+        // The sources are as they were.
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), before + 1);
     }
     assert!(seen > 50, "{seen}");
@@ -143,158 +137,12 @@ fn an_interrupted_call_is_made_again() {
         let folder = folder();
         case.prepare(folder.path());
         arm(at, Fault::Fail(4)); // EINTR
-        let report = run_here(&case, folder.path(), true).unwrap();
+        let report = run_here(&case, folder.path()).unwrap();
         check_report(&case, folder.path(), &report);
         if disarm() <= at {
             break;
         }
     }
-}
-
-#[test]
-fn a_run_that_failed_goes_on() {
-    let _turn = turn();
-    let (case, mut resumed) = (case(), 0);
-    for at in 0.. {
-        let folder = folder();
-        case.prepare(folder.path());
-        arm(at, Fault::FailAlways(5)); // EIO
-        let failed = run_here(&case, folder.path(), true).is_err();
-        disarm();
-        if !failed {
-            break;
-        }
-        let report = run_here(&case, folder.path(), true).unwrap();
-        check_report(&case, folder.path(), &report);
-        resumed += i64::from(report.resumed > 0);
-    }
-    assert!(resumed > 20, "{resumed}");
-}
-
-/// Not a test of its own: what a child process of the next test does.
-#[test]
-fn child() {
-    let Ok(folder) = std::env::var("SHARDWISE_TEST_FOLDER") else { return };
-    let at = std::env::var("SHARDWISE_TEST_KILL").unwrap().parse().unwrap();
-    let (folder, case) = (Path::new(&folder), case());
-    arm(at, Fault::Kill);
-    let lock = commit::Lock::new(&folder.join("lock")).unwrap();
-    let report = run_here(&case, folder, true).unwrap();
-    let manifest = report.digests.iter().map(|digest| format!("{digest:032x}\n")).collect::<String>();
-    let _ = fs::remove_file(folder.join("manifest.new"));
-    commit::write_file(&folder.join("manifest.new"), manifest.as_bytes()).unwrap();
-    commit::publish(&folder.join("manifest.new"), &folder.join("manifest"), false).unwrap();
-    drop(lock);
-    println!("operations {}", disarm());
-}
-
-#[test]
-fn killed_at_any_operation_it_is_complete_or_goes_on() {
-    let _turn = turn();
-    let (case, mut kills, mut resumed) = (case(), 0, 0);
-    let digests: String = EXPECTED.1.iter().map(|digest| format!("{digest:032x}\n")).collect();
-    let mut at = 0;
-    loop {
-        let folder = folder();
-        case.prepare(folder.path());
-        let start = |at: i64| {
-            let mut child = Command::new(std::env::current_exe().unwrap());
-            child.args(["--exact", "child", "--nocapture"]).env("SHARDWISE_TEST_FOLDER", folder.path());
-            child.env("SHARDWISE_TEST_KILL", at.to_string()).output().unwrap()
-        };
-        let first = start(at);
-        let manifest = folder.path().join("manifest");
-        let complete = || {
-            assert_eq!(fs::read_to_string(&manifest).unwrap(), digests);
-            check_files(&case, folder.path());
-        };
-        if first.status.success() {
-            complete();
-            break;
-        }
-        kills += 1;
-        if manifest.exists() {
-            complete();
-        } else {
-            let second = start(i64::MAX);
-            assert!(second.status.success(), "{at}: {}", String::from_utf8_lossy(&second.stderr));
-            resumed += 1;
-            complete();
-        }
-        // The sources are untouched.
-        for (i, bytes) in case.sources.iter().enumerate() {
-            assert_eq!(&fs::read(folder.path().join(format!("source{i}"))).unwrap(), bytes);
-        }
-        at += 1;
-    }
-    assert!(kills > 60 && resumed > 50, "{kills} {resumed}");
-}
-
-#[test]
-fn what_was_done_is_not_done_again() {
-    let _turn = turn();
-    let (case, folder) = (case(), folder());
-    case.prepare(folder.path());
-    let (job, mut options) = (job(&case, folder.path()), options(folder.path(), true));
-    let mut polls = 0;
-    let stopped = run(&job, &options, &mut |done, total| {
-        polls += 1;
-        if done > total / 2 { Err(Error::Interrupted) } else { Ok(()) }
-    });
-    assert!(matches!(stopped, Err(Error::Interrupted)));
-    // A larger budget changes nothing: the units are those of the journal.
-    options.budget = 1 << 20;
-    let report = run(&job, &options, &mut |_, _| Ok(())).unwrap();
-    check_report(&case, folder.path(), &report);
-    assert!(report.resumed > job.bytes().unwrap() / 3, "{}", report.resumed);
-    // A third run has nothing to do, and gives the same answers.
-    let again = run(&job, &options, &mut |_, _| Ok(())).unwrap();
-    check_report(&case, folder.path(), &again);
-    assert_eq!((again.resumed, again.traffic), (job.bytes().unwrap(), Default::default()));
-    // A file that went away is made again, whatever the journal says.
-    fs::remove_file(folder.path().join("made/made1")).unwrap();
-    let report = run(&job, &options, &mut |_, _| Ok(())).unwrap();
-    check_report(&case, folder.path(), &report);
-    // Damage at the end of the journal is the end of it.
-    let journal = folder.path().join("journal");
-    let mut bytes = fs::read(&journal).unwrap();
-    let last = bytes.len() - 1;
-    bytes[last] ^= 1;
-    fs::write(&journal, &bytes).unwrap();
-    let report = run(&job, &options, &mut |_, _| Ok(())).unwrap();
-    check_report(&case, folder.path(), &report);
-    assert!(report.resumed < job.bytes().unwrap());
-}
-
-#[test]
-fn a_journal_that_is_in_use_is_refused() {
-    let _turn = turn();
-    let (case, folder) = (case(), folder());
-    case.prepare(folder.path());
-    let (job, options) = (job(&case, folder.path()), options(folder.path(), true));
-    let mut refused = false;
-    run(&job, &options, &mut |done, _| {
-        if done > 0 && !refused {
-            refused = matches!(run(&job, &options, &mut |_, _| Ok(())), Err(Error::Locked { .. }));
-        }
-        Ok(())
-    })
-    .unwrap();
-    assert!(refused);
-}
-
-#[test]
-fn the_journal_of_another_job_takes_no_files() {
-    let _turn = turn();
-    let (case, folder) = (case(), folder());
-    case.prepare(folder.path());
-    run_here(&case, folder.path(), true).unwrap();
-    let mut other = case.clone();
-    other.sources[0].push(0);
-    other.prepare(folder.path());
-    let error = run_here(&other, folder.path(), true).unwrap_err().to_string();
-    assert!(error.contains("creating") && error.contains("exists"), "{error}");
-    check_files(&case, folder.path());
 }
 
 #[test]

@@ -1,38 +1,92 @@
 //! New int64 arrays, and the kernels that fill them.
 
-use numpy::{PyArray1, PyArrayMethods};
-use pyo3::{exceptions::PyMemoryError, intern, prelude::*, sync::PyOnceLock, types::PyTuple};
-use shardwise_core::error::Result as CoreResult;
+use numpy::{
+    PY_ARRAY_API, PyArrayDescrMethods, dtype,
+    npyffi::{NpyTypes, PyArrayObject, get_type_object, npy_intp},
+};
+use pyo3::{exceptions::PyMemoryError, prelude::*};
+use shardwise_core::{error::Result as CoreResult, tiling::Poll};
 
-use crate::errors::{InternalError, SizeOverflowError, detached};
+use crate::errors::{SizeOverflowError, detached, to_py};
 
-/// A new int64 array of `shape`, and itself flat. Asked of numpy from Python, because the crate's constructors panic
-/// where memory is short.
-pub(crate) fn empty<'py>(py: Python<'py>, shape: &[usize]) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyArray1<i64>>)> {
-    static EMPTY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    static INT64: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let elements = shape.iter().try_fold(8_usize, |bytes, &n| bytes.checked_mul(n));
-    if elements.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
-        return Err(SizeOverflowError::new_err(format!("an int64 array of shape {shape:?} is over the address space")));
+/// Below how many numbers are written without giving the interpreter away: that takes as long as writing some hundreds,
+/// and a thread that wants it may keep it for milliseconds.
+const FEW: usize = 1 << 14;
+
+/// The elements of an int64 array of `shape`.
+pub(crate) fn elements(shape: &[usize]) -> PyResult<usize> {
+    let bytes = shape.iter().try_fold(8_usize, |bytes, &n| bytes.checked_mul(n));
+    match bytes.map(isize::try_from) {
+        Some(Ok(bytes)) => Ok(bytes as usize / 8),
+        _ => Err(SizeOverflowError::new_err(format!("an int64 array of shape {shape:?} is over the address space"))),
     }
-    let int64 = INT64.import(py, "numpy", "int64")?;
-    let flat = EMPTY.import(py, "numpy", "empty")?.call1((shape.iter().product::<usize>(), int64))?;
-    let array = match shape {
-        [_] => flat.clone(),
-        _ => flat.call_method1(intern!(py, "reshape"), (PyTuple::new(py, shape)?,))?,
-    };
-    Ok((array, flat.cast_into::<PyArray1<i64>>()?))
 }
 
 /// A new array of `shape`, filled by `kernel` with the interpreter released.
 pub(crate) fn filled<'py, F>(py: Python<'py>, shape: &[usize], kernel: F) -> PyResult<Bound<'py, PyAny>>
 where
-    F: Send + FnOnce(&mut [i64], &mut dyn FnMut() -> CoreResult<()>) -> CoreResult<()>,
+    F: Send + FnOnce(&mut [i64], Poll<'_>) -> CoreResult<()>,
 {
-    let (array, flat) = empty(py, shape)?;
-    let mut guard = flat.try_readwrite().map_err(|error| InternalError::new_err(error.to_string()))?;
-    let slice = guard.as_slice_mut().map_err(|error| InternalError::new_err(error.to_string()))?;
-    detached(py, |poll| kernel(slice, poll))?;
+    let mut kernel = Some(kernel);
+    made(py, shape, 0, &mut |out, poll| kernel.take().map_or(Ok(()), |kernel| kernel(out, poll)))
+}
+
+/// The same by a kernel that takes no longer than writing the numbers takes: for few of them the interpreter is kept.
+pub(crate) fn written<'py, F>(py: Python<'py>, shape: &[usize], kernel: F) -> PyResult<Bound<'py, PyAny>>
+where
+    F: Send + FnOnce(&mut [i64], Poll<'_>) -> CoreResult<()>,
+{
+    let mut kernel = Some(kernel);
+    made(py, shape, FEW, &mut |out, poll| kernel.take().map_or(Ok(()), |kernel| kernel(out, poll)))
+}
+
+/// What both do, compiled once for all kernels. For fewer than `kept` numbers the interpreter is kept.
+fn made<'py>(
+    py: Python<'py>,
+    shape: &[usize],
+    kept: usize,
+    kernel: &mut (dyn FnMut(&mut [i64], Poll<'_>) -> CoreResult<()> + Send),
+) -> PyResult<Bound<'py, PyAny>> {
+    let elements = elements(shape)?;
+    new_array(py, shape, elements, &mut |out| {
+        if elements < kept {
+            return kernel(out, &mut || Ok(())).map_err(to_py);
+        }
+        detached(py, |poll| kernel(out, poll))
+    })
+}
+
+/// A new C-contiguous int64 array of `shape`, which has `elements` of at most `isize::MAX` bytes together: `fill` writes
+/// them, before anyone else has the array. (The constructors of rust-numpy panic where memory is short.)
+pub(crate) fn new_array<'py>(
+    py: Python<'py>,
+    shape: &[usize],
+    elements: usize,
+    fill: &mut dyn FnMut(&mut [i64]) -> PyResult<()>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let mut dims: Vec<npy_intp> = shape.iter().map(|&n| n as npy_intp).collect();
+    // SAFETY: the type object is numpy's static; the call steals the reference to the dtype; `dims` holds as many entries
+    // as are said. The result is a new reference, or null with an exception set.
+    let array = unsafe {
+        let array = PY_ARRAY_API.PyArray_NewFromDescr(
+            py,
+            get_type_object(py, NpyTypes::PyArray_Type),
+            dtype::<i64>(py).into_dtype_ptr(),
+            dims.len() as std::ffi::c_int,
+            dims.as_mut_ptr(),
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            0,
+            std::ptr::null_mut(),
+        );
+        Bound::from_owned_ptr_or_err(py, array)?
+    };
+    // SAFETY: the array is a live ndarray that nobody else has, C-contiguous, with memory of its own for `elements` int64,
+    // aligned as numpy aligns what it allocates. Any bytes are an i64. The slice does not outlive the call, the array does.
+    fill(unsafe {
+        let data = (*array.as_ptr().cast::<PyArrayObject>()).fields.data;
+        std::slice::from_raw_parts_mut(data.cast::<i64>(), elements)
+    })?;
     Ok(array)
 }
 

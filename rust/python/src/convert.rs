@@ -139,6 +139,14 @@ impl<'py> Numbers<'py> {
         let flat = flat.try_readonly().map_err(|error| PyTypeError::new_err(format!("{name}: {error}")))?;
         Ok(Self::Many(NumberArray { flat, shape }))
     }
+
+    /// The numbers in C order.
+    pub(crate) fn slice(&self) -> PyResult<&[i64]> {
+        match self {
+            Self::One(one) => Ok(std::slice::from_ref(one)),
+            Self::Many(array) => array.slice(),
+        }
+    }
 }
 
 /// The value as an int64 array that a slice may be taken of; converts (and copies) only what is not one already.

@@ -11,7 +11,7 @@ use numpy::{PyArray1, PyArrayDescrMethods, PyArrayMethods, PyUntypedArray, PyUnt
 use pyo3::{
     exceptions::{PyMemoryError, PyOSError, PyTypeError, PyValueError},
     prelude::*,
-    types::{PyBytes, PyList, PyTuple},
+    types::{PyList, PyTuple},
 };
 use shardwise_core::{
     copy::{overlap::Disjoint, strided::Strided},
@@ -20,9 +20,8 @@ use shardwise_core::{
 use shardwise_io::{
     commit,
     error::{Error, Result},
-    faults::{self, Fault},
     job::{Destination, Job, Memory, Source, SourceFile, Wanted},
-    run::{Options, outline, run},
+    run::{Options, run},
 };
 
 use crate::{
@@ -91,34 +90,22 @@ impl CopyJob {
         })
     }
 
-    /// (threads, bytes of buffers, bytes, of them in ranges, units) of a run.
-    #[pyo3(signature = (budget, threads, /))]
-    fn outline(&self, py: Python<'_>, budget: i64, threads: Option<usize>) -> PyResult<(usize, i64, i64, i64, i64)> {
-        guard(|| {
-            let options = Options { budget, threads, ..Options::default() };
-            let found = watched(py, None, |poll| outline(&self.job, &options, poll))?;
-            Ok((found.threads, found.memory, found.bytes, found.ranges, found.units))
-        })
-    }
-
-    /// Does the job; gives (bytes read, written, copied by the system, calls, bytes resumed), digests, CRCs, differences.
-    #[pyo3(signature = (budget, threads, sync, journal, record_every, progress, /))]
-    #[allow(clippy::too_many_arguments, clippy::type_complexity)]
+    /// Does the job; gives (bytes read, written, calls), digests, CRCs, differences.
+    #[pyo3(signature = (budget, threads, sync, progress, /))]
+    #[allow(clippy::type_complexity)]
     fn run(
         &self,
         py: Python<'_>,
         budget: i64,
         threads: Option<usize>,
         sync: bool,
-        journal: Option<PathBuf>,
-        record_every: i64,
         progress: Option<Py<PyAny>>,
-    ) -> PyResult<((i64, i64, i64, i64, i64), Vec<u128>, Vec<u32>, Vec<(usize, i64)>)> {
+    ) -> PyResult<((i64, i64, i64), Vec<u128>, Vec<u32>, Vec<(usize, i64)>)> {
         guard(|| {
-            let options = Options { budget, threads, sync, journal, record_every };
+            let options = Options { budget, threads, sync };
             let report = watched(py, progress, |poll| run(&self.job, &options, poll))?;
             let traffic = report.traffic;
-            let counts = (traffic.read, traffic.written, traffic.copied, traffic.calls, report.resumed);
+            let counts = (traffic.read, traffic.written, traffic.calls);
             Ok((counts, report.digests, report.crcs, report.differences))
         })
     }
@@ -173,7 +160,7 @@ fn source(
 fn open_file(descriptor: i32, path: &Path) -> PyResult<Arc<File>> {
     use std::os::fd::BorrowedFd;
     if descriptor < 0 {
-        return Err(PyOSError::new_err((BAD_DESCRIPTOR, "Bad file descriptor", path.to_owned())));
+        return Err(PyOSError::new_err((BAD_DESCRIPTOR, "Bad file descriptor", path.as_os_str().to_owned())));
     }
     // SAFETY: a number that is not -1; whether it is open is what duplicating it finds out, and nothing else is done
     // with it.
@@ -280,13 +267,13 @@ fn to_py(error: Error) -> PyErr {
             let number = error.raw_os_error().unwrap_or(BROKEN);
             let text = error.to_string();
             let text = text.split(" (os error").next().unwrap_or_default();
-            PyOSError::new_err((number, format!("{text} ({operation}{place})"), path))
+            PyOSError::new_err((number, format!("{text} ({operation}{place})"), path.into_os_string()))
         }
         Error::Space { path, needed, available } => {
             let text = format!("No space left on device ({needed} bytes are needed, {available} are free)");
-            PyOSError::new_err((NO_SPACE, text, path))
+            PyOSError::new_err((NO_SPACE, text, path.into_os_string()))
         }
-        Error::Locked { path, .. } => PyOSError::new_err((WOULD_BLOCK, message, path)),
+        Error::Locked { path, .. } => PyOSError::new_err((WOULD_BLOCK, message, path.into_os_string())),
         Error::Ends { .. } | Error::Kind { .. } | Error::Changed { .. } => ParseError::new_err(message),
         Error::Job(_) | Error::Budget { .. } => LayoutError::new_err(message),
         Error::Memory { .. } => PyMemoryError::new_err(message),
@@ -320,16 +307,6 @@ impl FileLock {
     }
 }
 
-/// Writes a new file and brings it to the disk.
-#[pyfunction]
-#[pyo3(signature = (path, data, /))]
-pub(crate) fn write_file(py: Python<'_>, path: PathBuf, data: &Bound<'_, PyBytes>) -> PyResult<()> {
-    guard(|| {
-        let bytes = data.as_bytes();
-        py.detach(|| commit::write_file(&path, bytes)).map_err(to_py)
-    })
-}
-
 /// Brings files, and the folders that hold them, to the disk.
 #[pyfunction]
 #[pyo3(signature = (paths, /))]
@@ -339,9 +316,9 @@ pub(crate) fn sync_files(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<()> {
 
 /// Renames, and brings the names to the disk.
 #[pyfunction]
-#[pyo3(signature = (source, target, replace, /))]
-pub(crate) fn publish(py: Python<'_>, source: PathBuf, target: PathBuf, replace: bool) -> PyResult<()> {
-    guard(|| py.detach(|| commit::publish(&source, &target, replace)).map_err(to_py))
+#[pyo3(signature = (source, target, /))]
+pub(crate) fn publish(py: Python<'_>, source: PathBuf, target: PathBuf) -> PyResult<()> {
+    guard(|| py.detach(|| commit::publish(&source, &target)).map_err(to_py))
 }
 
 /// The bytes that can still be written to a folder's file system.
@@ -349,30 +326,4 @@ pub(crate) fn publish(py: Python<'_>, source: PathBuf, target: PathBuf, replace:
 #[pyo3(signature = (folder, /))]
 pub(crate) fn free_space(py: Python<'_>, folder: PathBuf) -> PyResult<i64> {
     guard(|| py.detach(|| commit::free_space(&folder)).map_err(to_py))
-}
-
-/// Makes the file operation `at`, counted from 0 from now on, fail with an error number, or "kill" the process, or do it
-/// and all later ones in a "short" way; "count" only counts. For tests.
-#[pyfunction]
-#[pyo3(signature = (at, fault, /))]
-pub(crate) fn _fail_at(at: i64, fault: &Bound<'_, PyAny>) -> PyResult<()> {
-    guard(|| {
-        let fault = match fault.extract::<i32>() {
-            Ok(number) => Fault::Fail(number),
-            Err(_) => match fault.extract::<String>()?.as_str() {
-                "kill" => Fault::Kill,
-                "short" => Fault::Short,
-                "count" => Fault::Count,
-                other => return Err(PyValueError::new_err(format!("fault is {other:?}"))),
-            },
-        };
-        faults::arm(at, fault);
-        Ok(())
-    })
-}
-
-/// Ends `_fail_at`, and gives the number of operations since.
-#[pyfunction]
-pub(crate) fn _operations() -> PyResult<i64> {
-    guard(|| Ok(faults::disarm()))
 }

@@ -51,12 +51,9 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(dtensor::encode_mesh, module)?)?;
     module.add_function(wrap_pyfunction!(dtensor::parse_device, module)?)?;
     module.add_function(wrap_pyfunction!(dtensor::print_device, module)?)?;
-    module.add_function(wrap_pyfunction!(io::_fail_at, module)?)?;
-    module.add_function(wrap_pyfunction!(io::_operations, module)?)?;
     module.add_function(wrap_pyfunction!(io::free_space, module)?)?;
     module.add_function(wrap_pyfunction!(io::publish, module)?)?;
     module.add_function(wrap_pyfunction!(io::sync_files, module)?)?;
-    module.add_function(wrap_pyfunction!(io::write_file, module)?)?;
     module.add_function(wrap_pyfunction!(pickle::read_dcp_index, module)?)?;
     module.add_function(wrap_pyfunction!(pickle::read_pickle, module)?)?;
     module.add_function(wrap_pyfunction!(reshard::balance_model, module)?)?;

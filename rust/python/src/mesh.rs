@@ -85,7 +85,7 @@ impl Mesh {
     fn coordinates<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
             let shape = [arrays::length("devices", self.core.size())?, self.core.sizes().len()];
-            arrays::filled(py, &shape, |out, poll| self.core.coordinates_into(out, poll))
+            arrays::written(py, &shape, |out, poll| self.core.coordinates_into(out, poll))
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use numpy::{PyArrayMethods, PyUntypedArray};
+use numpy::PyUntypedArray;
 use pyo3::{
     IntoPyObjectExt,
     prelude::*,
@@ -20,7 +20,7 @@ use shardwise_core::{
 use crate::{
     arrays,
     convert::{Numbers, integers, position},
-    errors::{InternalError, LayoutError, answer, detached, guard, to_py},
+    errors::{LayoutError, answer, detached, guard, to_py},
     layout::Layout,
     memory::room,
     views,
@@ -45,7 +45,9 @@ impl Partition {
     fn new(layout: &Layout, shape: &Bound<'_, PyAny>, uneven: &Bound<'_, PyString>) -> PyResult<Self> {
         guard(|| {
             let shape = integers("shape", shape)?;
-            room("the partition", shape.len().saturating_mul(DIM_BYTES))?;
+            if shape.len() > FEW_DIMS {
+                room("the partition", shape.len().saturating_mul(DIM_BYTES))?;
+            }
             // A lone surrogate cannot be a rule either; its replacement is refused by name.
             let rule = uneven.to_string_lossy().parse().map_err(to_py)?;
             let core = CorePartition::new(layout.core.clone(), &shape, rule).map_err(to_py)?;
@@ -98,7 +100,7 @@ impl Partition {
     fn boxes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
             let shape = [self.devices()?, self.core.shape().len(), 2];
-            arrays::filled(py, &shape, |out, poll| self.core.boxes_into(out, poll))
+            arrays::written(py, &shape, |out, poll| self.core.boxes_into(out, poll))
         })
     }
 
@@ -130,12 +132,12 @@ impl Partition {
 
     /// The shard id of every device: int64 (devices,).
     fn shard_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        guard(|| arrays::filled(py, &[self.devices()?], |out, poll| self.core.shard_ids_into(out, poll)))
+        guard(|| arrays::written(py, &[self.devices()?], |out, poll| self.core.shard_ids_into(out, poll)))
     }
 
     /// The replica id of every device: int64 (devices,).
     fn replica_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        guard(|| arrays::filled(py, &[self.devices()?], |out, poll| self.core.replica_ids_into(out, poll)))
+        guard(|| arrays::written(py, &[self.devices()?], |out, poll| self.core.replica_ids_into(out, poll)))
     }
 
     /// The device indices that hold a shard, in order.
@@ -184,7 +186,7 @@ impl Partition {
     fn runs<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
             let runs = Runs::of(self.roomy()?, device).map_err(to_py)?;
-            arrays::filled(py, &[arrays::length("runs", runs.count())?, 2], |out, poll| runs.fill_into(out, poll))
+            arrays::written(py, &[arrays::length("runs", runs.count())?, 2], |out, poll| runs.fill_into(out, poll))
         })
     }
 
@@ -265,10 +267,6 @@ fn slices(py: Python<'_>, bounds: Bounds) -> PyResult<Bound<'_, PyTuple>> {
     PyTuple::new(py, slices)
 }
 
-fn borrowed(error: impl std::fmt::Display) -> PyErr {
-    InternalError::new_err(error.to_string())
-}
-
 /// Where elements live: what plain and packed partitions both answer.
 pub(crate) trait Locate: Sync {
     fn locate_one(&self, offset: i64) -> CoreResult<(i64, i64)>;
@@ -326,16 +324,14 @@ pub(crate) fn located<'py>(
         }
         Numbers::Many(array) => array,
     };
-    let (shard_ids, flat_ids) = arrays::empty(py, &array.shape)?;
-    let (locals, flat_locals) = arrays::empty(py, &array.shape)?;
-    {
-        let offsets = array.slice()?;
-        let mut ids = flat_ids.try_readwrite().map_err(borrowed)?;
-        let mut local = flat_locals.try_readwrite().map_err(borrowed)?;
-        let ids = ids.as_slice_mut().map_err(borrowed)?;
-        let local = local.as_slice_mut().map_err(borrowed)?;
-        detached(py, |poll| core.locate_into(offsets, ids, local, poll))?;
-    }
+    let (offsets, elements) = (array.slice()?, arrays::elements(&array.shape)?);
+    let mut locals = py.None().into_bound(py);
+    let shard_ids = arrays::new_array(py, &array.shape, elements, &mut |ids| {
+        locals = arrays::new_array(py, &array.shape, elements, &mut |locals| {
+            detached(py, |poll| core.locate_into(offsets, ids, locals, poll))
+        })?;
+        Ok(())
+    })?;
     PyTuple::new(py, [shard_ids, locals])
 }
 

@@ -18,6 +18,10 @@ const TRANSLATING: usize = 64;
 const SEARCHING: usize = 16 << 10;
 const SEARCHING_LIMIT: usize = 96 << 20;
 
+/// The bytes that a search takes at most once the rules are compiled: the list of the states, of at most 16 MiB, grows to
+/// twice its size. It is less than glibc maps apart, 32 MiB, which would take ten times as long as the search.
+const FINDING_LIMIT: usize = 31 << 20;
+
 type Positions<'py> = (Bound<'py, PyTuple>, Bound<'py, PyTuple>);
 
 /// Regular expressions that Python has accepted, searched for together.
@@ -70,7 +74,8 @@ impl RuleSet {
                 }
             };
             // A path may be longer than the rules, and what is searched is a copy of it.
-            room("the search", self.searching.saturating_add(text.len().saturating_mul(16)))?;
+            let limit = if self.core.is_compiled_for(text) { FINDING_LIMIT } else { SEARCHING_LIMIT };
+            room("the search", self.searching.min(limit).saturating_add(text.len().saturating_mul(16)))?;
             let mut failed = None;
             let found = self.core.find(text, &mut |c| {
                 class_of(py, c).unwrap_or_else(|error| {

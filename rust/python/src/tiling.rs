@@ -47,9 +47,10 @@ impl Tiling {
     ) -> PyResult<Self> {
         guard(|| {
             let shape = integers("shape", shape)?;
-            let bounds = numbers("boxes", bounds)?;
+            let bounds = Numbers::new("boxes", bounds)?;
+            let bounds = bounds.slice()?;
             let made = py.detach(|| {
-                let regions = Regions::of_bounds(shape.len(), count, &bounds)?;
+                let regions = Regions::of_bounds(shape.len(), count, bounds)?;
                 Boxes::one_each(&shape, regions, replicas)
             });
             Ok(Self { core: Arc::new(made.map_err(to_py)?) })
@@ -204,13 +205,9 @@ pub(crate) fn tiling(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Arc<dyn C
 
 /// An array of integers as a vector.
 pub(crate) fn numbers(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-    match Numbers::new(name, value)? {
-        Numbers::One(one) => Ok(vec![one]),
-        Numbers::Many(array) => {
-            let slice = array.slice()?;
-            let mut copy = arrays::scratch(name, slice.len(), 1)?;
-            copy.copy_from_slice(slice);
-            Ok(copy)
-        }
-    }
+    let numbers = Numbers::new(name, value)?;
+    let slice = numbers.slice()?;
+    let mut copy = arrays::scratch(name, slice.len(), 1)?;
+    copy.copy_from_slice(slice);
+    Ok(copy)
 }

@@ -1,4 +1,4 @@
-//! Zero-copy views of numpy arrays: the one file with `unsafe`.
+//! Zero-copy views of numpy arrays.
 //!
 //! A view is what `array[box]` gives: the same memory, strides, dtype and writability, with the array as its base. The
 //! indexing machinery of numpy takes 0.3 to 0.9 µs to make one; with the box at hand, numpy's C constructor takes a

@@ -50,8 +50,7 @@ def open_folder(folder: Path, form: str, metadata: Mapping[str, Any]) -> StoredC
     index = _Index(folder)
     try:
         index.open_files()
-        tied = index.tied()
-        tensors = {said[0]: index.tensor(tied.get(said[0]), *said) for said in index.tensors}
+        tensors = _Tensors(index, index.tied())
         objects = {name: index.object(name, place) for name, place in index.objects}
     except BaseException:
         for file in index.files:
@@ -176,6 +175,15 @@ class _Index:
             if self._first is None or self._first[place] == place:
                 yield from Archive(*self.item(place)).sums()
 
+    def check(self, name: str, dtype_name: str, dtype: Dtype | None, shape: tuple[int, ...]) -> Dtype:
+        """Check what a row of the index says of a tensor besides its chunks; gives the dtype, which there must be."""
+        checked_name(name, self.path)
+        if dtype is None:
+            raise self.error(f"tensor {shorten(name)}: the dtype {shorten(dtype_name)} is not one that is read")
+        if len(shape) > MAX_DIMS or math.prod(shape) * dtype.bits > _MAX_BITS:
+            checked_shape(shape, dtype.bits, name, self.path)
+        return dtype
+
     def tensor(
         self,
         alias_of: str | None,
@@ -188,12 +196,7 @@ class _Index:
         is_tiled: bool,
     ) -> StoredTensor:
         """Make the tensor that a row of the index says."""
-        dtype = named_dtype(dtype_name)
-        checked_name(name, self.path)
-        if dtype is None:
-            raise self.error(f"tensor {shorten(name)}: the dtype {shorten(dtype_name)} is not one that is read")
-        if len(shape) > MAX_DIMS or math.prod(shape) * dtype.bits > _MAX_BITS:
-            checked_shape(shape, dtype.bits, name, self.path)
+        dtype = self.check(name, dtype_name, named_dtype(dtype_name), shape)
         if is_tiled:
             chunks = _Chunks(self, name, dtype, len(shape), first, count, bounds)
             return StoredTensor(name, dtype, shape, chunks, alias_of=alias_of)
@@ -218,6 +221,40 @@ class _Index:
             raise self.error(f"tensor {shorten(name)}: no file holds the chunk {box_text(box)}")
         item = self.item(place)
         return StoredPiece(box, item.file.path, key=f"@{item.offset}", locate=partial(_locate, name, dtype, item, box))
+
+
+class _Tensors(Mapping[str, StoredTensor]):
+    """The tensors of an index by name. All are checked at once; each is made when it is asked for.
+
+    What is to be said of 10⁵ tensors is said in a fraction of the time that it takes to make them.
+    """
+
+    def __init__(self, index: _Index, tied: Mapping[str, str]) -> None:
+        self._index = index
+        self._tied = tied
+        self._rows = {row[0]: row for row in index.tensors}
+        self._made: dict[str, StoredTensor] = {}
+        dtypes = {dtype: named_dtype(dtype) for dtype in {row[1] for row in index.tensors}}
+        for name, dtype_name, shape, _, _, _, is_tiled in index.tensors:
+            index.check(name, dtype_name, dtypes[dtype_name], shape)
+            if not is_tiled:  # What is wrong with its boxes is said now.
+                self._made[name] = index.tensor(tied.get(name), *self._rows[name])
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        made = self._made.get(name)
+        if made is None:
+            # Two threads may make it; both get the one that came first.
+            made = self._made.setdefault(name, self._index.tensor(self._tied.get(name), *self._rows[name]))
+        return made
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
 
 class _Chunks(ListedPieces):

@@ -150,6 +150,23 @@ _DTYPES |= {"torch.float": DTYPES["float32"], "torch.double": DTYPES["float64"],
 _DTYPES |= {"torch.long": DTYPES["int64"], "torch.int": DTYPES["int32"], "torch.short": DTYPES["int16"]}
 
 
+#: What a tensor is that is rebuilt by a global without a meaning here, and what to save instead.
+_OTHER_TENSORS = {
+    "torch._utils._rebuild_sparse_tensor": "a sparse tensor; save tensor.to_dense()",
+    "torch._utils._rebuild_nested_tensor": "a nested tensor; save tensor.unbind()",
+    "torch._utils._rebuild_qtensor": "a quantised tensor; save tensor.dequantize(), or its int_repr() and scales",
+    "torch._utils._rebuild_meta_tensor_no_storage": "a tensor of the device meta, which has no elements",
+}
+
+
+def _says_what(error: ParseError) -> str:
+    """What is known of the global that an error names, as a further sentence."""
+    text = str(error)
+    if re.search(r'names "torch\.nn\.modules\.', text):
+        return "; this is a module as a whole: save its state_dict()"
+    return next((f"; this is {what}" for name, what in _OTHER_TENSORS.items() if f'"{name}"' in text), "")
+
+
 def _is_allowed(name: str) -> bool:
     """Whether a global has a meaning here; ParseError if it must not be named anywhere."""
     if name in _ALLOWED or name in _DTYPES or name in _STORAGE_DTYPES:
@@ -180,7 +197,7 @@ def read_strict(
     try:
         return read_pickle(data, _is_allowed, strict=strict, persistent=persistent)
     except ParseError as error:
-        raise ParseError(f"{where}: {error}") from None
+        raise ParseError(f"{where}: {error}{_says_what(error)}") from None
 
 
 def read_index(data: bytes, where: object, attributes: Collection[str]) -> Any:

@@ -25,6 +25,8 @@ _REBUILD = {
     "torch._utils._rebuild_tensor_v2": 4,
     "torch._utils._rebuild_tensor_v3": 7,
 }
+#: At which place among the arguments of these stands, if anywhere, that the elements are to be changed yet.
+_CHANGED = {"torch._utils._rebuild_tensor_v2": 6, "torch._utils._rebuild_tensor_v3": 7}
 
 
 class SavedTensor(NamedTuple):
@@ -120,6 +122,16 @@ class Container:
             raise wrong
         if dtype.bits % 8:
             raise ParseError(f"{where}: tensor {shorten(name)}: elements of {dtype.bits} bits are not read here")
+        at = _CHANGED.get(function, len(args))
+        changed = args[at] if len(args) > at else None
+        if changed is not None and not isinstance(changed, dict):
+            raise wrong
+        for change in ("conj", "neg"):
+            if changed and changed.get(change):
+                raise ParseError(
+                    f"{where}: tensor {shorten(name)}: is a view whose elements PyTorch changes when it reads them "
+                    f"({change}); save tensor.resolve_{change}() of it"
+                )
         shape = checked_shape(sizes_of(args[2]), dtype.bits, name, where)
         if len(strides) != len(shape):
             raise wrong

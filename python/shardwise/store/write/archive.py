@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from functools import lru_cache
 from typing import NamedTuple
 
 __all__ = ["ALIGNMENT", "Frame", "frame_of"]
@@ -22,6 +23,8 @@ _ENTRY = struct.Struct("<4s6H3L5H2L")
 _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
+#: At which byte of either header the CRC-32 stands.
+_CRC_IN_LOCAL, _CRC_IN_ENTRY = 14, 16
 _MOST32 = 0xFFFFFFFF
 _PADDING = 0x4246  # "FB", of which PyTorch's readers know, as all do, that it says nothing to them.
 _UTF8 = 1 << 11
@@ -44,23 +47,46 @@ class Frame(NamedTuple):
     tail: bytes
 
 
+class _Blank(NamedTuple):
+    """A frame of elements whose CRC-32 is 0, and where the CRC-32 stands in its head and its tail."""
+
+    head: bytes
+    tail: bytes
+    in_head: int
+    in_tail: int
+
+
 def frame_of(pickle: bytes, size: int, crc: int) -> Frame:
     """Give what stands around `size` bytes of elements with this CRC-32; its lengths do not depend on the CRC-32."""
+    blank, said = _blank(pickle, size), crc.to_bytes(4, "little")
+    return Frame(_with(blank.head, blank.in_head, said), _with(blank.tail, blank.in_tail, said))
+
+
+def _with(data: bytes, at: int, said: bytes) -> bytes:
+    return data[:at] + said + data[at + len(said) :]
+
+
+@lru_cache(maxsize=1024)
+def _blank(pickle: bytes, size: int) -> _Blank:
+    # The layers of a model have the same boxes: most frames are made before.
     head, members = bytearray(), []
     for name, data in ((f"{_ROOT}/data.pkl", pickle), (f"{_ROOT}/byteorder", b"little")):
         members.append(_Member(name.encode(), len(head), len(data), zlib.crc32(data)))
         head += _local(members[-1]) + data
-    elements = _Member(f"{_ROOT}/data/0".encode(), len(head), size, crc)
+    elements = _Member(f"{_ROOT}/data/0".encode(), len(head), size, 0)
     head += _local(elements, -(len(head) + len(_local(elements))) % ALIGNMENT)
     members.append(elements)
     start, data = len(head) + size, b"3\n"
     version = _Member(f"{_ROOT}/version".encode(), start, len(data), zlib.crc32(data))
     tail = bytearray(_local(version) + data)
     members.append(version)
-    directory = start + len(tail)
+    directory, in_tail = start + len(tail), 0
     for member in members:
+        if member is elements:
+            in_tail = len(tail) + _CRC_IN_ENTRY
         tail += _entry(member)
-    return Frame(bytes(head), bytes(tail + _end(len(members), directory, start + len(tail))))
+    tail += _end(len(members), directory, start + len(tail))
+    return _Blank(bytes(head), bytes(tail), elements.at + _CRC_IN_LOCAL, in_tail)
 
 
 def _local(member: _Member, padding: int | None = None) -> bytes:

@@ -63,7 +63,7 @@ class DcpFile(TargetFile):
                 raise LayoutError(f"{name}: would have more than 2**63 - 1 bytes")
             self.places.append((begin, end - begin))
         self._size = end
-        super().__init__(name, slots)
+        super().__init__(name, slots, wanted)
 
     @property
     def start(self) -> int:
@@ -75,14 +75,15 @@ class DcpFile(TargetFile):
         """Bytes of the file."""
         return self._size
 
-    def frame(self) -> Iterator[tuple[int, bytes]]:
-        """What lies between one tensor's elements and the next one's."""
+    def before(self, number: int) -> tuple[int, bytes]:
+        """The end of one container and the beginning of the next."""
         at, text = 0, b""
-        for number, (slot, (begin, _)) in enumerate(zip(self.slots, self.places, strict=True)):
-            head, tail = self._container(slot.tensor, slot.box, slot.end - slot.begin, self.crcs.get(number, 0))
-            yield at, text + bytes(begin - at - len(text)) + head
-            at, text = slot.end, tail
-        yield at, text
+        if number:
+            at, text = self.slots[number - 1].end, self._around(number - 1).tail
+        if number == len(self.slots):
+            return at, text
+        begin = self.places[number][0]
+        return at, text + bytes(begin - at - len(text)) + self._around(number).head
 
     def recipe(self) -> dict[str, Any]:
         """Nothing: its slots say all."""
@@ -91,6 +92,10 @@ class DcpFile(TargetFile):
     def facts(self) -> dict[str, Any]:
         """Nothing: the containers have the CRC-32 of all that is in them."""
         return {}
+
+    def _around(self, number: int) -> Frame:
+        slot = self.slots[number]
+        return self._container(slot.tensor, slot.box, slot.end - slot.begin, self.crcs.get(number, 0))
 
     def _container(self, tensor: int, box: Bounds, size: int, crc: int) -> Frame:
         wanted = self._wanted[tensor]

@@ -1,22 +1,19 @@
-"""Tasks given to whatever runs functions: so many at a time, again where that may help, each with its receipt."""
+"""The tasks of a plan given to whatever runs functions, each with its receipt; and the end of it, the commit."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import nullcontext
-from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from ... import _core
 from ..._arguments import integer
-from ...errors import LayoutError, ParseError, ShardwiseError
+from ...errors import LayoutError, ParseError
+from .crew import Crew, Flight, crew_for
 from .ledger import Ledger
 from .place import Recorder, Workplace
 from .plan import WritePlan
@@ -25,202 +22,54 @@ from .task import CheckpointTask, TaskReceipt
 
 __all__ = ["commit_plan", "outline_of", "run_part", "run_whole"]
 
-#: Of each worker, how many tasks are under way or wait for it.
-_WINDOW = 2
-#: With less memory than the first, fewer threads with larger buffers are better; the other is what one needs.
-_SMALL, _LEAST = 512 * 2**10, 16 * 2**10
 #: What the two buffers of a thread take at most.
 _MOST_BUFFERS = 16 * 2**20
-#: What one thread has done before another has started.
-_PARALLEL_FROM = 4 * 2**20
-_MOST_THREADS = 256
-#: Errors of the system that are the same the next time.
-_LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR}
-
-
-class _Here(Executor):
-    """Runs each function at once, in the caller's thread."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
-@dataclass(frozen=True)
-class Crew:
-    """Who runs the tasks.
-
-    Attributes:
-        executor: What takes functions.
-        workers: How many run at a time.
-        memory: Bytes for the buffers of each.
-        is_here: Whether they run in this process.
-        window: How many tasks are under way or wait.
-    """
-
-    executor: Executor
-    workers: int
-    memory: int
-    is_here: bool
-    window: int
-
-
-@contextlib.contextmanager
-def crew_for(plan: WritePlan, executor: Executor | None, memory: int, threads: int | None) -> Iterator[Crew]:
-    """Give who runs the tasks of a plan: a caller's executor, or threads for as long as this lasts.
-
-    Raises:
-        LayoutError: if the memory is too little.
-        TypeError: if `executor` is not one, or the plan's sources are in memory and it is not of threads.
-    """
-    memory = integer("memory", memory)
-    if executor is not None:
-        is_here = isinstance(executor, ThreadPoolExecutor)
-        if not isinstance(executor, Executor):
-            raise TypeError(f"executor must be a concurrent.futures.Executor, got {type(executor).__name__}")
-        if not is_here and not plan.is_of_files:
-            raise TypeError("tensors in memory are written by threads of this process; give a ThreadPoolExecutor")
-        workers, sharing = _workers(executor)
-        yield Crew(executor, workers, _budget(memory, sharing), is_here, _WINDOW * workers)
-        return
-    workers = _threads(plan, memory, threads)
-    budget = _budget(memory, workers)
-    if workers == 1:
-        yield Crew(_Here(), 1, budget, True, 1)
-        return
-    with ThreadPoolExecutor(workers, "shardwise") as pool:
-        try:
-            yield Crew(pool, workers, budget, True, _WINDOW * workers)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _threads(plan: WritePlan, memory: int, threads: int | None) -> int:
-    if threads is not None and integer("threads", threads) < 1:
-        raise LayoutError(f"threads is {threads}; it must be at least 1")
-    if plan.nbytes < _PARALLEL_FROM:
-        return 1
-    wanted = threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads or os.cpu_count()
-    return max(min(wanted or 1, len(plan.tasks), memory // _SMALL, _MOST_THREADS), 1)
-
-
-def _budget(memory: int, workers: int) -> int:
-    if memory // workers < _LEAST:
-        needed = f"at least {_LEAST} bytes are needed" + (f" for each of {workers} workers" if workers > 1 else "")
-        raise LayoutError(f"memory is {memory} bytes; {needed}")
-    return memory // workers
-
-
-def _workers(executor: Executor) -> tuple[int, int]:
-    """How many workers an executor has, and how many of them, at most, share the memory of one host."""
-    client = getattr(executor, "_client", None)
-    if client is not None and hasattr(client, "nthreads"):  # Dask's: addresses such as tcp://10.0.0.1:4711.
-        hosts: dict[str, int] = {}
-        for address, count in client.nthreads().items():
-            host = str(address).rpartition("/")[2].rpartition(":")[0]
-            hosts[host] = hosts.get(host, 0) + int(count)
-        return max(sum(hosts.values()), 1), max([1, *hosts.values()])
-    # The first is that of the standard library, the second that of mpi4py, which says nothing of hosts.
-    for name in ("_max_workers", "num_workers"):
-        count = getattr(executor, name, None)
-        if isinstance(count, int) and count > 0:
-            return count, count
-    return (os.cpu_count() or 1,) * 2
 
 
 def _run(task: CheckpointTask, memory: int, sync: bool) -> TaskReceipt:
     return task.run(memory=memory, sync=sync)
 
 
-class _Drive:
-    """Tasks of a plan under way."""
-
-    def __init__(
-        self, plan: WritePlan, crew: Crew, ledger: Ledger, recorder: Recorder, sync: bool, retries: int
-    ) -> None:
-        self._plan, self._crew, self._ledger, self._recorder = plan, crew, ledger, recorder
-        self._sync = sync and not crew.is_here
-        self._retries = retries
-        self._ended: SimpleQueue[tuple[CheckpointTask, int, Future[TaskReceipt]]] = SimpleQueue()
-        self._under_way: set[Future[TaskReceipt]] = set()
-
-    def run(self, numbers: Sequence[int], progress: Callable[[int, int], object] | None) -> int:
-        """Run these tasks, and give how many were."""
-        sizes = self._plan.grid.bytes[np.asarray(numbers, np.int64)] if len(numbers) else np.zeros(0, np.int64)
-        done, total, count = 0, int(sizes.sum()), 0
-        waiting = iter(numbers)
-        try:
-            while True:
-                while len(self._under_way) < self._crew.window:
-                    number = next(waiting, None)
-                    if number is None:
-                        break
-                    self._submit(self._plan.task(number), 0)
-                if not self._under_way:
-                    break
-                task = self._next()
-                if task is not None:
-                    count, done = count + 1, done + task.nbytes
-                    if progress is not None:
-                        progress(done, total)
-        except (BrokenExecutor, CancelledError) as error:
-            self._drain()
-            raise BrokenExecutor(
-                f"a worker died, and the executor with it ({type(error).__name__}), after {count} of {len(numbers)} "
-                "tasks; what is done stays, and the next run goes on with it (resume=True)"
-            ) from error
-        except Exception:
-            self._drain()
-            raise
-        finally:
-            for future in self._under_way:
-                future.cancel()
-            self._recorder.flush()
-        return count
-
-    def _submit(self, task: CheckpointTask, attempt: int) -> None:
-        future = self._crew.executor.submit(_run, task, self._crew.memory, self._sync)
-        self._under_way.add(future)
-        future.add_done_callback(lambda ended: self._ended.put((task, attempt, ended)))
-
-    def _next(self) -> CheckpointTask | None:
-        """The next task that is done; `None` if one failed and is tried again."""
-        task, attempt, future = self._ended.get()
-        self._under_way.discard(future)
-        try:
-            receipt = future.result()
-        except Exception as error:
-            if attempt >= self._retries or not _may_pass(error):
-                raise
-            self._submit(task, attempt + 1)
-            return None
-        self._ledger.add(receipt, task)
-        self._recorder.add(receipt)
-        return task
-
-    def _drain(self) -> None:
-        """After an error: what has begun is waited for, and recorded if it is done."""
-        for future in list(self._under_way):
-            future.cancel()
-        while self._under_way:
-            task, _, future = self._ended.get()
-            self._under_way.discard(future)
-            if not future.cancelled() and future.exception() is None:
-                self._ledger.add(future.result(), task)
-                self._recorder.add(future.result())
+@contextlib.contextmanager
+def _crew(plan: WritePlan, executor: Executor | None, memory: int, threads: int | None) -> Iterator[Crew]:
+    with crew_for(executor, memory, threads, nbytes=plan.nbytes, tasks=len(plan.tasks)) as crew:
+        if not crew.is_here and not plan.is_of_files:
+            raise TypeError("tensors in memory are written by threads of this process; give a ThreadPoolExecutor")
+        yield crew
 
 
-def _may_pass(error: Exception) -> bool:
-    """Whether the same task may succeed another time, perhaps elsewhere."""
-    if isinstance(error, OSError):
-        return error.errno not in _LASTING
-    return not isinstance(
-        error, (ShardwiseError, ValueError, TypeError, MemoryError, ImportError, BrokenExecutor, CancelledError)
-    )
+def _run_tasks(
+    plan: WritePlan,
+    numbers: Sequence[int],
+    crew: Crew,
+    ledger: Ledger,
+    recorder: Recorder,
+    *,
+    sync: bool,
+    retries: int,
+    progress: Callable[[int, int], object] | None,
+) -> int:
+    """Run the tasks with these numbers, and give how many were."""
+    sizes = plan.grid.bytes[np.asarray(numbers, np.int64)] if len(numbers) else np.zeros(0, np.int64)
+    done, total = 0, int(sizes.sum())
+
+    def keep(task: CheckpointTask, receipt: TaskReceipt) -> None:
+        ledger.add(receipt, task)
+        recorder.add(receipt)
+
+    def shown(task: CheckpointTask) -> None:
+        nonlocal done
+        done += task.nbytes
+        if progress is not None:
+            progress(done, total)
+
+    arguments = crew.memory, sync and not crew.is_here
+    hint = "what is done stays, and the next run goes on with it"
+    flight: Flight[CheckpointTask, TaskReceipt] = Flight(crew, _run, arguments, retries, keep, hint)
+    try:
+        return flight.run(map(plan.task, numbers), len(numbers), shown)
+    finally:
+        recorder.flush()
 
 
 def run_part(
@@ -251,14 +100,14 @@ def run_part(
         span = range(len(plan.tasks)) if part is None else _part(plan, part)
         numbers = span
     lock = place.locked() if part is None and tasks is None else nullcontext()
-    with lock, crew_for(plan, executor, memory, threads) as crew:
+    with lock, _crew(plan, executor, memory, threads) as crew:
         place.begin(parts=True)
         if tasks is None:
             for receipt in place.receipts(span):
                 ledger.add(receipt)
             numbers = [number for number in span if number not in ledger]
         recorder = place.recorder(span, sync=sync, gather=crew.is_here)
-        return _Drive(plan, crew, ledger, recorder, sync, retries).run(numbers, progress)
+        return _run_tasks(plan, numbers, crew, ledger, recorder, sync=sync, retries=retries, progress=progress)
 
 
 def _part(plan: WritePlan, part: Any) -> range:
@@ -281,7 +130,7 @@ def run_whole(
     """Write a checkpoint, from the first task to the last rename."""
     _check_retries(retries)
     place = Workplace(plan)
-    with crew_for(plan, executor, memory, threads) as crew, place.locked():
+    with _crew(plan, executor, memory, threads) as crew, place.locked():
         place.claim(resume)
         try:
             ledger = Ledger(plan)
@@ -292,7 +141,7 @@ def run_whole(
             ledger.bytes_read = ledger.bytes_written = 0
             numbers = [number for number in range(len(plan.tasks)) if number not in ledger]
             recorder = place.recorder(None, sync=sync, gather=crew.is_here)
-            _Drive(plan, crew, ledger, recorder, sync, retries).run(numbers, progress)
+            _run_tasks(plan, numbers, crew, ledger, recorder, sync=sync, retries=retries, progress=progress)
             ledger.check_complete()
             place.finish(ledger, sync=sync)
         except (ParseError, LayoutError):
@@ -323,7 +172,7 @@ def commit_plan(plan: WritePlan, *, check: bool, memory: int, sync: bool) -> Wri
 
 def outline_of(plan: WritePlan, memory: int, threads: int | None) -> WriteOutline:
     """Say what it takes to run a plan in this process; see `CheckpointPlan.outline`."""
-    with crew_for(plan, None, memory, threads) as crew:
+    with _crew(plan, None, memory, threads) as crew:
         names = (file.name for file in plan.files)
         return WriteOutline(
             tuple(zip(names, plan.sizes, strict=True)),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from ..._dtypes import Dtype
 from ..._text import bytes_text
@@ -52,17 +53,21 @@ class Named(Protocol):
 
     @property
     def is_object(self) -> bool:
-        """Whether it is no tensor."""
+        """Whether it is not a tensor."""
 
 
-@dataclass(frozen=True)
-class Slot:
-    """A box of a tensor in a file."""
+class Slot(NamedTuple):
+    """A box of a tensor in a file.
 
-    #: The tensor's position among those that are written.
+    Attributes:
+        tensor: The tensor's position among those that are written.
+        box: The box.
+        begin: Of the file's data, the first byte that it has.
+        end: One past the last.
+    """
+
     tensor: int
     box: Bounds
-    #: Of the file's data, the bytes that it has: begin and end.
     begin: int
     end: int
 
@@ -82,9 +87,10 @@ class TargetFile(ABC):
     #: Whether the digests stand in the file.
     has_digests = False
 
-    def __init__(self, name: str, slots: Sequence[Slot]) -> None:
+    def __init__(self, name: str, slots: Sequence[Slot], wanted: Sequence[Named]) -> None:
         self.name = name
         self.slots = slots
+        self._wanted: Sequence[Named] | Mapping[int, Named] = wanted
         self.digests: dict[int, int] = {}
         self.crcs: dict[int, int] = {}
 
@@ -99,8 +105,19 @@ class TargetFile(ABC):
         """Bytes of the file."""
 
     @abstractmethod
+    def before(self, number: int) -> tuple[int, bytes]:
+        """What stands before a slot, or after the last, and the byte at which it begins; as long whatever is known."""
+
     def frame(self) -> Iterator[tuple[int, bytes]]:
-        """The bytes besides the tensors, with the byte at which each stretch begins; as many whatever is known yet."""
+        """The bytes besides the tensors, with the byte at which each stretch begins."""
+        stretches = map(self.before, range(len(self.slots) + 1))
+        return (stretch for stretch in stretches if stretch[1])
+
+    def of(self, wanted: Mapping[int, Named]) -> TargetFile:
+        """Give it anew, of which nothing is known yet, knowing of those tensors only that it holds."""
+        other = copy.copy(self)
+        other._wanted, other.digests, other.crcs = wanted, {}, {}
+        return other
 
     @abstractmethod
     def recipe(self) -> dict[str, Any]:
@@ -130,8 +147,7 @@ class SafetensorsFile(TargetFile):
         metadata: Mapping[str, str],
         has_digests: bool,
     ) -> None:
-        super().__init__(name, slots)
-        self._wanted = wanted
+        super().__init__(name, slots, wanted)
         self._metadata = metadata
         self.has_digests = has_digests
         self._start = len(self._header())
@@ -151,9 +167,11 @@ class SafetensorsFile(TargetFile):
         """Bytes of the file."""
         return self._start + self.data_bytes
 
-    def frame(self) -> Iterator[tuple[int, bytes]]:
-        """The header."""
-        yield 0, self._header()
+    def before(self, number: int) -> tuple[int, bytes]:
+        """The header; between tensors nothing."""
+        if number == 0:
+            return 0, self._header()
+        return self._start + self.slots[number - 1].end, b""
 
     def recipe(self) -> dict[str, Any]:
         """What `__metadata__` says, and whether digests are there."""
@@ -169,12 +187,12 @@ class SafetensorsFile(TargetFile):
             digests = {self._wanted[slot.tensor].name: self._digest(slot.tensor) for slot in self.slots}
             metadata["shardwise.digests"] = json.dumps(digests, separators=(",", ":"))
         entries: dict[str, Any] = {"__metadata__": metadata}
-        for slot in self.slots:
-            tensor = self._wanted[slot.tensor]
+        for number, box, begin, end in self.slots:
+            tensor = self._wanted[number]
             entries[tensor.name] = {
                 "dtype": tensor.dtype.code,
-                "shape": [stop - start for start, stop in slot.box],
-                "data_offsets": [slot.begin, slot.end],
+                "shape": [stop - start for start, stop in box],
+                "data_offsets": (begin, end),
             }
         text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-len(text) % 8)
@@ -198,8 +216,11 @@ def _filled(
 ) -> SafetensorsFile:
     """A file of these boxes, those with the largest elements first, so that all are aligned; then by name."""
     at, slots = 0, []
-    for tensor, box in sorted(boxes, key=lambda item: (-wanted[item[0]].itemsize, wanted[item[0]].name)):
-        size = math.prod(stop - start for start, stop in box) * wanted[tensor].itemsize
+    ordered = [(-wanted[tensor].itemsize, wanted[tensor].name, tensor, box) for tensor, box in boxes]
+    for negative, _, tensor, box in sorted(ordered):
+        size = -negative
+        for start, stop in box:
+            size *= stop - start
         slots.append(Slot(tensor, box, at, at + size))
         at += size
     return SafetensorsFile(name, slots, wanted, {"format": "pt", **metadata}, has_digests)
@@ -241,7 +262,9 @@ def sharded_files(wanted: Sequence[Wanted], metadata: Mapping[str, str]) -> list
     a tensor in a file: further boxes of a device are in further files of it.
     """
     boxes = owned_boxes(wanted)
-    parts = {device: 1 + max(number for other, number in boxes if other == device) for device, _ in boxes}
+    parts: dict[int, int] = {}
+    for device, number in boxes:
+        parts[device] = max(parts.get(device, 0), number + 1)
     ranks = {device: rank for rank, device in enumerate(sorted(parts), 1)}
     files = []
     for device, number in sorted(boxes):
@@ -279,13 +302,18 @@ def _owned(tensor: Wanted) -> Iterable[tuple[int, int, Bounds]]:
     if 0 in tensor.shape:
         yield 0, 0, whole_box(tensor.shape)
         return
+    begins, rows = partition.all_pieces()
+    boxes = rows[:, :, :2]
+    counts = np.diff(begins)
+    devices = np.repeat(np.arange(len(counts)), counts)
+    kept = (boxes[:, :, 0] < boxes[:, :, 1]).all(axis=1)
     seen: set[Bounds] = set()
-    for device, label in enumerate(partition.holders):
-        number = 0
-        for piece in partition.pieces(label):
-            box = tuple((side.start, side.stop) for side in piece.box)
-            if box in seen or any(start == stop for start, stop in box):
-                continue
-            seen.add(box)
-            yield device, number, box
-            number += 1
+    last, number = -1, 0
+    for device, sides in zip(devices[kept].tolist(), boxes[kept].tolist(), strict=True):
+        box = tuple(map(tuple, sides))
+        if box in seen:
+            continue
+        seen.add(box)
+        number = number + 1 if device == last else 0
+        last = device
+        yield device, number, box

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,19 +28,22 @@ _BUDGET = 4 * 2**20
 class Gatherer:
     """Fills buffers with boxes of tensors; knows of each tensor which pieces meet a box."""
 
-    def __init__(self, wanted: Sequence[Wanted], threads: int | None) -> None:
+    def __init__(self, wanted: Sequence[Wanted] | Mapping[int, Wanted], threads: int | None) -> None:
         self._wanted = wanted
         self._threads = threads
         self._boxes: dict[int, npt.NDArray[np.int64]] = {}
         #: Bytes that were read from files and objects.
         self.bytes_read = 0
 
-    def fill(self, buffer: npt.NDArray[np.uint8], blocks: Sequence[tuple[int, Bounds, int]]) -> list[int]:
-        """Put boxes into a buffer, and give their digests.
+    def fill(
+        self, buffer: npt.NDArray[np.uint8], blocks: Sequence[tuple[int, Bounds, int]], *, crc: bool = False
+    ) -> tuple[list[int], list[int]]:
+        """Put boxes into a buffer, and give their digests and, if asked for, their CRC-32.
 
         Args:
             buffer: Bytes.
             blocks: Of each box the position of its tensor, the box, and the byte of the buffer where it begins.
+            crc: Whether the CRC-32 are wanted.
         """
         job = CopyJob()
         target = job.write_array(buffer)
@@ -65,13 +68,13 @@ class Gatherer:
 
         for position, box, at in blocks:
             tensor = self._wanted[position]
-            pieces = [source(tensor, piece, box) for piece in self._meeting(position, box)]
+            pieces = [source(tensor, piece, box) for piece in self.meeting(position, box)]
             wanted = HeldPiece(target, at, *_corners(box))
-            job.add_tensor(tensor.shape, tensor.itemsize, pieces, [wanted], digest=True)
+            job.add_tensor(tensor.shape, tensor.itemsize, pieces, [wanted], digest=True, crc=crc)
         self._fetch(fetched)
         done = job.run(budget=_BUDGET, threads=self._threads)
         self.bytes_read += done.bytes_read + sum(values.nbytes for _, _, values in fetched)
-        return done.digests
+        return done.digests, done.crcs
 
     def _fetch(self, wanted: list[tuple[Extent, list[int], npt.NDArray[Any]]]) -> None:
         if len(wanted) > 1:
@@ -83,7 +86,8 @@ class Gatherer:
         for file in {id(extent.file): extent.file for extent, _, _ in wanted}.values():
             file.check()
 
-    def _meeting(self, position: int, box: Bounds) -> list[SourcePiece]:
+    def meeting(self, position: int, box: Bounds) -> list[SourcePiece]:
+        """The pieces of a tensor that share elements with a box."""
         tensor = self._wanted[position]
         if len(tensor.pieces) == 1:
             return list(tensor.pieces)

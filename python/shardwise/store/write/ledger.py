@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from bisect import bisect_left
 
@@ -116,13 +117,20 @@ def joined_crc(first: int, second: int, length: int) -> int:
     >>> joined_crc(zlib.crc32(b"shard"), zlib.crc32(b"wise"), 4) == zlib.crc32(b"shardwise")
     True
     """
+    # Of nothing, as before the first stretch, every multiple is nothing.
+    return _product(first, _power(length)) ^ second if first else second
+
+
+@functools.lru_cache(maxsize=1024)
+def _power(length: int) -> int:
+    """The remainder of x to the bits of so many bytes."""
     power, square = 1 << 31, 1 << 23  # 1, and x to the 8th.
     while length:
         if length & 1:
             power = _product(power, square)
         square = _product(square, square)
         length >>= 1
-    return _product(first, power) ^ second
+    return power
 
 
 def _product(a: int, b: int) -> int:

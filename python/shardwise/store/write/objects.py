@@ -7,23 +7,26 @@ which is written when all else is there, on condition that there is none. A sing
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any, cast
 
-import numpy as np
-
-from ..._boxes import consecutive
-from ..._text import bytes_text, shown
+from ..._arguments import integer
+from ..._text import bytes_text
 from ...errors import LayoutError
-from ..boxes import Bounds
 from ..engine import add_digests
-from ..objects import ObjectPath, ObjectStatus
+from ..object_files import ObjectFile
+from ..objects import ObjectPath
 from ..sharded import MANIFEST
+from .crew import Crew, Flight, crew_of
+from .dcp import INDEX
 from .files import TargetFile
-from .gather import Gatherer, check_replicas
+from .gather import check_replicas
 from .manifest import manifest_text
+from .object_task import ObjectReceipt, ObjectTask, task_for
 from .reports import WriteOutline, WriteReport
-from .uploads import check_writable, put_object, upload_to
+from .uploads import check_writable, put_object
 from .wanted import Wanted
 
 __all__ = ["ObjectJob"]
@@ -38,7 +41,7 @@ _THERE = "something is there; a checkpoint is written to a new name"
 
 
 class ObjectJob:
-    """A new checkpoint in a store: as a plan of tasks for a disk, with objects that are made one after the other."""
+    """A new checkpoint in a store: as a plan of tasks for a disk, of which each makes an object."""
 
     def __init__(
         self,
@@ -59,6 +62,8 @@ class ObjectJob:
         self._manifest = manifest
         self._compare_replicas = compare_replicas
         self._sizes = [file.size for file in files]
+        #: What makes a folder a checkpoint: PyTorch looks for its own index, and does not know the manifest.
+        self._last = INDEX if INDEX in texts else MANIFEST
         check_writable(self.path)
 
     @property
@@ -73,133 +78,142 @@ class ObjectJob:
             LayoutError: if the memory is too little; says what would be needed.
         """
         part = self._part_bytes(memory)
-        taken = part * (3 + self._flight(memory))
+        taken = part * (3 + self._holds(memory) + self._flight(memory))
         names = [file.name for file in self._files]
         return WriteOutline(
             tuple(zip(names, self._sizes, strict=True)), self.bytes, taken, threads or 1, len(names), free=2**63 - 1
         )
 
-    def _part_bytes(self, memory: int) -> int:
+    def _part_bytes(self, memory: int, workers: int = 1) -> int:
         """The bytes of a part: one is filled, from another, while some are under way."""
-        if isinstance(memory, bool) or not isinstance(memory, int):
-            raise TypeError(f"memory must be an integer, got {shown(memory)}")
+        integer("memory", memory)
         largest = max(self._sizes, default=1)
         least = max(_LEAST_PART, -(-largest // _MOST_PARTS))
         part = min(max(least, min(memory // 6, _MOST_PART)), max(largest, 1))
         if memory < 4 * part:
+            each = f" for each of {workers} workers" if workers > 1 else ""
             raise LayoutError(
-                f"memory is {bytes_text(memory)}; {bytes_text(4 * part)} are needed at least, for objects that are "
-                f"uploaded in parts of {bytes_text(part)}"
+                f"memory is {bytes_text(memory)}{each}; {bytes_text(4 * part)} are needed at least, for objects that "
+                f"are uploaded in parts of {bytes_text(part)}"
             )
         return part
 
+    def _holds(self, memory: int) -> bool:
+        """Whether there is room for a part that is held back."""
+        is_needed = any(file.has_digests or file.needs_crcs for file in self._files)
+        return is_needed and memory >= 5 * self._part_bytes(memory)
+
     def _flight(self, memory: int) -> int:
-        return max(1, min(memory // self._part_bytes(memory) - 3, _FLIGHT))
+        return max(1, min(memory // self._part_bytes(memory) - 3 - self._holds(memory), _FLIGHT))
 
     def run(
         self,
         *,
+        executor: Executor | None,
         memory: int,
         threads: int | None,
-        sync: bool,
         resume: bool,
+        retries: int,
         progress: Callable[[int, int], object] | None,
     ) -> WriteReport:
-        """Write the checkpoint; what a store says that it has is on its disks, whatever `sync` says."""
-        part = self._part_bytes(memory)
+        """Write the checkpoint; what a store says that it has is on its disks."""
+        crew = None if executor is None else self._crew(executor, memory)
+        if crew is not None:
+            self._part_bytes(crew.memory, memory // crew.memory)
+        tasks = self._tasks(memory if crew is None else crew.memory, resume)
         self._refuse_existing(resume)
         if self._compare_replicas:
             check_replicas(self._wanted, memory)
-        gatherer = Gatherer(self._wanted, threads)
-        made: dict[ObjectPath, ObjectStatus] = {}
-        digests: list[list[int]] = [[] for _ in self._wanted]
+        made: dict[int, ObjectReceipt] = {}
         written = 0
-        for file, size in zip(self._files, self._sizes, strict=True):
-            place = self.path / file.name if self._is_folder else self.path
-            if not resume and self._is_folder and place.is_file():
-                raise FileExistsError(errno.EEXIST, f"{_THERE}; resume=True makes it anew", str(place))
-            if file.has_digests:
-                # They stand in the header, before what they are of.
-                for _ in self._parts(file, gatherer, part, file.digests):
-                    pass
-            found: dict[int, int] = {}
-            upload = upload_to(place, flight=self._flight(memory), is_new=not (resume and self._is_folder))
-            try:
-                for data in self._parts(file, gatherer, part, found):
-                    upload.put(data)
-                    written += len(data)
-                    if progress is not None:
-                        progress(written, self.bytes)
-                upload.commit()
-            except BaseException:
-                upload.abort()
-                raise
-            if file.has_digests and found != file.digests:
-                raise OSError(errno.EIO, "a source changed while it was read, so the digests are wrong", str(place))
-            file.digests.update(found)
-            for position, digest in found.items():
+
+        def more(nbytes: int) -> None:
+            nonlocal written
+            written += nbytes
+            if progress is not None:
+                progress(written, self.bytes)
+
+        def keep(task: ObjectTask, receipt: ObjectReceipt) -> None:
+            made[task.number] = receipt
+
+        def refused(task: ObjectTask) -> ObjectTask:
+            if not resume and self._is_folder and task.place.is_file():
+                raise FileExistsError(errno.EEXIST, f"{_THERE}; resume=True makes it anew", str(task.place))
+            return task
+
+        if crew is None:
+            for task in tasks:
+                keep(task, refused(task).make(threads=threads, progress=more))
+        else:
+            hint = "the next run makes all objects anew"
+            flight: Flight[ObjectTask, ObjectReceipt] = Flight(crew, _make, (), retries, keep, hint)
+            flight.run((task_for(refused(task)) for task in tasks), len(tasks), lambda task: more(task.nbytes))
+        digests: list[list[int]] = [[] for _ in self._wanted]
+        for task in tasks:
+            receipt = made[task.number]
+            task.file.digests, task.file.crcs = receipt.digests, receipt.crcs
+            for position, digest in receipt.digests.items():
                 digests[position].append(digest)
-            made[place] = place.status()
-            if made[place].size != size:
-                raise OSError(errno.EIO, f"has {made[place].size} bytes; {size} were written", str(place))
         if self._is_folder:
-            self._finish([add_digests(parts) for parts in digests], made, resume)
-        return WriteReport(cast(Any, self.path), len(self._wanted), self.bytes, gatherer.bytes_read, written, 0)
+            self._finish([add_digests(parts) for parts in digests], tasks, made, resume)
+        read = sum(receipt.bytes_read for receipt in made.values())
+        written = sum(receipt.bytes_written for receipt in made.values())
+        tensors = sum(not tensor.is_object for tensor in self._wanted)
+        return WriteReport(cast(Any, self.path), tensors, self.bytes, read, written, 0)
+
+    def _crew(self, executor: Executor, memory: int) -> Crew:
+        crew = crew_of(executor, memory)
+        holders = (piece.holder for tensor in self._wanted for piece in tensor.pieces)
+        sources = (cast(Any, holder.path) for holder in holders if isinstance(holder, ObjectFile))
+        if not crew.is_here:
+            for path in (self.path, *sources):
+                if path.protocol == "memory":
+                    raise TypeError(f"{path}: is in the memory of this process; give a ThreadPoolExecutor")
+        return crew
+
+    def _tasks(self, memory: int, resume: bool) -> list[ObjectTask]:
+        run = secrets.token_hex(16)
+        return [
+            ObjectTask(
+                number,
+                self.path / file.name if self._is_folder else self.path,
+                file,
+                self._wanted,
+                self._part_bytes(memory),
+                self._flight(memory),
+                self._holds(memory),
+                is_new=not (resume and self._is_folder),
+                run=run,
+            )
+            for number, file in enumerate(self._files)
+        ]
 
     def _refuse_existing(self, resume: bool) -> None:
         # What is in the way of a folder is its manifest; the rest is refused object by object, when it is made.
         goes_on = resume and self._is_folder
         is_there = self.path.is_file() if goes_on else self.path.exists()
-        if is_there or (self._is_folder and (self.path / MANIFEST).is_file()):
+        if is_there or (self._is_folder and (self.path / self._last).is_file()):
             hint = "; resume=True writes over what an interrupted run left" if self._is_folder and not resume else ""
             raise FileExistsError(errno.EEXIST, f"{_THERE}{hint}", str(self.path))
 
-    def _finish(self, digests: Sequence[int], made: Mapping[ObjectPath, ObjectStatus], resume: bool) -> None:
-        """Write the index, see that all is still there, and write the manifest."""
-        for name, text in self._texts.items():
+    def _finish(
+        self,
+        digests: Sequence[int],
+        tasks: Sequence[ObjectTask],
+        made: Mapping[int, ObjectReceipt],
+        resume: bool,
+    ) -> None:
+        """See that all is still there, and write the index and the manifest; what makes it a checkpoint is the last."""
+        for task in tasks:
+            if task.place.status() != made[task.number].status:
+                raise FileExistsError(errno.EEXIST, "was replaced meanwhile: another run writes here", str(task.place))
+        texts = dict(self._texts)
+        texts[MANIFEST] = manifest_text(self._manifest, self._wanted, digests, self._files, self._sizes, self._texts)
+        last = texts.pop(self._last)
+        for name, text in texts.items():
             put_object(self.path / name, text, is_new=not resume)
-        for place, status in made.items():
-            if place.status() != status:
-                raise FileExistsError(errno.EEXIST, "was replaced meanwhile: another run writes here", str(place))
-        text = manifest_text(self._manifest, self._wanted, digests, self._files, self._sizes, self._texts)
-        put_object(self.path / MANIFEST, text, is_new=True)
+        put_object(self.path / self._last, last, is_new=True)
 
-    def _parts(
-        self, file: TargetFile, gatherer: Gatherer, part_bytes: int, digests: dict[int, int]
-    ) -> Iterator[bytearray]:
-        """The bytes of an object in order; adds up the digests of its tensors."""
-        ((_, pending),) = file.frame()  # All that stands before the tensors; nothing stands behind them.
-        while len(pending) > part_bytes:
-            yield bytearray(pending[:part_bytes])
-            pending = pending[part_bytes:]
-        blocks: list[tuple[int, Bounds, int]] = []
-        filled = len(pending)
 
-        def flush() -> bytearray:
-            data = bytearray(filled)
-            data[: len(pending)] = pending
-            if blocks:
-                found = gatherer.fill(np.frombuffer(data, np.uint8), blocks)
-                for (position, _, _), digest in zip(blocks, found, strict=True):
-                    digests[position] = add_digests([digests.get(position, 0), digest])
-            return data
-
-        for slot in file.slots:
-            itemsize = self._wanted[slot.tensor].itemsize
-            extents = tuple(stop - start for start, stop in slot.box)
-            if slot.end == slot.begin:
-                continue
-            for block in consecutive(extents, max(part_bytes // 4 // itemsize, 1)):
-                nbytes = itemsize
-                for side in block:
-                    nbytes *= side.stop - side.start
-                if filled + nbytes > part_bytes and filled:
-                    yield flush()
-                    pending, blocks, filled = b"", [], 0
-                box = tuple(
-                    (start + side.start, start + side.stop) for (start, _), side in zip(slot.box, block, strict=True)
-                )
-                blocks.append((slot.tensor, box, filled))
-                filled += nbytes
-        if filled:
-            yield flush()
+def _make(task: ObjectTask) -> ObjectReceipt:
+    return task.make(threads=1)

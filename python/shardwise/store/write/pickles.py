@@ -23,6 +23,9 @@ _BINPUT, _LONG_BINPUT, _BINGET, _LONG_BINGET = b"q", b"r", b"h", b"j"
 #: How many items are on the machine's stack at once, as with Python's pickler.
 _BATCH = 1000
 
+#: How many calls are remembered as they were written.
+_MOST_SAID = 1 << 16
+
 
 class Global(NamedTuple):
     """What a module calls so."""
@@ -73,6 +76,8 @@ class _Writer:
     def __init__(self) -> None:
         self.out = bytearray(_PROTO)
         self.memo: dict[str | Global, int] = {}
+        #: Calls with one tuple of integers, as boxes have them, as they are written when the memo has the global.
+        self.said: dict[tuple[Global, tuple[int, ...]], bytes] = {}
 
     def write(self, value: Any) -> None:
         # By the type itself, the frequent ones first: an index has some fifty values for each box.
@@ -86,9 +91,7 @@ class _Writer:
         elif kind is tuple:
             self._tuple(value)
         elif kind is Call:
-            self.write(value.callee)
-            self._tuple(value.args)
-            out += _REDUCE
+            self._call(value)
         elif kind is New:
             self.write(value.kind)
             out += _TUPLES[0] + _NEWOBJ
@@ -111,6 +114,26 @@ class _Writer:
             self._once(str(value), _text)
         else:
             raise TypeError(f"nothing is known of how to pickle a {kind.__name__}")
+
+    def _call(self, value: Call) -> None:
+        callee, args = value
+        sizes = args[0] if len(args) == 1 else None
+        # A bool is equal to an integer, and is written otherwise.
+        if type(sizes) is not tuple or not all(type(size) is int for size in sizes):
+            self.write(callee)
+            self._tuple(args)
+            self.out += _REDUCE
+            return
+        said = self.said.get((callee, sizes))
+        if said is None:
+            self.write(callee)
+            begin = len(self.out)
+            self._tuple(args)
+            self.out += _REDUCE
+            if len(self.said) < _MOST_SAID:
+                self.said[callee, sizes] = _numbered(_BINGET, _LONG_BINGET, self.memo[callee]) + self.out[begin:]
+        else:
+            self.out += said
 
     def _once(self, value: Any, write: Callable[[Any], bytes]) -> None:
         known = self.memo.get(value)

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ... import _core
+from ..._atomic import naming
 from ..._text import bytes_text, shown
 from ...errors import ParseError
 from ..engine import CopyJob, HeldPiece, add_digests
@@ -92,7 +93,7 @@ class Workplace:
                 for file, size in zip(self.plan.files, self.plan.sizes, strict=True):
                     job.write_file(made / file.name, size)
                 job.run(threads=1)
-                _core.publish(made, self.folder, False)
+                _core.publish(made, self.folder)
             except OSError:
                 if not (self.folder.is_dir() and made.is_dir()):  # Where both are, another process was faster.
                     raise
@@ -120,7 +121,7 @@ class Workplace:
         for path in sorted(self._receipts.glob("*.jsonl")):
             if numbers is not None and not _may_hold(path.name, numbers):
                 continue
-            with path.open("rb") as stream:
+            with naming(path), path.open("rb") as stream:
                 for line in iter(lambda stream=stream: stream.readline(_MOST_LINE), b""):  # type: ignore[misc]
                     if not line.endswith(b"\n"):
                         break  # Its writer was killed.
@@ -149,7 +150,7 @@ class Workplace:
             if file.needs_crcs:
                 file.crcs = ledger.crcs(number)
             path = self.folder / file.name
-            with _naming(path), path.open("r+b") as stream:
+            with naming(path), path.open("r+b") as stream:
                 for at, text in file.frame():
                     stream.seek(at)
                     stream.write(text)
@@ -160,18 +161,28 @@ class Workplace:
             self._write_texts([add_digests(each) for each in parts], sync)
             if sync:
                 _core.sync_files([self.folder / file.name for file in plan.files])
-            _core.publish(self.folder, plan.path, False)
+            self._publish(self.folder)
         else:
             (file,) = plan.files
-            _core.publish(self.folder / file.name, plan.path, False)
+            self._publish(self.folder / file.name)
         self.discard()
+
+    def _publish(self, made: Path) -> None:
+        try:
+            _core.publish(made, self.plan.path)
+        except OSError as error:
+            if made.exists():
+                raise
+            self.discard()
+            reason = f"{error.strerror}; the checkpoint is complete, but a loss of power may take its name away again"
+            raise OSError(error.errno, reason, str(self.plan.path)) from None
 
     def _write_texts(self, digests: list[int], sync: bool) -> None:
         plan = self.plan
         manifest = manifest_text(plan.manifest, plan.tensors, digests, plan.files, plan.sizes, plan.texts)
         for name, text in {MANIFEST: manifest, **plan.texts}.items():
             path = self.folder / name
-            with _naming(path):
+            with naming(path):
                 path.write_bytes(text)
             if sync:
                 _core.sync_files([path])
@@ -251,7 +262,7 @@ class Recorder:
         if self._gather:
             files = self._place.plan.files
             _core.sync_files([self._place.folder / files[number].name for number in sorted(self._touched)])
-        with self._path.open("ab", buffering=0) as stream:
+        with naming(self._path), self._path.open("ab", buffering=0) as stream:
             text = memoryview(b"".join(self._lines))
             while text:
                 text = text[stream.write(text) :]
@@ -260,17 +271,6 @@ class Recorder:
         self._lines.clear()
         self._touched.clear()
         self._bytes, self._last = 0, time.monotonic()
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Errors of writing say nothing of the file; with this they name it."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None and error.errno is not None:
-            raise OSError(error.errno, os.strerror(error.errno), str(path)) from None
-        raise
 
 
 def _check_parent(path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
+import gc
 import hashlib
 import json
 import secrets
@@ -18,12 +20,12 @@ import numpy.typing as npt
 from ..._arguments import integer
 from ..._dtypes import Dtype
 from ..._text import bytes_text
-from ...errors import LayoutError
+from ...errors import LayoutError, SizeOverflowError
 from .files import TargetFile
 from .grid import TaskGrid
 from .task import CheckpointTask, SourceFile, program_of
 
-__all__ = ["PlannedTensor", "WritePlan", "split_rows", "target_row"]
+__all__ = ["PlannedTensor", "WritePlan", "split_rows", "target_rows", "uncollected"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +39,7 @@ class PlannedTensor:
         sources: Where its elements are.
         replicas: Where they are a second time, to be compared.
         targets: Where they go.
-        is_object: Whether it is no tensor, but a value that is copied as it is.
+        is_object: Whether it is not a tensor, but a value that is copied as it is.
     """
 
     name: str
@@ -217,13 +219,13 @@ class WritePlan:
             "manifest": self.manifest,
         }
         numbers: list[npt.NDArray[np.int64]] = []
-        for tensor in self.tensors:
-            numbers += [tensor.sources.reshape(-1), tensor.replicas.reshape(-1)]
+        for each in self.tensors:
+            numbers += [each.sources.reshape(-1), each.replicas.reshape(-1)]
         for file in self.files:
             flat: list[int] = []
-            for slot in file.slots:
-                flat += (slot.tensor, slot.begin, slot.end)
-                for side in slot.box:
+            for tensor, box, begin, end in file.slots:
+                flat += (tensor, begin, end)
+                for side in box:
                     flat += side
             numbers.append(np.array(flat, np.int64))
         whole = np.concatenate(numbers) if numbers else np.empty(0, np.int64)
@@ -231,6 +233,21 @@ class WritePlan:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {str(self.path)!r}: {len(self.tasks)} tasks, {bytes_text(self.nbytes)}>"
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the collector of cyclic garbage, which would take as long as making hundreds of thousands of slots.
+
+    None of them is in a cycle; what other threads leave meanwhile is collected afterwards.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def split_rows(rows: npt.NDArray[np.int64], rank: int) -> tuple[npt.NDArray[np.int64], ...]:
@@ -322,11 +339,35 @@ def _are_runs(rows: npt.NDArray[np.int64], tensor: PlannedTensor) -> bool:
     return bool(((extents == 1) | (strides == dense)).all())
 
 
-def target_row(file: int, header: int, slot: Any, itemsize: int) -> list[int]:
-    """The row of a piece that is written, in C order."""
-    start, stop = ([side[i] for side in slot.box] for i in (0, 1))
-    strides, step = [0] * len(start), itemsize
-    for dim in reversed(range(len(start))):
-        strides[dim] = step
-        step *= stop[dim] - start[dim]
-    return [file, header + slot.begin, *start, *stop, *strides]
+def target_rows(
+    files: Sequence[TargetFile], shapes: Sequence[tuple[int, ...]], itemsizes: Sequence[int]
+) -> list[npt.NDArray[np.int64]]:
+    """Of each tensor the rows of the pieces that are written, in C order.
+
+    Raises:
+        SizeOverflowError: if an offset is over 2**63 - 1.
+    """
+    places: list[list[tuple[int, int]]] = [[] for _ in shapes]
+    boxes: list[list[Any]] = [[] for _ in shapes]
+    for number, file in enumerate(files):
+        start = file.start
+        for tensor, box, begin, end in file.slots:
+            if end > begin:
+                places[tensor].append((number, start + begin))
+                boxes[tensor].append(box)
+    rows = []
+    for place, held, shape, itemsize in zip(places, boxes, shapes, itemsizes, strict=True):
+        rank = len(shape)
+        made = np.empty((len(place), 2 + 3 * rank), np.int64)
+        try:
+            made[:, :2] = np.array(place, np.int64).reshape(len(place), 2)
+            sides = np.array(held, np.int64).reshape(len(held), rank, 2)
+        except OverflowError:
+            raise SizeOverflowError("an offset of a file is over 2**63 - 1") from None
+        made[:, 2 : 2 + rank], made[:, 2 + rank : 2 + 2 * rank] = sides[:, :, 0], sides[:, :, 1]
+        strides = made[:, 2 + 2 * rank :]
+        strides[:] = itemsize
+        for dim in reversed(range(rank - 1)):
+            strides[:, dim] = strides[:, dim + 1] * (sides[:, dim + 1, 1] - sides[:, dim + 1, 0])
+        rows.append(made)
+    return rows

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..._atomic import replace_file
+from ..._atomic import naming, replace_file
 from ..._dtypes import find_dtype
 from ...errors import ParseError
 from .dcp import DcpFile
 from .files import SafetensorsFile, Slot, TargetFile
-from .plan import PlannedTensor, WritePlan, target_row
+from .plan import PlannedTensor, WritePlan, target_rows, uncollected
 from .task import SourceFile
 
 __all__ = ["load_plan", "save_plan"]
@@ -46,7 +46,7 @@ def load_plan(path: Path, kind: type[Plan]) -> Plan:
         ParseError: if it is not one, of another version, damaged, or edited.
         OSError: if it cannot be read.
     """
-    with path.open("rb") as stream:
+    with naming(path), path.open("rb") as stream:
         head = _HEAD.match(stream.readline(_MOST_HEAD))
         if head is None:
             raise ParseError(f"{path}: is not a plan of shardwise")
@@ -63,7 +63,8 @@ def load_plan(path: Path, kind: type[Plan]) -> Plan:
     if not whole or hashlib.sha256(body).hexdigest() != head[2].decode():
         raise ParseError(f"{path}: the plan was edited or is damaged: its digest differs")
     try:
-        plan = _plan(kind, json.loads(body[: sizes[0]]), np.frombuffer(body[sizes[0] :], "<i8").astype(np.int64))
+        with uncollected():
+            plan = _plan(kind, json.loads(body[: sizes[0]]), np.frombuffer(body[sizes[0] :], "<i8").astype(np.int64))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise ParseError(f"{path}: the plan cannot be read: {str(error)[:200]}") from None
     if plan.digest != head[2].decode():
@@ -81,6 +82,9 @@ class _Numbers:
             raise ValueError("it ends too early")
         return self._numbers[self._at - count : self._at]
 
+    def rest(self) -> npt.NDArray[np.int64]:
+        return self._numbers[self._at :]
+
 
 def _plan(kind: type[Plan], said: dict[str, Any], stream: npt.NDArray[np.int64]) -> Plan:
     numbers = _Numbers(stream)
@@ -97,37 +101,32 @@ def _plan(kind: type[Plan], said: dict[str, Any], stream: npt.NDArray[np.int64])
         for name, dtype, shape, sources, replicas, is_object in made
     ]
     files: list[TargetFile] = []
+    flat, at = numbers.rest().tolist(), 0
     for name, recipe, count in said["files"]:
         if "/" in name or "\\" in name or "\0" in name or name in ("", ".", ".."):
             raise ValueError(f"it names the file {str(name)[:80]!r}, which is not in its own folder")
         slots = []
         for _ in range(count):
-            tensor, begin, end = numbers.take(3).tolist()
-            box = numbers.take(2 * len(made[tensor][2])).reshape(-1, 2).tolist()
-            slots.append(Slot(tensor, tuple((start, stop) for start, stop in box), begin, end))
+            tensor, begin, end = flat[at : at + 3]
+            at += 3 + 2 * len(made[tensor][2])
+            sides = flat[at - 2 * len(made[tensor][2]) : at]
+            slots.append(Slot(tensor, tuple(zip(sides[::2], sides[1::2], strict=True)), begin, end))
+        if at > len(flat):
+            raise ValueError("it ends too early")
         files.append(
             SafetensorsFile(name, slots, blank, **recipe)
             if recipe
             else DcpFile(name, [(slot.tensor, slot.box) for slot in slots], blank)
         )
-    targets: list[list[list[int]]] = [[] for _ in made]
-    sizes = []
-    for number, file in enumerate(files):
-        sizes.append(file.size)
-        for slot in file.slots:
-            if slot.end > slot.begin:
-                targets[slot.tensor].append(target_row(number, file.start, slot, blank[slot.tensor].itemsize))
-    tensors = [
-        replace(tensor, targets=np.array(rows, np.int64).reshape(len(rows), 2 + 3 * len(tensor.shape)))
-        for tensor, rows in zip(blank, targets, strict=True)
-    ]
+    targets = target_rows(files, [tensor.shape for tensor in blank], [tensor.itemsize for tensor in blank])
+    tensors = [replace(tensor, targets=rows) for tensor, rows in zip(blank, targets, strict=True)]
     return kind(
         Path(said["path"]),
         is_folder=said["is_folder"],
         task_bytes=said["task_bytes"],
         tensors=tensors,
         files=files,
-        sizes=sizes,
+        sizes=[file.size for file in files],
         sources=[SourceFile(*source) for source in said["sources"]],
         texts={name: base64.b64decode(text) for name, text in said["texts"].items()},
         manifest=said["manifest"],

@@ -16,7 +16,7 @@ from ...errors import LayoutError, SizeOverflowError
 from ..files import DataFile
 from .checkpoint_plan import CheckpointPlan
 from .files import TargetFile
-from .plan import PlannedTensor, target_row
+from .plan import PlannedTensor, target_rows
 from .task import SourceFile, head_digest
 from .wanted import SourcePiece, Wanted
 
@@ -69,19 +69,13 @@ def make_plan(
             numbers.append([at, piece.offset, *start, *stop, *piece.strides])
         return _rows(numbers, tensor)
 
-    targets: list[list[list[int]]] = [[] for _ in wanted]
-    for number, file in enumerate(files):
-        for slot in file.slots:
-            if slot.end > slot.begin:
-                targets[slot.tensor].append(target_row(number, file.start, slot, wanted[slot.tensor].itemsize))
+    targets = target_rows(files, [tensor.shape for tensor in wanted], [tensor.itemsize for tensor in wanted])
     tensors = []
     for tensor, target in zip(wanted, targets, strict=True):
         others = [piece for piece in tensor.replicas if compare_replicas and isinstance(piece.holder, DataFile)]
         pieces, replicas = rows(tensor.pieces, tensor), rows(others, tensor)
         tensors.append(
-            PlannedTensor(
-                tensor.name, tensor.dtype, tensor.shape, pieces, replicas, _rows(target, tensor), tensor.is_object
-            )
+            PlannedTensor(tensor.name, tensor.dtype, tensor.shape, pieces, replicas, target, tensor.is_object)
         )
     sources = [_source(holder, *span) for holder, span in zip(held, spans, strict=True)]
     return CheckpointPlan(

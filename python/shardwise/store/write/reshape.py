@@ -34,6 +34,7 @@ from .drive import run_whole
 from .files import TargetFile, hugging_face_files, index_of, sharded_files, single_file
 from .gather import check_replicas as check_stored_replicas
 from .objects import ObjectJob
+from .plan import uncollected
 from .planning import make_plan
 from .reports import WriteOutline, WriteReport
 from .rewrite import kept_objects, rewritten
@@ -45,6 +46,12 @@ __all__ = ["Target", "plan_checkpoint", "reshard_checkpoint", "save_checkpoint"]
 #: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's form; a folder with a safetensors file
 #: per device; PyTorch's distributed checkpoint.
 Target = Literal["safetensors", "hf", "sharded", "dcp"]
+
+#: What to do instead of writing a form that is read.
+_ONLY_READ = {
+    "orbax": "write safetensors or hf, load that into JAX, and save it with Orbax",
+    "keras": "write safetensors or hf, set a model's weights by it, and save them with Keras",
+}
 
 _MEMORY = 256 * 2**20
 #: Up to how many bytes Hugging Face's own `save_pretrained` lets a file have.
@@ -90,10 +97,10 @@ def save_checkpoint(
         progress: Called now and then with the bytes that are done and the bytes in all.
 
     Raises:
-        FileExistsError: something is there under the new name.
-        LayoutError: a layout does not fit, replicas differ, or the memory is too little.
-        TypeError: a value is not an array, or of a dtype that the form cannot hold.
-        OSError: a file cannot be written, or the disk has no room.
+        FileExistsError: if something is there under the new name.
+        LayoutError: if a layout does not fit, replicas differ, or the memory is too little.
+        TypeError: if a value is not an array, or of a dtype that the form cannot hold.
+        OSError: if a file cannot be written, or the disk has no room.
 
     The checkpoint has its name when all of it is there and on the disk; whatever happens before, nothing is.
 
@@ -162,12 +169,13 @@ def reshard_checkpoint(
         threads: How many; one per core if left out.
         sync: Whether the data is on the disk before the checkpoint has its name.
         progress: Called now and then with the bytes that are done and the bytes in all.
-        replicas: `"check"` compares pieces that are stored more than once, `"first"` takes the first of them.
+        replicas: `"check"` compares pieces that are stored more than once, byte for byte, as they are stored: before
+            `dtype` converts them. `"first"` takes the first of them.
         resume: Whether a run that was interrupted goes on where it was; it must have been the same.
         plan: Whether only to say what it would take.
         executor: What runs the tasks instead of threads of this process: any `concurrent.futures.Executor`, such as a
             `ProcessPoolExecutor`, `mpi4py.futures.MPIPoolExecutor` or Dask's `client.get_executor()`, whose workers see
-            the same files.
+            the same files or URLs. In a store a task is an object.
         task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints.
         retries: How often a task is tried again that fails with an error of the system or of its worker.
 
@@ -175,12 +183,12 @@ def reshard_checkpoint(
         What was written; with `plan` what it would take.
 
     Raises:
-        FileExistsError: something is there under the new name.
-        ParseError: the source does not follow its format, changed meanwhile, or has replicas that disagree.
-        LayoutError: a layout does not fit a tensor, a rewrite matches nothing or does not fit, two tensors get one
+        FileExistsError: if something is there under the new name.
+        ParseError: if the source does not follow its format, changed meanwhile, or has replicas that disagree.
+        LayoutError: if a layout does not fit a tensor, a rewrite matches nothing or does not fit, two tensors get one
             name, or the memory is too little.
         TypeError: elements are packed, or of a dtype that the form cannot hold.
-        OSError: a file cannot be read or written, or the disk has no room; with `resume` the next run goes on.
+        OSError: if a file cannot be read or written, or the disk has no room; with `resume` the next run goes on.
         BrokenExecutor: a worker died, and its executor with it; with `resume` the next run goes on.
 
     Every byte that is needed is read once and written once. The new checkpoint has its name when all of it is there and
@@ -242,8 +250,8 @@ def plan_checkpoint(
         task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints.
 
     Raises:
-        TypeError: a tensor lies compressed in the source, or in very many short stretches, so that `reshard_checkpoint`
-            has to put it together first.
+        TypeError: if a tensor lies compressed in the source, or in very many short stretches, so that
+            `reshard_checkpoint` has to put it together first.
         FileExistsError, ParseError, LayoutError, OSError: as for `reshard_checkpoint`.
 
     >>> import tempfile
@@ -263,7 +271,7 @@ def plan_checkpoint(
     """
     target = place_of(dst)
     if isinstance(target, ObjectPath):
-        raise TypeError(f"dst is {target}; tasks write to disks, and reshard_checkpoint writes to stores")
+        raise TypeError(f"dst is {target}; saved plans write to disks; reshard_checkpoint(executor=…) writes to stores")
     planned = _planning(
         src, target, layouts, to, uneven, None, rename, rewrites, only, metadata, max_file_bytes, 0, replicas,
         task_bytes,
@@ -286,9 +294,9 @@ def _run(
     progress: Callable[[int, int], object] | None,
 ) -> WriteReport:
     if isinstance(made, ObjectJob):
-        if executor is not None:
-            raise TypeError("executor is given; a checkpoint in a store is written by this process")
-        return made.run(memory=memory, threads=threads, sync=sync, resume=resume, progress=progress)
+        return made.run(
+            executor=executor, memory=memory, threads=threads, resume=resume, retries=retries, progress=progress
+        )
     if not resume:
         made.check_room()
     report = run_whole(
@@ -347,7 +355,8 @@ def _planning(
                 return wanted_stored(new, tensor, partition)
             if how == "refuse":
                 raise _not_in_tasks(old)
-            if replicas == "check" and is_remote and is_addressable(tensor):
+            if replicas == "check" and tensor.replicas and is_addressable(tensor):
+                # As they are stored: what differs may be equal once it is converted.
                 check_stored_replicas([wanted_stored(new, tensor, None)], memory)
             return spool.tensor(new, tensor, converted, partition, memory)
 
@@ -374,9 +383,12 @@ def _planning(
                 names[old] = name
                 wanted.append(wanted_object(name, checkpoint.objects[old]))
         paths = _paths(checkpoint, names)
-        yield _plan(
-            target, wanted, to, metadata or {}, max_file_bytes, aliases, paths, task_bytes, compare=replicas == "check"
-        )
+        with uncollected():
+            planned = _plan(
+                target, wanted, to, metadata or {}, max_file_bytes, aliases, paths, task_bytes,
+                compare=replicas == "check",
+            )  # fmt: skip
+        yield planned
 
 
 def _not_in_tasks(name: str) -> TypeError:
@@ -407,14 +419,13 @@ def _plan(
             else "hf"
         )
     if to not in get_args(Target):
-        raise LayoutError(f"to is {shown(to)}; it must be one of {', '.join(map(repr, get_args(Target)))}")
+        why = f"; {only_read(to)}" if only_read(to) else ""
+        raise LayoutError(f"to is {shown(to)}; it must be one of {', '.join(map(repr, get_args(Target)))}{why}")
     for tensor in wanted:
         if to == "dcp" and not is_writable(tensor.dtype.name):
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which PyTorch does not have")
         if to != "dcp" and tensor.dtype.code is None:
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which a safetensors file cannot hold")
-    if to == "dcp" and isinstance(path, ObjectPath):
-        raise LayoutError(f"to is 'dcp', which is written to local disks only, not to {path.protocol}://")
     if to == "dcp" and metadata:
         raise LayoutError("metadata is given; PyTorch's distributed checkpoint has no place for it")
     kept = _without_ties(wanted, aliases)
@@ -460,6 +471,16 @@ def _plan(
         compare_replicas=compare,
         task_bytes=task_bytes,
     )
+
+
+def only_read(form: Any) -> str:
+    """Why a form is not written that is read, and what to do; nothing of any other form.
+
+    >>> only_read("dcp"), only_read("orbax")
+    ('', 'orbax is read, not written: write safetensors or hf, load that into JAX, and save it with Orbax')
+    """
+    instead = _ONLY_READ.get(form) if isinstance(form, str) else None
+    return "" if instead is None else f"{form} is read, not written: {instead}"
 
 
 def _cut(partition: Partition) -> dict[str, Any]:

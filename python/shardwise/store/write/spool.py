@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..._atomic import naming
 from ..._dtypes import Dtype
 from ..._text import bytes_text, shown
 from ...errors import LayoutError
@@ -95,7 +96,7 @@ class Spool:
             self._folder = Path(tempfile.mkdtemp(prefix=name_of_folder, suffix=_SPOOL, dir=beside))
         path = self._folder / f"{self._count}.bin"
         self._count += 1
-        with path.open("wb") as stream:
+        with naming(path), path.open("wb") as stream:
             for values in blocks:
                 stream.write(np.ascontiguousarray(values).tobytes())
         file = DataFile(path)

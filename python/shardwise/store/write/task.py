@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..._atomic import naming
 from ..._text import bytes_text
 from ...errors import ParseError
 from ..engine import DIGEST_MODULUS, CopyJob
@@ -51,7 +52,7 @@ def head_digest(path: str | Path, size: int, begin: int, end: int) -> str:
     digest = hashlib.sha256()
     head, tail = min(begin, _MOST_HEAD), min(size - end, _MOST_TAIL)
     if head or tail:
-        with Path(path).open("rb") as stream:
+        with naming(path), Path(path).open("rb") as stream:
             digest.update(stream.read(head))
             stream.seek(size - tail)
             digest.update(stream.read(tail))

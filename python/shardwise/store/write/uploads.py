@@ -1,4 +1,4 @@
-"""One new object in a store: parts in the order of its bytes, and nothing to be seen under its name before the last.
+"""One new object in a store: parts of its bytes, and nothing to be seen under its name before all are there.
 
 Where the store can, the object is made on condition that there is none of its name. An answer that was lost is told
 from another's object by a mark that is kept with the object: the request is made again, is refused, and finds its own.
@@ -25,8 +25,11 @@ _THERE = "something is there; a checkpoint is written to a new name"
 class Upload(Protocol):
     """An object in the making."""
 
-    def put(self, part: bytearray) -> None:
-        """Take the next bytes; waits while too many are under way."""
+    #: Whether parts may come in any order.
+    any_order: bool
+
+    def put(self, number: int, part: bytearray) -> None:
+        """Take the part with this number, counted from 0; waits while too many are under way."""
 
     def commit(self) -> None:
         """Make the object seen.
@@ -45,10 +48,17 @@ def check_writable(path: ObjectPath) -> None:
         raise LayoutError(f"{path}: checkpoints are written to s3://, gs:// and memory://, not to {path.protocol}://")
 
 
-def upload_to(path: ObjectPath, *, flight: int, is_new: bool) -> Upload:
-    """Begin an object; `flight` parts are under way at a time, and with `is_new` there must be none of its name."""
+def upload_to(path: ObjectPath, *, flight: int, is_new: bool, run: str | None = None) -> Upload:
+    """Begin an object.
+
+    Args:
+        path: Its name.
+        flight: How many parts are under way at a time.
+        is_new: Whether there must be none of its name.
+        run: What marks it as one's own, where the store keeps that: an object of the same mark is the same object.
+    """
     if path.is_s3:
-        return _Multipart(path, flight, is_new)
+        return _Multipart(path, flight, is_new, run or uuid.uuid4().hex)
     return _Kept(path, is_new) if path.protocol == "memory" else _Stream(path, is_new)
 
 
@@ -56,7 +66,7 @@ def put_object(path: ObjectPath, data: bytes, *, is_new: bool) -> None:
     """Make a small object at once."""
     upload = upload_to(path, flight=1, is_new=is_new)
     try:
-        upload.put(bytearray(data))
+        upload.put(0, bytearray(data))
         upload.commit()
     except BaseException:
         upload.abort()
@@ -70,51 +80,56 @@ def _refusal(path: ObjectPath) -> FileExistsError:
 class _Multipart:
     """S3: a multipart upload, or one request if there is one part only."""
 
-    def __init__(self, path: ObjectPath, flight: int, is_new: bool) -> None:
+    any_order = True
+
+    def __init__(self, path: ObjectPath, flight: int, is_new: bool, run: str) -> None:
         self._path = path
         self._is_new = is_new
         bucket, _, name = path.key.partition("/")
         self._object = {"Bucket": bucket, "Key": name}
-        self._run = uuid.uuid4().hex
-        self._first: bytearray | None = None
+        self._run = run
+        self._first: tuple[int, bytearray] | None = None
         self._upload: str | None = None
         self._flight = flight
         self._pool = ThreadPoolExecutor(flight, thread_name_prefix="shardwise-write")
-        self._waiting: deque[Future[str]] = deque()
-        self._etags: list[str] = []
+        self._waiting: deque[Future[tuple[int, str]]] = deque()
+        self._etags: dict[int, str] = {}
 
     def _ask(self, request: str, **arguments: Any) -> Any:
         return self._path.ask(lambda: self._path.filesystem.call_s3(request, **self._object, **arguments))
 
-    def put(self, part: bytearray) -> None:
+    def put(self, number: int, part: bytearray) -> None:
         if self._first is None and self._upload is None:
-            self._first = part
+            self._first = number, part
             return
         if self._first is not None:
             made = self._ask("create_multipart_upload", Metadata={_MARK: self._run})
             self._upload, first, self._first = made["UploadId"], self._first, None
-            self._send(first)
-        self._send(part)
+            self._send(*first)
+        self._send(number, part)
 
-    def _send(self, part: bytearray) -> None:
+    def _send(self, number: int, part: bytearray) -> None:
         while len(self._waiting) >= self._flight:
-            self._etags.append(self._waiting.popleft().result())
-        number = len(self._etags) + len(self._waiting) + 1
-        self._waiting.append(self._pool.submit(self._sent, number, part))
+            self._end_one()
+        self._waiting.append(self._pool.submit(self._sent, number + 1, part))
 
-    def _sent(self, number: int, part: bytearray) -> str:
+    def _sent(self, number: int, part: bytearray) -> tuple[int, str]:
         made = self._ask("upload_part", PartNumber=number, UploadId=self._upload, Body=part)
-        return str(made["ETag"])
+        return number, str(made["ETag"])
+
+    def _end_one(self) -> None:
+        number, etag = self._waiting.popleft().result()
+        self._etags[number] = etag
 
     def commit(self) -> None:
         while self._waiting:
-            self._etags.append(self._waiting.popleft().result())
+            self._end_one()
         self._pool.shutdown()
         if self._upload is None:
-            arguments: dict[str, Any] = {"Body": self._first or bytearray(), "Metadata": {_MARK: self._run}}
-            self._finish("put_object", arguments)
+            data = self._first[1] if self._first is not None else bytearray()
+            self._finish("put_object", {"Body": data, "Metadata": {_MARK: self._run}})
             return
-        parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(self._etags, 1)]
+        parts = [{"PartNumber": number, "ETag": self._etags[number]} for number in sorted(self._etags)]
         self._finish("complete_multipart_upload", {"UploadId": self._upload, "MultipartUpload": {"Parts": parts}})
         self._upload = None
 
@@ -123,7 +138,7 @@ class _Multipart:
         try:
             self._ask(request, **arguments, **condition)
         except (FileExistsError, FileNotFoundError):
-            # Refused, or the upload is not there any more: so it is as well where an answer got lost.
+            # Refused, or the upload is not there any more: the same is seen where an answer got lost.
             if self._is_ours():
                 return
             if self._is_new and self._path.exists():
@@ -155,33 +170,41 @@ class _Multipart:
 class _Kept:
     """memory://, whose objects are memory: they are put together here."""
 
+    any_order = True
+
     def __init__(self, path: ObjectPath, is_new: bool) -> None:
         self._path = path
         self._is_new = is_new
-        self._data = bytearray()
+        self._parts: dict[int, bytearray] = {}
 
-    def put(self, part: bytearray) -> None:
-        self._data += part
+    def put(self, number: int, part: bytearray) -> None:
+        self._parts[number] = part
 
     def commit(self) -> None:
         mode = "create" if self._is_new else "overwrite"
+        data = b"".join(self._parts[number] for number in sorted(self._parts))
         try:
-            self._path.ask(lambda: self._path.filesystem.pipe_file(self._path.key, bytes(self._data), mode=mode))
+            self._path.ask(lambda: self._path.filesystem.pipe_file(self._path.key, data, mode=mode))
         except FileExistsError:
             raise _refusal(self._path) from None
 
     def abort(self) -> None:
-        self._data = bytearray()
+        self._parts.clear()
 
 
 class _Stream:
     """Google's store: a file of gcsfs, which uploads in order, and makes the object when it is closed."""
 
+    any_order = False
+
     def __init__(self, path: ObjectPath, is_new: bool) -> None:
         self._path = path
+        self._next = 0
         self._file = path.ask(lambda: path.filesystem.open(path.key, "xb" if is_new else "wb"))
 
-    def put(self, part: bytearray) -> None:
+    def put(self, number: int, part: bytearray) -> None:
+        assert number == self._next, "parts are uploaded in their order"
+        self._next += 1
         self._file.write(part)
 
     def commit(self) -> None:

@@ -61,7 +61,7 @@ class Wanted:
         replicas: Further boxes, which hold the same as some of `pieces`, if all is well.
         partition: How it is cut; `None` if it is written whole.
         identity: Equal for two tensors that share their elements; `None` where nothing is known.
-        is_object: Whether it is no tensor, but a value in a container of PyTorch's, whose bytes these are.
+        is_object: Whether it is not a tensor, but a value in a container of PyTorch's, whose bytes these are.
     """
 
     name: str

@@ -8,6 +8,7 @@ use crate::{
     tiling::{
         Piece, Pieces, Place,
         boxes::{Array, Boxes},
+        grid::Grid,
         tests::{arrays, elements, seeds, shapes, tiling_of},
     },
 };
@@ -95,6 +96,63 @@ proptest! {
         let same: Vec<i64> =
             (0..destination.holders()).map(|d| if d + shift < source.holders() { d + shift } else { -1 }).collect();
         check_any(&source, &destination, &same);
+    }
+
+    #[test]
+    fn boxes_that_are_a_grid_are_planned_as_any_boxes(
+        shape in prop::collection::vec(1..8_i64, 0..4),
+        chunks in prop::collection::vec(1..9_i64, 6),
+        replicas: bool,
+        shift in 0..9_i64,
+        spoiled in (0..100_usize, 0..100_usize, -1..=1_i64),
+    ) {
+        let grid = |chunks: &[i64]| {
+            let chunks: Vec<i64> = chunks.iter().zip(&shape).map(|(&chunk, &n)| chunk.min(n)).collect();
+            Grid::new(&shape, &chunks, false).unwrap().pieces(&mut never).unwrap().regions().clone()
+        };
+        let known = |regions: &Regions| -> Arc<dyn Tiling> {
+            Arc::new(Boxes::one_each(&shape, regions.clone(), replicas).unwrap())
+        };
+        // The same boxes holder by holder, of which none looks whether they are a grid.
+        let any = |regions: &Regions| -> Arc<dyn Tiling> {
+            let one = |region| {
+                let mut own = Regions::new(shape.len());
+                own.push(region).unwrap();
+                (own, Array::Own)
+            };
+            Arc::new(Boxes::new(&shape, &regions.iter().map(one).collect::<Vec<_>>(), replicas).unwrap())
+        };
+        let (from, to) = (grid(&chunks[..3]), grid(&chunks[3..]));
+        let same: Vec<i64> =
+            (0..to.len() as i64).map(|d| if d + shift < from.len() as i64 { d + shift } else { -1 }).collect();
+        let made = |source: Arc<dyn Tiling>, destination: Arc<dyn Tiling>| {
+            let plan = Plan::new(source, destination, same.clone(), &mut never).unwrap();
+            let (mut pieces, mut kept) = (vec![-1; 2 * plan.transfers()], vec![-1; 2 * plan.kept()]);
+            plan.pieces_into(&mut pieces).unwrap();
+            plan.kept_pieces_into(&mut kept).unwrap();
+            (plan.transfer_rows(&mut never).unwrap(), plan.kept_rows().unwrap(), pieces, kept)
+        };
+        prop_assert_eq!(known(&from).as_partition().is_some(), !shape.is_empty());
+        prop_assert!(any(&from).as_partition().is_none());
+        let expected = made(any(&from), any(&to));
+        prop_assert_eq!(&made(known(&from), known(&to)), &expected);
+        prop_assert_eq!(&made(known(&from), any(&to)), &expected);
+        prop_assert_eq!(&made(any(&from), known(&to)), &expected);
+        // With a number changed they are a grid no more, unless it is the only one of its dim.
+        let (which, number, by) = spoiled;
+        let mut rows = from.rows().to_vec();
+        if !shape.is_empty() {
+            let at = which % from.len() * 2 * shape.len() + number % (2 * shape.len());
+            rows[at] += by;
+        }
+        let mut others = Regions::new(shape.len());
+        (0..from.len()).for_each(|i| others.push(Region::of_row(&rows[i * 2 * shape.len()..][..2 * shape.len()])).unwrap());
+        let as_grid = Boxes::one_each(&shape, others.clone(), replicas).map(|boxes| boxes.check(&mut never));
+        if let Ok(checked) = as_grid {
+            prop_assert_eq!(checked, any(&others).check(&mut never));
+        } else {
+            prop_assert!(others.iter().any(|b| b.sides().zip(&shape).any(|((a, z), &n)| a < 0 || a > z || z > n)));
+        }
     }
 
     #[test]

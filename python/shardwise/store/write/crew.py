@@ -1,0 +1,228 @@
+"""Who runs tasks: threads, or a caller's executor; so many at a time, and again where that may help."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from ..._arguments import integer
+from ...errors import LayoutError, ShardwiseError
+
+__all__ = ["Crew", "Flight", "crew_for", "crew_of"]
+
+#: Of each worker, how many tasks are under way or wait for it.
+_WINDOW = 2
+#: With less memory than the first, fewer threads with larger buffers are better; the other is what one needs.
+_SMALL, _LEAST = 512 * 2**10, 16 * 2**10
+#: What one thread has done before another has started.
+_PARALLEL_FROM = 4 * 2**20
+_MOST_THREADS = 256
+#: Errors of the system that are the same the next time.
+_LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR}
+
+Task = TypeVar("Task")
+Receipt = TypeVar("Receipt")
+
+
+class _Here(Executor):
+    """Runs each function at once, in the caller's thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Who runs the tasks.
+
+    Attributes:
+        executor: What takes functions.
+        workers: How many run at a time.
+        memory: Bytes for the buffers of each.
+        is_here: Whether they run in this process.
+        window: How many tasks are under way or wait.
+    """
+
+    executor: Executor
+    workers: int
+    memory: int
+    is_here: bool
+    window: int
+
+
+def crew_of(executor: Executor, memory: int) -> Crew:
+    """Give who runs tasks by a caller's executor; `memory` is that of one host.
+
+    Raises:
+        LayoutError: if the memory is too little.
+        TypeError: if it is not an executor.
+    """
+    if not isinstance(executor, Executor):
+        raise TypeError(f"executor must be a concurrent.futures.Executor, got {type(executor).__name__}")
+    workers, sharing = _workers(executor)
+    is_here = isinstance(executor, ThreadPoolExecutor)
+    return Crew(executor, workers, _budget(integer("memory", memory), sharing), is_here, _WINDOW * workers)
+
+
+@contextlib.contextmanager
+def crew_for(executor: Executor | None, memory: int, threads: int | None, *, nbytes: int, tasks: int) -> Iterator[Crew]:
+    """Give who runs so many tasks of so many bytes: a caller's executor, or threads for as long as this lasts.
+
+    Raises:
+        LayoutError: if the memory is too little.
+        TypeError: if `executor` is not one.
+    """
+    if executor is not None:
+        yield crew_of(executor, memory)
+        return
+    memory = integer("memory", memory)
+    workers = _threads(nbytes, tasks, memory, threads)
+    budget = _budget(memory, workers)
+    if workers == 1:
+        yield Crew(_Here(), 1, budget, True, 1)
+        return
+    with ThreadPoolExecutor(workers, "shardwise") as pool:
+        try:
+            yield Crew(pool, workers, budget, True, _WINDOW * workers)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _threads(nbytes: int, tasks: int, memory: int, threads: int | None) -> int:
+    if threads is not None and integer("threads", threads) < 1:
+        raise LayoutError(f"threads is {threads}; it must be at least 1")
+    if nbytes < _PARALLEL_FROM:
+        return 1
+    wanted = threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads or os.cpu_count()
+    return max(min(wanted or 1, tasks, memory // _SMALL, _MOST_THREADS), 1)
+
+
+def _budget(memory: int, workers: int) -> int:
+    if memory // workers < _LEAST:
+        needed = f"at least {_LEAST} bytes are needed" + (f" for each of {workers} workers" if workers > 1 else "")
+        raise LayoutError(f"memory is {memory} bytes; {needed}")
+    return memory // workers
+
+
+def _workers(executor: Executor) -> tuple[int, int]:
+    """How many workers an executor has, and how many of them, at most, share the memory of one host."""
+    client = getattr(executor, "_client", None)
+    if client is not None and hasattr(client, "nthreads"):  # Dask's: addresses such as tcp://10.0.0.1:4711.
+        hosts: dict[str, int] = {}
+        for address, count in client.nthreads().items():
+            host = str(address).rpartition("/")[2].rpartition(":")[0]
+            hosts[host] = hosts.get(host, 0) + int(count)
+        return max(sum(hosts.values()), 1), max([1, *hosts.values()])
+    # The first is that of the standard library, the second that of mpi4py, which says nothing of hosts.
+    for name in ("_max_workers", "num_workers"):
+        count = getattr(executor, name, None)
+        if isinstance(count, int) and count > 0:
+            return count, count
+    return (os.cpu_count() or 1,) * 2
+
+
+class Flight(Generic[Task, Receipt]):
+    """Tasks under way.
+
+    Args:
+        crew: Who runs them.
+        call: What gives the receipt of a task; with its arguments it is sent to the workers.
+        arguments: Its arguments after the task.
+        retries: How often a task is tried again.
+        keep: Called with each task that is done and its receipt, also when the run ends by another's error.
+        hint: For a broken executor: what becomes of what is done.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        call: Callable[..., Receipt],
+        arguments: tuple[Any, ...],
+        retries: int,
+        keep: Callable[[Task, Receipt], object],
+        hint: str,
+    ) -> None:
+        self._crew, self._call, self._arguments = crew, call, arguments
+        self._retries, self._keep, self._hint = retries, keep, hint
+        self._ended: SimpleQueue[tuple[Task, int, Future[Receipt]]] = SimpleQueue()
+        self._under_way: set[Future[Receipt]] = set()
+
+    def run(self, tasks: Iterable[Task], total: int, shown: Callable[[Task], object]) -> int:
+        """Run these tasks, of which there are `total`, and give how many were; `shown` is called after each."""
+        count = 0
+        waiting = iter(tasks)
+        try:
+            while True:
+                while len(self._under_way) < self._crew.window:
+                    task = next(waiting, None)
+                    if task is None:
+                        break
+                    self._submit(task, 0)
+                if not self._under_way:
+                    break
+                task = self._next()
+                if task is not None:
+                    count += 1
+                    shown(task)
+        except (BrokenExecutor, CancelledError) as error:
+            self._drain()
+            raise BrokenExecutor(
+                f"a worker died, and the executor with it ({type(error).__name__}), after {count} of {total} tasks; "
+                f"{self._hint} (resume=True)"
+            ) from error
+        except Exception:
+            self._drain()
+            raise
+        finally:
+            for future in self._under_way:
+                future.cancel()
+        return count
+
+    def _submit(self, task: Task, attempt: int) -> None:
+        future = self._crew.executor.submit(self._call, task, *self._arguments)
+        self._under_way.add(future)
+        future.add_done_callback(lambda ended: self._ended.put((task, attempt, ended)))
+
+    def _next(self) -> Task | None:
+        """The next task that is done; `None` if one failed and is tried again."""
+        task, attempt, future = self._ended.get()
+        self._under_way.discard(future)
+        try:
+            receipt = future.result()
+        except Exception as error:
+            if attempt >= self._retries or not _may_pass(error):
+                raise
+            self._submit(task, attempt + 1)
+            return None
+        self._keep(task, receipt)
+        return task
+
+    def _drain(self) -> None:
+        """After an error: what has begun is waited for, and kept if it is done."""
+        for future in list(self._under_way):
+            future.cancel()
+        while self._under_way:
+            task, _, future = self._ended.get()
+            self._under_way.discard(future)
+            if not future.cancelled() and future.exception() is None:
+                self._keep(task, future.result())
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same task may succeed another time, perhaps elsewhere."""
+    if isinstance(error, OSError):
+        return error.errno not in _LASTING
+    return not isinstance(
+        error, (ShardwiseError, ValueError, TypeError, MemoryError, ImportError, BrokenExecutor, CancelledError)
+    )

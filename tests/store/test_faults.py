@@ -1,0 +1,516 @@
+"""Killed, refused or cut short at any operation on files: nothing is lost, and nothing is mixed.
+
+Each case is a call as users make it, in a process of its own, with a fault at one operation (`faulty.py`). Afterwards
+the checkpoint is either not there, or there as a whole; the same call with `resume=True` ends with the bytes of a run
+that nothing disturbed; nothing else is left, and the source is as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import itertools
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise._atomic import replace_file
+from shardwise.cli import main
+from shardwise.store.write import place
+
+from .faulty import Machine, Outcome, why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+T = TypeVar("T")
+
+MESH = sw.DeviceMesh((4,), ("x",))
+FORMS = ("safetensors", "hf", "sharded", "dcp")
+#: A form; a folder in Hugging Face's form whose tensors are converted beside it first; the same with rewrites.
+KINDS = (*FORMS, "converted", "rewritten")
+KILLS = ("kill", "kill after")
+ERRORS = (errno.ENOSPC, errno.EIO)
+#: What the system may interrupt. Names are changed as a whole.
+INTERRUPTED = {"create", "open", "read", "write", "fsync", "ftruncate", "fallocate"}
+NEW = "new" * 9999
+
+#: The quick tests have a fault at so many operations of a piece of work; the slow ones have each fault at each.
+SOME, ALL = 5, 10**6
+some_or_all = pytest.mark.parametrize(
+    "most", [pytest.param(SOME, id="some"), pytest.param(ALL, id="all", marks=pytest.mark.slow)]
+)
+
+
+def tensors() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(3)
+    tied = rng.standard_normal(40).astype("f4")
+    return {
+        "h.0.w": rng.standard_normal((64, 640)).astype("f4"),
+        "h.1.w": rng.standard_normal((48, 320)).astype("f8"),
+        "tied.a": tied,
+        "tied.b": tied,
+        "flags": rng.integers(0, 2, (3, 5)).astype(bool),
+        "scalar": np.array(2.5),
+    }
+
+
+def layouts(dim: int) -> sw.LayoutMap:
+    rules = sw.LayoutMap(MESH)
+    rules[r"w$"] = ("x", None) if dim == 0 else (None, "x")
+    return rules
+
+
+def name_of(kind: str) -> str:
+    return "new.safetensors" if kind == "safetensors" else "new"
+
+
+def arguments_for(kind: str) -> dict[str, Any]:
+    to = kind if kind in FORMS else "hf"
+    cut = {"layouts": layouts(1)} if to in ("sharded", "dcp") else {}
+    return {"to": to, **cut, **({"max_file_bytes": 200_000} if to == "hf" else {})}
+
+
+# The work, which is done in other processes. Each task is recorded when it is done, so that some can be resumed.
+
+
+def reshard(folder: str, source: str, kind: str, resume: bool) -> int:
+    place._RECORD_BYTES = 1
+    dtype = "float16" if kind == "converted" else None
+    turned = [{"from": "h.{i}.w", "to": {"name": "t.{i}", "transpose": True}}]
+    target = Path(folder, name_of(kind))
+    report = sw.reshard_checkpoint(
+        source,
+        target,
+        dtype=dtype,
+        rewrites=sw.Rewrites(turned) if kind == "rewritten" else None,
+        resume=resume,
+        threads=1,
+        memory=1 << 16,
+        task_bytes=1 << 16,
+        **arguments_for(kind),
+    )
+    assert isinstance(report, sw.WriteReport)
+    return report.bytes_resumed
+
+
+def save(folder: str, kind: str) -> None:
+    place._RECORD_BYTES = 1
+    sw.save_checkpoint(Path(folder, name_of(kind)), tensors(), memory=1 << 16, **arguments_for(kind))
+
+
+def command(_: str, *arguments: str) -> tuple[int, str]:
+    place._RECORD_BYTES = 1
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        status = main(arguments)
+    return status, said.getvalue()
+
+
+def put(folder: str, text: str) -> None:
+    replace_file(Path(folder, "rules.toml"), text.encode())
+
+
+# What is common to the tests.
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[Path]:
+    """In memory where the system has such a place: this work brings all to the disk at every step."""
+    memory = Path("/dev/shm")
+    is_there = memory.is_dir() and os.access(memory, os.W_OK)
+    with tempfile.TemporaryDirectory(dir=memory if is_there else None) as folder:
+        yield Path(folder).resolve()
+
+
+@pytest.fixture(scope="module")
+def source(base: Path) -> Path:
+    sw.save_checkpoint(base / "source", tensors(), layouts(0))
+    return base / "source"
+
+
+@pytest.fixture(scope="module")
+def machine(base: Path) -> Iterator[Machine]:
+    machine = Machine(base, __name__)
+    yield machine
+    machine.close()
+
+
+class Bench:
+    """Makes folders to work in, does work there, and says what must come of it."""
+
+    def __init__(self, base: Path, machine: Machine, source: Path) -> None:
+        self.base, self.machine, self.source = base, machine, source
+        self._numbers = itertools.count()
+        self._references: dict[tuple[Any, ...], tuple[dict[str, bytes], list[str]]] = {}
+        self._steps: tuple[dict[str, bytes], list[list[str]]] | None = None
+        self._source = contents(source)
+
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[Path]:
+        folder = self.base / f"case{next(self._numbers)}"
+        folder.mkdir()
+        yield folder
+        shutil.rmtree(folder)
+        assert contents(self.source) == self._source
+
+    def reference(self, name: str, work: str, *arguments: object) -> tuple[dict[str, bytes], list[str]]:
+        """What undisturbed work makes under this name, and the operations that it takes."""
+        key = name, work, *arguments
+        if key not in self._references:
+            with self.folder() as folder:  # The first run imports what is needed.
+                assert self.machine.run(work, folder, *arguments, here=True).error is None
+            with self.folder() as folder:
+                done = self.machine.run(work, folder, *arguments)
+                assert done.error is None, done
+                assert listed(folder) == [name]
+                self._references[key] = contents(folder / name), done.operations
+        return self._references[key]
+
+    def steps(self) -> tuple[dict[str, bytes], list[list[str]]]:
+        """What a plan makes whose parts are run and committed by the command, and the operations of each step."""
+        if self._steps is None:
+            for here in (True, False):
+                with self.folder() as folder:
+                    planned(self, folder)
+                    done = [tasks(self, folder, step, here=here) for step in range(3)]
+                    assert [each.done[0] for each in done] == [0, 0, 0], done
+                    self._steps = contents(folder / "new"), [each.operations for each in done]
+        assert self._steps is not None
+        assert self._steps[0] == self.reference("new", "reshard", str(self.source), "sharded", False)[0]
+        return self._steps
+
+    def putting(self, old: str | None) -> list[str]:
+        """The operations of `put`."""
+        for here in (True, False):
+            with self.folder() as folder:
+                if old is not None:
+                    (folder / "rules.toml").write_text(old)
+                done = self.machine.run("put", folder, NEW, here=here)
+                assert contents(folder) == {"rules.toml": NEW.encode()}
+        return done.operations
+
+    def settled(self, target: Path, expected: dict[str, bytes], work: str, *arguments: object) -> Outcome:
+        """Check what a fault left, and what work makes of it that goes on with it; gives what became of that."""
+        complete = target.exists()
+        if complete:
+            assert contents(target) == expected
+        else:
+            with pytest.raises(FileNotFoundError):
+                sw.open_checkpoint(target)
+        done = self.machine.run(work, target.parent, *arguments)
+        assert done.error == ("FileExistsError" if complete else None), done
+        assert contents(target) == expected
+        assert listed(target.parent) == [target.name]
+        return done
+
+
+@pytest.fixture(scope="module")
+def bench(base: Path, machine: Machine, source: Path) -> Bench:
+    return Bench(base, machine, source)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    if path.is_file():
+        return {"": path.read_bytes()}
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def listed(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def places(operations: list[str], most: int) -> list[int]:
+    """So many of the operations, by their numbers from 1: spread evenly, and those that change names."""
+    if len(operations) <= most:
+        return list(range(1, len(operations) + 1))
+    spread = {1 + i * (len(operations) - 1) // (most - 1) for i in range(most)}
+    return sorted(spread | {at for at, line in enumerate(operations, 1) if line.startswith("rename ")})
+
+
+def cases(operations: list[str], most: int, faults: Sequence[T]) -> list[tuple[int, T]]:
+    """Which fault is at which operation: of all each, of some one or another."""
+    if most == ALL:
+        return list(itertools.product(places(operations, most), faults))
+    return list(zip(places(operations, most), itertools.cycle(faults), strict=False))
+
+
+def test_the_operations_are_seen(bench: Bench) -> None:
+    """A call that goes around the C library would not be counted, and nothing below would say so."""
+    _, operations = bench.reference("new", "reshard", str(bench.source), "sharded", False)
+    names = {line.partition(" ")[0] for line in operations}
+    assert names >= {"create", "write", "ftruncate", "fallocate", "fsync", "mkdir", "rename", "unlink", "rmdir"}
+    assert "rename new" in operations
+
+
+# Kills.
+
+
+@some_or_all
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_reshard_goes_on(bench: Bench, kind: str, most: int) -> None:
+    name, source = name_of(kind), str(bench.source)
+    expected, operations = bench.reference(name, "reshard", source, kind, False)
+    complete, resumed, chosen = 0, 0, cases(operations, most, KILLS)
+    for at, kill in chosen:
+        with bench.folder() as folder:
+            assert bench.machine.run("reshard", folder, source, kind, False, at=at, fault=kill).killed
+            done = bench.settled(folder / name, expected, "reshard", source, kind, True)
+            complete += done.error is not None
+            resumed += bool(done.done)
+    assert 0 < complete < len(chosen)
+    assert resumed or kind == "converted"  # What is converted is converted again.
+
+
+@some_or_all
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_again_while_it_goes_on(bench: Bench, kind: str, most: int) -> None:
+    name, source = name_of(kind), str(bench.source)
+    expected, operations = bench.reference(name, "reshard", source, kind, False)
+    published = operations.index(f"rename {name}") + 1
+
+    def killed_once(folder: Path, at: int) -> None:
+        assert bench.machine.run("reshard", folder, source, kind, False, at=at, fault="kill").killed
+
+    for first in [published // 3, published * 2 // 3] if most == ALL else [published * 2 // 3]:
+        with bench.folder() as folder:
+            killed_once(folder, first)
+            going_on = bench.machine.run("reshard", folder, source, kind, True).operations
+        for at, kill in cases(going_on, most, KILLS):
+            with bench.folder() as folder:
+                killed_once(folder, first)
+                assert bench.machine.run("reshard", folder, source, kind, True, at=at, fault=kill).killed
+                bench.settled(folder / name, expected, "reshard", source, kind, True)
+
+
+@some_or_all
+@pytest.mark.parametrize("kind", FORMS)
+def test_a_killed_save_is_done_again(bench: Bench, kind: str, most: int) -> None:
+    name = name_of(kind)
+    expected, operations = bench.reference(name, "save", kind)
+    for at, kill in cases(operations, most, KILLS):
+        with bench.folder() as folder:
+            assert bench.machine.run("save", folder, kind, at=at, fault=kill).killed
+            bench.settled(folder / name, expected, "save", kind)
+
+
+STEPS = (("run", "new.swplan", "--part", "1/2"), ("run", "new.swplan", "--part", "2/2"), ("commit", "new.swplan"))
+
+
+def tasks(bench: Bench, folder: Path, step: int, **fault: Any) -> Outcome:
+    first, plan, *rest = STEPS[step]
+    quiet = ["--quiet"] if first == "run" else []
+    return bench.machine.run("command", folder, first, str(folder / plan), *rest, *quiet, **fault)
+
+
+def planned(bench: Bench, folder: Path, steps: int = 0) -> None:
+    """Save a plan, and do some of its steps."""
+    plan = sw.plan_checkpoint(bench.source, folder / "new", layouts(1), to="sharded", task_bytes=1 << 16)
+    plan.save(folder / "new.swplan")
+    for step in range(steps):
+        assert tasks(bench, folder, step).done[0] == 0
+
+
+@some_or_all
+@pytest.mark.parametrize("step", range(3))
+def test_parts_and_commits_that_are_killed_are_run_again(bench: Bench, step: int, most: int) -> None:
+    expected, operations = bench.steps()
+    for at, kill in cases(operations[step], most, KILLS):
+        with bench.folder() as folder:
+            planned(bench, folder, step)
+            assert tasks(bench, folder, step, at=at, fault=kill).killed
+            complete = (folder / "new").exists()
+            assert not complete or step == 2
+            for each in range(step, 3):
+                done = tasks(bench, folder, each)
+                assert (done.done[0] == 0) != complete, done
+            assert contents(folder / "new") == expected
+
+
+@some_or_all
+@pytest.mark.parametrize("old", ["old", None])
+def test_a_file_is_replaced_as_a_whole(bench: Bench, old: str | None, most: int) -> None:
+    found = set()
+    for at, kill in cases(bench.putting(old), most, KILLS):
+        with bench.folder() as folder:
+            path = folder / "rules.toml"
+            if old is not None:
+                path.write_text(old)
+            assert bench.machine.run("put", folder, NEW, at=at, fault=kill).killed
+            found.add(path.read_text() if path.exists() else None)
+            assert bench.machine.run("put", folder, "newer").error is None
+            assert contents(folder) == {"rules.toml": b"newer"}
+    assert found == {old, NEW}
+
+
+# Errors of the system.
+
+
+@some_or_all
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_names_the_file_and_the_next_run_goes_on(bench: Bench, kind: str, most: int) -> None:
+    name, source = name_of(kind), str(bench.source)
+    expected, operations = bench.reference(name, "reshard", source, kind, False)
+    refused = 0
+    for at, (number, fault) in cases(operations, most, list(itertools.product(ERRORS, ("fail", "fail from")))):
+        with bench.folder() as folder:
+            done = bench.machine.run("reshard", folder, source, kind, False, at=at, fault=fault, error=number)
+            complete = (folder / name).exists()
+            if done.error is None:  # It was tried again, or it was about what nobody needs.
+                assert complete
+            else:
+                assert done.error == "OSError", done
+                assert os.strerror(number) in done.message
+                assert done.filename is not None, done
+                assert Path(done.filename).is_relative_to(folder), done
+                assert complete == ("the checkpoint is complete" in done.message)
+                refused += 1
+            bench.settled(folder / name, expected, "reshard", source, kind, True)
+    assert refused > 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_sort_of_file_is_named(bench: Bench, kind: str) -> None:
+    """Of operations whose lines differ in numbers and tokens only, the first one fails."""
+    name, source = name_of(kind), str(bench.source)
+    _, operations = bench.reference(name, "reshard", source, kind, False)
+    sorts: dict[str, int] = {}
+    for at, line in enumerate(operations, 1):
+        sorts.setdefault(re.sub(r"[0-9]|(?<=[._/-])[0-9a-z_]{8,}", "#", line), at)
+    assert len(sorts) > 20
+    for sort, at in sorts.items():
+        with bench.folder() as folder:
+            done = bench.machine.run("reshard", folder, source, kind, False, at=at, fault="fail", error=errno.ENOSPC)
+            named = done.filename is not None and Path(done.filename).is_relative_to(folder)
+            assert named if done.error is not None else (folder / name).exists(), (sort, done)
+
+
+@some_or_all
+@pytest.mark.parametrize("kind", FORMS)
+def test_an_error_of_a_save_leaves_nothing(bench: Bench, kind: str, most: int) -> None:
+    name = name_of(kind)
+    expected, operations = bench.reference(name, "save", kind)
+    for at, number in cases(operations, most, ERRORS):
+        with bench.folder() as folder:
+            done = bench.machine.run("save", folder, kind, at=at, fault="fail", error=number)
+            complete = (folder / name).exists()
+            if done.error is not None:
+                assert done.filename is not None, done
+                assert Path(done.filename).is_relative_to(folder), done
+                assert complete == ("the checkpoint is complete" in done.message)
+                assert listed(folder) == [name] * complete, done
+            bench.settled(folder / name, expected, "save", kind)
+
+
+@some_or_all
+@pytest.mark.parametrize("step", range(3))
+def test_a_part_or_commit_that_fails_is_run_again(bench: Bench, step: int, most: int) -> None:
+    expected, operations = bench.steps()
+    for at, number in cases(operations[step], most, ERRORS):
+        with bench.folder() as folder:
+            planned(bench, folder, step)
+            status, said = tasks(bench, folder, step, at=at, fault="fail", error=number).done
+            complete = "the checkpoint is complete" in said
+            if status:
+                assert os.strerror(number) in said
+                assert str(folder) in said
+                assert (folder / "new").exists() == complete
+            for each in range(step + (status == 0), 3):
+                assert (tasks(bench, folder, each).done[0] == 0) != complete
+            assert contents(folder / "new") == expected
+
+
+@some_or_all
+def test_a_file_that_cannot_be_replaced_stays(bench: Bench, most: int) -> None:
+    for at, number in cases(bench.putting("old"), most, ERRORS):
+        with bench.folder() as folder:
+            (folder / "rules.toml").write_text("old")
+            done = bench.machine.run("put", folder, NEW, at=at, fault="fail", error=number)
+            replaced = done.error is None or "has been replaced" in done.message
+            if done.error is not None:
+                assert done.error == "OSError", done
+                assert str(folder / "rules.toml") in done.message
+            assert contents(folder)["rules.toml"] == (NEW.encode() if replaced else b"old")
+            assert bench.machine.run("put", folder, "newer").error is None
+            assert contents(folder) == {"rules.toml": b"newer"}
+
+
+@some_or_all
+@pytest.mark.parametrize("kind", KINDS)
+def test_calls_that_are_interrupted_are_made_again(bench: Bench, kind: str, most: int) -> None:
+    name, source = name_of(kind), str(bench.source)
+    expected, _ = bench.reference(name, "reshard", source, kind, False)
+    with bench.folder() as folder:
+        operations = bench.machine.run("reshard", folder, source, kind, False, reads=True).operations
+    may_be = [at for at, line in enumerate(operations, 1) if line.partition(" ")[0] in INTERRUPTED]
+    for place_of, _ in cases([operations[at - 1] for at in may_be], most, [errno.EINTR]):
+        with bench.folder() as folder:
+            fault: dict[str, Any] = {"at": may_be[place_of - 1], "fault": "fail", "error": errno.EINTR}
+            done = bench.machine.run("reshard", folder, source, kind, False, reads=True, **fault)
+            assert done.error is None, done
+            assert contents(folder / name) == expected
+            assert listed(folder) == [name]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reads_and_writes_of_less_than_was_asked_for(bench: Bench, kind: str) -> None:
+    name = name_of(kind)
+    expected, whole = bench.reference(name, "reshard", str(bench.source), kind, False)
+    with bench.folder() as folder:
+        source = str(shutil.copytree(bench.source, folder / "source"))
+        done = bench.machine.run("reshard", folder, source, kind, False, at=1, fault="short from", reads=True)
+        assert done.error is None, done
+        assert contents(folder / name) == expected
+    assert sum(line.startswith("write") for line in done.operations) > sum(line.startswith("write") for line in whole)
+
+
+@some_or_all
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_source_that_cannot_be_read_is_named(bench: Bench, kind: str, most: int) -> None:
+    name = name_of(kind)
+    expected, _ = bench.reference(name, "reshard", str(bench.source), kind, False)
+    with bench.folder() as folder:
+        source = str(shutil.copytree(bench.source, folder / "source"))
+        operations = bench.machine.run("reshard", folder, source, kind, False, reads=True).operations
+    reads = [at for at, line in enumerate(operations, 1) if re.match("(open|read) source", line)]
+    refused = 0
+    for number, _ in cases([operations[at - 1] for at in reads], most, [errno.EIO]):
+        with bench.folder() as folder:
+            source = str(shutil.copytree(bench.source, folder / "source"))
+            fault: dict[str, Any] = {"at": reads[number - 1], "fault": "fail", "error": errno.EIO}
+            done = bench.machine.run("reshard", folder, source, kind, False, reads=True, **fault)
+            if done.error is not None:
+                refused += 1
+                assert done.filename is not None, done
+                assert Path(done.filename).is_relative_to(source), done
+                assert not (folder / name).exists()
+                assert bench.machine.run("reshard", folder, source, kind, True).error is None
+            assert contents(folder / name) == expected
+            assert listed(folder) == sorted([name, "source"])
+    assert refused
+
+
+# What a loss of power would leave.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_is_on_the_disk_before_it_has_its_name(bench: Bench, kind: str) -> None:
+    """Of every file that is published, nothing is written after it was brought to the disk; so with names."""
+    name = name_of(kind)
+    expected, operations = bench.reference(name, "reshard", str(bench.source), kind, False)
+    published = operations.index(f"rename {name}")
+    before = [line.partition(" ")[::2] for line in operations[:published]]
+    for file in expected:
+        last = {how: at for at, (how, path) in enumerate(before) if path.endswith("/" + (file or name))}
+        assert last["fsync"] > max(at for how, at in last.items() if how != "fsync"), file
+    made = [at for at, (how, _) in enumerate(before) if how in ("create", "mkdir", "rename")]
+    synced = [at for at, (how, path) in enumerate(before) if how == "fsync" and path.endswith("/data")]
+    assert name == "new.safetensors" or max(synced) > max(at for at in made if "/data/" in before[at][1])
+    assert operations[published + 1] == "fsync "

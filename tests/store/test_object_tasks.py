@@ -1,0 +1,291 @@
+"""Objects of a store made as tasks: parts that wait for what is behind them, workers that die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import shardwise as sw
+from shardwise.store.objects import ObjectPath
+from shardwise.store.write import objects as object_job
+from tests.store.stores import Store
+from tests.store.test_objects import GoogleLike, wrapped
+
+# Of asynchronous connections that the server closes, and of packages that warn about each other.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+RULES = sw.LayoutMap(sw.DeviceMesh((2,), ("x",)))
+RULES["cut"] = ("x",)
+FORMS = ["safetensors", "hf", "sharded", "dcp"]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    if folder.is_file():
+        return {"": folder.read_bytes()}
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("kind", ["memory", "gs", "memory, too little to hold a part back"])
+@pytest.mark.parametrize("to", ["safetensors", "dcp"])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_parts_of_any_kind_are_the_file(
+    memory: Store, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, to: Any, kind: str,
+    data: st.DataObject,
+) -> None:  # fmt: skip
+    """Tensors that take many parts, and parts that have many tensors; headers before all, and before each."""
+    part = 4096
+    monkeypatch.setattr(object_job, "_LEAST_PART", part)
+    monkeypatch.setattr(object_job, "_MOST_PART", part)
+    sizes = data.draw(st.lists(st.sampled_from([0, 1, 500, 3000, 4096, 9001, 40_000]), max_size=7))
+    rng = np.random.default_rng(len(sizes))
+    tensors = {f"{i}": rng.integers(0, 256, size, "u1") for i, size in enumerate(sizes)}
+    folder = tmp_path_factory.mktemp("parts")
+    name = "a.safetensors" if to == "safetensors" else "a"
+    sw.save_checkpoint(folder / name, tensors, to=to)
+    google = GoogleLike()
+    place = ObjectPath(f"gs://bucket/{name}", filesystem=google) if kind == "gs" else memory.place(name)
+    report = sw.save_checkpoint(place, tensors, to=to, memory=4 * part if "little" in kind else 10 * part)
+    if kind == "gs":
+        top = f"bucket/{name}"
+        assert {key[len(top) :].strip("/"): value for key, value in google.made.items()} == files(folder / name)
+    else:
+        assert memory.objects(place) == files(folder / name)
+    assert report.bytes_written == report.bytes
+    assert sw.verify_checkpoint(place).tensors == len(tensors)
+
+
+def test_what_depends_on_all_of_it_is_read_once(s3: Store, tmp_path: Path) -> None:
+    """Two tensors of several parts each, in a container each, and in one file with digests."""
+    tensors = {"cut": np.arange(2_600_000, dtype="f8"), "b": np.arange(9), "c": np.arange(5_000_000, dtype="i2")}
+    sw.save_checkpoint(tmp_path / "source.safetensors", tensors)
+    forms: list[tuple[Any, str]] = [("dcp", "a"), ("safetensors", "a.safetensors")]
+    for to, name in forms:
+        sw.reshard_checkpoint(tmp_path / "source.safetensors", tmp_path / name, RULES, to=to)
+        place = s3.place(name)
+        report = sw.reshard_checkpoint(tmp_path / "source.safetensors", place, RULES, to=to, memory=48 * 2**20)
+        assert isinstance(report, sw.WriteReport)
+        assert s3.objects(place) == files(tmp_path / name)
+        nbytes = sum(tensor.nbytes for tensor in tensors.values())
+        assert nbytes <= report.bytes_read < 1.01 * nbytes
+
+
+def test_the_index_of_pytorch_is_the_last(store: Store, tmp_path: Path) -> None:
+    """Nothing that PyTorch looks for is there before all else is; and what is there is not written over."""
+    place = store.place()
+    sw.save_checkpoint(place, {"cut": np.arange(8.0)}, RULES, to="dcp")
+    whole = store.objects(place)
+    place.filesystem.rm_file((place / ".metadata").key)
+    with pytest.raises(FileExistsError, match="resume=True"):
+        sw.save_checkpoint(place, {"cut": np.arange(8.0) + 1}, RULES, to="dcp")
+    with pytest.raises(sw.ParseError, match="metadata"):
+        sw.open_checkpoint(place)
+    assert store.objects(place) == {name: data for name, data in whole.items() if name != ".metadata"}
+    place.filesystem.pipe_file((place / ".metadata").key, whole[".metadata"])
+    sw.save_checkpoint(tmp_path / "other", {"cut": np.arange(8.0) + 1})
+    for resume in (False, True):
+        with pytest.raises(FileExistsError, match="something is there"):
+            sw.reshard_checkpoint(tmp_path / "other", place, RULES, to="dcp", resume=resume)
+    assert store.objects(place) == whole
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(5)
+    tensors = {"cut": rng.random(32_000), **{f"{i}": rng.random((30, 40 + i)) for i in range(6)}}
+    sw.save_checkpoint(tmp_path / "source", tensors, to="hf", max_file_bytes=100_000)
+    return tmp_path / "source"
+
+
+def written(source: Path, place: Any, to: Any, executor: Executor | None, **more: Any) -> sw.WriteReport:
+    report = sw.reshard_checkpoint(
+        source, place, RULES, to=to, max_file_bytes=50_000, memory=80 * 2**20, executor=executor, **more
+    )
+    assert isinstance(report, sw.WriteReport)
+    return report
+
+
+@pytest.mark.parametrize(("to", "remote"), zip(FORMS, (False, True, False, True), strict=True))
+def test_threads_and_processes_make_the_same_objects(s3: Store, source: Path, to: Any, remote: bool) -> None:
+    name = "a.safetensors" if to == "safetensors" else "a"
+    written(source, source.parent / name, to, None)
+    src: Any = source
+    if remote:
+        src = s3.place("source")
+        s3.put(source, src)
+    for executor in (ThreadPoolExecutor(2), ProcessPoolExecutor(2, get_context("spawn"))):
+        place = s3.place(name)
+        seen: list[tuple[int, int]] = []
+        with executor:
+            report = written(src, place, to, executor, progress=lambda *at, seen=seen: seen.append(at))
+        assert s3.objects(place) == files(source.parent / name)
+        assert report.bytes_written == report.bytes
+        assert seen[-1] == (report.bytes, report.bytes)
+        assert sw.diff_checkpoints(source, place) == []
+
+
+def test_objects_of_this_process_are_made_by_its_threads(memory: Store, source: Path) -> None:
+    place = memory.place("a")
+    with ThreadPoolExecutor(3) as executor:
+        written(source, place, "sharded", executor)
+    written(source, source.parent / "a", "sharded", None)
+    assert memory.objects(place) == files(source.parent / "a")
+    with ProcessPoolExecutor(1, get_context("spawn")) as executor:
+        with pytest.raises(TypeError, match=r"memory://.* is in the memory of this process"):
+            written(source, memory.place("b"), "sharded", executor)
+        with pytest.raises(TypeError, match="executor must be"):
+            written(source, memory.place("b"), "sharded", "threads")  # type: ignore[arg-type]
+
+
+def test_the_memory_of_a_host_is_divided(memory: Store, tmp_path: Path) -> None:
+    sw.save_checkpoint(tmp_path / "a", {"w": np.zeros(9 << 20, "u1")}, sync=False)
+    place = memory.place("b")
+    with (
+        ThreadPoolExecutor(3) as executor,
+        pytest.raises(sw.LayoutError, match=r"memory is 20\.0 MiB for each of 3 workers; 32\.0 MiB are needed"),
+    ):
+        sw.reshard_checkpoint(tmp_path / "a", place, memory=60 << 20, executor=executor)
+    assert memory.objects(place) == {}
+
+
+@pytest.mark.parametrize("to", FORMS)
+def test_a_store_that_keeps_less_than_it_was_given(memory: Store, source: Path, to: Any) -> None:
+    """What it says that it has is compared with what was sent, before anything is called a checkpoint."""
+    place = memory.place("a.safetensors" if to == "safetensors" else "a")
+
+    def pipe_file(original: Any, key: str, data: bytes, **more: Any) -> Any:
+        return original(key, data[:-1] if b"\0" in data else data, **more)
+
+    for executor in (None, ThreadPoolExecutor(2)):
+        with pytest.raises(sw.ParseError, match=r"has \d+ bytes; \d+ were written"):
+            written(source, wrapped(place, pipe_file=pipe_file), to, executor, resume=True)
+        assert not {"shardwise.json", ".metadata", "model.safetensors.index.json"} & set(memory.objects(place))
+        for name in memory.objects(place):
+            place.filesystem.rm_file((place / name).key if name else place.key)
+
+
+class Flaky(Executor):
+    """Each task fails the first time, when it has made its object."""
+
+    _max_workers = 2
+
+    def __init__(self) -> None:
+        self.tries: dict[int, int] = {}
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        number = args[0].number
+        self.tries[number] = self.tries.get(number, 0) + 1
+        try:
+            found = fn(*args, **kwargs)
+            if self.tries[number] == 1:
+                raise RuntimeError("the worker was lost")
+            future.set_result(found)
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@pytest.mark.parametrize("to", FORMS)
+def test_a_task_that_is_run_again_finds_its_own_object(s3: Store, source: Path, to: Any) -> None:
+    name = "a.safetensors" if to == "safetensors" else "a"
+    place, executor = s3.place(name), Flaky()
+    written(source, place, to, executor)
+    assert set(executor.tries.values()) == {2}
+    written(source, source.parent / name, to, None)
+    assert s3.objects(place) == files(source.parent / name)
+    # Another's is refused still.
+    with pytest.raises(FileExistsError, match="something is there"):
+        written(source, place, to, Flaky())
+
+
+def _die(doomed: int, fn: Callable[..., Any], *args: Any) -> Any:
+    if args[0].number == doomed:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return fn(*args)
+
+
+class Deadly(Executor):
+    """A pool of processes, of which the one is killed that gets a task."""
+
+    _max_workers = 2
+
+    def __init__(self, doomed: int) -> None:
+        self.pool, self.doomed = ProcessPoolExecutor(2, get_context("spawn")), doomed
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return self.pool.submit(_die, self.doomed, fn, *args)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self.pool.shutdown(wait, cancel_futures=cancel_futures)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_a_worker_that_is_killed(s3: Store, source: Path) -> None:
+    place = s3.place("a")
+    with Deadly(1) as executor, pytest.raises(BrokenExecutor, match="the next run makes all objects anew"):
+        written(source, place, "hf", executor)
+    assert not {"shardwise.json", "model.safetensors.index.json"} & set(s3.objects(place))
+    with ThreadPoolExecutor(2) as threads:
+        written(source, place, "hf", threads, resume=True)
+    written(source, source.parent / "a", "hf", None)
+    assert s3.objects(place) == files(source.parent / "a")
+
+
+def test_a_local_source_that_changed_is_refused_by_the_worker(s3: Store, source: Path) -> None:
+    class Changing(Flaky):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            import pickle
+
+            sent = pickle.dumps(args)
+            if args[0].number == 1:
+                for path in source.glob("*.safetensors"):
+                    path.write_bytes(path.read_bytes()[:-1] + b"!")
+            future: Future[Any] = Future()
+            try:
+                future.set_result(fn(*pickle.loads(sent)))
+            except Exception as error:
+                future.set_exception(error)
+            return future
+
+    place = s3.place("a")
+    with pytest.raises(sw.ParseError, match="is not the file that was opened"):
+        written(source, place, "hf", Changing())
+    assert "shardwise.json" not in s3.objects(place)
+
+
+def test_two_drivers_at_once(s3: Store, source: Path) -> None:
+    """With tasks of their own: one wins, and what it made is there."""
+    place = s3.place("a")
+    ended: list[Any] = []
+
+    def drive() -> None:
+        with ThreadPoolExecutor(2) as executor:
+            try:
+                ended.append(written(source, place, "dcp", executor))
+            except FileExistsError as error:
+                ended.append(error)
+
+    drivers = [threading.Thread(target=drive) for _ in range(2)]
+    for driver in drivers:
+        driver.start()
+    for driver in drivers:
+        driver.join()
+    reports = [end for end in ended if isinstance(end, sw.WriteReport)]
+    assert len(ended) == 2
+    assert len(reports) <= 1
+    assert (".metadata" in s3.objects(place)) == bool(reports)
+    if reports:
+        assert sw.diff_checkpoints(source, place) == []

@@ -1,0 +1,68 @@
+"""Replicas in files: compared as they are stored, whatever becomes of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+
+def write(folder: Path, rank: int, values: np.ndarray[Any, Any], code: str = "F32") -> None:
+    """The file of a rank that holds all of `w`, as PyTorch writes DCP as safetensors."""
+    about = {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": [0, 0]}}', "DCP_VERSION": "1.0"}
+    entry = {"dtype": code, "shape": list(values.shape), "data_offsets": [0, values.nbytes]}
+    header = json.dumps({"__metadata__": about, "w": entry}).encode()
+    data = len(header).to_bytes(8, "little") + header + values.tobytes()
+    (folder / f"shard-{rank:05}-model-00001-of-00001.safetensors").write_bytes(data)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "float64"])
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_replicas_that_a_conversion_makes_equal_disagree(tmp_path: Path, dtype: str | None, rewritten: bool) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    values = np.arange(12, dtype="f4").reshape(3, 4)
+    other = values.copy()
+    other[2, 1] = np.nextafter(other[2, 1], np.float32(np.inf))  # Equal as bfloat16.
+    write(source, 1, values)
+    write(source, 2, other)
+    rewrites = sw.Rewrites([{"from": {"name": "w", "transpose": True}, "to": "v"}]) if rewritten else None
+    with pytest.raises(sw.ParseError, match=r"replicas disagree; the first element .* is \(\d, \d\)"):
+        sw.reshard_checkpoint(source, tmp_path / "out", dtype=dtype, rewrites=rewrites)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+    sw.reshard_checkpoint(source, tmp_path / "first", dtype=dtype, rewrites=rewrites, replicas="first")
+    write(source, 2, values)
+    sw.reshard_checkpoint(source, tmp_path / "same", dtype=dtype, rewrites=rewrites)
+    for name in ("first", "same"):
+        with sw.open_checkpoint(tmp_path / name) as checkpoint:
+            found = checkpoint.read("v" if rewritten else "w")
+        expected = values.T if rewritten else values
+        assert found.dtype.name == (dtype or "float32")
+        assert found.astype("f4").tolist() == expected.tolist()
+
+
+def test_replicas_are_compared_in_blocks(tmp_path: Path) -> None:
+    """The last element, when there is memory for a part of the tensor only."""
+    source = tmp_path / "source"
+    source.mkdir()
+    values = np.random.default_rng(0).random((64, 512), np.float32)
+    other = values.copy()
+    other[63, 511] += 1
+    write(source, 1, values)
+    write(source, 2, other)
+    with pytest.raises(sw.ParseError, match=r"replicas disagree; .* is \(63, 511\)"):
+        sw.reshard_checkpoint(source, tmp_path / "out", dtype="bfloat16", memory=1 << 16)
+
+
+def test_two_dtypes_of_one_tensor_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, 1, np.ones((3, 4), "f4"))
+    write(tmp_path, 2, np.ones((3, 4), "f2"), "F16")
+    with pytest.raises(sw.ParseError, match=r"'w'.*(float16|F16).*(float32|F32)|'w'.*(float32|F32).*(float16|F16)"):
+        sw.open_checkpoint(tmp_path)

@@ -1,0 +1,301 @@
+"""The commands, rules files and fragments of README.md and docs/, run; and every block of code is run by some test.
+
+Blocks of `python`, `pycon` and `console` are the matter of `test_documents.py`, those of `python keras` of
+`tests/interop/test_keras_page.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import queue
+import re
+import shlex
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise.cli import main
+
+from .execute.test_mpi import mpirun
+from .oracle import engines
+from .test_documents import PAGES, ROOT
+
+FENCE = re.compile(r"^ *(```+|~~~+)(.*)$")
+ELSEWHERE = {"python", "pycon", "console", "python keras"}
+
+#: Commands of others than us that the tests do not type, and where the same is done.
+NOT_TYPED = {
+    "pip install .": "release/wheel.py installs what is released, into an environment without Rust",
+    "pip install shardwise[mpi] mpich": "installs; its extra is in `make test-clusters`",
+    "pip install shardwise[s3]": "installs; its extra is in `make test-clusters`",
+    "mpirun -n 4 python examples/mpi_ranks.py": "tests/execute/test_mpi.py::test_the_example",
+    "python -m tests.fuzz api --seconds 600 --seed 7": (
+        "tests/fuzz/test_fuzz.py::test_every_fuzzer_runs_and_finds_nothing"
+    ),
+}
+#: What has to be done before a command, besides the commands above it.
+BEFORE = {
+    "shardwise commit p.swplan": [f"shardwise run p.swplan --part {part}/16" for part in range(1, 17) if part != 3],
+    "shardwise commit new.swplan": [f"shardwise run new.swplan --part {part}/16" for part in range(1, 17) if part != 3],
+}
+RULES = """
+[mesh]
+shape = [2, 4]
+axis_names = ["data", "model"]
+[rules]
+embed = ["model", []]
+norm = [[]]
+"""
+
+
+def blocks(page: Path) -> list[tuple[int, str, str]]:
+    """The line, the language and the text of each block of a page, whatever its fence."""
+    found, open_at = [], None
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(keepends=True), 1):
+        fence = FENCE.match(line)
+        if open_at is None:
+            if fence:
+                open_at, mark, language, text = number, fence[1], fence[2].strip(), ""
+        elif fence and fence[1].startswith(mark) and not fence[2].strip():
+            found.append((open_at, language, text))
+            open_at = None
+        else:
+            text += line
+    assert open_at is None, f"{page.name}:{open_at}: the block has no end"
+    return found
+
+
+def of(*languages: str) -> list[Any]:
+    return [
+        pytest.param(page, text, id=f"{page.relative_to(ROOT).as_posix()}:{line}")
+        for page in PAGES
+        for line, language, text in blocks(page)
+        if language in languages
+    ]
+
+
+def commands(text: str) -> list[list[str]]:
+    """The commands of a block in words, without comments."""
+    lines = [shlex.split(line, comments=True) for line in text.replace("\\\n", " ").splitlines()]
+    found: list[list[str]] = []
+    for line in filter(None, lines):
+        found.append([])
+        for word in line:
+            if word == "&&":
+                found.append([])
+            else:
+                found[-1].append(word)
+    return found
+
+
+def test_every_block_is_run_by_some_test() -> None:
+    """A block of a language that no test runs is new: it needs one."""
+    known = {*ELSEWHERE, "sh", "toml", *FRAGMENTS}
+    strange = [
+        f"{page.relative_to(ROOT)}:{line}: {language!r}"
+        for page in PAGES
+        for line, language, text in blocks(page)
+        if (f"{page.stem}: {text.splitlines()[0]}" if language == "py" else language) not in known
+    ]
+    assert strange == []
+    first_lines = {
+        f"{page.stem}: {text.splitlines()[0]}" for page in PAGES for _, kind, text in blocks(page) if kind == "py"
+    }
+    assert first_lines == set(FRAGMENTS)
+
+
+def test_what_is_not_typed_stands_on_a_page_and_names_what_is() -> None:
+    typed = {shlex.join(command) for block in of("sh") for command in commands(block.values[1])}
+    assert {shlex.join(shlex.split(command)) for command in NOT_TYPED} <= typed
+    assert set(BEFORE) <= typed
+    for reason in NOT_TYPED.values():
+        file, _, name = reason.partition(" ")[0].partition("::")
+        if file.endswith(".py"):
+            assert f"def {name}" in (ROOT / file).read_text(encoding="utf-8"), reason
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints by the names that the pages give them."""
+    folder = tmp_path_factory.mktemp("pages")
+    weights = {"embed": np.arange(4096, dtype="f4").reshape(64, 64), "norm": np.ones(8, "f4")}
+    for name in ("SRC", "CHECKPOINT"):
+        sw.save_checkpoint(folder / name, weights, to="hf", sync=False)
+    gpt2 = {"h.0.attn.c_attn.weight": np.ones((8, 24), "f4"), "wte.weight": np.ones((64, 8), "f4")}
+    sw.save_checkpoint(folder / "model.safetensors", gpt2, sync=False)
+    sw.save_checkpoint(folder / "HF", engines.hugging_face("llama", 0), sync=False)
+    (folder / "rules.toml").write_text(RULES, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(("page", "text"), of("sh"))
+def test_the_commands_of_the_page(
+    page: Path, text: str, checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other in a folder that has the checkpoints named; `s3://` is a store in memory."""
+    for path in checkpoints.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    if "s3://" in text:
+        pytest.importorskip("fsspec")
+        put_in_memory(checkpoints / "SRC", "memory://bucket/model")
+        text = text.replace("s3://", "memory://")
+    for command in commands(text):
+        line = shlex.join(command)
+        if line in map(shlex.join, map(shlex.split, NOT_TYPED)):
+            continue
+        if command[0] == "make":
+            # What its targets do is what is running now; here: that there are such, which take such variables.
+            done = subprocess.run(["make", "-n", *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            names = {word.partition("=")[0] for word in command[1:] if "=" in word}
+            makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+            assert all(f"\n{name} ?=" in makefile for name in names), line
+            continue
+        assert command[0] == "shardwise", f"{page.name}: {line}: who runs this?"
+        for words in (*map(shlex.split, BEFORE.get(line, [])), command):
+            said = io.StringIO()
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+                status = main(words[1:])
+            assert status == 0, f"{page.name}: {shlex.join(words)}: {said.getvalue()}"
+
+
+def put_in_memory(folder: Path, url: str) -> None:
+    store = sw.ObjectPath(url)
+    for path in folder.iterdir():
+        place = store / path.name
+        place.filesystem.pipe_file(place.key, path.read_bytes())
+
+
+@pytest.mark.parametrize(("page", "text"), of("toml"))
+def test_the_rules_files_of_the_page(page: Path, text: str) -> None:
+    """They are read as layouts or as rewrites, and each of their tables is one."""
+    mesh = None if "[mesh]" in text else sw.DeviceMesh((4,), ("tp",))
+    if "[rules]" in text:
+        rules = sw.LayoutMap.from_toml(io.StringIO(text), mesh)
+        assert len(rules) == text.partition("[rules]\n")[2].count("\n'") + 1
+        assert rules.device_mesh is not None
+    else:
+        ours, shipped = (
+            sw.Rewrites.from_toml(file).sets[0].rewrites
+            for file in (io.StringIO(text), sw.example_rules()["torch_dist/llama"])
+        )
+        assert len(ours) == text.count("[[rewrite]]")
+        assert all(rewrite in shipped for rewrite in ours)
+
+
+# Fragments: code that says what it takes from where the reader is. Each test sets that up and looks at what came of it.
+
+
+def fragment(first_line: str) -> str:
+    stem, _, start = first_line.partition(": ")
+    (found,) = (
+        text
+        for page in PAGES
+        for _, language, text in blocks(page)
+        if language == "py" and page.stem == stem and text.startswith(start)
+    )
+    return found
+
+
+def checkpoint_in_pytorch(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that we write, as PyTorch's own loader reads it."""
+    torch = pytest.importorskip("torch")
+    for module in ("checkpoint", "device_mesh", "tensor"):
+        importlib.import_module(f"torch.distributed.{module}")
+    rules = sw.LayoutMap(sw.DeviceMesh((4,), ("model",)))
+    rules["embed"] = ("model", None)
+    weights = {"embed": np.arange(96, dtype="f4").reshape(12, 8), "norm": np.ones(8, "f4")}
+    sw.save_checkpoint(tmp_path / "model.safetensors", weights, sync=False)
+    sw.reshard_checkpoint(tmp_path / "model.safetensors", tmp_path / "dcp", rules, to="dcp", sync=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        names: dict[str, Any] = {"torch": torch, "mesh": mesh, "Shard": torch.distributed.tensor.Shard}
+        exec(text, names | {"folder": tmp_path}, names)
+        assert names["state"]["embed"].full_tensor().numpy().tobytes() == weights["embed"].tobytes()
+        assert names["state"]["norm"].numpy().tobytes() == weights["norm"].tobytes()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def plan_among_ranks(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In four processes of MPI, each with its rows of a numbered array."""
+    before = "import numpy as np\nwhole = np.arange(640_000).reshape(1000, 640)\n"
+    rank = "MPI.COMM_WORLD.Get_rank()"
+    # Each rank has its rows as soon as it knows which they are.
+    mine = f"mine = rows.views(whole)[{rank}].copy()\nnew = "
+    after = f"assert (new == columns.views(whole)[{rank}]).all()\nprint('as it should be')\n"
+    script = tmp_path / "fragment.py"
+    script.write_text(before + text.replace("new = ", mine) + after, encoding="utf-8")
+    done = mpirun(str(script))
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("as it should be") == 4
+
+
+def program_of_a_rank(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In four threads, which send through queues."""
+    mesh = sw.DeviceMesh((4,), ("rank",), devices=range(4))
+    rows = sw.TensorLayout(("rank", None), mesh).partition((10, 6), "balanced")
+    columns = sw.TensorLayout((None, "rank"), mesh).partition((10, 6), "balanced")
+    whole = np.arange(60).reshape(10, 6)
+    plan = sw.plan_reshard(rows, columns)
+    boxes: dict[tuple[int, int, int], queue.Queue[Any]] = {
+        (a, b, tag): queue.Queue() for a in range(4) for b in range(4) for tag in range(64)
+    }
+    outs = [np.zeros(columns.shard_shape(rank), whole.dtype) for rank in range(4)]
+
+    def work(rank: int) -> None:
+        names = {
+            "plan": plan,
+            "rank": rank,
+            "mine": SimpleNamespace(numpy=lambda: whole[rows.box(rank)].copy()),
+            "out": SimpleNamespace(numpy=lambda: outs[rank]),
+            "send": lambda peer, tag, values: boxes[rank, peer, tag].put(np.array(values)),
+            "receive": lambda peer, tag, shape, dtype: boxes[peer, rank, tag].get(timeout=60).reshape(shape),
+        }
+        exec(text, names)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert all((outs[rank] == whole[columns.box(rank)]).all() for rank in range(4))
+
+
+def object_store(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a store in memory; `tests/store/test_objects.py` asks a real server of S3."""
+    pytest.importorskip("fsspec")
+    weights = {"embed": np.arange(4096 * 1024, dtype="i1").reshape(1024, 4096)}
+    sw.save_checkpoint(tmp_path / "SRC", weights, to="hf", sync=False)
+    put_in_memory(tmp_path / "SRC", "memory://bucket/model")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    # The options are those of S3, which a store in memory does not take.
+    exec(text.replace("s3://", "memory://").replace(', endpoint_url="http://127.0.0.1:9000"', ""), names)
+    assert (names["rows"] == weights["embed"][:1000]).all()
+    assert sw.diff_checkpoints(tmp_path / "SRC", tmp_path / "model.safetensors") == []
+
+
+FRAGMENTS: dict[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
+    "checkpoints: state = {": checkpoint_in_pytorch,
+    "mpi: from mpi4py import MPI": plan_among_ranks,
+    "mpi: program = plan.program(rank)": program_of_a_rank,
+    "object-stores: import shardwise as sw": object_store,
+}
+
+
+@pytest.mark.parametrize("first_line", FRAGMENTS)
+def test_the_fragment(first_line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FRAGMENTS[first_line](fragment(first_line), tmp_path, monkeypatch)
