@@ -192,7 +192,7 @@ class ReshardPlan:
         self,
         sources: list[npt.NDArray[Any]],
         destinations: list[npt.NDArray[Any]],
-        outputs: list[int],
+        outputs: Sequence[int],
         progress: Callable[[int, int], Any] | None,
         streaming: bool | None = None,
         /,

@@ -465,7 +465,7 @@ class ReshardPlan(Drawn):
         array([[2, 3],
                [6, 7]])
         """
-        if isinstance(src_shards, ShardSource):
+        if type(src_shards) is not list and isinstance(src_shards, ShardSource):
             self._check_source(src_shards)
         return run_plan(self, src_shards, out, progress)
 

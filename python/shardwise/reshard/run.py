@@ -28,6 +28,8 @@ Window = tuple[int, tuple[int, ...]]
 
 #: Up to how many bytes are allocated together; what is allocated together is freed together.
 _BLOCK_BYTES = 1 << 24
+#: The bytes of a line of the processor's cache; where they are others, nothing is lost.
+_LINE = 64
 
 
 class Runnable(Protocol):
@@ -56,42 +58,51 @@ def run_plan(
     """Check everything, then write; see `ReshardPlan.run`."""
     if progress is not None and not callable(progress):
         raise TypeError(f"progress must be callable or None, got {type(progress).__name__}")
-    if isinstance(src_shards, ShardSource):  # whose arrays were checked when it was made
+    # A list is known for one at once; to ask of an abstract class takes as long as to check an array.
+    if type(src_shards) is not list and isinstance(
+        src_shards, ShardSource
+    ):  # whose arrays were checked when it was made
         sources = src_shards._data()
     else:
         sources = checked_arrays("src_shards", src_shards, plan.src, None)
-    dtype = np.dtype(np.float64)
     if sources:
         dtype = sources[0].dtype
     elif out is not None and len(out) and isinstance(out[0], np.ndarray):
         dtype = out[0].dtype
-    count = plan.dst._count
-    if plan.addends > 1:
-        check_addable(dtype)
-    if out is None:
-        results = {} if plan.addends > 1 else {d: view_of(sources[s], w, box) for d, s, w, box in views_of(plan)}
     else:
-        results = dict(enumerate(checked_arrays("out", out, plan.dst, dtype)))
-        for device, array in results.items():
+        dtype = np.dtype(np.float64)
+    count, addends = plan.dst._count, plan.addends
+    if addends > 1:
+        check_addable(dtype)
+    if out is not None:
+        results = copied = checked_arrays("out", out, plan.dst, dtype)
+        for device, array in enumerate(results):
             if not array.flags.writeable:
                 raise ValueError(f"out[{device}] is read-only, so the shard cannot be written into it")
-    copied = list(results) if out is not None else [d for d in range(count) if d not in results]
-    if dtype.hasobject and copied:
-        raise TypeError(f"shards of dtype {dtype} hold references, which cannot be copied as bytes")
-    if out is None and copied:
-        results |= _allocated(copied, plan.dst, dtype)
+        outputs: Sequence[int] = tuple(range(count))
+        _check_copyable(dtype, count)
+    else:
+        there = {} if addends > 1 else {d: view_of(sources[s], w, box) for d, s, w, box in views_of(plan)}
+        absent = [device for device in range(count) if device not in there]
+        _check_copyable(dtype, len(absent))
+        new = _allocated(absent, plan.dst, dtype) if absent else {}
+        copied, outputs = [new[device] for device in absent], [-1] * count
+        for position, device in enumerate(absent):
+            outputs[device] = position
+        new |= there
+        results = [new[device] for device in range(count)]
     if copied:
-        outputs = list(range(count))
-        if len(copied) < count:
-            outputs = [-1] * count
-            for position, device in enumerate(copied):
-                outputs[device] = position
-        plan._core.run(sources, [results[device] for device in copied], outputs, progress)
+        plan._core.run(sources, copied, outputs, progress)
     elif progress is not None:
         progress(0, 0)
-    if plan.addends > 1:
+    if addends > 1:
         _add(plan, sources, results)
-    return [results[device] for device in range(count)]
+    return results
+
+
+def _check_copyable(dtype: np.dtype[Any], count: int) -> None:
+    if dtype.hasobject and count:
+        raise TypeError(f"shards of dtype {dtype} hold references, which cannot be copied as bytes")
 
 
 def check_addable(dtype: np.dtype[Any]) -> None:
@@ -103,7 +114,7 @@ def check_addable(dtype: np.dtype[Any]) -> None:
 
 def checked_arrays(name: str, arrays: Sequence[Array], tiling: Tiling, dtype: np.dtype[Any] | None) -> list[Array]:
     """The arrays as a list, each of the shape of its holder's own array and all of one dtype."""
-    if isinstance(arrays, (str, bytes, dict)) or not hasattr(arrays, "__iter__"):
+    if type(arrays) is not list and (isinstance(arrays, (str, bytes, dict)) or not hasattr(arrays, "__iter__")):
         raise TypeError(f"{name} must be a sequence of numpy arrays, got {type(arrays).__name__}")
     # One more than there may be: an iterable need not end.
     shapes = tiling._shapes()
@@ -182,7 +193,8 @@ def _allocated(devices: list[int], tiling: Tiling, dtype: np.dtype[Any]) -> dict
                 arrays[device] = np.zeros(shape, dtype)
         if dtype.itemsize and sum(nbytes) >= _BLOCK_BYTES:
             for positions in _blocks(nbytes):
-                block, at = np.empty(sum(_aligned(nbytes[i]) for i in positions), np.uint8), 0
+                block = np.empty(sum(_aligned(nbytes[i]) for i in positions) + _LINE, np.uint8)
+                at = -block.ctypes.data % _LINE
                 for i in positions:
                     arrays.setdefault(devices[i], block[at : at + nbytes[i]].view(dtype).reshape(shapes[i]))
                     at += _aligned(nbytes[i])
@@ -210,11 +222,11 @@ def _blocks(nbytes: list[int]) -> Iterator[list[int]]:
 
 
 def _aligned(nbytes: int) -> int:
-    # No dtype wants more than numpy's memory has.
-    return -(-nbytes // 16) * 16
+    # Each begins with a line, so that the copies fill whole ones; no dtype wants more.
+    return -(-nbytes // _LINE) * _LINE
 
 
-def _add(plan: Runnable, sources: list[Array], results: dict[int, Array]) -> None:
+def _add(plan: Runnable, sources: list[Array], results: list[Array]) -> None:
     """Add the second and further addends to the first, which is there, in the order of their coordinates."""
     assert isinstance(plan.src, Partition)
     layout = plan.src.layout.refined()

@@ -16,7 +16,7 @@
 
 use std::{ops::Range, ptr};
 
-use crate::copy::{form::Form, strided::Strided};
+use crate::copy::{form::Form, strided::Strided, tuning::FETCHED_ROW};
 
 /// Where a box begins in its source and in its destination.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +50,13 @@ impl Place {
     /// Further by so many bytes in the source and in the destination.
     pub(super) fn moved(self, from: isize, to: isize) -> Self {
         Self { from: self.from.wrapping_offset(from), to: self.to.wrapping_offset(to) }
+    }
+
+    /// Where the row before this one ends, of a box of this form that begins here.
+    pub(super) fn end_of(self, form: &Form, row: i64) -> Self {
+        let mut end = self;
+        form.each_run(row - 1, 1, |from, to, _| end = self.moved(from + form.row as isize, to + form.row as isize));
+        end
     }
 
     /// An address of the source.
@@ -105,6 +112,10 @@ pub(super) unsafe fn copy_run(
             128 => rows.for_each(|(from, to)| copy_short(from, to, 128)),
             256 => rows.for_each(|(from, to)| copy_short(from, to, 256)),
             17..256 => rows.for_each(|(from, to)| copy_short(from, to, row)),
+            ..=FETCHED_ROW => rows.for_each(|(from, to)| {
+                prefetch(to.wrapping_offset(stride_to), row as i64);
+                ptr::copy_nonoverlapping(from, to, row);
+            }),
             _ => rows.for_each(|(from, to)| ptr::copy_nonoverlapping(from, to, row)),
         }
     }

@@ -24,6 +24,9 @@ pub(super) const LONG_BLOCK: i64 = 1 << 21;
 pub(super) const PREFETCHED_FROM: usize = 1 << 12;
 /// Up to how many bytes the rows are so short that it cannot catch up while one is copied.
 pub(super) const LONGEST_PREFETCHED: i64 = 512;
+/// Up to how many bytes of a row the place of the next one is fetched while it is copied, so that no store waits for its
+/// line: on the newer machine 1 MiB in rows of 512 bytes took 33 µs instead of 40, in rows of 8 KiB 33 instead of 32.
+pub(super) const FETCHED_ROW: usize = 1 << 11;
 /// How many bytes of a row of the wide array are fetched together: enough to read memory in its own order.
 pub(super) const TILE_BYTES: i64 = 1 << 11;
 /// The bytes of all copies of a group in one turn, from which on they are shared among workers.

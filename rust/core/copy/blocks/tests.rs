@@ -193,6 +193,39 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn lines_that_neighbouring_sources_share_in_a_column_arrive_whole(
+        heights in prop::collection::vec(1..70_i64, 2..5),
+        widths in prop::collection::vec(prop::sample::select(vec![60_i64, 64, 65, 100, 128, 250]), 1..4),
+        shift in 0..70_usize,
+        omitted in prop::option::of(0..16_usize),
+        turns_at_once in 1..4_i64,
+    ) {
+        // Sources of some rows each, and a column of all rows for each width; of some, one box is not copied.
+        let (height, width): (i64, i64) = (heights.iter().sum(), widths.iter().sum());
+        let mut sources: Vec<Array> = heights.iter().enumerate()
+            .map(|(i, &rows)| Array::plain(1, &[rows, width + 1], |position| noise(position + 5000 * i)))
+            .collect();
+        let mut columns: Vec<Array> = widths.iter().enumerate().map(|(j, &columns)| {
+            let mut array = Array::plain(1, &[height, columns], |_| 0);
+            let shift = shift + 5 * j;
+            array.bytes.splice(0..0, vec![1; shift]);
+            array.first += shift;
+            array
+        }).collect();
+        let starts = |sizes: &[i64]| -> Vec<i64> { (0..sizes.len()).map(|i| sizes[..i].iter().sum()).collect() };
+        let (tops, lefts) = (starts(&heights), starts(&widths));
+        let mut boxes: Vec<Box> = (0..heights.len()).flat_map(|i| (0..widths.len()).map(move |j| (i, j)))
+            .map(|(i, j)| (i, vec![0, lefts[j]], j, vec![tops[i], 0], vec![heights[i], widths[j]]))
+            .collect();
+        if let Some(at) = omitted.filter(|&at| at < boxes.len()) {
+            boxes.remove(at);
+        }
+        check(&mut sources, &mut columns, &boxes, turns_at_once);
+    }
+}
+
 #[test]
 fn a_group_is_split_until_each_part_has_little_in_a_turn() {
     // Two turns of three times as much as a part may have.
