@@ -97,7 +97,8 @@ def test_what_cannot_be_read_is_refused_with_a_sentence(case: str, tmp_path: Pat
     [
         ("m.keras", b"PK\3\4", r"unzip it and open the model\.weights\.h5"),
         ("m.pt", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", r"before 1\.6"),
-        ("m.pt", bytes(257) + b"ustar", r"before 1\.6"),
+        ("m.pt", b"sys_info".ljust(257, b"\0") + b"ustar", r"before 1\.6"),
+        ("m.tar", b"README.md".ljust(257, b"\0") + b"ustar", "it is a tar archive"),
         ("m.pt", b"", "it is empty"),
         ("m.txt", b"hello there", "it is text: 'hello there'"),
         ("m.gguf", b"GGUF\3\0\0\0", "it is a GGUF file, as llama.cpp uses them"),

@@ -276,3 +276,24 @@ def test_renames_that_are_not_pairs(tmp_path: Path, wrong: Any) -> None:
     sw.save_checkpoint(tmp_path / "w.safetensors", {"w": np.zeros(2)})
     with pytest.raises(TypeError, match="rename"):
         sw.reshard_checkpoint(tmp_path / "w.safetensors", tmp_path / "new", rename=wrong)
+
+
+def test_a_comparison_reads_what_can_be_equal(tmp_path: Path) -> None:
+    both, big = np.arange(6.0), np.ones(1000)
+    sw.save_checkpoint(tmp_path / "a.safetensors", {"both": both, "only": big, "dtype": big, "shape": big})
+    other = {"both": both + 1, "dtype": big.astype("f4"), "shape": big.reshape(10, 100), "new": big}
+    sw.save_checkpoint(tmp_path / "b.safetensors", other)
+    read: list[tuple[int, int]] = []
+    found = sw.diff_checkpoints(
+        tmp_path / "a.safetensors",
+        tmp_path / "b.safetensors",
+        progress=lambda done, total: read.append((done, total)),
+    )
+    assert [(each.name, each.what) for each in found] == [
+        ("both", "values"),
+        ("dtype", "dtype"),
+        ("new", "missing"),
+        ("only", "added"),
+        ("shape", "shape"),
+    ]
+    assert {total for _, total in read} == {both.nbytes}

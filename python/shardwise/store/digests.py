@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -30,16 +30,17 @@ _SMALL = 4096
 
 def tensor_digests(
     checkpoint: StoredCheckpoint,
+    names: Collection[str] | None = None,
     *,
     memory: int = _MEMORY,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, int]:
-    """Digest each tensor of an open checkpoint, in a stated memory; all of its bytes are read.
+    """Digest the tensors of these names, or all, of an open checkpoint, in a stated memory; all their bytes are read.
 
     A tensor's digest does not depend on how it is cut; see `shardwise.store.engine`. Compare dtypes and shapes as well.
     """
-    return _digests(checkpoint, {}, memory, threads, progress)
+    return _digests(checkpoint, checkpoint if names is None else names, {}, memory, threads, progress)
 
 
 def verified_digests(
@@ -63,11 +64,12 @@ def verified_digests(
             large[id(each.file), each.start] = each
         else:
             _check_crc(each, zlib.crc32(each.file.read(each.start, each.size)))
-    return _digests(checkpoint, large, memory, threads, progress), count
+    return _digests(checkpoint, checkpoint, large, memory, threads, progress), count
 
 
 def _digests(
     checkpoint: StoredCheckpoint,
+    names: Collection[str],
     sums: dict[tuple[int, int], StoredSum],
     memory: int,
     threads: int | None,
@@ -86,7 +88,8 @@ def _digests(
         return files[id(file)]
 
     is_remote = isinstance(checkpoint.path, ObjectPath)
-    for name, tensor in checkpoint.items():
+    for name in names:
+        tensor = checkpoint[name]
         if not tensor.size:
             continue
         if is_remote or not all(piece.is_addressable for piece in tensor.pieces):
@@ -112,7 +115,7 @@ def _digests(
         _check_crc(each, done.crcs[number])
     digests = {name: add_digests(done.digests[number] for number in of) for name, of in numbers.items()}
     digests |= {name: _fetched(tensor, memory) if is_remote else _decoded(tensor) for name, tensor in arrays.items()}
-    return {name: digests.get(name, 0) for name in checkpoint}
+    return {name: digests.get(name, 0) for name in names}
 
 
 def _summed(sums: dict[tuple[int, int], StoredSum], piece: SourcePiece, itemsize: int) -> StoredSum | None:

@@ -178,7 +178,8 @@ FORMS: list[Form] = [
         "torch (before 1.6)",
         lambda target: (
             re.match(rb"\x80.\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.", target.head, re.DOTALL)
-            or target.head[257:262] == b"ustar"
+            # A tar archive, which may hold anything: of these names is what PyTorch put first.
+            or (target.head[257:262] == b"ustar" and re.match(rb"(?:sys_info|pickle|tensors|storages)\0", target.head))
         ),
         refusal="is in the form that PyTorch wrote before 1.6, or without its zip form, which is a program that must "
         "be run; load and save it once with torch.save",

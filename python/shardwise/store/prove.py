@@ -198,7 +198,8 @@ def diff_checkpoints(
     Raises:
         ParseError, OSError: as for `open_checkpoint`.
 
-    Each is digested where it lies, so neither is merged. Only tensors whose digests differ are read again.
+    Tensors that both have, with one dtype and shape, are digested where they lie, so neither checkpoint is merged. Only
+    those whose digests differ are read again.
 
     >>> import tempfile
     >>> from shardwise import save_checkpoint
@@ -209,8 +210,15 @@ def diff_checkpoints(
     'w': 1 elements differ, the first at (2,): 3 and 4
     """
     with open_checkpoint(first) as one, open_checkpoint(second) as other:
+        # What only one of them has, or has in another form, differs whatever its bytes are.
+        alike = [
+            name
+            for name, tensor in one.items()
+            if name in other and (tensor.dtype, tensor.shape) == (other[name].dtype, other[name].shape)
+        ]
         digests = [
-            tensor_digests(checkpoint, memory=memory, threads=threads, progress=progress) for checkpoint in (one, other)
+            tensor_digests(checkpoint, alike, memory=memory, threads=threads, progress=progress)
+            for checkpoint in (one, other)
         ]
         differences = []
         for name in sorted({*one, *other}):

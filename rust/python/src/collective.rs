@@ -140,7 +140,7 @@ type GivenFields<'py> = (String, Bound<'py, PyTuple>, Option<usize>, Option<usiz
 fn given(step: &Bound<'_, PyAny>) -> PyResult<Given> {
     let (kind, axes, from_dim, to_dim, after): GivenFields<'_> = step.extract()?;
     let kind = Kind::ALL.into_iter().find(|known| known.name() == kind);
-    let kind = kind.ok_or_else(|| PyValueError::new_err("a kind that is none of the collectives"))?;
+    let kind = kind.ok_or_else(|| PyValueError::new_err("this kind is not a collective"))?;
     let after = after.map(|layout| layout.core.clone());
     Ok(Given { kind, axes: strings("axes", &axes)?, from_dim, to_dim, after })
 }

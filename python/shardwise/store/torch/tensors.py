@@ -63,6 +63,8 @@ class Container:
         if len(found) != 1:
             if any(name.endswith("/constants.pkl") for name in self.archive.members):
                 raise ParseError(f"{file.path}: is a program of TorchScript; save its state_dict with torch.save")
+            if self.archive.members and all(name.endswith(".npy") for name in self.archive.members):
+                raise ParseError(f"{file.path}: is an archive of numpy.savez, not a checkpoint; numpy.load reads it")
             raise ParseError(f"{file.path}: a zip container without data.pkl, which torch.save writes first")
         self._root = found[0].removesuffix("data.pkl")
         order = self.archive.members.get(f"{self._root}byteorder")
