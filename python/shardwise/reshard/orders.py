@@ -40,21 +40,23 @@ def check_packed(src: Tiling, dst: Tiling) -> None:
 
     The shapes are the same, so nothing else would notice.
     """
-    if isinstance(src, Partition) and src.is_packed:
-        mesh = src.device_mesh
-        if any(mesh.axis_size(name) > 1 for name in src.layout.unreduced):
+    packed_src = src if isinstance(src, Partition) and src.is_packed else None
+    packed_dst = dst if isinstance(dst, Partition) and dst.is_packed else None
+    if packed_src is not None:
+        mesh = packed_src.device_mesh
+        if any(mesh.axis_size(name) > 1 for name in packed_src.layout.unreduced):
             raise LayoutError(
-                f"src has packed dims and is unreduced over {shown(src.layout.unreduced)}; partial sums are added only "
-                "where no dim is packed"
+                f"src has packed dims and is unreduced over {shown(packed_src.layout.unreduced)}; partial sums are "
+                "added only where no dim is packed"
             )
-    if isinstance(dst, Partition) and dst.is_packed and dst.layout.unreduced:
+    if packed_dst is not None and packed_dst.layout.unreduced:
         raise LayoutError(
-            f"dst is unreduced over {shown(dst.layout.unreduced)}; a value cannot be cut into partial sums"
+            f"dst is unreduced over {shown(packed_dst.layout.unreduced)}; a value cannot be cut into partial sums"
         )
-    if not (isinstance(src, Partition) and isinstance(dst, Partition) and src.is_packed and dst.is_packed):
+    if packed_src is None or packed_dst is None:
         return
-    after = dict(named_dims(dst))
-    for dim, before in named_dims(src):
+    after = dict(named_dims(packed_dst))
+    for dim, before in named_dims(packed_src):
         other = after.get(dim)
         if other is None or src.shape != dst.shape:
             continue
