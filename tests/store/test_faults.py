@@ -17,7 +17,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pytest
@@ -43,10 +43,23 @@ ERRORS = (errno.ENOSPC, errno.EIO)
 INTERRUPTED = {"create", "open", "read", "write", "fsync", "ftruncate", "fallocate"}
 NEW = "new" * 9999
 
-#: The quick tests have a fault at so many operations of a piece of work; the slow ones have each fault at each.
-SOME, ALL = 5, 10**6
+#: The quick tests have a fault at so many operations of a piece of work. The slow ones have each fault at each, in
+#: shares that take some seconds, so that what has little time does some of them.
+SOME, SHARES = 5, 12
+
+
+class Amount(NamedTuple):
+    """How much of the work is done: of `SHARES` which, or, of none, some of it."""
+
+    share: int | None = None
+
+
 some_or_all = pytest.mark.parametrize(
-    "most", [pytest.param(SOME, id="some"), pytest.param(ALL, id="all", marks=pytest.mark.slow)]
+    "amount",
+    [
+        pytest.param(Amount(), id="some"),
+        *(pytest.param(Amount(i), id=f"{i + 1} of {SHARES}", marks=pytest.mark.slow) for i in range(SHARES)),
+    ],
 )
 
 
@@ -227,19 +240,20 @@ def listed(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def places(operations: list[str], most: int) -> list[int]:
-    """So many of the operations, by their numbers from 1: spread evenly, and those that change names."""
-    if len(operations) <= most:
+def places(operations: list[str]) -> list[int]:
+    """Some of the operations, by their numbers from 1: spread evenly, and those that change names."""
+    if len(operations) <= SOME:
         return list(range(1, len(operations) + 1))
-    spread = {1 + i * (len(operations) - 1) // (most - 1) for i in range(most)}
+    spread = {1 + i * (len(operations) - 1) // (SOME - 1) for i in range(SOME)}
     return sorted(spread | {at for at, line in enumerate(operations, 1) if line.startswith("rename ")})
 
 
-def cases(operations: list[str], most: int, faults: Sequence[T]) -> list[tuple[int, T]]:
-    """Which fault is at which operation: of all each, of some one or another."""
-    if most == ALL:
-        return list(itertools.product(places(operations, most), faults))
-    return list(zip(places(operations, most), itertools.cycle(faults), strict=False))
+def cases(operations: list[str], amount: Amount, faults: Sequence[T]) -> list[tuple[int, T]]:
+    """Which fault is at which operation: of some one or another; in a share its own of all, the first and the last."""
+    if amount.share is None:
+        return list(zip(places(operations), itertools.cycle(faults), strict=False))
+    whole = list(itertools.product(range(1, len(operations) + 1), faults))
+    return [each for i, each in enumerate(whole) if i % SHARES == amount.share or i in (0, len(whole) - 1)]
 
 
 def test_the_operations_are_seen(bench: Bench) -> None:
@@ -255,10 +269,10 @@ def test_the_operations_are_seen(bench: Bench) -> None:
 
 @some_or_all
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_reshard_goes_on(bench: Bench, kind: str, most: int) -> None:
+def test_a_killed_reshard_goes_on(bench: Bench, kind: str, amount: Amount) -> None:
     name, source = name_of(kind), str(bench.source)
     expected, operations = bench.reference(name, "reshard", source, kind, False)
-    complete, resumed, chosen = 0, 0, cases(operations, most, KILLS)
+    complete, resumed, chosen = 0, 0, cases(operations, amount, KILLS)
     for at, kill in chosen:
         with bench.folder() as folder:
             assert bench.machine.run("reshard", folder, source, kind, False, at=at, fault=kill).killed
@@ -271,7 +285,7 @@ def test_a_killed_reshard_goes_on(bench: Bench, kind: str, most: int) -> None:
 
 @some_or_all
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_again_while_it_goes_on(bench: Bench, kind: str, most: int) -> None:
+def test_killed_again_while_it_goes_on(bench: Bench, kind: str, amount: Amount) -> None:
     name, source = name_of(kind), str(bench.source)
     expected, operations = bench.reference(name, "reshard", source, kind, False)
     published = operations.index(f"rename {name}") + 1
@@ -279,11 +293,11 @@ def test_killed_again_while_it_goes_on(bench: Bench, kind: str, most: int) -> No
     def killed_once(folder: Path, at: int) -> None:
         assert bench.machine.run("reshard", folder, source, kind, False, at=at, fault="kill").killed
 
-    for first in [published // 3, published * 2 // 3] if most == ALL else [published * 2 // 3]:
+    for first in [published // 3, published * 2 // 3] if amount.share is not None else [published * 2 // 3]:
         with bench.folder() as folder:
             killed_once(folder, first)
             going_on = bench.machine.run("reshard", folder, source, kind, True).operations
-        for at, kill in cases(going_on, most, KILLS):
+        for at, kill in cases(going_on, amount, KILLS):
             with bench.folder() as folder:
                 killed_once(folder, first)
                 assert bench.machine.run("reshard", folder, source, kind, True, at=at, fault=kill).killed
@@ -292,10 +306,10 @@ def test_killed_again_while_it_goes_on(bench: Bench, kind: str, most: int) -> No
 
 @some_or_all
 @pytest.mark.parametrize("kind", FORMS)
-def test_a_killed_save_is_done_again(bench: Bench, kind: str, most: int) -> None:
+def test_a_killed_save_is_done_again(bench: Bench, kind: str, amount: Amount) -> None:
     name = name_of(kind)
     expected, operations = bench.reference(name, "save", kind)
-    for at, kill in cases(operations, most, KILLS):
+    for at, kill in cases(operations, amount, KILLS):
         with bench.folder() as folder:
             assert bench.machine.run("save", folder, kind, at=at, fault=kill).killed
             bench.settled(folder / name, expected, "save", kind)
@@ -320,9 +334,9 @@ def planned(bench: Bench, folder: Path, steps: int = 0) -> None:
 
 @some_or_all
 @pytest.mark.parametrize("step", range(3))
-def test_parts_and_commits_that_are_killed_are_run_again(bench: Bench, step: int, most: int) -> None:
+def test_parts_and_commits_that_are_killed_are_run_again(bench: Bench, step: int, amount: Amount) -> None:
     expected, operations = bench.steps()
-    for at, kill in cases(operations[step], most, KILLS):
+    for at, kill in cases(operations[step], amount, KILLS):
         with bench.folder() as folder:
             planned(bench, folder, step)
             assert tasks(bench, folder, step, at=at, fault=kill).killed
@@ -336,9 +350,9 @@ def test_parts_and_commits_that_are_killed_are_run_again(bench: Bench, step: int
 
 @some_or_all
 @pytest.mark.parametrize("old", ["old", None])
-def test_a_file_is_replaced_as_a_whole(bench: Bench, old: str | None, most: int) -> None:
+def test_a_file_is_replaced_as_a_whole(bench: Bench, old: str | None, amount: Amount) -> None:
     found = set()
-    for at, kill in cases(bench.putting(old), most, KILLS):
+    for at, kill in cases(bench.putting(old), amount, KILLS):
         with bench.folder() as folder:
             path = folder / "rules.toml"
             if old is not None:
@@ -355,11 +369,11 @@ def test_a_file_is_replaced_as_a_whole(bench: Bench, old: str | None, most: int)
 
 @some_or_all
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_error_names_the_file_and_the_next_run_goes_on(bench: Bench, kind: str, most: int) -> None:
+def test_an_error_names_the_file_and_the_next_run_goes_on(bench: Bench, kind: str, amount: Amount) -> None:
     name, source = name_of(kind), str(bench.source)
     expected, operations = bench.reference(name, "reshard", source, kind, False)
     refused = 0
-    for at, (number, fault) in cases(operations, most, list(itertools.product(ERRORS, ("fail", "fail from")))):
+    for at, (number, fault) in cases(operations, amount, list(itertools.product(ERRORS, ("fail", "fail from")))):
         with bench.folder() as folder:
             done = bench.machine.run("reshard", folder, source, kind, False, at=at, fault=fault, error=number)
             complete = (folder / name).exists()
@@ -394,10 +408,10 @@ def test_every_sort_of_file_is_named(bench: Bench, kind: str) -> None:
 
 @some_or_all
 @pytest.mark.parametrize("kind", FORMS)
-def test_an_error_of_a_save_leaves_nothing(bench: Bench, kind: str, most: int) -> None:
+def test_an_error_of_a_save_leaves_nothing(bench: Bench, kind: str, amount: Amount) -> None:
     name = name_of(kind)
     expected, operations = bench.reference(name, "save", kind)
-    for at, number in cases(operations, most, ERRORS):
+    for at, number in cases(operations, amount, ERRORS):
         with bench.folder() as folder:
             done = bench.machine.run("save", folder, kind, at=at, fault="fail", error=number)
             complete = (folder / name).exists()
@@ -411,9 +425,9 @@ def test_an_error_of_a_save_leaves_nothing(bench: Bench, kind: str, most: int) -
 
 @some_or_all
 @pytest.mark.parametrize("step", range(3))
-def test_a_part_or_commit_that_fails_is_run_again(bench: Bench, step: int, most: int) -> None:
+def test_a_part_or_commit_that_fails_is_run_again(bench: Bench, step: int, amount: Amount) -> None:
     expected, operations = bench.steps()
-    for at, number in cases(operations[step], most, ERRORS):
+    for at, number in cases(operations[step], amount, ERRORS):
         with bench.folder() as folder:
             planned(bench, folder, step)
             status, said = tasks(bench, folder, step, at=at, fault="fail", error=number).done
@@ -428,8 +442,8 @@ def test_a_part_or_commit_that_fails_is_run_again(bench: Bench, step: int, most:
 
 
 @some_or_all
-def test_a_file_that_cannot_be_replaced_stays(bench: Bench, most: int) -> None:
-    for at, number in cases(bench.putting("old"), most, ERRORS):
+def test_a_file_that_cannot_be_replaced_stays(bench: Bench, amount: Amount) -> None:
+    for at, number in cases(bench.putting("old"), amount, ERRORS):
         with bench.folder() as folder:
             (folder / "rules.toml").write_text("old")
             done = bench.machine.run("put", folder, NEW, at=at, fault="fail", error=number)
@@ -444,13 +458,13 @@ def test_a_file_that_cannot_be_replaced_stays(bench: Bench, most: int) -> None:
 
 @some_or_all
 @pytest.mark.parametrize("kind", KINDS)
-def test_calls_that_are_interrupted_are_made_again(bench: Bench, kind: str, most: int) -> None:
+def test_calls_that_are_interrupted_are_made_again(bench: Bench, kind: str, amount: Amount) -> None:
     name, source = name_of(kind), str(bench.source)
     expected, _ = bench.reference(name, "reshard", source, kind, False)
     with bench.folder() as folder:
         operations = bench.machine.run("reshard", folder, source, kind, False, reads=True).operations
     may_be = [at for at, line in enumerate(operations, 1) if line.partition(" ")[0] in INTERRUPTED]
-    for place_of, _ in cases([operations[at - 1] for at in may_be], most, [errno.EINTR]):
+    for place_of, _ in cases([operations[at - 1] for at in may_be], amount, [errno.EINTR]):
         with bench.folder() as folder:
             fault: dict[str, Any] = {"at": may_be[place_of - 1], "fault": "fail", "error": errno.EINTR}
             done = bench.machine.run("reshard", folder, source, kind, False, reads=True, **fault)
@@ -473,7 +487,7 @@ def test_reads_and_writes_of_less_than_was_asked_for(bench: Bench, kind: str) ->
 
 @some_or_all
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_source_that_cannot_be_read_is_named(bench: Bench, kind: str, most: int) -> None:
+def test_a_source_that_cannot_be_read_is_named(bench: Bench, kind: str, amount: Amount) -> None:
     name = name_of(kind)
     expected, _ = bench.reference(name, "reshard", str(bench.source), kind, False)
     with bench.folder() as folder:
@@ -481,7 +495,7 @@ def test_a_source_that_cannot_be_read_is_named(bench: Bench, kind: str, most: in
         operations = bench.machine.run("reshard", folder, source, kind, False, reads=True).operations
     reads = [at for at, line in enumerate(operations, 1) if re.match("(open|read) source", line)]
     refused = 0
-    for number, _ in cases([operations[at - 1] for at in reads], most, [errno.EIO]):
+    for number, _ in cases([operations[at - 1] for at in reads], amount, [errno.EIO]):
         with bench.folder() as folder:
             source = str(shutil.copytree(bench.source, folder / "source"))
             fault: dict[str, Any] = {"at": reads[number - 1], "fault": "fail", "error": errno.EIO}
