@@ -58,10 +58,9 @@ def run_plan(
     """Check everything, then write; see `ReshardPlan.run`."""
     if progress is not None and not callable(progress):
         raise TypeError(f"progress must be callable or None, got {type(progress).__name__}")
-    # A list is known for one at once; to ask of an abstract class takes as long as to check an array.
-    if type(src_shards) is not list and isinstance(
-        src_shards, ShardSource
-    ):  # whose arrays were checked when it was made
+    # The arrays of a source were checked when it was made. To ask of an abstract class takes as long as to check an
+    # array, so not of a list.
+    if type(src_shards) is not list and isinstance(src_shards, ShardSource):
         sources = src_shards._data()
     else:
         sources = checked_arrays("src_shards", src_shards, plan.src, None)

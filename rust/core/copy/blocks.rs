@@ -19,7 +19,7 @@ use crate::{
         form::Form,
         kernel::{Place, copy_rows, prefetch},
         overlap::Disjoint,
-        stream::{LINE, Seams, Stream},
+        stream::{LINE, Stream},
         tuning::{EXPECTED_AHEAD, LONGEST_ROW},
     },
     error::{Error, Result},
@@ -209,15 +209,10 @@ impl<'a> Copies<'a> {
         let mut bytes = 0;
         let mut groups = groups.peekable();
         while let Some((group, turns)) = groups.next() {
-            bytes += contest.round(|way, is_settled| match (way, Stream::new()) {
-                (Way::Streaming, Some(mut stream)) => {
-                    let rest = groups.by_ref().take(if is_settled { usize::MAX } else { 0 });
-                    self.stream(std::iter::once((group, turns)).chain(rest), &mut stream)
-                }
-                _ => {
-                    let next = groups.peek().and_then(|(group, turns)| self.tiles(group, turns.clone()).next());
-                    self.copy_tiles(self.tiles(group, turns), next)
-                }
+            let next = groups.peek().and_then(|(group, turns)| self.tiles(group, turns.clone()).next());
+            bytes += contest.round(|way| match (way, Stream::new()) {
+                (Way::Streaming, Some(mut stream)) => self.stream(group, turns, &mut stream),
+                _ => self.copy_tiles(self.tiles(group, turns), next),
             });
         }
         bytes
@@ -245,77 +240,49 @@ impl<'a> Copies<'a> {
         bytes
     }
 
-    /// Copies the given turns of groups with streaming stores.
+    /// Copies the given turns of a group with streaming stores.
     ///
     /// If the destination is the wide array, row by row through all sources, which together make whole lines of it; else
     /// array by array, a few rows at a time.
-    fn stream<'g>(&self, groups: impl Iterator<Item = (&'g Group, Range<i64>)>, stream: &mut Stream) -> i64 {
+    fn stream(&self, group: &Group, turns: Range<i64>, stream: &mut Stream) -> i64 {
         let mut bytes = 0;
+        let jobs = &self.jobs[group.jobs.clone()];
         let form_of = |job: &Job| &self.forms[job.form as usize];
-        let mut groups = groups.map(|(group, turns)| (&self.jobs[group.jobs.clone()], turns)).peekable();
-        let mut before: (&[Job], _) = (&[], 0..0);
-        while let Some(group) = groups.next() {
-            let (turns, next) = (group.1.clone(), groups.peek());
-            for turn in turns.clone() {
-                let jobs = &group.0[..group.0.partition_point(|job| form_of(job).blocks() > turn)];
-                let by_row = jobs.iter().all(|job| !form_of(job).wide_source && !form_of(job).is_stretch());
-                let step = if by_row { 1 } else { choices::rows_streamed(form_of(&jobs[0]).row) };
-                let most = jobs.iter().map(|job| form_of(job).rows_of(turn)).map(|rows| rows.end - rows.start).max();
-                for at in (0..most.unwrap_or(0)).step_by(step as usize) {
-                    // The form of a copy, its rows that come now, and what comes before and behind them.
-                    let part = |i: usize| {
-                        let (job, form) = (&jobs[i], form_of(&jobs[i]));
-                        let rows = form.rows_of(turn);
-                        let rows = rows.start + at..(rows.start + at + step).min(rows.end);
-                        let all = form.rows_of(turns.start).start..form.rows_of(turns.end - 1).end;
-                        let end = match rows.start > all.start {
-                            true => form.is_stretch().then(|| job.place.end_of(form, rows.start)),
-                            false => self.end_before(&before, &group, i),
-                        };
-                        let is_continued = match rows.end < all.end {
-                            true => form.is_stretch(),
-                            false => next.is_some_and(|next| self.end_before(&group, next, i).is_some()),
-                        };
-                        (form, rows, Seams { before: end, is_continued })
-                    };
-                    for (i, job) in jobs.iter().enumerate() {
-                        if let Some(next) = jobs.get(i + EXPECTED_AHEAD) {
-                            let (form, rows, seams) = part(i + EXPECTED_AHEAD);
-                            Stream::expect(form, next.place, rows, seams);
-                        }
-                        let (form, rows, seams) = part(i);
-                        bytes += (rows.end - rows.start).max(0) * form.row;
-                        // SAFETY: rows of the box that `push` checked (point 1); no other thread has them, for each turn
-                        // of each group is handed out once, and nothing else overlaps them (point 2). The row before
-                        // them is one of this box or of one that came before in this call.
-                        unsafe {
-                            match form.row >= LINE as i64 {
-                                _ if rows.is_empty() => {}
-                                true => stream.copy_rows(form, job.place, rows, seams),
-                                false => copy_rows(form, job.place, rows),
-                            }
+        for turn in turns.clone() {
+            let jobs = &jobs[..jobs.partition_point(|job| form_of(job).blocks() > turn)];
+            let by_row = jobs.iter().all(|job| !form_of(job).wide_source && !form_of(job).is_stretch());
+            let step = if by_row { 1 } else { choices::rows_streamed(form_of(&jobs[0]).row) };
+            let most = jobs.iter().map(|job| form_of(job).rows_of(turn)).map(|rows| rows.end - rows.start).max();
+            for at in (0..most.unwrap_or(0)).step_by(step as usize) {
+                // The form of a copy, its rows that come now, and all of its rows that come in these turns.
+                let part = |job: &Job| {
+                    let form = form_of(job);
+                    let rows = form.rows_of(turn);
+                    let all = form.rows_of(turns.start).start..form.rows_of(turns.end - 1).end;
+                    (form, rows.start + at..(rows.start + at + step).min(rows.end), all)
+                };
+                for (i, job) in jobs.iter().enumerate() {
+                    if let Some(next) = jobs.get(i + EXPECTED_AHEAD) {
+                        let (form, rows, all) = part(next);
+                        Stream::expect(form, next.place, rows, all);
+                    }
+                    let (form, rows, all) = part(job);
+                    bytes += (rows.end - rows.start).max(0) * form.row;
+                    // SAFETY: rows of the box that `push` checked (point 1); no other thread has them, for each turn of
+                    // each group is handed out once, and nothing else overlaps them (point 2).
+                    unsafe {
+                        match form.row >= LINE as i64 {
+                            _ if rows.is_empty() => {}
+                            true => stream.copy_rows(form, job.place, rows, all),
+                            false => copy_rows(form, job.place, rows),
                         }
                     }
                 }
             }
-            before = group;
         }
         // SAFETY: what is under way was valid when it was taken, and still is.
         unsafe { stream.finish() };
         bytes
-    }
-
-    /// Where the copy at a position of the first group's turns ends, if there the copy at the same position of the second
-    /// one's begins, and both are streamed: as of neighbouring rows in two sources that a column gets.
-    fn end_before(&self, first: &(&[Job], Range<i64>), second: &(&[Job], Range<i64>), at: usize) -> Option<Place> {
-        let ((upper, upper_turns), (lower, lower_turns)) = (first, second);
-        let (upper, lower) = (upper.get(at)?, lower.get(at)?);
-        let [form, next] = [upper, lower].map(|job| &self.forms[job.form as usize]);
-        let are_lines = [form, next].iter().all(|form| form.is_stretch() && form.row >= LINE as i64);
-        let is_whole = upper_turns.start < form.blocks() && form.blocks() <= upper_turns.end;
-        let begins = lower_turns.start == 0 && lower_turns.end > 0;
-        let end = (are_lines && is_whole && begins).then(|| upper.place.end_of(form, form.rows))?;
-        (end.destination(0) == lower.place.destination(0)).then_some(end)
     }
 
     /// A group's copies in each of the turns, as many side by side as make a tile.

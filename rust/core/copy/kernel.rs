@@ -52,13 +52,6 @@ impl Place {
         Self { from: self.from.wrapping_offset(from), to: self.to.wrapping_offset(to) }
     }
 
-    /// Where the row before this one ends, of a box of this form that begins here.
-    pub(super) fn end_of(self, form: &Form, row: i64) -> Self {
-        let mut end = self;
-        form.each_run(row - 1, 1, |from, to, _| end = self.moved(from + form.row as isize, to + form.row as isize));
-        end
-    }
-
     /// An address of the source.
     pub(super) fn source(self, offset: isize) -> *const u8 {
         self.from.wrapping_offset(offset)

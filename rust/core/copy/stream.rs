@@ -35,15 +35,6 @@ enum Width {
     Sse2,
 }
 
-/// What other calls of [`Stream::copy_rows`] store of the same stretch of the destination.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Seams {
-    /// Where the row right before these ends in its source and in the destination, if it leaves its last line to them.
-    pub(super) before: Option<Place>,
-    /// Whether these leave theirs to the row behind.
-    pub(super) is_continued: bool,
-}
-
 /// Rows on their way to the destination.
 #[derive(Debug)]
 pub(super) struct Stream {
@@ -70,24 +61,26 @@ impl Stream {
         width.map(|width| Self { width, end: Place::nowhere(), owed: 0 })
     }
 
-    /// Copies `rows` of a box, none shorter than a line; what [`Stream::finish`] has not seen may still be under way.
+    /// Copies `rows` of a box, none shorter than a line, which are some of `all` that are copied this way; what
+    /// [`Stream::finish`] has not seen may still be under way.
     ///
-    /// Where the destination goes on before or behind them, in rows that are copied this way by another call, the line
-    /// that both have a part of is left to the later rows: so the calls for a whole stretch, in any order, store whole
-    /// lines but at its two ends.
+    /// If the box is one stretch of the destination, what its rows have of a line that later ones of `all` end is left to
+    /// those: so the calls for all of them, in any order, store whole lines but at the two ends of the stretch.
     ///
     /// # Safety
-    /// As for [`copy_rows`](super::kernel::copy_rows), for all these rows and those before them, until `finish` has
-    /// returned.
-    pub(super) unsafe fn copy_rows(&mut self, form: &Form, place: Place, rows: Range<i64>, seams: Seams) {
+    /// As for [`copy_rows`](super::kernel::copy_rows), for `all` rows, until `finish` has returned.
+    pub(super) unsafe fn copy_rows(&mut self, form: &Form, place: Place, rows: Range<i64>, all: Range<i64>) {
         let (stride_from, stride_to) = form.row_strides();
         let row = form.row as usize;
+        let is_stretch = form.is_stretch();
         // SAFETY: rows of the caller's: `from` and `to` are the offsets of one, and those from it on are the last dim's
-        // strides apart.
+        // strides apart. The row before them ends where the first of them begins if the box is a stretch.
         unsafe {
-            if let Some(end) = seams.before {
-                self.pay();
-                self.end = end;
+            if is_stretch && rows.start > all.start {
+                form.each_run(rows.start - 1, 1, |from, to, _| {
+                    self.pay();
+                    self.end = place.moved(from + row as isize, to + row as isize);
+                });
             }
             form.each_run(rows.start, rows.end - rows.start, |from, to, count| {
                 let run = Run { place: place.moved(from, to), stride_from, stride_to, row, count: count as usize };
@@ -100,15 +93,15 @@ impl Stream {
                 #[cfg(not(target_arch = "x86_64"))]
                 let _ = run;
             });
-            if seams.is_continued {
+            if is_stretch && rows.end < all.end {
                 self.owed = 0;
             }
         }
     }
 
-    /// Asks for the lines at the ends of rows of a box of which only parts are stored.
-    pub(super) fn expect(form: &Form, place: Place, rows: Range<i64>, seams: Seams) {
-        for row in [seams.before.is_none().then_some(rows.start), (!seams.is_continued).then_some(rows.end)] {
+    /// Asks for the lines at the ends of `all` rows of a box, of which only parts are stored, if `rows` has them.
+    pub(super) fn expect(form: &Form, place: Place, rows: Range<i64>, all: Range<i64>) {
+        for row in [(rows.start == all.start).then_some(rows.start), (rows.end == all.end).then_some(rows.end)] {
             row.into_iter().for_each(|row| prefetch(place.destination((row * form.row) as isize), 1));
         }
     }
@@ -339,13 +332,9 @@ mod tests {
                 for &part in &order {
                     let rows = ends[part]..ends[part + 1];
                     if !rows.is_empty() {
-                        let seams = Seams {
-                            before: form.is_stretch().then(|| place.end_of(&form, rows.start)).filter(|_| rows.start > 0),
-                            is_continued: form.is_stretch() && rows.end < form.rows,
-                        };
-                        Stream::expect(&form, place, rows.clone(), seams);
+                        Stream::expect(&form, place, rows.clone(), 0..form.rows);
                         // SAFETY: the rows lie in the vectors, which nobody looks at meanwhile.
-                        unsafe { stream.copy_rows(&form, place, rows, seams) };
+                        unsafe { stream.copy_rows(&form, place, rows, 0..form.rows) };
                     }
                 }
                 // SAFETY: as above.
