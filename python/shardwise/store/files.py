@@ -25,7 +25,7 @@ from typing import Any
 from .._atomic import naming
 from ..errors import ParseError
 
-__all__ = ["DataFile", "FileStatus"]
+__all__ = ["DataFile", "FileStatus", "opened_again"]
 
 # Opening a FIFO without O_NONBLOCK waits for a writer, perhaps for ever. Windows has neither flag, and no FIFO either.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -128,7 +128,7 @@ class DataFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # For a worker: opened there, and refused if it is another file. Only size and time are the same on all hosts.
-        return _opened_again, (os.path.abspath(self.path), self.size, self.status[3])  # noqa: PTH100
+        return opened_again, (os.path.abspath(self.path), self.size, self.status[3])  # noqa: PTH100
 
     def close(self) -> None:
         """Close the file, once all reads of it are done; maps stay valid. Closing twice is allowed."""
@@ -208,7 +208,13 @@ class DataFile:
         return bytes(data)
 
 
-def _opened_again(path: str, size: int, modified: int) -> DataFile:
+def opened_again(path: str, size: int, modified: int) -> DataFile:
+    """Open a file that must have the size and the time of modification that it had.
+
+    Raises:
+        ParseError: if it has others.
+        OSError: if it cannot be opened.
+    """
     file = DataFile(Path(path))
     if (file.size, file.status[3]) != (size, modified):
         file.close()
