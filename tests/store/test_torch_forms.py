@@ -60,6 +60,15 @@ def test_rank_8_and_strides_of_all_kinds(tmp_path: Path) -> None:
         assert checkpoint.read(name, box).tolist() == wanted[box].tolist()
 
 
+def test_windows_of_a_long_storage(tmp_path: Path) -> None:
+    """`x.unfold(0, 3, 1)`, whose rows overlap: of more bytes than are read at a time."""
+    array = ones(150_000)
+    windows = np.lib.stride_tricks.sliding_window_view(array, 3)
+    checkpoint = plain(tmp_path, {"w": tensor(array, "0", shape=windows.shape, strides=(1, 1))})
+    np.testing.assert_array_equal(checkpoint.read("w"), windows)
+    np.testing.assert_array_equal(checkpoint.read("w", (slice(1, 149_000), slice(1, 3))), windows[1:149_000, 1:])
+
+
 def test_parameters_and_subclasses(tmp_path: Path) -> None:
     array = ones(2, 3)
     parameter = Call("torch._utils", "_rebuild_parameter", tensor(array, "0"), True, {})
