@@ -143,9 +143,9 @@ ORDERS = ["torch.distributed.tensor._dtensor_spec", "ShardOrderEntry"]
 @pytest.mark.parametrize(
     "order",
     [
-        (5,), ((0, (1, 0)),), (Call(ORDERS[0], "TensorMeta", 0, (1, 0)),), (Call(*ORDERS, 0),),
-        (Call(*ORDERS, 1, (1, 0)),), (Call(*ORDERS, -1, (1, 0)),), (Call(*ORDERS, 0, (1,)),), (Call(*ORDERS, 0, (1, 2)),), (Call(*ORDERS, 0, 5),),
-        (Call(*ORDERS, 0, (1, 0)), Call(*ORDERS, 0, (1, 1))), (Call(*ORDERS, "0", (1, 0)),),
+        (5,), ((0, (1, 0)),), (Call(ORDERS[0], "TensorMeta", 0, (1, 0)),), (Call(*ORDERS, 0),), (Call(*ORDERS, 0, 5),),
+        (Call(*ORDERS, 1, (1, 0)),), (Call(*ORDERS, -1, (1, 0)),), (Call(*ORDERS, "0", (1, 0)),),
+        (Call(*ORDERS, 0, (1,)),), (Call(*ORDERS, 0, (1, 2)),), (Call(*ORDERS, 0, (1, 0)), Call(*ORDERS, 0, (1, 1))),
     ],
 )  # fmt: skip
 def test_orders_that_do_not_fit_the_placements(tmp_path: Path, order: Any) -> None:
