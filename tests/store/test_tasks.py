@@ -100,14 +100,16 @@ def test_tasks_tile_the_tensors_in_runs(data: st.DataObject) -> None:
 def test_what_boxes_share_with_tasks_is_counted(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
     grid = TaskGrid([((3,), 1, 1), (shape, 2, 1)], data.draw(st.integers(8, 200)))
-    sides = [sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size)))) for size in shape]
-    found = np.zeros(len(grid), np.int64)
-    grid.add_overlaps(1, np.array([sides], np.int64), found)
-    inside = np.zeros(shape, int)
-    inside[tuple(slice(*side) for side in sides)] = 2
+    found, inside = np.zeros(len(grid), np.int64), np.zeros(shape, int)
+    boxes = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        sides = [sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size)))) for size in shape]
+        inside[tuple(slice(*side) for side in sides)] += 2
+        boxes.append(sides)
+    grid.add_overlaps(1, np.array(boxes, np.int64), found)
     for task in range(len(grid)):
-        boxes = dict(grid.boxes(task))
-        shared = int(inside[tuple(slice(*side) for side in boxes[1])].sum()) if 1 in boxes else 0
+        written = dict(grid.boxes(task))
+        shared = int(inside[tuple(slice(*side) for side in written[1])].sum()) if 1 in written else 0
         assert found[task] == shared
 
 
