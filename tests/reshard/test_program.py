@@ -118,8 +118,8 @@ def test_each_program_is_run_by_a_thread_of_its_own() -> None:
         results[name] = program.run(
             part,
             np.empty(program.dst_shape, whole.dtype),
-            lambda peer, tag, values: boxes[peer, tag].put(values.copy(), timeout=60),
-            lambda peer, tag, shape, dtype: boxes[name, tag].get(timeout=60),
+            lambda peer, tag, values: boxes[peer, tag].put(values.copy(), timeout=3600),
+            lambda peer, tag, shape, dtype: boxes[name, tag].get(timeout=3600),
         )
 
     threads = [threading.Thread(target=work, args=item) for item in zip(src.holders, held(src, whole), strict=True)]
