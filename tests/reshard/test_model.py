@@ -113,6 +113,16 @@ def test_refused() -> None:
             make()
 
 
+def test_missing_shards_are_counted() -> None:
+    layout = sw.TensorLayout((None,), sw.DeviceMesh((1,), ("x",)))
+    layouts = dict.fromkeys("abc", layout)
+    plan = sw.plan_model(layouts, layouts, dict.fromkeys("abc", ((2,), "int8")))
+    whole = [np.zeros(2, np.int8)]
+    for shards, said in (({"a": whole, "c": whole}, "'b'$"), ({"c": whole}, "'a', nor of 1 other tensors$")):
+        with pytest.raises(sw.LayoutError, match=f"^src_shards has no shards of {said}"):
+            plan.run(shards)
+
+
 def test_senders_that_do_not_hold_what_they_send() -> None:
     halves = sw.TensorLayout(("x",), sw.DeviceMesh((2,), ("x",))).partition((4,))
     reader = sw.Tiling.from_boxes((4,), [[(0, 4)]])

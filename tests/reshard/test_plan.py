@@ -392,6 +392,7 @@ class TestSums:
             ("cpu:3", "cpu:2"),
             ("cpu:2", "cpu:3"),
         ]
+        assert plan.peak_extra_memory("int16").tolist() == [6] * 4  # The sum of three is an array of its own.
 
     def test_reduce_scatter(self) -> None:
         layout = sw.TensorLayout((None,), MESH, unreduced=("y",)).partition((4,))

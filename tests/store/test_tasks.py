@@ -279,21 +279,20 @@ def test_what_would_fail_again_is_not_tried_again(source: Path, error: Exception
     assert set(executor.tries.values()) == {1}
 
 
-def _die(doomed: set[int], fn: Callable[..., Any], *args: Any) -> Any:
-    if args[0].number in doomed:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return fn(*args)
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Deadly(Executor):
-    """A pool of processes, of which those are killed that get one of some tasks."""
+    """A pool of processes, of which the one is killed that gets the task with this turn."""
 
-    def __init__(self, doomed: set[int]) -> None:
+    def __init__(self, doomed: int | None) -> None:
         self.pool, self.doomed = ProcessPoolExecutor(2, get_context("spawn")), doomed
-        self._max_workers = 2
+        self._max_workers, self.turn = 2, -1
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return self.pool.submit(_die, self.doomed, fn, *args)
+        self.turn += 1
+        return self.pool.submit(_die) if self.turn == self.doomed else self.pool.submit(fn, *args)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self.pool.shutdown(wait, cancel_futures=cancel_futures)
@@ -302,8 +301,8 @@ class Deadly(Executor):
 def test_workers_that_are_killed_cost_their_tasks_only(source: Path) -> None:
     total = len(planned(source).tasks)
     left = total
-    for doomed in (3, total // 2, total - 1):  # So far apart that none is done before its turn.
-        with Deadly({doomed}) as executor, pytest.raises(BrokenExecutor) as died:
+    for part in (0.1, 0.5, 1):
+        with Deadly(int((left - 1) * part)) as executor, pytest.raises(BrokenExecutor) as died:
             sw.reshard_checkpoint(
                 source, source.parent / "new", rules(), executor=executor, task_bytes=TASK, resume=True
             )
@@ -312,7 +311,7 @@ def test_workers_that_are_killed_cost_their_tasks_only(source: Path) -> None:
         assert int(found[2]) <= left
         left = int(found[2]) - int(found[1])
         assert not (source.parent / "new").exists()
-    with Deadly(set()) as executor:
+    with Deadly(None) as executor:
         sw.reshard_checkpoint(source, source.parent / "new", rules(), executor=executor, task_bytes=TASK, resume=True)
     report = sw.verify_checkpoint(source.parent / "new")
     assert report.digests

@@ -32,25 +32,25 @@ class Part:
     #: The factors, major first; `None` is unknown until the shape is there.
     factors: tuple[int | None, ...]
     #: Which of them is cut; `None` if every device holds the whole part.
-    cut: int | None = None
+    cut: int | None
     #: By which axes and sub-axes, major first.
-    axes: tuple[str, ...] = ()
+    axes: tuple[str, ...]
     #: The rule where it does not divide; `None` is the partition's.
-    uneven: str | None = None
+    uneven: str | None
     #: What multiplies the unknown factor.
-    ratio: int = 1
+    ratio: int
     #: Into at most so many shards.
-    at_most: int | None = None
+    at_most: int | None
     #: Where there are more shards than units, units are cut too.
-    split: bool = False
+    split: bool
     #: The cut factor is padded to a multiple of this,
-    pad_to: int | None = None
+    pad_to: int | None
     #: or, if so, every shard of it is.
-    pad_each: bool = False
+    pad_each: bool
     #: The tensor that the part is.
-    name: str | None = None
+    name: str | None
     #: The tensors that the last factor is made of, with their sizes, one after the other.
-    blocks: tuple[tuple[str, int], ...] = ()
+    blocks: tuple[tuple[str, int], ...]
 
     @property
     def size(self) -> int | None:
@@ -64,11 +64,9 @@ class Part:
         return factors, self.cut, self.axes, self.uneven, self.at_most, self.split, pad
 
     def __repr__(self) -> str:
-        arguments = [repr(self.factors)]
-        arguments.append(
-            f"cut={self.cut}" if self.cut is None or self.axes == () else f"cut={self.cut}, axes={self.axes}"
-        )
+        arguments = [repr(self.factors), f"cut={self.cut}"]
         given = {
+            "axes": self.axes or None,
             "uneven": self.uneven,
             "ratio": None if self.ratio == 1 else self.ratio,
             "at_most": self.at_most,

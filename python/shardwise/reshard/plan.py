@@ -321,10 +321,6 @@ class ReshardPlan(Drawn):
         [0, 0, 0, 0]
         """
         needed = self._dst.nbytes(dtype)
-        if self.addends > 1:
-            receives = np.zeros(len(needed), np.bool_)
-            receives[self.transfers["dst_device"]] = True
-            return np.where(receives, needed, 0)
         needed[[device for device, *_ in views_of(self)]] = 0
         return needed
 

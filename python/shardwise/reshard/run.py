@@ -81,7 +81,7 @@ def run_plan(
         outputs: Sequence[int] = tuple(range(count))
         _check_copyable(dtype, count)
     else:
-        there = {} if addends > 1 else {d: view_of(sources[s], w, box) for d, s, w, box in views_of(plan)}
+        there = {d: view_of(sources[s], w, box) for d, s, w, box in views_of(plan)}
         absent = [device for device in range(count) if device not in there]
         _check_copyable(dtype, len(absent))
         new = _allocated(absent, plan.dst, dtype) if absent else {}
@@ -155,7 +155,10 @@ def view_of(array: Array, window: Window | None, box: tuple[slice, ...]) -> Arra
 
 
 def views_of(plan: Runnable) -> Iterator[tuple[int, int, Window | None, tuple[slice, ...]]]:
-    """The new arrays that are a part of what their holder has: holder, the same in the source, window and box there."""
+    """The new arrays that are a part of what their holder has: holder, the same in the source, window and box there.
+
+    Of partial sums there are none: whoever has one of the addends receives the others.
+    """
     kept = plan.kept
     if not len(kept):
         return

@@ -65,8 +65,8 @@ class LayoutRule:
     def of_rank(self, rank: int) -> TensorLayout | None:
         """Give the layout for tensors of a rank, whose further dims are not cut; `None` if the rank is too small."""
         missing = rank - self.layout.rank
-        if missing <= 0:
-            return None if missing else self.layout
+        if missing < 0:
+            return None
         axes = (*self.layout.axes, *(None,) * missing)
         return TensorLayout(axes, self.layout.device_mesh, unreduced=self.layout.unreduced)
 

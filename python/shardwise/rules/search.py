@@ -63,7 +63,7 @@ class RuleSearch:
         uneven: the uneven rule of each key that has one of its own.
     """
 
-    def __init__(self, rules: Mapping[str, Rule], match: MatchMode, backtracking: bool = False) -> None:
+    def __init__(self, rules: Mapping[str, Rule], match: MatchMode, backtracking: bool) -> None:
         self._backtracking = backtracking
         self.layouts = {key: rule.layout for key, rule in rules.items()}
         self.uneven = {key: rule.uneven for key, rule in rules.items() if rule.uneven is not None}
@@ -118,7 +118,7 @@ class Answers(dict[str, "TensorLayout | None"]):
         match: where in a path a rule has to match.
     """
 
-    def __init__(self, rules: dict[str, Rule], match: MatchMode, backtracking: bool = False) -> None:
+    def __init__(self, rules: dict[str, Rule], match: MatchMode, backtracking: bool) -> None:
         super().__init__()
         self._backtracking = backtracking
         self._rules = rules
@@ -153,7 +153,7 @@ def shortened(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:79] + "…")
 
 
-def compiled_rule(key: object, match: MatchMode = "search", backtracking: bool = False) -> re.Pattern[str]:
+def compiled_rule(key: object, match: MatchMode, backtracking: bool) -> re.Pattern[str]:
     """Compile the key of a rule.
 
     Raises:

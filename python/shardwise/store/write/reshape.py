@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
-from ..._arguments import instance, optional
 from ..._dtypes import Dtype, find_dtype
 from ..._text import shown
 from ...array.replicas import check_replicas
@@ -26,32 +22,18 @@ from ...partition import Partition
 from ...rules.rewrites import Rewrites
 from ..objects import ObjectPath, place_of
 from ..open import open_checkpoint
-from ..protocol import StoredCheckpoint
-from .assembled import Assembled
 from .checkpoint_plan import CheckpointPlan
-from .dcp import INDEX, KeyPath, dcp_files, dcp_index, is_writable
 from .drive import run_whole
-from .files import TargetFile, hugging_face_files, index_of, sharded_files, single_file
+from .forms import Target, plan_form
 from .gather import check_replicas as check_stored_replicas
+from .names import check_name, chosen, kept_values, key_paths, rename_pairs, renamed_tensors
 from .objects import ObjectJob
 from .plan import uncollected
-from .planning import make_plan
 from .reports import WriteOutline, WriteReport
-from .rewrite import kept_objects, rewritten
 from .spool import is_addressable, is_converted, is_float, opened_spool, placeholder, unread
 from .wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
 
-__all__ = ["Target", "plan_checkpoint", "reshard_checkpoint", "save_checkpoint"]
-
-#: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's form; a folder with a safetensors file
-#: per device; PyTorch's distributed checkpoint.
-Target = Literal["safetensors", "hf", "sharded", "dcp"]
-
-#: What to do instead of writing a form that is read.
-_ONLY_READ = {
-    "orbax": "write safetensors or hf, load that into JAX, and save it with Orbax",
-    "keras": "write safetensors or hf, set a model's weights by it, and save them with Keras",
-}
+__all__ = ["plan_checkpoint", "reshard_checkpoint", "save_checkpoint"]
 
 _MEMORY = 256 * 2**20
 #: Up to how many bytes Hugging Face's own `save_pretrained` lets a file have.
@@ -115,13 +97,13 @@ def save_checkpoint(
         raise TypeError(f"tensors must be a mapping from names to arrays, got {type(tensors).__name__}")
     wanted = []
     for name, value in tensors.items():
-        _check_name(name)
+        check_name(name)
         if isinstance(value, ShardedArray) and check and isinstance(value.tiling, Partition):
             check_replicas(value.tiling, value._data())
         shape = tuple(np.shape(value)) if not isinstance(value, ShardedArray) else value.shape
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
     target = place_of(path)
-    made = _plan(target, wanted, to, metadata or {}, max_file_bytes, {}, {}, compare=False)
+    made = plan_form(target, wanted, to, metadata or {}, max_file_bytes, {}, {}, compare=False)
     return _run(made, target, None, memory, threads, sync, False, _RETRIES, progress)
 
 
@@ -337,7 +319,7 @@ def _planning(
 ) -> Iterator[CheckpointPlan | ObjectJob]:
     if replicas not in ("check", "first"):
         raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
-    rename = _pairs(rename)
+    rename = rename_pairs(rename)
     source = place_of(src)
     if _is_same(source, target):
         raise FileExistsError(17, "dst is the source", str(target))
@@ -364,8 +346,8 @@ def _planning(
         aliases: dict[str, str] = {}
         #: By their names in the source, what goes to the destination as it is.
         names: dict[str, str] = {}
-        tensors = _made(checkpoint, rename, rewrites, converted, stored)
-        for name, made in _chosen(tensors, only, checkpoint.path).items():
+        tensors = renamed_tensors(checkpoint, rename, rewrites, converted, stored)
+        for name, made in chosen(tensors, only, checkpoint.path).items():
             partition = partition_for(name, made.shape, layouts, uneven)
             if made.stored is not None:
                 names[made.stored] = name
@@ -379,12 +361,12 @@ def _planning(
             else:
                 wanted.append(spool.assembled(name, made, partition, memory))
         if to == "dcp":
-            for old, name in _objects(checkpoint, rename, rewrites, only, tensors).items():
+            for old, name in kept_values(checkpoint, rename, rewrites, only, tensors).items():
                 names[old] = name
                 wanted.append(wanted_object(name, checkpoint.objects[old]))
-        paths = _paths(checkpoint, names)
+        paths = key_paths(checkpoint, names)
         with uncollected():
-            planned = _plan(
+            planned = plan_form(
                 target, wanted, to, metadata or {}, max_file_bytes, aliases, paths, task_bytes,
                 compare=replicas == "check",
             )  # fmt: skip
@@ -396,233 +378,6 @@ def _not_in_tasks(name: str) -> TypeError:
         f"tensor {shown(name)} lies compressed in the source, or in too many short stretches, so that no task can copy "
         "a part of it; reshard_checkpoint puts it together first"
     )
-
-
-def _plan(
-    path: Path,
-    wanted: list[Wanted],
-    to: Target | None,
-    metadata: Mapping[str, str],
-    max_file_bytes: int,
-    aliases: dict[str, str],
-    paths: Mapping[str, KeyPath],
-    task_bytes: int | None = None,
-    *,
-    compare: bool,
-) -> CheckpointPlan | ObjectJob:
-    if to is None:
-        to = (
-            "safetensors"
-            if path.name.endswith(".safetensors")
-            else "sharded"
-            if any(tensor.partition is not None for tensor in wanted)
-            else "hf"
-        )
-    if to not in get_args(Target):
-        why = f"; {only_read(to)}" if only_read(to) else ""
-        raise LayoutError(f"to is {shown(to)}; it must be one of {', '.join(map(repr, get_args(Target)))}{why}")
-    for tensor in wanted:
-        if to == "dcp" and not is_writable(tensor.dtype.name):
-            raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which PyTorch does not have")
-        if to != "dcp" and tensor.dtype.code is None:
-            raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which a safetensors file cannot hold")
-    if to == "dcp" and metadata:
-        raise LayoutError("metadata is given; PyTorch's distributed checkpoint has no place for it")
-    kept = _without_ties(wanted, aliases)
-    said = dict(metadata)
-    if aliases:
-        said["shardwise.aliases"] = json.dumps(aliases)
-    files: Sequence[TargetFile]
-    texts: dict[str, bytes] = {}
-    if to == "safetensors":
-        files = single_file(path.name, kept, said)
-    elif to == "hf":
-        if isinstance(max_file_bytes, bool) or not isinstance(max_file_bytes, int) or max_file_bytes < 1:
-            raise LayoutError(f"max_file_bytes is {shown(max_file_bytes)}; it must be a positive integer")
-        files = whole = hugging_face_files(kept, max_file_bytes, said)
-        if len(whole) > 1:
-            texts["model.safetensors.index.json"] = json.dumps(index_of(whole, kept), indent=2).encode()
-    elif to == "dcp":
-        files = saved = dcp_files(kept)
-        texts[INDEX] = dcp_index(saved, kept, aliases, paths)
-    else:
-        files = sharded_files(kept, said)
-
-    manifest = {
-        "form": to,
-        "aliases": aliases,
-        "tensors": [
-            {} if tensor.partition is None or to not in ("sharded", "dcp") else _cut(tensor.partition)
-            for tensor in kept
-        ],
-    }
-    is_folder = to != "safetensors"
-    if isinstance(path, ObjectPath):
-        return ObjectJob(
-            path, kept, files, is_folder=is_folder, texts=texts, manifest=manifest, compare_replicas=compare
-        )
-    return make_plan(
-        path,
-        kept,
-        files,
-        is_folder=is_folder,
-        texts=texts,
-        manifest=manifest,
-        compare_replicas=compare,
-        task_bytes=task_bytes,
-    )
-
-
-def only_read(form: Any) -> str:
-    """Why a form is not written that is read, and what to do; nothing of any other form.
-
-    >>> only_read("dcp"), only_read("orbax")
-    ('', 'orbax is read, not written: write safetensors or hf, load that into JAX, and save it with Orbax')
-    """
-    instead = _ONLY_READ.get(form) if isinstance(form, str) else None
-    return "" if instead is None else f"{form} is read, not written: {instead}"
-
-
-def _cut(partition: Partition) -> dict[str, Any]:
-    mesh = partition.device_mesh
-    return {
-        "layout": [
-            list(spec) if isinstance(spec, tuple) else spec if spec is None else str(spec)
-            for spec in partition.layout.axes
-        ],
-        "uneven": partition.uneven,
-        "mesh": {"shape": list(mesh.shape), "axis_names": list(mesh.axis_names)},
-    }
-
-
-def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str]) -> list[Wanted]:
-    """The tensors, each once; notes down which names are tied to which."""
-    first: dict[Any, Wanted] = {}
-    kept, names = [], set()
-    for tensor in wanted:
-        if tensor.name in names:
-            raise LayoutError(f"two values are to be called {shown(tensor.name)}")
-        names.add(tensor.name)
-        key = tensor.identity
-        other = first.setdefault(key, tensor) if key is not None and tensor.pieces else tensor
-        if other is tensor:
-            kept.append(tensor)
-        else:
-            aliases[tensor.name] = other.name
-    return kept
-
-
-def _pairs(rename: Any) -> list[tuple[str, str]]:
-    if not isinstance(rename, (Mapping, Sequence)) or isinstance(rename, (str, bytes)):
-        raise TypeError(f"rename must be a mapping or a sequence of pairs, got {shown(rename)}")
-    pairs = list(rename.items()) if isinstance(rename, Mapping) else list(rename)
-    for position, pair in enumerate(pairs):
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
-            raise TypeError(f"rename[{position}] must be a pair of strings, got {shown(pair)}")
-    return [(pattern, replacement) for pattern, replacement in pairs]
-
-
-def _made(
-    checkpoint: StoredCheckpoint,
-    rename: Sequence[tuple[str, str]],
-    rewrites: Rewrites | None,
-    converted: Dtype | None,
-    stored: Callable[[str, str, Partition | None], Wanted],
-) -> dict[str, Assembled]:
-    """The tensors by their new names: renamed, then rewritten."""
-    optional("rewrites", rewrites, Rewrites)
-    made: dict[str, Assembled] = {}
-    for old, tensor in checkpoint.items():
-        new = _renamed(rename, old)
-        if new in made:
-            raise LayoutError(f"rename calls both {shown(made[new].origin)} and {shown(old)} {shown(new)}")
-        dtype = converted if converted is not None and is_converted(tensor, converted) else tensor._dtype
-        made[new] = Assembled.of_stored(old, tensor.shape, dtype, partial(stored, old, old, None))
-    if rewrites is not None:
-        made = rewritten(made, rewrites)
-    for new in made:
-        _check_name(new)
-    return made
-
-
-def _chosen(made: dict[str, Assembled], only: str | None, path: Path) -> dict[str, Assembled]:
-    optional("only", only, str)
-    if only is None:
-        return made
-    pattern = _compiled("only", only)
-    found = {name: tensor for name, tensor in made.items() if pattern.search(name)}
-    if not found:
-        raise LayoutError(f"only is {shown(only)}, which is found in no name of {path}")
-    return found
-
-
-def _objects(
-    checkpoint: StoredCheckpoint,
-    rename: Sequence[tuple[str, str]],
-    rewrites: Rewrites | None,
-    only: str | None,
-    tensors: Mapping[str, Assembled],
-) -> dict[str, str]:
-    """The values that are not tensors and can be copied, with their new names, which no tensor may have."""
-    names = {old: _renamed(rename, old) for old, value in checkpoint.objects.items() if value.extent is not None}
-    kept = set(names.values()) if rewrites is None else kept_objects(names.values(), rewrites)
-    origins = {new: tensor.origin for new, tensor in tensors.items()}
-    found: dict[str, str] = {}
-    for old, new in names.items():
-        if new not in kept:
-            continue
-        _check_name(new)
-        if new in origins:
-            raise LayoutError(f"rename calls both {shown(origins[new])} and {shown(old)} {shown(new)}")
-        origins[new] = old
-        if only is None or _compiled("only", only).search(new):
-            found[old] = new
-    return found
-
-
-def _renamed(rename: Sequence[tuple[str, str]], name: str) -> str:
-    for pattern, replacement in rename:
-        name = _substituted("rename", pattern, replacement, name)
-    return name
-
-
-def _substituted(argument: str, pattern: str, replacement: str, name: str) -> str:
-    try:
-        return _compiled(argument, pattern).sub(replacement, name)
-    except (re.error, IndexError) as error:
-        raise LayoutError(
-            f"{argument}: {shown(replacement)} is not a replacement for {shown(pattern)}: {error}"
-        ) from None
-
-
-def _compiled(argument: str, pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise LayoutError(f"{argument}: {shown(pattern)} is not a regular expression: {error}") from None
-
-
-def _paths(checkpoint: StoredCheckpoint, names: Mapping[str, str]) -> dict[str, KeyPath]:
-    """Where the tensors that keep their names lay in a nested state dict, as far as the checkpoint says."""
-    said = checkpoint.metadata.get("planner_data")
-    if not isinstance(said, Mapping):
-        return {}
-    return {
-        new: path
-        for old, new in names.items()
-        for path in [said.get(old)]
-        if old == new and isinstance(path, tuple) and path and all(type(key) in (str, int) for key in path)
-    }
-
-
-def _check_name(name: Any) -> None:
-    instance("the name of a tensor", name, str)
-    if not name or name == "__metadata__":
-        raise LayoutError(f"a tensor cannot be called {name!r}")
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise LayoutError(f"the name {shown(name)} holds a lone surrogate, which no file can hold") from None
 
 
 def _is_same(source: Path, target: Path) -> bool:
