@@ -331,7 +331,7 @@ def test_the_driver_is_killed_and_goes_on(source: Path) -> None:
     )
     root = Path(__file__).parents[2]
     command = [sys.executable, "-c", code, str(source), str(source.parent / "new"), str(root)]
-    assert subprocess.run(command, timeout=120).returncode == -signal.SIGKILL
+    assert subprocess.run(command, timeout=3600).returncode == -signal.SIGKILL
     assert not (source.parent / "new").exists()
     report = sw.reshard_checkpoint(source, source.parent / "new", rules(), task_bytes=TASK, resume=True)
     assert isinstance(report, sw.WriteReport)
@@ -403,7 +403,7 @@ def test_another_source_is_refused(source: Path) -> None:
 
     def refused(message: str) -> None:
         code = f"import shardwise as sw; sw.CheckpointPlan.load({str(source.parent / 'new.swplan')!r}).run()"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=3600)
         assert done.returncode
         assert re.search(message, done.stderr), done.stderr
 
@@ -483,12 +483,12 @@ def test_two_drivers_and_a_late_task(source: Path) -> None:
 
     def wait(_done: int, _total: int) -> None:
         entered.set()
-        assert leave.wait(60)
+        assert leave.wait(3600)
 
     first = threading.Thread(target=lambda: plan.run(progress=wait))
     first.start()
     try:
-        assert entered.wait(60)
+        assert entered.wait(3600)
         with pytest.raises(BlockingIOError):
             planned(source).run()
         with pytest.raises(BlockingIOError):
