@@ -23,8 +23,8 @@ from .uploads import put_object
 
 __all__ = ["Parts", "finish", "last_of", "object_crew", "outline_of", "parts_for", "parts_of_crew"]
 
-#: S3 takes at least 5 MiB for each part but the last, and at most 10,000 parts. Parts are filled to three quarters at
-#: least, with blocks of a quarter at most.
+#: S3 takes at least 5 MiB for each part but the last, and at most 10,000 parts. Parts are filled to at least three
+#: quarters, with blocks of at most a quarter.
 _LEAST_PART = 8 * 2**20
 _MOST_PART = 64 * 2**20
 _MOST_PARTS = 7_000
@@ -60,7 +60,7 @@ def parts_for(files: Sequence[TargetFile], memory: int, workers: int = 1) -> Par
     if memory < 4 * part:
         each = f" for each of {workers} workers" if workers > 1 else ""
         raise LayoutError(
-            f"memory is {bytes_text(memory)}{each}; {bytes_text(4 * part)} are needed at least, for objects that "
+            f"memory is {bytes_text(memory)}{each}; at least {bytes_text(4 * part)} are needed for objects that "
             f"are uploaded in parts of {bytes_text(part)}"
         )
     holds = any(file.has_digests or file.needs_crcs for file in files) and memory >= 5 * part
@@ -112,7 +112,7 @@ def finish(
     receipts: Sequence[ObjectReceipt],
     put_text: Callable[[ObjectPath, bytes], object],
 ) -> None:
-    """See that all is still there, and write the index and the manifest; what makes it a checkpoint is the last.
+    """Check that everything is still there; write index and manifest, last the one that makes it a checkpoint.
 
     Args:
         path: The folder.

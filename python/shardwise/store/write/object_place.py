@@ -43,7 +43,7 @@ class ObjectPlace:
         """Refuse, with FileExistsError, a name at which there is a checkpoint, or an object."""
         for place in (self.path, self.path / last_of(self.plan.texts)):
             if place.is_file():
-                text = "something is there; a checkpoint is written to a new name"
+                text = "exists already; a checkpoint is written to a new name"
                 raise FileExistsError(errno.EEXIST, text, str(self.path))
 
     def add(self, receipt: PlannedReceipt) -> None:

@@ -1,7 +1,8 @@
 """Writing a new checkpoint to an object store: each object once, under its final name, the manifest last.
 
 There is no rename in a store, and no folder that appears at once. What makes a folder a checkpoint is its manifest,
-which is written when all else is there, on condition that there is none. A single object is seen when it is whole.
+which is written when everything else is there, on condition that there is none. A single object appears only when it
+is complete.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from .wanted import Wanted
 
 __all__ = ["ObjectJob", "check_plannable"]
 
-_THERE = "something is there; a checkpoint is written to a new name"
+_THERE = "exists already; a checkpoint is written to a new name"
 
 
 class ObjectJob:
-    """A new checkpoint in a store: as a plan of tasks for a disk, of which each makes an object."""
+    """A new checkpoint in a store: a plan like that for a disk, in which each task makes an object."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class ObjectJob:
         retries: int,
         progress: Callable[[int, int], object] | None,
     ) -> WriteReport:
-        """Write the checkpoint; what a store says that it has is on its disks."""
+        """Write the checkpoint; what a store acknowledges is on its disks."""
         holders = (piece.holder for tensor in self._wanted for piece in tensor.pieces)
         sources = (cast(Any, holder.path) for holder in holders if isinstance(holder, ObjectFile))
         crew = None if executor is None else object_crew(executor, memory, [self.path, *sources])
@@ -101,14 +102,14 @@ class ObjectJob:
 
         def refused(task: ObjectTask) -> ObjectTask:
             if not resume and self._is_folder and task.place.is_file():
-                raise FileExistsError(errno.EEXIST, f"{_THERE}; resume=True makes it anew", str(task.place))
+                raise FileExistsError(errno.EEXIST, f"{_THERE}; resume=True makes it again", str(task.place))
             return task
 
         if crew is None:
             for task in tasks:
                 keep(task, refused(task).make(threads=threads, progress=more))
         else:
-            hint = "the next run makes all objects anew"
+            hint = "the next run makes all objects again"
             flight: Flight[ObjectTask, ObjectReceipt] = Flight(crew, _make, (), retries, keep, hint)
             flight.run((task_for(refused(task)) for task in tasks), len(tasks), lambda task: more(task.nbytes))
         if self._is_folder:
@@ -136,7 +137,7 @@ class ObjectJob:
         ]
 
     def _refuse_existing(self, resume: bool) -> None:
-        # What is in the way of a folder is its manifest; the rest is refused object by object, when it is made.
+        # Only a manifest blocks a folder; other objects are refused one by one, when they are made.
         goes_on = resume and self._is_folder
         is_there = self.path.is_file() if goes_on else self.path.exists()
         if is_there or (self._is_folder and (self.path / self._last).is_file()):
