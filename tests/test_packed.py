@@ -319,6 +319,8 @@ def test_dialects_refuse(dialect: Any) -> None:
         (packed.qkv(8, 4, 4, "tp", order="interleaved"), ""),
         (packed.qkv(8, 2, 4, "tp", order="interleaved"), ""),
         (packed.parse("(n@tp)"), ""),
+        (packed.parse("(n@tp 1)"), ""),
+        (packed.parse("(8@tp/max4 2)"), ""),
         (packed.parse("(8) + (8)"), ""),
         (packed.parse("(8@tp:(1)2+tp:(2)2 3)"), ""),
         (packed.gate_up("tp"), "cut separately"),

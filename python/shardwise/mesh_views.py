@@ -90,28 +90,30 @@ def factored(mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
     >>> factored(DeviceMesh((2, 12), ("dp", "tp")), ["tp:(2)3"])
     DeviceMesh((2, 2, 3, 2), ('dp', 'tp:(1)2', 'tp:(2)3', 'tp:(6)2'))
     """
-    breaks: dict[str, set[int]] = {}
+    asked: dict[str, set[tuple[int, int]]] = {}
     for name in names:
         sub = None if name in mesh.axis_names else parse_sub_axis(name)
         if sub is not None:
             mesh.axis_size(name)  # Refuses what does not divide.
-            breaks.setdefault(sub.axis, set()).update((sub.before, sub.before * sub.size))
+            asked.setdefault(sub.axis, set()).add((sub.before, sub.before * sub.size))
     shape: list[int] = []
     axis_names: list[str] = []
     for name, size in zip(mesh.axis_names, mesh.shape, strict=True):
-        ends = sorted({1, size, *breaks.get(name, ())})
-        if len(ends) <= 2:
-            shape.append(size)
-            axis_names.append(name)
-            continue
-        for start, stop in itertools.pairwise(ends):
+        parts = asked.get(name, set())
+        ends = sorted({1, size, *itertools.chain(*parts)})
+        # A sub-axis of one coordinate begins where it ends.
+        for start, stop in sorted({*itertools.pairwise(ends), *(part for part in parts if part[0] == part[1])}):
             if stop % start:
                 raise MeshError(
                     f"names: sub-axes of {name!r} cannot be combined: they have boundaries at {start} and "
                     f"{stop}, and neither divides the other"
                 )
             shape.append(stop // start)
-            axis_names.append(f"{name}:({start}){stop // start}")
+            is_whole = stop // start == size and (start, stop) not in parts
+            axis_names.append(name if is_whole else f"{name}:({start}){stop // start}")
+        if size == 1 and not parts:
+            shape.append(1)
+            axis_names.append(name)
     return mesh._view(shape, axis_names)
 
 

@@ -170,6 +170,25 @@ def test_a_full_disk_is_an_error() -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_a_program_that_calls_it_keeps_its_output_and_its_descriptors() -> None:
+    """What it printed after a refusal went nowhere, and each refusal took a descriptor where there was no output."""
+    code = """
+import contextlib, io, os, sys
+from shardwise.cli import main
+print("before")
+print(main(["show"]), "after")
+taken = []
+for _ in range(5):
+    with contextlib.redirect_stdout(io.StringIO()):
+        main(["show"])
+    taken.append(os.dup(2))
+    os.close(taken[-1])
+print(len(set(taken)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=3600)
+    assert (done.returncode, done.stdout) == (0, "before\n2 after\n1\n")
+
+
 def test_with_and_without_rich_the_text_is_the_same(
     capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,14 +117,14 @@ def test_each_program_is_run_by_a_thread_of_its_own() -> None:
         assert program.dst_shape is not None
 
         def receive(peer: Any, tag: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-            values = boxes[name, tag].get(timeout=60)
+            values = boxes[name, tag].get(timeout=600)
             assert (values.shape, values.dtype, peer) == (shape, dtype, plan[tag].src_device)
             return values
 
         results[name] = program.run(
             part,
             np.empty(program.dst_shape, whole.dtype),
-            lambda peer, tag, values: boxes[peer, tag].put(values.copy(), timeout=60),
+            lambda peer, tag, values: boxes[peer, tag].put(values.copy(), timeout=600),
             receive,
         )
 

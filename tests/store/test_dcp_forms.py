@@ -182,6 +182,25 @@ def test_an_item_that_is_not_what_the_index_says(tmp_path: Path) -> None:
                 checkpoint.read("w")
 
 
+def test_one_stretch_under_two_names(tmp_path: Path) -> None:
+    """Tied tensors lie in one place; an object does not lie where a tensor does, and is named where it does."""
+    folder = Dcp()
+    folder.add("a", (4,), [((0,), ones(2)), ((2,), ones(2) + 5)])
+    folder.add("none", (0, 4), [])
+    folder.add("tied", (4,), [((0,), ones(2)), ((2,), ones(2) + 5)])
+    folder.add_object("object", {"step": 3})
+    places = list(folder.places.values())
+    for mine, other in zip(places[2:4], places[:2], strict=True):
+        mine.state.update(other.state)
+    with sw.open_checkpoint(folder.write(tmp_path / "dcp")) as checkpoint:
+        assert checkpoint["tied"].alias_of == "a"
+        assert checkpoint.read("tied").tolist() == checkpoint.read("a").tolist() == [0, 1, 5, 6]
+        assert checkpoint.read("none").shape == (0, 4)
+    places[4].state.update(places[0].state)
+    with pytest.raises(sw.ParseError, match=r"'object'.*overlaps"):
+        sw.open_checkpoint(folder.write(tmp_path / "dcp"))
+
+
 def test_unfinished_checkpoints_are_refused(tmp_path: Path) -> None:
     path = dcp(tmp_path, (2,), [((0,), ones(2))])
     (path / ".metadata").rename(path / ".metadata.tmp")
@@ -283,6 +302,14 @@ def test_shards_that_are_missing_or_do_not_fit(tmp_path: Path) -> None:
     path = folder("parts")
     shard(path, 2, {"w": ((2,), ones(2))}, "shard-00002-model-00001-of-00002.safetensors")
     with pytest.raises(sw.ParseError, match="shard 2 should have 2 files, but has 1"):
+        sw.open_checkpoint(path)
+    path = folder("parts of other counts")
+    shard(path, 1, {"v": ((0,), ones(2))}, "shard-00001-model-00002-of-00002.safetensors")
+    with pytest.raises(sw.ParseError, match="shard 1 "):
+        sw.open_checkpoint(path)
+    path = folder("one part twice")
+    shard(path, 1, {"v": ((0,), ones(2))}, "shard-1-model-1-of-1.safetensors")
+    with pytest.raises(sw.ParseError, match="two files are part 1 of shard 1"):
         sw.open_checkpoint(path)
     for number, (info, message) in enumerate(
         ((None, "has no DCP_SHARDING_INFO"), ("{}", "does not list the tensor 'w'"), ("[", "not JSON"),

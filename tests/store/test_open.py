@@ -15,6 +15,7 @@ import safetensors.numpy
 import shardwise as sw
 from shardwise.store import FORMS, Form, StoredCheckpoint, files
 from shardwise.store.files import DataFile
+from tests.checks import open_below
 
 from .conftest import encode
 from .torch_files import save, tensor
@@ -174,13 +175,13 @@ def test_a_long_header_takes_memory_in_proportion(part: bytes, tmp_path: Path) -
     code = (
         "import sys, resource, shardwise as sw\n"
         "sw.open_checkpoint\n"
-        "used = int(open('/proc/self/statm').read().split()[0]) * 4096 + (400 << 20)\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + (400 << 20)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used, used))\n"
         "try: sw.open_checkpoint(sys.argv[1])\n"
         "except sw.ParseError as error: print(error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=3600, check=True
     )
     assert "m.safetensors" in done.stdout
 
@@ -250,14 +251,12 @@ def test_a_read_that_is_under_way_keeps_its_descriptor(tmp_path: Path) -> None:
 
 def test_more_files_than_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_MOST_OPEN", 8)
-    descriptors = Path("/proc/self/fd")
-    before = len(list(descriptors.iterdir())) if descriptors.exists() else 0
     held = []
     for number in range(50):
         path = tmp_path / f"{number}"
         path.write_bytes(bytes([number]) * 10)
         held.append(DataFile(path))
-    assert not descriptors.exists() or len(list(descriptors.iterdir())) <= before + 8
+    assert open_below(tmp_path) in (8, None)
     for number, file in enumerate(held):
         assert file.read(0, 10) == bytes([number]) * 10
     # One that lost its descriptor is known again, unless it is another file now.
@@ -276,13 +275,14 @@ def test_more_files_than_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_file_that_changes_is_an_error(tmp_path: Path) -> None:
     array = np.arange(1000, dtype=np.float32)
+    path = tmp_path / "m.pt"
     for grow in (-1, 1, 0):
-        path = tmp_path / "m.pt"
         path.write_bytes(save({"w": tensor(array, "0")}))
         checkpoint = sw.open_checkpoint(path)
-        data = path.read_bytes()
-        time.sleep(0.01)
-        path.write_bytes(data[:grow] if grow < 0 else data + bytes(grow))
+        data, before = path.read_bytes(), path.stat().st_mtime_ns
+        while path.stat().st_mtime_ns == before:  # Some file systems tell times apart in seconds only.
+            path.write_bytes(data[:grow] if grow < 0 else data + bytes(grow))
+            time.sleep(0.01)
         for get in (checkpoint["w"].read, checkpoint["w"].array):
             with pytest.raises(sw.ParseError, match=r"m\.pt: (had|was written to|ends at)"):
                 get()

@@ -128,6 +128,33 @@ def test_an_order_of_the_mesh_s_own(tmp_path: Path) -> None:
         assert checkpoint.read("w").tolist() == array.tolist()
 
 
+def test_the_meshes_are_counted(tmp_path: Path) -> None:
+    states = pair()
+    for rank, state in enumerate(states):
+        state["v"] = dtensor(ones(2)[rank:][:1], "1", (2,), (2,), (rank,), [placements.Shard(0)])
+        state["u"] = dtensor(ones(2), "2", (2,), (1, 2), (0, rank), [placements.Replicate()] * 2)
+    with sw.open_checkpoint(ranks(tmp_path, states)) as checkpoint:
+        assert dict(checkpoint.metadata) == {"world_size": 2, "meshes": {"(2,)": 2, "(1, 2)": 1}}
+
+
+ORDERS = ["torch.distributed.tensor._dtensor_spec", "ShardOrderEntry"]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        (5,), ((0, (1, 0)),), (Call(ORDERS[0], "TensorMeta", 0, (1, 0)),), (Call(*ORDERS, 0),), (Call(*ORDERS, 0, 5),),
+        (Call(*ORDERS, 1, (1, 0)),), (Call(*ORDERS, -1, (1, 0)),), (Call(*ORDERS, "0", (1, 0)),),
+        (Call(*ORDERS, 0, (1,)),), (Call(*ORDERS, 0, (1, 2)),), (Call(*ORDERS, 0, (1, 0)), Call(*ORDERS, 0, (1, 1))),
+    ],
+)  # fmt: skip
+def test_orders_that_do_not_fit_the_placements(tmp_path: Path, order: Any) -> None:
+    how = [placements.Shard(0), placements.Shard(0)]
+    states = [{"w": dtensor(ones(2), "0", (8,), (2, 2), at, how, shard_order=order)} for at in np.ndindex(2, 2)]
+    with pytest.raises(sw.ParseError, match=r"'w'.* a shard_order that does not fit its placements"):
+        sw.open_checkpoint(ranks(tmp_path, states))
+
+
 def test_a_mesh_as_older_versions_have_it(tmp_path: Path) -> None:
     numbers = np.arange(2, dtype=np.int64)
     states = [

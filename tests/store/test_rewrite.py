@@ -288,6 +288,8 @@ PACKED = "q:(4) + k:(2)"
         ({"from": {"name": "wte", "pad_to": 4}, "to": "x", "size": 9}, r"'wte': dim 0 has 10 .* 9, padded to .* 12"),
         ({"from": "wte", "to": {"name": "x", "pad_to": 4}, "size": 9}, r"'wte': dim 0 has 10 .* size is 9"),
         ({"from": {"name": "ln", "dim": 2, "pad_to": 4}, "to": "x", "size": 4}, r"'ln' has no dim 2"),
+        ({"from": {"name": "ln", "dim": 1, "pad_to": 4}, "to": "x", "size": 4}, r"'ln' has no dim 1"),
+        ({"from": {"name": "ln", "dim": -2, "pad_to": 4}, "to": "x", "size": 4}, r"'ln' has no dim -2"),
         ({"from": "{a}", "to": {"name": "x", "stack": "a"}}, r"'x' should be a stack of 2 .* a = 0; one has a = 'ln'"),
         ({"from": "h.{i}.{a}", "to": {"name": "x.{i}", "stack": "a"}}, r"a stack of 2 .* a = 0"),
         ({"from": {"parts": {"a": "wte", "b": "{x}"}}, "to": "{a,b}"}, "do not have the same fields"),

@@ -1,6 +1,7 @@
 """PyTorch's forms made by hand, each with something wrong, or with what the real ones at hand do not have."""
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,32 @@ def test_rank_8_and_strides_of_all_kinds(tmp_path: Path) -> None:
         assert checkpoint.read(name, box).tolist() == wanted[box].tolist()
 
 
+def test_windows_of_a_long_storage(tmp_path: Path) -> None:
+    """`x.unfold(0, 3, 1)`, whose rows overlap: of more bytes than are read at a time."""
+    array = ones(150_000)
+    windows = np.lib.stride_tricks.sliding_window_view(array, 3)
+    checkpoint = plain(tmp_path, {"w": tensor(array, "0", shape=windows.shape, strides=(1, 1))})
+    np.testing.assert_array_equal(checkpoint.read("w"), windows)
+    np.testing.assert_array_equal(checkpoint.read("w", (slice(1, 149_000), slice(1, 3))), windows[1:149_000, 1:])
+
+
+def test_a_large_storage_with_tensors_of_parts_of_it_is_verified(tmp_path: Path) -> None:
+    """The CRC-32 is that of the storage, of which a tensor may be a part that begins where it begins."""
+    array = ones(5000)
+    storage = Storage("0", "torch.FloatStorage", array.tobytes(), array.size)
+    parts = {name: tensor(array, "0", storage=storage, shape=(size,)) for name, size in (("a", 4000), ("b", 7))}
+    path = tmp_path / "model.pt"
+    for made in (parts, {**parts, "whole": tensor(array, "0", storage=storage)}):
+        path.write_bytes(save(made))
+        crcs = sw.verify_checkpoint(path).crcs
+        assert crcs == len(zipfile.ZipFile(path).namelist())
+        data = bytearray(path.read_bytes())
+        data[path.read_bytes().index(array.tobytes()) + 4 * 4999] ^= 1  # In the last element, which no part has.
+        path.write_bytes(data)
+        with pytest.raises(sw.ParseError, match="of 20000 bytes is not what was written: its CRC-32 is"):
+            sw.verify_checkpoint(path)
+
+
 def test_parameters_and_subclasses(tmp_path: Path) -> None:
     array = ones(2, 3)
     parameter = Call("torch._utils", "_rebuild_parameter", tensor(array, "0"), True, {})
@@ -89,6 +116,10 @@ WRONG_TENSORS: dict[str, tuple[Callable[[], Any], str]] = {
     "no storage": (lambda: tensor(ones(2), "0", storage=5), "not one of this container"),  # type: ignore[arg-type]
     "a storage of another kind": (
         lambda: tensor(ones(2), "0", storage=Storage("0", "torch.Size", b"12345678", 2)), "of an unsupported kind"
+    ),
+    "no dtype": (
+        lambda: tensor(ones(2), "0", storage=Storage("0", "torch.storage.UntypedStorage", bytes(8), 8)),
+        "not the arguments of .*_rebuild_tensor_v2",
     ),
     "a storage of a negative size": (
         lambda: tensor(ones(2), "0", storage=Storage("0", "torch.FloatStorage", b"12345678", -2)), "unsupported kind"

@@ -51,25 +51,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _run(options)
         sys.stdout.flush()
     except BrokenPipeError:
-        _drop_output()  # The reader has closed the pipe, as `head` does.
+        _drop_what_cannot_be_written()  # The reader has closed the pipe, as `head` does.
         return _BROKEN_PIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (ShardwiseError, ValueError, OSError, ImportError) as error:
-        _drop_output()  # It may be what failed, on a full disk; then it would fail again at exit.
+        _drop_what_cannot_be_written()  # It may be what failed, on a full disk; then it would fail again at exit.
         print(f"shardwise: error: {printable(str(error))}", file=sys.stderr)
         return 2
     return status
 
 
-def _drop_output() -> None:
-    """Redirect the remaining standard output to the null device."""
-    with contextlib.suppress(
-        OSError, ValueError, AttributeError
-    ):  # It has no descriptor if it was replaced, or closed.
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
+def _drop_what_cannot_be_written() -> None:
+    """Write the rest of the standard output; if that fails, let it go to the null device, and all that follows."""
+    # It has no descriptor if it was replaced, or closed.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        try:
+            sys.stdout.flush()
+        except OSError:
+            with open(os.devnull, "wb") as null:  # noqa: PTH123
+                os.dup2(null.fileno(), sys.stdout.fileno())
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -127,7 +127,7 @@ def _steps(name: str, along: npt.NDArray[np.int64]) -> list[_Step]:
         bent = np.flatnonzero(part != np.arange(len(part)) * weight)
         size = int(bent[0]) if len(bent) else len(part)
         if len(part) % size:
-            return [_Step(name, whole, -1)]  # These are not the coordinates of sub-axes: no axis has such a weight.
+            return []  # These are not the coordinates of sub-axes: then nothing spells the indices.
         if weight:
             found.append(_Step(name if size == whole else str(SubAxis(name, len(part) // size, size)), size, weight))
         done *= size

@@ -288,7 +288,7 @@ def parse_hlo(text: str) -> HloSharding:
     if not isinstance(text, str):
         raise TypeError(f"text must be a str, got {type(text).__name__}")
     body = text.strip()
-    if not (body.startswith("{") and body.endswith("}")) or len(body) < 2:
+    if not (body.startswith("{") and body.endswith("}")):
         raise ParseError(f"{_shown(text)} is not a sharding in braces, for example {{devices=[2,4]<=[8]}}")
     body = body[1:-1].strip()
     for kind in ("replicated", "unreduced", "manual", "unknown"):

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import instance
+from .._frozen import frozen
 from .._strided import Piece, strided_pieces
 from .._text import shown
 from ..array.sharded import ShardedArray
@@ -258,9 +259,8 @@ class LocalShards(_Columns):
 
     def __new__(cls, shapes: Any, offsets: Any, is_box: Any) -> LocalShards:
         """Copy what is given."""
-        return super().__new__(
-            cls, _read_only(shapes, np.int64), _read_only(offsets, np.int64), _read_only(is_box, np.bool_)
-        )
+        columns = zip((shapes, offsets, is_box), (np.int64, np.int64, np.bool_), strict=True)
+        return super().__new__(cls, *(frozen(np.asarray(values, dtype)) for values, dtype in columns))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LocalShards):
@@ -276,14 +276,6 @@ class LocalShards(_Columns):
     def __repr__(self) -> str:
         columns = (f"{name}={column.tolist()}" for name, column in zip(self._fields, self, strict=True))
         return f"LocalShards({', '.join(columns)})"
-
-
-def _read_only(values: Any, dtype: Any) -> npt.NDArray[Any]:
-    array: npt.NDArray[Any] = np.array(values, dtype)
-    array.flags.writeable = False
-    # A view: on the array itself numpy would allow the flag to be set again.
-    view: npt.NDArray[Any] = array.view()
-    return view
 
 
 def local_shards(placements: Iterable[Any], mesh: DeviceMesh, shape: Sequence[int]) -> LocalShards:

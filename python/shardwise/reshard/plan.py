@@ -15,6 +15,7 @@ from .._arguments import int64_array, integer
 from .._core import ReshardPlan as CorePlan
 from .._drawn import Drawn
 from .._dtypes import dtype_of, itemsize_of
+from .._frozen import frozen
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
@@ -174,12 +175,7 @@ class ReshardPlan(Drawn):
         rank = len(self._dst.shape)
         side = (np.int64, (rank,))
         dtype = np.dtype([("src_device", np.int64), ("dst_device", np.int64), ("start", *side), ("stop", *side)])
-        # The array that owns the memory too: numpy makes no writeable view of a read-only array.
-        owner = rows if rows.base is None else rows.base
-        assert isinstance(owner, np.ndarray)
-        owner.flags.writeable = rows.flags.writeable = False
-        array: npt.NDArray[np.void] = rows.reshape(-1).view(dtype)
-        return array
+        return frozen(rows, dtype)
 
     def pieces(self) -> npt.NDArray[np.int64]:
         """Give the numbers of the pieces that each transfer is from and to: int64 (transfers, 2).

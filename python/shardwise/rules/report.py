@@ -17,6 +17,7 @@ from .._arguments import instance
 from .._atomic import replace_file
 from .._drawn import Drawn
 from .._dtypes import bytes_for
+from .._frozen import frozen
 from .._text import bytes_text, shown
 from ..errors import SizeOverflowError
 from ..layout import TensorLayout
@@ -207,10 +208,7 @@ class LayoutReport(Drawn):
                 counts[key] += 1 if packed else tensor.bits // 8
         for (layout, shape, uneven, bits), count in counts.items():
             result += bytes_for(layout.partition(shape, uneven).nbytes("uint8"), bits) * count
-        result.flags.writeable = False
-        # A view: on the array itself numpy would allow the flag to be set again.
-        readonly: npt.NDArray[np.int64] = result.view()
-        return readonly
+        return frozen(result)
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -277,7 +275,7 @@ class LayoutReport(Drawn):
             least, most, total = bytes_text(min(each)), bytes_text(max(each)), sum(each)
             share = f", {100 * max(each) / whole:.3g}%" if whole else ""
             yield f"each device holds {least if least == most else f'{least} to {most}'} of {bytes_text(whole)}{share}"
-            times = f", {total / whole:.2f} times the tensors' size" if whole else ""
+            times = f", {total / whole:,.2f} times the tensors' size" if whole else ""
             yield f"all {len(each):,} devices hold {bytes_text(total)}{times}"
         elif self.placed:
             largest = sum(tensor.bytes_per_device or 0 for tensor in self.placed)

@@ -168,7 +168,8 @@ def _read(
         # Along the outermost dim, as many rows at a time as fit in a span. The pieces of `out` are runs of its
         # memory if `out` is one, since every dim before this one has size 1.
         dim = next(dim for dim, size in enumerate(out.shape) if size > 1)
-        rows = max(1, _SPAN // strides[dim])
+        row_span = span - (out.shape[dim] - 1) * strides[dim]
+        rows = max(1, (_SPAN - row_span) // strides[dim] + 1)  # Rows that overlap may span more than their stride.
         for row in range(0, out.shape[dim], rows):
             piece = out[(slice(None),) * dim + (slice(row, row + rows),)]
             _read(file, start + row * strides[dim], strides, piece, scratch)

@@ -11,21 +11,24 @@ descriptor to another; it is opened again for the next read, and must then still
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .._atomic import naming
 from ..errors import ParseError
 
 __all__ = ["DataFile", "FileStatus"]
+
+T = TypeVar("T")
 
 # Opening a FIFO without O_NONBLOCK waits for a writer, perhaps forever. Windows has neither the flag nor FIFOs.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -38,8 +41,8 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 
-# The number of files that have a descriptor at a time. A process has 1,024 of them by default, and needs some for
-# itself.
+# The number of files that have a descriptor at a time. A process has 1,024 of them by default, 256 on some systems, and
+# needs the rest for itself: the outputs of a job may be open at the same time.
 _MOST_OPEN = 256
 
 FileStatus = tuple[int, int, int, int]
@@ -57,15 +60,12 @@ class _Descriptor:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._users = 0
+        self._users = 1  # Whoever opened it; nobody else can take it away before it is given back.
         self._ended = False
         self._lock = threading.RLock()
         with _open_lock:
             _open_files[id(self)] = weakref.ref(self)
-            idle = [ref() for ref in list(_open_files.values())[: max(0, len(_open_files) - _MOST_OPEN)]]
-        for other in idle:
-            if other is not None and other is not self:
-                other.end(idle_only=True)
+        _end_idle(_most_open())
 
     def take(self) -> int | None:
         """Lend the descriptor to a caller, which returns it with `put`; None if it was closed."""
@@ -93,6 +93,36 @@ class _Descriptor:
             _open_files.pop(id(self), None)
 
 
+def _most_open() -> int:
+    """How many files have a descriptor: a quarter of what the process may have at most, as for writing."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit.
+        return _MOST_OPEN
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST_OPEN if allowed == resource.RLIM_INFINITY else max(8, min(_MOST_OPEN, allowed // 4))
+
+
+def _end_idle(most: int) -> None:
+    """Close what nobody uses, the longest open first, until at most so many are left."""
+    with _open_lock:
+        idle = [ref() for ref in list(_open_files.values())[: max(0, len(_open_files) - most)]]
+    for other in idle:
+        if other is not None:
+            other.end(idle_only=True)
+
+
+def _where_there_is_room(take: Callable[[], T]) -> T:
+    """What takes a descriptor; tried again without the idle ones if the rest of the program has taken all others."""
+    try:
+        return take()
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+    _end_idle(0)
+    return take()
+
+
 class DataFile:
     """A regular file, open for reading.
 
@@ -111,18 +141,20 @@ class DataFile:
         self._lock = threading.Lock()
         self._closed = False
         self._map: mmap.mmap | None = None
-        self._descriptor, self.status = self._open()
+        number, self.status = self._open()
+        self._descriptor = _Descriptor(number)
+        self._descriptor.put()
         self.size = self.status[2]
         self._finalize = weakref.finalize(self, _end, [self._descriptor])
 
-    def _open(self) -> tuple[_Descriptor, FileStatus]:
-        number = os.open(self.path, _FLAGS)
+    def _open(self) -> tuple[int, FileStatus]:
+        number = _where_there_is_room(lambda: os.open(self.path, _FLAGS))
         try:
             status = os.fstat(number)
             if not stat.S_ISREG(status.st_mode):
                 kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a file")
                 raise ParseError(f"{self.path}: is {kind}; a regular file is needed")
-            return _Descriptor(number), (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+            return number, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         except BaseException:
             os.close(number)
             raise
@@ -158,13 +190,11 @@ class DataFile:
             held.put()
 
     def _reopen(self) -> tuple[_Descriptor, int]:
-        descriptor, status = self._open()
-        number = descriptor.take()
-        if status != self.status or number is None:
-            descriptor.put()
-            descriptor.end()
+        number, status = self._open()
+        if status != self.status:
+            os.close(number)
             raise ParseError(f"{self.path}: is not the file that was opened: it was replaced or written to")
-        self._descriptor = descriptor
+        self._descriptor = descriptor = _Descriptor(number)
         self._finalize.detach()
         self._finalize = weakref.finalize(self, _end, [descriptor])
         return descriptor, number
@@ -184,7 +214,7 @@ class DataFile:
         with naming(self.path), self.descriptor() as number, self._lock:
             if self._map is None:
                 try:
-                    self._map = mmap.mmap(number, self.size, access=mmap.ACCESS_READ)
+                    self._map = _where_there_is_room(lambda: mmap.mmap(number, self.size, access=mmap.ACCESS_READ))
                 except ValueError as error:  # It was truncated after `check`, or is empty.
                     raise ParseError(f"{self.path}: cannot be mapped into memory: {error}") from None
             return self._map

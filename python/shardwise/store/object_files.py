@@ -191,7 +191,6 @@ def _spans(start: int, strides: list[int], out: Array) -> Iterator[_Span]:
         yield _Span(start, start + lengths[0], out, strides)
         return
     dim = sizes[0]
-    is_dense = all(strides[other] - lengths[other + 1] <= _GAP for other in sizes)
     rows = max(1, (_PART - lengths[dim + 1]) // max(strides[dim], 1) + 1) if is_dense else 1
     for row in range(0, out.shape[dim], rows):
         part = out[(slice(None),) * dim + (slice(row, row + rows),)]

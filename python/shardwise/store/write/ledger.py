@@ -23,7 +23,6 @@ class Ledger:
     """Which tasks are done, and what the digests of what they wrote add up to.
 
     Attributes:
-        done: The number of finished tasks.
         bytes_read: Bytes that they read from files.
         bytes_written: Bytes that they wrote.
     """
@@ -34,7 +33,7 @@ class Ledger:
         self._seen = np.zeros(len(plan.tasks), np.uint64)
         self._digests: dict[tuple[int, int], int] = {}
         self._crcs: dict[int, list[tuple[int, int, int]]] = {}
-        self.done = self.bytes_read = self.bytes_written = 0
+        self.bytes_read = self.bytes_written = 0
 
     def __contains__(self, number: int) -> bool:
         return bool(self._seen[number])
@@ -71,7 +70,6 @@ class Ledger:
             self._digests[key] = add_digests([self._digests.get(key, 0), digest])
         for (file, begin, end), crc in zip(receipt.ranges, receipt.crcs, strict=False):
             self._crcs.setdefault(file, []).append((begin, end, crc))
-        self.done += 1
         self.bytes_read += receipt.bytes_read
         self.bytes_written += receipt.bytes_written
         return True
