@@ -181,20 +181,20 @@ def pair(**changes: Any) -> list[dict[str, Any]]:
 INT32 = Global("torch", "int32")
 WRONG_RANKS: dict[str, tuple[Callable[[], list[dict[str, Any]]], str]] = {
     "partial sums": (lambda: [{"w": dtensor(ones(4), "0", (4,), (1,), (0,), [placements.Partial()])}], "partial sums"),
-    "another shape": (lambda: pair(shape=(5,)), "sharded otherwise than in model_world_size_2_rank_0.pt"),
-    "other placements": (lambda: pair(how=[placements.Replicate()], local=ones(4)), "sharded otherwise"),
+    "another shape": (lambda: pair(shape=(5,)), "is not sharded as in model_world_size_2_rank_0.pt"),
+    "other placements": (lambda: pair(how=[placements.Replicate()], local=ones(4)), "is not sharded as in"),
     "another local shape": (lambda: pair(local=ones(3)), r"this rank \(2,\) of \(4,\), but its local tensor is \(3"),
     "one coordinate twice": (lambda: pair(at=(0,), local=ones(2)), r"leave a gap: none holds \[2:4\]"),
     "a coordinate off the mesh": (lambda: pair(at=(2,)), r"the coordinate \(2,\) is not on the mesh"),
     "a coordinate of another rank": (lambda: pair(at=(1, 0)), "is not on the mesh"),
-    "a larger mesh": (lambda: pair(mesh=(3,)), "not one of at most 2 ranks"),
+    "a larger mesh": (lambda: pair(mesh=(3,)), "must have at most 2 ranks"),
     "more placements": (lambda: pair(how=[placements.Shard(0)] * 2), "placed on a mesh of 1 dims"),
     "a dim that is not there": (lambda: pair(how=[placements.Shard(1)]), "have no boxes"),
     "a plain tensor on one rank": (lambda: [pair()[0], {"w": tensor(ones(4), "0")}], "is plain, float32"),
     "plain tensors that differ": (
         lambda: [{"w": tensor(ones(2), "0")}, {"w": tensor(ones(3), "0")}], r"is plain, float32 of shape \(3,\)"
     ),
-    "a tensor and a number": (lambda: [{"w": tensor(ones(2), "0")}, {"w": 5}], "is not a tensor, but one in"),
+    "a tensor and a number": (lambda: [{"w": tensor(ones(2), "0")}, {"w": 5}], "is not a tensor, but is one in"),
     "a number and a tensor": (lambda: [{"w": 5}, {"w": tensor(ones(2), "0")}], "a tensor in some files"),
     "flat parameters": (lambda: [{"a._flat_param": tensor(ones(2), "0")}], "a flat parameter of FSDP1"),
     "a dtype that differs": (

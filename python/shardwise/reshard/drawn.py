@@ -22,7 +22,7 @@ _MOST_SIDE = 16
 
 
 class Planned(Protocol):
-    """What a picture asks of a plan."""
+    """What a picture needs from a plan."""
 
     @property
     def src(self) -> Tiling: ...
@@ -65,7 +65,7 @@ def plan_picture(plan: Planned) -> Picture:
 
 
 class _Groups:
-    """The holders of a tiling, put together in at most 16 groups of neighbours."""
+    """The holders of a tiling, in at most 16 groups of neighbours."""
 
     def __init__(self, tiling: Tiling) -> None:
         self._tiling, self._holders = tiling, tiling._count
@@ -112,7 +112,7 @@ def _tile(
 def loads_picture(
     title: str, loads: Mapping[str, Mapping[Any, int]], text: Callable[[int], str] = bytes_text
 ) -> Picture:
-    """Give bars of what each holder sends, receives, keeps: for each of these a number by holder."""
+    """Draw bars of what each holder sends, receives and keeps: for each of these a number by holder."""
     panels, sums = [], []
     for key, (name, each) in enumerate(loads.items()):
         sums.append(f"{text(sum(each.values()))} {name}")

@@ -42,9 +42,9 @@ def panel_lines(panel: Panel, titles: bool = True, most: int = sys.maxsize) -> I
     """Draw a panel whose tiles fill rows and columns: frames, the ranges before and above them.
 
     Args:
-        panel: The panel, of which `is_grid` is true.
-        titles: Whether the titles of the sides stand at the ranges.
-        most: How long a label may be; what is longer is shortened.
+        panel: A panel for which `is_grid` is true.
+        titles: Whether to write the titles of the sides at the ranges.
+        most: The most characters of a label; longer ones are shortened.
     """
     rows = list(dict.fromkeys(tile.down for tile in panel.tiles))
     columns = list(dict.fromkeys(tile.across for tile in panel.tiles))
@@ -76,7 +76,7 @@ def _framed(labels: list[str], over: str, titles: list[str], cells: list[list[Pa
 
     Args:
         labels: One for the corner, then one for each row, all of one length.
-        over: What stands over all titles; without it there are none.
+        over: What is written over all titles; without it there are none.
         titles: One for each column.
         cells: The rows.
     """
@@ -88,7 +88,7 @@ def _framed(labels: list[str], over: str, titles: list[str], cells: list[list[Pa
         return [(margin + left + middle.join("─" * width for width in widths) + right, "dim")]
 
     def centred(text: str, width: int) -> str:
-        # `str.center` puts an odd space on changing sides.
+        # `str.center` puts an odd space on varying sides.
         left = (width - len(text)) // 2
         return " " * left + text + " " * (width - len(text) - left)
 

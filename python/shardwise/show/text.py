@@ -15,7 +15,7 @@ _MOST = 48
 
 
 def text_of(picture: Picture) -> str:
-    """Write a picture as text: panels that are full grids with frames, others as lists.
+    """Write a picture as text: full grids as panels with frames, others as lists.
 
     >>> from shardwise.show.picture import Side, Span, View
     >>> sides = Side("dim 0: 2", 2, (Span(0, 2, "0:2"),)), Side("dim 1: 4", 4, (Span(0, 2, "0:2"), Span(2, 4, "2:4")))
@@ -56,7 +56,7 @@ def _panel(panel: Panel) -> Iterator[str]:
 
 
 def _bar(panel: Panel, tile: Tile) -> str:
-    """A line on which a tile stands out at its place."""
+    """A line with a tile marked at its place."""
     size = panel.across.size if panel.across is not None else 1
     low, high = (bound * _BAR // max(size, 1) for bound in tile.across)
     high = max(high, low + 1)
