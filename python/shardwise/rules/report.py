@@ -275,7 +275,7 @@ class LayoutReport(Drawn):
             least, most, total = bytes_text(min(each)), bytes_text(max(each)), sum(each)
             share = f", {100 * max(each) / whole:.3g}%" if whole else ""
             yield f"each device holds {least if least == most else f'{least} to {most}'} of {bytes_text(whole)}{share}"
-            times = f", {total / whole:.2f} times the tensors' size" if whole else ""
+            times = f", {total / whole:,.2f} times the tensors' size" if whole else ""
             yield f"all {len(each):,} devices hold {bytes_text(total)}{times}"
         elif self.placed:
             largest = sum(tensor.bytes_per_device or 0 for tensor in self.placed)

@@ -60,6 +60,9 @@ class Cells(Protocol):
     def title(self, dim: int) -> str:
         """Say what a dim is."""
 
+    def range_text(self, start: int, stop: int) -> str:
+        """Write where a range of cells begins and ends, as `span` gives it."""
+
 
 class ShardCells:
     """The shards of a partition that is not packed."""
@@ -112,6 +115,10 @@ class ShardCells:
         )
         return f"dim {dim}: {self.shape[dim]}" + (f", cut in {self.counts[dim]:,} by {by}" if by else ", not cut")
 
+    def range_text(self, start: int, stop: int) -> str:
+        """Write where a range of cells begins and ends, as `span` gives it."""
+        return _range(start, stop)
+
 
 class ChunkCells:
     """The chunks of a regular grid."""
@@ -143,6 +150,10 @@ class ChunkCells:
         """Say what a dim is."""
         return f"dim {dim}: {self.shape[dim]}, in chunks of {self._chunks[dim]}"
 
+    def range_text(self, start: int, stop: int) -> str:
+        """Write where a range of cells begins and ends, as `span` gives it."""
+        return _range(start, stop)
+
 
 class DeviceCells:
     """The devices of a mesh."""
@@ -168,6 +179,10 @@ class DeviceCells:
     def title(self, dim: int) -> str:
         """Say what a dim is."""
         return f"{short(plain(self._mesh.axis_names[dim]), 40)}: {self.shape[dim]}"
+
+    def range_text(self, start: int, stop: int) -> str:
+        """Write where a range of cells begins and ends: of one device its coordinate."""
+        return _range(start, stop) if stop - start > 1 else str(start)
 
 
 class Block:
@@ -256,7 +271,10 @@ def panels_of(cells: Cells, plane: Sequence[int], blocks: Sequence[Block], keys:
             else Side(
                 cells.title(dim),
                 cells.shape[dim],
-                tuple(Span(*span, _range(*span)) for span in dict.fromkeys(block.box[dim] for block, _ in members)),
+                tuple(
+                    Span(*span, cells.range_text(*span))
+                    for span in dict.fromkeys(block.box[dim] for block, _ in members)
+                ),
             )
             for dim in (down, across)
         ]
@@ -266,8 +284,9 @@ def panels_of(cells: Cells, plane: Sequence[int], blocks: Sequence[Block], keys:
 
 def _deep_text(block: Block, dim: int) -> str:
     start, stop = block.ranges[dim]
-    many = f" ({stop - start:,} {block.cells.unit}s)" if stop - start > 1 else ""
-    return f"{block.cells.title(dim).partition(':')[0]} at {_range(*block.box[dim])}{many}"
+    # Along an axis of a mesh the range is the number.
+    many = f" ({stop - start:,} {block.cells.unit}s)" if stop - start > 1 and block.cells.unit != "device" else ""
+    return f"{block.cells.title(dim).rpartition(': ')[0]} at {block.cells.range_text(*block.box[dim])}{many}"
 
 
 def _rough(number: int) -> str:
@@ -298,16 +317,18 @@ def _tile(block: Block, key: int | None, down: int | None, across: int | None) -
     held = held_text(labels, count)
     unit = block.cells.unit
     if block.size > 1:
-        many = f"{block.size:,} {unit}s"
-        brief = f"{held_text(labels[:1], 1)} …"
-        lines: tuple[tuple[str, ...], ...] = ((held, many), (brief, many), (many,), (_rough(block.size),))
+        size, many = f"{block.size:,}", f"{block.size:,} {unit}s"
+        first = held_text(labels[:1], 1)
+        lines: tuple[tuple[str, ...], ...] = ((held, many), (f"{held} · {many}",), (f"{first} …", many))
+        lines += ((f"{first} …", size, f"{unit}s"), (f"{first} … · {many}",), (many,), (_rough(block.size),))
     elif count > 1:
         many = f"{count:,} replicas"
         first = held_text(labels[:1], 1)
-        lines = ((held, many), (held,), (f"{first} + {count - 1:,}",), (first, f"+ {count - 1:,}"))
+        lines = ((held, many), (f"{held} · {many}",), (held,), (f"{first} + {count - 1:,}",))
+        lines += ((first, f"+ {count - 1:,}"),)
     else:
         lines = ((held,), (short(held, 8),))
-    place = "[" + ", ".join(_range(*side) for side in block.box) + "]"
+    place = "[" + ", ".join(block.cells.range_text(*side) for side in block.box) + "]"
     return Tile(
         (0, 1) if down is None else block.box[down],
         (0, 1) if across is None else block.box[across],

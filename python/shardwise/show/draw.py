@@ -39,14 +39,15 @@ def draw(
         after: a second partition, tiling or layout of the same shape, drawn beside the first.
         uneven: how layouts cut dims that do not divide.
         form: `"svg"`, a picture that stands alone; `"html"`, the same with a table of what it shows, for a web page;
-            `"text"`, for a terminal.
+            `"text"`, for a terminal of 80 columns.
 
     Returns:
         The picture as text, the same each time. A rectangle stands for a shard and is as large as its part of the
         tensor; it names the devices that hold it. The ranges of the elements are along each side. If there are
         more than 32 shards, neighbours are grouped into blocks, with their number. No two entries of the legend
         look alike, even to a colour-blind reader. A tensor of more than two dims is drawn as slices over two of
-        those that are cut; in a packed partition each shard has a row, with its pieces at their places.
+        those that are cut; in a packed partition each shard has a row, with its pieces at their places, or shares it
+        with neighbours if there are more than 32 shards.
 
     Raises:
         LayoutError: if a shape is given twice, or has another rank; if the two have different shapes; if the layout

@@ -134,7 +134,7 @@ class _Colours:
 
 def _entry(block: Block) -> str:
     labels, count = block.holders()
-    held = short(held_text(labels, count), 48)
+    held = short(held_text(labels, count), 80)
     if block.size > 1:
         return f"{held} ({block.size:,} {block.cells.unit}s)"
     return f"{held} ({count:,} replicas)" if count > 1 else held

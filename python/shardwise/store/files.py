@@ -28,13 +28,9 @@ from ..errors import ParseError
 
 __all__ = ["DataFile", "FileStatus"]
 
-<<<<<<< HEAD
-# Opening a FIFO without O_NONBLOCK waits for a writer, perhaps forever. Windows has neither the flag nor FIFOs.
-=======
 T = TypeVar("T")
 
-# Opening a FIFO without O_NONBLOCK waits for a writer, perhaps for ever. Windows has neither flag, and no FIFO either.
->>>>>>> trust
+# Opening a FIFO without O_NONBLOCK waits for a writer, perhaps forever. Windows has neither the flag nor FIFOs.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 _KINDS = {
@@ -45,13 +41,8 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 
-<<<<<<< HEAD
-# The number of files that have a descriptor at a time. A process has 1,024 of them by default, and needs some for
-# itself.
-=======
-# How many files have a descriptor at a time. A process has 1,024 of them by default, 256 on some systems, and needs the
-# rest for itself: what is made of these files may be open at the same time.
->>>>>>> trust
+# The number of files that have a descriptor at a time. A process has 1,024 of them by default, 256 on some systems, and
+# needs the rest for itself: the outputs of a job may be open at the same time.
 _MOST_OPEN = 256
 
 FileStatus = tuple[int, int, int, int]
@@ -223,13 +214,8 @@ class DataFile:
         with naming(self.path), self.descriptor() as number, self._lock:
             if self._map is None:
                 try:
-<<<<<<< HEAD
-                    self._map = mmap.mmap(number, self.size, access=mmap.ACCESS_READ)
-                except ValueError as error:  # It was truncated after `check`, or is empty.
-=======
                     self._map = _where_there_is_room(lambda: mmap.mmap(number, self.size, access=mmap.ACCESS_READ))
-                except ValueError as error:  # It was cut short since `check`, or is empty.
->>>>>>> trust
+                except ValueError as error:  # It was truncated after `check`, or is empty.
                     raise ParseError(f"{self.path}: cannot be mapped into memory: {error}") from None
             return self._map
 
