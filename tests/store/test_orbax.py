@@ -232,7 +232,7 @@ def test_a_chunk_of_another_length(name: str, more: int, tmp_path: Path) -> None
     folder = item(tmp_path / "item")
     chunk = zarr2(folder, "w", numbers(16), (16,), compressor={"id": name}) / "0"
     chunk.write_bytes(PACK[name](bytes(64 + more)))
-    message = r"w/0'?: .* bytes when decompressed; 64 "
+    message = r"w/0'?: .* bytes when decompressed; (64 |the limit is 64)"
     with sw.open_checkpoint(folder) as checkpoint, pytest.raises(sw.ParseError, match=message):
         checkpoint.read("w")
 
@@ -288,10 +288,10 @@ def test_what_a_tree_names_besides_arrays(tmp_path: Path) -> None:
         assert list(checkpoint) == ["w"]
     for number, kind in enumerate(("jax.Array", "np.ndarray", "scalar")):
         path = folder(f"lacking {number}", {**fine, "('v',)": entry("v", value_type=kind)})
-        with pytest.raises(sw.ParseError, match="its tree names the array 'v', which is not there"):
+        with pytest.raises(sw.ParseError, match="its tree names the array 'v', which does not exist"):
             sw.open_checkpoint(path)
     for number, wrong in enumerate((5, {"value_metadata": {}}, {"key_metadata": [], "value_metadata": 5})):
-        with pytest.raises(sw.ParseError, match="tree_metadata is not that of a tree"):
+        with pytest.raises(sw.ParseError, match="tree_metadata does not describe a tree"):
             sw.open_checkpoint(folder(f"wrong {number}", {"('w',)": wrong}))
     path = folder("no object", {})
     (path / "_METADATA").write_text("[]")
@@ -398,6 +398,9 @@ def test_the_last_version_of_a_database_counts(tmp_path: Path) -> None:
     base.manifest(0, old, older=((0, 0), new))
     with sw.open_checkpoint(base.folder) as checkpoint:
         assert {name: checkpoint.read(name).tolist() for name in checkpoint} == {"w": numbers(30).tolist()}
+    base.manifest(1, base.interior(1, [(entries[0][0], 0, base.leaf(entries))]), older=(new,))
+    with sw.open_checkpoint(base.folder) as checkpoint:
+        assert {name: checkpoint.read(name).tolist() for name in checkpoint} == {"w": numbers(30).tolist()}
     base.manifest(0, (0, 0), older=(old, new))
     assert len(sw.open_checkpoint(base.folder)) == 0
 
@@ -472,6 +475,8 @@ def test_databases_that_lie(tmp_path: Path) -> None:
     refused("not UTF-8")
     base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(1, 1) + b"a" + uleb(9, 2)))
     refused("neither in the node nor in a file")
+    base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(1, 1) + b"a" + uleb(9, 0) + b"xy"))
+    refused("9 bytes are needed, but 2 are left")
     base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(1, 1) + b"a" + uleb(0, 0) + b"more"))
     refused("4 bytes after its end")
     base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(2, 9, 1, 1) + b"ab" + uleb(0, 0, 0, 0)))

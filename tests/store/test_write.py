@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
+from shardwise.store.write import spool
 
 DATA = Path(__file__).parent.parent / "data" / "checkpoints"
 MESH = sw.DeviceMesh((2, 4), ("data", "model"))
@@ -351,3 +352,20 @@ def test_a_comparison_reads_what_can_be_equal(tmp_path: Path) -> None:
         ("shape", "shape"),
     ]
     assert {total for _, total in read} == {both.nbytes}
+
+
+def test_what_a_killed_conversion_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that are converted wait in files beside the new checkpoint, which a run that is killed leaves there."""
+    sw.save_checkpoint(tmp_path / "a.safetensors", {"w": np.arange(6, dtype="f4")})
+
+    def made(name: str) -> set[str]:
+        sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / name, dtype="float64")
+        same(tmp_path / name, {"w": np.arange(6.0)})
+        return {path.name for path in tmp_path.iterdir() if path.name.startswith(".")}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spool.Spool, "close", lambda self: None)
+        (left,) = made("b.safetensors")
+    (tmp_path / "b.safetensors").unlink()
+    assert made("c.safetensors") == {left}  # It is another checkpoint's.
+    assert made("b.safetensors") == set()

@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import pickletools
+import struct
 import subprocess
 import sys
 import zipfile
@@ -188,6 +189,13 @@ def test_containers_of_any_size(tmp_path: Path, size: int) -> None:
     head, tail = frame_of(b"pickle", size, 0x12345678)
     assert len(head) % 64 == 0
     assert [len(part) for part in frame_of(b"pickle", size, 0)] == [len(head), len(tail)]
+    if size >= 2**32 - 1:
+        # What Python does not look at, by sections 4.5.3 and 4.3.15 of PKWARE's description: the sizes in the header
+        # before the elements, and the locator: the record's disk and byte, and how many disks there are.
+        behind_the_name = head[head.index(b"archive/data/0") + len("archive/data/0") :]
+        assert struct.unpack_from("<2H2Q", behind_the_name) == (1, 16, size, size)
+        record = len(head) + size + tail.rindex(b"PK\6\6")
+        assert struct.unpack("<4sLQL", tail[-42:-22]) == (b"PK\6\7", 0, record, 1)
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.write(head)

@@ -9,6 +9,7 @@ import numpy as np
 
 from .._text import shown
 from ..errors import LayoutError
+from .replicas import first_difference, texts_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -57,19 +58,11 @@ def place_of(piece: Piece) -> tuple[slice, ...]:
 
 
 def _check_equal(device: Any, piece: Piece, first: npt.NDArray[Any], own: npt.NDArray[Any]) -> None:
-    if first.dtype.hasobject:
-        differ = np.asarray(first != own)
-    else:
-        # As bytes, so that equal NaNs compare equal.
-        size = max(first.dtype.itemsize, 1)
-        one, two = (np.ascontiguousarray(side).reshape(-1).view(np.uint8).reshape(-1, size) for side in (first, own))
-        if first.dtype.itemsize == 0 or np.array_equal(one, two):
-            return
-        differ = (one != two).any(axis=1).reshape(first.shape)
-    if differ.any():
-        index = np.unravel_index(int(np.argmax(differ)), first.shape)
-        element = tuple(side.start + int(i) for side, i in zip(piece.box, index, strict=True))
+    found = first_difference(first, [own])
+    if found is not None:
+        element = tuple(side.start + i for side, i in zip(piece.box, found[0], strict=True))
+        value, drifted = texts_of(first[found[0]], own[found[0]])
         raise LayoutError(
-            f"devices hold different values of the same element: that at {element} is {shown(first[index])} on the "
-            f"first device that holds it, but {shown(own[index])} on {shown(device)}"
+            f"devices hold different values of the same element: that at {element} is {value} on the first device that "
+            f"holds it, but {drifted} on {shown(device)}"
         )

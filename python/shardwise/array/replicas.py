@@ -14,7 +14,7 @@ from ..errors import LayoutError
 from ..partition import Partition
 from ..tiling import Tiling
 
-__all__ = ["check_replicas"]
+__all__ = ["check_replicas", "first_difference", "texts_of"]
 
 Array = npt.NDArray[Any]
 
@@ -55,13 +55,13 @@ def check_replicas(tiling: Tiling, shards: Sequence[Array]) -> None:
     for device, value in enumerate(_value_ids(partition).tolist()):
         groups.setdefault(value, []).append(device)
     for first, *others in groups.values():
-        found = _first_difference(shards[first], [shards[device] for device in others])
+        found = first_difference(shards[first], [shards[device] for device in others])
         if found is None:
             continue
         index, device = found[0], others[found[1]]
         label, other = mesh.device(first), mesh.device(device)
         element = tuple(part.start + i for part, i in zip(partition.box(label), index, strict=True))
-        value, drifted = _texts(shards[first][index], shards[device][index])
+        value, drifted = texts_of(shards[first][index], shards[device][index])
         raise LayoutError(
             f"the replicas of shard {partition.shard_id(label)} differ: element {element} is {value} on device "
             f"{shown(label)} and {drifted} on {shown(other)}"
@@ -76,12 +76,12 @@ def _check_pieces(tiling: Tiling, shards: Sequence[Array]) -> None:
             sides = tuple((side.start, side.stop) for side in piece.box)
             groups.setdefault(sides, []).append((holder, piece.view(shard)))
     for sides, ((first, one), *others) in groups.items():
-        found = _first_difference(one, [other for _, other in others]) if others else None
+        found = first_difference(one, [other for _, other in others]) if others else None
         if found is None:
             continue
         index, (holder, other) = found[0], others[found[1]]
         element = tuple(start + i for (start, _), i in zip(sides, index, strict=True))
-        value, drifted = _texts(one[index], other[index])
+        value, drifted = texts_of(one[index], other[index])
         raise LayoutError(
             f"the replicas of a box differ: element {element} is {value} in {shown(first)} "
             f"and {drifted} in {shown(holder)}"
@@ -103,10 +103,10 @@ def _value_ids(partition: Partition) -> npt.NDArray[np.int64]:
     return ids
 
 
-def _first_difference(one: Array, others: Sequence[Array]) -> tuple[tuple[int, ...], int] | None:
+def first_difference(one: Array, others: Sequence[Array]) -> tuple[tuple[int, ...], int] | None:
     """The index of the first element, in C order, whose bytes differ, and which of the others differs."""
     if one.dtype.names is not None:
-        fields = [_first_difference(one[name], [other[name] for other in others]) for name in one.dtype.names]
+        fields = [first_difference(one[name], [other[name] for other in others]) for name in one.dtype.names]
         # A field may have dims of its own.
         return min(((found[0][: one.ndim], found[1]) for found in fields if found is not None), default=None)
     own = [i for i, other in enumerate(others) if not _same_memory(one, other)]
@@ -155,7 +155,8 @@ def _same_memory(one: Array, other: Array) -> bool:
     return one.__array_interface__["data"] == other.__array_interface__["data"] and one.strides == other.strides
 
 
-def _texts(one: Any, other: Any) -> tuple[str, str]:
+def texts_of(one: Any, other: Any) -> tuple[str, str]:
+    """Give two values that differ as texts that differ."""
     texts = _short(one), _short(other)
     if texts[0] != texts[1]:
         return texts
