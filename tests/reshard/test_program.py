@@ -117,14 +117,14 @@ def test_each_program_is_run_by_a_thread_of_its_own() -> None:
         assert program.dst_shape is not None
 
         def receive(peer: Any, tag: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-            values = boxes[name, tag].get(timeout=60)
+            values = boxes[name, tag].get(timeout=600)
             assert (values.shape, values.dtype, peer) == (shape, dtype, plan[tag].src_device)
             return values
 
         results[name] = program.run(
             part,
             np.empty(program.dst_shape, whole.dtype),
-            lambda peer, tag, values: boxes[peer, tag].put(values.copy(), timeout=60),
+            lambda peer, tag, values: boxes[peer, tag].put(values.copy(), timeout=600),
             receive,
         )
 
@@ -157,7 +157,7 @@ def test_programs_are_values() -> None:
 def test_who_is_who() -> None:
     chunks = sw.Tiling.from_boxes((4,), [[(0, 2)], [(2, 4)]])
     plan = sw.plan_reshard(chunks, sw.Tiling.from_boxes((4,), [[(1, 3)]]))
-    with pytest.raises(sw.LayoutError, match="holder 0 is in src and another one is in dst; say which by side"):
+    with pytest.raises(sw.LayoutError, match="holder 0 is in src and another one is in dst; say which one by side"):
         plan.program(0)
     assert [step.kind for step in plan.program(0, "src")] == ["send"]
     assert sorted((step.kind, step.peer) for step in plan.program(0, "dst")) == [("receive", 0), ("receive", 1)]

@@ -401,12 +401,14 @@ class TestThreads:
 
         with ThreadPoolExecutor(8) as pool:
             futures = [pool.submit(look_up) for _ in range(8)]
-            for _ in range(200):
-                layout_map["bias"] = ("y",)
-                assert layout_map["bias/1"] == TensorLayout(("y",))
-                del layout_map["bias"]
-                assert layout_map["bias/1"] is None
-            done.set()
+            try:
+                for _ in range(200):
+                    layout_map["bias"] = ("y",)
+                    assert layout_map["bias/1"] == TensorLayout(("y",))
+                    del layout_map["bias"]
+                    assert layout_map["bias/1"] is None
+            finally:
+                done.set()
             for future in futures:
                 future.result()
         assert seen <= {None, TensorLayout(("y",))}
