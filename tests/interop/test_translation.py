@@ -93,6 +93,11 @@ def test_meshes_that_tensorflow_cannot_list() -> None:
     assert many["hlo"] == "{devices=[1099511627776]<=[1099511627776]}"
 
 
+def test_a_layout_without_a_mesh_has_no_texts() -> None:
+    with pytest.raises(LayoutError, match="has no device_mesh yet"):
+        translate(TensorLayout(("data", None)))
+
+
 def test_unknown_dialects() -> None:
     with pytest.raises(LayoutError, match="to holds 'mlx'; the dialects are jax, torch"):
         translate(TensorLayout((), MESH), "mlx")
