@@ -238,8 +238,11 @@ def open_checkpoint(path: str | os.PathLike[str] | ObjectPath) -> StoredCheckpoi
             checkpoint: StoredCheckpoint = import_module(f".{form.module}", __package__).open_form(given)
             return checkpoint
     if target.is_folder:
-        names = ", ".join(target.names[:4]) or "nothing"
+        names = ", ".join(target.names[:4])
         steps = target.matching(r".*\.orbax-checkpoint-tmp.*")
         hint = "; an interrupted save of Orbax is all there is" if steps else ""
-        raise ParseError(f"{given}: not a checkpoint of any form that is known; it holds {shorten(names)}{hint}")
+        raise ParseError(
+            f"{given}: not a checkpoint of any form that is known; "
+            f"{f'it holds {shorten(names)}' if names else 'the folder is empty'}{hint}"
+        )
     raise ParseError(f"{given}: not a checkpoint of any form that is known; it is {kind_of(target.head)}")
