@@ -23,7 +23,7 @@ _MOST_SIDE, _MOST_GROUPS = 16, 8
 
 
 class Planned(Protocol):
-    """What a picture asks of a plan."""
+    """What a picture needs from a plan."""
 
     @property
     def src(self) -> Tiling: ...
@@ -70,7 +70,7 @@ def plan_picture(plan: Planned) -> Picture:
 
 
 class _Groups:
-    """The holders of a tiling; where they are many, put together in groups of neighbours."""
+    """The holders of a tiling; if there are many, in groups of neighbours."""
 
     def __init__(self, tiling: Tiling) -> None:
         self._tiling, self._holders = tiling, tiling._count
@@ -117,7 +117,7 @@ def _tile(
 def loads_picture(
     title: str, loads: Mapping[str, Mapping[Any, int]], text: Callable[[int], str] = bytes_text
 ) -> Picture:
-    """Give bars of what each holder sends, receives, keeps: for each of these a number by holder."""
+    """Draw bars of what each holder sends, receives and keeps: for each of these a number by holder."""
     panels, sums = [], []
     for key, (name, each) in enumerate(loads.items()):
         sums.append(f"{text(sum(each.values()))} {name}")

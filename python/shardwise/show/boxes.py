@@ -21,10 +21,10 @@ Box = tuple[tuple[int, int], ...]
 
 
 def boxes_view(tiling: Tiling, captions: tuple[str, ...]) -> tuple[View, tuple[str, ...]]:
-    """Give a view of the boxes of a tiling, and the legend: who holds them. Identical boxes are one tile.
+    """Draw the boxes of a tiling, with the legend: who holds them. Identical boxes are one tile.
 
-    Boxes that overlap without being the same stand in rows of their own, so that all can be seen. Where there are too
-    many, those of one holder that touch are drawn as one, then those of neighbouring holders.
+    Boxes that overlap without being identical have rows of their own, so that all can be seen. If there are too many,
+    those of one holder that touch are drawn as one, then those of neighbouring holders.
     """
     held, notes = _read(tiling)
     if not any(held):
@@ -48,7 +48,7 @@ def boxes_view(tiling: Tiling, captions: tuple[str, ...]) -> tuple[View, tuple[s
     for box in boxes:
         groups.setdefault(tuple(side for dim, side in enumerate(box) if dim not in plane), []).append(box)
     if len(groups) > _MOST_PANELS:
-        notes.append(f"{_MOST_PANELS} of {len(groups)} slices are drawn")
+        notes.append(f"only {_MOST_PANELS} of {len(groups)} slices are drawn")
     panels = []
     for deep, members in list(groups.items())[:_MOST_PANELS]:
         others = [dim for dim in range(len(tiling.shape)) if dim not in plane]

@@ -1,4 +1,4 @@
-"""Grids of shards, chunks and devices, found one by one, and put together in blocks where they are many."""
+"""Grids of shards, chunks and devices, found one by one, and grouped into blocks where there are many."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ __all__ = [
 ]
 
 Index = tuple[int, ...]
-#: Of a block of more cells than these along a dim the cuts within it are not drawn.
+#: A block with more cells than this along a dim is drawn without the cuts inside it.
 _MOST_SEAMS = 64
-#: How many panels there may be.
+#: The most panels there may be.
 _MOST_PANELS = 4
 
 
 class Cells(Protocol):
-    """A regular grid: along each dim so many cells, each with bounds, and for each combination its holders."""
+    """A regular grid: a number of cells along each dim, each with bounds, and for each combination its holders."""
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many cells there are along each dim."""
+        """The number of cells along each dim."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -83,7 +83,7 @@ class ShardCells:
         first, last = self.bounds(dim, start), self.bounds(dim, stop - 1)
         if self._partition.size == 0 or (first[0] < first[1] and last[0] < last[1]):
             return first[0], last[1]
-        # Empty shards stand at the end of the dim, wherever they come; those with elements are in order.
+        # Empty shards lie at the end of the dim, whatever their number; those with elements are in order.
         positions = range(self.shape[dim])
         low, high = (
             bisect.bisect_left(positions, cell, key=lambda at: self._cell_of(dim, at)) for cell in (start, stop)
@@ -199,7 +199,7 @@ class Block:
         return any(start >= stop for start, stop in self.box)
 
     def holders(self, most: int = MOST_NAMED) -> tuple[list[Any], int]:
-        """Give who holds its cells, all of them if they are at most `most`, and how many they are."""
+        """Give who holds its cells, all of them if there are at most `most`, and how many there are."""
         first, each = self.cells.holders(tuple(start for start, _ in self.ranges), most)
         total = self.size * each
         if self.size == 1 or total > most:
@@ -212,7 +212,7 @@ class Block:
         return found, total
 
     def seams(self, dim: int | None) -> tuple[int, ...]:
-        """Give where it is cut within, along a dim."""
+        """Give where it is cut inside, along a dim."""
         if dim is None:
             return ()
         start, stop = self.ranges[dim]
@@ -247,7 +247,7 @@ def ranges_of(cells: Cells, plane: Sequence[int], most: int) -> list[list[tuple[
 
 
 def blocks_of(cells: Cells, plane: Sequence[int], most: int) -> list[Block]:
-    """Give the blocks: single cells if there are no more than `most`, else neighbours put together evenly."""
+    """Give the blocks: single cells if there are no more than `most`, else neighbours grouped evenly."""
     return [Block(cells, block) for block in itertools.product(*ranges_of(cells, plane, most))]
 
 

@@ -23,9 +23,9 @@ _MOST_READ = 1 << 14
 
 
 def packed_view(partition: Partition, name: str, captions: tuple[str, ...]) -> tuple[View, tuple[str, ...]]:
-    """Give a view with a row for each shard of a packed partition, and the legend: the parts of the packed dim.
+    """Draw a row for each shard of a packed partition, with the legend: the parts of the packed dim.
 
-    Where there are more shards than rows, or pieces than a picture holds, neighbours share a row, with their number.
+    If there are more shards than rows, or more pieces than a picture holds, neighbours share a row, with their number.
     """
     dim, spec = next((dim, spec) for dim, spec in enumerate(partition.layout.axes) if isinstance(spec, PackedDim))
     size = partition.shape[dim]
@@ -151,7 +151,7 @@ def _stretches(spec: PackedDim, size: int) -> list[tuple[str, int, int]]:
 
 
 def _most_pieces(spec: Any, size: int) -> int:
-    """How many pieces a device may have along a dim: for each part the product of the factors before the one cut."""
+    """The most pieces of a device along a dim: for each part the product of the factors before the cut one."""
     if not isinstance(spec, PackedDim):
         return 1
     count = 0
@@ -173,13 +173,13 @@ def bars(title: str, rows: Sequence[tuple[str, int, str]], key: int | None = 0) 
         for row, (name, length, text) in enumerate(rows)
         if length
     )
-    # Beside the bar and not on it: of a short one the number matters as much.
+    # Beside the bar, not on it: the number of a short bar matters just as much.
     spans = tuple(Span(row, row + 1, f"{name}: {text}") for row, (name, _, text) in enumerate(rows))
     return Panel(title, Side("", max(len(rows), 1), spans), Side("", max(longest, 1)), tiles, ROW)
 
 
 def holder_bars(title: str, names: Sequence[Any], sizes: Sequence[int], key: int | None, text: Any) -> Panel:
-    """Give bars of what each holder has; neighbours with the same share one, and where they are many, the range."""
+    """Draw bars of what each holder has; neighbours with the same amount share one, or a range where there are many."""
     rows: list[tuple[list[Any], int, int]] = []
     for name, size in zip(names, sizes, strict=True):
         if rows and rows[-1][1] == rows[-1][2] == size:

@@ -1,4 +1,4 @@
-"""Lines of styled text, as whatever prints them takes them."""
+"""Lines of styled text, in the form in which they are printed."""
 
 import unicodedata
 

@@ -13,11 +13,11 @@ from .picture import Panel, Picture, Side, Span, Tile, View, plain, short
 __all__ = ["escaped", "svg_of"]
 
 _CHAR, _LINE, _GAP = 6.7, 15, 14
-#: The least and the greatest width of a panel, alone and beside another; the least height, the greatest, and
+#: The least and the greatest width of a panel, alone and beside another; the least height, the greatest height, and
 #: that of many rows.
 _NARROW, _WIDE, _HALF = 300, 760, 460
 _LOW, _HIGH, _HIGHEST = 64, 420, 640
-#: Two views stand side by side up to this width.
+#: Two views are side by side up to this width.
 _PAGE = 1040
 _MARGIN, _ARROW = 12, 44
 #: The least extent of a stretch whose label is written upright along it.
@@ -30,7 +30,7 @@ _THIN = 3
 def svg_of(picture: Picture) -> str:
     """Draw a picture as SVG text: the same text each time, readable on light and on dark pages.
 
-    It has its own background, a title and a description for readers that cannot see it, and no font of its own. Each
+    It has its own background, a title and a description for readers who cannot see it, and no font of its own. Each
     text has a `textLength`, so that it is as long as the room that was found for it, whatever the font.
 
     >>> svg_of(Picture("nothing", "Nothing is drawn.", ()))[:5]
@@ -71,7 +71,7 @@ def svg_of(picture: Picture) -> str:
 
 
 def escaped(text: str) -> str:
-    """Give text as markup has it.
+    """Escape text for markup.
 
     >>> escaped('<b>"&')
     '&lt;b&gt;&quot;&amp;'
@@ -91,7 +91,7 @@ def _style(name: str) -> str:
 
 
 def _length(text: str) -> float:
-    """How long a line of text is drawn: characters that take two places in a terminal take two here."""
+    """The drawn length of a line of text: characters that take two places in a terminal take two here."""
     return _CHAR * width_of(text)
 
 
@@ -111,7 +111,7 @@ class _Canvas:
     def text(
         self, x: float, y: float, text: str, kind: str = "text", anchor: str = "middle", upright: bool = False
     ) -> None:
-        """Write a line at a place; `kind` is a class of the style, or the fill of the tile that it stands on."""
+        """Write a line at a place; `kind` is a class of the style, or the fill of the tile under it."""
         if not text:
             return
         style = f'class="{kind}"'
@@ -155,7 +155,7 @@ class _Canvas:
         return ["<defs>", *found, "</defs>"]
 
     def legend(self, entries: Sequence[str], width: float, top: float) -> tuple[float, float]:
-        """Draw the legend in columns below, and give the width and the height of all."""
+        """Draw the legend in columns below, and give the width and the height of everything."""
         if not entries:
             return width, top
         entries = [short(plain(entry), _MOST_TEXT) for entry in entries]
@@ -171,7 +171,7 @@ class _Canvas:
 
 
 class _View:
-    """One view laid out: where its panels stand."""
+    """One view laid out: where its panels are."""
 
     def __init__(self, view: View, widest: float) -> None:
         self._captions = [short(plain(line), _MOST_TEXT) for line in view.captions]
@@ -340,7 +340,7 @@ def _share(side: Side | None, what: Span | tuple[int, int]) -> float:
 
 
 def _place(side: Side | None, bounds: tuple[int, int], length: float) -> tuple[float, float]:
-    """Where a stretch begins in a picture, and how long it is; what ends where another begins does so here too."""
+    """Where a stretch begins in a picture, and how long it is; stretches that touch also touch here."""
     size = 1 if side is None else max(side.size, 1)
     low, high = (round(length * bound / size, 2) for bound in bounds)
     return low, high - low

@@ -56,11 +56,11 @@ def panel_lines(
     """Draw a panel whose tiles stand in rows and columns: frames, the ranges before and above them.
 
     Args:
-        panel: The panel, of which `is_grid` is true.
-        titles: Whether the titles of the sides stand at the ranges.
-        most: How long a label may be; what is longer is shortened.
-        level: Which of the labels of a tile to write; the last where there are not so many.
-        stacked: Whether the lines of a label stand below one another, or beside.
+        panel: A panel for which `is_grid` is true.
+        titles: Whether to write the titles of the sides at the ranges.
+        most: The most characters of a label; longer ones are shortened.
+        level: Which of the labels of a tile to write; the last if there are fewer.
+        stacked: Whether the lines of a label are below one another instead of side by side.
     """
     rows, columns = (sorted(set(sides)) for sides in zip(*((t.down, t.across) for t in panel.tiles), strict=True))
     places = {(tile.down, tile.across): tile for tile in panel.tiles}
@@ -94,7 +94,7 @@ def _framed(labels: list[str], over: str, titles: list[str], cells: list[list[Ce
 
     Args:
         labels: One for the corner, then one for each row, all of one length.
-        over: What stands over all titles; without it there are none.
+        over: What is written over all titles; without it there are none.
         titles: One for each column.
         cells: The rows.
     """
@@ -109,7 +109,7 @@ def _framed(labels: list[str], over: str, titles: list[str], cells: list[list[Ce
         return [(margin + left + middle.join("─" * width for width in widths) + right, "dim")]
 
     def centred(text: str, width: int) -> str:
-        # `str.center` puts an odd space on changing sides.
+        # `str.center` puts an odd space on varying sides.
         spaces = width - width_of(text)
         return " " * (spaces // 2) + text + " " * (spaces - spaces // 2)
 

@@ -22,10 +22,10 @@ _MOST_NAMED = 4
 
 
 def text_of(picture: Picture) -> str:
-    """Write a picture as text: panels of rows and columns with frames, others as lists; 80 columns wide.
+    """Write a picture as text, 80 columns wide: full grids as panels with frames, others as lists.
 
-    Where there is no room for the longest labels, lines of a label stand below one another, shorter labels are
-    taken, or the columns of a panel follow in several frames. No number is cut.
+    If there is no room for the longest labels, their lines go below one another, shorter labels are used, or the
+    columns of a panel continue in further frames. Numbers are never cut.
 
     >>> from shardwise.show.picture import Side, Span, View
     >>> sides = Side("dim 0: 2", 2, (Span(0, 2, "0:2"),)), Side("dim 1: 4", 4, (Span(0, 2, "0:2"), Span(2, 4, "2:4")))
