@@ -68,7 +68,7 @@ def test_arguments_that_do_not_fit(tmp_path: Path) -> None:
 
 
 SENTENCES: dict[str, tuple[dict[str, bytes], str]] = {
-    "nothing": ({}, "not a checkpoint of any known format; it holds 'nothing'"),
+    "nothing": ({}, "not a checkpoint of any known format; the folder is empty"),
     "something else": ({"readme.txt": b"", "b": b""}, "it holds 'b, readme.txt'"),
     "fsdp1": ({"pytorch_model_fsdp_rank0.bin": b""}, "flat parameters of FSDP1.*save it once with"),
     "fsdp1 of torchtune": ({"x_fsdp_1_rank_3.pt": b""}, "flat parameters of FSDP1"),

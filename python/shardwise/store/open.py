@@ -238,8 +238,9 @@ def open_checkpoint(path: str | os.PathLike[str] | ObjectPath) -> StoredCheckpoi
             checkpoint: StoredCheckpoint = import_module(f".{form.module}", __package__).open_form(given)
             return checkpoint
     if target.is_folder:
-        names = ", ".join(target.names[:4]) or "nothing"
+        names = ", ".join(target.names[:4])
         steps = target.matching(r".*\.orbax-checkpoint-tmp.*")
         hint = "; it only has an interrupted save of Orbax" if steps else ""
-        raise ParseError(f"{given}: not a checkpoint of any known format; it holds {shorten(names)}{hint}")
+        held = f"it holds {shorten(names)}" if names else "the folder is empty"
+        raise ParseError(f"{given}: not a checkpoint of any known format; {held}{hint}")
     raise ParseError(f"{given}: not a checkpoint of any known format; it is {kind_of(target.head)}")
