@@ -191,7 +191,7 @@ class TestViewsOfMeshes:
 
     def test_sub_axes_that_cut_across_each_other(self) -> None:
         mesh = sw.DeviceMesh((12,), ("tp",))
-        with refused(sw.MeshError, "cannot stand together", "at 4", "at 6"):
+        with refused(sw.MeshError, "cannot be combined", "at 4 and 6"):
             mesh.submesh(("tp:(1)4", "tp:(2)3"))
 
     def test_what_overlaps_is_said_to(self) -> None:
@@ -205,7 +205,7 @@ class TestViewsOfMeshes:
             assert str(raised.value).endswith("the axes of this mesh are ('dp', 'tp')")
 
     def test_an_axis_named_twice_is_named_with_both_places(self) -> None:
-        with refused(sw.MeshError, "names[2] is 'dp', which names[0] is already"):
+        with refused(sw.MeshError, "names[2] repeats the axis 'dp' of names[0]"):
             MESH.submesh(("dp", "tp", "dp"))
 
 

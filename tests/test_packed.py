@@ -193,7 +193,7 @@ def test_text_of_too_many_parts_or_factors_is_refused_before_it_is_read() -> Non
 
 
 def test_orders_that_differ_or_are_not_stated_are_refused() -> None:
-    with refused(sw.LayoutError, "same shape", "plan_refit"):
+    with refused(sw.LayoutError, "the shape is the same", "plan_refit"):
         sw.plan_reshard(orders(4, "interleaved"), orders(4, "blocked"))
     unnamed = sw.TensorLayout((packed.parse("(16@tp 3)"), None), line(4)).partition((48, 5))
     with refused(sw.LayoutError, "order is not stated"):
@@ -319,9 +319,11 @@ def test_dialects_refuse(dialect: Any) -> None:
         (packed.qkv(8, 4, 4, "tp", order="interleaved"), ""),
         (packed.qkv(8, 2, 4, "tp", order="interleaved"), ""),
         (packed.parse("(n@tp)"), ""),
+        (packed.parse("(n@tp 1)"), ""),
+        (packed.parse("(8@tp/max4 2)"), ""),
         (packed.parse("(8) + (8)"), ""),
         (packed.parse("(8@tp:(1)2+tp:(2)2 3)"), ""),
-        (packed.gate_up("tp"), "cut one by one"),
+        (packed.gate_up("tp"), "cut separately"),
         (packed.parse("(2 n@tp)"), "several stretches"),
         (packed.padded_vocab(16, "tp", 16), "padded"),
         (packed.parse("(n@tp 2)"), "units are whole"),

@@ -276,7 +276,7 @@ class TestViews:
         ("call", "error", "said"),
         [
             (lambda m: m["x"], sw.MeshError, "'x'"),
-            (lambda m: m["tp", "tp"], sw.MeshError, "already"),
+            (lambda m: m["tp", "tp"], sw.MeshError, "repeats the axis 'tp'"),
             (lambda m: m["tp", "tp:(1)2"], sw.MeshError, "overlap"),
             (lambda m: m["tp:(1)3"], sw.MeshError, "does not divide"),
             (lambda m: m[0], TypeError, "names"),

@@ -1,4 +1,4 @@
-"""Views of a mesh: the same devices by other axes, or those along some of the axes.
+"""Views of a mesh: the same devices with other axes, or the devices along some of the axes.
 
 A view that keeps the order of the devices shares their labels with the mesh; a view of another order lists them anew.
 """
@@ -81,10 +81,10 @@ def transpose(mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
 
 
 def factored(mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
-    """Give the mesh with those axes factored of which a name spells a sub-axis; the devices stay in their order.
+    """Split each axis that has a sub-axis among the names; the devices stay in their order.
 
     Raises:
-        MeshError: if a sub-axis is not one of the mesh's, or two of them overlap.
+        MeshError: if a sub-axis is not in the mesh, or two of them overlap.
 
     >>> from shardwise import DeviceMesh
     >>> factored(DeviceMesh((2, 12), ("dp", "tp")), ["tp:(2)3"])
@@ -105,7 +105,7 @@ def factored(mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
         for start, stop in sorted({*itertools.pairwise(ends), *(part for part in parts if part[0] == part[1])}):
             if stop % start:
                 raise MeshError(
-                    f"names: sub-axes of {name!r} cannot stand together: one ends or begins at {start}, another at "
+                    f"names: sub-axes of {name!r} cannot be combined: they have boundaries at {start} and "
                     f"{stop}, and neither divides the other"
                 )
             shape.append(stop // start)
@@ -139,7 +139,7 @@ def _positions(mesh: DeviceMesh, names: Sequence[str]) -> list[int]:
             why = " (two of the names overlap)" if overlapping and len(names) > 1 else ""
             raise MeshError(f"names[{i}] is {name!r}; the axes of this mesh are {mesh.axis_names}{why}")
         if name in names[:i]:
-            raise MeshError(f"names[{i}] is {name!r}, which names[{names.index(name)}] is already")
+            raise MeshError(f"names[{i}] repeats the axis {name!r} of names[{names.index(name)}]")
     return [place[name] for name in names]
 
 
@@ -156,8 +156,8 @@ def _positions_along(origin: int, sizes: Sequence[int], strides: Sequence[int]) 
     """Device indices in the row-major order of some axes."""
     count = math.prod(sizes)
     try:
-        np.empty(count, np.int64)  # Refused at once where there is no room; step by step it would first fill it all.
-    except ValueError:  # numpy's word for a size that no address space holds
+        np.empty(count, np.int64)  # Refused at once if there is no room; step by step it would first fill memory.
+    except ValueError:  # what numpy raises for a size that no address space holds
         raise MemoryError(f"no room for the labels of {count} devices") from None
     positions = np.array([origin], np.int64)
     for size, stride in zip(sizes, strides, strict=True):

@@ -93,11 +93,11 @@ def test_files_that_are_something_else_are_said_to_be(
 ) -> None:
     file = tmp_path / "model.safetensors"
     for data, kind in [
-        (b"PK\x03\x04" + bytes(60), "not a safetensors file but a zip archive, as torch.save and Keras write them"),
+        (b"PK\x03\x04" + bytes(60), "not a safetensors file but a zip archive, as written by torch.save and Keras"),
         (b"\x89HDF\r\n\x1a\n" + bytes(60), "not a safetensors file but an HDF5 file"),
         (
             b"version https://git-lfs.github.com/spec/v1\noid",
-            "but a pointer of Git LFS: the file itself was not downloaded",
+            "but a Git LFS pointer: the file itself was not downloaded",
         ),
         (b"<!DOCTYPE html><title>404</title>", "but a web page"),
         ("Größe: 12".encode() * 60, "but text: 'Größe: 12"),

@@ -46,7 +46,7 @@ TESTS = {
     "array": ["tests/array", "tests/test_arrays.py", "tests/test_replicas.py", "tests/laws"],
     "cli": ["tests/cli"],
     "dtensor": ["tests/dtensor", *VALUES],
-    "interop": ["tests/interop", *VALUES],
+    "interop": ["tests/interop", "tests/test_packed.py", *VALUES],
     "model": ["tests/model", "tests/array", *VALUES],
     "packed": ["tests/test_packed.py", "tests/laws", "tests/reshard", "tests/test_edges.py"],
     "reshard": ["tests/reshard", "tests/laws", "tests/array", "tests/test_edges.py", "tests/test_packed.py"],
@@ -67,6 +67,8 @@ KILLED, SURVIVED, UNREACHED = "killed", "survived", "not reached"
 IMPOSSIBLE = 98
 #: How many bytes of addresses a process may have that makes a change.
 ADDRESSES = 4 << 30
+#: The output, also in processes that have another.
+SHOWN = os.dup(1)
 
 
 def tests_of(file: Path) -> list[str]:
@@ -164,7 +166,14 @@ class Trial:
     change: Change
     tests: list[str]
     seconds: float
-    outcome: str = UNREACHED
+    outcome: str | None = None
+
+    def end(self, outcome: str) -> None:
+        """Note the outcome, and say it unless the change was noticed."""
+        self.outcome = outcome
+        if outcome != KILLED:
+            line = f"{self.file.relative_to(ROOT)}:{self.change.line}: {outcome}: {self.change.text}\n"
+            os.write(SHOWN, line.encode())
 
     def made(self, work: Callable[[], int]) -> int | None:
         """Make the change in a process of its own, and do the work there; how that ends."""
@@ -204,22 +213,27 @@ def files_of(tests: Iterable[str]) -> list[str]:
 
 
 def try_swapped(trials: list[Trial]) -> None:
-    """Try changes of functions in one session, in which the tests are collected once.
+    """Try the changes of functions in one session, in which the tests are collected once.
 
-    There a test may fail that has passed with others before it; it is left out.
+    A test that fails here though nothing is changed, since it needs others before it, is left out of all trials.
     """
     names = list(dict.fromkeys(name for trial in trials for name in trial.tests))
 
     def use(run: Run) -> None:
         unfit = {name for name in names if in_child(lambda name=name: not run([name]), 600)}  # type: ignore[misc]
+        print(json.dumps(sorted(unfit)), file=answers, flush=True)
         for index, trial in enumerate(trials):
             trial.tests = [name for name in trial.tests if name not in unfit]
-            if trial.tests:
-                print(index, trial.swapped(run), file=answers, flush=True)
+            if trial.tests and trial.change.reached_by and (outcome := trial.swapped(run)):
+                trial.end(outcome)
+                print(index, outcome, file=answers, flush=True)
 
     with tempfile.TemporaryFile("w+", encoding="utf-8") as answers:
         in_child(lambda: int(pytest.main([*OPTIONS, *files_of(names)], plugins=[Swapping(use)])), 24 * 3600)
         answers.seek(0)
+        unfit = set(json.loads(answers.readline() or "[]"))
+        for trial in trials:
+            trial.tests = [name for name in trial.tests if name not in unfit]
         for line in answers:
             index, outcome = line.strip().split(" ", 1)
             trials[int(index)].outcome = outcome
@@ -249,15 +263,16 @@ def main() -> int:
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory(prefix="shardwise-mutants-") as folder:
         by_line, times = reach(files, Path(folder))
-    total: Counter[str] = Counter()
+    trials: list[Trial] = []
+    found: Counter[Path] = Counter()
     for file in files:
         tree = ast.parse(file.read_text("utf-8"))
         every = changes_of(tree)
+        found[file] = len(every)
         chosen = every
         if arguments.count is not None and arguments.count < len(every):
             drawn = random.Random(arguments.seed).sample(range(len(every)), arguments.count)
             chosen = [every[index] for index in sorted(drawn)]
-        trials = []
         for change in chosen:
             trial = Trial(file, tree, change, [], 0.0)
             for name in sorted(tests_that_reach(by_line[file], change) & times.keys(), key=lambda name: times[name]):
@@ -266,17 +281,15 @@ def main() -> int:
                     break
                 trial.tests.append(name)
             trials.append(trial)
-        try_swapped([trial for trial in trials if trial.change.reached_by and trial.tests])
-        for trial in trials:
-            if trial.tests and (not trial.change.reached_by or trial.outcome == str(None)):
-                trial.outcome = trial.imported()
-            if trial.outcome != KILLED:
-                print(f"{file.relative_to(ROOT)}:{trial.change.line}: {trial.outcome}: {trial.change.text}", flush=True)
-        counts = Counter(trial.outcome for trial in trials)
+    try_swapped(trials)
+    for trial in trials:
+        if trial.outcome is None:
+            trial.end(trial.imported() if trial.tests else UNREACHED)
+    for file in files:
+        counts = Counter(trial.outcome for trial in trials if trial.file == file)
         row = ", ".join(f"{counts[outcome]} {outcome}" for outcome in (KILLED, SURVIVED, UNREACHED))
-        print(f"{file.relative_to(ROOT)}: {len(every)} changes, {len(chosen)} made: {row}", flush=True)
-        total += counts
-    print(f"{total.total()} made: {dict(total)}")
+        print(f"{file.relative_to(ROOT)}: {found[file]} changes, {counts.total()} made: {row}", flush=True)
+    print(f"{len(trials)} made: {dict(Counter(trial.outcome for trial in trials))}")
     return 0
 
 

@@ -104,7 +104,7 @@ def test_refused() -> None:
         (
             lambda: sw.plan_model({"w": sw.Tiling.grid((4,), (2,))}, layouts, {"w": ((8,), "f4")}),
             sw.LayoutError,
-            r"src\['w'\] is of shape \(4,\), but the tensor of shape \(8,\)",
+            r"src\['w'\] has shape \(4,\), but the tensor has \(8,\)",
         ),
         (lambda: sw.plan_model(layouts, layouts, {"w": ((8,), "f4")}).run({}), sw.LayoutError, "no shards of 'w'"),
     ]

@@ -304,7 +304,7 @@ class TestRun:
         parts = sw.TensorLayout(("x",), mesh).partition((elements,))
         whole = sw.TensorLayout((None,), mesh).partition((elements,))
         shards = [np.broadcast_to(np.float64(0), (elements // 4,))] * 4
-        with pytest.raises(sw.SizeOverflowError, match="over the address space"):
+        with pytest.raises(sw.SizeOverflowError, match="does not fit in the address space"):
             sw.plan_reshard(parts, whole).run(shards)
 
     def test_progress_where_nothing_is_copied(self) -> None:

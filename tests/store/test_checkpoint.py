@@ -263,7 +263,7 @@ def test_a_truncated_file_is_an_error_and_not_a_signal(model: tuple[Path, dict[s
     checkpoint = open_safetensors(path)
     size = path.stat().st_size
     os.truncate(path, size - 1)
-    with pytest.raises(ParseError, match=f"had {size} bytes when it was opened, has {size - 1} now"):
+    with pytest.raises(ParseError, match=f"had {size} bytes when it was opened, but has {size - 1} now"):
         checkpoint["cube"]
     last = max(checkpoint.entries.values(), key=lambda entry: entry.stop).name
     with pytest.raises(ParseError, match=f"ends at byte {size - 1}"):

@@ -59,7 +59,7 @@ def test_chunks_that_overlap_or_lie_outside(tmp_path: Path) -> None:
     with pytest.raises(sw.ParseError, match=r"boxes\[0\] and boxes\[1\] overlap: both hold \[2:3\] \(.*__0_0\.distcp"):
         sw.open_checkpoint(over)
     outside = dcp(tmp_path, (5,), [((0,), ones(5)), ((5,), ones(1))])
-    with pytest.raises(sw.ParseError, match=r"__0_0.distcp holds \[5:6\], which is not within it"):
+    with pytest.raises(sw.ParseError, match=r"__0_0.distcp holds \[5:6\], which is outside it"):
         sw.open_checkpoint(outside)
     with pytest.raises(sw.ParseError, match="leave a gap: none holds"):
         sw.open_checkpoint(dcp(tmp_path, (3, 4), []))
@@ -115,8 +115,8 @@ def entry(**attributes: Any) -> Callable[[Dcp], None]:
 
 
 WRONG_INDEXES: dict[str, tuple[Callable[[Dcp], Any], str]] = {
-    "a file outside": (changed(relative_path="../x"), "outside of its own folder"),
-    "an absolute file": (changed(relative_path="/etc/passwd"), "outside of its own folder"),
+    "a file outside": (changed(relative_path="../x"), "outside its own folder"),
+    "an absolute file": (changed(relative_path="/etc/passwd"), "outside its own folder"),
     "no such file": (changed(relative_path="gone"), "'gone', which does not exist"),
     "an offset past the end": (changed(offset=10**6), "in a file of"),
     "an offset past any end": (changed(offset=2**63 - 1, length=2**63 - 1), "in a file of"),
@@ -166,7 +166,7 @@ def test_wrong_indexes_are_refused(case: str, tmp_path: Path) -> None:
 
 def test_an_item_that_is_not_what_the_index_says(tmp_path: Path) -> None:
     for array, message in (
-        (ones(3), r"float32 of shape \(3,\), where .*chunk \[2:4\] of 'w', float32 of shape \(2,\)"),
+        (ones(3), r"float32 of shape \(3,\), but .*chunk \[2:4\] of 'w', float32 of shape \(2,\)"),
         (np.zeros(2, np.int32), "int32"),
     ):
         folder = Dcp()
@@ -180,6 +180,25 @@ def test_an_item_that_is_not_what_the_index_says(tmp_path: Path) -> None:
             assert checkpoint.read("w", (slice(0, 2),)).tolist() == [0, 1]
             with pytest.raises(sw.ParseError, match=message):
                 checkpoint.read("w")
+
+
+def test_one_stretch_under_two_names(tmp_path: Path) -> None:
+    """Tied tensors lie in one place; an object does not lie where a tensor does, and is named where it does."""
+    folder = Dcp()
+    folder.add("a", (4,), [((0,), ones(2)), ((2,), ones(2) + 5)])
+    folder.add("none", (0, 4), [])
+    folder.add("tied", (4,), [((0,), ones(2)), ((2,), ones(2) + 5)])
+    folder.add_object("object", {"step": 3})
+    places = list(folder.places.values())
+    for mine, other in zip(places[2:4], places[:2], strict=True):
+        mine.state.update(other.state)
+    with sw.open_checkpoint(folder.write(tmp_path / "dcp")) as checkpoint:
+        assert checkpoint["tied"].alias_of == "a"
+        assert checkpoint.read("tied").tolist() == checkpoint.read("a").tolist() == [0, 1, 5, 6]
+        assert checkpoint.read("none").shape == (0, 4)
+    places[4].state.update(places[0].state)
+    with pytest.raises(sw.ParseError, match=r"'object'.*overlaps"):
+        sw.open_checkpoint(folder.write(tmp_path / "dcp"))
 
 
 def test_unfinished_checkpoints_are_refused(tmp_path: Path) -> None:
@@ -196,8 +215,8 @@ def test_megatron_folders_that_cannot_be_read(tmp_path: Path) -> None:
     latest = tmp_path / "latest_checkpointed_iteration.txt"
     for text, message in (
         ("7", "no folder iter_0000007"),
-        ("../../x", "is not an iteration"),
-        ("9" * 60, "is not an iteration"),
+        ("../../x", "is neither an iteration"),
+        ("9" * 60, "is neither an iteration"),
         ("release", "no metadata.json"),
     ):
         latest.write_text(text)
@@ -209,7 +228,7 @@ def test_megatron_folders_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(sw.ParseError, match=r"no metadata.json.*interrupted"):
         sw.open_checkpoint(tmp_path)
     (folder / "metadata.json").write_text('{"sharded_backend": "zarr"}')
-    with pytest.raises(sw.ParseError, match="of the form 'zarr'"):
+    with pytest.raises(sw.ParseError, match="of the format 'zarr'"):
         sw.open_checkpoint(tmp_path)
     (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
     with pytest.raises(sw.ParseError, match=r"has no \.metadata"):
@@ -245,7 +264,9 @@ def test_shards_as_safetensors(tmp_path: Path) -> None:
 def test_shards_that_were_not_consolidated(tmp_path: Path) -> None:
     (tmp_path / "sharded").mkdir()
     shard(tmp_path / "sharded", 1, {"w": ((0,), ones(2))})
-    with pytest.raises(sw.ParseError, match="was to consolidate, and did not; the shards, in its folder sharded"):
+    with pytest.raises(
+        sw.ParseError, match="was to be consolidated by PyTorch, but was not; the shards in its folder sharded"
+    ):
         sw.open_checkpoint(tmp_path)
     with sw.open_checkpoint(tmp_path / "sharded") as checkpoint:
         assert checkpoint.read("w").tolist() == [0, 1]
@@ -280,10 +301,18 @@ def test_shards_that_are_missing_or_do_not_fit(tmp_path: Path) -> None:
         sw.open_checkpoint(path)
     path = folder("parts")
     shard(path, 2, {"w": ((2,), ones(2))}, "shard-00002-model-00001-of-00002.safetensors")
-    with pytest.raises(sw.ParseError, match="shard 2 is to have 2 files, and has 1"):
+    with pytest.raises(sw.ParseError, match="shard 2 should have 2 files, but has 1"):
+        sw.open_checkpoint(path)
+    path = folder("parts of other counts")
+    shard(path, 1, {"v": ((0,), ones(2))}, "shard-00001-model-00002-of-00002.safetensors")
+    with pytest.raises(sw.ParseError, match="shard 1 "):
+        sw.open_checkpoint(path)
+    path = folder("one part twice")
+    shard(path, 1, {"v": ((0,), ones(2))}, "shard-1-model-1-of-1.safetensors")
+    with pytest.raises(sw.ParseError, match="two files are part 1 of shard 1"):
         sw.open_checkpoint(path)
     for number, (info, message) in enumerate(
-        ((None, "has no DCP_SHARDING_INFO"), ("{}", "says nothing of the tensor 'w'"), ("[", "not JSON"),
+        ((None, "has no DCP_SHARDING_INFO"), ("{}", "does not list the tensor 'w'"), ("[", "not JSON"),
          ("[]", "not a JSON"),
          ('{"w": {"saved_offsets": [-1]}}', "the offsets of 'w'"), ('{"w": 5}', "the offsets of 'w'"))
     ):  # fmt: skip

@@ -71,7 +71,7 @@ def test_arguments_that_do_not_fit(tmp_path: Path) -> None:
 
 
 SENTENCES: dict[str, tuple[dict[str, bytes], str]] = {
-    "nothing": ({}, "not a checkpoint of any form that is known; it holds 'nothing'"),
+    "nothing": ({}, "not a checkpoint of any known format; it holds 'nothing'"),
     "something else": ({"readme.txt": b"", "b": b""}, "it holds 'b, readme.txt'"),
     "fsdp1": ({"pytorch_model_fsdp_rank0.bin": b""}, "flat parameters of FSDP1.*save it once with"),
     "fsdp1 of torchtune": ({"x_fsdp_1_rank_3.pt": b""}, "flat parameters of FSDP1"),
@@ -81,7 +81,7 @@ SENTENCES: dict[str, tuple[dict[str, bytes], str]] = {
     "megatron's old form": ({"mp_rank_00": b"", "mp_rank_01_002": b""}, "legacy Megatron checkpoint"),
     "dcp without its index": ({"__0_0.distcp": b""}, r"no \.metadata, which is written last"),
     "dcp of ranks": ({"__0.metadata": b"", "__0_0.distcp": b""}, "use_collectives=False"),
-    "orbax unfinished": ({"1.orbax-checkpoint-tmp-7": b""}, "an interrupted save of Orbax is all there is"),
+    "orbax unfinished": ({"1.orbax-checkpoint-tmp-7": b""}, "it only has an interrupted save of Orbax"),
 }
 
 
@@ -105,10 +105,10 @@ def test_what_cannot_be_read_is_refused_with_a_sentence(case: str, tmp_path: Pat
         ("m.tar", b"README.md".ljust(257, b"\0") + b"ustar", "it is a tar archive"),
         ("m.pt", b"", "it is empty"),
         ("m.txt", b"hello there", "it is text: 'hello there'"),
-        ("m.gguf", b"GGUF\3\0\0\0", "it is a GGUF file, as llama.cpp uses them"),
+        ("m.gguf", b"GGUF\3\0\0\0", "it is a GGUF file, as used by llama.cpp"),
         ("m.zst", b"\x28\xb5\x2f\xfd" + bytes(20), "it is compressed by zstd"),
-        ("m.pkl", b"\x80\4" + bytes([149, 255, 254, 3]), "it is a pickle of Python"),
-        ("m.bin", b"\xfe\xdc\xba" * 9, "it is of no kind that is known, it begins with b'"),
+        ("m.pkl", b"\x80\4" + bytes([149, 255, 254, 3]), "it is a Python pickle"),
+        ("m.bin", b"\xfe\xdc\xba" * 9, "it is of an unknown kind, beginning with b'"),
         ("m.json", b' {"a": 1}', "it is JSON: '"),
     ],
 )
@@ -154,7 +154,9 @@ def test_limits_of_headers(tmp_path: Path) -> None:
             assert len(str(caught.value)) < 600
 
     refused(
-        {"a": {"dtype": "F32", "shape": [1] * 50_000, "data_offsets": [0, 4]}}, "has 50000 dims; at most 64", bytes(4)
+        {"a": {"dtype": "F32", "shape": [1] * 50_000, "data_offsets": [0, 4]}},
+        "has 50000 dims, over the limit of 64",
+        bytes(4),
     )
     refused(
         {"n" * 5000: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, "is not text of at most 4096 bytes", b"1"

@@ -128,6 +128,33 @@ def test_an_order_of_the_mesh_s_own(tmp_path: Path) -> None:
         assert checkpoint.read("w").tolist() == array.tolist()
 
 
+def test_the_meshes_are_counted(tmp_path: Path) -> None:
+    states = pair()
+    for rank, state in enumerate(states):
+        state["v"] = dtensor(ones(2)[rank:][:1], "1", (2,), (2,), (rank,), [placements.Shard(0)])
+        state["u"] = dtensor(ones(2), "2", (2,), (1, 2), (0, rank), [placements.Replicate()] * 2)
+    with sw.open_checkpoint(ranks(tmp_path, states)) as checkpoint:
+        assert dict(checkpoint.metadata) == {"world_size": 2, "meshes": {"(2,)": 2, "(1, 2)": 1}}
+
+
+ORDERS = ["torch.distributed.tensor._dtensor_spec", "ShardOrderEntry"]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        (5,), ((0, (1, 0)),), (Call(ORDERS[0], "TensorMeta", 0, (1, 0)),), (Call(*ORDERS, 0),), (Call(*ORDERS, 0, 5),),
+        (Call(*ORDERS, 1, (1, 0)),), (Call(*ORDERS, -1, (1, 0)),), (Call(*ORDERS, "0", (1, 0)),),
+        (Call(*ORDERS, 0, (1,)),), (Call(*ORDERS, 0, (1, 2)),), (Call(*ORDERS, 0, (1, 0)), Call(*ORDERS, 0, (1, 1))),
+    ],
+)  # fmt: skip
+def test_orders_that_do_not_fit_the_placements(tmp_path: Path, order: Any) -> None:
+    how = [placements.Shard(0), placements.Shard(0)]
+    states = [{"w": dtensor(ones(2), "0", (8,), (2, 2), at, how, shard_order=order)} for at in np.ndindex(2, 2)]
+    with pytest.raises(sw.ParseError, match=r"'w'.* a shard_order that does not fit its placements"):
+        sw.open_checkpoint(ranks(tmp_path, states))
+
+
 def test_a_mesh_as_older_versions_have_it(tmp_path: Path) -> None:
     numbers = np.arange(2, dtype=np.int64)
     states = [
@@ -154,20 +181,20 @@ def pair(**changes: Any) -> list[dict[str, Any]]:
 INT32 = Global("torch", "int32")
 WRONG_RANKS: dict[str, tuple[Callable[[], list[dict[str, Any]]], str]] = {
     "partial sums": (lambda: [{"w": dtensor(ones(4), "0", (4,), (1,), (0,), [placements.Partial()])}], "partial sums"),
-    "another shape": (lambda: pair(shape=(5,)), "sharded otherwise than in model_world_size_2_rank_0.pt"),
-    "other placements": (lambda: pair(how=[placements.Replicate()], local=ones(4)), "sharded otherwise"),
+    "another shape": (lambda: pair(shape=(5,)), "is not sharded as in model_world_size_2_rank_0.pt"),
+    "other placements": (lambda: pair(how=[placements.Replicate()], local=ones(4)), "is not sharded as in"),
     "another local shape": (lambda: pair(local=ones(3)), r"this rank \(2,\) of \(4,\), but its local tensor is \(3"),
     "one coordinate twice": (lambda: pair(at=(0,), local=ones(2)), r"leave a gap: none holds \[2:4\]"),
     "a coordinate off the mesh": (lambda: pair(at=(2,)), r"the coordinate \(2,\) is not on the mesh"),
     "a coordinate of another rank": (lambda: pair(at=(1, 0)), "is not on the mesh"),
-    "a larger mesh": (lambda: pair(mesh=(3,)), "not one of at most 2 ranks"),
+    "a larger mesh": (lambda: pair(mesh=(3,)), "must have at most 2 ranks"),
     "more placements": (lambda: pair(how=[placements.Shard(0)] * 2), "placed on a mesh of 1 dims"),
     "a dim that is not there": (lambda: pair(how=[placements.Shard(1)]), "have no boxes"),
     "a plain tensor on one rank": (lambda: [pair()[0], {"w": tensor(ones(4), "0")}], "is plain, float32"),
     "plain tensors that differ": (
         lambda: [{"w": tensor(ones(2), "0")}, {"w": tensor(ones(3), "0")}], r"is plain, float32 of shape \(3,\)"
     ),
-    "a tensor and a number": (lambda: [{"w": tensor(ones(2), "0")}, {"w": 5}], "is not a tensor, but one in"),
+    "a tensor and a number": (lambda: [{"w": tensor(ones(2), "0")}, {"w": 5}], "is not a tensor, but is one in"),
     "a number and a tensor": (lambda: [{"w": 5}, {"w": tensor(ones(2), "0")}], "a tensor in some files"),
     "flat parameters": (lambda: [{"a._flat_param": tensor(ones(2), "0")}], "a flat parameter of FSDP1"),
     "a dtype that differs": (

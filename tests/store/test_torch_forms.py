@@ -1,6 +1,7 @@
 """PyTorch's forms made by hand, each with something wrong, or with what the real ones at hand do not have."""
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,32 @@ def test_rank_8_and_strides_of_all_kinds(tmp_path: Path) -> None:
         assert checkpoint.read(name, box).tolist() == wanted[box].tolist()
 
 
+def test_windows_of_a_long_storage(tmp_path: Path) -> None:
+    """`x.unfold(0, 3, 1)`, whose rows overlap: of more bytes than are read at a time."""
+    array = ones(150_000)
+    windows = np.lib.stride_tricks.sliding_window_view(array, 3)
+    checkpoint = plain(tmp_path, {"w": tensor(array, "0", shape=windows.shape, strides=(1, 1))})
+    np.testing.assert_array_equal(checkpoint.read("w"), windows)
+    np.testing.assert_array_equal(checkpoint.read("w", (slice(1, 149_000), slice(1, 3))), windows[1:149_000, 1:])
+
+
+def test_a_large_storage_with_tensors_of_parts_of_it_is_verified(tmp_path: Path) -> None:
+    """The CRC-32 is that of the storage, of which a tensor may be a part that begins where it begins."""
+    array = ones(5000)
+    storage = Storage("0", "torch.FloatStorage", array.tobytes(), array.size)
+    parts = {name: tensor(array, "0", storage=storage, shape=(size,)) for name, size in (("a", 4000), ("b", 7))}
+    path = tmp_path / "model.pt"
+    for made in (parts, {**parts, "whole": tensor(array, "0", storage=storage)}):
+        path.write_bytes(save(made))
+        crcs = sw.verify_checkpoint(path).crcs
+        assert crcs == len(zipfile.ZipFile(path).namelist())
+        data = bytearray(path.read_bytes())
+        data[path.read_bytes().index(array.tobytes()) + 4 * 4999] ^= 1  # In the last element, which no part has.
+        path.write_bytes(data)
+        with pytest.raises(sw.ParseError, match="of 20000 bytes is not what was written: its CRC-32 is"):
+            sw.verify_checkpoint(path)
+
+
 def test_parameters_and_subclasses(tmp_path: Path) -> None:
     array = ones(2, 3)
     parameter = Call("torch._utils", "_rebuild_parameter", tensor(array, "0"), True, {})
@@ -83,15 +110,19 @@ WRONG_TENSORS: dict[str, tuple[Callable[[], Any], str]] = {
     "a negative stride": (lambda: tensor(ones(2), "0", strides=(-1,)), "not the arguments"),
     "a negative size": (lambda: tensor(ones(2), "0", shape=(-2,), strides=(1,)), "not sizes"),
     "a negative offset": (lambda: tensor(ones(2), "0", offset=-1), "not the arguments"),
-    "65 dims": (lambda: tensor(ones(1), "0", shape=(1,) * 65, strides=(1,) * 65), "has 65 dims; at most 64"),
+    "65 dims": (lambda: tensor(ones(1), "0", shape=(1,) * 65, strides=(1,) * 65), "has 65 dims, over the limit of 64"),
     "strides of another rank": (lambda: tensor(ones(2), "0", strides=(1, 1)), "not the arguments"),
     "too few arguments": (lambda: Call("torch._utils", "_rebuild_tensor_v2", 1), "not the arguments"),
     "no storage": (lambda: tensor(ones(2), "0", storage=5), "not one of this container"),  # type: ignore[arg-type]
     "a storage of another kind": (
-        lambda: tensor(ones(2), "0", storage=Storage("0", "torch.Size", b"12345678", 2)), "of a kind that is not read"
+        lambda: tensor(ones(2), "0", storage=Storage("0", "torch.Size", b"12345678", 2)), "of an unsupported kind"
+    ),
+    "no dtype": (
+        lambda: tensor(ones(2), "0", storage=Storage("0", "torch.storage.UntypedStorage", bytes(8), 8)),
+        "not the arguments of .*_rebuild_tensor_v2",
     ),
     "a storage of a negative size": (
-        lambda: tensor(ones(2), "0", storage=Storage("0", "torch.FloatStorage", b"12345678", -2)), "of a kind"
+        lambda: tensor(ones(2), "0", storage=Storage("0", "torch.FloatStorage", b"12345678", -2)), "unsupported kind"
     ),
 }  # fmt: skip
 
@@ -107,7 +138,7 @@ def test_tensors_that_do_not_fit_their_storage(case: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("change", ["conj", "neg"])
 def test_elements_that_pytorch_changes_as_it_reads_them(tmp_path: Path, array: np.ndarray, change: str) -> None:
     """`torch.save` writes the memory of `x.conj()` as that of x, and notes down that it is not x."""
-    message = f"tensor 'w': is a view .* changes when it reads them .{change}.; save tensor.resolve_{change}"
+    message = f"tensor 'w': is a view .* changes when it reads them .{change}.; save its tensor.resolve_{change}"
     with pytest.raises(sw.ParseError, match=message):
         plain(tmp_path, {"w": tensor(array, "0", metadata={change: True})})
     checkpoint = plain(tmp_path, {"w": tensor(array, "0", metadata={change: False})})
@@ -146,7 +177,7 @@ def test_a_storage_that_is_not_as_long_as_the_pickle_says(tmp_path: Path) -> Non
     long = Storage("0", "torch.FloatStorage", bytes(8), 3)
     checkpoint = plain(tmp_path, {"w": tensor(ones(3), "0", storage=long)})
     for get in (checkpoint["w"].read, checkpoint["w"].array):
-        with pytest.raises(sw.ParseError, match="its storage has 8 bytes, where its pickle says 12"):
+        with pytest.raises(sw.ParseError, match="its storage has 8 bytes, but its pickle says 12"):
             get()
     (tmp_path / "model.pt").write_bytes(save({"w": tensor(ones(3), "0")}).replace(b"archive/data/0", b"archive/data/1"))
     with pytest.raises(sw.ParseError, match="its storage '0' is not in the container"):
@@ -163,7 +194,7 @@ def test_containers_that_cannot_be_read(tmp_path: Path) -> None:
         with pytest.raises(sw.ParseError, match=message if root != "archive" else "bytes are needed"):
             sw.open_checkpoint(path)
     np.savez(tmp_path / "arrays.npz", w=np.ones(2))
-    with pytest.raises(sw.ParseError, match=r"arrays\.npz: is an archive of numpy\.savez"):
+    with pytest.raises(sw.ParseError, match=r"arrays\.npz: is a numpy\.savez archive"):
         sw.open_checkpoint(tmp_path / "arrays.npz")
     path.write_bytes(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.")
     with pytest.raises(sw.ParseError, match=r"before 1\.6.*load and save it once with torch\.save"):

@@ -1,12 +1,12 @@
-"""One open data file: read by position, mapped into memory, and checked for changes made behind our back.
+"""One open data file: read by position, mapped into memory, and checked for changes by others.
 
-Why not the map alone: a page of a map that a truncation took away cannot be read, and the operating system answers an
+Why not the map alone: a page of a map that a truncation removed cannot be read, and the operating system answers an
 attempt with SIGBUS, which kills the process. No library can prevent that for an array that numpy code reads on its own;
-what can be done is to look at the file again each time an array is asked for (`DataFile.check`), and to offer reads
+all that can be done is to look at the file again each time an array is asked for (`DataFile.check`), and to offer reads
 that go through the file descriptor and fail with an exception instead (`DataFile.read_into`).
 
-A checkpoint may have more files than a process may have descriptors. A file that nobody reads right now may lose its
-descriptor to another; it is opened again when it is next read, and must then be the file that it was.
+A checkpoint may have more files than a process may have descriptors. A file that is not being read may lose its
+descriptor to another; it is opened again for the next read, and must then still be the same file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["DataFile", "FileStatus"]
 
 T = TypeVar("T")
 
-# Opening a FIFO without O_NONBLOCK waits for a writer, perhaps for ever. Windows has neither flag, and no FIFO either.
+# Opening a FIFO without O_NONBLOCK waits for a writer, perhaps forever. Windows has neither the flag nor FIFOs.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 _KINDS = {
@@ -41,8 +41,8 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 
-# How many files have a descriptor at a time. A process has 1,024 of them by default, 256 on some systems, and needs the
-# rest for itself: what is made of these files may be open at the same time.
+# The number of files that have a descriptor at a time. A process has 1,024 of them by default, 256 on some systems, and
+# needs the rest for itself: the outputs of a job may be open at the same time.
 _MOST_OPEN = 256
 
 FileStatus = tuple[int, int, int, int]
@@ -54,7 +54,7 @@ _open_lock = threading.RLock()
 
 
 class _Descriptor:
-    """A descriptor that stays open as long as someone uses it, whatever happens to the file object meanwhile."""
+    """A descriptor that stays open as long as it is in use, whatever happens to the file object meanwhile."""
 
     __slots__ = ("__weakref__", "_ended", "_lock", "_number", "_users")
 
@@ -68,7 +68,7 @@ class _Descriptor:
         _end_idle(_most_open())
 
     def take(self) -> int | None:
-        """Give the descriptor to a user, who gives it back with `put`; None if it was closed."""
+        """Lend the descriptor to a caller, which returns it with `put`; None if it was closed."""
         with self._lock:
             if self._ended:
                 return None
@@ -82,7 +82,7 @@ class _Descriptor:
                 os.close(self._number)
 
     def end(self, *, idle_only: bool = False) -> None:
-        """Close it when its last user has given it back."""
+        """Close it when its last user has returned it."""
         with self._lock:
             if self._ended or (idle_only and self._users):
                 return
@@ -160,7 +160,8 @@ class DataFile:
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # For a worker: opened there, and refused if it is another file. Only size and time are the same on all hosts.
+        # For a worker: opened there, and refused if it is a different file. Only size and time are the same on all
+        # hosts.
         return _opened_again, (os.path.abspath(self.path), self.size, self.status[3])  # noqa: PTH100
 
     def close(self) -> None:
@@ -175,7 +176,7 @@ class DataFile:
 
         Raises:
             ValueError: if the file was closed.
-            ParseError: if it had to be opened again, and is another file now.
+            ParseError: if it had to be opened again, and is a different file now.
         """
         with self._lock:
             if self._closed:
@@ -203,7 +204,7 @@ class DataFile:
         with self.descriptor() as number:
             status = os.fstat(number)
         if status.st_size != self.size:
-            raise ParseError(f"{self.path}: had {self.size} bytes when it was opened, has {status.st_size} now")
+            raise ParseError(f"{self.path}: had {self.size} bytes when it was opened, but has {status.st_size} now")
         if status.st_mtime_ns != self.status[3]:
             raise ParseError(f"{self.path}: was written to after it was opened")
 
@@ -214,7 +215,7 @@ class DataFile:
             if self._map is None:
                 try:
                     self._map = _where_there_is_room(lambda: mmap.mmap(number, self.size, access=mmap.ACCESS_READ))
-                except ValueError as error:  # It was cut short since `check`, or is empty.
+                except ValueError as error:  # It was truncated after `check`, or is empty.
                     raise ParseError(f"{self.path}: cannot be mapped into memory: {error}") from None
             return self._map
 

@@ -1,4 +1,4 @@
-"""What a new checkpoint can be: the files of each form, with the tensors that go into them."""
+"""What a new checkpoint can be: the files of each format, with the tensors that go into them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .wanted import Wanted
 
 __all__ = ["Target", "only_read", "plan_form"]
 
-#: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's form; a folder with a safetensors file
+#: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's format; a folder with a safetensors file
 #: per device; PyTorch's distributed checkpoint.
 Target = Literal["safetensors", "hf", "sharded", "dcp"]
 
-#: What to do instead of writing a form that is read.
+#: What to do instead of writing a format that can only be read.
 _ONLY_READ = {
     "orbax": "write safetensors or hf, load that into JAX, and save it with Orbax",
-    "keras": "write safetensors or hf, set a model's weights by it, and save them with Keras",
+    "keras": "write safetensors or hf, set a model's weights from it, and save them with Keras",
 }
 
 
@@ -43,7 +43,7 @@ def plan_form(
     *,
     compare: bool,
 ) -> CheckpointPlan | ObjectJob:
-    """Plan a checkpoint of these tensors, in the form asked for or in the one that the path and the cuts suggest.
+    """Plan a checkpoint of these tensors, in the given format or the one that the path and the cuts suggest.
 
     Args:
         path: Where it is to be; a plan for a store is an `ObjectJob`.
@@ -78,7 +78,7 @@ def plan_form(
         if to != "dcp" and tensor.dtype.code is None:
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which a safetensors file cannot hold")
     if to == "dcp" and metadata:
-        raise LayoutError("metadata is given; PyTorch's distributed checkpoint has no place for it")
+        raise LayoutError("metadata is given, but PyTorch's distributed checkpoint has no place for it")
     kept = _without_ties(wanted, aliases)
     said = dict(metadata)
     if aliases:
@@ -125,7 +125,7 @@ def plan_form(
 
 
 def only_read(form: Any) -> str:
-    """Why a form is not written that is read, and what to do; nothing of any other form.
+    """Why a format that can be read cannot be written, and what to do; empty for any other format.
 
     >>> only_read("dcp"), only_read("orbax")
     ('', 'orbax is read, not written: write safetensors or hf, load that into JAX, and save it with Orbax')
@@ -147,12 +147,12 @@ def _cut(partition: Partition) -> dict[str, Any]:
 
 
 def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str]) -> list[Wanted]:
-    """The tensors, each once; notes down which names are tied to which."""
+    """The tensors, each once; records which names are tied to which."""
     first: dict[Any, Wanted] = {}
     kept, names = [], set()
     for tensor in wanted:
         if tensor.name in names:
-            raise LayoutError(f"two values are to be called {shown(tensor.name)}")
+            raise LayoutError(f"two values would be called {shown(tensor.name)}")
         names.add(tensor.name)
         key = tensor.identity
         other = first.setdefault(key, tensor) if key is not None and tensor.pieces else tensor

@@ -1,4 +1,4 @@
-"""Which tensors and values of a checkpoint go into a new one, and what they are called there."""
+"""The tensors and values of a checkpoint that go into a new one, with their new names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["check_name", "chosen", "kept_values", "key_paths", "rename_pairs", "
 
 
 def rename_pairs(rename: Any) -> list[tuple[str, str]]:
-    """Give the pairs of patterns and replacements that a caller gave, as a mapping or one by one."""
+    """Give the pairs of patterns and replacements in `rename`, a mapping or a sequence of pairs."""
     if not isinstance(rename, (Mapping, Sequence)) or isinstance(rename, (str, bytes)):
         raise TypeError(f"rename must be a mapping or a sequence of pairs, got {shown(rename)}")
     pairs = list(rename.items()) if isinstance(rename, Mapping) else list(rename)
@@ -48,7 +48,7 @@ def renamed_tensors(
     for old, tensor in checkpoint.items():
         new = _renamed(rename, old)
         if new in made:
-            raise LayoutError(f"rename calls both {shown(made[new].origin)} and {shown(old)} {shown(new)}")
+            raise LayoutError(f"rename gives {shown(made[new].origin)} and {shown(old)} the same name, {shown(new)}")
         dtype = converted if converted is not None and is_converted(tensor, converted) else tensor._dtype
         made[new] = Assembled.of_stored(old, tensor.shape, dtype, partial(stored, old, old, None))
     if rewrites is not None:
@@ -59,14 +59,14 @@ def renamed_tensors(
 
 
 def chosen(made: dict[str, Assembled], only: str | None, path: Path) -> dict[str, Assembled]:
-    """Give the tensors in whose names the regular expression `only` is found; all, if it is None."""
+    """Give the tensors whose names the regular expression `only` matches; all of them if it is None."""
     optional("only", only, str)
     if only is None:
         return made
     pattern = _compiled("only", only)
     found = {name: tensor for name, tensor in made.items() if pattern.search(name)}
     if not found:
-        raise LayoutError(f"only is {shown(only)}, which is found in no name of {path}")
+        raise LayoutError(f"only is {shown(only)}, which does not match any name of {path}")
     return found
 
 
@@ -87,7 +87,7 @@ def kept_values(
             continue
         check_name(new)
         if new in origins:
-            raise LayoutError(f"rename calls both {shown(origins[new])} and {shown(old)} {shown(new)}")
+            raise LayoutError(f"rename gives {shown(origins[new])} and {shown(old)} the same name, {shown(new)}")
         origins[new] = old
         if only is None or _compiled("only", only).search(new):
             found[old] = new
@@ -117,7 +117,7 @@ def _compiled(argument: str, pattern: str) -> re.Pattern[str]:
 
 
 def key_paths(checkpoint: StoredCheckpoint, names: Mapping[str, str]) -> dict[str, KeyPath]:
-    """Where the tensors that keep their names lay in a nested state dict, as far as the checkpoint says."""
+    """The places in a nested state dict of the tensors that keep their names, as far as the checkpoint states them."""
     said = checkpoint.metadata.get("planner_data")
     if not isinstance(said, Mapping):
         return {}
@@ -130,7 +130,7 @@ def key_paths(checkpoint: StoredCheckpoint, names: Mapping[str, str]) -> dict[st
 
 
 def check_name(name: Any) -> None:
-    """Refuse what cannot be the name of a tensor in a file."""
+    """Refuse a name that a tensor in a file cannot have."""
     instance("the name of a tensor", name, str)
     if not name or name == "__metadata__":
         raise LayoutError(f"a tensor cannot be called {name!r}")

@@ -36,9 +36,9 @@ from .wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object,
 __all__ = ["plan_checkpoint", "reshard_checkpoint", "save_checkpoint"]
 
 _MEMORY = 256 * 2**20
-#: Up to how many bytes Hugging Face's own `save_pretrained` lets a file have.
+#: The most bytes that Hugging Face's own `save_pretrained` puts in a file.
 _FILE_BYTES = 5 * 10**9
-#: How often a task is tried again, unless the caller says otherwise.
+#: How often a task is retried, unless the caller says otherwise.
 _RETRIES = 2
 
 
@@ -65,26 +65,26 @@ def save_checkpoint(
             and strides, are tied: the elements are written once.
         layouts: How the tensors are cut, for `"sharded"` and `"dcp"`: a `LayoutMap` or a mapping by name. A
             `ShardedArray` that it does not name keeps its own partition; any other tensor is written whole.
-        to: `"safetensors"`, a file; `"hf"`, a folder in Hugging Face's form; `"sharded"`, a folder with a file for each
-            device that owns shards, which PyTorch's `HuggingFaceStorageReader` loads as well; `"dcp"`, the same as
-            `torch.distributed.checkpoint` has it, which loads it onto any mesh. By default a file if the path ends in
-            `.safetensors`, else sharded if anything is cut, else `"hf"`.
+        to: `"safetensors"`, a file; `"hf"`, a folder in Hugging Face's format; `"sharded"`, a folder with a file for
+            each device that owns shards, which PyTorch's `HuggingFaceStorageReader` also loads; `"dcp"`, the same in
+            the format of `torch.distributed.checkpoint`, which loads it onto any mesh. By default a file if the path
+            ends in `.safetensors`, else sharded if anything is cut, else `"hf"`.
         uneven: How a dim that does not divide is cut.
         metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
         max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
         memory: Bytes for the buffers of all threads.
         threads: How many; one per core if left out.
         sync: Whether the data is on the disk before the checkpoint has its name.
-        check: Whether replicas of sharded arrays are compared; `False` takes the first.
+        check: Whether to compare replicas of sharded arrays; `False` takes the first.
         progress: Called now and then with the bytes that are done and the bytes in all.
 
     Raises:
         FileExistsError: if something is there under the new name.
         LayoutError: if a layout does not fit, replicas differ, or the memory is too little.
-        TypeError: if a value is not an array, or of a dtype that the form cannot hold.
-        OSError: if a file cannot be written, or the disk has no room.
+        TypeError: if a value is not an array, or has a dtype that the format cannot hold.
+                OSError: if a file cannot be written, or the disk is full.
 
-    The checkpoint has its name when all of it is there and on the disk; whatever happens before, nothing is.
+    The checkpoint gets its name only when it is complete and on the disk; if anything fails before, there is nothing.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -131,19 +131,19 @@ def reshard_checkpoint(
     retries: int = _RETRIES,
     progress: Callable[[int, int], object] | None = None,
 ) -> WriteReport | WriteOutline:
-    """Cut a checkpoint anew: merge it, split it, or go from one layout to another, in a stated memory.
+    """Reshard a checkpoint: merge it, split it, or go from one layout to another, within a memory limit.
 
     Args:
-        src: A checkpoint of any form that `open_checkpoint` opens, also by URL; it is only read.
+        src: A checkpoint of any format that `open_checkpoint` opens, also by URL; it is only read.
         dst: The new file or folder, or a URL (`s3://`, `gs://`, `memory://`); nothing may be there.
         layouts: How the tensors are cut: a `LayoutMap` or a mapping, by the new names. Without it they are merged.
-        to: What `dst` is to be; see `save_checkpoint`.
+        to: The format of `dst`; see `save_checkpoint`.
         uneven: How a dim that does not divide is cut.
         dtype: What floating-point tensors are converted to; by default every tensor keeps its dtype. Converted tensors,
-            tensors whose pieces are compressed, and rewritten ones of very many short stretches, are written to a file
-            beside `dst` first.
+            tensors whose pieces are compressed, and rewritten ones with very many short stretches, are first written to
+            a file beside `dst`.
         rename: Regular expressions and what replaces their matches in names, one after the other, as by `re.sub`.
-        rewrites: What is named, packed, stacked, transposed or padded otherwise, after `rename`.
+        rewrites: What is named, packed, stacked, transposed or padded differently, after `rename`.
         only: A regular expression: the tensors in whose (new) names it is found.
         metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
         max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
@@ -153,13 +153,13 @@ def reshard_checkpoint(
         progress: Called now and then with the bytes that are done and the bytes in all.
         replicas: `"check"` compares pieces that are stored more than once, byte for byte, as they are stored: before
             `dtype` converts them. `"first"` takes the first of them.
-        resume: Whether a run that was interrupted goes on where it was; it must have been the same.
-        plan: Whether only to say what it would take.
+        resume: Whether to continue an interrupted run; its arguments must have been the same.
+        plan: Whether only to report what it would take.
         executor: What runs the tasks instead of threads of this process: any `concurrent.futures.Executor`, such as a
             `ProcessPoolExecutor`, `mpi4py.futures.MPIPoolExecutor` or Dask's `client.get_executor()`, whose workers see
             the same files or URLs. In a store a task is an object.
         task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints.
-        retries: How often a task is tried again that fails with an error of the system or of its worker.
+        retries: How often to retry a task that fails with an error of the system or of its worker.
 
     Returns:
         What was written; with `plan` what it would take.
@@ -169,12 +169,12 @@ def reshard_checkpoint(
         ParseError: if the source does not follow its format, changed meanwhile, or has replicas that disagree.
         LayoutError: if a layout does not fit a tensor, a rewrite matches nothing or does not fit, two tensors get one
             name, or the memory is too little.
-        TypeError: elements are packed, or of a dtype that the form cannot hold.
-        OSError: if a file cannot be read or written, or the disk has no room; with `resume` the next run goes on.
-        BrokenExecutor: a worker died, and its executor with it; with `resume` the next run goes on.
+        TypeError: if elements are packed, or have a dtype that the format cannot hold.
+        OSError: if a file cannot be read or written, or the disk is full; with `resume` the next run continues.
+        BrokenExecutor: if a worker died, and its executor with it; with `resume` the next run continues.
 
-    Every byte that is needed is read once and written once. The new checkpoint has its name when all of it is there and
-    on the disk.
+    Every byte that is needed is read once and written once. The new checkpoint gets its name only when it is complete
+    and on the disk.
 
     >>> import tempfile
     >>> from shardwise import DeviceMesh, TensorLayout
@@ -218,13 +218,13 @@ def plan_checkpoint(
     """Plan what `reshard_checkpoint` does, as tasks that can be run anywhere, and write nothing.
 
     Args:
-        src: As for `reshard_checkpoint`, like all that follow; a path that all machines see which run a part.
-        dst: The new file or folder; a path that they see as well.
+        src: As for `reshard_checkpoint`, like all that follow; a path that is visible to all machines that run a part.
+        dst: The new file or folder; a path that they all see too.
         layouts: How the tensors are cut.
-        to: What `dst` is to be.
+        to: The format of `dst`.
         uneven: How a dim that does not divide is cut.
         rename: Regular expressions and what replaces their matches in names.
-        rewrites: What is named, packed, stacked, transposed or padded otherwise.
+        rewrites: What is named, packed, stacked, transposed or padded differently.
         only: A regular expression: the tensors in whose (new) names it is found.
         metadata: Texts for the headers' `__metadata__`.
         max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
@@ -232,8 +232,8 @@ def plan_checkpoint(
         task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints.
 
     Raises:
-        TypeError: if a tensor lies compressed in the source, or in very many short stretches, so that
-            `reshard_checkpoint` has to put it together first.
+        TypeError: if a tensor is compressed in the source, or in very many short stretches, so that
+        `reshard_checkpoint` has to put it together first.
         FileExistsError, ParseError, LayoutError, OSError: as for `reshard_checkpoint`.
 
     >>> import tempfile
@@ -291,10 +291,10 @@ def _run(
         retries=retries,
         progress=progress,
     )
-    return replace(report, path=path)  # As it was given; that of a plan is absolute.
+    return replace(report, path=path)  # As given; a plan's path is absolute.
 
 
-#: What becomes of tensors that cannot be copied as they are: written to a file first, only counted, or refused.
+#: What happens to tensors that cannot be copied as they are: written to a file first, only counted, or refused.
 _Stored = Literal["spool", "placeholder", "refuse"]
 
 
@@ -329,7 +329,7 @@ def _planning(
 
         def stored(old: str, new: str, partition: Partition | None) -> Wanted:
             tensor = checkpoint[old]
-            # The engine reads local files; what lies in a store is fetched first, unless it goes to a store again.
+            # The engine reads local files; data in a store is fetched first, unless it goes to a store again.
             is_direct = is_addressable(tensor) and (isinstance(target, ObjectPath) or not is_remote)
             if how == "placeholder" and not is_direct:
                 return placeholder(new, tensor, partition)
@@ -338,13 +338,13 @@ def _planning(
             if how == "refuse":
                 raise _not_in_tasks(old)
             if replicas == "check" and tensor.replicas and is_addressable(tensor):
-                # As they are stored: what differs may be equal once it is converted.
+                # As they are stored: values that differ may be equal once converted.
                 check_stored_replicas([wanted_stored(new, tensor, None)], memory)
             return spool.tensor(new, tensor, converted, partition, memory)
 
         wanted = []
         aliases: dict[str, str] = {}
-        #: By their names in the source, what goes to the destination as it is.
+        #: By their names in the source, the tensors that go to the destination as they are.
         names: dict[str, str] = {}
         tensors = renamed_tensors(checkpoint, rename, rewrites, converted, stored)
         for name, made in chosen(tensors, only, checkpoint.path).items():
@@ -375,7 +375,7 @@ def _planning(
 
 def _not_in_tasks(name: str) -> TypeError:
     return TypeError(
-        f"tensor {shown(name)} lies compressed in the source, or in too many short stretches, so that no task can copy "
+        f"tensor {shown(name)} is compressed in the source, or in too many short stretches, so no task can copy "
         "a part of it; reshard_checkpoint puts it together first"
     )
 
