@@ -84,7 +84,7 @@ test-oracle: frameworks ## install the frameworks and compare with them
 test-clusters: build ## install Dask, an MPI and an S3 server, and run the tests of clusters and object stores
 	$(call install_extras,cluster test-mpi test-s3)
 	$(BIN)/python -m pytest tests/store/test_clusters.py tests/store/test_objects.py tests/store/test_object_tasks.py \
-	  tests/execute tests/test_page_blocks.py -rs
+	  tests/store/test_object_plans.py tests/execute tests/test_page_blocks.py -rs
 
 prove: frameworks ## compare millions of cases with oracles; Ctrl-C stops, the same command goes on; SEED=… repeats
 	$(BIN)/python -m tests.prove --resume --jobs $(JOBS) --scale $(SCALE) $(if $(SEED),--seed $(SEED)) \

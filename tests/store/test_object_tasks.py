@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.store.objects import ObjectPath
-from shardwise.store.write import objects as object_job
+from shardwise.store.write import object_parts
 from tests.store.stores import Store
 from tests.store.test_objects import GoogleLike, wrapped
 
@@ -47,8 +47,8 @@ def test_parts_of_any_kind_are_the_file(
 ) -> None:  # fmt: skip
     """Tensors that take many parts, and parts that have many tensors; headers before all, and before each."""
     part = 4096
-    monkeypatch.setattr(object_job, "_LEAST_PART", part)
-    monkeypatch.setattr(object_job, "_MOST_PART", part)
+    monkeypatch.setattr(object_parts, "_LEAST_PART", part)
+    monkeypatch.setattr(object_parts, "_MOST_PART", part)
     sizes = data.draw(st.lists(st.sampled_from([0, 1, 500, 3000, 4096, 9001, 40_000]), max_size=7))
     rng = np.random.default_rng(len(sizes))
     tensors = {f"{i}": rng.integers(0, 256, size, "u1") for i, size in enumerate(sizes)}
@@ -154,7 +154,7 @@ def test_the_memory_of_a_host_is_divided(memory: Store, tmp_path: Path) -> None:
     place = memory.place("b")
     with (
         ThreadPoolExecutor(3) as executor,
-        pytest.raises(sw.LayoutError, match=r"memory is 20\.0 MiB for each of 3 workers; 32\.0 MiB are needed"),
+        pytest.raises(sw.LayoutError, match=r"memory is 20\.0 MiB for each of 3 workers; at least 32\.0 MiB are"),
     ):
         sw.reshard_checkpoint(tmp_path / "a", place, memory=60 << 20, executor=executor)
     assert memory.objects(place) == {}

@@ -385,6 +385,8 @@ def test_a_plan_that_was_forged_with_care_is_refused_or_harmless(source: Path, t
         lambda text: text.replace(b'"tensors":[[', b'"tensors":[7,['),
         lambda text: b"[]",
         lambda text: b"{" * 9999,
+        lambda text: b"[" * 100_000,
+        lambda text: text.replace(b'"texts":{', b'"texts":{"../evil":"",'),
     ):
         forged = change(said)
         assert forged != said
@@ -393,6 +395,14 @@ def test_a_plan_that_was_forged_with_care_is_refused_or_harmless(source: Path, t
         path.write_bytes(head + zlib.compress(forged + numbers))
         with pytest.raises((sw.ParseError, sw.LayoutError)):
             sw.CheckpointPlan.load(path).run()
+    for at in (0, 1, 2, 4, 6):  # Of the first piece: its source, its offset, a start, a stop, a stride.
+        for value in (-1, 2**62):
+            forged = numbers[: 8 * at] + value.to_bytes(8, "little", signed=True) + numbers[8 * at + 8 :]
+            digest = hashlib.sha256(said + forged).hexdigest()
+            head = f"shardwise plan 1 {digest} {len(said)} {len(forged)}\n".encode()
+            path.write_bytes(head + zlib.compress(said + forged))
+            with pytest.raises((sw.ParseError, sw.LayoutError)):
+                sw.CheckpointPlan.load(path).run()
     assert not (tmp_path / "new").exists()
 
 

@@ -203,7 +203,8 @@ def _add_commit(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="finish the checkpoint of a saved plan after all its parts have run",
         description=(
             "Check that there is a valid receipt for every task of a plan, write the headers and the manifest, and "
-            "give the checkpoint its name. If a receipt is missing or wrong, nothing is changed."
+            "give the checkpoint its name; in an object store, write the manifest. If a receipt is missing or wrong, "
+            "nothing is changed."
         ),
     )
     commit.add_argument("plan", metavar="PLAN", type=Path, help="the plan")

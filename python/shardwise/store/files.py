@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from .._atomic import naming
 from ..errors import ParseError
 
-__all__ = ["DataFile", "FileStatus"]
+__all__ = ["DataFile", "FileStatus", "opened_again"]
 
 T = TypeVar("T")
 
@@ -162,7 +162,7 @@ class DataFile:
     def __reduce__(self) -> tuple[Any, ...]:
         # For a worker: opened there, and refused if it is a different file. Only size and time are the same on all
         # hosts.
-        return _opened_again, (os.path.abspath(self.path), self.size, self.status[3])  # noqa: PTH100
+        return opened_again, (os.path.abspath(self.path), self.size, self.status[3])  # noqa: PTH100
 
     def close(self) -> None:
         """Close the file, once all reads of it are done; maps stay valid. Closing twice is allowed."""
@@ -240,7 +240,13 @@ class DataFile:
         return bytes(data)
 
 
-def _opened_again(path: str, size: int, modified: int) -> DataFile:
+def opened_again(path: str, size: int, modified: int) -> DataFile:
+    """Open a file that must have the size and the time of modification that it had.
+
+    Raises:
+        ParseError: if it has others.
+        OSError: if it cannot be opened.
+    """
     file = DataFile(Path(path))
     if (file.size, file.status[3]) != (size, modified):
         file.close()

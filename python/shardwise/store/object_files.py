@@ -69,6 +69,11 @@ class ObjectFile(DataFile):
         self._lock = threading.Lock()
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
 
+    @property
+    def noted(self) -> tuple[ObjectPath, int, str]:
+        """Where it is, its bytes, and what tells it from another object of the same name."""
+        return self._object, *self._noted
+
     def __reduce__(self) -> tuple[Any, ...]:
         return ObjectFile, (self._object, self._noted)
 

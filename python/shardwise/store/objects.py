@@ -162,6 +162,25 @@ class ObjectPath:
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (str(self), self._filesystem)
 
+    def refuse_options(self, what: str) -> None:
+        """Refuse a filesystem that another process would not make of the URL and the same environment.
+
+        Args:
+            what: What keeps the URL only.
+
+        Raises:
+            TypeError: if it has other options, or is of another kind; names those options, and no values.
+        """
+        other = ObjectPath(str(self))._filesystem
+        mine, theirs = _said_options(self._filesystem), _said_options(other)
+        different = sorted(str(key) for key in {*mine, *theirs} if mine.get(key) != theirs.get(key))
+        if different or type(other) is not type(self._filesystem):
+            names = ", ".join(different[:5]) or "a filesystem of its own"
+            raise TypeError(
+                f"{self}: has {names}; {what} keeps URLs, and no options: give them by the environment, "
+                f"as FSSPEC_{self._protocol.upper()}_ENDPOINT_URL or AWS_ENDPOINT_URL"
+            )
+
     def ask(self, what: Callable[[], Answer]) -> Answer:
         """Make a request, repeated if it fails for a temporary reason; its errors name this path.
 
@@ -301,6 +320,13 @@ class ObjectPath:
             return got
         finally:
             body.close()
+
+
+def _said_options(filesystem: Any) -> dict[str, Any]:
+    """The options that it was made with; except for attempts, which are counted here, and which botocore changes."""
+    said = dict(getattr(filesystem, "storage_options", {}))
+    said["config_kwargs"] = {key: value for key, value in said.get("config_kwargs", {}).items() if key != "retries"}
+    return said
 
 
 def entries_of(folder: Path) -> Iterator[tuple[str, bool]]:

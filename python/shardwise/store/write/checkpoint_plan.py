@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from typing import Any
 
 from ..._arguments import path_of
-from .drive import commit_plan, outline_of, run_part
+from ..objects import ObjectPath
+from .drive import check_retries, commit_plan, numbers_of, outline_of, run_part
+from .object_drive import commit_objects, run_objects
+from .object_parts import outline_of as objects_outline
 from .place import Workplace
 from .plan import WritePlan
 from .planfile import load_plan, save_plan
+from .planned_object import planned_object
 from .reports import WriteOutline, WriteReport
+from .task import SourceObject
 
 __all__ = ["CheckpointPlan"]
 
@@ -21,9 +27,11 @@ _MEMORY = 256 * 2**20
 class CheckpointPlan(WritePlan):
     """A new checkpoint as tasks that any process can do, in any order; `plan_checkpoint` makes it.
 
+    For a checkpoint in an object store a task makes an object, and receipts are objects beside it.
+
     Attributes:
         path: The place of the new checkpoint.
-        task_bytes: The most bytes of tensors that a task writes.
+        task_bytes: The most bytes of tensors that a task writes; has no meaning for stores.
         tasks: The tasks, each made when it is asked for.
         digest: Distinguishes it from any other plan.
         nbytes: Bytes of all files.
@@ -36,7 +44,13 @@ class CheckpointPlan(WritePlan):
             LayoutError: if the memory is too little.
             OSError: if the folder for the checkpoint does not exist.
         """
+        if self.is_in_store:
+            return objects_outline(self.files, memory, threads)
         return outline_of(self, memory, threads)
+
+    def task(self, number: int) -> Any:
+        """Make a task."""
+        return planned_object(self, number) if self.is_in_store else super().task(number)
 
     def check_room(self) -> None:
         """Raise OSError if the destination's file system does not have room for it."""
@@ -46,11 +60,17 @@ class CheckpointPlan(WritePlan):
         """Write the plan to a file, which `load` reads on any machine that sees the plan's files.
 
         Raises:
-            TypeError: if a part of it is only in memory.
+            TypeError: if a part of it is only in memory, or a filesystem of fsspec has options that its URL and the
+                environment do not give.
             OSError: if the file cannot be written.
         """
         if not self.is_of_files:
             raise TypeError("a plan whose tensors are in memory, or in temporary files, cannot be saved")
+        places = [source.path for source in self.sources if isinstance(source, SourceObject)]
+        if isinstance(self.path, ObjectPath):
+            places.append(self.path)
+        for place in {place.protocol: place for place in places}.values():
+            place.refuse_options("a plan file")
         save_plan(self, path_of(path))
 
     @classmethod
@@ -83,7 +103,7 @@ class CheckpointPlan(WritePlan):
             executor: What runs the tasks; threads of this process if left out. See `reshard_checkpoint`.
             memory: Bytes for the buffers of all workers of this host.
             threads: Their number, if there is no executor; one per core if left out.
-            sync: Whether to sync the data to disk before writing its receipt.
+            sync: Whether to sync the data to disk before writing its receipt; a store does so anyway.
             retries: How often to retry a task that fails with a system error.
             progress: Called now and then with the bytes done and the bytes in all.
 
@@ -92,22 +112,29 @@ class CheckpointPlan(WritePlan):
 
         Raises:
             FileExistsError: if the checkpoint exists already.
-                        ParseError: if a source is not what it was, replicas disagree, or a receipt is not what was
-                            written.
+            ParseError: if a source is not what it was, replicas disagree, or a receipt is not what was written.
             LayoutError: if there is no such part or task, or the memory is too little.
             BrokenExecutor: if a worker died and its executor with it; finished tasks stay, and the next run continues.
             OSError: if a file cannot be read or written.
         """
+        check_retries(retries)
+        span, numbers = numbers_of(self, part, tasks)
+        if self.is_in_store:
+            return run_objects(
+                self, numbers, again=tasks is not None, executor=executor, memory=memory, threads=threads,
+                retries=retries, progress=progress,
+            )  # fmt: skip
         return run_part(
-            self, part, tasks, executor=executor, memory=memory, threads=threads, sync=sync, retries=retries,
-            progress=progress,
+            self, span, numbers, is_whole=part is None and tasks is None, again=tasks is not None, executor=executor,
+            memory=memory, threads=threads, sync=sync, retries=retries, progress=progress,
         )  # fmt: skip
 
     def commit(self, *, check: bool = False, memory: int = _MEMORY, sync: bool = True) -> WriteReport:
         """Finish the checkpoint: write headers and manifest, and give it its name.
 
         Args:
-            check: Whether to read back all that was written and compare it with the receipts.
+            check: Whether to read back all that was written and compare it with the receipts; in a store also with
+                the sources.
             memory: Bytes for buffers while checking.
             sync: Whether to sync the data to disk before the checkpoint gets its name.
 
@@ -116,9 +143,11 @@ class CheckpointPlan(WritePlan):
 
         Raises:
             FileExistsError: if the checkpoint exists already.
-                        BlockingIOError: if another process is working on it.
+            BlockingIOError: if another process is working on it.
             ParseError: if a receipt is missing, damaged, of another plan, or contradicts its task or another receipt
-            for it; or, with `check`, if the data is not what a receipt says. Nothing is changed.
+                for it; or, with `check`, if the data is not what a receipt says. Nothing is changed.
             OSError: if a file cannot be written.
         """
+        if self.is_in_store:
+            return commit_objects(self, check=check, memory=memory)
         return commit_plan(self, check=check, memory=memory, sync=sync)

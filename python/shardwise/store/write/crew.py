@@ -24,7 +24,9 @@ _SMALL, _LEAST = 512 * 2**10, 16 * 2**10
 _PARALLEL_FROM = 4 * 2**20
 _MOST_THREADS = 256
 #: System errors that would be the same the next time.
-_LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR}
+_LASTING = {
+    errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.ENOENT, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS,
+}  # fmt: skip
 
 Task = TypeVar("Task")
 Receipt = TypeVar("Receipt")

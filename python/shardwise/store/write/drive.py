@@ -21,7 +21,7 @@ from .plan import WritePlan
 from .reports import WriteOutline, WriteReport
 from .task import CheckpointTask, TaskReceipt
 
-__all__ = ["commit_plan", "outline_of", "run_part", "run_whole"]
+__all__ = ["check_retries", "commit_plan", "numbers_of", "outline_of", "run_part", "run_whole"]
 
 #: The most bytes that the two buffers of a thread take.
 _MOST_BUFFERS = 16 * 2**20
@@ -91,9 +91,11 @@ def _spread(numbers: Sequence[int], sizes: npt.NDArray[np.int64], workers: int) 
 
 def run_part(
     plan: WritePlan,
-    part: tuple[int, int] | None,
-    tasks: Sequence[int] | None,
+    span: range,
+    numbers: Sequence[int],
     *,
+    is_whole: bool,
+    again: bool,
     executor: Executor | None,
     memory: int,
     threads: int | None,
@@ -101,30 +103,38 @@ def run_part(
     retries: int,
     progress: Callable[[int, int], object] | None,
 ) -> int:
-    """Run tasks of a plan and record their receipts; see `CheckpointPlan.run`."""
-    _check_retries(retries)
+    """Run tasks of a plan, all within a span, and record their receipts; see `CheckpointPlan.run`."""
     place, ledger = Workplace(plan), Ledger(plan)
-    numbers: Sequence[int]
-    if tasks is not None:
-        if part is not None:
-            raise TypeError("part and tasks cannot both be given")
-        numbers = [integer("a task", number) for number in tasks]
-        wrong = next((number for number in numbers if not 0 <= number < len(plan.tasks)), None)
-        if wrong is not None:
-            raise LayoutError(f"tasks: there is no task {wrong}; the plan has {len(plan.tasks)}")
-        span = range(min(numbers, default=0), max(numbers, default=-1) + 1)
-    else:
-        span = range(len(plan.tasks)) if part is None else _part(plan, part)
-        numbers = span
-    lock = place.locked() if part is None and tasks is None else nullcontext()
+    lock = place.locked() if is_whole else nullcontext()
     with lock, _crew(plan, executor, memory, threads) as crew:
         place.begin(parts=True)
-        if tasks is None:
+        if not again:
             for receipt in place.receipts(span):
                 ledger.add(receipt)
-            numbers = [number for number in span if number not in ledger]
+            numbers = [number for number in numbers if number not in ledger]
         recorder = place.recorder(span, sync=sync, gather=crew.is_here)
         return _run_tasks(plan, numbers, crew, ledger, recorder, sync=sync, retries=retries, progress=progress)
+
+
+def numbers_of(
+    plan: WritePlan, part: tuple[int, int] | None, tasks: Sequence[int] | None
+) -> tuple[range, Sequence[int]]:
+    """Give the numbers of the tasks of a part, or those asked for, and a range that they are within.
+
+    Raises:
+        LayoutError: if there is no such part or task.
+        TypeError: if both are given, or something else.
+    """
+    if tasks is None:
+        span = range(len(plan.tasks)) if part is None else _part(plan, part)
+        return span, span
+    if part is not None:
+        raise TypeError("part and tasks cannot both be given")
+    numbers = [integer("a task", number) for number in tasks]
+    wrong = next((number for number in numbers if not 0 <= number < len(plan.tasks)), None)
+    if wrong is not None:
+        raise LayoutError(f"tasks: there is no task {wrong}; the plan has {len(plan.tasks)}")
+    return range(min(numbers, default=0), max(numbers, default=-1) + 1), numbers
 
 
 def _part(plan: WritePlan, part: Any) -> range:
@@ -145,7 +155,7 @@ def run_whole(
     progress: Callable[[int, int], object] | None,
 ) -> WriteReport:
     """Write a checkpoint, from the first task to the last rename."""
-    _check_retries(retries)
+    check_retries(retries)
     place = Workplace(plan)
     with _crew(plan, executor, memory, threads) as crew, place.locked():
         place.claim(resume)
@@ -201,7 +211,8 @@ def outline_of(plan: WritePlan, memory: int, threads: int | None) -> WriteOutlin
         )
 
 
-def _check_retries(retries: int) -> None:
+def check_retries(retries: int) -> None:
+    """Refuse, with LayoutError, a negative number of retries."""
     if integer("retries", retries) < 0:
         raise LayoutError(f"retries is {retries}; it must be at least 0")
 

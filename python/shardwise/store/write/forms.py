@@ -14,7 +14,7 @@ from ..objects import ObjectPath
 from .checkpoint_plan import CheckpointPlan
 from .dcp import INDEX, KeyPath, dcp_files, dcp_index, is_writable
 from .files import TargetFile, hugging_face_files, index_of, sharded_files, single_file
-from .objects import ObjectJob
+from .objects import ObjectJob, check_plannable
 from .planning import make_plan
 from .wanted import Wanted
 
@@ -42,11 +42,12 @@ def plan_form(
     task_bytes: int | None = None,
     *,
     compare: bool,
+    is_saved: bool = False,
 ) -> CheckpointPlan | ObjectJob:
     """Plan a checkpoint of these tensors, in the given format or the one that the path and the cuts suggest.
 
     Args:
-        path: Where it is to be; a plan for a store is an `ObjectJob`.
+        path: Where it is to be; a plan for a store is an `ObjectJob`, unless it is to be saved.
         wanted: The tensors; those of one identity are written once, and the other names are noted in `aliases`.
         to: The form.
         metadata: Texts for the headers.
@@ -55,10 +56,11 @@ def plan_form(
         paths: For `"dcp"`, where tensors lie in a nested state dict.
         task_bytes: How many bytes a task writes at most.
         compare: Whether pieces that are stored more than once are compared.
+        is_saved: Whether it is to be saved, and run in parts.
 
     Raises:
         LayoutError: if the form is not one that is written, or does not go with the metadata; two tensors have one
-            name; `max_file_bytes` is not a positive integer.
+            name; `max_file_bytes` is not a positive integer; a plan to be saved would be of one object in a store.
         TypeError: if the form cannot hold a tensor's dtype.
     """
     if to is None:
@@ -108,7 +110,9 @@ def plan_form(
         ],
     }
     is_folder = to != "safetensors"
-    if isinstance(path, ObjectPath):
+    if is_saved and isinstance(path, ObjectPath):
+        check_plannable(path, is_folder, texts)
+    elif isinstance(path, ObjectPath):
         return ObjectJob(
             path, kept, files, is_folder=is_folder, texts=texts, manifest=manifest, compare_replicas=compare
         )

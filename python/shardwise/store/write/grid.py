@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ..boxes import Bounds
 
-__all__ = ["TaskGrid"]
+__all__ = ["FileGrid", "TaskGrid"]
 
 #: The most pieces that the small tensors of one task have, besides the first: a task must stay small too.
 _MOST_PIECES = 1024
@@ -131,6 +131,60 @@ class TaskGrid:
                 lengths = np.clip(np.minimum(edges + rows, stop) - np.maximum(edges, start), 0, None)
                 shared = np.multiply.outer(shared, lengths).reshape(-1)
             found[begin : begin + run.tasks] += shared
+
+
+class FileGrid:
+    """The same, of tasks that make a file each: of these boxes of tensors.
+
+    >>> grid = FileGrid([[(0, ((0, 2), (0, 6)))], [(0, ((2, 4), (0, 6))), (1, ((0, 3),))]], [1, 2])
+    >>> len(grid), grid.boxes(0), grid.bytes.tolist()
+    (2, [(0, ((0, 2), (0, 6)))], [12, 18])
+    >>> grid.first_in(0, np.array([[[1, 3], [0, 6]], [[2, 3], [5, 6]]])).tolist()
+    [0, 1]
+    """
+
+    def __init__(self, files: Sequence[Sequence[tuple[int, Bounds]]], itemsizes: Sequence[int]) -> None:
+        self._files = files
+        self._itemsizes = itemsizes
+        self._held: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def boxes(self, task: int) -> list[tuple[int, Bounds]]:
+        """The boxes that a task writes, each with its tensor's number."""
+        return list(self._files[task])
+
+    @property
+    def bytes(self) -> npt.NDArray[np.int64]:
+        """The bytes of tensors that each task writes."""
+        sizes = [
+            sum(math.prod(stop - start for start, stop in box) * self._itemsizes[tensor] for tensor, box in boxes)
+            for boxes in self._files
+        ]
+        return np.array(sizes, np.int64)
+
+    def first_in(self, tensor: int, boxes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The task that writes the first element of each box of a tensor, int64 of shape (boxes, dims, 2)."""
+        if not self._held:
+            found: dict[int, list[tuple[int, Bounds]]] = {}
+            for task, written in enumerate(self._files):
+                for number, box in written:
+                    found.setdefault(number, []).append((task, box))
+            for number, pairs in found.items():
+                rank = len(pairs[0][1])
+                sides = np.array([box for _, box in pairs], np.int64).reshape(len(pairs), rank, 2)
+                self._held[number] = np.array([task for task, _ in pairs], np.int64), sides
+        tasks, sides = self._held[tensor]
+        corners = boxes[:, None, :, 0]
+        inside = ((sides[..., 0] <= corners) & (corners < sides[..., 1])).all(axis=2)
+        first: npt.NDArray[np.int64] = tasks[inside.argmax(axis=1)]
+        return first
+
+    def add_overlaps(self, tensor: int, boxes: npt.NDArray[np.int64], found: npt.NDArray[np.int64]) -> None:
+        """Add the bytes of each box of a tensor to the task that has its first element."""
+        sizes = (boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1) * self._itemsizes[tensor]
+        np.add.at(found, self.first_in(tensor, boxes), sizes)
 
 
 def _slabs(number: int, shape: tuple[int, ...], itemsize: int, task_bytes: int) -> _Run:

@@ -22,7 +22,7 @@ from ..objects import ObjectPath, ObjectStatus
 from .files import TargetFile
 from .gather import Gatherer
 from .ledger import joined_crc
-from .uploads import Upload, upload_to
+from .uploads import Comparison, Upload, upload_to
 from .wanted import Wanted
 
 __all__ = ["ObjectReceipt", "ObjectTask", "task_for"]
@@ -91,8 +91,21 @@ class ObjectTask:
             ParseError: if a source is not what it was, or the object not what was sent.
             OSError: if a source cannot be read, or the store fails.
         """
-        gatherer = Gatherer(self.wanted, threads)
         upload = upload_to(self.place, flight=self.flight, is_new=self.is_new, run=f"{self.run}-{self.number}")
+        return self._made(upload, threads, progress)
+
+    def confirm(self, *, threads: int | None, progress: Callable[[int], object] | None = None) -> ObjectReceipt:
+        """See that the object that is there is what `make` would make; nothing is written.
+
+        Raises:
+            FileNotFoundError: if there is none.
+            FileExistsError: if another is there.
+            ParseError, OSError: as for `make`.
+        """
+        return self._made(Comparison(self.place), threads, progress)
+
+    def _made(self, upload: Upload, threads: int | None, progress: Callable[[int], object] | None) -> ObjectReceipt:
+        gatherer = Gatherer(self.wanted, threads)
         written = 0
         try:
             stream = self._stream(gatherer, upload)

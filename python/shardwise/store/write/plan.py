@@ -21,9 +21,10 @@ from ..._arguments import integer
 from ..._dtypes import Dtype
 from ..._text import bytes_text
 from ...errors import LayoutError, SizeOverflowError
+from ..objects import ObjectPath
 from .files import TargetFile
-from .grid import TaskGrid
-from .task import CheckpointTask, SourceFile, program_of
+from .grid import FileGrid, TaskGrid
+from .task import CheckpointTask, SourceFile, SourceObject, program_of
 
 __all__ = ["PlannedTensor", "WritePlan", "split_rows", "target_rows", "uncollected"]
 
@@ -108,7 +109,7 @@ class WritePlan:
         tensors: Sequence[PlannedTensor],
         files: Sequence[TargetFile],
         sizes: Sequence[int],
-        sources: Sequence[SourceFile | npt.NDArray[Any]],
+        sources: Sequence[SourceFile | SourceObject | npt.NDArray[Any]],
         texts: dict[str, bytes],
         manifest: dict[str, Any],
     ) -> None:
@@ -121,8 +122,13 @@ class WritePlan:
         self.sources = sources
         self.texts = texts
         self.manifest = manifest
-        shapes = [(each.shape, each.itemsize, len(each.sources) + len(each.targets)) for each in tensors]
-        self.grid = TaskGrid(shapes, task_bytes)
+        self.grid: TaskGrid | FileGrid
+        if self.is_in_store:
+            boxes = [[(slot.tensor, slot.box) for slot in file.slots if slot.end > slot.begin] for file in files]
+            self.grid = FileGrid(boxes, [each.itemsize for each in tensors])
+        else:
+            shapes = [(each.shape, each.itemsize, len(each.sources) + len(each.targets)) for each in tensors]
+            self.grid = TaskGrid(shapes, task_bytes)
         self._cut: dict[int, list[int]] = {}
 
     @property
@@ -131,9 +137,14 @@ class WritePlan:
         return sum(self.sizes)
 
     @property
+    def is_in_store(self) -> bool:
+        """Whether the checkpoint is to be in an object store: then each task makes an object."""
+        return isinstance(self.path, ObjectPath)
+
+    @property
     def is_of_files(self) -> bool:
-        """Whether everything comes from files, so that any process can do a part of it."""
-        return all(isinstance(source, SourceFile) for source in self.sources)
+        """Whether everything comes from files and objects, so that any process can do a part of it."""
+        return all(isinstance(source, (SourceFile, SourceObject)) for source in self.sources)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -177,13 +188,14 @@ class WritePlan:
     def _edges(self, parts: int) -> list[int]:
         if parts in self._cut:
             return self._cut[parts]
-        ends = np.cumsum(self.grid.bytes)
-        total = int(ends[-1]) if len(ends) else 0
-        edges: list[int] = np.searchsorted(
-            ends, [total * part // parts for part in range(parts)], side="right"
-        ).tolist()
+        sizes = self.grid.bytes
+        total = int(sizes.sum())
+        # A task is of the part in which its middle is, so that as many parts as tasks of like bytes have one each.
+        middles = np.cumsum(sizes) - sizes + sizes // 2
+        cuts = np.array([total * part // parts for part in range(parts)], np.int64)
+        edges: list[int] = np.searchsorted(middles, cuts).tolist()
         # For the last number of parts that was asked for.
-        self._cut = {parts: [0, *edges[1:], len(ends)]}
+        self._cut = {parts: [0, *edges[1:], len(sizes)]}
         return self._cut[parts]
 
     def part_bytes(self, parts: int) -> npt.NDArray[np.int64]:
@@ -229,7 +241,8 @@ class WritePlan:
                     flat += side
             numbers.append(np.array(flat, np.int64))
         whole = np.concatenate(numbers) if numbers else np.empty(0, np.int64)
-        return json.dumps(said, separators=(",", ":")).encode(), whole.astype("<i8").tobytes()
+        # Of what is in a store, the URL.
+        return json.dumps(said, separators=(",", ":"), default=str).encode(), whole.astype("<i8").tobytes()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {str(self.path)!r}: {len(self.tasks)} tasks, {bytes_text(self.nbytes)}>"

@@ -14,10 +14,12 @@ from ..._arguments import integer
 from ..._text import shown
 from ...errors import LayoutError, SizeOverflowError
 from ..files import DataFile
+from ..object_files import ObjectFile
+from ..objects import ObjectPath
 from .checkpoint_plan import CheckpointPlan
 from .files import TargetFile
 from .plan import PlannedTensor, target_rows
-from .task import SourceFile, head_digest
+from .task import SourceFile, SourceObject, head_digest
 from .wanted import SourcePiece, Wanted
 
 __all__ = ["make_plan"]
@@ -79,7 +81,7 @@ def make_plan(
         )
     sources = [_source(holder, *span) for holder, span in zip(held, spans, strict=True)]
     return CheckpointPlan(
-        path.absolute(),
+        path if isinstance(path, ObjectPath) else path.absolute(),
         is_folder=is_folder,
         task_bytes=task_bytes,
         tensors=tensors,
@@ -98,9 +100,11 @@ def _rows(numbers: list[list[int]], tensor: Wanted) -> npt.NDArray[np.int64]:
         raise SizeOverflowError(f"tensor {shown(tensor.name)}: an offset is over 2**63 - 1") from None
 
 
-def _source(holder: DataFile | npt.NDArray[Any], begin: int, end: int) -> SourceFile | npt.NDArray[Any]:
+def _source(holder: DataFile | npt.NDArray[Any], begin: int, end: int) -> SourceFile | SourceObject | npt.NDArray[Any]:
     if not isinstance(holder, DataFile):
         return holder
+    if isinstance(holder, ObjectFile):
+        return SourceObject(*holder.noted)
     path = os.path.abspath(holder.path)  # noqa: PTH100 (a Path would follow `..` through links another way)
     begin, end = min(begin, holder.size), min(end, holder.size)
     return SourceFile(path, holder.size, holder.status[3], begin, end, head_digest(path, holder.size, begin, end))

@@ -201,8 +201,8 @@ def reshard_checkpoint(
 
 
 def plan_checkpoint(
-    src: str | os.PathLike[str],
-    dst: str | os.PathLike[str],
+    src: str | os.PathLike[str] | ObjectPath,
+    dst: str | os.PathLike[str] | ObjectPath,
     layouts: Layouts | None = None,
     *,
     to: Target | None = None,
@@ -219,7 +219,8 @@ def plan_checkpoint(
 
     Args:
         src: As for `reshard_checkpoint`, like all that follow; a path that is visible to all machines that run a part.
-        dst: The new file or folder; a path that they all see too.
+            For a `dst` in a store it may be a URL.
+        dst: The new file or folder, which they all see too; or a new folder's URL.
         layouts: How the tensors are cut.
         to: The format of `dst`.
         uneven: How a dim that does not divide is cut.
@@ -229,11 +230,12 @@ def plan_checkpoint(
         metadata: Texts for the headers' `__metadata__`.
         max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
         replicas: `"check"` compares pieces that are stored more than once, `"first"` takes the first of them.
-        task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints.
+        task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints. In a store
+            a task makes an object: then `max_file_bytes` limits those of `"hf"`.
 
     Raises:
         TypeError: if a tensor is compressed in the source, or in very many short stretches, so that
-        `reshard_checkpoint` has to put it together first.
+            `reshard_checkpoint` has to put it together first; or the source is in a store, and `dst` is not.
         FileExistsError, ParseError, LayoutError, OSError: as for `reshard_checkpoint`.
 
     >>> import tempfile
@@ -247,13 +249,11 @@ def plan_checkpoint(
     ...     report = plan.commit()
     ...     with open_checkpoint(halves) as checkpoint:
     ...         print(int(checkpoint.read("w").sum()) == 2**16 * (2**17 - 1))
-    2 tasks
     1 tasks
+    2 tasks
     True
     """
     target = place_of(dst)
-    if isinstance(target, ObjectPath):
-        raise TypeError(f"dst is {target}; saved plans write to disks; reshard_checkpoint(executor=…) writes to stores")
     planned = _planning(
         src, target, layouts, to, uneven, None, rename, rewrites, only, metadata, max_file_bytes, 0, replicas,
         task_bytes,
@@ -335,6 +335,11 @@ def _planning(
                 return placeholder(new, tensor, partition)
             if how == "placeholder" or (is_direct and not is_converted(tensor, converted)):
                 return wanted_stored(new, tensor, partition)
+            if how == "refuse" and is_remote and not isinstance(target, ObjectPath) and is_addressable(tensor):
+                raise TypeError(
+                    f"src is {source}, and dst is not in a store; tasks for a disk read files: reshard_checkpoint "
+                    "fetches them first"
+                )
             if how == "refuse":
                 raise _not_in_tasks(old)
             if replicas == "check" and tensor.replicas and is_addressable(tensor):
@@ -363,12 +368,12 @@ def _planning(
         if to == "dcp":
             for old, name in kept_values(checkpoint, rename, rewrites, only, tensors).items():
                 names[old] = name
-                wanted.append(wanted_object(name, checkpoint.objects[old]))
+                wanted.append(wanted_object(name, checkpoint.objects[old], is_read=not isinstance(target, ObjectPath)))
         paths = key_paths(checkpoint, names)
         with uncollected():
             planned = plan_form(
                 target, wanted, to, metadata or {}, max_file_bytes, aliases, paths, task_bytes,
-                compare=replicas == "check",
+                compare=replicas == "check", is_saved=how == "refuse",
             )  # fmt: skip
         yield planned
 

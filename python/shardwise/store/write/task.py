@@ -19,9 +19,19 @@ from ..._atomic import naming
 from ..._text import bytes_text
 from ...errors import ParseError
 from ..engine import DIGEST_MODULUS, CopyJob
+from ..objects import ObjectPath
 from .manifest import differing_replica
 
-__all__ = ["CheckpointTask", "SourceFile", "TaskReceipt", "head_digest", "receipt_from_line", "receipt_line"]
+__all__ = [
+    "CheckpointTask",
+    "SourceFile",
+    "SourceObject",
+    "TaskReceipt",
+    "check_head",
+    "head_digest",
+    "receipt_from_line",
+    "receipt_line",
+]
 
 #: How many bytes of what surrounds the tensors in a file are digested, at its beginning and at its end.
 _MOST_HEAD, _MOST_TAIL = 2**20, 2**16
@@ -45,6 +55,20 @@ class SourceFile(NamedTuple):
     begin: int
     end: int
     digest: str
+
+
+class SourceObject(NamedTuple):
+    """An object of a store to read: what it was when the plan was made, and must still be.
+
+    Attributes:
+        path: Where it is.
+        size: Its bytes.
+        mark: What tells it from another object of the same name.
+    """
+
+    path: ObjectPath
+    size: int
+    mark: str
 
 
 def head_digest(path: str | Path, size: int, begin: int, end: int) -> str:
@@ -142,7 +166,7 @@ class CheckpointTask:
         job = CopyJob.of_program(np.frombuffer(self._program, np.int64))
         for source in self._sources:
             if isinstance(source, SourceFile):
-                _check_head(source)
+                check_head(source)
                 job.read_file(source.path, source.size, source.modified)
             else:
                 job.read_array(source)
@@ -163,7 +187,7 @@ class CheckpointTask:
             done.bytes_read,
             done.bytes_written,
             round(time.perf_counter() - began, 6),
-            _worker(os.getpid()),
+            worker_name(),
         )
 
     def _difference(self, piece: int, element: int) -> str:
@@ -172,13 +196,18 @@ class CheckpointTask:
 
 
 @functools.lru_cache(maxsize=4096)
-def _check_head(source: SourceFile) -> None:
+def check_head(source: SourceFile) -> None:
     """Refuse a file whose headers are not those of the plan; once in a process, since the engine looks at the time."""
     size = Path(source.path).stat().st_size
     if size != source.size:
         raise ParseError(f"{source.path}: has {size} bytes, but had {source.size} when the plan was made")
     if head_digest(source.path, source.size, source.begin, source.end) != source.digest:
         raise ParseError(f"{source.path}: is not the same file as when the plan was made: its headers differ")
+
+
+def worker_name() -> str:
+    """Say who works here: host and process."""
+    return _worker(os.getpid())
 
 
 @functools.lru_cache(maxsize=4)

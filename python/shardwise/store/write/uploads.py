@@ -16,8 +16,10 @@ from typing import Any, Protocol
 from ...errors import LayoutError
 from ..objects import ObjectPath
 
-__all__ = ["Upload", "check_writable", "put_object", "upload_to"]
+__all__ = ["Comparison", "Upload", "check_writable", "put_object", "upload_to"]
 
+#: Bytes that are read at a time to be compared.
+_COMPARED = 8 * 2**20
 _MARK = "shardwise-run"
 _THERE = "exists already; a checkpoint is written to a new name"
 
@@ -75,6 +77,39 @@ def put_object(path: ObjectPath, data: bytes, *, is_new: bool) -> None:
 
 def _refusal(path: ObjectPath) -> FileExistsError:
     return FileExistsError(errno.EEXIST, _THERE, str(path))
+
+
+class Comparison:
+    """An object that is there already, and is to be what would be put: nothing is written.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+
+    any_order = False
+
+    def __init__(self, path: ObjectPath) -> None:
+        self._path = path
+        self._noted = path.status()
+        self._at = 0
+
+    def put(self, number: int, part: bytearray) -> None:
+        """Compare the part that follows."""
+        if self._at + len(part) > self._noted.size:
+            raise _refusal(self._path)
+        for begin in range(0, len(part), _COMPARED):
+            wanted = part[begin : begin + _COMPARED]
+            if self._path.read(self._at, self._at + len(wanted), self._noted.mark) != wanted:
+                raise _refusal(self._path)
+            self._at += len(wanted)
+
+    def commit(self) -> None:
+        """See that there is nothing else, and that it is the same object still."""
+        if self._at != self._noted.size or self._path.status() != self._noted:
+            raise _refusal(self._path)
+
+    def abort(self) -> None:
+        """Nothing was written."""
 
 
 class _Multipart:

@@ -130,12 +130,18 @@ def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | None) 
     return Wanted(name, tensor._dtype, tensor.shape, pieces, replicas, partition, (places, tensor.dtype, tensor.shape))
 
 
-def wanted_object(name: str, value: StoredObject) -> Wanted:
-    """A value of a PyTorch distributed checkpoint, which has an extent, to be written as it is."""
+def wanted_object(name: str, value: StoredObject, *, is_read: bool) -> Wanted:
+    """A value of a PyTorch distributed checkpoint, which has an extent, to be written as it is.
+
+    Args:
+        name: Its new name.
+        value: The value.
+        is_read: Whether to read it now, if it is in a store.
+    """
     assert value.extent is not None
     file, start, size = value.extent
     piece = SourcePiece(((0, size),), file, start, (1,))
-    if isinstance(file, ObjectFile):  # The engine reads local files.
+    if is_read and isinstance(file, ObjectFile):  # The engine reads local files.
         piece = SourcePiece(((0, size),), np.frombuffer(file.read(start, size), np.uint8), 0, (1,))
     return Wanted(name, DTYPES["uint8"], (size,), [piece] if size else [], is_object=True)
 
