@@ -82,6 +82,8 @@ def interrupted(call: Callable[[Any], object], arguments: Iterable[Any], error: 
 
     def handle(*_: object) -> None:
         nonlocal left
+        if not left:
+            return  # The call has ended, and the timer is not to run again.
         left -= 1
         if not left:
             raise error
@@ -96,6 +98,7 @@ def interrupted(call: Callable[[Any], object], arguments: Iterable[Any], error: 
                 try:
                     call(argument)
                 finally:
+                    left = 0
                     signal.setitimer(signal.ITIMER_PROF, 0)
             except error:
                 return True

@@ -43,6 +43,10 @@ CALLS: dict[str, tuple[Callable[[int], Any], Callable[[Any], object]]] = {
         lambda n: sw.DeviceMesh(((n >> 6) + 1, *(2,) * 6), [f"a{i}" for i in range(7)]),
         lambda mesh: mesh.coordinates(),
     ),
+    "devices_indices_map": (
+        lambda n: sw.TensorLayout(("x",), sw.DeviceMesh((n >> 3,), ("x",), range(n >> 3))).partition((n,)),
+        lambda partition: partition.devices_indices_map(),
+    ),
 }
 
 

@@ -155,7 +155,9 @@ def test_the_commands_of_the_page(
             continue
         if command[0] == "make":
             # What its targets do is what is running now; here: that there are such, which take such variables.
-            done = subprocess.run(["make", "-n", *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                ["make", "-n", *command[1:]], cwd=ROOT, capture_output=True, encoding="utf-8", check=False
+            )
             assert done.returncode == 0, done.stderr
             names = {word.partition("=")[0] for word in command[1:] if "=" in word}
             makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -154,7 +154,10 @@ def arguments_of(key: tuple[Any, ...], piece_type: Callable[..., Any]) -> tuple[
 
 
 def _listed(content: bytes, count: int, rank: int) -> list[Any]:
-    listed: list[Any] = np.frombuffer(content, np.int64).reshape(count, rank, 2).tolist()
+    boxes = np.frombuffer(content, np.int64).reshape(count, rank, 2)
+    listed: list[Any] = []
+    for start in range(0, count, 1 << 16):  # numpy lists what it has in one go, deaf to Ctrl-C.
+        listed += boxes[start : start + (1 << 16)].tolist()
     return listed
 
 

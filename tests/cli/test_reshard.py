@@ -63,6 +63,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, **settings: Any)
 
 def test_progress_is_shown_on_a_terminal_or_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(progress, "_EVERY_LINE", 0.0)
     monkeypatch.setattr(progress, "_EVERY_CHANGE", 0.0)
     assert shown(monkeypatch, io.StringIO()) == ""

@@ -163,7 +163,7 @@ def test_names_that_are_not_there(model: tuple[Path, dict[str, np.ndarray]]) -> 
             get("x")
     with pytest.raises(TypeError):
         pickle.dumps(checkpoint)
-    assert repr(checkpoint) == f"<Checkpoint '{model[0]}': 5 tensors>"
+    assert repr(checkpoint) == f"<Checkpoint {str(model[0])!r}: 5 tensors>"
 
 
 # --- reads that copy ----------------------------------------------------------------------------------------------

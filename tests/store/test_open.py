@@ -36,7 +36,10 @@ def test_a_safetensors_file_and_folders_of_them(tmp_path: Path) -> None:
             }
             assert checkpoint["a"].array().tolist() == arrays["a"].tolist()
             assert checkpoint.nbytes == 24 + 32 + 8
-            assert repr(checkpoint) == f"<StoredCheckpoint '{tmp_path / 'model.safetensors'}': safetensors, 3 tensors>"
+            assert (
+                repr(checkpoint)
+                == f"<StoredCheckpoint {str(tmp_path / 'model.safetensors')!r}: safetensors, 3 tensors>"
+            )
             assert repr(checkpoint["a"]) == "<StoredTensor 'a': float32 (2, 3), 1 piece>"
             assert "a" in checkpoint
             assert "z" not in checkpoint

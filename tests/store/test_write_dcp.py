@@ -443,7 +443,7 @@ def test_a_run_that_ends_while_the_frames_are_written(
 
     with monkeypatch.context() as patched:
         patched.setattr(DcpFile, "frame", frame)
-        with pytest.raises(OSError, match=r"No space left on device: '.*__[01]_0\.distcp'"):
+        with pytest.raises(OSError, match=r"No space left on device: (['\"]).*__[01]_0\.distcp\1"):
             sw.reshard_checkpoint(source, target, {"w": ROWS}, to="dcp")
     assert not target.exists()
     report = sw.reshard_checkpoint(source, target, {"w": ROWS}, to="dcp", resume=True)
