@@ -13,6 +13,7 @@ import numpy as np
 from ... import _core
 from ..._arguments import integer
 from ...errors import LayoutError, ParseError
+from ..mapped import MappedFiles
 from .crew import Crew, Flight, crew_for
 from .ledger import Ledger
 from .place import Recorder, Workplace
@@ -133,7 +134,7 @@ def run_whole(
     with _crew(plan, executor, memory, threads) as crew, place.locked():
         place.claim(resume)
         try:
-            ledger = Ledger(plan)
+            ledger, mapped = Ledger(plan), MappedFiles(plan.sources)
             place.begin(parts=False)
             for receipt in place.receipts():
                 ledger.add(receipt)
@@ -143,6 +144,7 @@ def run_whole(
             recorder = place.recorder(None, sync=sync, gather=crew.is_here)
             _run_tasks(plan, numbers, crew, ledger, recorder, sync=sync, retries=retries, progress=progress)
             ledger.check_complete()
+            mapped.check()
             place.finish(ledger, sync=sync)
         except (ParseError, LayoutError):
             place.discard()  # Another run of the same would end the same.

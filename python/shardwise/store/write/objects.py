@@ -16,6 +16,7 @@ from ..._arguments import integer
 from ..._text import bytes_text
 from ...errors import LayoutError
 from ..engine import add_digests
+from ..mapped import MappedFiles
 from ..object_files import ObjectFile
 from ..objects import ObjectPath
 from ..sharded import MANIFEST
@@ -125,6 +126,7 @@ class ObjectJob:
         if self._compare_replicas:
             check_replicas(self._wanted, memory)
         made: dict[int, ObjectReceipt] = {}
+        mapped = MappedFiles(piece.holder for tensor in self._wanted for piece in tensor.pieces)
         written = 0
 
         def more(nbytes: int) -> None:
@@ -155,6 +157,7 @@ class ObjectJob:
             for position, digest in receipt.digests.items():
                 digests[position].append(digest)
         if self._is_folder:
+            mapped.check()
             self._finish([add_digests(parts) for parts in digests], tasks, made, resume)
         read = sum(receipt.bytes_read for receipt in made.values())
         written = sum(receipt.bytes_written for receipt in made.values())

@@ -100,6 +100,7 @@ def save_checkpoint(
         FileExistsError: if something is there under the new name.
         LayoutError: if a layout does not fit, replicas differ, or the memory is too little.
         TypeError: if a value is not an array, or of a dtype that the form cannot hold.
+        ParseError: if an array is memory-mapped from a file that was cut short, or is written to meanwhile (on Linux).
         OSError: if a file cannot be written, or the disk has no room.
 
     The checkpoint has its name when all of it is there and on the disk; whatever happens before, nothing is.
