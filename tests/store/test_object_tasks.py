@@ -96,7 +96,7 @@ def test_the_index_of_pytorch_is_the_last(store: Store, tmp_path: Path) -> None:
     place.filesystem.pipe_file((place / ".metadata").key, whole[".metadata"])
     sw.save_checkpoint(tmp_path / "other", {"cut": np.arange(8.0) + 1})
     for resume in (False, True):
-        with pytest.raises(FileExistsError, match="something is there"):
+        with pytest.raises(FileExistsError, match="exists already"):
             sw.reshard_checkpoint(tmp_path / "other", place, RULES, to="dcp", resume=resume)
     assert store.objects(place) == whole
 
@@ -207,7 +207,7 @@ def test_a_task_that_is_run_again_finds_its_own_object(s3: Store, source: Path, 
     written(source, source.parent / name, to, None)
     assert s3.objects(place) == files(source.parent / name)
     # Another's is refused still.
-    with pytest.raises(FileExistsError, match="something is there"):
+    with pytest.raises(FileExistsError, match="exists already"):
         written(source, place, to, Flaky())
 
 
@@ -235,7 +235,7 @@ class Deadly(Executor):
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_a_worker_that_is_killed(s3: Store, source: Path) -> None:
     place = s3.place("a")
-    with Deadly(1) as executor, pytest.raises(BrokenExecutor, match="the next run makes all objects anew"):
+    with Deadly(1) as executor, pytest.raises(BrokenExecutor, match="the next run makes all objects again"):
         written(source, place, "hf", executor)
     assert not {"shardwise.json", "model.safetensors.index.json"} & set(s3.objects(place))
     with ThreadPoolExecutor(2) as threads:

@@ -33,11 +33,11 @@ def put_together(partition: Partition, shards: Sequence[npt.NDArray[Any]], check
     """Put an array together from the shards of a packed partition.
 
     Raises:
-        LayoutError: if two devices hold other bytes of the same elements, and `check_replicas`; names the element.
+        LayoutError: if `check_replicas` and two devices hold different bytes of one element; names the element.
     """
     labels = partition.holders
     array: npt.NDArray[Any] = np.empty(partition.shape, shards[0].dtype)
-    # From the last to the first, so that the values of the first device that has them count.
+    # From the last to the first, so that the values of the first device that has them win.
     for position in range(len(shards) - 1, -1, -1):
         for piece in partition.pieces(labels[position]):
             array[piece.box] = shards[position][place_of(piece)]
@@ -60,7 +60,7 @@ def _check_equal(device: Any, piece: Piece, first: npt.NDArray[Any], own: npt.ND
     if first.dtype.hasobject:
         differ = np.asarray(first != own)
     else:
-        # As bytes, so that NaNs are what they are.
+        # As bytes, so that equal NaNs compare equal.
         size = max(first.dtype.itemsize, 1)
         one, two = (np.ascontiguousarray(side).reshape(-1).view(np.uint8).reshape(-1, size) for side in (first, own))
         if first.dtype.itemsize == 0 or np.array_equal(one, two):

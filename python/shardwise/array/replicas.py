@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 #: How many words of 8 bytes are compared at a time: few enough to stay in the cache.
 _WORDS = 1 << 14
-#: Up to how many bytes a copy costs less than the calls that save it.
+#: The most bytes for which a copy costs less than the calls that would avoid it.
 _SMALL = 1 << 15
 
 
@@ -35,7 +35,7 @@ def check_replicas(tiling: Tiling, shards: Sequence[Array]) -> None:
         LayoutError: if two replicas differ; names the shard, the first such element, the devices and the values.
 
     The cost is one pass over the memory of the shards that have replicas; arrays that share their memory cost nothing.
-    Objects are compared by `==`, and of structured dtypes the fields are, not the padding.
+    Objects are compared with `==`; structured dtypes by their fields, not their padding.
 
     >>> from shardwise import DeviceMesh, TensorLayout
     >>> whole = TensorLayout((None,), DeviceMesh((2,), ("x",))).partition((3,))
@@ -95,7 +95,7 @@ def _values(partition: Partition) -> int:
 
 
 def _value_ids(partition: Partition) -> npt.NDArray[np.int64]:
-    """For each device the number of its value, which is that of its replicas too."""
+    """For each device the number of its value; replicas have the same number."""
     mesh, ids = partition.device_mesh, partition.shard_ids()
     coordinates = mesh.coordinates() if partition.layout.unreduced else ids
     for name in partition.layout.unreduced:
@@ -104,7 +104,7 @@ def _value_ids(partition: Partition) -> npt.NDArray[np.int64]:
 
 
 def _first_difference(one: Array, others: Sequence[Array]) -> tuple[tuple[int, ...], int] | None:
-    """The index of the first element, in C order, whose bytes differ, and which of the others it is that differs."""
+    """The index of the first element, in C order, whose bytes differ, and which of the others differs."""
     if one.dtype.names is not None:
         fields = [_first_difference(one[name], [other[name] for other in others]) for name in one.dtype.names]
         # A field may have dims of its own.
@@ -132,7 +132,7 @@ def _first_position(one: Array, others: Sequence[Array]) -> tuple[int, int] | No
             return None
     data = _bytes(one)
     rest = [_bytes(other) for other in others]
-    # Compared as words: as memory, which the comparison of numbers is not.
+    # Compared in words of 8 bytes, and so bit for bit, which a comparison of numbers is not.
     end = len(data) // 8 * 8
     words, rest_words = data[:end].view(np.uint64), [other[:end].view(np.uint64) for other in rest]
     for start in range(0, len(words), _WORDS):
@@ -159,7 +159,7 @@ def _texts(one: Any, other: Any) -> tuple[str, str]:
     texts = _short(one), _short(other)
     if texts[0] != texts[1]:
         return texts
-    # Numbers that are written alike, as NaNs are: their bytes, the most significant first.
+    # Numbers that print alike, such as NaNs: their bytes, the most significant first.
     bits = [np.array(value).astype(np.dtype(value.dtype).newbyteorder(">")).tobytes().hex() for value in (one, other)]
     return f"{texts[0]} (0x{bits[0]})", f"{texts[1]} (0x{bits[1]})"
 

@@ -9,7 +9,7 @@ __all__ = ["table_lines"]
 
 _GAP = "  "
 
-# Of a name less than this says too little; then each has a line for itself.
+# Less than this of a name says too little; then each has its own line.
 _SHORTEST = 16
 
 
@@ -17,7 +17,7 @@ def table_lines(titles: Sequence[str], rows: Sequence[Sequence[Part]], width: in
     """Lay out rows under their titles; a title that begins with `>` aligns its column to the right.
 
     If the table is wider than `width`, the names in the first column lose what they have in common; if that is not
-    enough, each gets a line for itself, above the rest of its row. Nothing else is ever cut.
+    enough, each gets its own line, above the rest of its row. Nothing else is ever shortened.
 
     >>> for line in table_lines(["name", ">bytes"], [[("a", ""), ("12", "")], [("bcd", ""), ("3", "")]]):
     ...     print("".join(text for text, _ in line))

@@ -1,7 +1,7 @@
-"""The sharded folder: a safetensors file per owner of shards, and a manifest that says what they are together.
+"""The sharded folder: a safetensors file per owner of shards, and a manifest that describes the whole.
 
 The files are those of PyTorch's distributed checkpoints as safetensors, so that its `HuggingFaceStorageReader` reads
-them; the manifest, `shardwise.json`, has what these lack: shapes, layouts, sizes of files, digests. It is written last.
+them; the manifest, `shardwise.json`, has what they lack: shapes, layouts, sizes of files, digests. It is written last.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def open_form(path: Path) -> StoredCheckpoint:
                 raise ParseError(
                     f"{path}: tensor {shorten(name)} is {tensor.dtype} of shape {shorten(tensor.shape)}, but "
                     f"{MANIFEST} says {shorten(expected.get('dtype'))} of shape {shorten(expected.get('shape'))}; a "
-                    "file is missing, or another's"
+                    "file is missing, or belongs to another checkpoint"
                 )
             tensors[name] = tensor
         for alias, name in manifest["aliases"].items():
             if name not in tensors or alias in tensors:
-                raise ParseError(f"{path}: {MANIFEST} ties {shorten(alias)} to {shorten(name)}, which is not there")
+                raise ParseError(f"{path}: {MANIFEST} ties {shorten(alias)} to {shorten(name)}, which does not exist")
             other = tensors[name]
             tensors[alias] = StoredTensor(
                 alias, other._dtype, other.shape, other.pieces, replicas=other.replicas, alias_of=name
@@ -88,7 +88,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a folder, and check the sizes of the files that it names.
 
     Raises:
-        ParseError: if it is not one, or a file is missing or of another size.
+        ParseError: if it is not a manifest, or a file is missing or has the wrong size.
         OSError: if it cannot be read.
     """
     path = folder / MANIFEST
@@ -102,7 +102,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != "shardwise":
         raise ParseError(f"{path}: is not the manifest of a checkpoint")
     if manifest.get("version") != 1:
-        raise ParseError(f"{path}: is of version {shorten(manifest.get('version'))}; version 1 is known")
+        raise ParseError(f"{path}: is of version {shorten(manifest.get('version'))}; only version 1 is known")
     for key in ("tensors", "files", "aliases"):
         held = manifest.get(key)
         if not isinstance(held, dict):

@@ -22,10 +22,10 @@ class CheckpointPlan(WritePlan):
     """A new checkpoint as tasks that any process can do, in any order; `plan_checkpoint` makes it.
 
     Attributes:
-        path: Where the checkpoint is to be.
-        task_bytes: How many bytes of tensors a task writes at most.
+        path: The place of the new checkpoint.
+        task_bytes: The most bytes of tensors that a task writes.
         tasks: The tasks, each made when it is asked for.
-        digest: What tells it from any other plan.
+        digest: Distinguishes it from any other plan.
         nbytes: Bytes of all files.
     """
 
@@ -34,19 +34,19 @@ class CheckpointPlan(WritePlan):
 
         Raises:
             LayoutError: if the memory is too little.
-            OSError: if the folder that is to hold the checkpoint is not there.
+            OSError: if the folder for the checkpoint does not exist.
         """
         return outline_of(self, memory, threads)
 
     def check_room(self) -> None:
-        """Refuse, with OSError, what the destination's file system has no room for."""
+        """Raise OSError if the destination's file system does not have room for it."""
         Workplace(self).check_room()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a file, which `load` reads anywhere where its files are.
+        """Write the plan to a file, which `load` reads on any machine that sees the plan's files.
 
         Raises:
-            TypeError: if a part of it is in memory only.
+            TypeError: if a part of it is only in memory.
             OSError: if the file cannot be written.
         """
         if not self.is_of_files:
@@ -58,7 +58,7 @@ class CheckpointPlan(WritePlan):
         """Read a plan that `save` wrote.
 
         Raises:
-            ParseError: if it is not a plan, of another version, damaged, or edited.
+            ParseError: if it is not a plan, has another version, or was damaged or edited.
             OSError: if it cannot be read.
         """
         return load_plan(path_of(path), cls)
@@ -78,23 +78,24 @@ class CheckpointPlan(WritePlan):
         """Run tasks of the plan, and record their receipts beside the files; `commit` finishes the checkpoint.
 
         Args:
-            part: Which part, counted from 1, and of how many, as in `(3, 16)`; all tasks if left out.
+            part: The part, counted from 1, and the number of parts, as in `(3, 16)`; all tasks if left out.
             tasks: Numbers of tasks instead, which are run even if there are receipts for them.
-            executor: What runs them; threads of this process if left out. See `reshard_checkpoint`.
+            executor: What runs the tasks; threads of this process if left out. See `reshard_checkpoint`.
             memory: Bytes for the buffers of all workers of this host.
-            threads: How many, without an executor; one per core if left out.
-            sync: Whether the data is on the disk before there is a receipt.
-            retries: How often a task is tried again that fails with an error of the system.
-            progress: Called now and then with the bytes that are done and the bytes in all.
+            threads: Their number, if there is no executor; one per core if left out.
+            sync: Whether to sync the data to disk before writing its receipt.
+            retries: How often to retry a task that fails with a system error.
+            progress: Called now and then with the bytes done and the bytes in all.
 
         Returns:
-            How many tasks were run; those with a receipt from an earlier run are not run again.
+            The number of tasks that were run; those with a receipt from an earlier run are not run again.
 
         Raises:
-            FileExistsError: if the checkpoint is there already.
-            ParseError: if a source is not what it was, replicas disagree, or a receipt is not what was written.
+            FileExistsError: if the checkpoint exists already.
+                        ParseError: if a source is not what it was, replicas disagree, or a receipt is not what was
+                            written.
             LayoutError: if there is no such part or task, or the memory is too little.
-            BrokenExecutor: if a worker died and its executor with it; what is done stays, and the next run goes on.
+            BrokenExecutor: if a worker died and its executor with it; finished tasks stay, and the next run continues.
             OSError: if a file cannot be read or written.
         """
         return run_part(
@@ -106,18 +107,18 @@ class CheckpointPlan(WritePlan):
         """Finish the checkpoint: write headers and manifest, and give it its name.
 
         Args:
-            check: Whether all that was written is read back and compared with the receipts.
-            memory: Bytes for buffers, to check.
-            sync: Whether the data is on the disk before the checkpoint has its name.
+            check: Whether to read back all that was written and compare it with the receipts.
+            memory: Bytes for buffers while checking.
+            sync: Whether to sync the data to disk before the checkpoint gets its name.
 
         Returns:
             What was written.
 
         Raises:
-            FileExistsError: if the checkpoint is there already.
-            BlockingIOError: if another process is at work on the whole of it.
-            ParseError: if a receipt is missing, damaged, of another plan, or says something else than the task would or
-                than another receipt for it; or, checked, if the data is not what a receipt says. Nothing is changed.
+            FileExistsError: if the checkpoint exists already.
+                        BlockingIOError: if another process is working on it.
+            ParseError: if a receipt is missing, damaged, of another plan, or contradicts its task or another receipt
+            for it; or, with `check`, if the data is not what a receipt says. Nothing is changed.
             OSError: if a file cannot be written.
         """
         return commit_plan(self, check=check, memory=memory, sync=sync)

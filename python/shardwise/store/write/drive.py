@@ -1,4 +1,4 @@
-"""The tasks of a plan given to whatever runs functions, each with its receipt; and the end of it, the commit."""
+"""Running the tasks of a plan, each with its receipt, and the commit at the end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ... import _core
 from ..._arguments import integer
@@ -23,7 +24,7 @@ from .task import CheckpointTask, TaskReceipt
 
 __all__ = ["commit_plan", "outline_of", "run_part", "run_whole"]
 
-#: What the two buffers of a thread take at most.
+#: The most bytes that the two buffers of a thread take.
 _MOST_BUFFERS = 16 * 2**20
 
 
@@ -50,7 +51,7 @@ def _run_tasks(
     retries: int,
     progress: Callable[[int, int], object] | None,
 ) -> int:
-    """Run the tasks with these numbers, and give how many were."""
+    """Run the tasks with these numbers, and give how many were run."""
     sizes = plan.grid.bytes[np.asarray(numbers, np.int64)] if len(numbers) else np.zeros(0, np.int64)
     done, total = 0, int(sizes.sum())
 
@@ -65,12 +66,28 @@ def _run_tasks(
             progress(done, total)
 
     arguments = crew.memory, sync and not crew.is_here
-    hint = "what is done stays, and the next run goes on with it"
+    hint = "finished tasks stay, and the next run continues"
     flight: Flight[CheckpointTask, TaskReceipt] = Flight(crew, _run, arguments, retries, keep, hint)
     try:
-        return flight.run(map(plan.task, numbers), len(numbers), shown)
+        return flight.run(map(plan.task, _spread(numbers, sizes, crew.workers)), len(numbers), shown)
     finally:
         recorder.flush()
+
+
+def _spread(numbers: Sequence[int], sizes: npt.NDArray[np.int64], workers: int) -> Sequence[int]:
+    """Put tasks in an order in which those under way at once lie far apart, and mostly in different files.
+
+    Most file systems let one writer at a time into a file. So there are as many shares of like bytes as workers, each
+    of tasks that follow one another, and each share gives a task in turn.
+    """
+    if workers < 2 or not len(numbers):
+        return numbers
+    before = np.cumsum(sizes) - sizes
+    edges = [int(before[-1] + sizes[-1]) * share // workers for share in range(workers)]
+    share = np.searchsorted(np.array(edges, np.int64), before, side="right") - 1
+    position = np.arange(len(sizes)) - np.searchsorted(share, share)
+    order: list[int] = np.asarray(numbers, np.int64)[np.lexsort((share, position))].tolist()
+    return order
 
 
 def run_part(
@@ -147,11 +164,11 @@ def run_whole(
             mapped.check()
             place.finish(ledger, sync=sync)
         except (ParseError, LayoutError):
-            place.discard()  # Another run of the same would end the same.
+            place.discard()  # Another run would end in the same way.
             raise
         except BaseException:
             if not plan.is_of_files:
-                place.discard()  # Nobody can go on with what was in memory.
+                place.discard()  # A run from memory cannot be continued.
             raise
     return _report(plan, ledger, resumed)
 
@@ -165,7 +182,7 @@ def commit_plan(plan: WritePlan, *, check: bool, memory: int, sync: bool) -> Wri
             ledger.add(receipt)
         ledger.check_complete()
         if not len(plan.tasks):
-            place.begin(parts=True)  # Of tensors without elements no task was run.
+            place.begin(parts=True)  # Tensors without elements have no tasks.
         if check:
             place.check_written(ledger, memory)
         place.finish(ledger, sync=sync)

@@ -22,12 +22,12 @@ from .wanted import SourcePiece, Wanted
 
 __all__ = ["Gatherer", "check_replicas"]
 
-#: Bytes of the engine's own buffers, beside what it fills.
+#: Bytes of the engine's own buffers, besides what it fills.
 _BUDGET = 4 * 2**20
 
 
 class Gatherer:
-    """Fills buffers with boxes of tensors; knows of each tensor which pieces meet a box."""
+    """Fills buffers with boxes of tensors; knows for each tensor which pieces meet a box."""
 
     def __init__(self, wanted: Sequence[Wanted] | Mapping[int, Wanted], threads: int | None) -> None:
         self._wanted = wanted
@@ -45,8 +45,8 @@ class Gatherer:
 
         Args:
             buffer: Bytes.
-            blocks: Of each box the position of its tensor, the box, and the byte of the buffer where it begins.
-            crc: Whether the CRC-32 are wanted.
+            blocks: For each box the position of its tensor, the box, and the byte of the buffer where it begins.
+            crc: Whether to compute the CRC-32.
         """
         job = CopyJob()
         target = job.write_array(buffer)
@@ -105,7 +105,7 @@ class Gatherer:
 
 
 def check_replicas(wanted: Sequence[Wanted], memory: int) -> None:
-    """Compare the pieces that are stored more than once with those that are taken.
+    """Compare pieces that are stored more than once with those that are used.
 
     Raises:
         ParseError: if two disagree; names the tensor, and the first element that differs.

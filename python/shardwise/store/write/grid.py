@@ -1,7 +1,7 @@
-"""How tensors are cut into tasks: by arithmetic, so that a million tasks take no more room than one.
+"""How tensors are cut into tasks: by arithmetic, so that a million tasks take no more memory than one.
 
-A large tensor is cut into slabs that are one run of its C order: of the first dim whose rows fit in a task, so many
-rows at a time; of the dims before it, one position at a time. So a task's part of any shard is one range of the shard's
+A large tensor is cut into slabs that are one run of its C order: as many rows as fit of the first dim whose rows fit in
+a task, and one position at a time of the dims before it. So a task's part of any shard is one range of the shard's
 file. Small tensors that follow one another share a task.
 """
 
@@ -19,17 +19,17 @@ from ..boxes import Bounds
 
 __all__ = ["TaskGrid"]
 
-#: Pieces that the small tensors of one task have at most, besides the first of them: a task is to stay small as well.
+#: The most pieces that the small tensors of one task have, besides the first: a task must stay small too.
 _MOST_PIECES = 1024
 
 
 class _Run(NamedTuple):
-    """Tasks that follow one another: of one tensor, or one task of several tensors."""
+    """Consecutive tasks: of one tensor, or one task of several tensors."""
 
     first: int
-    #: One past the last tensor; more than one tensor only where `tasks` is 1.
+    #: One past the last tensor; more than one tensor only if `tasks` is 1.
     end: int
-    #: Tasks.
+    #: The number of tasks.
     tasks: int
     #: The dim that is cut, and how many rows of it a task has.
     dim: int
@@ -40,7 +40,7 @@ class TaskGrid:
     """The tasks of tensors with these shapes.
 
     Args:
-        tensors: Of each, the shape, the bytes of an element, and the pieces that it has to do with.
+        tensors: For each, the shape, the bytes of an element, and the number of pieces involved.
         task_bytes: How many bytes of tensors a task writes at most.
 
     >>> grid = TaskGrid([((4, 6), 1, 2), ((2, 3, 5), 2, 1), ((3,), 1, 1)], 12)
@@ -138,7 +138,7 @@ def _slabs(number: int, shape: tuple[int, ...], itemsize: int, task_bytes: int) 
     while row > task_bytes and dim < len(shape) - 1:
         dim += 1
         row //= shape[dim]
-    # As many slabs as are needed, and those as equal as can be.
+    # As many slabs as needed, as equal as possible.
     slabs = -(-shape[dim] // max(task_bytes // row, 1))
     rows = -(-shape[dim] // slabs)
     return _Run(number, number + 1, math.prod(shape[:dim]) * -(-shape[dim] // rows), dim, rows)

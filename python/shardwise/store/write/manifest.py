@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what its tensors are and how they are cut, and of each file its size and digests."""
+"""The manifest of a checkpoint: its tensors and how they are cut, and the size and digests of each file."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def manifest_text(
     sizes: Sequence[int],
     texts: Mapping[str, bytes],
 ) -> bytes:
-    """Put it together.
+    """Write the manifest.
 
     Args:
-        said: The form, the aliases, and under `"tensors"` of each tensor how it is cut.
-        tensors: The tensors, and values that are not tensors, of which nothing is said.
-        digests: One for each of them.
+        said: The format, the aliases, and under `"tensors"` how each tensor is cut.
+        tensors: The tensors, and values that are not tensors, which are left out.
+        digests: One for each tensor.
         files: The files, with the digests of what they hold.
         sizes: The bytes of each.
         texts: The other files, by name.

@@ -1,7 +1,8 @@
 """Writing a new checkpoint to an object store: each object once, under its final name, the manifest last.
 
 There is no rename in a store, and no folder that appears at once. What makes a folder a checkpoint is its manifest,
-which is written when all else is there, on condition that there is none. A single object is seen when it is whole.
+which is written when everything else is there, on condition that there is none. A single object appears only when it
+is complete.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from .wanted import Wanted
 
 __all__ = ["ObjectJob"]
 
-#: S3 takes at least 5 MiB for each part but the last, and at most 10,000 parts. Parts are filled to three quarters at
-#: least, with blocks of a quarter at most.
+#: S3 takes at least 5 MiB for each part but the last, and at most 10,000 parts. Parts are filled to at least three
+#: quarters, with blocks of at most a quarter.
 _LEAST_PART = 8 * 2**20
 _MOST_PART = 64 * 2**20
 _MOST_PARTS = 7_000
 _FLIGHT = 8
-_THERE = "something is there; a checkpoint is written to a new name"
+_THERE = "exists already; a checkpoint is written to a new name"
 
 
 class ObjectJob:
-    """A new checkpoint in a store: as a plan of tasks for a disk, of which each makes an object."""
+    """A new checkpoint in a store: a plan like that for a disk, in which each task makes an object."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class ObjectJob:
         )
 
     def _part_bytes(self, memory: int, workers: int = 1) -> int:
-        """The bytes of a part: one is filled, from another, while some are under way."""
+        """The bytes of a part: one is filled from another while some are under way."""
         integer("memory", memory)
         largest = max(self._sizes, default=1)
         least = max(_LEAST_PART, -(-largest // _MOST_PARTS))
@@ -94,7 +95,7 @@ class ObjectJob:
         if memory < 4 * part:
             each = f" for each of {workers} workers" if workers > 1 else ""
             raise LayoutError(
-                f"memory is {bytes_text(memory)}{each}; {bytes_text(4 * part)} are needed at least, for objects that "
+                f"memory is {bytes_text(memory)}{each}; at least {bytes_text(4 * part)} are needed for objects that "
                 f"are uploaded in parts of {bytes_text(part)}"
             )
         return part
@@ -117,7 +118,7 @@ class ObjectJob:
         retries: int,
         progress: Callable[[int, int], object] | None,
     ) -> WriteReport:
-        """Write the checkpoint; what a store says that it has is on its disks."""
+        """Write the checkpoint; what a store acknowledges is on its disks."""
         crew = None if executor is None else self._crew(executor, memory)
         if crew is not None:
             self._part_bytes(crew.memory, memory // crew.memory)
@@ -140,14 +141,14 @@ class ObjectJob:
 
         def refused(task: ObjectTask) -> ObjectTask:
             if not resume and self._is_folder and task.place.is_file():
-                raise FileExistsError(errno.EEXIST, f"{_THERE}; resume=True makes it anew", str(task.place))
+                raise FileExistsError(errno.EEXIST, f"{_THERE}; resume=True makes it again", str(task.place))
             return task
 
         if crew is None:
             for task in tasks:
                 keep(task, refused(task).make(threads=threads, progress=more))
         else:
-            hint = "the next run makes all objects anew"
+            hint = "the next run makes all objects again"
             flight: Flight[ObjectTask, ObjectReceipt] = Flight(crew, _make, (), retries, keep, hint)
             flight.run((task_for(refused(task)) for task in tasks), len(tasks), lambda task: more(task.nbytes))
         digests: list[list[int]] = [[] for _ in self._wanted]
@@ -192,7 +193,7 @@ class ObjectJob:
         ]
 
     def _refuse_existing(self, resume: bool) -> None:
-        # What is in the way of a folder is its manifest; the rest is refused object by object, when it is made.
+        # Only a manifest blocks a folder; other objects are refused one by one, when they are made.
         goes_on = resume and self._is_folder
         is_there = self.path.is_file() if goes_on else self.path.exists()
         if is_there or (self._is_folder and (self.path / self._last).is_file()):
@@ -206,7 +207,7 @@ class ObjectJob:
         made: Mapping[int, ObjectReceipt],
         resume: bool,
     ) -> None:
-        """See that all is still there, and write the index and the manifest; what makes it a checkpoint is the last."""
+        """Check that everything is still there; write index and manifest, last the one that makes it a checkpoint."""
         for task in tasks:
             if task.place.status() != made[task.number].status:
                 raise FileExistsError(errno.EEXIST, "was replaced meanwhile: another run writes here", str(task.place))

@@ -26,7 +26,7 @@ __all__ = ["load_plan", "save_plan"]
 
 Plan = TypeVar("Plan", bound=WritePlan)
 
-#: What a plan file begins with: the version, the digest of what follows, and its bytes: of the JSON and of the numbers.
+#: The beginning of a plan file: the version, the digest of what follows, and the bytes of the JSON and the numbers.
 _HEAD = re.compile(rb"shardwise plan (\d{1,9}) ([0-9a-f]{64}) (\d{1,15}) (\d{1,15})\n")
 _VERSION = 1
 _MOST_HEAD = 128
@@ -43,15 +43,15 @@ def load_plan(path: Path, kind: type[Plan]) -> Plan:
     """Read a plan.
 
     Raises:
-        ParseError: if it is not one, of another version, damaged, or edited.
+        ParseError: if it is not a plan, has another version, or was damaged or edited.
         OSError: if it cannot be read.
     """
     with naming(path), path.open("rb") as stream:
         head = _HEAD.match(stream.readline(_MOST_HEAD))
         if head is None:
-            raise ParseError(f"{path}: is not a plan of shardwise")
+            raise ParseError(f"{path}: is not a shardwise plan")
         if int(head[1]) != _VERSION:
-            raise ParseError(f"{path}: is a plan of version {int(head[1])}; version {_VERSION} is known")
+            raise ParseError(f"{path}: is a plan of version {int(head[1])}; only version {_VERSION} is known")
         sizes = int(head[3]), int(head[4])
         packed = stream.read()
     inflater = zlib.decompressobj()
@@ -68,7 +68,7 @@ def load_plan(path: Path, kind: type[Plan]) -> Plan:
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise ParseError(f"{path}: the plan cannot be read: {str(error)[:200]}") from None
     if plan.digest != head[2].decode():
-        raise ParseError(f"{path}: the plan says something that no plan of this version says")
+        raise ParseError(f"{path}: the plan has contents that this version does not allow")
     return plan
 
 

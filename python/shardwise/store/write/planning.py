@@ -22,9 +22,9 @@ from .wanted import SourcePiece, Wanted
 
 __all__ = ["make_plan"]
 
-#: Bytes of a task, at most and, of small checkpoints, at least.
+#: The most bytes of a task and, for small checkpoints, the least.
 _TASK, _LEAST_TASK = 64 * 2**20, 16 * 2**20
-#: About so many tasks a checkpoint has at least, if they are not smaller than `_LEAST_TASK` then.
+#: A checkpoint has at least about this many tasks, unless they would be smaller than `_LEAST_TASK`.
 _TASKS = 128
 #: Below this a task is nothing but overhead.
 _LEAST_ASKED = 64 * 2**10
@@ -44,7 +44,7 @@ def make_plan(
     """Put together the plan of these tensors and files.
 
     Raises:
-        LayoutError: if `task_bytes` is too little.
+        LayoutError: if `task_bytes` is too small.
     """
     total = sum(tensor.nbytes for tensor in wanted)
     if task_bytes is None:

@@ -1,7 +1,7 @@
-"""One new object in a store: parts of its bytes, and nothing to be seen under its name before all are there.
+"""One new object in a store: parts of its bytes, with nothing visible under its name until all are there.
 
-Where the store can, the object is made on condition that there is none of its name. An answer that was lost is told
-from another's object by a mark that is kept with the object: the request is made again, is refused, and finds its own.
+If the store can, the object is made on condition that its name is free. A lost answer is told from another writer's
+object by a mark that is kept with the object: the request is made again, is refused, and finds its own mark.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..objects import ObjectPath
 __all__ = ["Upload", "check_writable", "put_object", "upload_to"]
 
 _MARK = "shardwise-run"
-_THERE = "something is there; a checkpoint is written to a new name"
+_THERE = "exists already; a checkpoint is written to a new name"
 
 
 class Upload(Protocol):
@@ -32,18 +32,18 @@ class Upload(Protocol):
         """Take the part with this number, counted from 0; waits while too many are under way."""
 
     def commit(self) -> None:
-        """Make the object seen.
+        """Make the object visible.
 
         Raises:
-            FileExistsError: if there is one of its name, and none may be.
+            FileExistsError: if its name is taken, and must not be.
         """
 
     def abort(self) -> None:
-        """Forget what was put; nothing is seen of it."""
+        """Forget what was put; nothing of it becomes visible."""
 
 
 def check_writable(path: ObjectPath) -> None:
-    """Refuse stores in which an object may be seen before it is whole."""
+    """Refuse stores in which an object may be visible before it is complete."""
     if not (path.is_s3 or path.protocol in ("memory", "gs", "gcs")):
         raise LayoutError(f"{path}: checkpoints are written to s3://, gs:// and memory://, not to {path.protocol}://")
 
@@ -53,9 +53,9 @@ def upload_to(path: ObjectPath, *, flight: int, is_new: bool, run: str | None = 
 
     Args:
         path: Its name.
-        flight: How many parts are under way at a time.
-        is_new: Whether there must be none of its name.
-        run: What marks it as one's own, where the store keeps that: an object of the same mark is the same object.
+        flight: The number of parts under way at a time.
+        is_new: Whether its name must be free.
+        run: A mark of ownership, if the store keeps it: an object with the same mark is the same object.
     """
     if path.is_s3:
         return _Multipart(path, flight, is_new, run or uuid.uuid4().hex)
@@ -78,7 +78,7 @@ def _refusal(path: ObjectPath) -> FileExistsError:
 
 
 class _Multipart:
-    """S3: a multipart upload, or one request if there is one part only."""
+    """S3: a multipart upload, or one request if there is only one part."""
 
     any_order = True
 
@@ -138,7 +138,7 @@ class _Multipart:
         try:
             self._ask(request, **arguments, **condition)
         except (FileExistsError, FileNotFoundError):
-            # Refused, or the upload is not there any more: the same is seen where an answer got lost.
+            # Refused, or the upload no longer exists: a lost answer looks the same.
             if self._is_ours():
                 return
             if self._is_new and self._path.exists():
@@ -147,7 +147,7 @@ class _Multipart:
         except OSError as error:
             if not condition or error.errno != errno.ENOSYS:
                 raise
-            # A store without conditions: the best that can be done.
+            # A store without conditions: this is the best that can be done.
             if self._path.exists():
                 raise _refusal(self._path) from None
             self._ask(request, **arguments)
@@ -162,7 +162,7 @@ class _Multipart:
     def abort(self) -> None:
         self._pool.shutdown(cancel_futures=True)
         if self._upload is not None:
-            with suppress(OSError):  # The store forgets it by its own rules; the error that led here counts.
+            with suppress(OSError):  # The store drops it by its own rules; the error that led here is what matters.
                 self._ask("abort_multipart_upload", UploadId=self._upload)
             self._upload = None
 
@@ -203,7 +203,7 @@ class _Stream:
         self._file = path.ask(lambda: path.filesystem.open(path.key, "xb" if is_new else "wb"))
 
     def put(self, number: int, part: bytearray) -> None:
-        assert number == self._next, "parts are uploaded in their order"
+        assert number == self._next, "parts are uploaded in order"
         self._next += 1
         self._file.write(part)
 
@@ -214,7 +214,7 @@ class _Stream:
             raise _refusal(self._path) from None
 
     def abort(self) -> None:
-        # A file that is merely let go of would be closed, and so be made.
+        # A file that is merely dropped would be closed, and so be created.
         self._file.closed = True
         with suppress(OSError):
             self._file.discard()
