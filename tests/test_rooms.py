@@ -57,7 +57,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("file", "piece"),
         ("check", "commit", "pair", "slot"),
         ("job",),
-        ("table", "tiles"),
+        ("maps", "table", "tiles"),
         ("unit",),
         ("run",),
         ("lib",),

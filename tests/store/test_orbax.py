@@ -52,6 +52,13 @@ def test_zarr_2(compressor: str | None, order: str, tmp_path: Path) -> None:
         if addressable:
             assert checkpoint["whole"].array().tolist() == arrays["whole"][0].tolist()
             assert not checkpoint["big"].pieces[0].is_addressable
+    # Compared without JAX and without merging: a scalar and a tensor without elements like all others.
+    native = {name: array.astype(array.dtype.newbyteorder("=")) for name, (array, _) in arrays.items()}
+    sw.save_checkpoint(tmp_path / "same", native, to="dcp", sync=False)
+    assert sw.diff_checkpoints(folder, tmp_path / "same") == []
+    native["scalar"] = native["scalar"] + 1
+    sw.save_checkpoint(tmp_path / "other", native, to="dcp", sync=False)
+    assert [found.name for found in sw.diff_checkpoints(folder, tmp_path / "other")] == ["scalar"]
 
 
 def test_other_separators_and_nested_names(tmp_path: Path) -> None:

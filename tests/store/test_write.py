@@ -369,3 +369,22 @@ def test_what_a_killed_conversion_left_is_removed(tmp_path: Path, monkeypatch: p
     (tmp_path / "b.safetensors").unlink()
     assert made("c.safetensors") == {left}  # It is another checkpoint's.
     assert made("b.safetensors") == set()
+
+
+@pytest.mark.parametrize("to", ["hf", "sharded", "dcp"])
+def test_a_flipped_bit_anywhere_in_the_manifest_is_found(tmp_path: Path, to: Any) -> None:
+    """Also in what speaks of no tensor's bytes: names of axes, how a tensor is cut, the digest itself."""
+    rules = sw.LayoutMap(sw.DeviceMesh((2,), ("x",)))
+    rules["w"] = ("x", None)
+    cut = {} if to == "hf" else {"layouts": rules}
+    sw.save_checkpoint(tmp_path / "s", {"w": np.arange(8.0).reshape(4, 2)}, to=to, sync=False, **cut)  # type: ignore[arg-type]
+    sw.verify_checkpoint(tmp_path / "s")
+    path = tmp_path / "s" / "shardwise.json"
+    text = path.read_bytes()
+    assert json.loads(text)["format"] == "shardwise"
+    for at in range(0, len(text), 3):
+        path.write_bytes(text[:at] + bytes([text[at] ^ 1 << at % 7]) + text[at + 1 :])
+        with pytest.raises(sw.ParseError):
+            sw.verify_checkpoint(tmp_path / "s")
+    path.write_bytes(text)
+    sw.verify_checkpoint(tmp_path / "s")

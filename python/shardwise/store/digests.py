@@ -140,7 +140,7 @@ def _decoded(tensor: StoredTensor) -> int:
     """The digest of a tensor whose pieces are compressed, one piece at a time."""
     parts = []
     for piece in tensor.pieces:
-        values = np.ascontiguousarray(piece.decode())
+        values = np.asarray(piece.decode(), order="C")  # `ascontiguousarray` would give a scalar a dim.
         job = CopyJob()
         start, stop = ([side[i] for side in piece.box] for i in (0, 1))
         source = HeldPiece(job.read_array(values), 0, start, stop, values.strides)

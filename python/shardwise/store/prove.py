@@ -18,7 +18,7 @@ from .object_files import open_file
 from .objects import ObjectPath, place_of
 from .open import open_checkpoint
 from .protocol import StoredCheckpoint, StoredTensor
-from .sharded import MANIFEST, read_manifest
+from .sharded import MANIFEST, check_seal, read_manifest
 from .text import MAX_JSON
 
 __all__ = ["Difference", "VerifyReport", "diff_checkpoints", "verify_checkpoint"]
@@ -124,6 +124,9 @@ def verify_checkpoint(
                     f"{given}: tensor {shown(name)} is not what was written: its digest is {found[name]:032x}, but "
                     f"{digest:032x} was recorded"
                 )
+        # Last, since what is wrong with a tensor says more. This finds what nothing else speaks of, such as layouts.
+        if given.is_dir() and (given / MANIFEST).is_file():
+            check_seal(given)
         return VerifyReport(given, checkpoint.format, len(checkpoint), checkpoint.nbytes, len(expected), sums)
 
 

@@ -6,6 +6,7 @@ them; the manifest, `shardwise.json`, has what they lack: shapes, layouts, sizes
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,34 @@ from .protocol import StoredCheckpoint, StoredTensor
 from .text import MAX_JSON, shorten, strict_json
 from .torch import dcp_safetensors
 
-__all__ = ["MANIFEST", "open_form", "read_manifest"]
+__all__ = ["MANIFEST", "check_seal", "open_form", "read_manifest", "sealed"]
 
 #: The file that says what a folder holds.
 MANIFEST = "shardwise.json"
+
+#: What stands before the digest of a manifest, and behind it.
+_SEAL, _END = b',\n "sha256": "', b'"\n}'
+
+
+def sealed(text: bytes) -> bytes:
+    """Give the text of a manifest, a JSON object with an entry on each line, with a SHA-256 of itself as the last."""
+    return text.removesuffix(b"\n}") + _SEAL + hashlib.sha256(text).hexdigest().encode() + _END
+
+
+def check_seal(folder: Path) -> None:
+    """Check that a folder's manifest is what was written, to the last bit.
+
+    Raises:
+        ParseError: if it is not.
+    """
+    path = folder / MANIFEST
+    file = open_file(path)
+    try:
+        text = file.read(0, file.size)
+    finally:
+        file.close()
+    if sealed(text.rpartition(_SEAL)[0] + b"\n}") != text:
+        raise ParseError(f"{path}: is not what was written: its SHA-256 is not the one that it says")
 
 
 def open_form(path: Path) -> StoredCheckpoint:

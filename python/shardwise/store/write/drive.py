@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ... import _core
 from ..._arguments import integer
 from ...errors import LayoutError, ParseError
+from ..mapped import MappedFiles
 from .crew import Crew, Flight, crew_for
 from .ledger import Ledger
 from .place import Recorder, Workplace
@@ -160,7 +161,7 @@ def run_whole(
     with _crew(plan, executor, memory, threads) as crew, place.locked():
         place.claim(resume)
         try:
-            ledger = Ledger(plan)
+            ledger, mapped = Ledger(plan), MappedFiles(plan.sources)
             place.begin(parts=False)
             for receipt in place.receipts():
                 ledger.add(receipt)
@@ -170,6 +171,7 @@ def run_whole(
             recorder = place.recorder(None, sync=sync, gather=crew.is_here)
             _run_tasks(plan, numbers, crew, ledger, recorder, sync=sync, retries=retries, progress=progress)
             ledger.check_complete()
+            mapped.check()
             place.finish(ledger, sync=sync)
         except (ParseError, LayoutError):
             place.discard()  # Another run would end in the same way.

@@ -15,6 +15,7 @@ from ...errors import ParseError
 from ..boxes import Bounds, Extent, read_extent
 from ..engine import CopyJob, HeldPiece
 from ..files import DataFile
+from ..mapped import MappedFiles
 from ..object_files import FLIGHT, ObjectFile
 from .manifest import differing_replica
 from .wanted import SourcePiece, Wanted
@@ -31,6 +32,8 @@ class Gatherer:
     def __init__(self, wanted: Sequence[Wanted] | Mapping[int, Wanted], threads: int | None) -> None:
         self._wanted = wanted
         self._threads = threads
+        tensors = wanted.values() if isinstance(wanted, Mapping) else wanted
+        self._mapped = MappedFiles(piece.holder for tensor in tensors for piece in tensor.pieces)
         self._boxes: dict[int, npt.NDArray[np.int64]] = {}
         #: Bytes that were read from files and objects.
         self.bytes_read = 0
@@ -73,6 +76,7 @@ class Gatherer:
             job.add_tensor(tensor.shape, tensor.itemsize, pieces, [wanted], digest=True, crc=crc)
         self._fetch(fetched)
         done = job.run(budget=_BUDGET, threads=self._threads)
+        self._mapped.check()
         self.bytes_read += done.bytes_read + sum(values.nbytes for _, _, values in fetched)
         return done.digests, done.crcs
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..._text import shown
+from ..sharded import sealed
 from .files import Named, TargetFile
 
 __all__ = ["differing_replica", "manifest_text"]
@@ -59,7 +60,7 @@ def manifest_text(
         }
         for file, size in zip(files, sizes, strict=True)
     } | {name: {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()} for name, text in texts.items()}
-    return json.dumps(manifest, indent=1, ensure_ascii=False).encode()
+    return sealed(json.dumps(manifest, indent=1, ensure_ascii=False).encode())
 
 
 def differing_replica(name: str, shape: tuple[int, ...], path: object, element: int) -> str:

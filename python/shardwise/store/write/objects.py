@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, cast
 
 from ...errors import LayoutError
+from ..mapped import MappedFiles
 from ..object_files import ObjectFile
 from ..objects import ObjectPath
 from .crew import Flight
@@ -89,6 +90,7 @@ class ObjectJob:
         if self._compare_replicas:
             check_replicas(self._wanted, memory)
         made: dict[int, ObjectReceipt] = {}
+        mapped = MappedFiles(piece.holder for tensor in self._wanted for piece in tensor.pieces)
         written = 0
 
         def more(nbytes: int) -> None:
@@ -113,6 +115,7 @@ class ObjectJob:
             flight: Flight[ObjectTask, ObjectReceipt] = Flight(crew, _make, (), retries, keep, hint)
             flight.run((task_for(refused(task)) for task in tasks), len(tasks), lambda task: more(task.nbytes))
         if self._is_folder:
+            mapped.check()
             receipts = [made[task.number] for task in tasks]
             put_text = partial(put_object, is_new=not resume)
             finish(self.path, self._files, self._wanted, self._texts, self._manifest, receipts, put_text)

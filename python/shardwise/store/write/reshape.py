@@ -82,7 +82,8 @@ def save_checkpoint(
         FileExistsError: if something is there under the new name.
         LayoutError: if a layout does not fit, replicas differ, or the memory is too little.
         TypeError: if a value is not an array, or has a dtype that the format cannot hold.
-                OSError: if a file cannot be written, or the disk is full.
+        ParseError: if an array is memory-mapped from a file that is cut short or written to meanwhile (on Linux).
+        OSError: if a file cannot be written, or the disk is full.
 
     The checkpoint gets its name only when it is complete and on the disk; if anything fails before, there is nothing.
 
