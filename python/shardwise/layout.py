@@ -219,7 +219,7 @@ class TensorLayout(Drawn):
 
         Raises:
             LayoutError: if the shape's rank is not the layout's, a dim is negative, or does not divide under `"even"`;
-            if the layout has no mesh.
+                if the layout has no mesh.
             SizeOverflowError: if the tensor has more than 2**63 - 1 elements.
 
         >>> layout = TensorLayout(("x",), DeviceMesh((4,), ("x",)))

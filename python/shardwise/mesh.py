@@ -59,8 +59,8 @@ class DeviceMesh(Drawn):
         shape: the axis sizes, each at least 1; their product is at most 2**63 - 1.
         axis_names: one distinct, non-empty name per axis.
         devices: one distinct, hashable label per position, in row-major order; nested lists or an array of the
-        mesh's shape also work. By default they are `"cpu:0"`, `"cpu:1"`, …, made only when asked for, so that a mesh
-            of a million devices costs no more than one of eight.
+            mesh's shape also work. By default they are `"cpu:0"`, `"cpu:1"`, …, made only when asked for, so that a
+            mesh of a million devices costs no more than one of eight.
 
     Raises:
         MeshError: if sizes, names and devices do not fit together.

@@ -130,7 +130,7 @@ class Tiling(Drawn):
 
         Raises:
             LayoutError: if a box is not within the tensor, or boxes do not fit into their array. Overlaps and
-            gaps are found by `check`, and by `plan_reshard` where they matter.
+                gaps are found by `check`, and by `plan_reshard` where they matter.
 
         >>> chunks = Tiling.from_boxes((8, 6), {"a": [(0, 3), (0, 6)], "b": [slice(3, 8), slice(None)]})
         >>> chunks.holder_shape("b")
@@ -174,7 +174,7 @@ class Tiling(Drawn):
             chunks: the shape of a chunk; those at the far ends hold what is left.
             holders: a label for each chunk, in C order; by default they are known by their chunk indices.
             padded: whether the arrays of the chunks at the far ends have the full shape `chunks` too, as those of
-            zarr do; what lies beyond the tensor is ignored.
+                zarr do; what lies beyond the tensor is ignored.
 
         Raises:
             LayoutError: if a chunk has no elements, or the ranks or the number of labels do not fit.

@@ -260,7 +260,7 @@ class ShardedArray(Drawn, ShardSource):
 
         Raises:
             LayoutError: if the layout has unreduced axes, whose partial sums are not values yet; if replicas differ;
-            names the first element that does.
+                names the first element that does.
 
         >>> import numpy as np
         >>> from shardwise import DeviceMesh, TensorLayout
@@ -295,7 +295,7 @@ class ShardedArray(Drawn, ShardSource):
 
         Args:
             layout: a layout that has its mesh, which may be a new one; or any tiling of the same shape. Devices and
-            other holders are matched by label.
+                other holders are matched by label.
             uneven: how a dim that does not divide is cut; see `TensorLayout.partition`.
             check_replicas: whether devices that hold the same shard must hold the same bytes; see `numpy`. Without it
                 the new shards may mix several replicas.

@@ -193,7 +193,7 @@ def relayout(tensor: ArrayLike | DTensor, layout: Layout, name: str | None = Non
 
     Raises:
         LayoutError: if the ranks of tensor and layout differ, a dim does not divide, this client does not hold every
-        shard of the tensor, or the layout uses a kept cut elsewhere.
+            shard of the tensor, or the layout uses a kept cut elsewhere.
 
     >>> from shardwise.dtensor import Mesh
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")

@@ -31,7 +31,7 @@ def jobs() -> list[str]:
 
     Raises:
         MeshError: if addresses of the form `/bns/…/N:port` are not in the order of their task numbers, on which
-        the numbering of the clients depends.
+            the numbering of the clients depends.
 
     >>> import os
     >>> os.environ["DTENSOR_JOBS"] = "localhost:8001,localhost:8002"

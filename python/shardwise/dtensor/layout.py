@@ -188,7 +188,7 @@ class Layout:
 
         Raises:
             LayoutError: if this dialect cannot express it: several axes on one dim, sub-axes, unreduced axes; if there
-            is no mesh, or the axes of `mesh` are not the layout's.
+                is no mesh, or the axes of `mesh` are not the layout's.
 
         >>> from shardwise import DeviceMesh
         >>> layout = TensorLayout(("x", None), DeviceMesh((2,), ["x"]))
@@ -246,7 +246,7 @@ class Layout:
 
         Raises:
             LayoutError: if the shape's rank is not the layout's, a dim does not divide under the rule, or the layout
-            has no cuts.
+                has no cuts.
 
         >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
         >>> Layout(["x"], mesh).partition((6,)).box("CPU:1")
@@ -402,7 +402,7 @@ class Layout:
 
         Raises:
             LayoutError: if its shards do not divide a size, the shape's rank is not the layout's, a size is below -1,
-            or `MATCH` leaves the layout open.
+                or `MATCH` leaves the layout open.
 
         >>> layout = Layout(["x"], Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1"))
         >>> layout.local_shape_from_global_shape((6,))

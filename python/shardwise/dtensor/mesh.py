@@ -56,7 +56,7 @@ class Mesh:
 
     Raises:
         MeshError: if names, ids and devices are inconsistent. One host CPU may be given for every position; otherwise
-        no device may be given twice.
+            no device may be given twice.
         SizeOverflowError: if an id or the number of devices is over 2**63 - 1.
 
     >>> mesh = Mesh(["x", "y"], np.arange(4).reshape(2, 2), [0, 1, 2, 3], ["CPU:0", "CPU:1", "CPU:2", "CPU:3"])

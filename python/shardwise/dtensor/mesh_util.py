@@ -44,7 +44,7 @@ def create_mesh(
 
     Raises:
         MeshError: if the number of devices is not the product of the sizes, devices are not of the type
-        `device_type`, or `Mesh` raises.
+            `device_type`, or `Mesh` raises.
 
     >>> create_mesh({"x": 2, "y": 1}, devices=["CPU:0", "CPU:1"]).to_string()
     '|x=2,y=1|0,1|0,1|/job:localhost/replica:0/task:0/device:CPU:0,/job:localhost/replica:0/task:0/device:CPU:1'
@@ -91,7 +91,7 @@ def create_distributed_mesh(
 
     Raises:
         MeshError: if the number of devices is not the product of the sizes, `client_id` is out of range, devices are
-        not of the type `device_type`, or `Mesh` raises.
+            not of the type `device_type`, or `Mesh` raises.
 
     >>> mesh = create_distributed_mesh({"x": 4}, client_id=1, num_clients=2)
     >>> mesh.local_device_ids(), mesh.local_devices()[0]

@@ -74,7 +74,7 @@ def run(
     Raises:
         ImportError: if mpi4py is not installed.
         TypeError: if `comm` is not such a communicator; if an array is not a numpy array, holds references, or is of a
-        dtype whose partial sums cannot be added.
+            dtype whose partial sums cannot be added.
         ValueError: if an array is not of its holder's shape, is read-only, or shares memory with the other.
         LayoutError: if ranks are missing or given twice; if plans, dtypes or `memory` differ between ranks.
 

@@ -120,7 +120,7 @@ def split_factors(dim: int, cut: Cut, mesh: DeviceMesh) -> dict[str, int | None]
 
     Raises:
         LayoutError: if an axis is cut into sub-axes and not all of them are here, or not one after the other when
-        the axes of the mesh are taken in order.
+            the axes of the mesh are taken in order.
 
     >>> split_factors(0, Cut(3, ("y", "x")), DeviceMesh((2, 4), ("x", "y")))
     {'x': 12, 'y': 3}

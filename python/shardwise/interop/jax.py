@@ -49,7 +49,7 @@ def to_partition_spec(layout: TensorLayout) -> PartitionSpec:
 
     Raises:
         LayoutError: if it names sub-axes, which JAX does not have, except all of an axis one after the other
-        (`layout.refined()` has none); if a packed dim gives a device several stretches.
+            (`layout.refined()` has none); if a packed dim gives a device several stretches.
 
     >>> to_partition_spec(TensorLayout(("data", None, ("x", "y")), unreduced=["z"]))
     P('data', None, ('x', 'y'), unreduced={'z'})
@@ -163,7 +163,7 @@ def to_named_sharding(layout: TensorLayout, *, abstract: bool = False) -> NamedS
     Raises:
         LayoutError: if the layout has no mesh.
         MeshError: if JAX does not have a device of the mesh, or the mesh has more devices than a `NamedSharding` can
-        count, in 32 bits; see also `to_abstract_mesh`.
+            count, in 32 bits; see also `to_abstract_mesh`.
 
     >>> layout = TensorLayout(("data", "model"), DeviceMesh((256, 16), ("data", "model")))
     >>> to_named_sharding(layout, abstract=True).shard_shape((1024, 64))
@@ -240,7 +240,7 @@ def from_array(array: jax.Array) -> ShardedArray:
 
     Raises:
         LayoutError: if the array does not have a `NamedSharding`, or other processes hold shards of it; see also
-        `from_partition_spec`.
+            `from_partition_spec`.
 
     >>> layout = TensorLayout(("x",), DeviceMesh((1,), ("x",)))
     >>> from_array(jax.device_put(np.arange(3, dtype=np.int32), to_named_sharding(layout)))

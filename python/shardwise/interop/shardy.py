@@ -64,7 +64,7 @@ def from_shardy(text: str, mesh: DeviceMesh | None = None) -> TensorLayout:
     Raises:
         ParseError: if the text is not a sharding.
         LayoutError: if dims are open or have priorities, which a layout cannot express; if sub-axes overlap or do not
-        divide their axis; if the mesh is missing, or is not the one in the text.
+            divide their axis; if the mesh is missing, or is not the one in the text.
 
     >>> mesh = DeviceMesh((2, 4), ("x", "y"))
     >>> from_shardy('#sdy.sharding<@mesh, [{"x"}, {"y"}], replicated={}, unreduced={}>', mesh).axes

@@ -191,7 +191,7 @@ def read_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> l
 
     Raises:
         LayoutError: if there is not one per axis of the mesh, or one is for a dim that does not exist, or of a
-        kind that is not supported here.
+            kind that is not supported here.
         TypeError: if an entry is not a placement.
 
     >>> read_placements([Shard(-1)], DeviceMesh((4,), ("x",)), rank=2)
@@ -252,7 +252,7 @@ class LocalShards(_Columns):
         offsets: Where it begins in the global tensor; for an empty shard, along the dim that empties it, the dim's
             size: int64 (ranks, dims).
         is_box: Whether it is a box of the global tensor: bool (ranks,). Strided shards may not be; one without
-        elements is.
+            elements is.
     """
 
     __slots__ = ()
@@ -414,7 +414,7 @@ def to_local_tensors(sharded: ShardedArray) -> list[Any]:
         LayoutError: if PyTorch would give a rank different elements from the partition's.
         TypeError: if `sharded` is not a `ShardedArray`; if PyTorch has no such dtype, raised by PyTorch.
         ValueError: if a shard has strides that PyTorch does not have, negative ones or ones that are not a multiple of
-        the item size, or has the other byte order; raised by PyTorch.
+            the item size, or has the other byte order; raised by PyTorch.
     """
     instance("sharded", sharded, ShardedArray)
     _check_torch_agrees(sharded)

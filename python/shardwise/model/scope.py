@@ -77,7 +77,7 @@ class LayoutScope:
         layout_map: rules by object path, with a mesh.
         local_devices: the devices whose shards are made; all of the mesh's, if not given.
         dialect: what a variable gives as its layout, from the rule (`None` for a replicated variable) and the
-        `TensorLayout`; by default the latter.
+            `TensorLayout`; by default the latter.
 
     Raises:
         LayoutError: if the map has no mesh.
@@ -129,7 +129,7 @@ class LayoutScope:
 
         Raises:
             LayoutError: if the rule's layout does not have the rank of the variable, or cuts a dim that does not divide
-            and has no uneven rule of its own; if several rules match.
+                and has no uneven rule of its own; if several rules match.
         """
         layout, default = self._layout_map[path], self._layout_map.default
         rule, uneven, source = None, None, "the default"

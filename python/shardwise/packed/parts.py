@@ -211,7 +211,7 @@ def part(
         at_most: cut into at most this many shards; where the axes have more coordinates, the devices that differ in the
             minor ones hold the same shard. This replicates key-value heads where there are more devices than heads.
         split: where there are more shards than units of the factor, and a multiple of their number, cut the units as
-        well, in equal shares. Megatron cuts query groups so where there are more devices than groups.
+            well, in equal shares. Megatron cuts query groups so where there are more devices than groups.
         pad_to: pad the factor to a multiple of this; every device's array has room for an equal share of the padded
             factor, and the padding, at the end of the last shards, is never read.
         pad_each: whether every shard is padded to a multiple of `pad_to`.

@@ -184,7 +184,7 @@ def cost_of(steps: Iterable[Collective], src: Partition, dtype: Any, links: Link
 
     Raises:
         LayoutError: if a collective cannot be carried out at its place, or leaves a dim in shards that do not divide
-        it; names the step and says why. Also if a dim of `src` does not divide.
+            it; names the step and says why. Also if a dim of `src` does not divide.
 
     Bytes are those that each device receives. With shards of `s` bytes and axes of product `n`: 0 for a slice,
     `(n - 1) * s` for an all-gather, `(n - 1) * s / n` for an all-to-all and a reduce-scatter, twice that for an

@@ -25,7 +25,7 @@ class Collective:
         axes: the mesh axes, or sub-axes such as `"tp:(1)4"`, major first, in the order of the spec of the dim that is
             cut.
         from_dim: the dim that is put together, for an all-gather and an all-to-all. The axes are its minor ones, in any
-        order.
+            order.
         to_dim: the dim that is cut, for a slice, an all-to-all and a reduce-scatter. The axes become its minor ones.
         layout: the layout after it; required for a collective-permute.
 

@@ -251,7 +251,7 @@ class ReshardPlan(Drawn):
         Args:
             holder: the label of a holder of `src`, of `dst`, or of both.
             side: which of the two it is in, if both have a holder of this label that is not the same one: holders
-            without labels of their own are numbered in each tiling.
+                without labels of their own are numbered in each tiling.
 
         Raises:
             LayoutError: if there is no such holder, or two.
@@ -366,7 +366,7 @@ class ReshardPlan(Drawn):
         Args:
             dtype: the tensor's dtype.
             links: bandwidth and latency of each axis of the source's mesh, and of axes that only the destination's
-            mesh has; by default those of `LinkModel()`.
+                mesh has; by default those of `LinkModel()`.
 
         Returns:
             The steps, none if nothing has to be done; or `None` if collectives cannot express it: `obstacle` says why.
@@ -441,7 +441,7 @@ class ReshardPlan(Drawn):
 
         Raises:
             LayoutError: if shards are missing or not of the plan's shape and dtype, or if memory of `out` is also
-            memory of a source or of another output, as far as a bounded search can tell.
+                memory of a source or of another output, as far as a bounded search can tell.
             ValueError: if an array of `out` is read-only.
             TypeError: if bytes of object arrays would have to be copied, or a shard is not a numpy array.
             MemoryError: if the outputs cannot be allocated; nothing has then been written.
@@ -536,11 +536,11 @@ def plan_reshard(src: Tiling, dst: Tiling) -> ReshardPlan:
     Args:
         src: who holds what now: a `Partition`, or any other `Tiling`.
         dst: who should hold what, of the same shape; everything else may differ. It need not cover the whole tensor,
-        and its holders may ask for the same elements, as readers do.
+            and its holders may ask for the same elements, as readers do.
 
     Raises:
         LayoutError: if the shapes differ; if boxes of `src` overlap without being declared replicas, or `src` does not
-        hold what `dst` needs, naming the box; if `dst` is unreduced: a value cannot be cut into partial sums.
+            hold what `dst` needs, naming the box; if `dst` is unreduced: a value cannot be cut into partial sums.
 
     If `src` is unreduced, every addend is sent, and `run` adds them where they arrive.
 

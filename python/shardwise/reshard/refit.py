@@ -77,7 +77,7 @@ class RefitPlan(Drawn):
 
         Args:
             src_shards: the arrays of the source devices, in device-index order, or a `ShardedArray`; for separate
-            tensors a mapping of these by name.
+                tensors a mapping of these by name.
 
         Returns:
             New arrays of the destination devices, as a list; for separate tensors a dict of lists by name.
@@ -160,7 +160,7 @@ def plan_refit(src: Side, dst: Side) -> RefitPlan:
 
     Raises:
         LayoutError: if a partition does not state its order, because its parts have no names (the same shape in the
-        wrong order passes every check of shapes); if the names or the sizes of the two sides differ.
+            wrong order passes every check of shapes); if the names or the sizes of the two sides differ.
 
     The whole tensors differ in the order of their rows; each row is moved once to each device that should hold it.
     Equal partitions, as in the layers of a model, are planned once.

@@ -39,9 +39,9 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         match: `"search"` finds a rule anywhere in a path, `"match"` at its beginning, `"fullmatch"` only as the whole
             path. Keras began with `"match"`, changed to `"search"`, and now has `"fullmatch"`.
         backtracking: whether to accept rules that only a backtracking search can find, in time that may be exponential
-        in the length of a path.
+            in the length of a path.
         default: what applies to tensors of any rank that no rule matches: `"replicated"`, or a layout, its axes or a
-        `LayoutRule` for their leading dims; the others are not cut. `("fsdp",)` cuts dim 0 of them all.
+            `LayoutRule` for their leading dims; the others are not cut. `("fsdp",)` cuts dim 0 of them all.
 
     Raises:
         LayoutError: if `match` is not one of the three; if the default is not a layout over the mesh.
@@ -276,7 +276,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
         Raises:
             LayoutError: if the key exists already or is not a regular expression, or if the axes are not a layout
-            over the mesh. The map is then unchanged.
+                over the mesh. The map is then unchanged.
             TypeError: if the key is not a string or is empty, or the layout is something else.
 
         >>> layout = TensorLayout((None, "model"))
@@ -422,7 +422,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
         Raises:
             LayoutError: if several rules match a path, if the ranks of an array and its layout differ, or if the tree
-            contains itself or is nested too deeply.
+                contains itself or is nested too deeply.
             TypeError: if a key is neither string nor integer, or a leaf has no shape.
 
         An array that no rule matches gets the layout of the default, or else the layout that cuts nothing, over the
@@ -448,7 +448,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             mesh: The mesh of the map.
             axis: The axis of the mesh that cuts.
             config: The model's configuration, an object or a mapping: if it says how long packed matrices are
-            (`intermediate_size`, `moe_intermediate_size`), tensors of another length are refused.
+                (`intermediate_size`, `moe_intermediate_size`), tensors of another length are refused.
 
         Raises:
             LayoutError: if transformers does not have a style; names it.

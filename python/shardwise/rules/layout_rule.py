@@ -28,7 +28,7 @@ class LayoutRule:
     Args:
         layout: a `TensorLayout`, or the tuple or list of its axes.
         uneven: how a dim that does not divide is cut, whatever a report or a plan says for other tensors; `None` means
-        what these say. See `TensorLayout.partition`.
+            what these say. See `TensorLayout.partition`.
 
     Raises:
         LayoutError: if there is no such uneven rule, or the axes are not a layout.

@@ -52,7 +52,7 @@ class TensorReport:
         bits: Bits per element, or `None`.
         rule: The key whose layout applies; `None` where no key does, or several.
         layout: The layout of the key; if no key applies, that of the default, or one that cuts nothing; `None` if
-        several do.
+            several do.
         num_shards: Shards per dim, or `None` without a place.
         shard_shape: The shape of the largest shard, or `None` without a place.
         uneven: The uneven rule: the key's own, or else the report's.

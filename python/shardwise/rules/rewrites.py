@@ -118,7 +118,7 @@ class Rewrites:
 
     Args:
         rewrites: Mappings with `from`, `to`, and perhaps `size` and `optional`; the page `docs/rules-file.md` explains
-        them. They are applied one after the other, each to the result of the one before.
+            them. They are applied one after the other, each to the result of the one before.
         drop: templates of names that are left out first, in whichever direction the rewrites go.
         unmatched: what happens to tensors that no rewrite takes: `"keep"`, `"drop"`, or `"refuse"`.
 

@@ -51,7 +51,7 @@ def draw(
 
     Raises:
         LayoutError: if a shape is given twice, or has another rank; if the two have different shapes; if the layout
-        has no mesh.
+            has no mesh.
         TypeError: if it is anything else.
 
     In a notebook these objects show these pictures by themselves.

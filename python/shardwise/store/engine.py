@@ -59,7 +59,7 @@ class CopyReport(NamedTuple):
         bytes_written: Bytes written to files.
         calls: Reads and writes.
         digests: The digest of each destination piece, in the order in which they were added; 0 where none was asked
-        for, empty if none was asked for at all.
+            for, empty if none was asked for at all.
         crcs: Their CRC-32, in the same way.
         differences: For each destination piece that differs from the file it is compared with: its number, and the
             first element that differs, as an offset in the tensor.
@@ -210,9 +210,9 @@ class CopyJob:
             LayoutError: if pieces of a tensor reach outside of it or of their holders; source pieces overlap, or do not
                 cover what is wanted; destination pieces overlap in a file; the budget is too small.
             ParseError: if a source is not a regular file, is not as described, ends too early, or changed
-            meanwhile.
+                meanwhile.
             OSError: if a file cannot be created, read or written, or the disk is full; names file and byte. The
-            files that were created are removed.
+                files that were created are removed.
         """
         done = self._compiled().run(budget, threads, sync, progress)
         return CopyReport(*done[0], *done[1:])

@@ -205,15 +205,15 @@ def open_checkpoint(path: str | os.PathLike[str] | ObjectPath) -> StoredCheckpoi
 
     Args:
         path: A safetensors file or a folder of them in Hugging Face's format; a distributed checkpoint of PyTorch,
-        also as safetensors; a folder of `model_world_size_W_rank_R.pt`, as written by FSDP2 trainers; a `.pt` or
-        `.bin` file of `torch.save`; a Megatron `torch_dist` checkpoint; an Orbax checkpoint, or a folder of its steps,
-        whose last one is opened; Keras' `.weights.h5`, alone or sharded. Also a URL that fsspec knows, such as
-            `s3://bucket/model`, or an `ObjectPath`, which takes options.
+            also as safetensors; a folder of `model_world_size_W_rank_R.pt`, as written by FSDP2 trainers; a `.pt` or
+            `.bin` file of `torch.save`; a Megatron `torch_dist` checkpoint; an Orbax checkpoint, or a folder of its
+            steps, whose last one is opened; Keras' `.weights.h5`, alone or sharded. Also a URL that fsspec knows, such
+            as `s3://bucket/model`, or an `ObjectPath`, which takes options.
 
     Raises:
         OSError: if a file cannot be opened or read.
         ParseError: if it is none of these, or one that cannot be read; if a file does not follow its format, or the
-        pieces of a tensor leave a gap or overlap. Names the file and the tensor, or the byte.
+            pieces of a tensor leave a gap or overlap. Names the file and the tensor, or the byte.
         ImportError: if reading this format needs a library that is not installed.
 
     >>> import json, tempfile

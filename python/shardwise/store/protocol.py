@@ -120,7 +120,7 @@ class StoredTensor:
         pieces: Boxes that tile it, each with the place where it lies.
         replicas: Further pieces, which hold what some of `pieces` hold.
         alias_of: The name of the tensor whose elements it shares, if the file has one storage for both; it may be a
-        part of that tensor, or in another order of dims.
+            part of that tensor, or in another order of dims.
     """
 
     __slots__ = ("_dtype", "alias_of", "name", "pieces", "replicas", "shape")
@@ -249,7 +249,7 @@ class StoredTensor:
 
         Raises:
             ValueError: if it lies in several pieces or is compressed, so that it needs a copy; or the checkpoint is
-            closed.
+                closed.
             ImportError, TypeError: as for `read`.
             ParseError: if the file changed since it was opened.
         """

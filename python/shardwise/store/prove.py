@@ -36,7 +36,7 @@ class VerifyReport:
         tensors: The number of its tensors.
         bytes: Their bytes, all of which were read.
         digests: The number of digests compared. If the checkpoint has neither digests nor CRC-32, only its
-        structure, and that all of it can be read, is verified.
+            structure, and that all of it can be read, is verified.
         crcs: The number of CRC-32 compared, of members of PyTorch's zip containers.
     """
 
@@ -90,8 +90,8 @@ def verify_checkpoint(
 
     Args:
         path: A checkpoint of any format, also by URL. Those that shardwise wrote have a digest for each tensor, in
-        the manifest or the header; those of PyTorch, in its zip containers, a CRC-32 for each member. Others are
-        read in full, and their structure is checked.
+            the manifest or the header; those of PyTorch, in its zip containers, a CRC-32 for each member. Others are
+            read in full, and their structure is checked.
         memory: Bytes for the buffers of all threads.
         threads: How many; one per core if left out.
         progress: Called now and then with the bytes that are done and the bytes in all.

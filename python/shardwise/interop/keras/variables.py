@@ -149,7 +149,7 @@ def adopt(variable: Any, placement: PlacedVariable) -> None:
 
     Raises:
         LayoutError: if the initializer raises or gives something of another shape or dtype; the variable keeps
-        waiting. Also as `unpacked`.
+            waiting. Also as `unpacked`.
     """
     placement = unpacked(placement)
     sharding = sharding_of(placement.partition)

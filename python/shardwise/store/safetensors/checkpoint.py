@@ -77,7 +77,7 @@ class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
             KeyError: if there is no such tensor.
             ImportError: if its dtype needs ml_dtypes, which is not installed.
             TypeError: if numpy cannot express it: its elements are packed, several to a byte, or it has more dims
-            than an array may have, or sizes that would be too large but for a dim of 0.
+                than an array may have, or sizes that would be too large but for a dim of 0.
             ParseError: if the file changed since it was opened.
         """
         entry = self.entries[name]

@@ -200,7 +200,7 @@ def flatten(value: Any, where: object, most: int) -> Iterator[tuple[str, Any]]:
         value: The outermost.
         where: What messages begin with.
         most: The most values there may be: the bytes of their pickle, since each takes at least one. A container
-        that lies in many others would be visited as often, and 2**100 times if those are nested like this too.
+            that lies in many others would be visited as often, and 2**100 times if those are nested like this too.
 
     Raises:
         ParseError: if two values have the same name, there are too many, or they are nested too deeply.

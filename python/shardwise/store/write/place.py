@@ -236,7 +236,7 @@ class Recorder:
         path: The file, which is made when the first receipt comes.
         sync: Whether data and receipts are synced to disk.
         gather: Whether the tasks ran in this process without syncing their data, so that this must be done here,
-        for many of them at once.
+            for many of them at once.
     """
 
     def __init__(self, place: Workplace, path: Path, sync: bool, gather: bool) -> None:

@@ -36,7 +36,7 @@ def rewritten(tensors: Mapping[str, Assembled], rewrites: Rewrites) -> _Tensors:
 
     Raises:
         LayoutError: if a rewrite matches nothing; a tensor is missing that should be packed or stacked with others; the
-        sizes of parts do not add up; two tensors get the same name; a tensor is left that `unmatched` refuses.
+            sizes of parts do not add up; two tensors get the same name; a tensor is left that `unmatched` refuses.
     """
     found = dict(tensors)
     for one in rewrites.sets:

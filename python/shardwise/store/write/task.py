@@ -90,7 +90,7 @@ class TaskReceipt(NamedTuple):
         plan: The digest of the plan.
         task: The number of the task.
         ranges: For each range that was written: the file's number in the plan, the first byte, and the one after
-        the last.
+            the last.
         digests: The digest of each, as a part of its tensor.
         crcs: The CRC-32 of each, for files that have them; else none.
         bytes_read: Bytes read from files.
