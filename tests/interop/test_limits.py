@@ -76,7 +76,7 @@ class TestMegatron:
 
     def test_dims_and_shards_are_counted_from_0(self) -> None:
         mesh = DeviceMesh((2,), ("tp",))
-        for wrong, said in (((-1, 0, 2), "for a dim that is not there"), ((0, -1, 2), "it must be from 0 to 1")):
+        for wrong, said in (((-1, 0, 2), "rank is 1"), ((0, -1, 2), "it must be from 0 to 1")):
             with refused(LayoutError, "rank_offsets[1]", said):
                 from_rank_offsets([[(0, 0, 2)], [wrong]], mesh, rank=1)
 
