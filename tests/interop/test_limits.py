@@ -85,7 +85,7 @@ class TestPackedDims:
     def test_what_is_cut_into_one_is_not_packed(self) -> None:
         one, two = (TensorLayout((packed.gate_up("tp"),), DeviceMesh((size,), ("tp",))) for size in (1, 2))
         assert to_hlo(one) == "{replicated}"
-        with refused(LayoutError, "its parts are cut one by one"):
+        with refused(LayoutError, "its parts are cut separately"):
             to_hlo(two)
 
     def test_sums_stay_to_be_made(self) -> None:
