@@ -21,7 +21,7 @@ SLOW_SEED ?= 20261121
 .PHONY: help dev demo test test-fast test-rust test-release test-python test-oracle test-clusters test-slow prove frameworks check format bench fuzz valgrind coverage mutants mutants-python docs look wheel licences build clean
 .DEFAULT_GOAL := help
 
-help: ## say what the targets are
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # For each fuzzer, in `make fuzz`.
@@ -50,12 +50,12 @@ dev test-fast: PROFILE :=
 dev: $(VENV)/.extras ## build it unoptimised: an edit in Rust is seen from Python in seconds
 	$(QUIETLY) "Building shardwise, unoptimised" env VIRTUAL_ENV=$(VENV) $(BIN)/maturin develop --skip-install
 
-demo: build ## plan a checkpoint, cut it for 4 devices and for 8, merge it and compare; CKPT=… takes yours
+demo: build ## plan a checkpoint, cut it for 4 devices and for 8, merge it and compare; CKPT=… uses yours
 	@$(BIN)/python examples/demo.py $(if $(CKPT),"$(CKPT)")
 
 test: test-rust test-python ## run all tests: Rust, Python, doctests, the README's code
 
-test-fast: dev ## in half a minute: no slow test, few examples, of Rust the unit tests
+test-fast: dev ## in half a minute: no slow tests, few examples, only the unit tests of Rust
 	cargo test --quiet --lib
 	$(BIN)/python -m pytest -q --slow-seconds 0 --hypothesis-profile fast
 
@@ -84,9 +84,9 @@ test-oracle: frameworks ## install the frameworks and compare with them
 test-clusters: build ## install Dask, an MPI and an S3 server, and run the tests of clusters and object stores
 	$(call install_extras,cluster test-mpi test-s3)
 	$(BIN)/python -m pytest tests/store/test_clusters.py tests/store/test_objects.py tests/store/test_object_tasks.py \
-	  tests/execute tests/test_page_blocks.py -rs
+	  tests/store/test_object_plans.py tests/execute tests/test_page_blocks.py -rs
 
-prove: frameworks ## compare millions of cases with oracles; Ctrl-C stops, the same command goes on; SEED=… repeats
+prove: frameworks ## compare millions of cases with oracles; Ctrl-C stops, the same command continues; SEED=… repeats
 	$(BIN)/python -m tests.prove --resume --jobs $(JOBS) --scale $(SCALE) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(LIMIT),--limit $(LIMIT))
 
@@ -116,7 +116,7 @@ bench: frameworks ## time the kernels, and the same work in other libraries: wri
 	cargo bench --bench kernels --bench reshard
 	$(BIN)/python benches/peers/run.py --allow-missing torch
 
-fuzz: build ## run every fuzzer for SECONDS each (60), from another seed each time
+fuzz: build ## run every fuzzer for SECONDS each (60), from a new seed each time
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 valgrind: build ## run views and copies under valgrind, which must be installed
@@ -137,7 +137,7 @@ mutants: ## change the core's arithmetic line by line and see whether its unit t
 
 # A second for each change, of which COUNT are drawn by SEED from each file; FILE is one or several.
 COUNT ?=
-mutants-python: build ## the same for the Python package: FILE=python/shardwise/layout.py, COUNT=50 of each file
+mutants-python: build ## the same for the Python package: FILE=python/shardwise/layout.py, COUNT=50 per file
 	$(BIN)/python -m tests.mutants $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED)) $(FILE)
 
 # Needs no network once its tools are there: what the pages link to is theirs, or is not followed.
@@ -148,7 +148,7 @@ docs: build ## build the site into target/site, with every link and name looked 
 	$(BIN)/python -m release.site.check target/site
 
 # Of the package only the script of axe-core is wanted, not the driver of browsers that it would bring.
-look: docs ## look at every page, a report and all pictures in Chromium: contrast, texts, keyboard, search (axe-core)
+look: docs ## check every page, a report and all pictures in Chromium: contrast, texts, keyboard, search (axe-core)
 	$(BIN)/python -m pip install --quiet --no-deps 'axe-playwright-python>=0.1.7,<1'
 	$(BIN)/python -m release.site.look target/site
 

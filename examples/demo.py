@@ -1,7 +1,7 @@
-"""A checkpoint, a mesh, a file of rules: who holds what; then the checkpoint is cut anew, merged, and compared.
+"""A checkpoint, a mesh, a file of rules: who holds what; then the checkpoint is resharded, merged, and compared.
 
     python examples/demo.py                        # writes a small GPT-2 into a temporary folder
-    python examples/demo.py model.safetensors      # or takes your checkpoint: a file, or a Hugging Face folder
+    python examples/demo.py model.safetensors      # or uses your checkpoint: a file, or a Hugging Face folder
 
 Nothing here needs a device: the mesh of 2 x 4 is arithmetic.
 """
@@ -49,7 +49,7 @@ def gpt2_tensors(
 
 
 def choose_rules(checkpoint: shardwise.Checkpoint) -> str:
-    """Give the name of the rules, of those for this mesh that the package has, that match the most names."""
+    """Give the name of the rules that match the most names, of those in the package for this mesh."""
     files = shardwise.example_rules()
 
     def unmatched(rules: str) -> int:
@@ -63,7 +63,7 @@ def choose_tensor(checkpoint: shardwise.Checkpoint, layout_map: shardwise.Layout
     """Give the name of the largest tensor that the rules cut, in a numbered layer if there are any."""
     entries = checkpoint.entries
     report = layout_map.report({name: entry.shape for name, entry in entries.items() if entry.bits >= 8})
-    # A device holds several pieces of a packed one, which no single view shows.
+    # A device holds several pieces of a packed tensor, which no single view shows.
     whole = {name for name in entries if (layout := layout_map[name]) is not None and not layout.is_packed}
     cut = [tensor.name for tensor in report.placed if not tensor.is_replicated and tensor.name in whole]
     in_layers = [name for name in cut if any(part.isdecimal() for part in name.split("."))]
@@ -78,7 +78,7 @@ def say(command: str, *arguments: str) -> None:
 
 
 def check(holds: bool, otherwise: str) -> None:
-    """End the demo if something that it is about to say is not so."""
+    """End the demo if something that it is about to say is not true."""
     if not holds:
         sys.exit(f"demo: {otherwise}")
 
@@ -99,11 +99,11 @@ def prove(checkpoint: shardwise.Checkpoint, name: str, layout: shardwise.TensorL
         check(whole.tobytes() == file.read(entry.nbytes), "the shards do not make up the tensor")
     print(f"\nGiving each of the {len(sharded.shards)} devices its shard took {1e6 * elapsed:.0f} microseconds.")
     print("The shards are views of the memory-mapped file: no element was copied, and none read until then.")
-    print(f"Put back together they are the tensor's {entry.nbytes:,} bytes in the file, bit for bit.")
+    print(f"Put back together, they are the tensor's {entry.nbytes:,} bytes in the file, bit for bit.")
 
 
-def cut_anew(path: Path, rules: str) -> None:
-    """Cut the checkpoint for 4 devices, that for 8, merge it again, and compare it with the first."""
+def reshard(path: Path, rules: str) -> None:
+    """Cut the checkpoint for 4 devices, the result for 8, merge that again, and compare it with the first."""
     print("\nNow the checkpoint itself: cut for 4 devices, then for 8, merged, verified, and compared.")
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         four, eight, merged = (str(Path(folder, name)) for name in ("for-4", "for-8", "merged.safetensors"))
@@ -115,11 +115,11 @@ def cut_anew(path: Path, rules: str) -> None:
         say("verify", eight)
         say("diff", str(path), merged)
         elapsed = time.perf_counter() - start
-    print(f"\nThat took {elapsed:.1f} s. The diff is of every byte of every tensor: nothing was lost on the way.")
+    print(f"\nThat took {elapsed:.1f} s. The diff compares every byte of every tensor: nothing was lost on the way.")
 
 
 def demo(path: Path) -> None:
-    """Plan a checkpoint, show one of its tensors, prove what was said, and cut the checkpoint anew."""
+    """Plan a checkpoint, show one of its tensors, check what was said, and reshard the checkpoint."""
     with shardwise.open_safetensors(path) as checkpoint:
         rules = choose_rules(checkpoint)
         layout_map = shardwise.LayoutMap.from_toml(shardwise.example_rules()[rules], MESH)
@@ -135,11 +135,11 @@ def demo(path: Path) -> None:
         print(f"\nOne tensor of it, {name}:")
         say("show", shape, "--mesh", AXES, "--layout", spec)
         prove(checkpoint, name, layout)
-    cut_anew(path, rules)
+    reshard(path, rules)
 
 
 def main(arguments: list[str]) -> None:
-    """Run the demo on the checkpoint given, or on one made for it."""
+    """Run the demo on the given checkpoint, or on one made for it."""
     if arguments and arguments[0]:
         try:
             demo(Path(arguments[0]))

@@ -1,4 +1,4 @@
-"""A tensor that lies in rows among MPI ranks, and that each of them wants a block of columns of.
+"""A tensor cut by rows among MPI ranks, each of which wants a block of columns.
 
 pip install 'shardwise[mpi]' mpich
 mpirun -n 4 python examples/mpi_ranks.py

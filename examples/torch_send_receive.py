@@ -1,7 +1,7 @@
-"""A tensor that lies in rows among processes of PyTorch, cut anew by `torch.distributed`'s send and receive alone.
+"""A tensor cut by rows among PyTorch processes, resharded with only `torch.distributed`'s send and receive.
 
-    pip install torch                      # a CPU build will do
-    python examples/torch_send_receive.py  # starts four processes, which talk by gloo
+    pip install torch                      # a CPU build is enough
+    python examples/torch_send_receive.py  # starts four processes, which communicate by gloo
 
 What a process does is its program: data of shardwise, carried out by two functions of a few lines. `send` and `recv`
 wait for each other here; the order of the programs is such that nobody waits in a circle.
@@ -24,12 +24,12 @@ SHAPE = (1000, 640)
 
 
 def work(rank: int, meeting: str) -> None:
-    """Cut the tensor anew as one of the processes, and check the columns that came of it."""
+    """Reshard the tensor as one of the processes, and check the resulting columns."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS, timeout=timedelta(minutes=2)
     )
-    mesh = sw.DeviceMesh((RANKS,), ("rank",), devices=range(RANKS))  # a device is called as its rank
+    mesh = sw.DeviceMesh((RANKS,), ("rank",), devices=range(RANKS))  # a device's label is its rank
     rows = sw.TensorLayout(("rank", None), mesh).partition(SHAPE, "balanced")
     columns = sw.TensorLayout((None, "rank"), mesh).partition(SHAPE, "balanced")
     program = sw.plan_reshard(rows, columns).program(rank)

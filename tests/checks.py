@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -68,6 +71,69 @@ def linear(seconds: int = 300) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
+def interrupted(call: Callable[[Any], object], arguments: Iterable[Any], error: type[BaseException]) -> bool:
+    """Whether a signal ends `call` while it goes on, on one of the arguments, each of which makes it longer.
+
+    A timer of the processor runs out again and again, and the handler raises the error only when it has been run some
+    times. A call that looks at signals now and then runs it again and again; one that does not runs it once, when it
+    ends. So neither a slow machine nor a busy one changes the answer, and a fast one needs longer arguments.
+    """
+    left = 0
+
+    def handle(*_: object) -> None:
+        nonlocal left
+        if not left:
+            return  # The call has ended, and the timer is not to run again.
+        left -= 1
+        if not left:
+            raise error
+        signal.setitimer(signal.ITIMER_PROF, 0.001)
+
+    before = signal.signal(signal.SIGPROF, handle)
+    try:
+        for argument in arguments:
+            left = 5
+            try:
+                signal.setitimer(signal.ITIMER_PROF, 0.001)
+                try:
+                    call(argument)
+                finally:
+                    left = 0
+                    signal.setitimer(signal.ITIMER_PROF, 0)
+            except error:
+                return True
+        return False
+    finally:
+        signal.signal(signal.SIGPROF, before)
+
+
+def peak_of(call: Callable[[], object]) -> int:
+    """How many bytes Python and numpy had at most while the call ran, on top of what they had before."""
+    gc.collect()
+    was_tracing = tracemalloc.is_tracing()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        call()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        if not was_tracing:
+            tracemalloc.stop()
+
+
+def open_below(folder: Path) -> int | None:
+    """How many descriptors of this process are of files below the folder; `None` where nothing lists them."""
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.exists():
+        return None
+    found = 0
+    for descriptor in descriptors.iterdir():
+        with suppress(OSError):  # The one that lists them is closed by now, and other threads have theirs.
+            found += str(descriptor.readlink()).startswith(f"{folder.resolve()}/")
+    return found
+
+
 def lets_others_run(make: Callable[[int], Any], call: Callable[[Any], object], exponents: range) -> bool:
     """Whether another thread runs while `call` does, on arguments that `make` makes of growing powers of two.
 
@@ -87,10 +153,11 @@ def lets_others_run(make: Callable[[int], Any], call: Callable[[Any], object], e
     thread.start()
     try:
         sys.setswitchinterval(1000)
-        # Who waits for the lock already asks for it after the old interval; a turn later, nobody asks for 1000 seconds.
+        # A thread that waits for the lock already, such as one that another test left, asks for it after the old
+        # interval; one that begins to wait from now on does not ask for 1000 seconds.
         seen = counted[0]
         while counted[0] < seen + 2:
-            time.sleep(0.001)
+            time.sleep(2 * interval)
         for exponent in [*exponents, *[exponents[-1]] * 50]:
             argument = make(1 << exponent)
             before = counted[0]

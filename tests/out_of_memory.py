@@ -232,7 +232,7 @@ def _limit(left: int) -> None:
     """Leave the process `left` bytes: the rest is filled, in pieces of all sizes."""
     statm = Path("/proc/self/statm").read_text()
     used = int(statm.split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + left + (1 << 20), resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (used + left + (1 << 20), resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def _fill(left: int) -> list[object]:
@@ -260,7 +260,7 @@ def _attempt(call: Callable[[Any], object], argument: Any, left: int) -> int:
         del _kept
         if isinstance(error, SystemError) and "ufunc" in str(error):
             return NO_MEMORY  # numpy's own word: some of its functions forget to say why they failed.
-        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)
         print(f"{left}: {type(error).__name__}: {str(error)[:300]}", file=sys.stderr, flush=True)
         return OTHER
     return SUCCEEDED

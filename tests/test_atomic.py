@@ -47,9 +47,10 @@ def test_a_replaced_file_keeps_its_mode_and_its_links(tmp_path: Path) -> None:
 def test_a_replaced_file_keeps_its_owner(tmp_path: Path) -> None:
     target = tmp_path / "file"
     target.write_bytes(b"old")
-    if os.getuid() != 0:
-        pytest.skip("only root may give files away")
-    os.chown(target, 1234, 4321)
+    try:
+        os.chown(target, 1234, 4321)
+    except OSError:
+        pytest.skip("only root may give files away, and not in every container")
     target.chmod(0o4750)
     replace_file(target, b"new")
     status = target.stat()

@@ -83,7 +83,9 @@ def test_the_cases_that_findings_name_are_all_that_there_are() -> None:
 def test_every_public_name_has_its_place_in_the_reference() -> None:
     """By its own entry, or by that of the module whose public names a page lists; `make docs` asks the built pages."""
     pages = (ROOT / "docs" / "reference").glob("*.md")
-    entries = {entry for page in pages for entry in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)}
+    entries = {
+        entry for page in pages for entry in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    }
     names = public_names()
     assert {name.removeprefix("shardwise.") for name in names if name.count(".") == 1} >= set(sw.__all__) - {
         "__version__",

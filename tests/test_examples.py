@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 def run_demo(*arguments: object) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, str(EXAMPLES / "demo.py"), *map(str, arguments)]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=3600)
+    return subprocess.run(command, capture_output=True, encoding="utf-8", env=environment, timeout=3600)
 
 
 def bert(layers: int, width: int, vocabulary: int = 30522) -> Tensors:

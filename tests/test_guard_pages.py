@@ -156,7 +156,7 @@ def copy_in_the_heap() -> int:
 
 def child(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.test_guard_pages", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
 
 
 def test_no_view_reaches_over_the_end_of_its_array() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import pickle
 import sys
-import tracemalloc
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -14,7 +13,7 @@ import pytest
 
 import shardwise as sw
 from shardwise import MeshError, SizeOverflowError
-from tests.checks import INT64_MAX, linear, refused
+from tests.checks import INT64_MAX, linear, peak_of, refused
 
 
 def small() -> sw.DeviceMesh:
@@ -44,14 +43,14 @@ class TestArithmetic:
         assert mesh.index_of_label("cpu:131071") == 131_071
 
     def test_a_mesh_of_a_million_devices_costs_no_more_than_one_of_eight(self) -> None:
-        tracemalloc.start()
-        mesh = sw.DeviceMesh((1 << 10, 1 << 10), ("x", "y"))
-        partition = sw.TensorLayout(("x", "y"), mesh).partition((1 << 12, 1 << 11))
-        assert partition.box("cpu:1048575") == (slice(4092, 4096), slice(2046, 2048))
-        assert mesh.device(mesh.size - 1) == "cpu:1048575"
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < 100_000
+        def work() -> None:
+            mesh = sw.DeviceMesh((1 << 10, 1 << 10), ("x", "y"))
+            partition = sw.TensorLayout(("x", "y"), mesh).partition((1 << 12, 1 << 11))
+            assert partition.box("cpu:1048575") == (slice(4092, 4096), slice(2046, 2048))
+            assert mesh.device(mesh.size - 1) == "cpu:1048575"
+
+        work()  # What is imported or made once is not measured.
+        assert peak_of(work) < 100_000
 
     def test_the_largest_mesh_there_can_be(self) -> None:
         mesh = sw.DeviceMesh((INT64_MAX,), ("x",))

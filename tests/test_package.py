@@ -13,7 +13,11 @@ import shardwise as sw
 
 
 def test_the_version_is_that_of_the_installed_package() -> None:
-    assert sw.__version__ == importlib.metadata.version("shardwise")
+    try:
+        installed = importlib.metadata.version("shardwise")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the package is on the path and not installed")
+    assert sw.__version__ == installed
 
 
 def test_only_public_names_are_listed() -> None:

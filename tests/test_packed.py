@@ -90,6 +90,22 @@ def test_text_reads_back(dim: packed.PackedDim) -> None:
     assert eval(repr(layout), {"packed": packed, "TensorLayout": sw.TensorLayout}) == layout
 
 
+def test_the_repr_is_the_notation_where_that_says_all() -> None:
+    for text in ("(8)", "(2*n@tp) + (n@tp)", "q:(n 4@tp/ceil/max2) + (3 [k:1 v:2])"):
+        assert repr(packed.parse(text)) == f"packed.parse({text!r})"
+    for one in (
+        packed.part(4, name="a b"),
+        packed.part(4, axes="a)"),
+        packed.part(4, ratio=2),
+        packed.part(4, pad_to=8),
+    ):
+        assert repr(packed.concat(one)) == f"packed.concat({one!r})"
+        assert eval(repr(one), {"packed": packed}) == one
+    for one in (packed.part(4, name="a b"), packed.part(4, axes="a)")):
+        with refused(sw.LayoutError, "cannot be written in the notation"):
+            str(packed.concat(one))
+
+
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_views_and_gather(devices: int) -> None:
     layout = sw.TensorLayout((packed.qkv(8, 4, 2, "tp"), None), line(devices))
@@ -177,7 +193,7 @@ def test_text_of_too_many_parts_or_factors_is_refused_before_it_is_read() -> Non
 
 
 def test_orders_that_differ_or_are_not_stated_are_refused() -> None:
-    with refused(sw.LayoutError, "same shape", "plan_refit"):
+    with refused(sw.LayoutError, "the shape is the same", "plan_refit"):
         sw.plan_reshard(orders(4, "interleaved"), orders(4, "blocked"))
     unnamed = sw.TensorLayout((packed.parse("(16@tp 3)"), None), line(4)).partition((48, 5))
     with refused(sw.LayoutError, "order is not stated"):
@@ -230,14 +246,22 @@ def test_what_does_not_fit_its_mesh_or_shape(make: Any, n: int, said: tuple[str,
         (lambda: packed.parse("(3@tp/split/split)"), sw.ParseError),
         (lambda: packed.part((2,), 0, "tp", "odd"), sw.LayoutError),
         (lambda: packed.part((2, 5), 0, "tp", blocks=[("q", 2)]), sw.LayoutError),
+        (lambda: packed.part((4, 3), 1, "tp", blocks=[("q", 2), ("k", 1)]), sw.LayoutError),
+        (lambda: packed.part((2, 3), axes="tp", ratio=0), sw.LayoutError),
+        (lambda: packed.part((2, 3), axes="tp", at_most=0), sw.LayoutError),
         (lambda: packed.concat(), sw.LayoutError),
         (lambda: packed.concat(3), TypeError),  # type: ignore[arg-type]
         (lambda: packed.concat(*[packed.part(1)] * 10**6), sw.LayoutError),
         (lambda: packed.qkv(8, 3, 2, "tp"), sw.LayoutError),
         (lambda: packed.qkv(8, 4, 2, "tp", order="mixed"), sw.LayoutError),  # type: ignore[arg-type]
+        (lambda: packed.qkv(8, 4, 2, "tp", v_head_dim=0), sw.LayoutError),
+        (lambda: packed.gate_up("tp", order="mixed"), sw.LayoutError),  # type: ignore[arg-type]
         (lambda: packed.experts(8, "tp", cut="rows"), sw.LayoutError),  # type: ignore[arg-type]
+        (lambda: packed.experts(0, "tp"), sw.LayoutError),
+        (lambda: packed.experts(8, "tp", fused=0), sw.LayoutError),
         (lambda: packed.parse("(3 a@tp b@tp)", a=2, b=2), sw.LayoutError),
         (lambda: packed.parse("(a@tp b)"), sw.LayoutError),
+        (lambda: packed.parse("(a@tp) + (b@tp)"), sw.LayoutError),
         (lambda: packed.parse("(a@tp)", b=3), sw.LayoutError),
         (lambda: packed.parse("(a=2) + (a=3)"), sw.LayoutError),
         (lambda: packed.parse(3), TypeError),  # type: ignore[arg-type]
@@ -250,6 +274,7 @@ def test_what_does_not_fit_its_mesh_or_shape(make: Any, n: int, said: tuple[str,
                 "(3",
                 "3",
                 "(3) (4)",
+                "(3h=4)",
                 "(3) +",
                 "(3@)",
                 "(3@tp/)",
@@ -294,9 +319,11 @@ def test_dialects_refuse(dialect: Any) -> None:
         (packed.qkv(8, 4, 4, "tp", order="interleaved"), ""),
         (packed.qkv(8, 2, 4, "tp", order="interleaved"), ""),
         (packed.parse("(n@tp)"), ""),
+        (packed.parse("(n@tp 1)"), ""),
+        (packed.parse("(8@tp/max4 2)"), ""),
         (packed.parse("(8) + (8)"), ""),
         (packed.parse("(8@tp:(1)2+tp:(2)2 3)"), ""),
-        (packed.gate_up("tp"), "cut one by one"),
+        (packed.gate_up("tp"), "cut separately"),
         (packed.parse("(2 n@tp)"), "several stretches"),
         (packed.padded_vocab(16, "tp", 16), "padded"),
         (packed.parse("(n@tp 2)"), "units are whole"),
@@ -323,6 +350,13 @@ def test_dims_that_are_cut_as_plain_ones_are_said_by_all(dim: packed.PackedDim, 
     spec = "'tp'" if dim.axis_names else "None"
     assert translate(layout, "jax")["jax"] == f"PartitionSpec({spec})"
     assert translate(layout, "keras")["keras"] == repr(sw.TensorLayout(("tp" if dim.axis_names else None,), line(4)))
+
+
+def test_by_no_axes_nothing_is_cut_but_what_is_padded_is_padded() -> None:
+    assert packed.part((8, 2), 0, (), "ceil", at_most=2, split=True) == packed.part((8, 2), None)
+    layout = sw.TensorLayout((packed.padded_vocab(10, (), 8),), line(2))
+    assert layout.partition((10,)).shard_shape("cpu:1") == (16,)
+    assert eval(repr(packed.concat(packed.part((10,), 0, (), "ceil", pad_to=8))), {"packed": packed}).parts[0].cut == 0
 
 
 def test_the_refined_layout_is_the_same() -> None:

@@ -155,7 +155,9 @@ def test_the_commands_of_the_page(
             continue
         if command[0] == "make":
             # What its targets do is what is running now; here: that there are such, which take such variables.
-            done = subprocess.run(["make", "-n", *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                ["make", "-n", *command[1:]], cwd=ROOT, capture_output=True, encoding="utf-8", check=False
+            )
             assert done.returncode == 0, done.stderr
             names = {word.partition("=")[0] for word in command[1:] if "=" in word}
             makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -266,7 +268,7 @@ def program_of_a_rank(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             "mine": SimpleNamespace(numpy=lambda: whole[rows.box(rank)].copy()),
             "out": SimpleNamespace(numpy=lambda: outs[rank]),
             "send": lambda peer, tag, values: boxes[rank, peer, tag].put(np.array(values)),
-            "receive": lambda peer, tag, shape, dtype: boxes[peer, rank, tag].get(timeout=60).reshape(shape),
+            "receive": lambda peer, tag, shape, dtype: boxes[peer, rank, tag].get(timeout=3600).reshape(shape),
         }
         exec(text, names)
 
@@ -274,7 +276,7 @@ def program_of_a_rank(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join()
     assert all((outs[rank] == whole[columns.box(rank)]).all() for rank in range(4))
 
 

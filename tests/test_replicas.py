@@ -102,6 +102,47 @@ def test_padding_is_not_a_value() -> None:
         replicas.check_replicas(pair, [one, other])
 
 
+NANS = [np.array([bits], "u4").view("f4") for bits in (0x7FC00000, 0x7FC00001)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        (
+            np.array([0.0], "f4"),
+            np.array([-0.0], "f4"),
+            "is 0.0 on the first device that holds it, but -0.0 on 'cpu:3'",
+        ),
+        (*NANS, r"0x7fc00000) on the first device that holds it, but nan (0x7fc00001) on 'cpu:3'"),
+        (
+            np.array([float("nan")], object),
+            np.array([None], object),
+            "is nan on the first device that holds it, but None",
+        ),
+        (np.array([(1, 2)], "i1,i8"), np.array([(1, 3)], "i1,i8"), "is (1, 2) on the first device"),
+    ],
+)
+def test_packed_replicas_are_compared_likewise(one: Any, other: Any, said: str) -> None:
+    """Gate and up of two elements, each cut in two along x; along y are the replicas. An object is equal to itself."""
+    mesh = sw.DeviceMesh((2, 2), ("x", "y"))
+    partition = sw.TensorLayout((sw.packed.gate_up("x", 2),), mesh).partition((4,))
+    values = np.concatenate([one] * 4)
+    shards = [values[:2].copy() for _ in range(4)]
+    found = sw.ShardedArray(partition, shards).numpy()
+    assert replicas.first_difference(values, [found]) is None
+    shards[3] = np.concatenate([one, other])
+    with refused(LayoutError, "different values of the same element: that at (3,)", said):
+        sw.ShardedArray(partition, shards).numpy()
+
+
+def test_padding_of_packed_replicas_is_not_a_value() -> None:
+    dtype = np.dtype({"names": ["a", "b"], "formats": ["i1", "i8"], "offsets": [0, 8], "itemsize": 24})
+    one, other = np.zeros(48, "u1").view(dtype), np.full(48, 255, "u1").view(dtype)
+    other["a"] = other["b"] = 0
+    partition = sw.TensorLayout((sw.packed.gate_up("x", 1),), sw.DeviceMesh((1, 2), ("x", "y"))).partition((2,))
+    assert sw.ShardedArray(partition, [one, other]).numpy()["b"].tolist() == [0, 0]
+
+
 def test_partial_sums_are_not_replicas_of_one_another() -> None:
     """Over x the values are added; along y they are replicas."""
     partition = sw.TensorLayout((None,), mesh(), unreduced=("x",)).partition((2,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -26,8 +27,16 @@ def test_quick():
 def outcomes(folder: Path, *arguments: str) -> list[tuple[str, str]]:
     (folder / "test_it.py").write_text(SUITE)
     command = [sys.executable, "-m", "pytest", "-v", "-p", "tests.slices", "-c", "/dev/null", "--rootdir", str(folder)]
+    # Neither options nor plugins of the run that this is part of.
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "FORCE_", "PY_"))
+    }
     text = subprocess.run(
-        [*command, "-p", "no:cacheprovider", *arguments, str(folder)], cwd=ROOT, capture_output=True, text=True
+        [*command, "-p", "no:cacheprovider", *arguments, str(folder)],
+        cwd=ROOT,
+        env={**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
     ).stdout
     return re.findall(r"::test_(\S+) (PASSED|SKIPPED)", text)
 

@@ -220,6 +220,22 @@ class TestViews:
         assert self.MESH["tp:(2)2"].devices.tolist() == ["cpu:0", "cpu:1"]
         assert self.MESH["tp:(1)2"].devices.tolist() == ["cpu:0", "cpu:2"]
 
+    @pytest.mark.parametrize("size", range(1, 13))
+    def test_slices_along_every_sub_axis(self, size: int) -> None:
+        """An axis of size m·k·r has them for every m and k: the whole axis and those of size 1 as well."""
+        mesh = sw.DeviceMesh((2, size), ("dp", "tp"))
+        for before, count in itertools.product(range(1, size + 1), repeat=2):
+            name, (after, rest) = f"tp:({before}){count}", divmod(size, before * count)
+            if rest:
+                with pytest.raises(sw.MeshError):
+                    mesh.submesh(name)
+                continue
+            expected = mesh.devices[:, : after * count : after]
+            assert mesh.submesh(name).devices.tolist() == expected[0].tolist()
+            assert mesh.submesh((name, "dp")).axis_names == (name, "dp")
+            assert mesh.submesh((name, "dp")).devices.tolist() == expected.T.tolist()
+            assert mesh.submesh(name).shape == (mesh.axis_size(name),)
+
     @given(st.permutations(("pp", "dp", "tp")), st.integers(1, 3))
     def test_flatten_is_a_transpose_and_a_reshape(self, order: list[str], count: int) -> None:
         chosen = order[:count]
@@ -260,7 +276,7 @@ class TestViews:
         ("call", "error", "said"),
         [
             (lambda m: m["x"], sw.MeshError, "'x'"),
-            (lambda m: m["tp", "tp"], sw.MeshError, "already"),
+            (lambda m: m["tp", "tp"], sw.MeshError, "repeats the axis 'tp'"),
             (lambda m: m["tp", "tp:(1)2"], sw.MeshError, "overlap"),
             (lambda m: m["tp:(1)3"], sw.MeshError, "does not divide"),
             (lambda m: m[0], TypeError, "names"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-import signal
-import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
+from tests.checks import interrupted
 from tests.tilings import SHAPES, cut_boxes, held, numbered, tilings
 
 
@@ -155,28 +155,19 @@ def test_a_grid_of_any_size_costs_nothing_until_it_is_asked_for() -> None:
     ]
 
 
-def test_ctrl_c_stops_checks_and_plans() -> None:
+@pytest.mark.parametrize(
+    "work", [lambda tiling: tiling.check(), lambda tiling: sw.plan_reshard(tiling, tiling)], ids=["check", "plan"]
+)
+def test_ctrl_c_stops_checks_and_plans(work: Callable[[sw.Tiling], object]) -> None:
     """Boxes that lie in no grid, so that a tree is made of them; the signal comes while that goes on."""
-    n = 300_000
-    rows = np.arange(n)
-    left = np.stack([np.stack([rows, rows + 1], -1), np.stack([0 * rows, rows % 7 + 1], -1)], 1)
-    right = np.stack([np.stack([rows, rows + 1], -1), np.stack([rows % 7 + 1, 0 * rows + 8], -1)], 1)
-    shape = (n, 8)
-    boxes = np.concatenate([left, right])
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        for work in (
-            lambda: sw.Tiling.from_boxes(shape, boxes).check(),
-            lambda: sw.plan_reshard(sw.Tiling.from_boxes(shape, boxes), sw.Tiling.from_boxes(shape, boxes)),
-        ):
-            timer = threading.Timer(0.05, signal.raise_signal, [signal.SIGINT])
-            with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-                timer.start()
-                while True:
-                    work()
-            timer.join()
-    finally:
-        signal.signal(signal.SIGINT, before)
+
+    def stairs(n: int) -> sw.Tiling:
+        rows = np.arange(n)
+        left = np.stack([np.stack([rows, rows + 1], -1), np.stack([0 * rows, rows % 7 + 1], -1)], 1)
+        right = np.stack([np.stack([rows, rows + 1], -1), np.stack([rows % 7 + 1, 0 * rows + 8], -1)], 1)
+        return sw.Tiling.from_boxes((n, 8), np.concatenate([left, right]))
+
+    assert interrupted(work, (stairs(1 << exponent) for exponent in range(12, 20)), KeyboardInterrupt)
 
 
 def test_holders_without_labels_are_never_the_same() -> None:

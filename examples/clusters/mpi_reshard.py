@@ -1,4 +1,4 @@
-"""Cut a checkpoint for 4 devices by the processes of an MPI job, which see the same files.
+"""Cut a checkpoint for 4 devices with the processes of an MPI job, which see the same files.
 
     mpiexec -n 4 python -m mpi4py.futures examples/clusters/mpi_reshard.py [SRC DST]
 

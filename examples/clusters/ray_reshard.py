@@ -19,7 +19,7 @@ import shardwise as sw
 
 
 class RayExecutor(Executor):
-    """All that shardwise asks of Ray: a function is a task of one core, and its result a future."""
+    """All that shardwise needs from Ray: a function is a task of one core, and its result a future."""
 
     def __init__(self) -> None:
         self.num_workers = int(ray.cluster_resources()["CPU"])

@@ -4,14 +4,14 @@
 #SBATCH --cpus-per-task=2
 #SBATCH --mem=1G
 #
-# A part of a saved plan for each job of an array. On the login node, once:
+# One part of a saved plan for each job of an array. On the login node, once:
 #
 #     shardwise reshard SRC DST --mesh model=4 --rules rules.toml --plan-to new.swplan
 #     parts=$(sbatch --parsable examples/clusters/slurm_array.sh new.swplan)
 #     sbatch --dependency=afterok:$parts --wrap "shardwise commit new.swplan"
 #
-# A job that fails or is killed is submitted again as it was; what it had done is not done again.
-# Where there is no Slurm, `bash examples/clusters/slurm_array.sh` shows all of it on a small checkpoint, the parts as
+# Submit a job that fails or is killed again as it was; what it had done is not repeated.
+# Without Slurm, `bash examples/clusters/slurm_array.sh` shows everything on a small checkpoint, with the parts as
 # processes of this machine.
 set -euo pipefail
 

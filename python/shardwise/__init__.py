@@ -178,7 +178,7 @@ _LAZY = {
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 _SUBPACKAGES = ("dtensor", "interop")
 
-# Who has not imported a framework needs no part of ours for it.
+# A framework that is not imported needs nothing from this package.
 draw_with("shardwise.show.draw")
 load_with("keras", "shardwise.interop.keras")
 load_with("tensorflow", "shardwise.interop.tf_variable")

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _INT64_MAX = 2**63 - 1
-#: Characters of a path, of which no system takes as many; the system would repeat them all in its message.
+#: No system accepts a path of so many characters, and its message would repeat them all.
 _LONGEST_PATH = 1 << 16
 
 Kind = TypeVar("Kind")
@@ -41,7 +41,7 @@ _CALLED: dict[type, str] = {str: "a string", bool: "True or False", np.ndarray: 
 
 
 def instance(name: str, value: object, kind: type[Kind], alternative: str = "") -> Kind:
-    """Give a value back if it is of a type.
+    """Return a value if it is of the given type.
 
     >>> instance("rank", "two", bool)
     Traceback (most recent call last):
@@ -55,7 +55,7 @@ def instance(name: str, value: object, kind: type[Kind], alternative: str = "") 
 
 
 def optional(name: str, value: object, kind: type[Kind]) -> Kind | None:
-    """Give a value back if it is of a type, or `None`.
+    """Return a value if it is of the given type or `None`.
 
     >>> optional("name", 3, str)
     Traceback (most recent call last):
@@ -89,8 +89,8 @@ def sizes_of(name: str, value: object) -> tuple[int, ...]:
     """
     try:
         if isinstance(value, str) or not isinstance(value, Iterable) or not hasattr(value, "__len__"):
-            raise TypeError  # Without a length it need not end.
-        # At once: of a sequence longer than any memory, this is a MemoryError.
+            raise TypeError  # Without a length it may never end.
+        # All at once: a sequence longer than memory gives a MemoryError.
         sizes = tuple([size if type(size) is int else integer(name, size) for size in tuple(value)])
     except TypeError:
         raise TypeError(f"{name} must be a sequence of integers, got {shown(value)}") from None
@@ -101,7 +101,7 @@ def sizes_of(name: str, value: object) -> tuple[int, ...]:
 
 
 def path_of(file: str | os.PathLike[str]) -> Path:
-    r"""Give a path; one that no file can have is an `OSError`, as one that no file has.
+    r"""Return a path; raise `OSError` if no file can have that name, as opening a missing file does.
 
     >>> path_of("rules\0.toml")
     Traceback (most recent call last):
@@ -137,7 +137,7 @@ def int64_array(name: str, value: Any) -> npt.NDArray[np.int64]:
     if array.size == 0 and not isinstance(value, np.ndarray):
         array = array.astype(np.int64)  # numpy makes an empty list a float array
     if array.dtype.kind == "f" and not isinstance(value, np.ndarray):
-        # numpy makes floats of integers that none of its integer dtypes holds together.
+        # numpy turns integers into floats when no integer dtype holds all of them.
         exact = np.asarray(value, dtype=object)
         array = exact if all(type(item) is int for item in exact.flat) else array
     if array.dtype == object and all(type(item) is int for item in array.flat):
@@ -156,8 +156,8 @@ def array_like(name: str, value: Any) -> npt.NDArray[Any]:
     """`value` as a numpy array (subclasses kept), where numpy can make one: of nested sequences and numbers too."""
     try:
         array: npt.NDArray[Any] = np.asanyarray(value)
-    except ValueError as error:  # Also of an `__array__` that gives no array.
-        raise TypeError(f"{name}: numpy cannot make an array of this {type(value).__name__}: {error}") from error
+    except ValueError as error:  # Also from an `__array__` that gives no array.
+        raise TypeError(f"{name}: numpy cannot make an array from this {type(value).__name__}: {error}") from error
     return array
 
 
@@ -174,5 +174,5 @@ def array_of(name: str, value: Any) -> npt.NDArray[Any]:
             raise TypeError(f"{name}: numpy cannot take this {type(value).__name__} by DLPack: {error}") from error
     raise TypeError(
         f"{name} must be a numpy array, or have __array__ or __dlpack__, got {type(value).__name__}; "
-        "np.asarray makes an array of a sequence"
+        "np.asarray turns a sequence into an array"
     )

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole or not at all: the one way in which this package replaces a file."""
+"""Files that are replaced as a whole or not at all: the only way in which this package replaces a file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DESCRIPTORS = re.compile(r"/proc/(\d+)(?:/task/\d+)?/fd|/dev/fd")
 
 
 def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Put these bytes in the place of the file; see `replacing`.
+    """Replace the file with these bytes; see `replacing`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -42,18 +42,18 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Give a new file to write to, which takes the place of the one at `path` at the end of the body.
+    """Give a new file to write to, which replaces the one at `path` at the end of the body.
 
-    It lies in the same folder, is brought to the disk and renamed, so that a reader of the path sees the old bytes or
-    the new ones. Mode, owner and group are those of the old file, and a link goes on pointing to it. What is left of
-    writers that were killed is removed. A name of an open file, such as `/dev/stdout`, is written to where it stands.
+    It lies in the same folder, is synced to disk and then renamed, so that a reader of the path sees either the old
+    bytes or the new ones. Mode, owner and group are those of the old file, and a link keeps pointing to it. Leftovers
+    of killed writers are removed. A path that names an open file, such as `/dev/stdout`, is written to in place.
 
     Raises:
         OSError: if the file cannot be written, is not a regular file, or has an owner that a new file cannot get. The
-            old file is as it was, and the new one is gone. There is one exception, and its message says so: where the
-            folder cannot be brought to the disk, the file has been replaced.
+            old file is unchanged, and the new one is removed. There is one exception, and its message says so: if the
+            folder cannot be synced, the file has been replaced.
 
-    An error of the body, or an interruption before the file is renamed, also leaves the old file and nothing else.
+    An error in the body, or an interruption before the rename, also leaves only the old file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +81,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
                 os.fsync(file.fileno())
             temporary.replace(target)
         finally:
-            # Gone, if it has taken its place: after an interruption of `replace` too. What cannot be removed is stale.
+            # Already gone if it was renamed, even when `replace` was interrupted. What cannot be removed is stale.
             with contextlib.suppress(OSError):
                 temporary.unlink()
     try:
@@ -93,7 +93,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Put the name of a file to errors of the system that name none, as those of writing to an open file do.
+    """Add the name of a file to system errors that name none, such as those of writing to an open file.
 
     >>> with naming("model.safetensors"):
     ...     raise OSError(28, "No space left on device")
@@ -125,18 +125,18 @@ def _prefix(target: Path) -> str:
 
 @contextlib.contextmanager
 def _new_file(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
-    """A new file beside the target, locked for as long as it is open: that says that its writer lives."""
+    """A new file beside the target, locked while it is open: the lock shows that its writer is alive."""
     while True:
         temporary = target.with_name(f"{_prefix(target)}{secrets.token_hex(8)}.tmp")
         try:
-            # Exclusive, so that it is ours to remove; the mask of the process applies to a file that is new.
+            # Exclusive, so that it is ours to remove; the process's umask applies to a new file.
             opened = temporary.open("xb")
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(target)) from None
         with opened as file:
             try:
                 _lock(file.fileno(), wait=True)
-                # Another writer may have taken it for stale before it was locked.
+                # Another writer may have thought it stale before it was locked.
                 if temporary.exists() and os.path.samestat(os.fstat(file.fileno()), temporary.stat()):
                     yield file, temporary
                     return
@@ -146,7 +146,7 @@ def _new_file(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
 
 
 def _lock(descriptor: int, *, wait: bool) -> bool:
-    """Lock an open file; without waiting, say whether that worked. Where there are no locks, it does."""
+    """Lock an open file; without waiting, say whether that worked. Where locks are not supported, it always works."""
     if sys.platform == "win32":
         return False
     try:
@@ -157,7 +157,7 @@ def _lock(descriptor: int, *, wait: bool) -> bool:
 
 
 def _remove_stale(target: Path) -> None:
-    """Remove the temporary files of this target whose writers are gone: the system unlocks what was theirs."""
+    """Remove the temporary files of this target whose writers are gone: the system has released their locks."""
     prefix = _prefix(target)
     with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
         for entry in entries:
@@ -180,12 +180,12 @@ def _take_over(descriptor: int, old: os.stat_result, target: Path) -> None:
                 f"{error.strerror}: a new file cannot get the owner {old.st_uid} and group {old.st_gid} of this one"
             )
             raise OSError(error.errno, reason, str(target)) from None
-    # Behind the owner, because a change of that takes bits of the mode away.
+    # After the owner, because changing the owner clears bits of the mode.
     os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
 
 
 def _descriptor(path: Path) -> int | None:
-    """The number of an open file of this process that the path is a name of, directly or by links."""
+    """The descriptor of this process that the path names, directly or through links."""
     seen = path.absolute()
     for _ in range(40):
         folder = os.path.realpath(seen.parent)
@@ -200,9 +200,9 @@ def _descriptor(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def _open_file(descriptor: int, path: Path) -> Iterator[IO[bytes]]:
-    """An open file, to be written to where it stands: not opened anew, which would begin at its first byte."""
+    """An open file, to be written at its position: opening it again would begin at its first byte."""
     for stream in (sys.stdout, sys.stderr):
-        # What was printed before stands before it.
+        # What was printed earlier must come first.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             if stream.fileno() == descriptor:
                 stream.flush()

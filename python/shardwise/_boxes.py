@@ -32,7 +32,7 @@ def one_each(shape: tuple[int, ...], boxes: Any) -> Bounds:
     array = int64_array("boxes", boxes)
     rank = len(shape)
     if array.ndim in (1, 2) and array.size == len(array) * rank == 0:
-        array = array.reshape(len(array), rank, 2)  # lists without a number: no boxes, or those of a scalar
+        array = array.reshape(len(array), rank, 2)  # lists without numbers: no boxes, or those of a scalar
     if array.ndim != 3 or array.shape[1:] != (rank, 2):
         raise LayoutError(f"boxes is of shape {array.shape}; it must be (boxes, {rank}, 2)")
     return array
@@ -41,14 +41,14 @@ def one_each(shape: tuple[int, ...], boxes: Any) -> Bounds:
 def parse_holder(
     label: Any, value: Any, shape: tuple[int, ...], own: Sequence[int] | None, piece_type: type[Any]
 ) -> Holder:
-    """What `from_boxes` has for one label; `own` is the shape of its array, where that is given."""
+    """Read the entry of `from_boxes` for one label; `own` is the shape of its array, if given."""
     name = f"boxes[{shown(label)}]"
     if isinstance(value, (str, bytes, Mapping, Set)) or not hasattr(value, "__len__"):
         raise TypeError(f"{name} must be a box or a list of boxes, got {shown(value)}")
     rank = len(shape)
     if len(value) and not isinstance(value, np.ndarray) and isinstance(value[0], piece_type):
         if not all(isinstance(piece, piece_type) for piece in value):
-            raise TypeError(f"{name} has Pieces and other boxes; give one or the other")
+            raise TypeError(f"{name} mixes Pieces and other boxes; give one or the other")
         if own is None:
             raise LayoutError(f"arrays has no shape for {shown(label)}, whose boxes are given as Pieces")
         bounds = _bounds([_pairs(piece.box, shape, name) for piece in value], rank, name)
@@ -77,7 +77,7 @@ def _is_box(value: Any, rank: int) -> bool:
 
 
 def _has_slices(box: Any) -> bool:
-    # What has no length need not end, and is refused as a box.
+    # Without a length it may never end; it is refused as a box.
     return isinstance(box, Sequence) and not isinstance(box, range) and any(isinstance(side, slice) for side in box)
 
 
@@ -154,12 +154,15 @@ def arguments_of(key: tuple[Any, ...], piece_type: Callable[..., Any]) -> tuple[
 
 
 def _listed(content: bytes, count: int, rank: int) -> list[Any]:
-    listed: list[Any] = np.frombuffer(content, np.int64).reshape(count, rank, 2).tolist()
+    boxes = np.frombuffer(content, np.int64).reshape(count, rank, 2)
+    listed: list[Any] = []
+    for start in range(0, count, 1 << 16):  # numpy lists what it has in one go, deaf to Ctrl-C.
+        listed += boxes[start : start + (1 << 16)].tolist()
     return listed
 
 
 def consecutive(shape: tuple[int, ...], most: int) -> Iterator[tuple[Any, ...]]:
-    """Cut a box into parts of at most so many elements that follow one another in C order.
+    """Cut a box into parts of at most `most` elements, which follow one another in C order.
 
     >>> [tuple((side.start, side.stop) for side in part) for part in consecutive((2, 3), 2)]
     [((0, 1), (0, 2)), ((0, 1), (2, 3)), ((1, 2), (0, 2)), ((1, 2), (2, 3))]

@@ -41,7 +41,7 @@ class Dtype(NamedTuple):
         """Give the numpy dtype, little-endian; messages begin with `what`, and call the dtype as the caller does.
 
         Raises:
-            ImportError: if it is one of ml_dtypes, which is not installed (or too old to have it).
+            ImportError: if it belongs to ml_dtypes, which is not installed (or too old to have it).
             TypeError: if numpy has no such dtype.
 
         >>> DTYPES["float32"].numpy()
@@ -97,7 +97,7 @@ _BY_TEXT = {**DTYPES, **{f"torch.{name}": dtype for name, dtype in DTYPES.items(
 
 
 def find_dtype(value: Any) -> Dtype | None:
-    """Give the dtype that a text or a framework's own dtype names, or `None` where it is one of numpy's alone.
+    """Give the dtype that a text or a framework's own dtype names, or `None` for one that only numpy has.
 
     >>> find_dtype("torch.bfloat16") == find_dtype("BF16") == find_dtype("bfloat16") == DTYPES["bfloat16"]
     True
@@ -105,7 +105,7 @@ def find_dtype(value: Any) -> Dtype | None:
     (4, 'float32', None)
     """
     if not isinstance(value, str):
-        # PyTorch's dtypes say their name as text only; numpy's, and what numpy makes dtypes of, are asked for below.
+        # PyTorch's dtypes give their name only as text; numpy's, and what numpy turns into dtypes, come below.
         if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
             value = str(value)
         else:
@@ -120,7 +120,7 @@ def find_dtype(value: Any) -> Dtype | None:
 
 def _as_numpy(value: Any) -> np.dtype[Any] | None:
     if isinstance(value, str) and value.lstrip("<>=|")[:1] == "a":
-        return None  # numpy's former name of "S", of which it warns
+        return None  # numpy's former name of "S", which it warns about
     try:
         dtype: np.dtype[Any] = np.dtype(value)
     except (TypeError, ValueError, SyntaxError, OverflowError, RecursionError):
@@ -136,11 +136,11 @@ def _by_numpy(value: Any) -> Dtype | None:
 
 
 def dtype_of(value: Any, name: str = "dtype") -> np.dtype[Any]:
-    """Give the numpy dtype that a value names; what is none is a `TypeError`, whatever numpy calls it.
+    """Give the numpy dtype that a value names; anything else is a `TypeError`, whatever numpy raises.
 
     Raises:
-        TypeError: if `value` names no dtype, or one that numpy has not.
-        ImportError: if it is one of ml_dtypes, which is not installed.
+        TypeError: if `value` names no dtype, or one that numpy does not have.
+        ImportError: if it belongs to ml_dtypes, which is not installed.
 
     >>> dtype_of("F32"), dtype_of("torch.int8"), dtype_of(">f8")
     (dtype('float32'), dtype('int8'), dtype('>f8'))
@@ -170,7 +170,7 @@ def bits_of(value: Any, name: str = "dtype") -> int:
 
 
 def bytes_for(elements: _Count, bits: int) -> _Count:
-    """Give the bytes that elements take; a part of a byte counts as one. One number or an array of them.
+    """Give the bytes that elements take, rounded up; takes one count or an array of them.
 
     >>> bytes_for(3, 4), bytes_for(3, 16)
     (2, 6)

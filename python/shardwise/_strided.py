@@ -1,4 +1,4 @@
-"""How PyTorch cuts one dim, one mesh axis after the other, where strided shards are among them."""
+"""How PyTorch cuts one dim by one mesh axis after the other, strided shards included."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def strided_pieces(size: int, cuts: Sequence[tuple[int, int]]) -> list[Piece]:
         size: the size of the dim.
         cuts: for each axis that cuts it, in mesh order, its size and its split factor, which is 1 for a plain shard.
 
-    A strided shard with factor f chunks what there is into f, and each of these over the axis; its index then holds
-    one piece of each. All is ranges, so that the cost does not grow with the elements.
+    A strided shard with factor f cuts what there is into f chunks, and each chunk over the axis; an index then holds
+    one piece of each chunk. Only ranges are kept, so the cost does not grow with the number of elements.
 
     >>> strided_pieces(8, [(2, 1), (2, 2)])
     [[(0, 1), (2, 3)], [(1, 2), (3, 4)], [(4, 5), (6, 7)], [(5, 6), (7, 8)]]

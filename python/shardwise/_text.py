@@ -37,14 +37,14 @@ def seconds_text(seconds: float) -> str:
 def shown(value: object) -> str:
     """Write a value for a message: its `repr`, but short, whatever the value.
 
-    Of long sequences the first eight entries are there, of long texts both ends.
+    Long sequences keep their first eight entries, long texts both ends.
 
     >>> shown(list(range(1_000_000))), shown("a" * 1000)[-3:], shown(10**5000)
     ('[0, 1, 2, 3, 4, 5, 6, 7, ...]', "aa'", 'an integer of 16610 bits')
     """
     try:
         text = _SHORT.repr(value)
-    except Exception:  # Of a value of a caller's class, which may raise anything.
+    except Exception:  # The repr of a caller's class may raise anything.
         text = f"a {type(value).__name__} whose repr fails"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 

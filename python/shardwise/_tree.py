@@ -21,7 +21,7 @@ __all__ = ["attributes_of", "children", "map_arrays", "named_leaves"]
 
 Leaf = TypeVar("Leaf")
 
-#: The path of what holds an object, and its name there.
+#: The path of an object's parent, and its name in the parent.
 _Chain = tuple["_Chain | None", str]
 
 _ATOMS = (
@@ -51,8 +51,8 @@ def named_leaves(
     """
     # Kept by reference: the id of a temporary object would be given out again.
     seen: dict[int, Any] = {}
-    # A path is a chain of names up to the root, spelt out for leaves only: of all objects of a deep tree, the paths
-    # would take memory in the square of its depth.
+    # A path is a chain of names up to the root, spelt out for leaves only: the paths of all objects
+    # would take memory quadratic in the depth of the tree.
     stack: list[tuple[_Chain | None, Any]] = [(None, root)]
     while stack:
         path, node = stack.pop()
@@ -109,7 +109,7 @@ def _slots(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def map_arrays(function: Callable[[str, int], object], tree: Any, separator: str) -> Any:
-    """Put `function(path, rank)` in the place of each array; `LayoutMap.apply` says how the tree is walked.
+    """Replace each array with `function(path, rank)`; `LayoutMap.apply` says how the tree is walked.
 
     >>> import numpy as np
     >>> map_arrays(lambda path, rank: f"{path} has rank {rank}", {"h": [np.ones(3), None]}, "/")
@@ -152,7 +152,7 @@ class _Walk:
         return node._make(made) if hasattr(node, "_make") else tuple(made)
 
     def _dataclass(self, node: Any, path: tuple[str, ...]) -> Any:
-        # A copy, since the constructor of a dataclass may insist on arrays; frozen ones have no other way either.
+        # A copy, since the constructor of a dataclass may insist on arrays, and frozen ones allow no other way.
         result = copy.copy(node)
         for field in dataclasses.fields(node):
             object.__setattr__(result, field.name, self.node(getattr(node, field.name), (*path, field.name)))
@@ -192,9 +192,9 @@ def _is_described(node: Any) -> bool:
 
 
 def attributes_of(node: Any, order: Iterable[str] = ()) -> list[tuple[str, Any]]:
-    """The attributes of an object by name, wherever they are kept: those that `order` names first, in this order.
+    """The attributes of an object by name, wherever they are kept: those in `order` first, in that order.
 
-    A `torch.nn.Module` keeps the modules that it is given apart, in a dict `_modules`.
+    A `torch.nn.Module` keeps its submodules separately, in a dict `_modules`.
 
     >>> class Module: ...
     >>> module = Module()

@@ -25,7 +25,7 @@ def _cut(message: str) -> str:
 class ShardwiseError(Exception):
     """The base of every exception that shardwise defines.
 
-    A message of more than a thousand characters is cut in its middle: it may hold what a file or a caller had in it.
+    A message of more than a thousand characters is shortened in the middle: it may quote a file or an argument.
 
     >>> issubclass(MeshError, ShardwiseError) and issubclass(MeshError, ValueError)
     True

@@ -174,7 +174,7 @@ class TensorLayout(Drawn):
 
     @property
     def num_shards(self) -> tuple[int, ...]:
-        """Into how many shards each dim is cut.
+        """The number of shards along each dim.
 
         >>> TensorLayout((("x", "y"), None), DeviceMesh((2, 3), ("x", "y"))).num_shards
         (6, 1)
@@ -190,8 +190,8 @@ class TensorLayout(Drawn):
     def refined(self) -> TensorLayout:
         """Give the same layout over a mesh in which the sub-axes that it names are axes of their own.
 
-        The devices stay in their order, so every device holds what it holds in this layout. Whatever knows no
-        sub-axes can do with it: JAX's and PyTorch's meshes, for example.
+        The devices stay in their order, so every device holds what it holds in this layout. So it suits
+        what does not know sub-axes, such as JAX's and PyTorch's meshes.
 
         Raises:
             LayoutError: if the layout has no mesh.
@@ -218,8 +218,8 @@ class TensorLayout(Drawn):
                 as XLA does, `"chunk"` as PyTorch, `"balanced"` as `numpy.array_split`, `"floor"` as llama.cpp.
 
         Raises:
-            LayoutError: if the shape has another rank, a dim is negative, or does not divide under `"even"`; if the
-                layout has no mesh.
+            LayoutError: if the shape's rank is not the layout's, a dim is negative, or does not divide under `"even"`;
+            if the layout has no mesh.
             SizeOverflowError: if the tensor has more than 2**63 - 1 elements.
 
         >>> layout = TensorLayout(("x",), DeviceMesh((4,), ("x",)))
@@ -261,7 +261,7 @@ class TensorLayout(Drawn):
         return [*(name for spec in self._axes for name in _spec_names(spec)), *self._unreduced]
 
     def _over(self, mesh: DeviceMesh) -> TensorLayout:
-        """The same layout over a mesh of the same devices, whose axes are factors of those of this one's mesh."""
+        """The same layout over a mesh of the same devices, whose axes are factors of this mesh's axes."""
         place = {name: position for position, name in enumerate(mesh.axis_names)}
 
         def factors(name: str) -> list[str]:
@@ -272,7 +272,7 @@ class TensorLayout(Drawn):
                 wanted = SubAxis(name, 1, self._with_mesh("a view").axis_size(name))
             parts = [(other, parse_sub_axis(other)) for other in mesh.axis_names]
             if wanted.axis in place:
-                # Of an axis that is not factored the sub-axes are those of size 1, and the whole.
+                # An axis that is not factored has only the sub-axes of size 1 and the whole axis.
                 return [wanted.axis] if wanted.size > 1 else []
             return [
                 other
@@ -311,7 +311,7 @@ class TensorLayout(Drawn):
         return self._axes == other._axes and set(self._unreduced) == set(other._unreduced) and self._mesh == other._mesh
 
     def __hash__(self) -> int:
-        # Without the mesh, which may still come: a hash must not change.
+        # Without the mesh, which may be set later: a hash must not change.
         return hash((self._axes, frozenset(self._unreduced)))
 
     def __repr__(self) -> str:
@@ -357,7 +357,7 @@ def _spec(dim: int, entry: Any) -> Spec:
 def _names(argument: str, names: Any) -> tuple[str, ...]:
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise TypeError(f"{argument} must be a sequence of axis names, got {shown(names)}")
-    # As far as they can be right: an iterable need not end.
+    # No further than they can be valid: an iterable may never end.
     found: dict[str, None] = {}
     for name in names:
         if not isinstance(name, str):
@@ -370,7 +370,7 @@ def _names(argument: str, names: Any) -> tuple[str, ...]:
 
 
 def _check_used_once(axes: Axes, unreduced: tuple[str, ...]) -> None:
-    """What the core checks as well, but here before a mesh is known."""
+    """Check what the core checks too, but before a mesh is known."""
     seen: dict[str, str] = {}
     places = [(f"axes[{dim}]", name) for dim, spec in enumerate(axes) for name in _spec_names(spec)]
     for place, name in [*places, *(("unreduced", name) for name in unreduced)]:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["DeviceMesh", "list_devices"]
 
 _PREFIX = "cpu:"
-#: The dims that an array of numpy may have: 64 from version 2 on.
+#: The most dims that a numpy array may have: 64 since numpy 2.
 _MAX_DIMS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
-#: Up to how many default labels a mesh keeps once they have been asked for: some 5 MB of strings.
+#: The most default labels that a mesh keeps once it has made them: about 5 MB of strings.
 _KEEP_LABELS = 1 << 16
 
 
@@ -33,7 +33,7 @@ def list_devices(device_type: str | None = None) -> list[str]:
     """List the logical CPU devices of this host, one per core that this process may use.
 
     Args:
-        device_type: `"cpu"` in any case, or `None` for all types, which is the same: there are no others.
+        device_type: `"cpu"`, in upper or lower case, or `None` for all types, which is the same: there are no others.
 
     Raises:
         MeshError: for any other device type.
@@ -47,9 +47,7 @@ def list_devices(device_type: str | None = None) -> list[str]:
         if not isinstance(device_type, str):
             raise TypeError(f"device_type must be a string or None, got {shown(device_type)}")
         if device_type.lower() != "cpu":
-            raise MeshError(
-                f"device_type is {shown(device_type)}; the only devices of this host that we know are 'cpu'"
-            )
+            raise MeshError(f"device_type is {shown(device_type)}; the only devices listed for this host are 'cpu'")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return [f"{_PREFIX}{i}" for i in range(cores)]
 
@@ -61,7 +59,7 @@ class DeviceMesh(Drawn):
         shape: the axis sizes, each at least 1; their product is at most 2**63 - 1.
         axis_names: one distinct, non-empty name per axis.
         devices: one distinct, hashable label per position, in row-major order; nested lists or an array of the
-            mesh's shape will do. Without it they are `"cpu:0"`, `"cpu:1"`, …, made only when asked for, so that a mesh
+        mesh's shape also work. By default they are `"cpu:0"`, `"cpu:1"`, …, made only when asked for, so that a mesh
             of a million devices costs no more than one of eight.
 
     Raises:
@@ -148,7 +146,7 @@ class DeviceMesh(Drawn):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """By how much the device index grows along each axis: `[bcd, cd, d, 1]` for a mesh of shape `[a, b, c, d]`."""
+        """The growth of the device index along each axis: `[bcd, cd, d, 1]` for a mesh of shape `[a, b, c, d]`."""
         return self._core.strides
 
     @property
@@ -165,14 +163,14 @@ class DeviceMesh(Drawn):
         if self._devices is None:
             if self.ndim > _MAX_DIMS:
                 raise MeshError(
-                    f"devices: the mesh has {self.ndim} axes, and an array of numpy at most {_MAX_DIMS} dims"
+                    f"devices: the mesh has {self.ndim} axes, and a numpy array has at most {_MAX_DIMS} dims"
                 )
             labels = self._all_labels()
             flat = np.empty(self.size, dtype=object)
-            # Assigned one by one: numpy would take labels that are tuples apart.
+            # Assigned one by one: numpy would unpack labels that are tuples.
             for i, label in enumerate(labels):
                 flat[i] = label
-            # Before it is reshaped: numpy lets nobody make a view of a read-only array writable again.
+            # Before reshaping: numpy never makes a view of a read-only array writable again.
             flat.flags.writeable = False
             self._devices = flat.reshape(self.shape)
         return self._devices
@@ -239,11 +237,11 @@ class DeviceMesh(Drawn):
         return submesh(self, names, through)
 
     def flatten(self, names: Sequence[str] | None = None, name: str | None = None) -> DeviceMesh:
-        """Make one axis of several, first axis major, which stands where the major-most of them stood in the mesh.
+        """Merge several axes into one, first axis major; it takes the place of the major-most of them.
 
         Args:
             names: the axes; all of them if none are given.
-            name: what the new axis is called; by default the names with `"_"` between them, as PyTorch has it.
+            name: what the new axis is called; by default the names joined with `"_"`, as in PyTorch.
 
         Raises:
             MeshError: if the mesh has no such axis, or the new name is taken.
@@ -258,7 +256,7 @@ class DeviceMesh(Drawn):
         return flatten(self, names, name)
 
     def unflatten(self, axis: str | int, sizes: Sequence[int], names: Sequence[str]) -> DeviceMesh:
-        """Make several axes of one: the inverse of `flatten`, with the arguments of PyTorch's `_unflatten`.
+        """Split one axis into several: the inverse of `flatten`, with the arguments of PyTorch's `_unflatten`.
 
         Args:
             axis: its name, or its position.
@@ -276,7 +274,7 @@ class DeviceMesh(Drawn):
         return unflatten(self, axis, sizes, names)
 
     def transpose(self, *names: str) -> DeviceMesh:
-        """Give the mesh with its axes in another order; without names, in the opposite one.
+        """Give the mesh with its axes in another order; without names, reversed.
 
         Raises:
             MeshError: if the names are not those of the mesh, each once.
@@ -300,7 +298,7 @@ class DeviceMesh(Drawn):
         return self._core.coordinate(index)
 
     def device_index(self, coordinate: Sequence[int]) -> int:
-        """Give the row-major position of a coordinate: the inverse of `coordinate`; of a label it is `index_of_label`.
+        """Give the row-major position of a coordinate: the inverse of `coordinate`; for a label use `index_of_label`.
 
         Raises:
             IndexError: if an entry is outside its axis.
@@ -334,8 +332,8 @@ class DeviceMesh(Drawn):
     def index_of_label(self, device: Hashable) -> int:
         """Give the row-major position of the device labelled `device`: the inverse of `device`.
 
-        Where the labels are the default ones, the position itself will do as well: `3` for `"cpu:3"`. Labels of your
-        own may have numbers of their own in them, so there it is not taken; `mesh.device(3)` gives the label.
+        With the default labels, the position itself is accepted too: `3` for `"cpu:3"`. With labels of your own it is
+        not, since they may contain other numbers; `mesh.device(3)` gives the label.
 
         Raises:
             MeshError: if the mesh has no such label.
@@ -372,7 +370,7 @@ class DeviceMesh(Drawn):
         return MeshError(message)
 
     def _view(self, shape: Sequence[int], axis_names: Sequence[str]) -> DeviceMesh:
-        """A mesh of the same devices in the same order, by other axes: it shares the labels."""
+        """A mesh of the same devices in the same order, with other axes: it shares the labels."""
         mesh = DeviceMesh(shape, axis_names)
         mesh._labels, mesh._index, mesh._default_labels = self._labels, self._index, self._default_labels
         return mesh
@@ -392,7 +390,7 @@ class DeviceMesh(Drawn):
         if self._labels is not None:
             return self._labels
         if self._default_labels is None:
-            # Where there is no room for so many, this says so at once; made one by one they would first take all.
+            # If there is no room for so many, this says so at once; made one by one they would first fill memory.
             try:
                 [None] * self.size
             except MemoryError:
@@ -438,7 +436,7 @@ def _flat_labels(devices: Any, shape: tuple[int, ...], size: int) -> list[Any]:
     if isinstance(devices, Set):
         raise TypeError(f"devices must be a sequence of labels, got a {type(devices).__name__}, which has no order")
     try:
-        # One more than there may be: an iterable need not end.
+        # One more than allowed: an iterable may never end.
         items = list(islice(devices, min(size + 1, sys.maxsize)))
     except TypeError:
         raise TypeError(f"devices must be a sequence of labels or None, got {type(devices).__name__}") from None

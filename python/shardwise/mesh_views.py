@@ -1,4 +1,4 @@
-"""Views of a mesh: the same devices by other axes, or those along some of the axes.
+"""Views of a mesh: the same devices with other axes, or the devices along some of the axes.
 
 A view that keeps the order of the devices shares their labels with the mesh; a view of another order lists them anew.
 """
@@ -81,37 +81,39 @@ def transpose(mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
 
 
 def factored(mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
-    """Give the mesh with those axes factored of which a name spells a sub-axis; the devices stay in their order.
+    """Split each axis that has a sub-axis among the names; the devices stay in their order.
 
     Raises:
-        MeshError: if a sub-axis is not one of the mesh's, or two of them overlap.
+        MeshError: if a sub-axis is not in the mesh, or two of them overlap.
 
     >>> from shardwise import DeviceMesh
     >>> factored(DeviceMesh((2, 12), ("dp", "tp")), ["tp:(2)3"])
     DeviceMesh((2, 2, 3, 2), ('dp', 'tp:(1)2', 'tp:(2)3', 'tp:(6)2'))
     """
-    breaks: dict[str, set[int]] = {}
+    asked: dict[str, set[tuple[int, int]]] = {}
     for name in names:
         sub = None if name in mesh.axis_names else parse_sub_axis(name)
         if sub is not None:
             mesh.axis_size(name)  # Refuses what does not divide.
-            breaks.setdefault(sub.axis, set()).update((sub.before, sub.before * sub.size))
+            asked.setdefault(sub.axis, set()).add((sub.before, sub.before * sub.size))
     shape: list[int] = []
     axis_names: list[str] = []
     for name, size in zip(mesh.axis_names, mesh.shape, strict=True):
-        ends = sorted({1, size, *breaks.get(name, ())})
-        if len(ends) <= 2:
-            shape.append(size)
-            axis_names.append(name)
-            continue
-        for start, stop in itertools.pairwise(ends):
+        parts = asked.get(name, set())
+        ends = sorted({1, size, *itertools.chain(*parts)})
+        # A sub-axis of one coordinate begins where it ends.
+        for start, stop in sorted({*itertools.pairwise(ends), *(part for part in parts if part[0] == part[1])}):
             if stop % start:
                 raise MeshError(
-                    f"names: sub-axes of {name!r} cannot stand together: one ends or begins at {start}, another at "
+                    f"names: sub-axes of {name!r} cannot be combined: they have boundaries at {start} and "
                     f"{stop}, and neither divides the other"
                 )
             shape.append(stop // start)
-            axis_names.append(f"{name}:({start}){stop // start}")
+            is_whole = stop // start == size and (start, stop) not in parts
+            axis_names.append(name if is_whole else f"{name}:({start}){stop // start}")
+        if size == 1 and not parts:
+            shape.append(1)
+            axis_names.append(name)
     return mesh._view(shape, axis_names)
 
 
@@ -137,7 +139,7 @@ def _positions(mesh: DeviceMesh, names: Sequence[str]) -> list[int]:
             why = " (two of the names overlap)" if overlapping and len(names) > 1 else ""
             raise MeshError(f"names[{i}] is {name!r}; the axes of this mesh are {mesh.axis_names}{why}")
         if name in names[:i]:
-            raise MeshError(f"names[{i}] is {name!r}, which names[{names.index(name)}] is already")
+            raise MeshError(f"names[{i}] repeats the axis {name!r} of names[{names.index(name)}]")
     return [place[name] for name in names]
 
 
@@ -154,8 +156,8 @@ def _positions_along(origin: int, sizes: Sequence[int], strides: Sequence[int]) 
     """Device indices in the row-major order of some axes."""
     count = math.prod(sizes)
     try:
-        np.empty(count, np.int64)  # Refused at once where there is no room; step by step it would first fill it all.
-    except ValueError:  # numpy's word for a size that no address space holds
+        np.empty(count, np.int64)  # Refused at once if there is no room; step by step it would first fill memory.
+    except ValueError:  # what numpy raises for a size that no address space holds
         raise MemoryError(f"no room for the labels of {count} devices") from None
     positions = np.array([origin], np.int64)
     for size, stride in zip(sizes, strides, strict=True):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Partition"]
 
-#: For how many devices one call each takes less time than the arithmetic on an array of all.
+#: Up to this many devices, one call for each is faster than arithmetic on an array of all.
 _FEW = 16
 
 
@@ -38,7 +38,7 @@ class Partition(Tiling):
         SizeOverflowError: if the tensor has more than 2**63 - 1 elements.
 
     Devices are named by their labels in the mesh; where those are the default ones, `"cpu:0"`, `"cpu:1"`, …, the device
-    index does as well. Arrays over all devices stand in device-index order. Making a partition, and asking it for one
+    index also works. Arrays over all devices are in device-index order. Making a partition, and asking it for one
     device, costs O(rank) for a mesh of any size. A partition is immutable, hashable and picklable.
 
     >>> from shardwise import DeviceMesh, TensorLayout
@@ -108,7 +108,7 @@ class Partition(Tiling):
 
     @property
     def num_shards(self) -> tuple[int, ...]:
-        """Into how many shards each dim is cut.
+        """The number of shards along each dim.
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> TensorLayout(("x", None), DeviceMesh((2, 3), ("x", "y"))).partition((4, 4)).num_shards
@@ -133,7 +133,7 @@ class Partition(Tiling):
             MeshError: if the mesh has no such device.
             LayoutError: if the device holds several pieces, because a dim is packed; `pieces` gives them.
 
-        An empty shard starts and stops at the end of the dim. Of a shard by its number, see `shard_box`.
+        An empty shard starts and stops at the end of the dim. For a shard given by its number, see `shard_box`.
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> partition = TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((9,), uneven="ceil")
@@ -143,7 +143,7 @@ class Partition(Tiling):
         return self._core.box(self._mesh.index_of_label(device))
 
     def shard_box(self, shard_id: int) -> tuple[slice, ...]:
-        """Give the slices of the tensor that the shard of this number is, whichever devices hold it.
+        """Give the slices of the tensor that the shard with this number covers, whichever devices hold it.
 
         Raises:
             IndexError: if there is no such shard.
@@ -191,7 +191,7 @@ class Partition(Tiling):
     def devices_indices_map(self) -> dict[Any, tuple[slice, ...]]:
         """Give a dict from each device, in device-index order, to the slices that it holds.
 
-        The name and the meaning are those of `jax.sharding.Sharding.devices_indices_map`, but that a dim which is not
+        The name and the meaning are those of `jax.sharding.Sharding.devices_indices_map`, except that a dim that is not
         cut has its bounds here, where JAX writes `slice(None)`.
 
         >>> from shardwise import DeviceMesh, TensorLayout
@@ -318,8 +318,8 @@ class Partition(Tiling):
     def runs(self, device: Any) -> npt.NDArray[np.int64]:
         """Give the contiguous runs of the device's shard in the C-order tensor: int64 of shape (runs, 2).
 
-        Each row holds offset and length, in elements; in increasing order, as few and as long as they can be. Times
-        the item size they are the bytes to read from a file.
+        Each row holds offset and length, in elements. The rows are in increasing order, as few and as long as possible.
+        Multiplied by the item size they are the byte ranges to read from a file.
 
         Raises:
             MeshError: if the mesh has no such device.
@@ -352,7 +352,7 @@ class Partition(Tiling):
         return self._core.views(array)
 
     def view(self, array: npt.NDArray[Any], device: Any) -> Any:
-        """Give the zero-copy view of one device, or where a dim is packed the list of its views; see `views`.
+        """Give the zero-copy view of one device, or, where a dim is packed, the list of its views; see `views`.
 
         >>> import numpy as np
         >>> from shardwise import DeviceMesh, TensorLayout
@@ -368,7 +368,7 @@ class Partition(Tiling):
         Args:
             dtype: A dtype, or its name as numpy, ml_dtypes, PyTorch or safetensors write it.
 
-        Of the whole tensor they are `size` times the bytes of an element, and `ShardedArray.nbytes`.
+        The whole tensor takes `size` times the bytes of an element, which is `ShardedArray.nbytes`.
 
         Raises:
             SizeOverflowError: if the whole tensor has more than 2**63 - 1 bytes.

@@ -16,7 +16,7 @@ _SUB_AXIS = re.compile(r"(.+):\(([1-9][0-9]{0,18})\)([1-9][0-9]{0,18})", re.DOTA
 class SubAxis(NamedTuple):
     """A factor of size `size` of a mesh axis, after the major factor `before`.
 
-    Of an axis of size `n = before * size * rest` the coordinate `i` has the coordinate `i // rest % size` along it.
+    On an axis of size `n = before * size * rest`, coordinate `i` has the coordinate `i // rest % size` along it.
 
     >>> str(SubAxis("tp", 2, 4))
     'tp:(2)4'
@@ -34,7 +34,7 @@ class SubAxis(NamedTuple):
 
 
 def parse_sub_axis(name: str) -> SubAxis | None:
-    """Read a sub-axis; `None` if the name does not spell one, and is that of a whole axis.
+    """Read a sub-axis; `None` if the name does not spell one, and so names a whole axis.
 
     >>> parse_sub_axis("tp:(2)4")
     SubAxis(axis='tp', before=2, size=4)
@@ -46,7 +46,7 @@ def parse_sub_axis(name: str) -> SubAxis | None:
 
 
 def is_sub_axis(name: str, axis_names: Iterable[str] = ()) -> bool:
-    """Say whether a name is that of a sub-axis; an axis of a mesh that is called so goes first.
+    """Say whether a name spells a sub-axis; a mesh axis with exactly that name goes first.
 
     >>> is_sub_axis("tp:(1)4"), is_sub_axis("tp:(1)4", ["tp:(1)4"])
     (True, False)

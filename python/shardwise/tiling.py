@@ -1,4 +1,4 @@
-"""Who holds which boxes of a tensor: tilings, of which partitions are the commonest."""
+"""Tilings: who holds which boxes of a tensor. Partitions are the commonest kind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Slices = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a tensor, and where its holder has it.
+    """A box of a tensor, and where it lies in its holder's array.
 
     >>> Piece((slice(0, 4), slice(2, 6)), (0, 0))
     Piece(box=(slice(0, 4, None), slice(2, 6, None)), start=(0, 0))
@@ -68,8 +68,8 @@ class Tiling(Drawn):
     array and its pieces: boxes of the tensor, each with its place in that array. A `Partition` is a tiling; others are
     made by `from_boxes`, `grid` and `from_flat_ranges`. `plan_reshard` goes from any tiling to any other.
 
-    Tilings are immutable, comparable, hashable and picklable. Holders for which no labels are given have numbers, or
-    the indices of their chunks; in a plan they are never the same holder as another tiling's.
+    Tilings are immutable, comparable, hashable and picklable. Holders without labels are numbered, or named by
+    the indices of their chunks; in a plan they are never the same holder as one of another tiling.
 
     >>> tiling = Tiling.from_flat_ranges((2, 3), {"rank 0": (0, 4), "rank 1": (4, 6)})
     >>> tiling.holders, tiling.holder_shape("rank 0")
@@ -83,7 +83,7 @@ class Tiling(Drawn):
     __slots__ = ("__weakref__", "_core", "_index", "_key", "_labels")
 
     _core: CoreTiling | CorePartition | CorePackedPartition
-    #: The method that made it and what that was given, in a form that can be hashed; the third is the labels.
+    #: The method that made it and its arguments, in a form that can be hashed; the third entry is the labels.
     _key: tuple[Any, ...]
     _labels: tuple[Hashable, ...] | None
     _index: dict[Hashable, int] | None
@@ -129,8 +129,8 @@ class Tiling(Drawn):
             arrays: the shapes of the arrays of the holders whose boxes are given as `Piece`s.
 
         Raises:
-            LayoutError: if a box is not within the tensor, or boxes do not fit into their array. What overlaps or is
-                missing is found by `check`, and by `plan_reshard` where it matters.
+            LayoutError: if a box is not within the tensor, or boxes do not fit into their array. Overlaps and
+            gaps are found by `check`, and by `plan_reshard` where they matter.
 
         >>> chunks = Tiling.from_boxes((8, 6), {"a": [(0, 3), (0, 6)], "b": [slice(3, 8), slice(None)]})
         >>> chunks.holder_shape("b")
@@ -173,8 +173,8 @@ class Tiling(Drawn):
             shape: the tensor's shape.
             chunks: the shape of a chunk; those at the far ends hold what is left.
             holders: a label for each chunk, in C order; by default they are known by their chunk indices.
-            padded: whether the arrays of the chunks at the far ends have the shape `chunks` all the same, as those of
-                zarr have; what lies beyond the tensor means nothing.
+            padded: whether the arrays of the chunks at the far ends have the full shape `chunks` too, as those of
+            zarr do; what lies beyond the tensor is ignored.
 
         Raises:
             LayoutError: if a chunk has no elements, or the ranks or the number of labels do not fit.
@@ -281,7 +281,7 @@ class Tiling(Drawn):
         """Check that the holders hold every element of the tensor, and none twice, except as replicas.
 
         Raises:
-            LayoutError: if they do not; names a box that two of them hold, or none.
+            LayoutError: if they do not; names a box that two of them hold, or that none holds.
 
         A partition and a grid are right by construction. The time is nearly linear in the number of boxes.
 
@@ -327,7 +327,7 @@ class Tiling(Drawn):
 
     @property
     def _is_named(self) -> bool:
-        """Whether the labels were given: only then they mean the same in another tiling."""
+        """Whether the labels were given: only then do they mean the same in another tiling."""
         return self._labels is not None
 
     def _label(self, position: int) -> Any:

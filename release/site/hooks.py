@@ -10,6 +10,7 @@ from typing import Any
 __all__ = ["command_line", "on_page_markdown", "on_post_page", "outward"]
 
 ROOT = Path(__file__).parents[2]
+_TEST = re.compile(r"(?<=<code>)[\w./]+::\w+(?=</code>)")
 _LINK = re.compile(r"(?<=\]\()(?P<up>(?:\.\./)+)(?P<path>[^)#\s]+)")
 
 
@@ -23,6 +24,8 @@ def on_post_page(output: str, **_: Any) -> str:
     """Change the HTML of a page; MkDocs calls it by its name."""
     # Else Material asks the host of the repository, over the network, how many have marked it with a star.
     output = output.replace(' data-md-component="source"', "")
+    # A long name in a cell would make its table too wide to read: it may break between its words.
+    output = _TEST.sub(lambda found: re.sub("/|::|_", r"\g<0><wbr>", found[0]), output)
     # And its search is a dialog without a name.
     return output.replace(
         'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'

@@ -371,6 +371,21 @@ mod tests {
     }
 
     #[test]
+    fn the_first_printable_path_compiles_what_such_paths_need() {
+        let rules = RuleSet::new(&["kernel"], MatchMode::Search);
+        assert!(!rules.is_compiled_for("kernel"));
+        // Other paths have automata of their own.
+        assert_eq!(rules.find("é", &mut python), Found::default());
+        assert!(!rules.is_compiled_for("kernel") && !rules.is_compiled_for("é"));
+        assert_eq!(rules.find("bias", &mut python), Found::default());
+        for (path, compiled) in
+            [("kernel", true), (" ~", true), ("é", false), ("a\nb", false), ("\x7f", false), ("", false)]
+        {
+            assert_eq!(rules.is_compiled_for(path), compiled, "{path:?}");
+        }
+    }
+
+    #[test]
     fn a_rule_that_is_too_large_leaves_the_others_compiled() {
         let deep = format!("{}a{}", "(".repeat(5_000), ")".repeat(5_000));
         let rules = RuleSet::new(&["a", "((a{1000}){1000}){1000}", &deep, "b"], MatchMode::Search);

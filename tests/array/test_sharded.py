@@ -284,3 +284,15 @@ class TestTilings:
         with refused(LayoutError, "element (3,) is 4 in 'a' and 5 in 'b'"):
             bad.numpy()
         assert bad.numpy(check_replicas=False)[:3].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("dim", [-1, 2, 3])
+def test_verbs_name_a_dim_that_is_not_there(dim: int) -> None:
+    """Two dims: 0 and 1 are there, and none is counted from the end."""
+    sums = sw.TensorLayout((None, None), mesh(), unreduced=("x",)).partition((4, 4))
+    with refused(IndexError, f"dim is {dim}, outside 0 to 1"):
+        sw.all_to_all(sharded(), "y", dim=dim)
+    with refused(IndexError, f"dim is {dim}, outside 0 to 1"):
+        sw.reduce_scatter(sw.ShardedArray(sums, [np.ones((4, 4))] * 4), "x", dim=dim)
+    with refused(IndexError, "dim is 0, but rank is 0"):
+        sw.all_to_all(sw.distribute_tensor(np.array(1.0), sw.TensorLayout((), mesh())), "y", dim=0)

@@ -21,7 +21,7 @@ SHOW = ["show", "8,6", "--mesh", "data=2,model=4", "--layout", "model,data"]
 def run(*arguments: object, **options: object) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "shardwise", *map(str, arguments)]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8", **options.pop("env", {})}  # type: ignore[dict-item]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=3600, **options)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", env=environment, timeout=3600, **options)  # type: ignore[call-overload,no-any-return]
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -93,11 +93,11 @@ def test_files_that_are_something_else_are_said_to_be(
 ) -> None:
     file = tmp_path / "model.safetensors"
     for data, kind in [
-        (b"PK\x03\x04" + bytes(60), "not a safetensors file but a zip archive, as torch.save and Keras write them"),
+        (b"PK\x03\x04" + bytes(60), "not a safetensors file but a zip archive, as written by torch.save and Keras"),
         (b"\x89HDF\r\n\x1a\n" + bytes(60), "not a safetensors file but an HDF5 file"),
         (
             b"version https://git-lfs.github.com/spec/v1\noid",
-            "but a pointer of Git LFS: the file itself was not downloaded",
+            "but a Git LFS pointer: the file itself was not downloaded",
         ),
         (b"<!DOCTYPE html><title>404</title>", "but a web page"),
         ("Größe: 12".encode() * 60, "but text: 'Größe: 12"),
@@ -147,7 +147,11 @@ def test_the_reader_may_stop_reading() -> None:
     os.close(reader)
     with os.fdopen(writer, "w") as closed:
         done = subprocess.run(
-            [sys.executable, "-m", "shardwise", *SHOW], stdout=closed, stderr=subprocess.PIPE, timeout=3600
+            [sys.executable, "-m", "shardwise", *SHOW],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            env={name: value for name, value in os.environ.items() if name != "FORCE_COLOR"},  # rich's own status is 1.
+            timeout=3600,
         )
     assert (done.returncode, done.stderr) == (141, b"")
 
@@ -168,6 +172,25 @@ def test_a_full_disk_is_an_error() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("shardwise: error: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_program_that_calls_it_keeps_its_output_and_its_descriptors() -> None:
+    """What it printed after a refusal went nowhere, and each refusal took a descriptor where there was no output."""
+    code = """
+import contextlib, io, os, sys
+from shardwise.cli import main
+print("before")
+print(main(["show"]), "after")
+taken = []
+for _ in range(5):
+    with contextlib.redirect_stdout(io.StringIO()):
+        main(["show"])
+    taken.append(os.dup(2))
+    os.close(taken[-1])
+print(len(set(taken)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=3600)
+    assert (done.returncode, done.stdout) == (0, "before\n2 after\n1\n")
 
 
 def test_with_and_without_rich_the_text_is_the_same(

@@ -63,6 +63,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, **settings: Any)
 
 def test_progress_is_shown_on_a_terminal_or_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(progress, "_EVERY_LINE", 0.0)
     monkeypatch.setattr(progress, "_EVERY_CHANGE", 0.0)
     assert shown(monkeypatch, io.StringIO()) == ""
@@ -82,11 +83,8 @@ def test_progress_is_shown_on_a_terminal_or_if_asked(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["reshard", "a.safetensors", "memory://a-store/new", "--plan-to", "new.swplan"], "saved plans write to disks"),
-        (
-            ["reshard", "a.safetensors", "memory://a-store/new", "--plan", "--workers", "2"],
-            "saved plans write to disks",
-        ),
+        (["reshard", "a.safetensors", "memory://a-store/new", "--plan-to", "new.swplan"], "tensor 'w' is F4"),
+        (["reshard", "a.safetensors", "memory://a-store/new", "--plan", "--workers", "2"], "tensor 'w' is F4"),
         (["reshard", "a.safetensors", "new", "--to", "dcp"], "tensor 'w' is F4"),
         (["verify", "a.safetensors"], "tensor 'w' is F4"),
         (["diff", "a.safetensors", "a.safetensors"], "tensor 'w' is F4"),

@@ -37,7 +37,7 @@ def test_axis_tuples_and_partial_sums(capsys: pytest.CaptureFixture[str]) -> Non
     given = ("--mesh", "a=2,b=3,c=5", "--layout", "-,c+a", "--unreduced", "b")
     assert lines(capsys, *given, "--to", "jax") == ["jax  PartitionSpec(None, ('c', 'a'), unreduced={'b'})"]
     assert lines(capsys, *given, "--to", "keras") == [
-        "keras  cannot express: dim 1 is cut by the axes ('c', 'a'); Keras has one axis a dim"
+        "keras  cannot express: dim 1 is cut by the axes ('c', 'a'); Keras has at most one axis per dim"
     ]
 
 

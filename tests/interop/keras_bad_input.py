@@ -76,10 +76,10 @@ def a_layout_that_does_not_fit_is_found_before_any_data_is_made() -> None:
     kernel = r"variable 'd2\.kernel' of shape \(20, 10\): rule 'd2\.kernel' gives the layout "
     misfits: list[tuple[Any, str]] = [
         (("model",), r"\('model',\), of rank 1, but the variable has rank 2"),
-        ((None, "model"), r"\(None, 'model'\), but dim 1 has 10 elements, no multiple of axis 'model' of size 4"),
+        ((None, "model"), r"\(None, 'model'\), but dim 1 has 10 elements, not a multiple of axis 'model' of size 4"),
         (
             (("data", "model"), None),
-            r".*, but dim 0 has 20 elements, no multiple of axes \('data', 'model'\) of together size 8",
+            r".*, but dim 0 has 20 elements, not a multiple of axes \('data', 'model'\) of together size 8",
         ),
         (TensorLayout((None, None), MESH, unreduced=("data",)), r".* a variable cannot be a partial sum"),
         ((packed.padded_vocab(21, "model", 8), None), r".*: dim 0 has 20 elements, but its parts add up to 21"),
@@ -94,7 +94,7 @@ def a_layout_that_does_not_fit_is_found_before_any_data_is_made() -> None:
 
 @case
 def two_rules_for_one_variable_are_both_named() -> None:
-    with pytest.raises(LayoutError, match=r"path 'd1\.kernel' matches 2 rules, only one may: 'kernel', 'd1'"):
+    with pytest.raises(LayoutError, match=r"path 'd1\.kernel' matches 2 rules, but only one may match: 'kernel', 'd1'"):
         build(layout_map_of(kernel=(None, "model"), d1=("model", None)))
 
 

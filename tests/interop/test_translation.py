@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from shardwise import DeviceMesh, LayoutError, TensorLayout
+from shardwise import DeviceMesh, LayoutError, TensorLayout, packed
 from shardwise.dtensor import Layout
 from shardwise.interop import DIALECTS, translate
+from shardwise.interop.megatron import to_rank_offsets
 
 from .layouts import layouts
 
 MESH = DeviceMesh((2, 4), ("data", "model"))
+SUB_SPECS = ["x:(1)2", "x:(2)2", "x:(4)3", "x:(2)3", ("x:(3)2", "y"), ("y", "x:(1)3", "x:(6)2"), ("x:(6)2", "x:(1)3")]
 
 
 def test_one_layout_in_all_dialects() -> None:
@@ -46,6 +49,26 @@ def test_replicas_of_megatron() -> None:
     assert text == "rank_offsets=[(1, model, 4)], replica_id=pod*3 + data"
 
 
+SUB_AXES = DeviceMesh((12, 2), ("x", "y"))
+
+
+@given(layouts() | st.sampled_from([TensorLayout((spec, None), SUB_AXES) for spec in SUB_SPECS]))
+@example(TensorLayout((packed.experts(8, "model"), None), MESH))
+def test_the_text_for_megatron_is_the_code(layout: TensorLayout) -> None:
+    """Computed from the coordinates of a device, it is what `to_rank_offsets` gives for that device."""
+    text = translate(layout, "megatron")["megatron"]
+    if layout.unreduced:
+        assert text.startswith("cannot express")
+        return
+    mesh = layout.device_mesh
+    assert mesh is not None
+    for coordinate, expected in zip(mesh.coordinates().tolist(), to_rank_offsets(layout), strict=True):
+        known = dict(zip(mesh.axis_names, coordinate, strict=True))
+        found = eval(f"dict({text})", known)
+        assert tuple(found["rank_offsets"]) == expected.rank_offsets
+        assert found["replica_id"] == expected.replica_id
+
+
 @given(layouts(labels=True))
 def test_every_layout_has_a_text_or_a_reason_in_every_dialect(layout: TensorLayout) -> None:
     texts = translate(layout)
@@ -64,10 +87,15 @@ def test_the_text_for_jax_is_the_code(layout: TensorLayout) -> None:
 
 def test_meshes_that_tensorflow_cannot_list() -> None:
     labels = translate(TensorLayout((), DeviceMesh((2,), ("x",), [("a", 1), 3])))
-    assert labels["tf"] == "cannot express: TensorFlow's devices have names, and ('a', 1) is none"
+    assert labels["tf"] == "cannot express: TensorFlow's devices have names, and ('a', 1) is not one"
     many = translate(TensorLayout(("x",), DeviceMesh((2**40,), ("x",))))
-    assert many["tf"].startswith("cannot express: TensorFlow lists all devices, and 1099511627776 are too many")
+    assert many["tf"].startswith("cannot express: TensorFlow lists all devices; 1099511627776 are over the limit")
     assert many["hlo"] == "{devices=[1099511627776]<=[1099511627776]}"
+
+
+def test_a_layout_without_a_mesh_has_no_texts() -> None:
+    with pytest.raises(LayoutError, match="has no device_mesh yet"):
+        translate(TensorLayout(("data", None)))
 
 
 def test_unknown_dialects() -> None:

@@ -119,7 +119,7 @@ def test_nothing_matches_warns_once_with_the_nearest_paths() -> None:
 def test_many_rules_that_match_nothing_are_not_all_listed() -> None:
     with sw.layout_map_scope(layout_map(rules=tuple(f"rule_{i}" for i in range(9)))):
         made = variable()
-    with pytest.warns(UserWarning, match="and 4 rules more$"):
+    with pytest.warns(UserWarning, match="and 4 more rules$"):
         sw.initialize_variables(made)
 
 
@@ -193,6 +193,6 @@ def test_the_warning_looks_at_so_many_names_only() -> None:
         layout_map[f"blocks.{i}.attention.query.kernel.of.a.long.name$"] = (None, None)
     scope = LayoutScope(layout_map)
     paths = [f"block{i}/attention/query/kernel/" + "x" * 500 for i in range(2000)]
-    with pytest.warns(UserWarning, match=r"all 2000 variables.*, and 295 rules more$") as record:
+    with pytest.warns(UserWarning, match=r"all 2000 variables.*, and 295 more rules$") as record:
         scope.warn_if_nothing_matches(paths)
     assert len(str(record[0].message)) < 2000

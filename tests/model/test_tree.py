@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import tracemalloc
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -11,6 +10,7 @@ import pytest
 
 from shardwise import DeviceMesh, LayoutError, LayoutMap, TensorLayout, distribute_tensor
 from shardwise._tree import attributes_of, map_arrays, named_leaves
+from tests.checks import peak_of
 
 MESH = DeviceMesh((2, 4), ("data", "model"))
 
@@ -168,13 +168,13 @@ def test_paths_of_a_deep_tree_take_memory_in_its_depth() -> None:
     tree: list[object] = [1.5]
     for _ in range(depth):
         tree = [tree]
-    tracemalloc.start()
-    ((path, leaf),) = named_leaves(tree, float)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert (len(path), leaf) == (depth + 1, 1.5)
+
+    def work() -> None:
+        ((path, leaf),) = named_leaves(tree, float)
+        assert (len(path), leaf) == (depth + 1, 1.5)
+
     # A tuple of all names for each object would take 50,000² / 2 pointers, 10 GB.
-    assert peak < 64 << 20
+    assert peak_of(work) < 64 << 20
 
 
 class LikeTorch:

@@ -1,8 +1,9 @@
 """`python -m tests.mutants FILE …`: change modules place by place, and see whether their tests notice.
 
 First the tests are run as they are, to see which of them reach which lines. Then each change is made in a process of
-its own, which is forked from one that has imported what takes long, compiles the module as it is changed, and runs the
-tests that reach the place, the quickest first, until one fails. What no test reaches, or notices, is printed.
+its own, which runs the tests that reach the place, the quickest first, until one fails. It is forked from one that has
+collected the tests, and puts the changed function in the place of the other; for what is done when a module is
+imported, from one that has imported only what takes long. What no test reaches, or notices, is printed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
@@ -31,20 +33,24 @@ import numpy as np  # noqa: F401
 import pytest
 
 from .changes import Change, changes_of
+from .swapped import Run, Swapping, put_in_place
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "shardwise"
 
-#: Where the tests of a room are, besides its own doctests and the tests of its name.
+#: Of every kind of value, and of every entry.
+VALUES = ["tests/laws/test_values.py", "tests/test_hard_arguments.py", "tests/test_edges.py"]
+
+#: Where the tests of a room are, besides its own doctests.
 TESTS = {
     "array": ["tests/array", "tests/test_arrays.py", "tests/test_replicas.py", "tests/laws"],
     "cli": ["tests/cli"],
-    "dtensor": ["tests/dtensor"],
-    "interop": ["tests/interop"],
-    "model": ["tests/model"],
-    "packed": ["tests/test_packed.py", "tests/laws", "tests/reshard"],
-    "reshard": ["tests/reshard", "tests/laws", "tests/array"],
-    "rules": ["tests/rules"],
+    "dtensor": ["tests/dtensor", *VALUES],
+    "interop": ["tests/interop", "tests/test_packed.py", *VALUES],
+    "model": ["tests/model", "tests/array", *VALUES],
+    "packed": ["tests/test_packed.py", "tests/laws", "tests/reshard", "tests/test_edges.py"],
+    "reshard": ["tests/reshard", "tests/laws", "tests/array", "tests/test_edges.py", "tests/test_packed.py"],
+    "rules": ["tests/rules", "tests/model", *VALUES],
     "show": ["tests/show"],
     "store": ["tests/store"],
     "": ["tests/test_*.py", "tests/laws", "tests/array", "tests/reshard"],
@@ -57,13 +63,20 @@ OPTIONS = ["-x", "-q", "-m", "not slow", "--assert=plain", "--hypothesis-profile
 OPTIONS += ["-p", "no:cacheprovider", "-p", "no:faulthandler", "--continue-on-collection-errors"]
 
 KILLED, SURVIVED, UNREACHED = "killed", "survived", "not reached"
+#: How a process ends in which the change cannot be made.
+IMPOSSIBLE = 98
+#: How many bytes of addresses a process may have that makes a change.
+ADDRESSES = 4 << 30
+#: The output, also in processes that have another.
+SHOWN = os.dup(1)
 
 
 def tests_of(file: Path) -> list[str]:
     room = file.relative_to(PACKAGE).parts[0]
     patterns = TESTS.get(room, TESTS[""])
     found = [str(path.relative_to(ROOT)) for pattern in patterns for path in sorted(ROOT.glob(pattern))]
-    return [str(file.relative_to(ROOT)), *(path for path in found if Path(path).stem[5:] not in LEFT_OUT)]
+    doctests = file if file.parent == PACKAGE else file.parent
+    return [str(doctests.relative_to(ROOT)), *(path for path in found if Path(path).stem[5:] not in LEFT_OUT)]
 
 
 class Reached:
@@ -144,26 +157,86 @@ def reach(files: list[Path], folder: Path) -> tuple[dict[Path, dict[int, list[st
     return {file: found.contexts_by_lineno(str(file)) for file in files}, seconds
 
 
-def notice(file: Path, tree: ast.Module, change: Change, tests: list[str], seconds: float) -> bool:
-    """Whether one of the tests fails when the change is made, or they do not come to an end."""
-    get_code = SourceFileLoader.get_code
+@dataclass
+class Trial:
+    """One change, and the tests that may notice it, the quickest first."""
 
-    def changed(self: SourceFileLoader, fullname: str) -> CodeType | None:
-        if Path(self.path) != file:
-            return get_code(self, fullname)
-        return compile(ast.fix_missing_locations(tree), str(file), "exec", dont_inherit=True)
+    file: Path
+    tree: ast.Module
+    change: Change
+    tests: list[str]
+    seconds: float
+    outcome: str | None = None
 
-    def work() -> int:
-        cpu = int(10 + 4 * seconds)
-        resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
-        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-        change.make()
-        SourceFileLoader.get_code = changed  # type: ignore[assignment, method-assign]
-        return int(
-            pytest.main([*OPTIONS, *dict.fromkeys(name.split("::")[0] for name in tests)], plugins=[Only(tests)])
-        )
+    def end(self, outcome: str) -> None:
+        """Note the outcome, and say it unless the change was noticed."""
+        self.outcome = outcome
+        if outcome != KILLED:
+            line = f"{self.file.relative_to(ROOT)}:{self.change.line}: {outcome}: {self.change.text}\n"
+            os.write(SHOWN, line.encode())
 
-    return in_child(work, 60 + 20 * seconds) != 0
+    def made(self, work: Callable[[], int]) -> int | None:
+        """Make the change in a process of its own, and do the work there; how that ends."""
+
+        def changed() -> int:
+            cpu = int(10 + 4 * self.seconds)
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
+            resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, ADDRESSES))
+            self.change.make()
+            return work()
+
+        return in_child(changed, 60 + 20 * self.seconds)
+
+    def imported(self) -> str:
+        """The outcome where the module is imported as it is changed."""
+        get_code = SourceFileLoader.get_code
+
+        def changed(loader: SourceFileLoader, fullname: str) -> CodeType | None:
+            if Path(loader.path) != self.file:
+                return get_code(loader, fullname)
+            return compile(ast.fix_missing_locations(self.tree), str(self.file), "exec", dont_inherit=True)
+
+        def work() -> int:
+            SourceFileLoader.get_code = changed  # type: ignore[assignment, method-assign]
+            return int(pytest.main([*OPTIONS, *files_of(self.tests)], plugins=[Only(self.tests)]))
+
+        return KILLED if self.made(work) else SURVIVED
+
+    def swapped(self, run: Run) -> str | None:
+        """The outcome where the tests are collected already; `None` if the change cannot be made there."""
+        status = self.made(lambda: not run(self.tests) if put_in_place(self.file, self.tree) else IMPOSSIBLE)
+        return None if status == IMPOSSIBLE else KILLED if status else SURVIVED
+
+
+def files_of(tests: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(name.split("::")[0] for name in tests))
+
+
+def try_swapped(trials: list[Trial]) -> None:
+    """Try the changes of functions in one session, in which the tests are collected once.
+
+    A test that fails here though nothing is changed, since it needs others before it, is left out of all trials.
+    """
+    names = list(dict.fromkeys(name for trial in trials for name in trial.tests))
+
+    def use(run: Run) -> None:
+        unfit = {name for name in names if in_child(lambda name=name: not run([name]), 600)}  # type: ignore[misc]
+        print(json.dumps(sorted(unfit)), file=answers, flush=True)
+        for index, trial in enumerate(trials):
+            trial.tests = [name for name in trial.tests if name not in unfit]
+            if trial.tests and trial.change.reached_by and (outcome := trial.swapped(run)):
+                trial.end(outcome)
+                print(index, outcome, file=answers, flush=True)
+
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as answers:
+        in_child(lambda: int(pytest.main([*OPTIONS, *files_of(names)], plugins=[Swapping(use)])), 24 * 3600)
+        answers.seek(0)
+        unfit = set(json.loads(answers.readline() or "[]"))
+        for trial in trials:
+            trial.tests = [name for name in trial.tests if name not in unfit]
+        for line in answers:
+            index, outcome = line.strip().split(" ", 1)
+            trials[int(index)].outcome = outcome
 
 
 def tests_that_reach(by_line: dict[int, list[str]], change: Change) -> set[str]:
@@ -190,32 +263,33 @@ def main() -> int:
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory(prefix="shardwise-mutants-") as folder:
         by_line, times = reach(files, Path(folder))
-    total: Counter[str] = Counter()
+    trials: list[Trial] = []
+    found: Counter[Path] = Counter()
     for file in files:
         tree = ast.parse(file.read_text("utf-8"))
         every = changes_of(tree)
+        found[file] = len(every)
         chosen = every
         if arguments.count is not None and arguments.count < len(every):
             drawn = random.Random(arguments.seed).sample(range(len(every)), arguments.count)
             chosen = [every[index] for index in sorted(drawn)]
-        counts: Counter[str] = Counter()
         for change in chosen:
-            reaching = sorted(tests_that_reach(by_line[file], change) & times.keys(), key=lambda name: times[name])
-            taken: list[str] = []
-            seconds = 0.0
-            for name in reaching:
-                seconds += times[name]
-                if taken and seconds > arguments.seconds:
+            trial = Trial(file, tree, change, [], 0.0)
+            for name in sorted(tests_that_reach(by_line[file], change) & times.keys(), key=lambda name: times[name]):
+                trial.seconds += times[name]
+                if trial.tests and trial.seconds > arguments.seconds:
                     break
-                taken.append(name)
-            outcome = UNREACHED if not taken else KILLED if notice(file, tree, change, taken, seconds) else SURVIVED
-            counts[outcome] += 1
-            if outcome != KILLED:
-                print(f"{file.relative_to(ROOT)}:{change.line}: {outcome}: {change.text}", flush=True)
+                trial.tests.append(name)
+            trials.append(trial)
+    try_swapped(trials)
+    for trial in trials:
+        if trial.outcome is None:
+            trial.end(trial.imported() if trial.tests else UNREACHED)
+    for file in files:
+        counts = Counter(trial.outcome for trial in trials if trial.file == file)
         row = ", ".join(f"{counts[outcome]} {outcome}" for outcome in (KILLED, SURVIVED, UNREACHED))
-        print(f"{file.relative_to(ROOT)}: {len(every)} changes, {len(chosen)} made: {row}", flush=True)
-        total += counts
-    print(f"{total.total()} made: {dict(total)}")
+        print(f"{file.relative_to(ROOT)}: {found[file]} changes, {counts.total()} made: {row}", flush=True)
+    print(f"{len(trials)} made: {dict(Counter(trial.outcome for trial in trials))}")
     return 0
 
 

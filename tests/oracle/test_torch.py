@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import math
 import random
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from shardwise.interop.torch import (
     local_shards,
     to_placements,
 )
+from shardwise.packed import PackedDim
 from tests.oracle.torch_oracle import missing, torch_worker
 from tests.oracle.worker import Worker
 
@@ -132,13 +134,38 @@ def check_partition(case: dict[str, Any], placements: list[Any], mesh: sw.Device
         layout = from_placements(placements, mesh, len(case["shape"]))
     except sw.LayoutError:
         return
+    stretches = [spec.parts[0].factors[0] or 1 if isinstance(spec, PackedDim) else 1 for spec in layout.axes]
+    if any(n % outer for n, outer in zip(case["shape"], stretches, strict=True)):
+        with pytest.raises(sw.LayoutError, match="cannot take the rest"):  # A layout's stretches are equal.
+            layout.partition(case["shape"], "chunk")
+        return
     partition = layout.partition(case["shape"], "chunk")
-    divides = all(n % count == 0 for n, count in zip(case["shape"], partition.num_shards, strict=True))
-    if divides or all(kind != "strided" for kind, *_ in case["placements"]):
+    cuts = zip(case["shape"], stretches, partition.num_shards, strict=True)
+    if any(n % (outer * count) for n, outer, count in cuts) and any(
+        kind == "strided" for kind, *_ in case["placements"]
+    ):
+        return
+    if "elements" in answer:
+        assert held_by(partition, mesh) == answer["elements"], case
+    if max(stretches, default=1) == 1:
         boxes = partition.boxes()
         assert boxes[:, :, 0].tolist() == answer["offsets"], case
         assert (boxes[:, :, 1] - boxes[:, :, 0]).tolist() == answer["shapes"], case
         assert is_box.all(), case
+
+
+def held_by(partition: sw.Partition, mesh: sw.DeviceMesh) -> list[list[int]]:
+    """The offsets of the elements that each device holds, in the order of its own array."""
+    offsets = np.arange(math.prod(partition.shape)).reshape(partition.shape)
+    begins, pieces = partition.all_pieces()
+    held = []
+    for device, (first, last) in enumerate(itertools.pairwise(begins)):
+        own = np.full(partition.shard_shape(mesh.devices.flat[device]), -1)
+        for piece in pieces[first:last]:
+            local = tuple(slice(at, at + stop - start) for start, stop, at in piece)
+            own[local] = offsets[tuple(slice(start, stop) for start, stop, _ in piece)]
+        held.append(own.ravel().tolist())
+    return held
 
 
 def test_what_every_rank_holds(worker: Worker) -> None:

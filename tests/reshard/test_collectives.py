@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import signal
-import threading
-import time
 from fractions import Fraction
 from typing import Any
 
@@ -14,6 +11,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from tests.checks import interrupted
 
 MESH = sw.DeviceMesh((2, 2), ("x", "y"))
 ROWS = sw.TensorLayout((("x", "y"), None), MESH)
@@ -128,16 +126,16 @@ class TestSearch:
         assert sum(step.bytes for step in found) <= 4 * 2**42
 
     def test_ctrl_c(self) -> None:
-        names = tuple("abcdefghijklmn")
-        mesh = sw.DeviceMesh((2,) * 14, names)
-        src = sw.TensorLayout((names[:5], names[5:9], None), mesh)
-        dst = sw.TensorLayout((names[12:7:-1], (*names[3:8], "a"), names[1]), mesh)
-        planned = plan(src, dst, (2**14,) * 3)
-        threading.Timer(0.05, signal.raise_signal, [signal.SIGINT]).start()
-        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 (again and again, until the signal comes)
-            deadline = time.monotonic() + 60
-            while time.monotonic() < deadline:
-                planned.collectives("f4")
+        def planned(axes: int) -> sw.ReshardPlan:
+            names = tuple(f"a{i}" for i in range(axes))
+            mesh = sw.DeviceMesh((2,) * axes, names)
+            third = axes // 3
+            src = sw.TensorLayout((names[:third], names[third : 2 * third], names[2 * third :]), mesh)
+            dst = sw.TensorLayout((names[2 * third + 1 :: -1], names[2 * third + 2 :], ()), mesh)
+            return plan(src, dst, (2**axes,) * 3)
+
+        found = interrupted(lambda made: made.collectives("f4"), map(planned, range(8, 20)), KeyboardInterrupt)
+        assert found
 
 
 class TestObstacles:

@@ -104,13 +104,23 @@ def test_refused() -> None:
         (
             lambda: sw.plan_model({"w": sw.Tiling.grid((4,), (2,))}, layouts, {"w": ((8,), "f4")}),
             sw.LayoutError,
-            r"src\['w'\] is of shape \(4,\), but the tensor of shape \(8,\)",
+            r"src\['w'\] has shape \(4,\), but the tensor has \(8,\)",
         ),
         (lambda: sw.plan_model(layouts, layouts, {"w": ((8,), "f4")}).run({}), sw.LayoutError, "no shards of 'w'"),
     ]
     for make, error, message in cases:
         with pytest.raises(error, match=message):
             make()
+
+
+def test_missing_shards_are_counted() -> None:
+    layout = sw.TensorLayout((None,), sw.DeviceMesh((1,), ("x",)))
+    layouts = dict.fromkeys("abc", layout)
+    plan = sw.plan_model(layouts, layouts, dict.fromkeys("abc", ((2,), "int8")))
+    whole = [np.zeros(2, np.int8)]
+    for shards, said in (({"a": whole, "c": whole}, "'b'$"), ({"c": whole}, "'a', nor of 1 other tensors$")):
+        with pytest.raises(sw.LayoutError, match=f"^src_shards has no shards of {said}"):
+            plan.run(shards)
 
 
 def test_senders_that_do_not_hold_what_they_send() -> None:

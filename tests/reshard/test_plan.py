@@ -304,7 +304,7 @@ class TestRun:
         parts = sw.TensorLayout(("x",), mesh).partition((elements,))
         whole = sw.TensorLayout((None,), mesh).partition((elements,))
         shards = [np.broadcast_to(np.float64(0), (elements // 4,))] * 4
-        with pytest.raises(sw.SizeOverflowError, match="over the address space"):
+        with pytest.raises(sw.SizeOverflowError, match="does not fit in the address space"):
             sw.plan_reshard(parts, whole).run(shards)
 
     def test_progress_where_nothing_is_copied(self) -> None:
@@ -392,6 +392,7 @@ class TestSums:
             ("cpu:3", "cpu:2"),
             ("cpu:2", "cpu:3"),
         ]
+        assert plan.peak_extra_memory("int16").tolist() == [6] * 4  # The sum of three is an array of its own.
 
     def test_reduce_scatter(self) -> None:
         layout = sw.TensorLayout((None,), MESH, unreduced=("y",)).partition((4,))

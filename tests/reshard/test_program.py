@@ -115,11 +115,17 @@ def test_each_program_is_run_by_a_thread_of_its_own() -> None:
     def work(name: str, part: Array) -> None:
         program = plan.program(name)
         assert program.dst_shape is not None
+
+        def receive(peer: Any, tag: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+            values = boxes[name, tag].get(timeout=600)
+            assert (values.shape, values.dtype, peer) == (shape, dtype, plan[tag].src_device)
+            return values
+
         results[name] = program.run(
             part,
             np.empty(program.dst_shape, whole.dtype),
-            lambda peer, tag, values: boxes[peer, tag].put(values.copy(), timeout=60),
-            lambda peer, tag, shape, dtype: boxes[name, tag].get(timeout=60),
+            lambda peer, tag, values: boxes[peer, tag].put(values.copy(), timeout=600),
+            receive,
         )
 
     threads = [threading.Thread(target=work, args=item) for item in zip(src.holders, held(src, whole), strict=True)]
@@ -151,7 +157,7 @@ def test_programs_are_values() -> None:
 def test_who_is_who() -> None:
     chunks = sw.Tiling.from_boxes((4,), [[(0, 2)], [(2, 4)]])
     plan = sw.plan_reshard(chunks, sw.Tiling.from_boxes((4,), [[(1, 3)]]))
-    with pytest.raises(sw.LayoutError, match="holder 0 is in src and another one is in dst; say which by side"):
+    with pytest.raises(sw.LayoutError, match="holder 0 is in src and another one is in dst; say which one by side"):
         plan.program(0)
     assert [step.kind for step in plan.program(0, "src")] == ["send"]
     assert sorted((step.kind, step.peer) for step in plan.program(0, "dst")) == [("receive", 0), ("receive", 1)]
@@ -164,6 +170,17 @@ def test_who_is_who() -> None:
         plan.program(1, "dst")
     with pytest.raises(sw.LayoutError, match="side must be"):
         plan.program(1, "both")  # type: ignore[arg-type]
+    back = sw.plan_reshard(sw.Tiling.from_boxes((4,), [[(0, 4)]]), chunks)
+    assert [step.kind for step in back.program(1)] == ["receive"]
+
+
+def test_the_first_device_by_its_label_its_index_and_from_either_side() -> None:
+    mesh = sw.DeviceMesh((2,), ("x",))
+    rows, columns = (sw.TensorLayout(axes, mesh).partition((4, 4)) for axes in (("x", None), (None, "x")))
+    plan = sw.plan_reshard(rows, columns)
+    program = plan.program("cpu:0")
+    assert program == plan.program("cpu:0", "src") == plan.program("cpu:0", "dst")
+    assert program.steps == plan.program(0).steps
 
 
 def test_arrays_of_a_plan_cannot_be_made_writeable() -> None:

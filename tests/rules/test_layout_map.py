@@ -255,8 +255,12 @@ class TestInsertion:
             LayoutMap(match=None)  # type: ignore[arg-type]
         with pytest.raises(LayoutError, match=r"'find'.*'search', 'match', 'fullmatch'"):
             LayoutMap(match="find")  # type: ignore[arg-type]
-        assert LayoutMap(MESH).device_mesh is MESH
+        with pytest.raises(TypeError, match="device_mesh and mesh are two names of one argument"):
+            LayoutMap(MESH, mesh=MESH)
+        assert LayoutMap(MESH).device_mesh is LayoutMap(mesh=MESH).device_mesh is MESH
         assert LayoutMap().match == "search"
+        assert not LayoutMap().backtracking
+        assert LayoutMap(backtracking=True).backtracking
 
 
 class TestMapping:
@@ -343,12 +347,14 @@ class TestMapping:
 
     @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
     def test_copies_are_equal_and_apart(self, duplicate: object) -> None:
-        layout_map = LayoutMap(MESH, match="fullmatch")
+        layout_map = LayoutMap(MESH, match="fullmatch", backtracking=True, default=LayoutRule(("data",), "ceil"))
         layout_map["ker.*"] = (None, ("data", "model"))
         assert layout_map["kernel"] is not None
         other = duplicate(layout_map)  # type: ignore[operator]
         assert type(other) is LayoutMap
         assert other == layout_map
+        assert other.backtracking
+        assert other.partition("bias", (3,)).shard_shape("cpu:7") == (1,)
         assert other["kernel"] == layout_map["kernel"]
         del other["ker.*"]
         assert layout_map["kernel"] is not None
@@ -395,12 +401,14 @@ class TestThreads:
 
         with ThreadPoolExecutor(8) as pool:
             futures = [pool.submit(look_up) for _ in range(8)]
-            for _ in range(200):
-                layout_map["bias"] = ("y",)
-                assert layout_map["bias/1"] == TensorLayout(("y",))
-                del layout_map["bias"]
-                assert layout_map["bias/1"] is None
-            done.set()
+            try:
+                for _ in range(200):
+                    layout_map["bias"] = ("y",)
+                    assert layout_map["bias/1"] == TensorLayout(("y",))
+                    del layout_map["bias"]
+                    assert layout_map["bias/1"] is None
+            finally:
+                done.set()
             for future in futures:
                 future.result()
         assert seen <= {None, TensorLayout(("y",))}
@@ -433,6 +441,11 @@ class TestDefault:
         assert [tensor.name for tensor in report.unplaced] == ["s"]
         assert report.device_bytes is not None
         assert report.device_bytes.tolist() == [4, 4, 4, 4, 2, 0, 0, 0]
+
+    def test_it_may_leave_axes_to_be_reduced(self) -> None:
+        default = TensorLayout(("model",), unreduced=("data",))
+        layout = LayoutMap(MESH, default=default).layout_of("w", 2)
+        assert layout == TensorLayout(("model", None), MESH, unreduced=("data",))
 
     @pytest.mark.parametrize(
         ("default", "error", "said"),

@@ -157,7 +157,7 @@ class TestProblems:
         assert (tensor.rule, tensor.layout, tensor.num_shards, tensor.nbytes) == (None, None, None, 8)
         assert tensor not in report.unmatched
         assert report.unused_rules == ()
-        assert report.warnings == ("'dense/kernel' matches 2 rules, only one may: 'kernel$', 'dense'",)
+        assert report.warnings == ("'dense/kernel' matches 2 rules, but only one may match: 'kernel$', 'dense'",)
 
     def test_dims_that_do_not_divide(self) -> None:
         names = {"embedding": ((12, 3), "int8"), "kernel": ((3, 9), "int8"), "bias": ((8,), "int8")}

@@ -75,7 +75,7 @@ def test_any_text_is_a_template_that_writes_itself_or_an_error(text: str) -> Non
         ("{a}_{b}", "two fields"),
         ("{a*}.{b*}", "only one field"),
         ("{a}.{a*}", "both there"),
-        ("{a,a}", "a text twice"),
+        ("{a,a}", "repeats a text"),
     ],
 )
 def test_templates_that_are_refused(template: str, message: str) -> None:
@@ -137,7 +137,7 @@ PACKED = {"name": "x", "packed": "q:(2) + k:(3)"}
         ({"from": {"name": "a", "pad_to": 8}, "to": "b"}, sw.LayoutError, "size is missing"),
         ({"from": "a.{i}", "to": "b"}, sw.LayoutError, r"to has no field \{i\}.*stack = 'i'"),
         ({"from": "a", "to": "b.{i}"}, sw.LayoutError, r"from has no field \{i\}"),
-        ({"from": "a.{i}", "to": {"name": "b.{i}", "stack": "i"}}, sw.LayoutError, "cannot be in the name as well"),
+        ({"from": "a.{i}", "to": {"name": "b.{i}", "stack": "i"}}, sw.LayoutError, "cannot be in the name too"),
         ({"from": "a.{i*}", "to": {"name": "b", "stack": "i"}}, sw.LayoutError, "cannot be stacked"),
         (
             {"from": "{q,k}", "to": "b"},
@@ -151,7 +151,7 @@ PACKED = {"name": "x", "packed": "q:(2) + k:(3)"}
         ({"from": "{a,b}.{q,k}", "to": PACKED}, sw.LayoutError, "is not on the other side"),
         ({"from": "{,k}", "to": PACKED}, sw.LayoutError, "has no name"),
         ({"from": {"parts": {}}, "to": "b"}, TypeError, "parts must be a table"),
-        ({"from": {"parts": {"q": "a"}, "packed": "q:(1)"}, "to": "b"}, sw.LayoutError, "cannot be packed as well"),
+        ({"from": {"parts": {"q": "a"}, "packed": "q:(1)"}, "to": "b"}, sw.LayoutError, "cannot be packed too"),
         ({"from": "a", "to": {"name": "b", "packed": "q:(h)", "g": 2}}, sw.LayoutError, "'g', which 'q:.h.' does not"),
         ({"from": "a", "to": {"name": "b", "packed": "q:("}}, sw.ParseError, "rewrite 1: "),
         ({"from": "a", "to": {"name": "b", "packed": 3}}, TypeError, "packed must be the text"),

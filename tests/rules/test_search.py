@@ -147,6 +147,10 @@ def test_a_path_on_whose_classes_the_engines_differ_is_refused() -> None:
     path = "é\u0308"
     with pytest.raises(LayoutError, match=r"names characters beyond ASCII.*backtracking=True"):
         _map(r"é\w", False).matching_rules(path)
+    several = LayoutMap()
+    several["plain"], several[r"ü\w"], several[r"é\w"] = (), (), ()
+    with pytest.raises(LayoutError, match=r"^rule 'ü\\\\w' names characters beyond ASCII, and of the path"):
+        several.matching_rules("ü\u0308é\u0308")
     assert _map(r"é\w", True).matching_rules(path) == ()
     assert _map(r"é\W", True).matching_rules(path) == (r"é\W",)
 
@@ -161,6 +165,19 @@ def test_rules_are_listed_in_their_order_whichever_engine_found_them() -> None:
     layout_map = LayoutMap(backtracking=True)
     layout_map.update({key: TensorLayout(()) for key in ["(?=k)", "k", "(?=n)", "n", "(?=x)"]})
     assert layout_map.matching_rules("kernel") == ("(?=k)", "k", "(?=n)", "n")
+
+
+def test_a_rule_of_a_mebibyte_is_the_longest() -> None:
+    for length, said in ((1 << 20, "unbalanced parenthesis at position 0"), ((1 << 20) + 1, "at most 1048576 are")):
+        with pytest.raises(LayoutError, match=said):
+            LayoutMap()[")" * length] = ()
+
+
+def test_a_message_has_80_characters_of_a_rule() -> None:
+    for length, said in ((80, repr("(?=a)" + "b" * 75)), (81, repr("(?=a)" + "b" * 74 + "…"))):
+        with pytest.raises(LayoutError) as raised:
+            LayoutMap()["(?=a)" + "b" * (length - 5)] = ()
+        assert str(raised.value).startswith(f"rule {said} uses look-around")
 
 
 def test_the_modes_are_those_of_python() -> None:

@@ -66,6 +66,12 @@ MADE: dict[str, Callable[[], Any]] = {
     "packed, on many": lambda: sw.TensorLayout(
         (sw.packed.gate_up("tp"), None), sw.DeviceMesh((1024, 4), ("tp", "dp"))
     ).partition((2**20, 3)),
+    "packed, on a million": lambda: sw.TensorLayout(
+        (sw.packed.gate_up("tp"),), sw.DeviceMesh((2**20,), ("tp",))
+    ).partition((2**22,)),
+    "packed and cut": lambda: sw.TensorLayout(
+        (sw.packed.gate_up("tp"), "dp"), sw.DeviceMesh((2, 2), ("tp", "dp"))
+    ).partition((8, 6)),
     "chunks": lambda: sw.Tiling.grid((1000, 600), (64, 64)),
     "a million chunks": lambda: sw.Tiling.grid((10**6, 10**6), (1000, 1000)),
     "flat ranges": lambda: sw.Tiling.from_flat_ranges((6, 8), {"rank 0": (0, 20), "rank 1": (20, 48)}),

@@ -82,6 +82,28 @@ def test_names_on_lines_of_their_own() -> None:
     ]
 
 
+def test_values_on_lines_of_their_own_with_their_titles() -> None:
+    assert texts(LLAMA[:2], 35) == [
+        "lm_head.weight",
+        "  shape 8192 x 28672",
+        "  layout -,model  bytes 117,440,512",
+        "model.embed_tokens.weight",
+        "  shape 8192 x 28672",
+        "  layout -,model  bytes 117,440,513",
+    ]
+
+
+@given(st.integers(1, 60))
+def test_no_value_is_cut_however_narrow(width: int) -> None:
+    lines = texts(LLAMA, width)
+    assert sum("8192 x 28672" in line for line in lines) == len(LLAMA)
+    assert sum("-,model" in line for line in lines) == len(LLAMA)
+    numbers = [number for line in lines for number in re.findall(r"117,440,\d{3}$", line)]
+    assert numbers == [f"{117_440_512 + i:,}" for i in range(len(LLAMA))]
+    # What is wider than the screen is one name or one value with its title.
+    assert all(len(line) <= max(width, 53) and (len(line) <= width or line.count("  ") <= 1) for line in lines)
+
+
 def test_wide_enough() -> None:
     assert texts(LLAMA, None) == texts(LLAMA, max(map(len, texts(LLAMA, None))))
     assert texts([], 3) == ["tensor", "  shape  layout  bytes"]

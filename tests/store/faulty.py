@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 __all__ = ["Machine", "Outcome", "why_not"]
 
 #: Seconds after which a child that is still running is ended, which fails its test.
-_TOO_LONG = 120
+_TOO_LONG = 1200
 #: What `faults.c` calls them.
 _FAULTS = {"count": 0, "kill": 1, "kill after": 2, "fail": 3, "fail from": 4, "short from": 5}
 
@@ -113,7 +113,7 @@ class Machine:
 
     def close(self) -> None:
         """End the process."""
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=3600)
 
 
 def _said(function: Any, arguments: list[Any]) -> list[Any]:

@@ -171,10 +171,23 @@ class Database:
         body += uleb(*(place[0] for _, _, place in children), *(place[1] for _, _, place in children))
         return self.add(body + uleb(*[0] * 3 * len(children)))
 
-    def manifest(self, height: int, place: tuple[int, int], *, files: list[str] | None = None, kind: int = 0) -> None:
+    def manifest(
+        self,
+        height: int,
+        place: tuple[int, int],
+        *,
+        files: list[str] | None = None,
+        kind: int = 0,
+        older: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        """The versions of the tree, the last of which counts; those before are leaves."""
         config = bytes(16) + uleb(kind, 1024, 10**8) + bytes([4]) + uleb(0)
-        body = config + file_table(["d/nodes"] if files is None else files) + uleb(1, 1) + bytes([height])
-        body += uleb(0, place[0], place[1], 1, 1, 1) + struct.pack("<Q", 1)
+        places = [*older, place]
+        count = len(places)
+        body = config + file_table(["d/nodes"] if files is None else files) + uleb(count, *range(1, count + 1))
+        body += bytes([*[0] * len(older), height]) + uleb(*[0] * count, *(at for at, _ in places))
+        body += uleb(*(length for _, length in places), *(int(length > 0) for _, length in places), *[1] * 2 * count)
+        body += struct.pack("<Q", 1) * count
         (self.folder / "d" / "values").write_bytes(self.values)
         (self.folder / "d" / "nodes").write_bytes(self.nodes)
         name = "manifest.ocdbt"

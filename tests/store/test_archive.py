@@ -154,7 +154,7 @@ WRONG = {
     "two members at one place": (patched(put(2, 42, "<L", 0)), "overlaps what follows"),
     "a member over the next": (patched(both(put(1, 20, "<L", 150), put(1, 24, "<L", 150))), "overlaps"),
     "a size past the end": (patched(both(put(3, 20, "<L", 2**31), put(3, 24, "<L", 2**31))), "overlaps"),
-    "one name twice": (patched(lambda data: None, {"ab": b"1", "ac": b"2"}).replace(b"ac", b"ab"), "one name"),
+    "one name twice": (patched(lambda data: None, {"ab": b"1", "ac": b"2"}).replace(b"ac", b"ab"), "the same name"),
     "a name that is not UTF-8": (written().replace("é".encode(), b"\xff\xfe"), "not UTF-8"),
     "more members than there are": (patched(both(end(8, "<H", 9), end(10, "<H", 9))), "directory"),
     "fewer members than there are": (patched(both(end(8, "<H", 1), end(10, "<H", 1))), "goes on"),
@@ -170,10 +170,10 @@ WRONG = {
     "no zip": (bytes(1000), "not a zip container"),
     "zip64 without its end": (patched(end(12, "<L", 2**32 - 1)), "zip64"),
     "a zip64 end past the end": (
-        zip64(MEMBERS)[:-34] + struct.pack("<Q", 2**62) + zip64(MEMBERS)[-26:], "ends before"
+        zip64(MEMBERS)[:-34] + struct.pack("<Q", 2**62) + zip64(MEMBERS)[-26:], "ends earlier"
     ),
-    "a directory without entries": (written().replace(b"PK\1\2", b"XX\1\2", 1), "no member"),
-    "a name longer than the directory": (patched(put(3, 28, "<H", 60000)), "cuts short"),
+    "a directory without entries": (written().replace(b"PK\1\2", b"XX\1\2", 1), "not a member"),
+    "a name longer than the directory": (patched(put(3, 28, "<H", 60000)), "is cut off"),
 }  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def test_a_header_that_is_not_the_directory_s(tmp_path: Path) -> None:
     archive = opened(tmp_path, bytes(data))
     with pytest.raises(sw.ParseError, match="overlaps what follows"):
         archive.start(archive.members["archive/data/0"])
-    with pytest.raises(sw.ParseError, match="has 100 bytes; at most 99 are read"):
+    with pytest.raises(sw.ParseError, match="has 100 bytes, over the limit of 99"):
         archive.read(archive.members["archive/data/0"], 99)
 
 

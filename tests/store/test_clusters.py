@@ -30,7 +30,7 @@ def need(*modules: str) -> None:
             pytest.skip(f"{module} is not installed")
 
 
-def run(*command: object, timeout: int = 300) -> str:
+def run(*command: object, timeout: int = 3600) -> str:
     """Run a command with this interpreter's tools first on the path, and give what it prints."""
     # Where the package is not installed, as in a checkout, it is found all the same; children of children too.
     package = str(Path(sw.__file__).parents[1])

@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from shardwise.store.files import _Descriptor
+from shardwise.store import files
+from shardwise.store.files import DataFile, _Descriptor
+from tests.checks import open_below
 
 
-def is_open(number: int) -> bool:
+def is_open(number: int, folder: Path) -> bool:
+    """Whether the number is that of the file still: another thread of the tests may have it by now."""
     try:
-        os.fstat(number)
+        return os.path.samestat(os.fstat(number), (folder / "file").stat())
     except OSError:
         return False
-    return True
 
 
 def made(folder: Path) -> tuple[int, _Descriptor]:
     (folder / "file").write_bytes(b"data")
     number = os.open(folder / "file", os.O_RDONLY)
-    return number, _Descriptor(number)
+    descriptor = _Descriptor(number)
+    descriptor.end(idle_only=True)
+    assert is_open(number, folder)  # Whoever made it uses it.
+    descriptor.put()
+    return number, descriptor
 
 
 def test_it_is_closed_at_once_without_users(tmp_path: Path) -> None:
     number, descriptor = made(tmp_path)
     descriptor.end()
-    assert not is_open(number)
+    assert not is_open(number, tmp_path)
     assert descriptor.take() is None
 
 
@@ -41,16 +49,64 @@ def test_it_is_closed_by_the_last_of_its_users(tmp_path: Path, users: int) -> No
     descriptor.put()
     descriptor.end()
     for _ in range(users):
-        assert is_open(number)
+        assert is_open(number, tmp_path)
         assert descriptor.take() is None
         descriptor.put()
-    assert not is_open(number)
+    assert not is_open(number, tmp_path)
 
 
 def test_it_stays_open_between_users(tmp_path: Path) -> None:
     number, descriptor = made(tmp_path)
     descriptor.take()
     descriptor.put()
-    assert is_open(number)
+    assert is_open(number, tmp_path)
     descriptor.end(idle_only=True)
-    assert not is_open(number)
+    assert not is_open(number, tmp_path)
+
+
+def test_one_that_was_just_opened_again_is_not_taken_away_before_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another thread that opens files meanwhile; the reader was told that the file was replaced."""
+    (tmp_path / "file").write_bytes(b"data")
+    file = DataFile(tmp_path / "file")
+    make = _Descriptor.__init__
+
+    def beside_others(self: _Descriptor, number: int) -> None:
+        make(self, number)
+        files._end_idle(0)
+
+    monkeypatch.setattr(_Descriptor, "__init__", beside_others)
+    for _ in range(3):
+        files._end_idle(0)
+        assert open_below(tmp_path) in (0, None)
+        assert file.read(0, 4) == b"data"
+    assert DataFile(tmp_path / "file").read(0, 4) == b"data"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts what is open as Linux lists it")
+def test_a_process_that_may_have_few_descriptors(tmp_path: Path) -> None:
+    """So few are a system's default; a checkpoint took them all, and what the program opened next failed."""
+    (tmp_path / "files").mkdir()
+    for number in range(100):
+        (tmp_path / "files" / f"{number}").write_bytes(bytes([number]) * 10)
+    code = """
+import os, resource, sys
+from pathlib import Path
+from shardwise.store.files import DataFile
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = [DataFile(Path(sys.argv[1], str(number))) for number in range(100)]
+print(len(os.listdir("/proc/self/fd")) <= 32)
+taken = []
+try:
+    while True:
+        taken.append(os.open(sys.argv[1], os.O_RDONLY))
+except OSError:
+    pass
+print(all(file.read(0, 10) == bytes([number]) * 10 for number, file in enumerate(held)))
+os.close(taken.pop())
+print(bytes(held[0].map()) == bytes(10), bytes(DataFile(Path(sys.argv[1], "7")).map()) == b"\\7" * 10)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "files")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
+    assert (done.stdout.split(), done.stderr) == (["True"] * 4, "")

@@ -64,7 +64,7 @@ MALFORMED = {
         encode({"a": tensor(), "b": tensor(shape=[2], offsets=[0, 2])}, b"\0\0"),
         "tensor 'b': overlaps the tensor before it",
     ),
-    "hole": (encode({"a": tensor(), "b": tensor(offsets=[2, 3])}, b"\0\0\0"), "tensor 'b': leaves a hole"),
+    "hole": (encode({"a": tensor(), "b": tensor(offsets=[2, 3])}, b"\0\0\0"), "tensor 'b': leaves a gap"),
     "empty tensor inside another": (
         encode({"a": tensor(shape=[2], offsets=[0, 2]), "b": tensor(shape=[0], offsets=[1, 1])}, b"\0\0"),
         "tensor 'b': overlaps",
@@ -73,8 +73,8 @@ MALFORMED = {
         encode({"a": tensor(shape=[2], offsets=[0, 2]), "b": tensor(shape=[1], offsets=[0, 1])}, b"\0\0"),
         "tensor 'a': overlaps",
     ),
-    "trailing": (encode({"a": tensor()}, b"\0\0"), "1 bytes behind the last tensor"),
-    "trailing, no tensor": (encode({}, b"\0"), "byte 10: 1 bytes behind the last tensor"),
+    "trailing": (encode({"a": tensor()}, b"\0\0"), "1 bytes after the last tensor"),
+    "trailing, no tensor": (encode({}, b"\0"), "byte 10: 1 bytes after the last tensor"),
 }
 
 # What our rules refuse and the package lets pass: a name given twice, a size from 2**63 on.

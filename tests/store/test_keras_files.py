@@ -61,7 +61,7 @@ def test_links_and_other_files_are_not_followed(tmp_path: Path) -> None:
         with h5py.File(path, "w") as file:
             file["a"] = np.ones(3)
             file["link"] = link
-        with pytest.raises(sw.ParseError, match="'link' is a link to another place, which is not followed"):
+        with pytest.raises(sw.ParseError, match="'link' is a link to another place; links are not followed"):
             sw.open_checkpoint(path)
     with h5py.File(path, "w") as file:
         file.create_dataset("external", (8,), "u1", external=[(str(other), 0, 8)])
@@ -75,7 +75,7 @@ def test_links_and_other_files_are_not_followed(tmp_path: Path) -> None:
         sw.open_checkpoint(path)
     with h5py.File(path, "w") as file:
         file.create_group("a")["itself"] = file["/"]
-    with pytest.raises(sw.ParseError, match="groups lie more than 100 deep"):
+    with pytest.raises(sw.ParseError, match="groups are nested more than 100 deep"):
         sw.open_checkpoint(path)
 
 
@@ -100,13 +100,13 @@ def test_several_files(tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         (
             {"metadata": {"total_size": 63.0}, "weight_map": places},
-            "says that the weights are 63 bytes, but the files hold 64",
+            "says that the weights have 63 bytes, but the files hold 64",
         ),
         (
             {"weight_map": {**places, "/layers/d/vars": ["m_1.weights.h5"]}},
-            "'/layers/d/vars' in 'm_1.weights.h5', which holds",
+            "'/layers/d/vars' in 'm_1.weights.h5', which does not hold any of it",
         ),
-        ({"weight_map": {**places, "/layers/c/vars": ["m_0.weights.h5"]}}, "which holds nothing of it"),
+        ({"weight_map": {**places, "/layers/c/vars": ["m_0.weights.h5"]}}, "which does not hold any of it"),
         ({"weight_map": {**places, "/layers/c/vars": ["gone.h5"]}}, "'gone.h5', which does not exist"),
         ({"weight_map": {"/layers/a/vars": ["../m_0.weights.h5"]}}, "outside the index's own folder"),
         ({"weight_map": {"/layers/a/vars": [5]}}, "names no files"),
@@ -118,7 +118,7 @@ def test_several_files(tmp_path: Path) -> None:
             sw.open_checkpoint(index(tmp_path, **said))
     weights(tmp_path / "m_1.weights.h5", a=np.zeros(1), c=np.zeros(1))
     index(tmp_path, weight_map=places)
-    with pytest.raises(sw.ParseError, match="is in another file of the checkpoint as well"):
+    with pytest.raises(sw.ParseError, match="is also in another file of the checkpoint"):
         sw.open_checkpoint(tmp_path)
 
 

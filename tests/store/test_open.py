@@ -15,6 +15,7 @@ import safetensors.numpy
 import shardwise as sw
 from shardwise.store import FORMS, Form, StoredCheckpoint, files
 from shardwise.store.files import DataFile
+from tests.checks import open_below
 
 from .conftest import encode
 from .torch_files import save, tensor
@@ -35,7 +36,10 @@ def test_a_safetensors_file_and_folders_of_them(tmp_path: Path) -> None:
             }
             assert checkpoint["a"].array().tolist() == arrays["a"].tolist()
             assert checkpoint.nbytes == 24 + 32 + 8
-            assert repr(checkpoint) == f"<StoredCheckpoint '{tmp_path / 'model.safetensors'}': safetensors, 3 tensors>"
+            assert (
+                repr(checkpoint)
+                == f"<StoredCheckpoint {str(tmp_path / 'model.safetensors')!r}: safetensors, 3 tensors>"
+            )
             assert repr(checkpoint["a"]) == "<StoredTensor 'a': float32 (2, 3), 1 piece>"
             assert "a" in checkpoint
             assert "z" not in checkpoint
@@ -67,7 +71,7 @@ def test_arguments_that_do_not_fit(tmp_path: Path) -> None:
 
 
 SENTENCES: dict[str, tuple[dict[str, bytes], str]] = {
-    "nothing": ({}, "not a checkpoint of any form that is known; it holds 'nothing'"),
+    "nothing": ({}, "not a checkpoint of any known format; the folder is empty"),
     "something else": ({"readme.txt": b"", "b": b""}, "it holds 'b, readme.txt'"),
     "fsdp1": ({"pytorch_model_fsdp_rank0.bin": b""}, "flat parameters of FSDP1.*save it once with"),
     "fsdp1 of torchtune": ({"x_fsdp_1_rank_3.pt": b""}, "flat parameters of FSDP1"),
@@ -77,7 +81,7 @@ SENTENCES: dict[str, tuple[dict[str, bytes], str]] = {
     "megatron's old form": ({"mp_rank_00": b"", "mp_rank_01_002": b""}, "legacy Megatron checkpoint"),
     "dcp without its index": ({"__0_0.distcp": b""}, r"no \.metadata, which is written last"),
     "dcp of ranks": ({"__0.metadata": b"", "__0_0.distcp": b""}, "use_collectives=False"),
-    "orbax unfinished": ({"1.orbax-checkpoint-tmp-7": b""}, "an interrupted save of Orbax is all there is"),
+    "orbax unfinished": ({"1.orbax-checkpoint-tmp-7": b""}, "it only has an interrupted save of Orbax"),
 }
 
 
@@ -101,10 +105,10 @@ def test_what_cannot_be_read_is_refused_with_a_sentence(case: str, tmp_path: Pat
         ("m.tar", b"README.md".ljust(257, b"\0") + b"ustar", "it is a tar archive"),
         ("m.pt", b"", "it is empty"),
         ("m.txt", b"hello there", "it is text: 'hello there'"),
-        ("m.gguf", b"GGUF\3\0\0\0", "it is a GGUF file, as llama.cpp uses them"),
+        ("m.gguf", b"GGUF\3\0\0\0", "it is a GGUF file, as used by llama.cpp"),
         ("m.zst", b"\x28\xb5\x2f\xfd" + bytes(20), "it is compressed by zstd"),
-        ("m.pkl", b"\x80\4" + bytes([149, 255, 254, 3]), "it is a pickle of Python"),
-        ("m.bin", b"\xfe\xdc\xba" * 9, "it is of no kind that is known, it begins with b'"),
+        ("m.pkl", b"\x80\4" + bytes([149, 255, 254, 3]), "it is a Python pickle"),
+        ("m.bin", b"\xfe\xdc\xba" * 9, "it is of an unknown kind, beginning with b'"),
         ("m.json", b' {"a": 1}', "it is JSON: '"),
     ],
 )
@@ -150,7 +154,9 @@ def test_limits_of_headers(tmp_path: Path) -> None:
             assert len(str(caught.value)) < 600
 
     refused(
-        {"a": {"dtype": "F32", "shape": [1] * 50_000, "data_offsets": [0, 4]}}, "has 50000 dims; at most 64", bytes(4)
+        {"a": {"dtype": "F32", "shape": [1] * 50_000, "data_offsets": [0, 4]}},
+        "has 50000 dims, over the limit of 64",
+        bytes(4),
     )
     refused(
         {"n" * 5000: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, "is not text of at most 4096 bytes", b"1"
@@ -172,13 +178,13 @@ def test_a_long_header_takes_memory_in_proportion(part: bytes, tmp_path: Path) -
     code = (
         "import sys, resource, shardwise as sw\n"
         "sw.open_checkpoint\n"
-        "used = int(open('/proc/self/statm').read().split()[0]) * 4096 + (400 << 20)\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + (400 << 20)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used, used))\n"
         "try: sw.open_checkpoint(sys.argv[1])\n"
         "except sw.ParseError as error: print(error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=3600, check=True
     )
     assert "m.safetensors" in done.stdout
 
@@ -248,14 +254,12 @@ def test_a_read_that_is_under_way_keeps_its_descriptor(tmp_path: Path) -> None:
 
 def test_more_files_than_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_MOST_OPEN", 8)
-    descriptors = Path("/proc/self/fd")
-    before = len(list(descriptors.iterdir())) if descriptors.exists() else 0
     held = []
     for number in range(50):
         path = tmp_path / f"{number}"
         path.write_bytes(bytes([number]) * 10)
         held.append(DataFile(path))
-    assert not descriptors.exists() or len(list(descriptors.iterdir())) <= before + 8
+    assert open_below(tmp_path) in (8, None)
     for number, file in enumerate(held):
         assert file.read(0, 10) == bytes([number]) * 10
     # One that lost its descriptor is known again, unless it is another file now.
@@ -274,13 +278,14 @@ def test_more_files_than_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_file_that_changes_is_an_error(tmp_path: Path) -> None:
     array = np.arange(1000, dtype=np.float32)
+    path = tmp_path / "m.pt"
     for grow in (-1, 1, 0):
-        path = tmp_path / "m.pt"
         path.write_bytes(save({"w": tensor(array, "0")}))
         checkpoint = sw.open_checkpoint(path)
-        data = path.read_bytes()
-        time.sleep(0.01)
-        path.write_bytes(data[:grow] if grow < 0 else data + bytes(grow))
+        data, before = path.read_bytes(), path.stat().st_mtime_ns
+        while path.stat().st_mtime_ns == before:  # Some file systems tell times apart in seconds only.
+            path.write_bytes(data[:grow] if grow < 0 else data + bytes(grow))
+            time.sleep(0.01)
         for get in (checkpoint["w"].read, checkpoint["w"].array):
             with pytest.raises(sw.ParseError, match=r"m\.pt: (had|was written to|ends at)"):
                 get()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise._core import crc32c
+from shardwise.store.orbax import ocdbt
 
 from .orbax_files import PACK, Database, entries_of, file_table, item, node, shared, uleb, zarr2, zarr3
 
@@ -46,9 +47,18 @@ def test_zarr_2(compressor: str | None, order: str, tmp_path: Path) -> None:
             checkpoint[name].tiling.check()
         addressable = compressor is None
         assert checkpoint["uneven"].pieces[0].is_addressable == addressable
+        for piece in checkpoint["uneven"].pieces:
+            assert piece.key == f"uneven/{piece.box[0][0] // 3}.{piece.box[1][0] // 2}"
         if addressable:
             assert checkpoint["whole"].array().tolist() == arrays["whole"][0].tolist()
             assert not checkpoint["big"].pieces[0].is_addressable
+    # Compared without JAX and without merging: a scalar and a tensor without elements like all others.
+    native = {name: array.astype(array.dtype.newbyteorder("=")) for name, (array, _) in arrays.items()}
+    sw.save_checkpoint(tmp_path / "same", native, to="dcp", sync=False)
+    assert sw.diff_checkpoints(folder, tmp_path / "same") == []
+    native["scalar"] = native["scalar"] + 1
+    sw.save_checkpoint(tmp_path / "other", native, to="dcp", sync=False)
+    assert [found.name for found in sw.diff_checkpoints(folder, tmp_path / "other")] == ["scalar"]
 
 
 def test_other_separators_and_nested_names(tmp_path: Path) -> None:
@@ -130,7 +140,7 @@ def test_chunks_that_are_not_there(tmp_path: Path) -> None:
 
 WRONG_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "filters": ({"filters": [{"id": "delta"}]}, "with filters"),
-    "another compressor": ({"compressor": {"id": "blosc"}}, "the compressor 'blosc' is not one that is read"),
+    "another compressor": ({"compressor": {"id": "blosc"}}, "the compressor 'blosc' is not supported"),
     "another dtype": ({"dtype": "<M8[s]"}, "the dtype '<M8"),
     "no dtype": ({"dtype": [["a", "<f4"]]}, "the dtype"),
     "another order": ({"order": "A"}, "order 'A'"),
@@ -140,7 +150,7 @@ WRONG_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "huge chunks": ({"chunks": [2**40, 2**40]}, "more than 2.*63 - 1 bytes"),
     "a negative size": ({"shape": [-1, 4]}, "not sizes"),
     "a huge shape": ({"shape": [2**60, 2**60]}, "more than 2.*63 - 1 bytes"),
-    "too many chunks": ({"shape": [2**30, 2**30]}, "chunks; at most 10000000 are read"),
+    "too many chunks": ({"shape": [2**30, 2**30]}, "chunks, over the limit of 10000000"),
     "65 dims": ({"shape": [1] * 65, "chunks": [1] * 65}, "has 65 dims"),
     "another version": ({"zarr_format": 4}, "zarr_format 4"),
 }  # fmt: skip
@@ -203,10 +213,10 @@ def test_chunks_that_are_damaged(tmp_path: Path) -> None:
     refused("w", chunk, b"xyz", "not zstd data")
     refused("w", chunk, good[chunk][:-3], "not zstd data|64 were expected")
     refused("w", chunk, PACK["zstd"](bytes(63)), "gives 63 bytes when decompressed; 64 were expected")
-    refused("w", chunk, PACK["zstd"](bytes(65)), "says that it gives 65 bytes")
+    refused("w", chunk, PACK["zstd"](bytes(65)), "claims 65 bytes")
     unsized = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(10**6))
     refused("w", chunk, unsized, "gives more bytes when decompressed; 64 were expected")
-    refused("w", chunk, bytes(10**6), "a value of 1000000 bytes; at most")
+    refused("w", chunk, bytes(10**6), "a value of 1000000 bytes, over the limit of")
     refused("p", plain, bytes(63), "has 63 bytes; 64 were expected")
     refused("p", plain, bytes(65), "has 65 bytes; 64 were expected")
     refused("c", checked, b"\1" + good[checked][1:], "the checksum of the chunk is wrong")
@@ -220,6 +230,18 @@ def test_chunks_that_are_damaged(tmp_path: Path) -> None:
     with sw.open_checkpoint(folder) as checkpoint:
         for name in "wpci":
             assert checkpoint.read(name).tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("name", PACK)
+@pytest.mark.parametrize("more", [-1, 1, 10**5])
+def test_a_chunk_of_another_length(name: str, more: int, tmp_path: Path) -> None:
+    """What a chunk gives beyond its elements is not left out in silence."""
+    folder = item(tmp_path / "item")
+    chunk = zarr2(folder, "w", numbers(16), (16,), compressor={"id": name}) / "0"
+    chunk.write_bytes(PACK[name](bytes(64 + more)))
+    message = r"w/0'?: .* bytes when decompressed; (64 |the limit is 64)"
+    with sw.open_checkpoint(folder) as checkpoint, pytest.raises(sw.ParseError, match=message):
+        checkpoint.read("w")
 
 
 def test_a_bomb_does_not_go_off(tmp_path: Path) -> None:
@@ -250,8 +272,54 @@ def test_folders_that_cannot_be_opened(tmp_path: Path) -> None:
         sw.open_checkpoint(unfinished)
     folder = item(tmp_path / "item3", tree_metadata={"('w',)": {
         "key_metadata": [{"key": "w", "key_type": 2}], "value_metadata": {"value_type": "jax.Array"}}})  # fmt: skip
-    with pytest.raises(sw.ParseError, match="its tree names the array 'w', which is not there"):
+    with pytest.raises(sw.ParseError, match="its tree names the array 'w', which does not exist"):
         sw.open_checkpoint(folder)
+
+
+def test_what_a_tree_names_besides_arrays(tmp_path: Path) -> None:
+    def folder(name: str, tree: Any) -> Path:
+        path = item(tmp_path / name, tree_metadata=tree)
+        zarr2(path, "w", numbers(4), (4,))
+        return path
+
+    def entry(key: str, **value: Any) -> dict[str, Any]:
+        return {"key_metadata": [{"key": key, "key_type": 2}], "value_metadata": value}
+
+    fine = {
+        "('w',)": entry("w", value_type="jax.Array"),
+        "('none',)": entry("none", value_type="None", skip_deserialize=True),
+        "('left',)": entry("left", value_type="jax.Array", skip_deserialize=True),
+        "('text',)": entry("text", value_type="string"),
+    }
+    with sw.open_checkpoint(folder("fine", fine)) as checkpoint:
+        assert list(checkpoint) == ["w"]
+    for number, kind in enumerate(("jax.Array", "np.ndarray", "scalar")):
+        path = folder(f"lacking {number}", {**fine, "('v',)": entry("v", value_type=kind)})
+        with pytest.raises(sw.ParseError, match="its tree names the array 'v', which does not exist"):
+            sw.open_checkpoint(path)
+    for number, wrong in enumerate((5, {"value_metadata": {}}, {"key_metadata": [], "value_metadata": 5})):
+        with pytest.raises(sw.ParseError, match="tree_metadata does not describe a tree"):
+            sw.open_checkpoint(folder(f"wrong {number}", {"('w',)": wrong}))
+    path = folder("no object", {})
+    (path / "_METADATA").write_text("[]")
+    with pytest.raises(sw.ParseError, match="_METADATA: is not a JSON object"):
+        sw.open_checkpoint(path)
+
+
+def test_steps_none_of_which_is_complete(tmp_path: Path) -> None:
+    for step in (3, 4):
+        folder = item(tmp_path / "run" / str(step) / "params")
+        zarr2(folder, "w", numbers(4) * step, (2,))
+        (folder / "commit_success.txt").unlink()
+        (folder.parent / "_CHECKPOINT_METADATA").write_text("{}")
+    (tmp_path / "run" / "metrics").mkdir()
+    (tmp_path / "run" / "5").write_text("a file")
+    with pytest.raises(sw.ParseError, match=r"none of its 2 steps has a commit_success\.txt, which is written last"):
+        sw.open_checkpoint(tmp_path / "run")
+    (tmp_path / "run" / "3" / "commit_success.txt").write_text("")
+    with sw.open_checkpoint(tmp_path / "run") as checkpoint:
+        assert checkpoint.metadata["step"] == 3
+        assert checkpoint.read("w").tolist() == (numbers(4) * 3).tolist()
 
 
 def test_steps_and_items(tmp_path: Path) -> None:
@@ -323,6 +391,36 @@ def simple(tmp_path: Path) -> tuple[Database, list[tuple[bytes, bytes]]]:
     return Database(item(tmp_path / "item")), entries_of(plain)
 
 
+def test_the_last_version_of_a_database_counts(tmp_path: Path) -> None:
+    base, entries = simple(tmp_path)
+    zarr2(item(tmp_path / "other"), "w", numbers(30) + 1, (30,))
+    zarr2(tmp_path / "other", "v", numbers(3), (3,))
+    old, new = base.leaf(entries), base.leaf(entries_of(tmp_path / "other"))
+    base.manifest(0, new, older=(old, old))
+    with sw.open_checkpoint(base.folder) as checkpoint:
+        assert {name: checkpoint.read(name).tolist() for name in checkpoint} == {
+            "v": numbers(3).tolist(),
+            "w": (numbers(30) + 1).tolist(),
+        }
+    base.manifest(0, old, older=((0, 0), new))
+    with sw.open_checkpoint(base.folder) as checkpoint:
+        assert {name: checkpoint.read(name).tolist() for name in checkpoint} == {"w": numbers(30).tolist()}
+    base.manifest(1, base.interior(1, [(entries[0][0], 0, base.leaf(entries))]), older=(new,))
+    with sw.open_checkpoint(base.folder) as checkpoint:
+        assert {name: checkpoint.read(name).tolist() for name in checkpoint} == {"w": numbers(30).tolist()}
+    base.manifest(0, (0, 0), older=(old, new))
+    assert len(sw.open_checkpoint(base.folder)) == 0
+
+
+def test_keys_that_take_too_much_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, entries = simple(tmp_path)
+    base.manifest(0, base.leaf(entries))
+    least = sum(len(key) for key, _ in entries)
+    monkeypatch.setattr(ocdbt, "_MAX_KEY_BYTES", least)
+    with pytest.raises(sw.ParseError, match=f"keys and paths of more than {least} bytes"):
+        sw.open_checkpoint(base.folder)
+
+
 def test_databases_that_are_damaged(tmp_path: Path) -> None:
     base, entries = simple(tmp_path)
     base.manifest(0, base.leaf(entries))
@@ -361,9 +459,9 @@ def test_databases_that_lie(tmp_path: Path) -> None:
     leaf = base.leaf(entries)
     for outside in ("../nodes", "/etc/passwd", "d/../../x"):
         base.manifest(0, leaf, files=[outside])
-        refused("outside of its own folder")
+        refused("outside its own folder")
     base.manifest(1, leaf)
-    refused("not the height 1 that the tree says")
+    refused("the height is not 1, as the tree says")
     base.manifest(99, leaf)
     refused("a tree of height 99")
     base.manifest(0, (0, 10**6))
@@ -373,7 +471,7 @@ def test_databases_that_lie(tmp_path: Path) -> None:
     base.manifest(1, base.interior(1, [(b"w", 0, leaf), (b"x", 0, leaf)]))
     refused("the node is twice in the tree")
     base.manifest(1, base.interior(1, [(b"w", 5, leaf)]))
-    refused("more in common than its first key")
+    refused("a common prefix longer than its first key")
     base.manifest(1, base.interior(1, [(b"w", 0, base.leaf(entries)), (b"w", 0, base.leaf(entries))]))
     refused("is twice in the tree")
     base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(2**40)))
@@ -384,14 +482,16 @@ def test_databases_that_lie(tmp_path: Path) -> None:
     refused("not UTF-8")
     base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(1, 1) + b"a" + uleb(9, 2)))
     refused("neither in the node nor in a file")
+    base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(1, 1) + b"a" + uleb(9, 0) + b"xy"))
+    refused("9 bytes are needed, but 2 are left")
     base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(1, 1) + b"a" + uleb(0, 0) + b"more"))
-    refused("4 bytes behind it")
+    refused("4 bytes after its end")
     base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(2, 9, 1, 1) + b"ab" + uleb(0, 0, 0, 0)))
-    refused("goes on from more than there is")
+    refused("shares more with the previous one than there is")
     (folder / "manifest.ocdbt").write_bytes(node(0x0CDB3A2A, bytes(16) + uleb(1, 0, 0) + bytes([4]) + uleb(0)))
     refused("no numbered manifest")
     (folder / "manifest.ocdbt").write_bytes(node(0x0CDB3A2A, bytes(16) + uleb(7, 0, 0) + bytes([4]) + uleb(0)))
-    refused("a manifest of the kind 7")
+    refused("a manifest of kind 7")
 
 
 def test_without_zstandard_a_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

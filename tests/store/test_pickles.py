@@ -195,12 +195,12 @@ def limited(data: bytes, megabytes: int = 200) -> None:
         "import sys, resource, shardwise as sw\n"
         "from shardwise.store.torch.pickles import read_objects\n"
         "data = sys.stdin.buffer.read()\n"
-        f"used = int(open('/proc/self/statm').read().split()[0]) * 4096 + ({megabytes} << 20)\n"
+        f"used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + ({megabytes} << 20)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used, used))\n"
         "try: read_objects(data, 'here')\n"
         "except sw.ParseError: pass\n"
     )
-    subprocess.run([sys.executable, "-c", code], input=data, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], input=data, check=True, timeout=3600)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")

@@ -275,7 +275,7 @@ PACKED = "q:(4) + k:(2)"
     ("rewrite", "message"),
     [
         ({"from": "h.{i}.v", "to": "v.{i}"}, r"no tensor is called 'h\.\{i\}\.v'.*optional"),
-        ({"from": "h.{i}.q", "to": {"name": "ln", "stack": "i"}}, r"calls 'h\.0\.q' 'ln', which is there already"),
+        ({"from": "h.{i}.q", "to": {"name": "ln", "stack": "i"}}, r"calls 'h\.0\.q' 'ln', which exists already"),
         ({"from": "h.{i}.{q,k}", "to": {"name": "x.{i}", "packed": "q:(4) + k:(3)"}}, r"q 4 \+ k 2 = 6 .* dim 0: .* 7"),
         ({"from": "h.{i}.{q,k}", "to": {"name": "x.{i}", "packed": "q:(3) + k:(3)"}}, r"have q 4 \+ k 2 .* has 3 of q"),
         (
@@ -288,7 +288,9 @@ PACKED = "q:(4) + k:(2)"
         ({"from": {"name": "wte", "pad_to": 4}, "to": "x", "size": 9}, r"'wte': dim 0 has 10 .* 9, padded to .* 12"),
         ({"from": "wte", "to": {"name": "x", "pad_to": 4}, "size": 9}, r"'wte': dim 0 has 10 .* size is 9"),
         ({"from": {"name": "ln", "dim": 2, "pad_to": 4}, "to": "x", "size": 4}, r"'ln' has no dim 2"),
-        ({"from": "{a}", "to": {"name": "x", "stack": "a"}}, r"'x' is to be a stack of 2 .* a = 0; one has a = 'ln'"),
+        ({"from": {"name": "ln", "dim": 1, "pad_to": 4}, "to": "x", "size": 4}, r"'ln' has no dim 1"),
+        ({"from": {"name": "ln", "dim": -2, "pad_to": 4}, "to": "x", "size": 4}, r"'ln' has no dim -2"),
+        ({"from": "{a}", "to": {"name": "x", "stack": "a"}}, r"'x' should be a stack of 2 .* a = 0; one has a = 'ln'"),
         ({"from": "h.{i}.{a}", "to": {"name": "x.{i}", "stack": "a"}}, r"a stack of 2 .* a = 0"),
         ({"from": {"parts": {"a": "wte", "b": "{x}"}}, "to": "{a,b}"}, "do not have the same fields"),
         (
@@ -335,7 +337,7 @@ def test_what_is_left_is_kept_dropped_or_refused(tmp_path: Path) -> None:
         sw.reshard_checkpoint(tmp_path / "a", target, rewrites=rewrites, sync=False)
         with sw.open_checkpoint(target) as checkpoint:
             assert set(checkpoint) == expected
-    with pytest.raises(sw.LayoutError, match="no rewrite takes 'ln' and 1 other;"):
+    with pytest.raises(sw.LayoutError, match="no rewrite matches 'ln' and 1 other;"):
         sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", rewrites=sw.Rewrites([one], unmatched="refuse"))
 
 

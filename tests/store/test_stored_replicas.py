@@ -11,6 +11,8 @@ import pytest
 
 import shardwise as sw
 
+from .torch_files import Storage, save, tensor
+
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
 
@@ -59,6 +61,34 @@ def test_replicas_are_compared_in_blocks(tmp_path: Path) -> None:
     write(source, 2, other)
     with pytest.raises(sw.ParseError, match=r"replicas disagree; .* is \(63, 511\)"):
         sw.reshard_checkpoint(source, tmp_path / "out", dtype="bfloat16", memory=1 << 16)
+
+
+@pytest.mark.parametrize("to", ["safetensors", "sharded", "dcp"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_replicas_in_any_order_of_elements(tmp_path: Path, to: Any, order: Any) -> None:
+    """A plain tensor in the file of each rank, transposed or not: one is copied, the others compared with it."""
+    values = np.arange(12, dtype="f4").reshape(3, 4)
+    source, rows = tmp_path / "source", sw.TensorLayout(("x", None), sw.DeviceMesh((3,), ("x",)))
+    source.mkdir()
+    target = tmp_path / ("made.safetensors" if to == "safetensors" else "made")
+
+    def rank(number: int, held: np.ndarray[Any, Any]) -> None:
+        strides = (4, 1) if order == "C" else (1, 3)
+        storage = Storage("0", "torch.FloatStorage", held.tobytes(order), held.size)
+        saved = save({"w": tensor(held, "0", storage=storage, strides=strides)})
+        (source / f"model_world_size_3_rank_{number}.pt").write_bytes(saved)
+
+    for number in range(3):
+        rank(number, values)
+    sw.reshard_checkpoint(source, target, {"w": rows} if to != "safetensors" else None, to=to)
+    sw.verify_checkpoint(target)
+    with sw.open_checkpoint(target) as checkpoint:
+        assert checkpoint.read("w").tolist() == values.tolist()
+    other = values.copy()
+    other[2, 1] = -1
+    rank(1, other)
+    with pytest.raises(sw.ParseError, match=r"replicas disagree; the first element .* is \(2, 1\)"):
+        sw.reshard_checkpoint(source, tmp_path / "out", to=to)
 
 
 def test_two_dtypes_of_one_tensor_are_refused(tmp_path: Path) -> None:

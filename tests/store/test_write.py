@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
+from shardwise.store.write import spool
 
 DATA = Path(__file__).parent.parent / "data" / "checkpoints"
 MESH = sw.DeviceMesh((2, 4), ("data", "model"))
@@ -162,9 +164,9 @@ def test_names_dtypes_and_choice(tmp_path: Path) -> None:
         tmp_path / "b.safetensors",
         {"layers.0.w": whole["h.0.w"].astype("f2"), "layers.0.b": whole["h.0.b"], "flags": whole["flags"]},
     )
-    with pytest.raises(sw.LayoutError, match=r"rename calls both 'h\.0\.w' and 'wte' 'x'"):
+    with pytest.raises(sw.LayoutError, match=r"rename gives 'h\.0\.w' and 'wte' the same name, 'x'"):
         sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "c", rename=[("wte|h.0.w", "x")])
-    with pytest.raises(sw.LayoutError, match="found in no name"):
+    with pytest.raises(sw.LayoutError, match="does not match any name"):
         sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "c", only="nothing")
     with pytest.raises(TypeError, match="floating-point"):
         sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "c", dtype="int8")
@@ -178,7 +180,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         sw.save_checkpoint(source, tensors())
     with pytest.raises(FileExistsError, match="dst is the source"):
         sw.reshard_checkpoint(source, source)
-    with pytest.raises(FileNotFoundError, match="folder that is to hold"):
+    with pytest.raises(FileNotFoundError, match="folder for the checkpoint does not exist"):
         sw.reshard_checkpoint(source, tmp_path / "no" / "where")
     with pytest.raises(sw.LayoutError, match="at least 16384"):
         sw.reshard_checkpoint(source, tmp_path / "b", memory=1000)
@@ -278,6 +280,59 @@ def test_renames_that_are_not_pairs(tmp_path: Path, wrong: Any) -> None:
         sw.reshard_checkpoint(tmp_path / "w.safetensors", tmp_path / "new", rename=wrong)
 
 
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [(10**6, [["a", "b", "c"]]), (48, [["a", "b", "c"]]), (47, [["a", "b"], ["c"]]), (32, [["a", "b"], ["c"]]),
+     (31, [["a"], ["b"], ["c"]]), (16, [["a"], ["b"], ["c"]]), (1, [["a"], ["b"], ["c"]])],
+)  # fmt: skip
+def test_files_of_at_most_so_many_bytes(tmp_path: Path, most: int, expected: list[list[str]]) -> None:
+    """Three tensors of 16 bytes; one that is larger than a file may be has its own."""
+    sw.save_checkpoint(tmp_path / "made", {name: np.ones(2) for name in "abc"}, to="hf", max_file_bytes=most)
+    files = sorted((tmp_path / "made").glob("*.safetensors"))
+    assert [sorted(safetensors.numpy.load_file(file)) for file in files] == expected
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "9", None])
+def test_files_of_no_bytes(tmp_path: Path, wrong: Any) -> None:
+    with pytest.raises(sw.LayoutError, match=r"max_file_bytes is .*; it must be a positive integer"):
+        sw.save_checkpoint(tmp_path / "made", {"a": np.ones(2)}, to="hf", max_file_bytes=wrong)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_header_of_a_shard_is_that_of_pytorch(tmp_path: Path) -> None:
+    """As `HuggingFaceStorageWriter` has it; what the manifest says stands there alone."""
+    sw.save_checkpoint(tmp_path / "made", {"h.0.b": np.arange(8.0)}, rules(), metadata={"note": "x"})
+    for rank, file in enumerate(sorted((tmp_path / "made").glob("*.safetensors"))):
+        with safetensors.safe_open(file, "np") as opened:
+            info = json.dumps({"h.0.b": {"saved_offsets": [2 * rank]}})
+            said = {"DCP_SHARDING_INFO": info, "DCP_VERSION": "1.0", "format": "pt", "note": "x"}
+            assert opened.metadata() == said
+
+
+def test_flat_parameters_are_saved(tmp_path: Path) -> None:
+    """Ranges of the flattened tensor, as FSDP1 and ZeRO hold them, also with something between the elements."""
+    value = np.arange(35.0).reshape(5, 7)
+    ranges = {"a": (0, 11), "b": (11, 12), "c": (12, 12), "d": (12, 30), "e": (30, 35)}
+    tiling = sw.Tiling.from_flat_ranges((5, 7), ranges)
+    for step in (1, 3):
+        shards = [np.repeat(value.reshape(-1)[start:stop], step)[::step] for start, stop in ranges.values()]
+        path = tmp_path / f"{step}.safetensors"
+        sw.save_checkpoint(path, {"w": sw.ShardedArray(tiling, shards), "b": np.ones(1)})
+        same(path, {"w": value, "b": np.ones(1)})
+
+
+def test_ties_in_a_header_that_are_none_are_left_out(tmp_path: Path) -> None:
+    file, value = tmp_path / "m.safetensors", {"w": np.ones(2), "b": np.zeros(3)}
+    for said, tied in (
+        ('{"t": "w"}', {"t": "w"}), ('{"t": "gone"}', {}), ('{"w": "b"}', {}), ('{"t": 5, "u": "b"}', {"u": "b"}),
+        ("{", {}), ("[1]", {}), ("[" * 10**5, {}),
+    ):  # fmt: skip
+        safetensors.numpy.save_file(value, file, {"shardwise.aliases": said})
+        same(file, {**value, **{alias: value[name] for alias, name in tied.items()}})
+        with sw.open_checkpoint(file) as checkpoint:
+            assert {name: checkpoint[name].alias_of for name in checkpoint if checkpoint[name].alias_of} == tied
+
+
 def test_a_comparison_reads_what_can_be_equal(tmp_path: Path) -> None:
     both, big = np.arange(6.0), np.ones(1000)
     sw.save_checkpoint(tmp_path / "a.safetensors", {"both": both, "only": big, "dtype": big, "shape": big})
@@ -297,3 +352,39 @@ def test_a_comparison_reads_what_can_be_equal(tmp_path: Path) -> None:
         ("shape", "shape"),
     ]
     assert {total for _, total in read} == {both.nbytes}
+
+
+def test_what_a_killed_conversion_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that are converted wait in files beside the new checkpoint, which a run that is killed leaves there."""
+    sw.save_checkpoint(tmp_path / "a.safetensors", {"w": np.arange(6, dtype="f4")})
+
+    def made(name: str) -> set[str]:
+        sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / name, dtype="float64")
+        same(tmp_path / name, {"w": np.arange(6.0)})
+        return {path.name for path in tmp_path.iterdir() if path.name.startswith(".")}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spool.Spool, "close", lambda self: None)
+        (left,) = made("b.safetensors")
+    (tmp_path / "b.safetensors").unlink()
+    assert made("c.safetensors") == {left}  # It is another checkpoint's.
+    assert made("b.safetensors") == set()
+
+
+@pytest.mark.parametrize("to", ["hf", "sharded", "dcp"])
+def test_a_flipped_bit_anywhere_in_the_manifest_is_found(tmp_path: Path, to: Any) -> None:
+    """Also in what speaks of no tensor's bytes: names of axes, how a tensor is cut, the digest itself."""
+    rules = sw.LayoutMap(sw.DeviceMesh((2,), ("x",)))
+    rules["w"] = ("x", None)
+    cut = {} if to == "hf" else {"layouts": rules}
+    sw.save_checkpoint(tmp_path / "s", {"w": np.arange(8.0).reshape(4, 2)}, to=to, sync=False, **cut)  # type: ignore[arg-type]
+    sw.verify_checkpoint(tmp_path / "s")
+    path = tmp_path / "s" / "shardwise.json"
+    text = path.read_bytes()
+    assert json.loads(text)["format"] == "shardwise"
+    for at in range(0, len(text), 3):
+        path.write_bytes(text[:at] + bytes([text[at] ^ 1 << at % 7]) + text[at + 1 :])
+        with pytest.raises(sw.ParseError):
+            sw.verify_checkpoint(tmp_path / "s")
+    path.write_bytes(text)
+    sw.verify_checkpoint(tmp_path / "s")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+F4 = np.dtype(np.float32)
 META = "torch.distributed.checkpoint.metadata"
 STORAGES = {
     "float32": "FloatStorage", "float64": "DoubleStorage", "float16": "HalfStorage", "bfloat16": "BFloat16Storage",
@@ -55,6 +56,11 @@ class Callee:
 
     def __reduce__(self) -> str:
         return self.name
+
+
+def ones(*shape: int) -> np.ndarray:
+    """An array of single floats that are all different."""
+    return np.arange(np.prod(shape, dtype=int), dtype=F4).reshape(shape)
 
 
 def size(*sizes: int) -> Call:

@@ -43,7 +43,7 @@ class Toxic:
                     return
                 if harm == "stall":
                     time.sleep(2)
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=3600)
                 headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
                 headers["Content-Length"] = str(len(body))
                 connection.request(self.command, self.path, body, headers)

@@ -1,1 +1,1 @@
-"""Arrays cut into shards, and what is done with them."""
+"""Arrays cut into shards, and operations on them."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from .._text import shown
 from ..errors import LayoutError
+from .replicas import first_difference, texts_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -33,11 +34,11 @@ def put_together(partition: Partition, shards: Sequence[npt.NDArray[Any]], check
     """Put an array together from the shards of a packed partition.
 
     Raises:
-        LayoutError: if two devices hold other bytes of the same elements, and `check_replicas`; names the element.
+        LayoutError: if `check_replicas` and two devices hold different bytes of one element; names the element.
     """
     labels = partition.holders
     array: npt.NDArray[Any] = np.empty(partition.shape, shards[0].dtype)
-    # From the last to the first, so that the values of the first device that has them count.
+    # From the last to the first, so that the values of the first device that has them win.
     for position in range(len(shards) - 1, -1, -1):
         for piece in partition.pieces(labels[position]):
             array[piece.box] = shards[position][place_of(piece)]
@@ -57,19 +58,11 @@ def place_of(piece: Piece) -> tuple[slice, ...]:
 
 
 def _check_equal(device: Any, piece: Piece, first: npt.NDArray[Any], own: npt.NDArray[Any]) -> None:
-    if first.dtype.hasobject:
-        differ = np.asarray(first != own)
-    else:
-        # As bytes, so that NaNs are what they are.
-        size = max(first.dtype.itemsize, 1)
-        one, two = (np.ascontiguousarray(side).reshape(-1).view(np.uint8).reshape(-1, size) for side in (first, own))
-        if first.dtype.itemsize == 0 or np.array_equal(one, two):
-            return
-        differ = (one != two).any(axis=1).reshape(first.shape)
-    if differ.any():
-        index = np.unravel_index(int(np.argmax(differ)), first.shape)
-        element = tuple(side.start + int(i) for side, i in zip(piece.box, index, strict=True))
+    found = first_difference(first, [own])
+    if found is not None:
+        element = tuple(side.start + i for side, i in zip(piece.box, found[0], strict=True))
+        value, drifted = texts_of(first[found[0]], own[found[0]])
         raise LayoutError(
-            f"devices hold different values of the same element: that at {element} is {shown(first[index])} on the "
-            f"first device that holds it, but {shown(own[index])} on {shown(device)}"
+            f"devices hold different values of the same element: that at {element} is {value} on the first device that "
+            f"holds it, but {drifted} on {shown(device)}"
         )

@@ -14,13 +14,13 @@ from ..errors import LayoutError
 from ..partition import Partition
 from ..tiling import Tiling
 
-__all__ = ["check_replicas"]
+__all__ = ["check_replicas", "first_difference", "texts_of"]
 
 Array = npt.NDArray[Any]
 
 #: How many words of 8 bytes are compared at a time: few enough to stay in the cache.
 _WORDS = 1 << 14
-#: Up to how many bytes a copy costs less than the calls that save it.
+#: The most bytes for which a copy costs less than the calls that would avoid it.
 _SMALL = 1 << 15
 
 
@@ -35,7 +35,7 @@ def check_replicas(tiling: Tiling, shards: Sequence[Array]) -> None:
         LayoutError: if two replicas differ; names the shard, the first such element, the devices and the values.
 
     The cost is one pass over the memory of the shards that have replicas; arrays that share their memory cost nothing.
-    Objects are compared by `==`, and of structured dtypes the fields are, not the padding.
+    Objects are compared with `==`; structured dtypes by their fields, not their padding.
 
     >>> from shardwise import DeviceMesh, TensorLayout
     >>> whole = TensorLayout((None,), DeviceMesh((2,), ("x",))).partition((3,))
@@ -55,13 +55,13 @@ def check_replicas(tiling: Tiling, shards: Sequence[Array]) -> None:
     for device, value in enumerate(_value_ids(partition).tolist()):
         groups.setdefault(value, []).append(device)
     for first, *others in groups.values():
-        found = _first_difference(shards[first], [shards[device] for device in others])
+        found = first_difference(shards[first], [shards[device] for device in others])
         if found is None:
             continue
         index, device = found[0], others[found[1]]
         label, other = mesh.device(first), mesh.device(device)
         element = tuple(part.start + i for part, i in zip(partition.box(label), index, strict=True))
-        value, drifted = _texts(shards[first][index], shards[device][index])
+        value, drifted = texts_of(shards[first][index], shards[device][index])
         raise LayoutError(
             f"the replicas of shard {partition.shard_id(label)} differ: element {element} is {value} on device "
             f"{shown(label)} and {drifted} on {shown(other)}"
@@ -76,12 +76,12 @@ def _check_pieces(tiling: Tiling, shards: Sequence[Array]) -> None:
             sides = tuple((side.start, side.stop) for side in piece.box)
             groups.setdefault(sides, []).append((holder, piece.view(shard)))
     for sides, ((first, one), *others) in groups.items():
-        found = _first_difference(one, [other for _, other in others]) if others else None
+        found = first_difference(one, [other for _, other in others]) if others else None
         if found is None:
             continue
         index, (holder, other) = found[0], others[found[1]]
         element = tuple(start + i for (start, _), i in zip(sides, index, strict=True))
-        value, drifted = _texts(one[index], other[index])
+        value, drifted = texts_of(one[index], other[index])
         raise LayoutError(
             f"the replicas of a box differ: element {element} is {value} in {shown(first)} "
             f"and {drifted} in {shown(holder)}"
@@ -95,7 +95,7 @@ def _values(partition: Partition) -> int:
 
 
 def _value_ids(partition: Partition) -> npt.NDArray[np.int64]:
-    """For each device the number of its value, which is that of its replicas too."""
+    """For each device the number of its value; replicas have the same number."""
     mesh, ids = partition.device_mesh, partition.shard_ids()
     coordinates = mesh.coordinates() if partition.layout.unreduced else ids
     for name in partition.layout.unreduced:
@@ -103,10 +103,10 @@ def _value_ids(partition: Partition) -> npt.NDArray[np.int64]:
     return ids
 
 
-def _first_difference(one: Array, others: Sequence[Array]) -> tuple[tuple[int, ...], int] | None:
-    """The index of the first element, in C order, whose bytes differ, and which of the others it is that differs."""
+def first_difference(one: Array, others: Sequence[Array]) -> tuple[tuple[int, ...], int] | None:
+    """The index of the first element, in C order, whose bytes differ, and which of the others differs."""
     if one.dtype.names is not None:
-        fields = [_first_difference(one[name], [other[name] for other in others]) for name in one.dtype.names]
+        fields = [first_difference(one[name], [other[name] for other in others]) for name in one.dtype.names]
         # A field may have dims of its own.
         return min(((found[0][: one.ndim], found[1]) for found in fields if found is not None), default=None)
     own = [i for i, other in enumerate(others) if not _same_memory(one, other)]
@@ -132,7 +132,7 @@ def _first_position(one: Array, others: Sequence[Array]) -> tuple[int, int] | No
             return None
     data = _bytes(one)
     rest = [_bytes(other) for other in others]
-    # Compared as words: as memory, which the comparison of numbers is not.
+    # Compared in words of 8 bytes, and so bit for bit, which a comparison of numbers is not.
     end = len(data) // 8 * 8
     words, rest_words = data[:end].view(np.uint64), [other[:end].view(np.uint64) for other in rest]
     for start in range(0, len(words), _WORDS):
@@ -155,11 +155,12 @@ def _same_memory(one: Array, other: Array) -> bool:
     return one.__array_interface__["data"] == other.__array_interface__["data"] and one.strides == other.strides
 
 
-def _texts(one: Any, other: Any) -> tuple[str, str]:
+def texts_of(one: Any, other: Any) -> tuple[str, str]:
+    """Give two values that differ as texts that differ."""
     texts = _short(one), _short(other)
     if texts[0] != texts[1]:
         return texts
-    # Numbers that are written alike, as NaNs are: their bytes, the most significant first.
+    # Numbers that print alike, such as NaNs: their bytes, the most significant first.
     bits = [np.array(value).astype(np.dtype(value.dtype).newbyteorder(">")).tobytes().hex() for value in (one, other)]
     return f"{texts[0]} (0x{bits[0]})", f"{texts[1]} (0x{bits[1]})"
 

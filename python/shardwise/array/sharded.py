@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Shard", "ShardedArray", "distribute_tensor", "gathered"]
 
-#: From so many bytes on, putting shards together is worth a plan; below, making one takes longer than the copies.
+#: From this many bytes on, putting shards together is worth a plan; below, making one takes longer than the copies.
 _PLANNED = 2**22
 
 
@@ -38,7 +38,7 @@ class Shard:
 
     #: The device's label.
     device: Any
-    #: The slices of the global array that it holds; where a dim is packed, a tuple of such, one for each piece.
+    #: The slices of the global array that it holds; where a dim is packed, a tuple of these, one for each piece.
     index: tuple[Any, ...]
     #: Which of the devices with the same slices it is; 0 is the canonical owner.
     replica_id: int
@@ -57,7 +57,7 @@ class ShardedArray(Drawn, ShardSource):
     Raises:
         LayoutError: if the shards do not fit the tiling; names the first holder whose shard does not.
 
-    `distribute_tensor` makes one of an array. `numpy()` and `np.asarray` put the shards together.
+    `distribute_tensor` makes one from an array. `numpy()` and `np.asarray` put the shards together.
 
     >>> import numpy as np
     >>> from shardwise import DeviceMesh, TensorLayout
@@ -65,7 +65,7 @@ class ShardedArray(Drawn, ShardSource):
     >>> ShardedArray(partition, [np.array([1, 2]), np.array([3, 4])]).numpy()
     array([1, 2, 3, 4])
 
-    A flat parameter of FSDP is one as well:
+    A flat parameter of FSDP is a sharded array too:
 
     >>> from shardwise import Tiling
     >>> ranks = Tiling.from_flat_ranges((2, 3), {"cpu:0": (0, 4), "cpu:1": (4, 6)})
@@ -162,7 +162,7 @@ class ShardedArray(Drawn, ShardSource):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the global array, each element counted once; those of each device: `partition.nbytes(dtype)`.
+        """The bytes of the global array, each element counted once; for those of each device see `partition.nbytes`.
 
         >>> import numpy as np
         >>> from shardwise import DeviceMesh, TensorLayout
@@ -220,16 +220,16 @@ class ShardedArray(Drawn, ShardSource):
 
         Args:
             device: the label of the device, or of another holder.
-            contiguous: whether the shard must be contiguous, in C order: a copy of it is, where it is not already.
+            contiguous: whether the shard must be contiguous in C order; it is copied if it is not already.
 
         Raises:
             MeshError: if the mesh has no such device (LayoutError: if another tiling has no such holder).
 
-        Where a dim is packed, a device holds several pieces of the array, and no view shows them as one: the shard is a
-        read-only copy then, with zeros where it is padded. `partition.view` gives a view of each piece.
+        Where a dim is packed, a device holds several pieces of the array, and no view shows them as one: the shard is
+        then a read-only copy, with zeros where it is padded. `partition.view` gives a view of each piece.
 
-        A shard of one array is a view with the array's strides. What takes an array's memory as it lies, whatever its
-        strides, writes other values than the shard's: `safetensors.numpy.save_file` does. Give it contiguous shards:
+        A shard of one array is a view with the array's strides. What reads an array's memory without regard to its
+        strides, as `safetensors.numpy.save_file` does, writes wrong values. Give it contiguous shards:
         `save_file({"weight": sharded.shard(device, contiguous=True)}, path)`.
 
         >>> import numpy as np
@@ -259,8 +259,8 @@ class ShardedArray(Drawn, ShardSource):
                 over the memory of the shards that have replicas; without it the values of replica 0 count.
 
         Raises:
-            LayoutError: if the layout has unreduced axes, whose partial sums are not values yet; if replicas differ: it
-                names the first element that does.
+            LayoutError: if the layout has unreduced axes, whose partial sums are not values yet; if replicas differ;
+            names the first element that does.
 
         >>> import numpy as np
         >>> from shardwise import DeviceMesh, TensorLayout
@@ -294,15 +294,15 @@ class ShardedArray(Drawn, ShardSource):
         """Change the layout, moving no more than `plan_reshard` says must move.
 
         Args:
-            layout: a layout that has its mesh, which may be another; or any tiling of the same shape. Devices and other
-                holders are matched by label.
+            layout: a layout that has its mesh, which may be a new one; or any tiling of the same shape. Devices and
+            other holders are matched by label.
             uneven: how a dim that does not divide is cut; see `TensorLayout.partition`.
             check_replicas: whether devices that hold the same shard must hold the same bytes; see `numpy`. Without it
-                the new shards may be made of several replicas.
+                the new shards may mix several replicas.
 
         Returns:
-            A `ShardedArray`. If this one's shards are views of one array, so are the new ones; else what a device holds
-            already is a view of it where that is its whole new shard, and everything else is copied. Partial sums are
+            A `ShardedArray`. If this one's shards are views of one array, so are the new ones. Otherwise a device whose
+            old shard contains its whole new one gets a view of it, and everything else is copied. Partial sums are
             added.
 
         Raises:
@@ -378,7 +378,7 @@ def distribute_tensor(tensor: Any, layout: TensorLayout, uneven: UnevenRule = "e
 
     Returns:
         A `ShardedArray` whose shards are views: `array[box]`, with the array's strides, dtype and writability. A
-        `ShardedArray` is given to its method `reshard`.
+        `ShardedArray` is resharded by its method `reshard`.
 
     Raises:
         LayoutError: if the layout does not fit the array, has no mesh, or has unreduced axes.

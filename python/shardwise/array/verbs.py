@@ -1,4 +1,4 @@
-"""What is done with a sharded array as a whole, by the names of the collectives that do it on devices."""
+"""Operations on a whole sharded array, named after the collectives that do them on devices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def all_gather(sharded: ShardedArray, axes: str | Sequence[str] | None = None) -
 
     Args:
         sharded: the array.
-        axes: the mesh axes that are to cut no dim any more; by default all of them.
+        axes: the mesh axes that should no longer cut a dim; by default all of them.
 
     Raises:
         LayoutError: if an axis cuts no dim.
@@ -86,11 +86,11 @@ def all_to_all(sharded: ShardedArray, axes: str | Sequence[str], dim: int) -> Sh
         dim: the dim that they are to cut, as its minor axes and in the order given.
 
     Raises:
-        LayoutError: if the axes are not the minor axes of a dim, or that is `dim` already.
+        LayoutError: if the axes are not the minor axes of a dim, or that dim is `dim` already.
         IndexError: if there is no such dim.
 
-    The axes come off the minor end of a spec and go to one, as in `jax.lax.all_to_all`: only then is the exchange
-    among the devices along these axes alone.
+    The axes leave the minor end of one spec and join that of another, as in `jax.lax.all_to_all`: only then is the
+    exchange among the devices along these axes alone.
 
     >>> import numpy as np
     >>> from shardwise import DeviceMesh, TensorLayout, distribute_tensor
@@ -115,7 +115,7 @@ def all_to_all(sharded: ShardedArray, axes: str | Sequence[str], dim: int) -> Sh
 
 
 def reduce_scatter(sharded: ShardedArray, axis: str, dim: int) -> ShardedArray:
-    """Add up the partial sums of an unreduced array, and cut a dim of the result by the axis they lay along.
+    """Add up the partial sums of an unreduced array, and cut a dim of the result by the axis of the sums.
 
     Args:
         sharded: an array that is unreduced over `axis`, and over no other.
@@ -152,7 +152,7 @@ def _dim(dim: int, rank: int) -> int:
     found = integer("dim", dim)
     if not 0 <= found < rank:
         raise IndexError(
-            f"dim is {shown(found)}, outside 0 to {rank - 1}" if rank else f"dim is {shown(found)} of none"
+            f"dim is {shown(found)}, outside 0 to {rank - 1}" if rank else f"dim is {shown(found)}, but rank is 0"
         )
     return found
 

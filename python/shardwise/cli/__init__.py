@@ -2,11 +2,11 @@
 
 For checkpoints: `plan`, `reshard`, `run`, `commit`, `verify`, `diff`, `inspect`; for layouts: `show`, `translate`.
 
-Without a command it prints its help. `rules` prints the rules files that the package brings, `completion` what a shell
-needs to complete all this.
+Without a command it prints its help. `rules` prints the rules files that come with the package, `completion` the script
+for shell completion.
 
-Exit status: 0; 1 for `plan` of tensors that cannot be placed, with `--strict` for any of its warnings, and for `diff`
-of what differs; 2 for bad input, with one line on the standard error.
+Exit status: 0 on success; 1 if `plan` finds tensors that cannot be placed (with `--strict`, on any warning), or `diff`
+finds a difference; 2 for bad input, with one line on the standard error.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and give its exit status.
 
     Args:
-        arguments: What follows the program's name; `sys.argv[1:]` if left out.
+        arguments: what follows the program's name; `sys.argv[1:]` if left out.
 
     >>> main(["show", "4,6", "--mesh", "x=2", "--layout", "x,-", "--dtype", "int8"])
     4 x 6 laid out as x,- on the mesh x=2
@@ -51,25 +51,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _run(options)
         sys.stdout.flush()
     except BrokenPipeError:
-        _drop_output()  # The reader has seen enough, as `head` does.
+        _drop_what_cannot_be_written()  # The reader has closed the pipe, as `head` does.
         return _BROKEN_PIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (ShardwiseError, ValueError, OSError, ImportError) as error:
-        _drop_output()  # It may be what failed, for want of space; then it would fail again at exit.
+        _drop_what_cannot_be_written()  # It may be what failed, on a full disk; then it would fail again at exit.
         print(f"shardwise: error: {printable(str(error))}", file=sys.stderr)
         return 2
     return status
 
 
-def _drop_output() -> None:
-    """Redirect the remaining standard output to the null device."""
-    with contextlib.suppress(
-        OSError, ValueError, AttributeError
-    ):  # It has no descriptor if it was replaced, or closed.
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
+def _drop_what_cannot_be_written() -> None:
+    """Write the rest of the standard output; if that fails, let it go to the null device, and all that follows."""
+    # It has no descriptor if it was replaced, or closed.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        try:
+            sys.stdout.flush()
+        except OSError:
+            with open(os.devnull, "wb") as null:  # noqa: PTH123
+                os.dup2(null.fileno(), sys.stdout.fileno())
 
 
 def _run(options: argparse.Namespace) -> int:

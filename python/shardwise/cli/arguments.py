@@ -16,8 +16,8 @@ SHELLS = ("bash", "zsh", "fish")
 _UNEVEN = ("even", "ceil", "chunk", "balanced", "floor")
 
 _MESH_HELP = "axes and sizes of the mesh, major first, as in data=2,model=4"
-_LAYOUT_HELP = "for each dim the mesh axis that cuts it, - for none, data+model for several, major first: data,-"
-_RULES_HELP = "the file of rules, or the name of one that the package brings (shardwise rules lists them)"
+_LAYOUT_HELP = "for each dim the mesh axis that cuts it, - for none, data+model for several (major first), as in data,-"
+_RULES_HELP = "the rules file, or the name of one that comes with the package (shardwise rules lists them)"
 _UNEVEN_HELP = (
     "how a dim that does not divide is cut: even refuses (the default), ceil as XLA, chunk as PyTorch, "
     "balanced as numpy.array_split, floor as llama.cpp"
@@ -27,7 +27,7 @@ _UNEVEN_HELP = (
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in one line, without the usage."""
-        raise ValueError(f"{message} ({self.prog} --help says more)")
+        raise ValueError(f"{message} (see {self.prog} --help)")
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -44,7 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="shardwise",
         description="Which part of each tensor each device of a mesh holds.",
-        epilog="shardwise COMMAND --help says more about a command.",
+        epilog="Run shardwise COMMAND --help for more about a command.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -65,9 +65,9 @@ def make_parser() -> argparse.ArgumentParser:
 def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
     plan = commands.add_parser(
         "plan",
-        help="what each device would hold of a checkpoint",
+        help="show what each device would hold of a checkpoint",
         description=(
-            "Read the header of a safetensors checkpoint, apply the rules of a layout map, and say what each device "
+            "Read the header of a safetensors checkpoint, apply the rules of a layout map, and show what each device "
             "of the mesh would hold, and what looks wrong. No tensor is loaded."
         ),
     )
@@ -77,9 +77,9 @@ def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
     plan.add_argument("--mesh", metavar="AXES", help=f"{_MESH_HELP}; may be left out if the rules name a mesh")
     plan.add_argument("--rules", metavar="TOML", type=_rules_file, required=True, help=_RULES_HELP)
     plan.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
-    plan.add_argument("--all", action="store_true", help="a row for each tensor, also where layers are alike")
-    plan.add_argument("--devices", action="store_true", help="the bytes of each device as well")
-    plan.add_argument("--html", metavar="FILE", type=Path, help="write a page to look at in a browser as well")
+    plan.add_argument("--all", action="store_true", help="a row for each tensor, even where layers are alike")
+    plan.add_argument("--devices", action="store_true", help="also list the bytes of each device")
+    plan.add_argument("--html", metavar="FILE", type=Path, help="also write a page to look at in a browser")
     _add_json(plan)
     plan.add_argument(
         "--strict",
@@ -91,7 +91,7 @@ def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
 def _add_show(commands: "argparse._SubParsersAction[_Parser]") -> None:
     show = commands.add_parser(
         "show",
-        help="a picture of one tensor's shards",
+        help="draw one tensor's shards",
         description="Draw the shards of one tensor, and the devices that hold them.",
     )
     show.add_argument("shape", metavar="SHAPE", help='the shape, as in 8,6 or 8x6; "" for a scalar')
@@ -103,14 +103,14 @@ def _add_show(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help=_LAYOUT_HELP,
     )
     show.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
-    show.add_argument("--dtype", metavar="DTYPE", help="say bytes as well; float32, bfloat16, F8_E4M3, ...")
+    show.add_argument("--dtype", metavar="DTYPE", help="also show bytes; float32, bfloat16, F8_E4M3, ...")
     _add_json(show)
 
 
 def _add_translate(commands: "argparse._SubParsersAction[_Parser]") -> None:
     translate = commands.add_parser(
         "translate",
-        help="one layout in the dialects of JAX, PyTorch, TensorFlow, Keras, XLA, Shardy and Megatron",
+        help="write one layout in the dialects of JAX, PyTorch, TensorFlow, Keras, XLA, Shardy and Megatron",
         description="Write a layout in the dialects of other frameworks, or say why they cannot express it.",
     )
     translate.add_argument("--mesh", metavar="AXES", required=True, help=_MESH_HELP)
@@ -125,14 +125,14 @@ def _add_translate(commands: "argparse._SubParsersAction[_Parser]") -> None:
 def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
     reshard = commands.add_parser(
         "reshard",
-        help="cut a checkpoint anew: split it, merge it, change its layout or its form",
+        help="reshard a checkpoint: split it, merge it, change its layout or its format",
         description=(
-            "Copy a checkpoint of any form to a new one that is cut as the rules say, in a stated memory; without "
-            "rules its tensors are merged. The new one has its name only when all of it is there and on the disk."
+            "Copy a checkpoint of any format to a new one that is cut as the rules say, within a memory limit; without "
+            "rules its tensors are merged. The new one gets its name only when it is complete and on the disk."
         ),
     )
-    reshard.add_argument("source", metavar="SRC", type=str, help="the checkpoint, which is only read")
-    reshard.add_argument("target", metavar="DST", type=str, help="the new file or folder; nothing may be there")
+    reshard.add_argument("source", metavar="SRC", type=str, help="the checkpoint; it is only read")
+    reshard.add_argument("target", metavar="DST", type=str, help="the new file or folder, which must not exist")
     reshard.add_argument("--mesh", metavar="AXES", help=f"{_MESH_HELP}; may be left out if the rules name a mesh")
     reshard.add_argument(
         "--rules", metavar="TOML", type=_rules_file, help=f"{_RULES_HELP}; without rules tensors are merged"
@@ -141,7 +141,7 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "--source-rules",
         metavar="TOML",
         type=_rules_file,
-        help="the file of rules, or one of the package's, that SRC was rewritten by; its rewrites are undone first",
+        help="the rules file, or one of the package's, that SRC was rewritten by; its rewrites are undone first",
     )
     reshard.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
     reshard.add_argument(
@@ -149,8 +149,8 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
         metavar="FORM",
         type=_form,
         choices=("safetensors", "hf", "sharded", "dcp"),
-        help="safetensors, a file; hf, a folder in Hugging Face's form; sharded, a folder with a file per device; dcp, "
-        "PyTorch's distributed checkpoint",
+        help="safetensors, a file; hf, a folder in Hugging Face's format; sharded, a folder with a file per device; "
+        "dcp, PyTorch's distributed checkpoint",
     )
     reshard.add_argument("--dtype", metavar="DTYPE", help="convert floating-point tensors; bfloat16, float32, ...")
     reshard.add_argument(
@@ -159,25 +159,25 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
         action="append",
         help="replace what a regular expression finds in names, before all rewrites; may be given several times",
     )
-    reshard.add_argument("--only", metavar="REGEX", help="only the tensors in whose (new) names it is found")
+    reshard.add_argument("--only", metavar="REGEX", help="only the tensors whose (new) names it matches")
     reshard.add_argument(
         "--replicas",
         choices=("check", "first"),
         default="check",
         help="compare what is stored more than once (the default), or take the first",
     )
-    reshard.add_argument("--plan", action="store_true", help="say what it would take, and write nothing")
+    reshard.add_argument("--plan", action="store_true", help="show what it would take, and write nothing")
     reshard.add_argument(
-        "--workers", metavar="N", type=int, help="with --plan: also what each of so many workers reads and writes"
+        "--workers", metavar="N", type=int, help="with --plan: also show what each of N workers reads and writes"
     )
     reshard.add_argument(
         "--plan-to",
         metavar="PLAN",
         type=Path,
-        help="write a plan (.swplan) whose parts any machines can run, and nothing else",
+        help="only write a plan (.swplan), whose parts any machines can run",
     )
-    reshard.add_argument("--task-bytes", metavar="BYTES", help="what a task writes at most; 64MiB if left out")
-    reshard.add_argument("--resume", action="store_true", help="go on where an interrupted run of the same was")
+    reshard.add_argument("--task-bytes", metavar="BYTES", help="the most that a task writes; 64MiB if left out")
+    reshard.add_argument("--resume", action="store_true", help="continue an interrupted run of the same command")
     reshard.add_argument("--no-sync", action="store_true", help="do not wait until the data is on the disk")
     _add_work(reshard)
 
@@ -192,7 +192,7 @@ def _add_run(commands: "argparse._SubParsersAction[_Parser]") -> None:
         ),
     )
     run.add_argument("plan", metavar="PLAN", type=Path, help="the plan")
-    run.add_argument("--part", metavar="I/N", help="which of how many parts, counted from 1, as in 3/16; else all")
+    run.add_argument("--part", metavar="I/N", help="which part of how many, counted from 1: 3/16; all if left out")
     run.add_argument("--no-sync", action="store_true", help="do not wait until the data is on the disk")
     _add_work(run)
 
@@ -200,10 +200,11 @@ def _add_run(commands: "argparse._SubParsersAction[_Parser]") -> None:
 def _add_commit(commands: "argparse._SubParsersAction[_Parser]") -> None:
     commit = commands.add_parser(
         "commit",
-        help="finish the checkpoint of a saved plan whose parts were all run",
+        help="finish the checkpoint of a saved plan after all its parts have run",
         description=(
-            "Check that there is a right receipt for every task of a plan, write the headers and the manifest, and "
-            "give the checkpoint its name. If a receipt is missing or wrong nothing is changed."
+            "Check that there is a valid receipt for every task of a plan, write the headers and the manifest, and "
+            "give the checkpoint its name; in an object store, write the manifest. If a receipt is missing or wrong, "
+            "nothing is changed."
         ),
     )
     commit.add_argument("plan", metavar="PLAN", type=Path, help="the plan")
@@ -216,7 +217,7 @@ def _add_commit(commands: "argparse._SubParsersAction[_Parser]") -> None:
 def _add_verify(commands: "argparse._SubParsersAction[_Parser]") -> None:
     verify = commands.add_parser(
         "verify",
-        help="whether a checkpoint is whole, and what was written",
+        help="check that a checkpoint is complete and holds what was written",
         description="Read all of a checkpoint and compare it with the digests that were written beside it, and with "
         "the CRC-32 of PyTorch's zip containers.",
     )
@@ -227,8 +228,8 @@ def _add_verify(commands: "argparse._SubParsersAction[_Parser]") -> None:
 def _add_diff(commands: "argparse._SubParsersAction[_Parser]") -> None:
     diff = commands.add_parser(
         "diff",
-        help="whether two checkpoints are the same tensors, however each is cut",
-        description="Compare two checkpoints of any forms without merging either; exit with status 1 if they differ.",
+        help="compare two checkpoints, however each is cut",
+        description="Compare two checkpoints of any formats without merging either; exit with status 1 if they differ.",
     )
     diff.add_argument("first", metavar="A", type=str, help="a checkpoint of any form")
     diff.add_argument("second", metavar="B", type=str, help="another")
@@ -238,8 +239,8 @@ def _add_diff(commands: "argparse._SubParsersAction[_Parser]") -> None:
 def _add_inspect(commands: "argparse._SubParsersAction[_Parser]") -> None:
     inspect = commands.add_parser(
         "inspect",
-        help="what a checkpoint is: its form, tensors, dtypes, pieces",
-        description="Say what a checkpoint of any form is. Only headers and indexes are read.",
+        help="show a checkpoint's format, tensors, dtypes and pieces",
+        description="Describe a checkpoint of any format. Only headers and indexes are read.",
     )
     inspect.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any form")
     _add_json(inspect)
@@ -248,17 +249,17 @@ def _add_inspect(commands: "argparse._SubParsersAction[_Parser]") -> None:
 def _add_rules(commands: "argparse._SubParsersAction[_Parser]") -> None:
     rules = commands.add_parser(
         "rules",
-        help="the rules files that the package brings",
-        description="List the rules files that the package brings, or print one, to be changed: rules gpt2 > mine.toml",
+        help="list the rules files that come with the package",
+        description="List the rules files that come with the package, or print one to edit: rules gpt2 > mine.toml",
     )
-    rules.add_argument("name", metavar="NAME", nargs="?", help="the name of one, as in the list")
+    rules.add_argument("name", metavar="NAME", nargs="?", help="the name of one in the list")
     _add_json(rules)
 
 
 def _add_completion(commands: "argparse._SubParsersAction[_Parser]") -> None:
     completion = commands.add_parser(
         "completion",
-        help="what lets a shell complete these commands",
+        help="print the script for shell completion",
         description=(
             "Print the script that lets a shell complete commands, options and file names. For bash: "
             'eval "$(shardwise completion bash)" in ~/.bashrc; for zsh the same in ~/.zshrc, after compinit; for fish: '
@@ -270,7 +271,7 @@ def _add_completion(commands: "argparse._SubParsersAction[_Parser]") -> None:
 
 def _form(text: str) -> str:
     if text in ("orbax", "keras"):
-        from ..store.write.reshape import only_read
+        from ..store.write.forms import only_read
 
         raise argparse.ArgumentTypeError(only_read(text))
     return text
@@ -284,7 +285,7 @@ def _rules_file(text: str) -> Path:
         return known[text]
     if path.suffix != ".toml" and not path.exists():
         raise argparse.ArgumentTypeError(
-            f"no such file, and the package has no rules {text[:80]!r}: {', '.join(known)}"
+            f"no such file, and the package has no rules {text[:80]!r}, only {', '.join(known)}"
         )
     return path
 
@@ -296,8 +297,8 @@ def _add_json(command: _Parser) -> None:
 def _add_work(command: _Parser) -> None:
     command.add_argument("--memory", metavar="BYTES", default="256MiB", help="for buffers; 256MiB if left out")
     command.add_argument("--jobs", metavar="N", type=int, help="threads; one per core if left out")
-    command.add_argument("--quiet", action="store_true", help="no progress on the standard error")
-    command.add_argument("--progress", action="store_true", help="progress also where it is not a terminal")
+    command.add_argument("--quiet", action="store_true", help="show no progress on the standard error")
+    command.add_argument("--progress", action="store_true", help="show progress even where that is not a terminal")
     _add_json(command)
 
 

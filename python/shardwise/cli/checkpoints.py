@@ -33,7 +33,7 @@ _MOST_SHOWN = 20
 
 
 def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
-    """Cut a checkpoint anew, and give the exit status."""
+    """Reshard a checkpoint, and give the exit status."""
     layouts, rewrites = _rules(options)
     pairs = [_pair(text) for text in options.rename or ()]
     settings: dict[str, Any] = {
@@ -52,7 +52,7 @@ def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
         "task_bytes": None if options.task_bytes is None else parse_memory(options.task_bytes),
     }
     if options.workers is not None and not options.plan:
-        raise ValueError("--workers says how many workers to plan for; give --plan as well")
+        raise ValueError("--workers says how many workers to plan for; it needs --plan")
     if options.plan_to is not None or options.workers is not None:
         return _run_planned(screen, options, layouts, settings)
     with ShownProgress(options.quiet or options.plan, options.progress) as progress, _refused():
@@ -66,7 +66,7 @@ def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """What the library calls a wrong type, of elements or of a place, is wrong input here."""
+    """Report a wrong type in the library, of elements or of a place, as bad input."""
     try:
         yield
     except TypeError as error:
@@ -78,7 +78,7 @@ def _run_planned(
 ) -> int:
     """Save a plan, or say what each worker would do."""
     if options.dtype is not None:
-        raise ValueError("--dtype: tasks copy bytes and convert none; convert without --plan-to and --workers")
+        raise ValueError("--dtype: tasks copy bytes and cannot convert them; convert without --plan-to and --workers")
     own = ("memory", "threads", "sync", "dtype", "resume", "plan")
     settings = {name: value for name, value in settings.items() if name not in own}
     with _refused():
@@ -110,7 +110,7 @@ def _rules(options: argparse.Namespace) -> tuple[LayoutMap | None, Rewrites]:
         rewrites += Rewrites.from_toml(options.rules)
         layouts = LayoutMap.from_toml(options.rules, None if options.mesh is None else parse_mesh(options.mesh))
         if not layouts and layouts.default is None:
-            layouts = None  # A file of rewrites alone.
+            layouts = None  # A file with rewrites only.
         elif layouts.device_mesh is None:
             raise ValueError(f"--mesh is missing, and {options.rules} has no mesh of its own")
     if options.mesh is not None and layouts is None:
@@ -187,7 +187,7 @@ def _plain(value: Any) -> Any:
 
 
 def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
-    """Say what a checkpoint is, and give the exit status."""
+    """Describe a checkpoint, and give the exit status."""
     with open_checkpoint(options.source) as checkpoint:
         if options.json:
             print(json.dumps(_described(checkpoint), indent=2))

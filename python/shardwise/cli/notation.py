@@ -62,7 +62,7 @@ def parse_layout(text: str, rank: int) -> TensorLayout:
     >>> parse_layout("data+model,-", 2).axes
     (('data', 'model'), None)
     """
-    if not text.isprintable():  # Nor would be an axis; and bytes that are not UTF-8 arrive as half a surrogate pair.
+    if not text.isprintable():  # Nor would an axis be; bytes that are not UTF-8 arrive as half a surrogate pair.
         raise ParseError(f"layout {text!r}: holds a character that cannot be printed")
     entries = [entry.strip() for entry in text.split(",")] if rank or text.strip() not in {"", "()"} else []
     return TensorLayout([_spec(entry) for entry in entries])

@@ -27,7 +27,7 @@ _PROBLEMS = ("unmatched", "unused_rules", "clashes", "rank_mismatches", "indivis
 
 
 def run_plan(screen: Screen, options: argparse.Namespace) -> int:
-    """Print a plan and give the exit status: 1 if a tensor cannot be placed, or if any warning is to count, else 0."""
+    """Print a plan and give the exit status: 1 if a tensor cannot be placed, with `--strict` on any warning, else 0."""
     mesh = None if options.mesh is None else parse_mesh(options.mesh)
     plan = make_plan(options.file, options.rules, mesh, options.uneven)
     if options.html is not None:
@@ -62,7 +62,7 @@ class Plan(NamedTuple):
 def make_plan(file: Path, rules: Path, mesh: DeviceMesh | None, uneven: UnevenRule = "even") -> Plan:
     """Apply a file of rules to a checkpoint.
 
-    The mesh, if there is none, is that of the rules; a ValueError if they have none either.
+    Without a mesh, that of the rules is used; a ValueError if they have none either.
     """
     layout_map = LayoutMap.from_toml(rules, mesh)
     mesh = layout_map.device_mesh

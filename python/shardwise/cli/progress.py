@@ -18,14 +18,14 @@ _EVERY_LINE, _EVERY_CHANGE = 5.0, 0.2
 
 
 class ShownProgress:
-    """What shows progress, as a context that gives the function to call with the bytes that are done and all bytes.
+    """Shows progress: a context that gives the function to call with the bytes done and the bytes in all.
 
-    On a terminal it is a bar where rich is installed, else a line that is rewritten in place. Elsewhere it is nothing,
-    or if asked for a line now and then.
+    On a terminal it is a bar if rich is installed, else a line that is rewritten in place. Elsewhere it is nothing, or,
+    if asked for, a line now and then.
 
     Args:
-        quiet: Show nothing.
-        asked: Show it where there is no terminal as well.
+        quiet: show nothing.
+        asked: show it even where there is no terminal.
     """
 
     def __init__(self, quiet: bool, asked: bool = False) -> None:

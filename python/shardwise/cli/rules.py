@@ -1,4 +1,4 @@
-"""`shardwise rules`: the rules files that the package brings."""
+"""`shardwise rules`: the rules files that come with the package."""
 
 import argparse
 import json
@@ -34,6 +34,6 @@ def run_rules(screen: Screen, options: argparse.Namespace) -> int:
 
 
 def _about(path: Path) -> str:
-    """Give what a file says of itself, before how it is cut: the model, and who stores it so."""
+    """Give what a file says about itself, up to how it is cut: the model, and who stores it so."""
     with path.open(encoding="utf-8") as file:
         return file.readline().removeprefix("# ").partition(", tensor-parallel")[0].strip()

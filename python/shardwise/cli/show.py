@@ -23,16 +23,16 @@ from .terminal import Screen
 
 __all__ = ["run_show"]
 
-# How large a picture gets where there is no terminal to say it; and the lines of one that are not rows of the grid.
+# The size of a picture where there is no terminal; and how many of its lines are not rows of the grid.
 _COLUMNS, _LINES = 100, 40
 _OTHER_LINES = 8
 
-# As many devices as a JSON of all of them is made for.
+# The most devices for which `--json` lists them all.
 _MOST_DEVICES = 1 << 20
 
 
 def run_show(screen: Screen, options: argparse.Namespace) -> int:
-    """Say and draw how a layout cuts a tensor, and give the exit status."""
+    """Describe and draw how a layout cuts a tensor, and give the exit status."""
     mesh = parse_mesh(options.mesh)
     shape = parse_shape(options.shape)
     layout = TensorLayout(parse_layout(options.layout, len(shape)).axes, mesh)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Screen"]
 
-# Drawn without Unicode where the output cannot say it. A name in a checkpoint may hold anything; see `lines.printable`.
+# Drawn without Unicode where the output cannot encode it. Names in a checkpoint may hold anything; see
+# `lines.printable`.
 _ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│…⋮≤", "+++++++++-|.:<")
 
 
@@ -45,7 +46,7 @@ class Screen:
             return "".join(text for text, _ in line)
         from rich.text import Text
 
-        # Captured and not printed by rich, which ends the program itself when nobody reads any more.
+        # Captured, not printed by rich, which would end the program when the pipe is closed.
         with self._console.capture() as capture:
             self._console.print(Text.assemble(*line), soft_wrap=True, end="")
         rendered: str = capture.get()

@@ -1,7 +1,7 @@
 """Tensors on a mesh as numpy arrays, after TensorFlow's `tf.experimental.dtensor` functions.
 
 A `DTensor` is the list of what each device of this client holds, its components, with the layout that says which parts
-of the tensor they are. Nothing is copied but where components have to be put together.
+of the tensor they are. Nothing is copied except where components have to be put together.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class DTensor:
         """Give the whole tensor: the array that it was cut from, else the components put together in a new one.
 
         Raises:
-            LayoutError: for a tensor of which this client does not hold every shard.
+            LayoutError: if this client does not hold every shard of the tensor.
 
         >>> from shardwise.dtensor import Mesh
         >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
@@ -86,7 +86,7 @@ class DTensor:
         owners = {partition.shard_id(label): position for position, label in reversed(list(enumerate(labels)))}
         if len(owners) != partition.total_shards:
             raise LayoutError(
-                f"this client holds {len(owners)} of {partition.total_shards} shards; the others are away"
+                f"this client holds {len(owners)} of {partition.total_shards} shards; other clients hold the rest"
             )
         whole = np.empty(self._shape, self.dtype)
         for position in owners.values():
@@ -125,15 +125,15 @@ class DTensor:
 
 
 def pack(tensors: Sequence[ArrayLike], layout: Layout) -> DTensor:
-    """Take what each device of this client holds as one tensor; the components are not copied.
+    """Make one tensor of what each device of this client holds; the components are not copied.
 
     Args:
         tensors: One array per local device, in the order of `layout.mesh.local_device_ids()`, all of one shape and
-            dtype. That devices which hold the same shard hold the same values is the caller's affair, as in TensorFlow.
+            dtype. Whether replicas hold the same values is up to the caller, as in TensorFlow.
         layout: The layout of the tensor.
 
     Raises:
-        LayoutError: for another number of arrays, or arrays that differ in shape or dtype, or in rank from the layout.
+        LayoutError: if the number of arrays is wrong, they differ in shape or dtype, or their rank is not the layout's.
 
     >>> from shardwise.dtensor import Mesh
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
@@ -187,13 +187,13 @@ def copy_to_mesh(tensor: ArrayLike | DTensor, layout: Layout, source_layout: Lay
 
 
 def relayout(tensor: ArrayLike | DTensor, layout: Layout, name: str | None = None) -> DTensor:
-    """Lay a tensor out anew, whatever its layout and mesh; an array counts as a tensor that is not cut.
+    """Change the layout of a tensor, whatever its layout and mesh; an array counts as a tensor that is not cut.
 
     A dim whose spec is `MATCH` keeps the cut that it has. `name`, which TensorFlow gives an operation, is not used.
 
     Raises:
-        LayoutError: for a tensor of another rank than the layout, a dim that does not divide, a tensor of which this
-            client does not hold every shard, or a kept cut that the layout uses elsewhere.
+        LayoutError: if the ranks of tensor and layout differ, a dim does not divide, this client does not hold every
+        shard of the tensor, or the layout uses a kept cut elsewhere.
 
     >>> from shardwise.dtensor import Mesh
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
@@ -234,7 +234,7 @@ def check_layout(tensor: DTensor, layout: Layout) -> None:
     """Check that `layout` is the layout of `tensor`.
 
     Raises:
-        LayoutError: if it is another; names both.
+        LayoutError: if it is not; names both.
 
     >>> from shardwise.dtensor import Mesh
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
@@ -246,7 +246,7 @@ def check_layout(tensor: DTensor, layout: Layout) -> None:
 
 
 def is_dtensor(tensor: object) -> bool:
-    """Tell whether something is a `DTensor`.
+    """Whether something is a `DTensor`.
 
     >>> is_dtensor(np.arange(4))
     False

@@ -30,8 +30,8 @@ def jobs() -> list[str]:
     """Give the addresses of all clients; none when `DTENSOR_JOBS` is not set.
 
     Raises:
-        MeshError: for addresses of the form `/bns/…/N:port` that are not in the order of their task numbers, on which
-            the numbering of the clients rests.
+        MeshError: if addresses of the form `/bns/…/N:port` are not in the order of their task numbers, on which
+        the numbering of the clients depends.
 
     >>> import os
     >>> os.environ["DTENSOR_JOBS"] = "localhost:8001,localhost:8002"
@@ -56,7 +56,7 @@ def num_clients() -> int:
     """Give the number of clients: of the entries of `DTENSOR_JOBS`, else `DTENSOR_NUM_CLIENTS`, else 1.
 
     Raises:
-        MeshError: for two variables that disagree, or a number below 1.
+        MeshError: if two variables disagree, or the number is below 1.
         ParseError: if the variable is not a number.
 
     >>> num_clients()
@@ -75,7 +75,7 @@ def client_id() -> int:
     """Give the number of this client, from 0.
 
     Raises:
-        MeshError: for a number that is not below the number of clients.
+        MeshError: if the number is not below the number of clients.
         ParseError: if the variable is not a number.
 
     >>> client_id()

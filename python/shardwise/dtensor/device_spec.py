@@ -23,7 +23,7 @@ class DeviceSpec:
         device_index: A number among the devices of the type; `None` stands for any.
 
     Raises:
-        MeshError: for a part that no device name can hold, or an index without a type.
+        MeshError: if a part cannot be in a device name, or an index has no type.
 
     >>> spec = DeviceSpec(job="worker", task=1, device_type="gpu", device_index=3)
     >>> spec.to_string()

@@ -28,11 +28,11 @@ UNSHARDED = "unsharded"
 """The spec of a dim that is not cut."""
 
 MATCH = "match"
-"""The spec of a dim that keeps the cut it has when `relayout` lays a tensor out anew; at most one dim may have it."""
+"""The spec of a dim that keeps its cut when `relayout` changes the layout of a tensor; at most one dim may have it."""
 
 
 class LayoutType(enum.IntEnum):
-    """The form of a layout, numbered as TensorFlow's `LayoutType` (its message numbers it otherwise).
+    """The form of a layout, numbered as in TensorFlow's `LayoutType` (its message numbers it differently).
 
     >>> LayoutType.PARTED.value
     3
@@ -45,7 +45,7 @@ class LayoutType(enum.IntEnum):
 
 
 class Layout:
-    """What each dim of a tensor is cut by, over a mesh; immutable.
+    """Which mesh axis cuts each dim of a tensor; immutable.
 
     Args:
         sharding_specs: For each dim the name of a mesh axis, `UNSHARDED` or `MATCH`; at most 254, as many dims as
@@ -91,7 +91,7 @@ class Layout:
         """Read the text form, which `to_string` writes.
 
         Raises:
-            ParseError: for a text that does not follow the format; says at which byte.
+            ParseError: if the text does not follow the format; says at which byte.
             MeshError, LayoutError: if the text does not describe a mesh or a layout.
 
         >>> Layout.from_string("sharding_specs:x,unsharded, mesh:|x=2|0,1|0,1|CPU:0,CPU:1").sharding_specs
@@ -142,7 +142,7 @@ class Layout:
         """Give the layout of a tensor that lies on the device of `mesh`.
 
         Raises:
-            LayoutError: for a mesh of another form than that of `Mesh.from_device`.
+            LayoutError: if the mesh is not of the form of `Mesh.from_device`.
 
         >>> Layout.from_single_device_mesh(Mesh.from_device("CPU:0")).is_single_device()
         True
@@ -154,7 +154,7 @@ class Layout:
         """Give the layout of `rank` dims that cuts none of them.
 
         Raises:
-            LayoutError: for a rank that is not 0 to 254, or a mesh without axes.
+            LayoutError: if the rank is not 0 to 254, or the mesh has no axes.
 
         >>> Layout.replicated(Mesh.from_string("|x=1|0|0|CPU:0"), 2).sharding_specs
         ['unsharded', 'unsharded']
@@ -166,7 +166,7 @@ class Layout:
         """Give the layout of `rank` dims that cuts the dim `axis` by the mesh axis `batch_dim`.
 
         Raises:
-            LayoutError: for a dim outside the rank, an axis that the mesh does not have, or what `replicated` refuses.
+            LayoutError: if the dim is outside the rank, the mesh does not have the axis, or `replicated` raises.
 
         >>> Layout.batch_sharded(Mesh.from_string("|x=1|0|0|CPU:0"), "x", 3).sharding_specs
         ['x', 'unsharded', 'unsharded']
@@ -187,8 +187,8 @@ class Layout:
         """Give the layout of the same cuts in this dialect, over `mesh` or over the layout's own mesh.
 
         Raises:
-            LayoutError: for what this dialect cannot express: several axes on one dim, sub-axes, unreduced axes; no
-                mesh at all, or a `mesh` of other axes than the layout's.
+            LayoutError: if this dialect cannot express it: several axes on one dim, sub-axes, unreduced axes; if there
+            is no mesh, or the axes of `mesh` are not the layout's.
 
         >>> from shardwise import DeviceMesh
         >>> layout = TensorLayout(("x", None), DeviceMesh((2,), ["x"]))
@@ -216,14 +216,14 @@ class Layout:
         elif not isinstance(mesh, Mesh):
             raise TypeError(f"mesh must be a dtensor.Mesh, got {type(mesh).__name__}")
         elif own is not None and (tuple(mesh.dim_names), tuple(mesh.shape())) != (own.axis_names, own.shape):
-            raise LayoutError(f"mesh is {shown(mesh)}, of other axes than the layout's {shown(own)}")
+            raise LayoutError(f"mesh is {shown(mesh)}, whose axes are not those of the layout's {shown(own)}")
         return cls(specs, mesh)
 
     def to_tensor_layout(self) -> TensorLayout:
         """Give the layout of the same cuts in the main dialect.
 
         Raises:
-            LayoutError: for what that dialect cannot express: a parted, empty or single-device layout, or `MATCH`.
+            LayoutError: if that dialect cannot express it: a parted, empty or single-device layout, or `MATCH`.
 
         >>> Layout.from_string("sharding_specs:x,unsharded, mesh:|x=2|0,1|0,1|CPU:0,CPU:1").to_tensor_layout().axes
         ('x', None)
@@ -235,8 +235,8 @@ class Layout:
     def _cuts(self) -> TensorLayout:
         if self._tensor_layout is None:
             if self.type in (LayoutType.EMPTY, LayoutType.SINGLE_DEVICE):
-                raise LayoutError(f"a layout of type {self.type.name} says nothing of axes")
-            self._inner.all_num_shards()  # refuses what leaves open how a dim is cut
+                raise LayoutError(f"a layout of type {self.type.name} has no axes")
+            self._inner.all_num_shards()  # refuses layouts that leave open how a dim is cut
             axes = tuple(None if spec == UNSHARDED else spec for spec in self.sharding_specs)
             self._tensor_layout = TensorLayout(axes, self.mesh.to_device_mesh())
         return self._tensor_layout
@@ -245,8 +245,8 @@ class Layout:
         """Apply the layout to a shape, for all that a `Partition` answers; devices are named as in `to_device_mesh`.
 
         Raises:
-            LayoutError: for a shape of another rank, a dim that does not divide under the rule, or a layout without
-                cuts.
+            LayoutError: if the shape's rank is not the layout's, a dim does not divide under the rule, or the layout
+            has no cuts.
 
         >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
         >>> Layout(["x"], mesh).partition((6,)).box("CPU:1")
@@ -280,7 +280,7 @@ class Layout:
         return LayoutType(self._inner.layout_type)
 
     def is_fully_replicated(self) -> bool:
-        """Tell whether no dim is cut; a tensor on one device is not replicated.
+        """Whether no dim is cut; a tensor on one device is not replicated.
 
         >>> Layout.replicated(Mesh.from_string("|x=1|0|0|CPU:0"), 2).is_fully_replicated()
         True
@@ -288,7 +288,7 @@ class Layout:
         return self._inner.is_fully_replicated()
 
     def is_batch_parallel(self) -> bool:
-        """Tell whether the first dim is cut and no other.
+        """Whether the first dim is cut and no other.
 
         >>> Layout.batch_sharded(Mesh.from_string("|x=1|0|0|CPU:0"), "x", 2).is_batch_parallel()
         True
@@ -296,14 +296,14 @@ class Layout:
         return self._inner.is_batch_parallel()
 
     def is_single_device(self) -> bool:
-        """Tell whether this is the layout of a tensor that lies on one device."""
+        """Whether this is the layout of a tensor that lies on one device."""
         return self.type is LayoutType.SINGLE_DEVICE
 
     def num_shards(self, idx: int) -> int:
         """Give the number of shards along the dim `idx`.
 
         Raises:
-            LayoutError: for a dim that the layout does not have, or one that `MATCH` leaves open.
+            LayoutError: if the layout does not have the dim, or `MATCH` leaves it open.
 
         >>> Layout(["x", UNSHARDED], Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")).num_shards(0)
         2
@@ -314,7 +314,7 @@ class Layout:
         """Give the layout without the dim or the dims `dims`; it keeps its type.
 
         Raises:
-            LayoutError: for a dim that the layout does not have.
+            LayoutError: if the layout does not have a dim.
 
         >>> Layout(["x", UNSHARDED], Mesh.from_string("|x=1|0|0|CPU:0")).delete(0).sharding_specs
         ['unsharded']
@@ -326,7 +326,7 @@ class Layout:
         """Give the parted layout of the same cuts: TensorFlow treats its dims as independent.
 
         Raises:
-            LayoutError: for a layout that lies on no mesh with axes.
+            LayoutError: if the layout has no mesh with axes.
 
         >>> Layout(["x"], Mesh.from_string("|x=1|0|0|CPU:0")).to_parted().to_string()
         'parted:x, mesh:|x=1|0|0|CPU:0'
@@ -337,7 +337,7 @@ class Layout:
         """Give the shard index of every device, in row-major order of the mesh.
 
         Raises:
-            LayoutError: for a layout that `MATCH` leaves open, or one without axes.
+            LayoutError: if `MATCH` leaves the layout open, or it has no axes.
 
         >>> Layout(["y"], Mesh.from_string("|x=2,y=2|0,1,2,3|0|CPU:0")).offset_to_shard()
         [(0,), (1,), (0,), (1,)]
@@ -354,8 +354,8 @@ class Layout:
         An array of (n, rank) gives the n ids as an int64 array.
 
         Raises:
-            IndexError: for a number outside the shards of its dim.
-            LayoutError: for an index of another length than the rank, or a layout that `MATCH` leaves open.
+            IndexError: if a number is outside the shards of its dim.
+            LayoutError: if the index has not one entry per dim, or `MATCH` leaves the layout open.
 
         >>> layout = Layout(["x", "y"], Mesh.from_string("|x=2,y=3|0,1,2,3,4,5|0|CPU:0"))
         >>> layout.offset_tuple_to_global_index((1, 2))
@@ -369,7 +369,7 @@ class Layout:
         """Arrange one tensor per device by shard index, in an object array of the number of shards per dim.
 
         Raises:
-            LayoutError: for another number of tensors than the mesh has devices.
+            LayoutError: if there is not one tensor per device of the mesh.
 
         >>> layout = Layout(["y"], Mesh.from_string("|x=2,y=2|0,1,2,3|0|CPU:0"))
         >>> layout.unravel(["a", "b", "a", "b"])
@@ -388,8 +388,8 @@ class Layout:
         """Give the shape of the tensor of which every device holds `local_shape`; -1 or `None` is an unknown size.
 
         Raises:
-            LayoutError: for a shape of another rank, a size below -1, or a layout that `MATCH` leaves open.
-            SizeOverflowError: for a size over 2**63 - 1.
+            LayoutError: if the shape's rank is not the layout's, a size is below -1, or `MATCH` leaves the layout open.
+            SizeOverflowError: if a size is over 2**63 - 1.
 
         >>> layout = Layout(["x", UNSHARDED], Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1"))
         >>> layout.global_shape_from_local_shape((3, -1))
@@ -401,8 +401,8 @@ class Layout:
         """Give the shape that every device holds of a tensor of `global_shape`; -1 or `None` is an unknown size.
 
         Raises:
-            LayoutError: for a size that its shards do not divide, a shape of another rank, a size below -1, or a layout
-                that `MATCH` leaves open.
+            LayoutError: if its shards do not divide a size, the shape's rank is not the layout's, a size is below -1,
+            or `MATCH` leaves the layout open.
 
         >>> layout = Layout(["x"], Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1"))
         >>> layout.local_shape_from_global_shape((6,))

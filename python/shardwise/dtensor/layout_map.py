@@ -25,11 +25,11 @@ class LayoutMap(MutableMapping[str, "Layout | None"]):
     """A dict of layouts whose keys are regular expressions when a name is looked up.
 
     A name that is a key gives that key's layout. Otherwise the first key, in the order of insertion, that matches from
-    the name's beginning, as `re.match` does, gives its own; with none the layout is `None`.
+    the name's beginning, as `re.match` does, gives its layout; if none matches, the layout is `None`.
 
     Args:
         mesh: A mesh for the layouts of variables that no key matches.
-        backtracking: Whether keys are taken that only a backtracking search can match; see `shardwise.LayoutMap`.
+        backtracking: Whether to accept keys that only a backtracking search can match; see `shardwise.LayoutMap`.
 
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
     >>> layout_map = LayoutMap(mesh=mesh)
@@ -117,10 +117,10 @@ def layout_map_scope(layout_map: LayoutMap) -> AbstractContextManager[LayoutScop
     The variables' `layout` is the rule's `Layout`, or a replicated one. Where several rules match, the first counts.
 
     Args:
-        layout_map: Rules by object path; it must have a mesh, over which what no rule matches is replicated.
+        layout_map: Rules by object path; it must have a mesh, over which variables that no rule matches are replicated.
 
     Raises:
-        LayoutError: for a map without a mesh, or with a layout that a `TensorLayout` cannot express.
+        LayoutError: if the map has no mesh, or a layout that a `TensorLayout` cannot express.
 
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
     >>> with layout_map_scope(LayoutMap(mesh=mesh)) as scope:

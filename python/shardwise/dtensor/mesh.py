@@ -17,7 +17,7 @@ from shardwise.mesh import DeviceMesh
 
 __all__ = ["Device", "Mesh", "MeshDimension"]
 
-#: As many as numpy gives an array dims, and TensorFlow a mesh.
+#: The most dims of a numpy array, and the most axes of a TensorFlow mesh.
 _MAX_AXES = 64
 
 
@@ -55,9 +55,9 @@ class Mesh:
         use_xla_spmd: Whether XLA partitions programs; only for TPUs.
 
     Raises:
-        MeshError: if names, ids and devices are inconsistent. One host CPU may stand at every position; otherwise no
-            device may be given twice.
-        SizeOverflowError: for an id or a number of devices over 2**63 - 1.
+        MeshError: if names, ids and devices are inconsistent. One host CPU may be given for every position; otherwise
+        no device may be given twice.
+        SizeOverflowError: if an id or the number of devices is over 2**63 - 1.
 
     >>> mesh = Mesh(["x", "y"], np.arange(4).reshape(2, 2), [0, 1, 2, 3], ["CPU:0", "CPU:1", "CPU:2", "CPU:3"])
     >>> mesh.shape(), mesh.strides, mesh.size
@@ -110,7 +110,7 @@ class Mesh:
         """Read the text form, which `to_string` writes.
 
         Raises:
-            ParseError: for a text that does not follow the format; says at which byte.
+            ParseError: if the text does not follow the format; says at which byte.
             MeshError: if the text does not describe a mesh.
 
         >>> Mesh.from_string("m|x=2|0,1|0,1|CPU:0,CPU:1").name
@@ -152,7 +152,7 @@ class Mesh:
         """Give the mesh of the same axes and devices, all of them local, with ids from 0.
 
         Raises:
-            MeshError: if labels are not device names, or a name cannot stand in this dialect.
+            MeshError: if labels are not device names, or this dialect does not allow a name.
 
         >>> Mesh.from_device_mesh(DeviceMesh((2,), ["x"])).to_string()
         '|x=2|0,1|0,1|cpu:0,cpu:1'
@@ -168,10 +168,10 @@ class Mesh:
         """Give the mesh of the same axes in the main dialect.
 
         Its devices are labelled with the names of all devices when they are known and differ. Otherwise, when this
-        client knows only its own, or one host CPU stands everywhere, the labels are `/device:TYPE:id`.
+        client knows only its own, or they are all one host CPU, the labels are `/device:TYPE:id`.
 
         Raises:
-            MeshError: for a mesh without axes.
+            MeshError: if the mesh has no axes.
 
         >>> Mesh.from_string("|x=2|4,5|5|TPU:1").to_device_mesh().devices.tolist()
         ['/device:TPU:4', '/device:TPU:5']
@@ -213,7 +213,7 @@ class Mesh:
 
     @property
     def strides(self) -> list[int]:
-        """By how much the device index grows along each axis: `[bcd, cd, d, 1]` for the shape `[a, b, c, d]`.
+        """The growth of the device index along each axis: `[bcd, cd, d, 1]` for the shape `[a, b, c, d]`.
 
         >>> Mesh.from_string("|x=2,y=3|0,1,2,3,4,5|0|CPU:0").strides
         [3, 1]
@@ -226,7 +226,7 @@ class Mesh:
         return self._inner.single_device or ""
 
     def is_single_device(self) -> bool:
-        """Tell whether the mesh is one device without axes."""
+        """Whether the mesh is one device without axes."""
         return self._inner.single_device is not None
 
     def shape(self) -> list[int]:
@@ -234,7 +234,7 @@ class Mesh:
         return self._inner.shape
 
     def contains_dim(self, dim_name: str) -> bool:
-        """Tell whether the mesh has an axis of this name.
+        """Whether the mesh has an axis of this name.
 
         >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
         >>> mesh.contains_dim("x"), "y" in mesh
@@ -250,7 +250,7 @@ class Mesh:
         """Give the size of an axis.
 
         Raises:
-            MeshError: for an axis that the mesh does not have.
+            MeshError: if the mesh does not have the axis.
 
         >>> Mesh.from_string("|x=2,y=1|0,1|0,1|CPU:0,CPU:1").dim_size("y")
         1
@@ -269,11 +269,11 @@ class Mesh:
         return self._inner.device_type
 
     def use_xla_spmd(self) -> bool:
-        """Tell whether XLA partitions programs, rather than DTensor."""
+        """Whether XLA partitions programs, rather than DTensor."""
         return self._inner.use_xla_spmd
 
     def is_remote(self) -> bool:
-        """Tell whether this client holds none of the devices."""
+        """Whether this client holds none of the devices."""
         return self.num_local_devices() == 0 and self.size > 0
 
     def num_local_devices(self) -> int:
@@ -284,7 +284,7 @@ class Mesh:
         """Give the smallest device id.
 
         Raises:
-            MeshError: for a mesh without axes, which has no ids.
+            MeshError: if the mesh has no axes, and so no ids.
 
         >>> Mesh.from_string("|x=2|4,5|5|CPU:0").min_global_device_id()
         4
@@ -346,8 +346,8 @@ class Mesh:
     def coords(self, device_idx: int | NDArray[Any]) -> NDArray[np.int64]:
         """Give the coordinate of a device index, `(device_idx // strides) % shape`, as an int64 array of (axes,).
 
-        Indices past the last device go round the mesh again, as in TensorFlow. An array of indices gives an array of
-        their shape and one more dim.
+        Indices past the last device wrap around, as in TensorFlow. An array of indices gives an array of their shape
+        with one more dim.
 
         >>> mesh = Mesh.from_string("|x=2,y=2|0,1,2,3|0|CPU:0")
         >>> mesh.coords(2), mesh.coords(6)
@@ -364,7 +364,7 @@ class Mesh:
         """Give the coordinate of a device index, counted from 0 (TensorFlow calls it an id).
 
         Raises:
-            IndexError: for an index that the mesh does not have.
+            IndexError: if the mesh does not have the index.
 
         >>> Mesh.from_string("|x=2,y=2|0,1,2,3|0|CPU:0").device_location(2)
         [1, 0]
@@ -374,7 +374,7 @@ class Mesh:
     def host_mesh(self) -> Mesh:
         """Give the same mesh of the CPUs of the devices' hosts.
 
-        Its name is empty. Devices of which the job is known get their full names.
+        Its name is empty. Devices whose job is known get their full names.
 
         >>> Mesh.from_string("m|x=1|0|0|/job:a/task:1/device:TPU:3").host_mesh().to_string()
         '|x=1|0|0|/job:a/replica:0/task:1/device:CPU:3'
@@ -386,8 +386,8 @@ class Mesh:
     def to_string(self) -> str:
         """Write the text form: `name|axes|global ids|local ids|local devices`, which `from_string` reads.
 
-        The names of all devices and `use_xla_spmd` follow, where there are any. A single device is its name, no mesh
-        is `empty_mesh`.
+        The names of all devices and `use_xla_spmd` follow, if present. A single device is written as its name, an
+        empty mesh as `empty_mesh`.
 
         >>> Mesh.from_string("m|x=2|0,1|0,1|CPU:0,CPU:1").to_string()
         'm|x=2|0,1|0,1|CPU:0,CPU:1'

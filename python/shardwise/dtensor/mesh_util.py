@@ -20,7 +20,7 @@ __all__ = ["create_distributed_mesh", "create_mesh"]
 MeshDims = Mapping[str, int] | Sequence[tuple[str, int]]
 
 _MAX_MADE_UP = 1 << 20
-"""How many devices are made up at most; a mesh keeps the name of every one of them."""
+"""The most devices that are made up; a mesh keeps all their names."""
 
 
 def create_mesh(
@@ -30,21 +30,21 @@ def create_mesh(
     device_type: str | None = None,
     use_xla_spmd: bool = False,
 ) -> Mesh:
-    """Create a mesh of which this process holds all devices.
+    """Create a mesh whose devices are all held by this process.
 
     Args:
         mesh_dims: Axis names and sizes, as a dict or as pairs. By default one axis `"x"` over all devices; a single
             axis of size -1 means the same.
         mesh_name: The mesh's own name.
         devices: Device names such as `"CPU:0"`; what they leave open is filled in as `/job:localhost/replica:0/task:0`,
-            with `DTENSOR_JOB_NAME` for the job. By default as many as `mesh_dims` asks for, from 0 on, or where it does
+            with `DTENSOR_JOB_NAME` for the job. By default as many as `mesh_dims` asks for, from 0 on, or, if it does
             not say, as many as this host has cores: a mesh needs no hardware.
         device_type: Their type, `"CPU"` by default.
         use_xla_spmd: Whether XLA partitions programs; only for TPUs.
 
     Raises:
-        MeshError: for a number of devices other than the product of the sizes, devices of another type than
-            `device_type`, or what `Mesh` refuses.
+        MeshError: if the number of devices is not the product of the sizes, devices are not of the type
+        `device_type`, or `Mesh` raises.
 
     >>> create_mesh({"x": 2, "y": 1}, devices=["CPU:0", "CPU:1"]).to_string()
     '|x=2,y=1|0,1|0,1|/job:localhost/replica:0/task:0/device:CPU:0,/job:localhost/replica:0/task:0/device:CPU:1'
@@ -90,8 +90,8 @@ def create_distributed_mesh(
         job_name: The job of all of them; by default `DTENSOR_JOB_NAME`, else `localhost` for one and `worker` for many.
 
     Raises:
-        MeshError: for a number of devices other than the product of the sizes, a client that is not one of them,
-            devices of another type than `device_type`, or what `Mesh` refuses.
+        MeshError: if the number of devices is not the product of the sizes, `client_id` is out of range, devices are
+        not of the type `device_type`, or `Mesh` raises.
 
     >>> mesh = create_distributed_mesh({"x": 4}, client_id=1, num_clients=2)
     >>> mesh.local_device_ids(), mesh.local_devices()[0]
@@ -135,7 +135,7 @@ def _device_names(
         number = len(list_devices()) if count is None else count
         if number > _MAX_MADE_UP:
             raise MeshError(
-                f"{shown(number)} devices without names; at most {_MAX_MADE_UP} are made up, give the others"
+                f"{shown(number)} devices without names; at most {_MAX_MADE_UP} are made up; give the names"
             )
         wanted = here.replace(device_type="CPU" if device_type is None else device_type.upper())
         return [f"{wanted.to_string().removesuffix('*')}{index}" for index in range(number)]
@@ -173,7 +173,7 @@ def _read_dims(mesh_dims: MeshDims) -> tuple[list[str], list[int]]:
 
 
 def _product(shape: list[int]) -> int:
-    # The mesh refuses sizes below 1 with the axis's name; an array of them could not be made.
+    # The mesh's error for a size below 1 names the axis; an array of such sizes could not be made.
     for axis, size in enumerate(shape):
         if size < 1:
             raise MeshError(f"mesh_dims[{axis}] has size {shown(size)}; an axis size must be at least 1")

@@ -1,6 +1,6 @@
 """The messages of TensorFlow's `layout.proto`, with its field names and its bytes, and no dependency on `protobuf`.
 
-A message is a value: what it holds need not fit together, `Mesh.from_proto` and `Layout.from_proto` check that.
+A message is a plain value: its fields need not be consistent; `Mesh.from_proto` and `Layout.from_proto` check that.
 `SerializeToString()` gives the bytes that TensorFlow's message gives, and `FromString` reads them.
 """
 
@@ -39,7 +39,7 @@ class MeshDimensionProto:
 
 @dataclass(frozen=True)
 class ShardingSpec:
-    """What one dim of a tensor is cut by.
+    """What cuts one dim of a tensor.
 
     >>> ShardingSpec("unsharded")
     ShardingSpec(sharding_spec='unsharded')
@@ -122,7 +122,7 @@ class LayoutProto:
     """
 
     class LayoutType(enum.IntEnum):
-        """The form of a layout, as the message numbers it (`shardwise.dtensor.LayoutType` numbers it otherwise)."""
+        """The form of a layout, as the message numbers it (`shardwise.dtensor.LayoutType` numbers it differently)."""
 
         UNKNOWN = 0
         STATIC = 1
@@ -161,7 +161,7 @@ class LayoutProto:
 
 
 def _keep_as_tuple(message: MeshProto | LayoutProto, field: str) -> None:
-    """Lists are as good for a repeated field, but a list could be changed, and has no hash."""
+    """A repeated field may be given as a list, but a list could be changed, and has no hash."""
     given = getattr(message, field)
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise TypeError(f"{field} must be a sequence, got {type(given).__name__}")

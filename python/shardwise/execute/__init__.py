@@ -1,1 +1,1 @@
-"""Plans carried out by others' machinery: MPI ranks."""
+"""Plans carried out by other systems: MPI ranks."""

@@ -1,8 +1,8 @@
-"""A plan among MPI ranks, each with its own shard: the reference of how a transport of one's own carries out a program.
+"""A plan among MPI ranks, each with its own shard; also a model for carrying out programs over your own transport.
 
 Every rank takes its own part of one order of all transfers (`ReshardPlan.program`). It cuts each box into messages of a
 size that all ranks know, and keeps a few sends and a few receives under way at a time, both in the order of the
-program. So memory is bounded, and nobody waits in a circle: of all messages that are not through, the first one is at
+program. So memory is bounded, and there is no deadlock: of all unfinished messages, the first one is at
 the head of its sender's queue and of its receiver's, and therefore under way. A message is bytes, without pickling: a
 box that lies in one run is sent from and received into its place, any other is packed into a buffer.
 """
@@ -33,7 +33,7 @@ __all__ = ["run"]
 
 Array = npt.NDArray[Any]
 
-#: Sends under way at a time, and as many receives.
+#: Sends under way at a time, and also receives.
 _WINDOW = 4
 _MEMORY = 64 * 2**20
 #: MPI counts the bytes of a message in 32 bits.
@@ -58,7 +58,7 @@ def run(
 
     Args:
         plan: The plan, the same on every rank.
-        comm: An intracommunicator of mpi4py; a duplicate of it is used, so that no message meets one of the caller's.
+        comm: An intracommunicator of mpi4py; a duplicate is used, so that messages never mix with the caller's.
         src: The rank's array before, of shape `plan.src.holder_shape(...)`, with any strides and of any dtype without
             references; `None` on a rank that holds nothing before.
         out: The array to write into, of shape `plan.dst.holder_shape(...)`, which shares no memory with `src`; a new
@@ -72,13 +72,13 @@ def run(
         The rank's array after; `None` on a rank that holds nothing then.
 
     Raises:
-        ImportError: mpi4py is not installed.
-        TypeError: `comm` is not such a communicator; an array is not one of numpy, holds references, or is of a dtype
-            whose partial sums cannot be added.
-        ValueError: an array is not of its holder's shape, is read-only, or shares memory with the other.
+        ImportError: if mpi4py is not installed.
+        TypeError: if `comm` is not such a communicator; if an array is not a numpy array, holds references, or is of a
+        dtype whose partial sums cannot be added.
+        ValueError: if an array is not of its holder's shape, is read-only, or shares memory with the other.
         LayoutError: if ranks are missing or given twice; if plans, dtypes or `memory` differ between ranks.
 
-    What one rank refuses before anything is sent ends the call on all ranks: that rank raises its own error, the others
+    An error on one rank before anything is sent ends the call on all ranks: that rank raises its own error, the others
     a LayoutError that names the rank and repeats the message. When something fails later, and on Ctrl-C, other ranks
     may wait for messages that never come: the rank prints what happened and ends all ranks by `Abort`.
 
@@ -167,8 +167,8 @@ def _prepared(
         dtype = dtype if dtype is not None else _dtype_of(said)
         if memory < 2 * _WINDOW * dtype.itemsize:
             raise LayoutError(
-                f"memory is {bytes_text(memory)}; {2 * _WINDOW} buffers for elements of {dtype.itemsize} bytes are "
-                "needed at least"
+                f"memory is {bytes_text(memory)}; at least {2 * _WINDOW} buffers for elements of "
+                f"{dtype.itemsize} bytes are needed"
             )
         if any(step.adds for program in programs for step in program):
             check_addable(dtype)
@@ -203,7 +203,7 @@ def _ranks_of(
             if not 0 <= at < size:
                 raise LayoutError(f"{name}[{i}] is {shown(at)}; the communicator has {size} ranks")
             if at in seen:
-                raise LayoutError(f"{name}[{i}] is {at}, as an earlier one; a rank has one holder")
+                raise LayoutError(f"{name}[{i}] repeats rank {at}; a rank has one holder")
             seen.add(at)
     for i, at in enumerate(same):
         if at >= 0 and sources[at] != targets[i]:
@@ -274,7 +274,7 @@ def _digest(plan: ReshardPlan, ranks: tuple[list[int], list[int]]) -> bytes:
 def _agreed(
     mpi: Any, comm: Any, failure: Exception | None, digest: bytes, memory: int, dtype: np.dtype[Any] | None
 ) -> str:
-    """Hear what all ranks say; raise on all of them if one has trouble, or if they do not mean the same.
+    """Collect what all ranks report; raise on all of them if one failed, or if they disagree.
 
     Returns:
         The dtype of the first rank that has an array.
@@ -317,7 +317,7 @@ def _dtype_of(said: str) -> np.dtype[Any]:
 
 
 class _Message(NamedTuple):
-    """A piece of a box: with whom it is exchanged, as a view of the rank's array; of a copy also its origin."""
+    """A piece of a box: the rank it is exchanged with, its view of the array and, for a copy, its origin."""
 
     peer: int
     view: Array
@@ -379,7 +379,7 @@ class _Arrival:
 def _move(mpi: Any, comm: Any, part: _Part) -> None:
     """Send, receive and copy, a few messages at a time."""
     outgoing, incoming = _outgoing(part), _incoming(part)
-    # Sums are of the order of the program; what is only copied may come in any order.
+    # Sums are added in the order of the program; copies may arrive in any order.
     in_order = any(step.adds for step in part.programs[-1])
     free_to_send, free_to_receive = list(part.send_buffers), list(part.receive_buffers)
     requests: list[Any] = []
@@ -398,7 +398,7 @@ def _move(mpi: Any, comm: Any, part: _Part) -> None:
         while free_to_receive and (message := next(incoming, None)) is not None:
             if message.source is not None:
                 arrivals.append(_Arrival(message, None, message.source))
-                break  # What lies here already is copied while messages are under way.
+                break  # What is already here is copied while messages are under way.
             buffer = free_to_receive.pop()
             data, values = _as_bytes(message.view) if not message.adds else None, None
             if data is None:
@@ -425,7 +425,7 @@ def _move(mpi: Any, comm: Any, part: _Part) -> None:
 
 
 def _apply(arrivals: deque[_Arrival], in_order: bool, free: list[Array]) -> int:
-    """Put what has come where it belongs; give how many that were."""
+    """Put what has arrived where it belongs; give how many messages that were."""
     if in_order:
         ready = []
         while arrivals and arrivals[0].is_there:
@@ -442,5 +442,5 @@ def _apply(arrivals: deque[_Arrival], in_order: bool, free: list[Array]) -> int:
 
 
 def _as_bytes(view: Array) -> Array | None:
-    """The bytes of a view that lies in one run; `None` of any other."""
+    """The bytes of a view that lies in one run; `None` for any other."""
     return view.reshape(-1).view(np.uint8) if view.flags.c_contiguous else None

@@ -10,7 +10,7 @@
 | `shardwise.interop.tensorflow` | `Mesh` and `Layout` objects of DTensor | TensorFlow |
 | `shardwise.interop.keras` | `keras.distribution`; models under `layout_map_scope` | Keras 3 |
 
-TensorFlow's text and bytes are `shardwise.dtensor`'s; the words of Keras are those of `shardwise` itself. Each
+TensorFlow's text and bytes are in `shardwise.dtensor`; the names of Keras are those of `shardwise` itself. Each
 conversion is exact, or raises an error that says what cannot be expressed. `translate` shows a layout in all of them.
 Each module is loaded when it is first used: `shardwise.interop.hlo` needs no import of its own.
 """

@@ -55,7 +55,7 @@ def checked_layout(layout: object) -> tuple[TensorLayout, DeviceMesh]:
 
 
 def checked_mesh(mesh: object) -> DeviceMesh:
-    """Give the mesh; an error if it is none."""
+    """Give the mesh; an error if it is not one."""
     return instance("mesh", mesh, DeviceMesh)
 
 
@@ -110,7 +110,7 @@ def axes_along(mesh: DeviceMesh, indices: npt.NDArray[np.int64], count: int) -> 
 
 
 class _Step(NamedTuple):
-    """By how much an index grows with each step along an axis or a sub-axis."""
+    """The growth of an index with each step along an axis or a sub-axis."""
 
     name: str
     size: int
@@ -127,7 +127,7 @@ def _steps(name: str, along: npt.NDArray[np.int64]) -> list[_Step]:
         bent = np.flatnonzero(part != np.arange(len(part)) * weight)
         size = int(bent[0]) if len(bent) else len(part)
         if len(part) % size:
-            return [_Step(name, whole, -1)]  # Not the coordinates of sub-axes: the weight is that of no axis.
+            return []  # These are not the coordinates of sub-axes: then nothing spells the indices.
         if weight:
             found.append(_Step(name if size == whole else str(SubAxis(name, len(part) // size, size)), size, weight))
         done *= size

@@ -1,4 +1,4 @@
-"""Layouts for dialects that have no packed dims or no sub-axes: where whole axes cut the same."""
+"""Layouts for dialects that have no packed dims or no sub-axes: where whole axes make the same cut."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def merged_axes(names: Sequence[str], mesh: DeviceMesh) -> tuple[str, ...]:
 
 
 def plain_layout(layout: TensorLayout) -> TensorLayout:
-    """Give the same cut without packed dims: where every device holds one stretch of each, its own share.
+    """Give the same cut without packed dims, if every device holds one stretch of each, its own share.
 
     Raises:
-        LayoutError: if a packed dim gives a device several stretches, more than its share, or not surely its share.
+        LayoutError: if a packed dim gives a device several stretches, more than its share, or not provably its share.
 
     >>> from shardwise import packed
     >>> mesh = DeviceMesh((4,), ("ep",))
@@ -55,7 +55,7 @@ def plain_layout(layout: TensorLayout) -> TensorLayout:
             why = _why_not_plain(spec, layout.device_mesh)
             if why:
                 raise LayoutError(
-                    f"axes[{dim}] is a packed dim, {shown(spec)}: {why}; the dialect says one cut of a whole dim"
+                    f"axes[{dim}] is a packed dim, {shown(spec)}: {why}; the dialect can only cut a dim as a whole"
                 )
             spec = next((one.axes for one in spec.parts if one.axes), ())
         specs.append(spec)
@@ -68,38 +68,38 @@ def _why_not_plain(dim: PackedDim, mesh: DeviceMesh | None) -> str:
     if all(not one.axes for one in dim.parts):
         return ""
     if mesh is None:
-        return "the layout has no device_mesh that says into how many its parts are cut"
+        return "the layout has no device_mesh, so it is not known into how many its parts are cut"
     if len({one.axes for one in dim.parts}) == 1 and math.prod(map(mesh.axis_size, dim.parts[0].axes)) == 1:
         return ""
     if len(dim.parts) > 1:
-        return "its parts are cut one by one"
+        return "its parts are cut separately"
     return _why_not_one(dim.parts[0], math.prod(map(mesh.axis_size, dim.parts[0].axes)))
 
 
 def _why_not_one(one: Part, shards: int) -> str:
-    """Why the only part of a dim is not cut as a plain dim is."""
+    """Why the only part of a dim is not cut like a plain dim."""
     cut = one.cut or 0
     units, inner = one.factors[cut], one.factors[cut + 1 :]
     if any(size != 1 for size in one.factors[:cut]):
         return "each device holds several stretches of it"
     if one.at_most is not None and one.at_most < shards:
         return f"it is cut into at most {one.at_most}, with {shards} devices for it"
-    # What does not divide is cut between units, where a plain dim is cut anywhere.
+    # A factor that does not divide is cut between units; a plain dim is cut anywhere.
     if units is not None and units % shards == 0:
         return ""
     if one.split and units and shards % units == 0 and None not in inner:
         rows = units * math.prod(size for size in inner if size is not None)
         return "" if rows % shards == 0 else f"its {rows} elements do not divide into {shards}"
     if any(size != 1 for size in inner):
-        return f"its units are whole, and it is not known that {shards} divides how many there are"
+        return f"its units are whole, and their number is not known to divide into {shards}"
     return "" if one.uneven in (None, "even") else f"it has an uneven rule of its own, {one.uneven!r}"
 
 
 def whole_axes_layout(layout: TensorLayout, who: str) -> TensorLayout:
-    """Give the same cut by whole axes, for a dialect whose layouts are made of these.
+    """Give the same cut by whole axes, for a dialect that has no others.
 
     Raises:
-        LayoutError: if a packed dim or a sub-axis cuts what no whole axes cut.
+        LayoutError: if a packed dim or a sub-axis makes a cut that whole axes cannot make.
     """
     plain = plain_layout(layout)
     mesh = plain.device_mesh
@@ -113,8 +113,8 @@ def whole_axes_layout(layout: TensorLayout, who: str) -> TensorLayout:
     for place, name in [*places, *(("unreduced", name) for name in plain.unreduced)]:
         if is_sub_axis(name, () if mesh is None else mesh.axis_names):
             raise LayoutError(
-                f"{place} names the sub-axis {name!r}; {who} has whole axes only. layout.refined() is the same over a "
-                "mesh in which it is one"
+                f"{place} names the sub-axis {name!r}; {who} has whole axes only. layout.refined() is the same "
+                "layout over a mesh in which it is a whole axis"
             )
     return plain
 

@@ -1,8 +1,8 @@
-"""What cuts a dim, as digits of its positions: how a sequence of strided shards says it, and how it is read back.
+"""What cuts a dim, as digits of its positions: how it is written as strided shards, and how it is read back.
 
-A dim is `[outer] axis axis … rest`, the major digit first: a position in it is a number whose digits these are. Cutting
-over a mesh axis fixes digits, those of the axis, which are one after the other then. The strided shard of that axis has
-as its split factor the product of the digits before them that are not fixed yet.
+A dim is `[outer] axis axis … rest`, the major digit first: a position in it is a number with these digits. Cutting over
+a mesh axis fixes the digits of that axis, which are then one after the other. The split factor of the axis's strided
+shard is the product of the digits before them that are not fixed yet.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Cut(NamedTuple):
 
 class _Digit(NamedTuple):
     size: int
-    #: The mesh axis, and the product of its factors before this one; none if the digit is of no axis.
+    #: The mesh axis, and the product of its factors before this one; `None` if the digit belongs to no axis.
     axis: str | None = None
     before: int = 1
 
@@ -73,7 +73,7 @@ def cut_of(dim: int, spec: Spec, mesh: DeviceMesh) -> Cut:
         count = math.prod(size or 0 for size in one.factors[:cut])
         rest = one.factors[cut:]
         known = math.prod(size for size in rest if size is not None)
-        # The size of a stretch: a number, or so many times what the shape leaves.
+        # The size of a stretch: a number, or a multiple of what the shape leaves.
         shapes.add((known, 0) if None not in rest else (0, known * one.ratio))
         outer += count
     if len(shapes) > 1:
@@ -91,14 +91,14 @@ def _why_not_stretches(one: Part, shards: int, axes: int) -> str:
     if one.at_most is not None and one.at_most < shards:
         return f"a part is cut into at most {one.at_most}, with {shards} devices for it"
     if None in one.factors[:cut]:
-        return "how many stretches there are is left to the shape"
+        return "the number of its stretches is left to the shape"
     if units is not None and units % shards == 0:
         return ""
     if one.split and units and shards % units == 0 and None not in inner:
         rows = units * math.prod(size for size in inner if size is not None)
         return "" if rows % shards == 0 else f"{rows} elements do not divide into {shards}"
     if any(size != 1 for size in inner):
-        return f"units are whole, and it is not known that {shards} divides how many there are"
+        return f"units are whole, and their number is not known to divide into {shards}"
     if one.uneven in (None, "even", "chunk") or (one.uneven == "ceil" and axes < 2):
         return ""
     return f"its uneven rule is {one.uneven!r}"
@@ -119,8 +119,8 @@ def split_factors(dim: int, cut: Cut, mesh: DeviceMesh) -> dict[str, int | None]
     """Give for each mesh axis that cuts a dim its split factor; `None` where nothing comes before it, a plain shard.
 
     Raises:
-        LayoutError: if an axis is cut into sub-axes of which not all are here, or not one after the other when the
-            axes of the mesh are taken in order.
+        LayoutError: if an axis is cut into sub-axes and not all of them are here, or not one after the other when
+        the axes of the mesh are taken in order.
 
     >>> split_factors(0, Cut(3, ("y", "x")), DeviceMesh((2, 4), ("x", "y")))
     {'x': 12, 'y': 3}
@@ -138,7 +138,7 @@ def split_factors(dim: int, cut: Cut, mesh: DeviceMesh) -> dict[str, int | None]
             raise LayoutError(
                 f"axes[{dim}] is cut by {shown(cut.axes)}, in which axis {shown(axis)} of size {size} is not whole, or "
                 "not in one place when the axes of the mesh are taken in order; PyTorch has whole axes only. "
-                "layout.refined() is the same over a mesh in which its sub-axes are axes"
+                "layout.refined() is the same layout over a mesh in which its sub-axes are axes"
             )
         factors[axis] = math.prod(digit.size for digit in left[: own[0]]) if own[0] else None
         del left[own[0] : own[-1] + 1]
@@ -146,7 +146,7 @@ def split_factors(dim: int, cut: Cut, mesh: DeviceMesh) -> dict[str, int | None]
 
 
 def read_factors(cuts: Sequence[tuple[str, int | None]], mesh: DeviceMesh) -> Cut | None:
-    """Read what `split_factors` gives, for the axes of one dim in mesh order; `None` if it is not one cut of a dim.
+    """Read the answer of `split_factors`, for the axes of one dim in mesh order; `None` if it is not one cut of a dim.
 
     >>> read_factors([("x", 12), ("y", 3)], DeviceMesh((2, 4), ("x", "y")))
     Cut(outer=3, axes=('y', 'x'))
@@ -154,7 +154,7 @@ def read_factors(cuts: Sequence[tuple[str, int | None]], mesh: DeviceMesh) -> Cu
     Cut(outer=1, axes=('y:(1)2', 'x', 'y:(2)2'))
     """
     digits: list[_Digit] = []
-    # From the last axis of the mesh to the first: those that a strided shard comes behind are then in place.
+    # From the last axis of the mesh to the first: the axes before a strided shard are then in place.
     for axis, factor in reversed(cuts):
         place = 0 if factor is None else _place(digits, factor)
         if place is None:
@@ -173,7 +173,7 @@ def read_factors(cuts: Sequence[tuple[str, int | None]], mesh: DeviceMesh) -> Cu
 
 
 def _place(digits: list[_Digit], factor: int) -> int | None:
-    """The place behind digits whose product is `factor`; one may have to be cut in two for it. Or none."""
+    """The place after digits whose product is `factor`, one of them cut in two if need be; `None` if there is none."""
     product = 1
     for i, digit in enumerate(digits):
         if factor % product:

@@ -25,7 +25,7 @@ def array_of_tensor(tensor: Any) -> npt.NDArray[Any]:
     """Give an array on the memory of a `torch.Tensor` on the CPU.
 
     Raises:
-        ImportError: if its dtype is one of ml_dtypes, which is not installed.
+        ImportError: if its dtype belongs to ml_dtypes, which is not installed.
     """
     tensor = tensor.detach()
     name = str(tensor.dtype).removeprefix("torch.")
@@ -41,7 +41,7 @@ def array_of_tensor(tensor: Any) -> npt.NDArray[Any]:
 
 
 def _narrow(name: str) -> bool:
-    # What numpy does not have, ml_dtypes and PyTorch name alike.
+    # Dtypes that numpy lacks have the same name in ml_dtypes and PyTorch.
     return name.startswith(("bfloat", "float8_"))
 
 

@@ -1,11 +1,11 @@
 """XLA's `HloSharding` text, as in `{devices=[2,4]<=[8]}`; needs no XLA.
 
 A sharding says into how many tiles each dim is cut, and which device holds which tile; it has no axis names. Reading
-one therefore needs a mesh, and finds the axes that give every device the tile which the text gives it. Device numbers
+one therefore needs a mesh, and finds the axes that give every device the tile that the text gives it. Device numbers
 are device indices, positions in the mesh.
 
-What the text cannot say: axis names, and whether an axis of size 1 cuts a dim. What a layout cannot say: a tensor on
-one device of several (`maximal`), `manual` and `unknown` shardings, and devices in an order that no axes spell.
+The text cannot express axis names, or whether an axis of size 1 cuts a dim. A layout cannot express a tensor on one
+device of several (`maximal`), `manual` and `unknown` shardings, or devices in an order that no axes spell.
 
 The form is that of `xla/hlo/ir/hlo_sharding.cc` and `tile_assignment.cc`; `to_hlo` writes what JAX hands to XLA.
 """
@@ -65,7 +65,7 @@ class Iota:
         count = math.prod(self.reshape)
         try:
             numbers = np.arange(count, dtype=np.int64)
-        except ValueError:  # numpy's word for a size that no address space holds
+        except ValueError:  # what numpy raises for a size that no address space holds
             raise MemoryError(f"no room for the numbers of {count} devices") from None
         # Without sizes of 1, of which there may be more than numpy has dims.
         short = self.canonical()
@@ -104,9 +104,9 @@ class HloSharding:
     [[[0, 2], [0, 6]], [[2, 4], [0, 6]]]
     """
 
-    #: What it is; all but `"tiled"` hold for tensors of any rank.
+    #: The kind of sharding; all but `"tiled"` are for tensors of any rank.
     kind: Kind
-    #: Tiles per dim, with those of the subgroups behind them.
+    #: Tiles per dim, followed by those of the subgroups.
     tile: tuple[int, ...] = ()
     #: Which device holds which tile: the device numbers in the C order of the tiles.
     order: Iota | tuple[int, ...] = ()
@@ -135,7 +135,7 @@ class HloSharding:
         """Give every device's index along each entry of `tile`: int64 (devices, entries)."""
         devices = self.order.devices if isinstance(self.order, Iota) else np.array(self.order, np.int64)
         indices = np.zeros((self.num_devices, len(self.tile)), np.int64)
-        # Of the others every index is 0; there may be more of them than numpy has dims.
+        # For the others every index is 0; there may be more of them than numpy has dims.
         cut = [entry for entry, size in enumerate(self.tile) if size != 1]
         sizes = [self.tile[entry] for entry in cut]
         for entry, along in zip(cut, np.indices(sizes, np.int64), strict=True):
@@ -149,7 +149,7 @@ class HloSharding:
         `s = ceil(n / k)`.
 
         Raises:
-            LayoutError: if the sharding is not tiled, or of another rank.
+            LayoutError: if the sharding is not tiled, or its rank is not the shape's.
         """
         rank = len(self.num_tiles)
         sizes = int64_array("shape", shape)
@@ -203,7 +203,8 @@ def to_hlo(layout: TensorLayout, *, iota: bool = True) -> str:
 
     Args:
         layout: a layout that has its mesh.
-        iota: whether to write the devices as JAX and XLA do now, `<=[2,4]T(1,0)`, or to list them as older ones did.
+        iota: whether to write the devices as JAX and XLA do now, `<=[2,4]T(1,0)`, or to list them, as older versions
+            did.
 
     Raises:
         LayoutError: if the layout has no mesh.
@@ -264,7 +265,7 @@ def from_hlo(text: str, mesh: DeviceMesh, rank: int | None = None) -> TensorLayo
     indices = sharding.tile_indices()
     summed: list[str] = []
     for entry, kind in enumerate(sharding.subgroups, len(sharding.num_tiles)):
-        # Which replica is which says nothing, but which devices hold summands of one another does.
+        # The order of replicas does not matter, but which devices hold the summands of one sum does.
         if kind == "unreduced":
             names = axes_along(mesh, indices[:, entry], sharding.tile[entry])
             if names is None:
@@ -274,7 +275,7 @@ def from_hlo(text: str, mesh: DeviceMesh, rank: int | None = None) -> TensorLayo
 
 
 def parse_hlo(text: str) -> HloSharding:
-    """Read an XLA sharding as it is, without a mesh.
+    """Read an XLA sharding as it stands, without a mesh.
 
     Raises:
         ParseError: if the text is not a sharding of one tensor, or its devices are not 0 to n - 1, each once.
@@ -287,8 +288,8 @@ def parse_hlo(text: str) -> HloSharding:
     if not isinstance(text, str):
         raise TypeError(f"text must be a str, got {type(text).__name__}")
     body = text.strip()
-    if not (body.startswith("{") and body.endswith("}")) or len(body) < 2:
-        raise ParseError(f"{_shown(text)} is not a sharding: one stands in braces, for example {{devices=[2,4]<=[8]}}")
+    if not (body.startswith("{") and body.endswith("}")):
+        raise ParseError(f"{_shown(text)} is not a sharding in braces, for example {{devices=[2,4]<=[8]}}")
     body = body[1:-1].strip()
     for kind in ("replicated", "unreduced", "manual", "unknown"):
         if body == kind:

@@ -1,11 +1,11 @@
 """JAX's dialect: `Mesh` and `AbstractMesh`, `PartitionSpec`, `NamedSharding`, and arrays on the devices present.
 
-A layout and a `PartitionSpec` say the same: axes per dim, the first major, and unreduced axes. A spec may leave
-trailing dims out, so reading one needs the rank. Beyond a layout it has `UNCONSTRAINED` dims and `reduced` axes; these
-are refused.
+A layout and a `PartitionSpec` say the same: axes per dim, the first major, and unreduced axes. A spec may leave out
+trailing dims, so reading one needs the rank. A spec may also have `UNCONSTRAINED` dims and `reduced` axes; these are
+refused.
 
-Devices are labelled with their platform and id, `"cpu:0"`, as shardwise labels them where it is not told: the default
-mesh of eight devices is the mesh of JAX's eight CPU devices. Axis types and memory kinds are JAX's business: they are
+Devices are labelled with their platform and id, `"cpu:0"`, as shardwise labels them by default: the default
+mesh of eight devices is the mesh of JAX's eight CPU devices. Axis types and memory kinds are left to JAX: they are
 neither read nor kept.
 
 The rules are those of JAX 0.10.
@@ -40,7 +40,7 @@ __all__ = [
     "to_partition_spec",
 ]
 
-#: As many as JAX's compiled part counts.
+#: The most devices that JAX's compiled part can count.
 _MOST_DEVICES = 2**31 - 1
 
 
@@ -48,8 +48,8 @@ def to_partition_spec(layout: TensorLayout) -> PartitionSpec:
     """Give the layout's `PartitionSpec`, with an entry for each dim; the layout needs no mesh.
 
     Raises:
-        LayoutError: if it names sub-axes, which JAX does not have, except all of an axis one after the other;
-            `layout.refined()` can be said. If a packed dim gives a device several stretches.
+        LayoutError: if it names sub-axes, which JAX does not have, except all of an axis one after the other
+        (`layout.refined()` has none); if a packed dim gives a device several stretches.
 
     >>> to_partition_spec(TensorLayout(("data", None, ("x", "y")), unreduced=["z"]))
     P('data', None, ('x', 'y'), unreduced={'z'})
@@ -61,7 +61,7 @@ def to_partition_spec(layout: TensorLayout) -> PartitionSpec:
 
 
 def from_partition_spec(spec: PartitionSpec, mesh: DeviceMesh | Mesh | AbstractMesh, rank: int) -> TensorLayout:
-    """Read a `PartitionSpec` as a layout of a tensor of `rank` dims; those that the spec leaves out are not cut.
+    """Read a `PartitionSpec` as a layout of a tensor of `rank` dims; dims that the spec leaves out are not cut.
 
     Raises:
         LayoutError: if the spec has more entries than `rank`, an `UNCONSTRAINED` one, or `reduced` axes.
@@ -81,7 +81,7 @@ def from_partition_spec(spec: PartitionSpec, mesh: DeviceMesh | Mesh | AbstractM
     entries = tuple(getattr(spec, "partitions", spec))
     if reduced:
         raise LayoutError(
-            f"spec has the reduced axes {sorted(reduced)}, which say how gradients come back; a layout cannot"
+            f"spec has the reduced axes {sorted(reduced)}, which say how gradients come back; a layout cannot do so"
         )
     if len(entries) > dims:
         raise LayoutError(f"spec {spec} has {len(entries)} entries, but the tensor has {dims} dims")
@@ -103,7 +103,7 @@ def to_mesh(mesh: DeviceMesh, axis_types: Any = None) -> Mesh:
 
     Args:
         mesh: a mesh whose labels are platforms and ids, as in `"cpu:0"`.
-        axis_types: handed to JAX.
+        axis_types: passed on to JAX.
 
     Raises:
         MeshError: if JAX has no such device.
@@ -126,7 +126,7 @@ def to_mesh(mesh: DeviceMesh, axis_types: Any = None) -> Mesh:
 
 
 def to_abstract_mesh(mesh: DeviceMesh, axis_types: Any = None) -> AbstractMesh:
-    """Give the `jax.sharding.AbstractMesh`, which has no devices; none need be present.
+    """Give the `jax.sharding.AbstractMesh`, which has no devices.
 
     Raises:
         MeshError: if the mesh has labels of its own, which an `AbstractMesh` cannot express.
@@ -163,7 +163,7 @@ def to_named_sharding(layout: TensorLayout, *, abstract: bool = False) -> NamedS
     Raises:
         LayoutError: if the layout has no mesh.
         MeshError: if JAX does not have a device of the mesh, or the mesh has more devices than a `NamedSharding` can
-            count, which does so in 32 bits; or see `to_abstract_mesh`.
+        count, in 32 bits; see also `to_abstract_mesh`.
 
     >>> layout = TensorLayout(("data", "model"), DeviceMesh((256, 16), ("data", "model")))
     >>> to_named_sharding(layout, abstract=True).shard_shape((1024, 64))
@@ -171,7 +171,7 @@ def to_named_sharding(layout: TensorLayout, *, abstract: bool = False) -> NamedS
     """
     layout, mesh = checked_layout(layout)
     if mesh.size > _MOST_DEVICES:
-        raise MeshError(f"a NamedSharding is of at most {_MOST_DEVICES} devices, but {shown(mesh)} has {mesh.size}")
+        raise MeshError(f"a NamedSharding has at most {_MOST_DEVICES} devices, but {shown(mesh)} has {mesh.size}")
     # JAX has unreduced values on axes of this type only.
     types = (AxisType.Explicit,) * mesh.ndim if layout.unreduced else None
     made = to_abstract_mesh(mesh, types) if abstract else to_mesh(mesh, types)
@@ -182,7 +182,7 @@ def from_named_sharding(sharding: Sharding, rank: int) -> TensorLayout:
     """Read a `NamedSharding` as a layout of a tensor of `rank` dims.
 
     Raises:
-        LayoutError: if it is another sharding, has devices in an order of its own, or see `from_partition_spec`.
+        LayoutError: if it is another kind of sharding, or has its own order of devices; see also `from_partition_spec`.
 
     >>> from jax.sharding import PartitionSpec as P
     >>> from_named_sharding(NamedSharding(AbstractMesh((2,), ("x",)), P("x")), rank=2)
@@ -191,7 +191,7 @@ def from_named_sharding(sharding: Sharding, rank: int) -> TensorLayout:
     if not isinstance(sharding, Sharding):
         raise TypeError(f"sharding must be a NamedSharding, got {type(sharding).__name__}")
     if not isinstance(sharding, NamedSharding):
-        raise LayoutError(f"sharding is a {type(sharding).__name__}, which has no named axes; a NamedSharding has")
+        raise LayoutError(f"sharding is a {type(sharding).__name__}, which has no named axes; give a NamedSharding")
     if getattr(sharding, "_logical_device_ids", None) is not None:
         raise LayoutError(
             f"sharding {sharding} has an order of devices other than its mesh's; a layout cannot express it"
@@ -202,9 +202,9 @@ def from_named_sharding(sharding: Sharding, rank: int) -> TensorLayout:
 def to_array(sharded: ShardedArray) -> jax.Array:
     """Give a `jax.Array` of the shards, on the devices of the mesh.
 
-    On CPU devices JAX shares the memory of a shard that is C-contiguous and begins at a multiple of 64 bytes; then the
-    array changes with it, so do not write to it any more. All else is copied. In a program of several processes each
-    gives its own devices' shards.
+    On CPU devices JAX shares the memory of a shard that is C-contiguous and begins at a multiple of 64 bytes; the array
+    then changes with it, so do not write to it any more. Everything else is copied. In a program of several processes
+    each gives the shards of its own devices.
 
     Raises:
         LayoutError: if a dim does not divide, which JAX refuses, or if JAX would narrow the dtype.
@@ -222,7 +222,7 @@ def to_array(sharded: ShardedArray) -> jax.Array:
             raise LayoutError(f"dim {dim} of {size} elements is cut into {count}; JAX has arrays of equal shards only")
     kept = jax.dtypes.canonicalize_dtype(sharded.dtype)
     if kept != sharded.dtype:
-        raise LayoutError(f"JAX would make {kept} of {sharded.dtype}; set jax_enable_x64 to keep 64 bits")
+        raise LayoutError(f"JAX would convert {sharded.dtype} to {kept}; set jax_enable_x64 to keep 64 bits")
     sharding = to_named_sharding(sharded.layout)
     devices, here = sharding.mesh.devices.flat, jax.process_index()
     placed = [
@@ -239,8 +239,8 @@ def from_array(array: jax.Array) -> ShardedArray:
     On CPU devices they are read-only views of JAX's memory; from other devices they are copied.
 
     Raises:
-        LayoutError: if the array is not of a `NamedSharding`, or see `from_partition_spec`; if other processes hold
-            shards of it.
+        LayoutError: if the array does not have a `NamedSharding`, or other processes hold shards of it; see also
+        `from_partition_spec`.
 
     >>> layout = TensorLayout(("x",), DeviceMesh((1,), ("x",)))
     >>> from_array(jax.device_put(np.arange(3, dtype=np.int32), to_named_sharding(layout)))

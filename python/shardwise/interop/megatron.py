@@ -1,10 +1,10 @@
 """Megatron's rank offsets, with which `ShardedTensor.from_rank_offsets` says what a rank holds; needs no Megatron.
 
 For each dim that is cut, a rank gives `(axis, rank offset, fragmentation)`: which dim, which shard of it, and into how
-many it is cut; and a replica id. Every rank knows its own only. There are no mesh axes, so reading them needs a mesh,
+many it is cut; and a replica id. Every rank knows only its own. There are no mesh axes, so reading them needs a mesh,
 and finds the axes that give every device its shard.
 
-What they cannot say: partial sums, uneven cuts (shard i of n elements cut k ways begins at i·n/k), axis names, and
+They cannot express partial sums, uneven cuts (shard i of n elements cut k ways begins at i·n/k), axis names, or
 whether an axis of size 1 cuts a dim. The form is that of `megatron/core/dist_checkpointing/mapping.py`.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["RankOffsets", "from_rank_offsets", "to_rank_offsets"]
 
 
 class RankOffsets(NamedTuple):
-    """What one device gives to `ShardedTensor.from_rank_offsets(key, data, *rank_offsets, replica_id=replica_id)`."""
+    """What one device passes to `ShardedTensor.from_rank_offsets(key, data, *rank_offsets, replica_id=replica_id)`."""
 
     #: `(dim, shard index along it, number of shards along it)` for each dim that is cut.
     rank_offsets: tuple[tuple[int, int, int], ...]
@@ -94,7 +94,7 @@ def from_rank_offsets(
         for dim, index, count in offsets:
             place = f"rank_offsets[{device}]: ({dim}, {index}, {count})"
             if not 0 <= dim < dims or dim in seen:
-                raise LayoutError(f"{place} is for a dim that is not there, or is there twice; rank is {dims}")
+                raise LayoutError(f"{place} is for a dim that does not exist, or repeats one; rank is {dims}")
             if not 0 <= index < count:
                 raise LayoutError(f"{place} is for shard {index} of {count}; it must be from 0 to {count - 1}")
             seen.add(dim)

@@ -1,6 +1,6 @@
 """Shardy's text: `#sdy.sharding<@mesh, [{"x"}, {"y", "z"}]>` and `#sdy.mesh<["x"=2, "y"=4]>`; needs no MLIR.
 
-Shardy says what a layout says: ordered axes and sub-axes (`"x":(2)4`) per dim, and unreduced axes. Beyond a layout it
+Shardy says what a layout says: ordered axes and sub-axes (`"x":(2)4`) per dim, and unreduced axes. It also
 has open dims (`{"x", ?}`) and priorities (`{"x"}p1`), which are refused. The axes that it lists as `replicated` are
 those that a layout leaves unused. A mesh has device numbers and no labels: `devices` says which label has which number.
 
@@ -58,13 +58,13 @@ def from_shardy(text: str, mesh: DeviceMesh | None = None) -> TensorLayout:
     """Read a Shardy sharding as a layout.
 
     Args:
-        text: `#sdy.sharding<…>`, or what is inside of it in angle brackets.
+        text: `#sdy.sharding<…>`, or the part in angle brackets.
         mesh: the mesh that the text names; not needed if the text holds it.
 
     Raises:
         ParseError: if the text is not a sharding.
-        LayoutError: for open dims and priorities, which a layout cannot express; for sub-axes that overlap or do not
-            divide their axis; for a mesh that is missing, or other than the one in the text.
+        LayoutError: if dims are open or have priorities, which a layout cannot express; if sub-axes overlap or do not
+        divide their axis; if the mesh is missing, or is not the one in the text.
 
     >>> mesh = DeviceMesh((2, 4), ("x", "y"))
     >>> from_shardy('#sdy.sharding<@mesh, [{"x"}, {"y"}], replicated={}, unreduced={}>', mesh).axes
@@ -98,8 +98,7 @@ def from_shardy(text: str, mesh: DeviceMesh | None = None) -> TensorLayout:
         reader.expect("=")
         if not reader.skip_word("sum") and reader.at_word():
             raise LayoutError(
-                f"{name} axes are to be reduced by {reader.word()!r}; the unreduced axes of a layout are summed, it "
-                "expresses no other reduction"
+                f"{name} axes are to be reduced by {reader.word()!r}; a layout can only express axes that are summed"
             )
         lists[name] = _read_axes(reader)
         if name == "replicated":
@@ -260,7 +259,7 @@ def _labelled(mesh: DeviceMesh, ids: list[int] | None, labels: list[Hashable] | 
 
 
 def _check_sorted(axes: list[_AxisRef], mesh: DeviceMesh | None) -> None:
-    """Shardy lists replicated axes once, in the order of the mesh, and parts of one axis from the major one on."""
+    """Shardy lists replicated axes once, in the order of the mesh, and parts of one axis major first."""
     names = [] if mesh is None else list(mesh.axis_names)
     places = [(names.index(axis.name) if axis.name in names else len(names), axis.part or (1, 1)) for axis in axes]
     for first, second, before, after in zip(axes, axes[1:], places, places[1:], strict=False):
@@ -279,7 +278,7 @@ def _one_mesh(given: DeviceMesh | None, written: DeviceMesh | None) -> DeviceMes
     checked_mesh(given)
     if written is not None and given != written:
         same_axes = (given.shape, given.axis_names) == (written.shape, written.axis_names)
-        # Numbers stand for labels that the text does not have; only where they stand for the same ones can they differ.
+        # The text has numbers instead of labels; they can only differ if they stand for the same labels.
         reordered = not written.has_default_devices and set(given._all_labels()) == set(written._all_labels())
         if not same_axes or reordered:
             raise LayoutError(f"mesh is {shown(given)}, but the text holds {shown(written)}")
@@ -302,7 +301,7 @@ def _axis_of(mesh: DeviceMesh, axis: _AxisRef) -> str:
 
 
 def _place(mesh: DeviceMesh, name: str) -> tuple[int, int]:
-    """Where an axis or a sub-axis stands in the mesh."""
+    """The position of an axis or a sub-axis in the mesh."""
     sub = _sub_axis(mesh, name)
     return mesh.axis_names.index(name if sub is None else sub.axis), 1 if sub is None else sub.before
 
@@ -312,7 +311,7 @@ def _sub_axis(mesh: DeviceMesh, name: str) -> SubAxis | None:
 
 
 def _axis_list(mesh: DeviceMesh, names: Sequence[str]) -> str:
-    """The axes as Shardy writes them: it has no sub-axis of size 1, and none that is the whole axis."""
+    """The axes as Shardy writes them: without sub-axes of size 1 or that are the whole axis."""
     written = []
     for name in names:
         sub = _sub_axis(mesh, name)
@@ -376,7 +375,7 @@ class _Reader:
         )
 
     def refusal(self, what: str) -> ParseError:
-        return ParseError(f"{what}, the second time before character {self._position} of {self.text[:200]!r}")
+        return ParseError(f"{what}, repeated before character {self._position} of {self.text[:200]!r}")
 
     def at(self, mark: str) -> bool:
         return self._next is not None and self._next["mark"] == mark

@@ -1,8 +1,8 @@
 """TensorFlow's DTensor in both directions: its `Mesh` and `Layout` objects.
 
-What its text and bytes say needs no TensorFlow: that is `shardwise.dtensor`, which these two functions go through. A
-DTensor layout has one mesh axis a dim at most, and no unreduced axes. TensorFlow wants whole device names: what a label
-leaves out is taken to be this process's, so `"cpu:0"` comes back as `"/job:localhost/replica:0/task:0/device:CPU:0"`.
+Its text and bytes need no TensorFlow: `shardwise.dtensor` has them, and these two functions go through it. A DTensor
+layout has at most one mesh axis per dim, and no unreduced axes. TensorFlow wants full device names: what a label leaves
+out is filled in from this process, so `"cpu:0"` comes back as `"/job:localhost/replica:0/task:0/device:CPU:0"`.
 
 The rules are those of TensorFlow 2.21.
 """
@@ -20,7 +20,7 @@ from ..mesh import DeviceMesh
 __all__ = ["from_tensorflow", "to_tensorflow"]
 
 
-#: What a device name that says nothing of it means.
+#: What a device name means by default.
 _THIS_TASK = DeviceSpec(job="localhost", replica=0, task=0)
 
 
@@ -45,7 +45,7 @@ def to_tensorflow(value: DeviceMesh | TensorLayout) -> Any:
 
 
 def _mesh(mesh: DeviceMesh) -> Mesh:
-    """The mesh in TensorFlow's dialect, its devices with their whole names."""
+    """The mesh in TensorFlow's dialect, its devices with their full names."""
     short = Mesh.from_device_mesh(mesh).local_devices()
     whole = [_THIS_TASK.make_merged_spec(DeviceSpec.from_string(name)).to_string() for name in short]
     return Mesh.from_device_mesh(DeviceMesh(mesh.shape, mesh.axis_names, whole))
@@ -55,7 +55,7 @@ def from_tensorflow(value: Any) -> DeviceMesh | TensorLayout:
     """Give the mesh or the layout that says the same as a `tf.experimental.dtensor.Mesh` or `Layout`.
 
     Raises:
-        LayoutError: if it is parted, or names no cuts: `MATCH`, or a single device's.
+        LayoutError: if it is parted, or names no cuts: `MATCH`, or a single device.
         MeshError: if it has no axes.
         TypeError: if it is neither of the two.
 

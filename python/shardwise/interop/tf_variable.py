@@ -1,7 +1,7 @@
 """Plain `tf.Variable`s made under a `layout_map_scope`.
 
 TensorFlow makes the value at once, so these variables do not wait for their layout as others do. But once
-`initialize_variables(module)` has found their object path, they have the `layout` that it finds in the layout map, and
+`initialize_variables(module)` has found their object path, they have the `layout` that the layout map has for it, and
 the path as `object_path`.
 """
 
@@ -23,7 +23,7 @@ _SCOPE = "_shardwise_scope"
 
 @contextmanager
 def variables_known(scope: LayoutScope) -> Iterator[None]:
-    """Have each `tf.Variable` that is made meanwhile remember the scope."""
+    """Have each `tf.Variable` that is made in the context remember the scope."""
 
     def creator(next_creator: Any, **arguments: Any) -> Any:
         variable = next_creator(**arguments)

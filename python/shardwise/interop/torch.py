@@ -2,11 +2,11 @@
 
 A placement says for each *mesh dim* what it does to the tensor: `Shard(dim)`, `Replicate()` or `Partial(op)`.
 Placements take effect in mesh order, so a dim that is cut by several axes is cut by the first of the mesh first.
-Another order needs `_StridedShard(dim, split_factor=…)`: the axis cuts what the later axes of the mesh, that come
-before it in the order, will have cut into `split_factor` pieces already.
+Another order needs `_StridedShard(dim, split_factor=…)`: the axis cuts each of the `split_factor` pieces into which
+later axes of the mesh, which come before it in the order, will have cut the dim.
 
-So it says packed dims too, where the parts are equal stretches: of the fused gate and up projection, the axis cuts two.
-And where the factor lies within a later axis, that axis cuts with one of its sub-axes before and one after.
+It can also express packed dims whose parts are equal stretches: of a fused gate and up projection, the axis cuts two.
+And if the factor lies within a later axis, that axis cuts with one of its sub-axes before and one after.
 
 Placements cannot express the order of size-1 axes within a tuple, except for the first of them. A layout cannot
 express `Partial` of another operation than the sum, nor a `split_factor` at which no sub-axes of later axes end.
@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import instance
+from .._frozen import frozen
 from .._strided import Piece, strided_pieces
 from .._text import shown
 from ..array.sharded import ShardedArray
@@ -94,10 +95,11 @@ def to_placements(layout: TensorLayout) -> list[Placement]:
 
     Raises:
         LayoutError: if the layout has no mesh, names sub-axes that do not make up whole axes, has a packed dim that is
-            not of equal stretches cut alike, or cuts a dim by several axes of size 1 in another order than the mesh's.
+            not of equal stretches cut alike, or cuts a dim by several axes of size 1 in an order that is not the
+            mesh's.
 
-    A packed dim of equal stretches is `_StridedShard`, with as many as its split factor: the names and sizes of its
-    parts are not among what placements say.
+    A packed dim of equal stretches is a `_StridedShard` whose split factor is their number; placements do not keep
+    the names and sizes of its parts.
 
     >>> mesh = DeviceMesh((4, 2), ("dp", "tp"))
     >>> to_placements(TensorLayout(("dp", None), mesh))
@@ -129,7 +131,7 @@ def to_placements(layout: TensorLayout) -> list[Placement]:
 
 def _mesh_of(layout: TensorLayout) -> DeviceMesh:
     mesh = instance("layout", layout, TensorLayout).device_mesh
-    # Without one, the check says so.
+    # Without one, the check raises.
     return checked_layout(layout)[1] if mesh is None else mesh
 
 
@@ -142,7 +144,7 @@ def from_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> T
         rank: the number of dims.
 
     Raises:
-        LayoutError: if a placement is one that a layout cannot express, or for a dim that is not there.
+        LayoutError: if a placement is one that a layout cannot express, or for a dim that does not exist.
         TypeError: if an entry is not a placement.
 
     >>> mesh = DeviceMesh((4, 2), ("dp", "tp"))
@@ -175,7 +177,7 @@ def from_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> T
 
 
 def _cuts_of(placements: list[Placement], mesh: DeviceMesh, rank: int) -> list[Cut | None]:
-    """How each dim is cut; none where no layout says it."""
+    """How each dim is cut; `None` where no layout can express it."""
     cuts: list[list[tuple[str, int | None]]] = [[] for _ in range(rank)]
     for name, placement in zip(mesh.axis_names, placements, strict=True):
         if isinstance(placement, (Shard, StridedShard)):
@@ -185,11 +187,11 @@ def _cuts_of(placements: list[Placement], mesh: DeviceMesh, rank: int) -> list[C
 
 
 def read_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> list[Placement]:
-    """Take placements, ours or PyTorch's, as ours, with dims from 0 to `rank - 1`.
+    """Read placements, ours or PyTorch's, as ours, with dims from 0 to `rank - 1`.
 
     Raises:
-        LayoutError: if there is not one per axis of the mesh, or one is for a dim that is not there, or of a kind of
-            PyTorch's that has no part here.
+        LayoutError: if there is not one per axis of the mesh, or one is for a dim that does not exist, or of a
+        kind that is not supported here.
         TypeError: if an entry is not a placement.
 
     >>> read_placements([Shard(-1)], DeviceMesh((4,), ("x",)), rank=2)
@@ -249,17 +251,16 @@ class LocalShards(_Columns):
         shapes: The shape of each rank's local tensor: int64 (ranks, dims).
         offsets: Where it begins in the global tensor; for an empty shard, along the dim that empties it, the dim's
             size: int64 (ranks, dims).
-        is_box: Whether it is a box of the global tensor: bool (ranks,). Strided shards need not be; one without
-            elements is.
+        is_box: Whether it is a box of the global tensor: bool (ranks,). Strided shards may not be; one without
+        elements is.
     """
 
     __slots__ = ()
 
     def __new__(cls, shapes: Any, offsets: Any, is_box: Any) -> LocalShards:
-        """Take copies of what is given."""
-        return super().__new__(
-            cls, _read_only(shapes, np.int64), _read_only(offsets, np.int64), _read_only(is_box, np.bool_)
-        )
+        """Copy what is given."""
+        columns = zip((shapes, offsets, is_box), (np.int64, np.int64, np.bool_), strict=True)
+        return super().__new__(cls, *(frozen(np.asarray(values, dtype)) for values, dtype in columns))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LocalShards):
@@ -275,14 +276,6 @@ class LocalShards(_Columns):
     def __repr__(self) -> str:
         columns = (f"{name}={column.tolist()}" for name, column in zip(self._fields, self, strict=True))
         return f"LocalShards({', '.join(columns)})"
-
-
-def _read_only(values: Any, dtype: Any) -> npt.NDArray[Any]:
-    array: npt.NDArray[Any] = np.array(values, dtype)
-    array.flags.writeable = False
-    # A view: of the array itself numpy would let anyone set the flag again.
-    view: npt.NDArray[Any] = array.view()
-    return view
 
 
 def local_shards(placements: Iterable[Any], mesh: DeviceMesh, shape: Sequence[int]) -> LocalShards:
@@ -319,7 +312,7 @@ def local_shards(placements: Iterable[Any], mesh: DeviceMesh, shape: Sequence[in
     for dim in strided:
         _cut_strided(dim, int(sizes[dim]), read, mesh, shards)
     if strided:
-        # Dim by dim: numpy takes its time over `any` along short rows.
+        # Dim by dim: numpy is slow at `any` along short rows.
         for column in shards.shapes.T:
             shards.is_box[:] |= column == 0
     return LocalShards(*shards)
@@ -390,7 +383,7 @@ def _types_and_ranks(mesh: DeviceMesh) -> tuple[str, npt.NDArray[np.int64]]:
         pairs.append((kind, int(rank)))
     kinds = sorted({kind for kind, _ in pairs})
     if len(kinds) > 1:
-        raise MeshError(f"mesh has devices of the types {kinds}; a mesh of PyTorch is of one type")
+        raise MeshError(f"mesh has devices of the types {kinds}; a PyTorch mesh has one type")
     return kinds[0], np.array([rank for _, rank in pairs], np.int64).reshape(mesh.shape)
 
 
@@ -412,16 +405,16 @@ def to_torch_placements(placements: Iterable[Placement]) -> list[Any]:
 def to_local_tensors(sharded: ShardedArray) -> list[Any]:
     """Give every rank's local tensor as a `torch.Tensor`, in device-index order.
 
-    The tensors share the memory of the shards: nothing is copied. PyTorch has no read-only tensors: of a read-only
-    shard it gives one that must not be written to, and warns. With `to_torch_placements(to_placements(sharded.layout))`
-    the tensors are what `DTensor.from_local` takes; it takes every rank's to be as large as its own unless it is given
-    the global shape and stride.
+    The tensors share the memory of the shards: nothing is copied. PyTorch has no read-only tensors: for a read-only
+    shard it gives a tensor that must not be written to, and warns. With
+    `to_torch_placements(to_placements(sharded.layout))` the tensors are what `DTensor.from_local` takes; it assumes
+    that every rank's tensor is as large as its own unless it is given the global shape and stride.
 
     Raises:
-        LayoutError: if PyTorch would give a rank other elements than the partition does.
+        LayoutError: if PyTorch would give a rank different elements from the partition's.
         TypeError: if `sharded` is not a `ShardedArray`; if PyTorch has no such dtype, raised by PyTorch.
-        ValueError: if a shard has strides that PyTorch does not have, negative ones or such that are not a multiple of
-            the item size, or is of the other byte order; raised by PyTorch.
+        ValueError: if a shard has strides that PyTorch does not have, negative ones or ones that are not a multiple of
+        the item size, or has the other byte order; raised by PyTorch.
     """
     instance("sharded", sharded, ShardedArray)
     _check_torch_agrees(sharded)
@@ -465,14 +458,14 @@ def _check_torch_agrees(sharded: ShardedArray) -> None:
         i = int(wrong[0])
         device = partition.device_mesh.device(i)
         raise LayoutError(
-            f"device {shown(device)} holds {partition.box(device)}, where PyTorch gives it other elements: a local "
+            f"device {shown(device)} holds {partition.box(device)}, where PyTorch gives it different elements: a local "
             f"tensor of shape {tuple(shards.shapes[i].tolist())} that begins at {tuple(shards.offsets[i].tolist())}; "
             'uneven="chunk" is its rule for axes in mesh order'
         )
 
 
 def _check_pieces_agree(sharded: ShardedArray, placements: list[Placement]) -> None:
-    """That every rank of a packed partition holds along each dim what PyTorch gives it, in the same order."""
+    """Check that every rank of a packed partition holds along each dim what PyTorch gives it, in the same order."""
     partition, mesh = sharded.partition, sharded.partition.device_mesh
     along = [_pieces_along(dim, size, placements, mesh) for dim, size in enumerate(sharded.shape)]
     for i, device in enumerate(partition.holders):

@@ -39,14 +39,14 @@ def translate(layout: TensorLayout, to: str | Iterable[str] | None = None) -> di
     ...     print(f"{dialect:9}{text}")
     jax      PartitionSpec(None, ('model', 'data'))
     torch    [_StridedShard(1, split_factor=4), Shard(1)]
-    tf       cannot express: dim 1 is cut by the axes ('model', 'data'); TensorFlow has one axis a dim
-    keras    cannot express: dim 1 is cut by the axes ('model', 'data'); Keras has one axis a dim
+    tf       cannot express: dim 1 is cut by the axes ('model', 'data'); TensorFlow has at most one axis per dim
+    keras    cannot express: dim 1 is cut by the axes ('model', 'data'); Keras has at most one axis per dim
     hlo      {devices=[1,8]<=[2,4]T(1,0)}
     shardy   #sdy.sharding<@mesh, [{}, {"model", "data"}]>
     megatron rank_offsets=[(1, model*2 + data, 8)], replica_id=0
     """
     if instance("layout", layout, TensorLayout).device_mesh is None:
-        checked_layout(layout)  # Which says so.
+        checked_layout(layout)  # Raises.
     names = list(DIALECTS) if to is None else [to] if isinstance(to, str) else list(to)
     for name in names:
         if not isinstance(name, str):
@@ -85,11 +85,11 @@ def _tf(layout: TensorLayout) -> str:
     layout = _one_axis_a_dim(layout, "TensorFlow")
     _, mesh = checked_layout(layout)
     if mesh.size > _MAX_LISTED:
-        raise MeshError(f"TensorFlow lists all devices, and {mesh.size} are too many; the limit here is {_MAX_LISTED}")
+        raise MeshError(f"TensorFlow lists all devices; {mesh.size} are over the limit of {_MAX_LISTED}")
     if not mesh.has_default_devices:
         for label in mesh._all_labels():
             if not isinstance(label, str):
-                raise MeshError(f"TensorFlow's devices have names, and {shown(label)} is none")
+                raise MeshError(f"TensorFlow's devices have names, and {shown(label)} is not one")
     from ..dtensor import Layout
 
     return Layout.from_tensor_layout(layout).to_string()
@@ -103,7 +103,7 @@ def _one_axis_a_dim(layout: TensorLayout, who: str) -> TensorLayout:
     layout = whole_axes_layout(layout, who)
     for dim, spec in enumerate(layout.axes):
         if isinstance(spec, tuple):
-            raise LayoutError(f"dim {dim} is cut by the axes {spec}; {who} has one axis a dim")
+            raise LayoutError(f"dim {dim} is cut by the axes {spec}; {who} has at most one axis per dim")
     if layout.unreduced:
         raise LayoutError(f"{shown(layout.unreduced)} are unreduced; {who} has no partial sums")
     return layout
@@ -135,7 +135,7 @@ def _number(layout: TensorLayout, names: tuple[str, ...]) -> str:
 
 
 def _digit(mesh: DeviceMesh, name: str) -> str:
-    """The coordinate along an axis, or along a sub-axis, as a formula of its axis's."""
+    """The coordinate along an axis, or along a sub-axis, as a formula of the axis's coordinate."""
     sub = None if name in mesh.axis_names else parse_sub_axis(name)
     if sub is None:
         return name
@@ -144,7 +144,7 @@ def _digit(mesh: DeviceMesh, name: str) -> str:
     return (sub.axis if rest == 1 else f"{sub.axis}//{rest}") + (f"%{sub.size}" if sub.before > 1 else "")
 
 
-#: Of more devices the text would be of no use.
+#: For more devices the text would be useless.
 _MAX_LISTED = 2**16
 
 _WRITERS: dict[str, Callable[[TensorLayout], str]] = {

@@ -1,7 +1,7 @@
 """What frameworks do when a `layout_map_scope` is entered; each registers itself.
 
-The scope knows no framework. A framework's part is loaded once the framework itself is: who has not imported Keras
-builds no Keras model.
+The scope knows no framework. A framework's part is loaded once the framework itself is: without
+Keras imported there are no Keras models.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["ForeignVariable", "entered", "foreign_variables", "load_with", "regi
 #: Gives the context in which the framework's models take their layouts from a `LayoutScope`.
 Hook = Callable[[Any], AbstractContextManager[None]]
 
-#: The module that registers a hook when it is imported, by the framework whose import makes it needed.
+#: By framework, the module that registers its hook when it is imported.
 _MODULES: dict[str, str] = {}
 _HOOKS: dict[str, Hook] = {}
 
@@ -33,13 +33,13 @@ def register(framework: str, hook: Hook) -> None:
 
 
 class ForeignVariable(NamedTuple):
-    """How `initialize_variables` treats the variables of a framework that it comes upon in an object tree."""
+    """How `initialize_variables` treats the variables of a framework that it finds in an object tree."""
 
-    #: The scope that the variable was made in and still waits for its place in, or `None`.
+    #: The scope in which the variable was made and still waits for its place, or `None`.
     scope_of: Callable[[Any], Any]
     #: Takes the variable and its `PlacedVariable`.
     settle: Callable[[Any, Any], None]
-    #: How the attributes begin in which the framework notes down what an object holds, beside what it holds.
+    #: The prefix of attributes in which the framework keeps its own records of what an object holds.
     bookkeeping: str
 
 

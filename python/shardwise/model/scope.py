@@ -23,19 +23,19 @@ from .hooks import entered
 
 __all__ = ["LayoutScope", "PlacedVariable", "current_scope", "layout_map_scope"]
 
-#: New threads start with an empty context: a scope is its thread's own, or its task's.
+#: New threads start with an empty context: a scope belongs to its thread or its task.
 _CURRENT: ContextVar[LayoutScope | None] = ContextVar("shardwise.layout_map_scope", default=None)
 
 _MOST_NAMED = 5
-#: With so many paths, and so many of their characters, rules are compared to find the nearest; comparing is quadratic.
+#: The most paths, and characters of each, that rules are compared with to find the nearest; comparing is quadratic.
 _MOST_COMPARED, _LONGEST_COMPARED = 200, 100
 
-#: The packages between a user's line and what it comes to.
+#: The packages that a warning's `stacklevel` passes over, to reach a user's line.
 _INNER_MODULES = frozenset({"contextlib", "jax", "keras", "shardwise", "tensorflow", "torch"})
 
 
-#: Gives a layout in the terms of another API, of the rule that a variable's path found (`None` if it found none, and
-#: the variable is replicated) and of the `TensorLayout`.
+#: Gives a layout in the terms of another API, from the rule that a variable's path matches (`None` if none does, and
+#: the variable is replicated) and the `TensorLayout`.
 Dialect = Callable[[str | None, TensorLayout], Any]
 
 
@@ -45,7 +45,7 @@ def _as_it_is(rule: str | None, layout: TensorLayout) -> TensorLayout:
 
 @dataclass(frozen=True)
 class PlacedVariable:
-    """Where a variable is: the path that names it, the rule that the path found, and what follows."""
+    """Where a variable is: the path that names it, the rule that the path matches, and what follows."""
 
     #: Attribute names and indices, joined by `.`.
     path: str
@@ -55,7 +55,7 @@ class PlacedVariable:
     layout: TensorLayout
     #: The layout applied to the variable's shape.
     partition: Partition
-    #: The layout in the terms in which the scope was written, of the rule and the `TensorLayout`.
+    #: Gives the layout in the terms of the scope's own API, from the rule and the `TensorLayout`.
     dialect: Dialect
 
     @classmethod
@@ -76,8 +76,8 @@ class LayoutScope:
     Args:
         layout_map: rules by object path, with a mesh.
         local_devices: the devices whose shards are made; all of the mesh's, if not given.
-        dialect: what a variable gives as its layout, of the rule (`None` for a replicated variable) and the
-            `TensorLayout`; by default the latter.
+        dialect: what a variable gives as its layout, from the rule (`None` for a replicated variable) and the
+        `TensorLayout`; by default the latter.
 
     Raises:
         LayoutError: if the map has no mesh.
@@ -121,15 +121,15 @@ class LayoutScope:
 
     @property
     def dialect(self) -> Dialect:
-        """What a variable gives as its layout, of the rule and the `TensorLayout`."""
+        """What a variable gives as its layout, from the rule and the `TensorLayout`."""
         return self._dialect
 
     def place(self, path: str, shape: Sequence[int]) -> PlacedVariable:
         """Look up the layout of the variable at `path`, and check that it fits.
 
         Raises:
-            LayoutError: if the rule's layout has another rank than the variable, or cuts a dim that does not divide
-                and has no uneven rule of its own; if several rules match.
+            LayoutError: if the rule's layout does not have the rank of the variable, or cuts a dim that does not divide
+            and has no uneven rule of its own; if several rules match.
         """
         layout, default = self._layout_map[path], self._layout_map.default
         rule, uneven, source = None, None, "the default"
@@ -149,7 +149,7 @@ class LayoutScope:
         for dim, (size, shards, spec) in enumerate(zip(shape, layout.num_shards, layout.axes, strict=True)):
             if size % shards and uneven in (None, "even") and not isinstance(spec, PackedDim):
                 axes = f"axis {spec!r} of" if isinstance(spec, str) else f"axes {spec!r} of together"
-                raise LayoutError(f"{what}, but dim {dim} has {size} elements, no multiple of {axes} size {shards}")
+                raise LayoutError(f"{what}, but dim {dim} has {size} elements, not a multiple of {axes} size {shards}")
         try:
             return PlacedVariable(path, rule, layout, layout.partition(shape, uneven or "even"), self._dialect)
         except ShardwiseError as error:
@@ -160,7 +160,7 @@ class LayoutScope:
         if self._matched or self._warned or not self._layout_map or not paths:
             return
         if self._layout_map.default is not None:
-            return  # What it says holds for them.
+            return  # The default applies to them.
         self._warned = True
         rules, candidates = list(self._layout_map), {path[:_LONGEST_COMPARED]: path for path in paths[:_MOST_COMPARED]}
         nearest = [
@@ -168,7 +168,7 @@ class LayoutScope:
             for rule in rules[:_MOST_NAMED]
         ]
         listed = ", ".join(f"{shown(path)} (nearest to rule {shown(rule)})" for rule, path in nearest)
-        more = f", and {len(rules) - _MOST_NAMED} rules more" if len(rules) > _MOST_NAMED else ""
+        more = f", and {len(rules) - _MOST_NAMED} more rules" if len(rules) > _MOST_NAMED else ""
         warnings.warn(
             f"no rule of the layout map matches, so all {len(paths)} variables are replicated: {listed}{more}",
             stacklevel=_level_of_caller(),
@@ -204,8 +204,8 @@ def layout_map_scope(layout_map: LayoutMap, *, local_devices: Iterable[Any] | No
         LayoutError: if the map has no mesh.
         MeshError: if the mesh lacks a local device.
 
-    Scopes nest, the innermost counts; each thread and each asyncio task has its own. The name and the meaning are those
-    of `tf.keras.dtensor.experimental.layout_map_scope`.
+    Scopes nest, and the innermost counts; each thread and each asyncio task has its own. The name and the meaning are
+    those of `tf.keras.dtensor.experimental.layout_map_scope`.
 
     >>> import numpy as np
     >>> from shardwise import DeviceMesh, LayoutMap, Variable, initialize_variables

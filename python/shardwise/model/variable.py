@@ -36,8 +36,8 @@ class Variable:
         dtype: a numpy dtype, but not object.
         initializer: `initializer(shape, dtype)` gives an array of that shape and dtype. If it has a parameter `index`,
             it is called once per shard, as `initializer(shape, dtype, index=index)`: with the shape of the shard, and
-            with the slices of the global array that the shard is; where a dim is packed, once for each piece, which may
-            be of several shards. Otherwise it is called once, for the whole.
+            with the slices of the global array that the shard covers; where a dim is packed, once for each piece, which
+            several shards may share. Otherwise it is called once, for the whole.
         name: what the variable is called until its path is known, or if it belongs to no object.
 
     Raises:
@@ -237,11 +237,11 @@ class Variable:
         views = {shard_id: partition.view(whole, device) for shard_id, device in owners.items()}
         if len(views) == partition.total_shards:
             return views
-        # Copies, so that the whole can go.
+        # Copies, so that the whole can be freed.
         return {shard_id: view.copy() for shard_id, view in views.items()}
 
     def _filled_by_piece(self, placement: PlacedVariable, owners: dict[int, Any]) -> _Buffers:
-        """The same where a dim is packed: each shard is put together of its pieces, zeros where it is padded."""
+        """The same where a dim is packed: each shard is put together from its pieces, with zeros where it is padded."""
         partition = placement.partition
         whole = None if _takes_index(self._initializer) else self._made(placement.path, self._shape, None)
         # What several shards hold has the same values in all of them, however the initializer draws them.
@@ -296,7 +296,7 @@ def initialize_variables(tree: Tree) -> Tree:
             initializer raises or gives something of another shape or dtype. Then no variable of the tree has changed.
 
     A variable takes the layout map of the scope that it was made in, so this may be called inside the scope or after
-    it. Variables that have their data already are left as they are. One that is reached by several paths goes by the
+    it. Variables that already have data are left as they are. One that is reached by several paths goes by the
     first: depth first, attributes in the order in which they were assigned.
 
     >>> import numpy as np
@@ -348,7 +348,7 @@ def _local_devices(scope: LayoutScope | None, placement: PlacedVariable) -> Sequ
 def _takes_index(initializer: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(initializer).parameters
-    except (TypeError, ValueError):  # some functions of C have no signature
+    except (TypeError, ValueError):  # some C functions have no signature
         return False
     return "index" in parameters
 

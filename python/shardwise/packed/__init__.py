@@ -1,7 +1,7 @@
-"""Packed dims: a dim that is several parts one after the other, as fused weights have it.
+"""Packed dims: a dim that is several parts one after the other, as in fused weights.
 
-`concat` and `part` say it plainly, `parse` reads the notation of rules files and of the command line, `qkv`, `gate_up`,
-`experts` and `padded_vocab` are what people have. What they give stands wherever a spec may stand in a layout.
+`concat` and `part` spell one out, `parse` reads the notation of rules files and of the command line, and `qkv`,
+`gate_up`, `experts` and `padded_vocab` are the common cases. Their results go wherever a spec may go in a layout.
 
 >>> import shardwise as sw
 >>> mesh = sw.DeviceMesh((8,), ("tp",))

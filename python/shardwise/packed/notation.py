@@ -2,11 +2,11 @@
 
 Parts in round brackets stand with `+` between them; factors within, major first, with spaces between them. A factor is
 a number, or a name with its size, `h=64`, or a name whose size is given beside the text or is left to the shape. The
-factor that is cut has its axes behind `@`, with `+` between several, and after these, each behind a `/`: the uneven
+factor that is cut has its axes after `@`, with `+` between several, and then its options, each after a `/`: the uneven
 rule; `max8` for at most eight shards; `split` to cut units too where there are more shards than units; `pad64` for
-padding to a multiple of 64, `pad128each` where each shard is padded. A part may have a name in front, `gate:(…)`. Where
-one factor holds several tensors it is written `[q:1024 k:128 v:128]`, and is the last. A part of which no factor is cut
-is on every device. `8*f` is eight times the unknown `f`.
+padding to a multiple of 64, `pad128each` where each shard is padded. A part may have a name in front, `gate:(…)`. A
+factor that holds several tensors is written `[q:1024 k:128 v:128]`, and comes last. A part without a cut factor is
+on every device. `8*f` is eight times the unknown `f`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BLOCKS = re.compile(rf"\[\s*({NAME}:[0-9]{{1,19}}(?:\s+{NAME}:[0-9]{{1,19}})*)\
 _OPEN = re.compile(rf"(?:({NAME}):)?\(")
 _OPTION = re.compile(r"(even|ceil|chunk|balanced|floor)|max([0-9]{1,19})|pad([0-9]{1,19})(each)?|(split)")
 _SPACE = re.compile(r"\s*")
-#: Behind a part, where another follows; behind the bracket of a sub-axis stands its size.
+#: After a part, if another follows; after the bracket of a sub-axis comes its size.
 _NEXT = re.compile(r"\)\s*\+")
 
 
@@ -43,8 +43,8 @@ def parse(text: str, **sizes: int) -> PackedDim:
 
     Raises:
         ParseError: if the text does not follow the notation; says where.
-        LayoutError: if it says what a packed dim cannot be: two cut factors, two of unknown size, a size that is
-            given and not used.
+        LayoutError: if it is not a valid packed dim: two cut factors, two of unknown size, or a size that is
+        given and not used.
 
     >>> parse("(q@tp d) + (g@tp d) + (g@tp d)", q=64, g=8, d=128).size
     10240
@@ -54,7 +54,7 @@ def parse(text: str, **sizes: int) -> PackedDim:
     if not isinstance(text, str):
         raise TypeError(f"text must be a string, got {type(text).__name__}")
     count = 1 + sum(1 for _ in _NEXT.finditer(text))
-    if count > MOST_PARTS:  # Said before a long text is read.
+    if count > MOST_PARTS:  # Refused before a long text is read.
         raise LayoutError(f"parts: {count} were given; a packed dim has 1 to {MOST_PARTS} parts")
     reader = _Reader(text, sizes)
     parts = [reader.part()]
@@ -71,7 +71,7 @@ class _Reader:
         self._text = text
         self._sizes = dict(sizes)
         self._at = 0
-        #: Sizes that are named by the arguments.
+        #: The sizes that the arguments give.
         self.used: set[str] = set()
         self._unknown: str | None = None
 
@@ -94,7 +94,7 @@ class _Reader:
         ratio = 1
         while not self._take(")"):
             if blocks:
-                raise self._error("')' behind the blocks, which are the last factor")
+                raise self._error("')' after the blocks, which are the last factor")
             held = _BLOCKS.match(self._text, self._at)
             if held is not None:
                 self._at = held.end()

@@ -1,4 +1,4 @@
-"""What a layout says of a packed dim: its parts, their factors, and how one of these is cut."""
+"""What a layout says about a packed dim: its parts, their factors, and how one of these is cut."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["PackedDim", "Part", "Segment", "concat", "part"]
 
 _RULES = ("even", "ceil", "chunk", "balanced", "floor")
 _LARGEST = 2**63 - 1
-#: As many as the core takes.
+#: The most that the core takes.
 MOST_PARTS, MOST_FACTORS = 1 << 16, 64
-#: From how many segments on an order is not written out.
+#: The most segments for which an order is written out.
 _MOST_SEGMENTS = 1 << 20
 
-#: A stretch of a dim: the name of the tensor that it is of, where it begins in that, where in the dim, its length.
+#: A stretch of a dim: the name of its tensor, where it begins in that tensor, where in the dim, and its length.
 Segment = tuple[str, int, int, int]
 
 
@@ -32,25 +32,25 @@ class Part:
     #: The factors, major first; `None` is unknown until the shape is there.
     factors: tuple[int | None, ...]
     #: Which of them is cut; `None` if every device holds the whole part.
-    cut: int | None = None
+    cut: int | None
     #: By which axes and sub-axes, major first.
-    axes: tuple[str, ...] = ()
+    axes: tuple[str, ...]
     #: The rule where it does not divide; `None` is the partition's.
-    uneven: str | None = None
+    uneven: str | None
     #: What multiplies the unknown factor.
-    ratio: int = 1
-    #: Into at most so many shards.
-    at_most: int | None = None
-    #: Where there are more shards than units, units are cut too.
-    split: bool = False
+    ratio: int
+    #: The most shards that it is cut into.
+    at_most: int | None
+    #: Whether units are cut too where there are more shards than units.
+    split: bool
     #: The cut factor is padded to a multiple of this,
-    pad_to: int | None = None
-    #: or, if so, every shard of it is.
-    pad_each: bool = False
-    #: The tensor that the part is.
-    name: str | None = None
+    pad_to: int | None
+    #: or, if this is true, every shard of it is.
+    pad_each: bool
+    #: The tensor that the part holds.
+    name: str | None
     #: The tensors that the last factor is made of, with their sizes, one after the other.
-    blocks: tuple[tuple[str, int], ...] = ()
+    blocks: tuple[tuple[str, int], ...]
 
     @property
     def size(self) -> int | None:
@@ -64,11 +64,9 @@ class Part:
         return factors, self.cut, self.axes, self.uneven, self.at_most, self.split, pad
 
     def __repr__(self) -> str:
-        arguments = [repr(self.factors)]
-        arguments.append(
-            f"cut={self.cut}" if self.cut is None or self.axes == () else f"cut={self.cut}, axes={self.axes}"
-        )
+        arguments = [repr(self.factors), f"cut={self.cut}"]
         given = {
+            "axes": self.axes or None,
             "uneven": self.uneven,
             "ratio": None if self.ratio == 1 else self.ratio,
             "at_most": self.at_most,
@@ -86,7 +84,7 @@ class Part:
 class PackedDim:
     """A dim that is several parts one after the other; `concat` makes one.
 
-    It stands in a layout wherever the spec of a dim may. Immutable, hashable, picklable, and `eval(repr(dim)) == dim`
+    It goes wherever the spec of a dim may go in a layout. Immutable, hashable, picklable, and `eval(repr(dim)) == dim`
     where `packed` is `shardwise.packed`.
 
     >>> from shardwise import packed
@@ -105,7 +103,7 @@ class PackedDim:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tensors that are packed, in the order in which they first come; empty unless all of the dim is named."""
+        """The tensors that are packed, in the order of their first parts; empty unless all of the dim is named."""
         found: dict[str, None] = {}
         for one in self.parts:
             if one.name is None and not one.blocks:
@@ -115,7 +113,7 @@ class PackedDim:
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """The axes and sub-axes that cut parts, in the order in which they first come."""
+        """The axes and sub-axes that cut parts, in the order in which they first appear."""
         return tuple(dict.fromkeys(name for one in self.parts for name in one.axes))
 
     def sizes(self, n: int) -> tuple[int, ...]:
@@ -138,12 +136,12 @@ class PackedDim:
         return tuple(_per_unit(one) * unit if one.size is None else one.size for one in self.parts)
 
     def segments(self, n: int) -> Iterator[Segment]:
-        """Give the stretches of a dim of `n` elements that are of one tensor each: the order in which they are packed.
+        """Give the stretches of a dim of `n` elements, each of one tensor, in the order in which they are packed.
 
         Each is the tensor's name, where the stretch begins in it, where in the dim, and its length.
 
         Raises:
-            LayoutError: if not all parts say which tensors they are, or they do not add up to `n`.
+            LayoutError: if a part does not name its tensor, or the parts do not add up to `n`.
 
         >>> from shardwise import packed
         >>> list(packed.qkv(4, 2, 1, "tp", order="interleaved").segments(8))[:4]
@@ -177,7 +175,7 @@ class PackedDim:
 
     def __repr__(self) -> str:
         if says_all(self):
-            with suppress(LayoutError):  # Names that the notation has no room for.
+            with suppress(LayoutError):  # Names that the notation cannot express.
                 return f"packed.parse({text_of(self)!r})"
         return f"packed.concat({', '.join(map(repr, self.parts))})"
 
@@ -210,14 +208,14 @@ def part(
         axes: the axes and sub-axes that cut it, major first: `"tp"`, `("dp", "tp:(1)8")`.
         uneven: how it is cut if it does not divide; `None` is the rule of the partition.
         ratio: what multiplies the unknown factor in this part: parts of ratio 2 and 1 share a dim two to one.
-        at_most: cut into at most so many shards; where the axes have more coordinates, the devices that differ in the
-            minor ones hold the same shard. So key-value heads are replicated on more devices than there are heads.
-        split: where there are more shards than units of the factor, and as many as a multiple of them, cut the units as
-            well, in equal shares. So Megatron cuts query groups on more devices than there are groups.
+        at_most: cut into at most this many shards; where the axes have more coordinates, the devices that differ in the
+            minor ones hold the same shard. This replicates key-value heads where there are more devices than heads.
+        split: where there are more shards than units of the factor, and a multiple of their number, cut the units as
+        well, in equal shares. Megatron cuts query groups so where there are more devices than groups.
         pad_to: pad the factor to a multiple of this; every device's array has room for an equal share of the padded
             factor, and the padding, at the end of the last shards, is never read.
         pad_each: whether every shard is padded to a multiple of `pad_to`.
-        name: the tensor that the part is, for plans between orders.
+        name: the tensor that the part holds, for plans between orders.
         blocks: the tensors that the last factor is made of instead, with their sizes, one after the other.
 
     Raises:
@@ -250,13 +248,13 @@ def part(
     if cut is None and (names or uneven is not None or at_most is not None or pad_to is not None or split):
         raise LayoutError("cut is None, but axes, uneven, at_most, split or pad_to say how to cut")
     if not names and pad_to is None:
-        cut, uneven, at_most, split = None, None, None, False  # By no axes it is not cut.
+        cut, uneven, at_most, split = None, None, None, False  # Without axes it is not cut.
     if uneven is not None and uneven not in _RULES:
         raise LayoutError(f"uneven is {shown(uneven)}; it must be None or one of {', '.join(map(repr, _RULES))}")
     if split and pad_to is not None:
         raise LayoutError("split and pad_to are both given; units that are padded are not split")
     if pad_each and pad_to is None:
-        raise LayoutError("pad_each is True, but pad_to does not say to what")
+        raise LayoutError("pad_each is True, but pad_to is not given")
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name must be a string or None, got {type(name).__name__}")
     if not all(isinstance(block, (tuple, list)) and len(block) == 2 for block in blocks):
@@ -289,10 +287,10 @@ def part(
 
 
 def concat(*parts: Part) -> PackedDim:
-    """Put parts one after the other to a packed dim, which stands in a layout wherever the spec of a dim may.
+    """Make a packed dim of parts one after the other; it goes wherever the spec of a dim may go in a layout.
 
     Args:
-        parts: what `part` gives.
+        parts: made by `part`.
 
     Raises:
         LayoutError: if there are none, or more than 65,536.
@@ -306,7 +304,7 @@ def concat(*parts: Part) -> PackedDim:
         raise LayoutError(f"parts: {len(parts)} were given; a packed dim has 1 to {MOST_PARTS} parts")
     for i, one in enumerate(parts):
         if not isinstance(one, Part):
-            raise TypeError(f"parts[{i}] must be what packed.part gives, got {type(one).__name__}")
+            raise TypeError(f"parts[{i}] must be made by packed.part, got {type(one).__name__}")
     return PackedDim(tuple(parts))
 
 

@@ -1,4 +1,4 @@
-"""Short forms of the packed dims that people have."""
+"""Short forms of common packed dims."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .parts import PackedDim, _integer, concat, part
 
 __all__ = ["experts", "gate_up", "padded_vocab", "qkv"]
 
-#: In which order queries, keys and values stand in one tensor.
+#: The order of queries, keys and values in one tensor.
 Order = Literal["blocked", "interleaved"]
 
 
@@ -28,20 +28,20 @@ def qkv(
 
     Args:
         heads: the query heads.
-        kv_heads: the key-value heads, which divide them. Where there are more devices than these, each is on several.
+        kv_heads: the key-value heads; their number divides `heads`. If there are more devices, each head is on several.
         head_dim: the rows of a head.
         axes: the axes that cut the heads, major first.
         order: `"blocked"`, all queries, then all keys, then all values (vLLM, Hugging Face's fused weights); or
             `"interleaved"`, for each key-value head its queries, its key and its value (Megatron, BLOOM). The shape is
-            the same, so nothing can tell the one from the other.
-        v_head_dim: the rows of a value head, if they are others.
+            the same, so it does not tell one order from the other.
+        v_head_dim: the rows of a value head, if different.
 
     Raises:
         LayoutError: if the heads are not a multiple of the key-value heads, or there is no such order.
 
     Both name their tensors `q`, `k` and `v`, so that `plan_refit` can go from one order to the other. Interleaved heads
     are cut in whole groups; where there are fewer groups than devices, in equal shares of a group, as Megatron-Core
-    does. A device then holds rows that others use; Megatron-Core gathers what they give before it takes them apart.
+    does. A device then holds rows that others use; Megatron-Core gathers the results before it splits them.
 
     >>> print(qkv(64, 8, 128, "tp"))
     q:(64@tp 128) + k:(8@tp/max8 128) + v:(8@tp/max8 128)
@@ -66,7 +66,7 @@ def qkv(
 
 
 def gate_up(axes: str | Sequence[str], size: int | None = None, *, order: Order = "blocked") -> PackedDim:
-    """The gate and the up projection of a gated MLP in one tensor, each cut by itself.
+    """The gate and the up projection of a gated MLP in one tensor, each cut separately.
 
     Args:
         axes: the axes that cut each of the two, major first.
@@ -100,7 +100,7 @@ def experts(
         fused: how many projections an expert has one after the other: 2 for gate and up.
 
     Raises:
-        LayoutError: for another `cut`.
+        LayoutError: if `cut` is neither of the two.
 
     >>> print(experts(8, "ep"))
     (8@ep 1 n)
@@ -119,10 +119,10 @@ def padded_vocab(
     """A vocabulary that is padded before it is cut; the padding, on the last devices, is never read.
 
     Args:
-        size: the words; the whole dim if it is `None`.
+        size: the number of words; the whole dim if it is `None`.
         axes: the axes that cut it, major first.
         multiple: what the padded size is a multiple of: 64 in vLLM, 128 per shard in Megatron.
-        per_shard: whether every shard is to be a multiple, as Megatron has it.
+        per_shard: whether every shard must be a multiple, as in Megatron.
 
     >>> from shardwise import DeviceMesh, TensorLayout
     >>> layout = TensorLayout((padded_vocab(50257, "tp", 128, per_shard=True),), DeviceMesh((4,), ("tp",)))

@@ -53,7 +53,7 @@ def text_of(dim: Packed) -> str:
     """Write a packed dim as `parse` reads it.
 
     Raises:
-        LayoutError: if the name of an axis or of a tensor has characters for which the notation has no room.
+        LayoutError: if the name of an axis or of a tensor has characters that the notation cannot write.
 
     >>> from shardwise import packed
     >>> text_of(packed.gate_up("tp"))
@@ -63,7 +63,7 @@ def text_of(dim: Packed) -> str:
 
 
 def says_all(dim: Packed) -> bool:
-    """Whether the text says all of a packed dim: it has no room for a cut by no axes, nor for a ratio to nothing."""
+    """Whether the text says all about a packed dim: it cannot express a cut by no axes, or a ratio to nothing."""
     return all(
         (one.axes or (one.cut, one.uneven, one.at_most, one.split, one.pad_to) == (None, None, None, False, None))
         and (one.ratio == 1 or None in one.factors)

@@ -41,14 +41,14 @@ class CollectiveObstacle:
     | `device-count` | the meshes are of different sizes |
     | `devices` | the meshes have different devices |
     | `device-order` | no reordering of axes or sub-axes gives the other mesh's order of devices |
-    | `no-common-sub-axes` | the axes have no common refinement, as those of 6 × 4 and 4 × 6 |
-    | `indivisible` | a dim does not divide, so that shards before are not unions or parts of those after |
+    | `no-common-sub-axes` | the axes have no common refinement, like those of 6 × 4 and 4 × 6 |
+    | `indivisible` | a dim does not divide, so the shards before are not unions or parts of those after |
     | `unreduced-destination` | a value cannot be cut into partial sums |
     | `no-layout` | one side is made of boxes, not by a layout |
-    | `packed` | a dim is packed, so that its parts are cut each by itself |
+    | `packed` | a dim is packed, so its parts are cut separately |
     """
 
-    #: Which reason it is.
+    #: The kind of the reason.
     kind: ObstacleKind
     #: The reason in words, with its numbers.
     message: str
@@ -62,7 +62,7 @@ no_layout = CollectiveObstacle("no-layout", "a side of the plan is made of boxes
 
 
 #: Why packed dims have no collectives.
-packed = CollectiveObstacle("packed", "a side of the plan has a packed dim, whose parts are cut each by itself")
+packed = CollectiveObstacle("packed", "a side of the plan has a packed dim, whose parts are cut separately")
 
 
 def device_map(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64] | None:

@@ -1,4 +1,4 @@
-"""What collectives cost: bytes, and seconds by a model of the links."""
+"""What collectives cost: bytes, and seconds according to a model of the links."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class LinkModel:
         latency: seconds per message between neighbours along an axis; one number, or one for each axis name.
 
     Raises:
-        LayoutError: if a number is negative, not finite, or a bandwidth of 0.
+        LayoutError: if a number is negative or not finite, or a bandwidth is 0.
         SizeOverflowError: if an integer is over what a float can hold.
         TypeError: if an argument is neither a number nor a mapping from names to numbers.
 
     A step along axes of sizes `n` takes `latency` for each of its `n - 1` messages per axis (twice that for an
     all-reduce, one for a collective-permute), and the bytes that a device receives over the slowest axis's `bandwidth`.
-    The neighbours along the sub-axis `(m)k` of an axis of size `m * k * r` stand `r` apart, so each of its messages
+    The neighbours along the sub-axis `(m)k` of an axis of size `m * k * r` are `r` apart, so each of its messages
     takes `r` latencies. A link model is immutable, comparable, hashable and picklable.
 
     >>> LinkModel(bandwidth={"model": 300e9, "data": 25e9}, latency=2e-6).of("data")
@@ -150,7 +150,7 @@ class CollectiveCost:
     each device receives 12.0 KiB in 1 step, about 3.25 µs
     """
 
-    #: The steps with their prices.
+    #: The steps with their costs.
     steps: tuple[CollectiveStep, ...]
 
     def __post_init__(self) -> None:
@@ -174,7 +174,7 @@ class CollectiveCost:
 
 
 def cost_of(steps: Iterable[Collective], src: Partition, dtype: Any, links: LinkModel | None = None) -> CollectiveCost:
-    """Price collectives that are made one after another, from a partition on.
+    """Give the cost of collectives that are carried out one after another, starting from a partition.
 
     Args:
         steps: the collectives; those of `ReshardPlan.collectives`, or your own.
@@ -183,8 +183,8 @@ def cost_of(steps: Iterable[Collective], src: Partition, dtype: Any, links: Link
         links: bandwidth and latency of each mesh axis; by default those of `LinkModel()`.
 
     Raises:
-        LayoutError: if a collective cannot be made where it stands, or leaves a dim in shards that do not divide it;
-            names the step and says why. If a dim of `src` does not divide.
+        LayoutError: if a collective cannot be carried out at its place, or leaves a dim in shards that do not divide
+        it; names the step and says why. Also if a dim of `src` does not divide.
 
     Bytes are those that each device receives. With shards of `s` bytes and axes of product `n`: 0 for a slice,
     `(n - 1) * s` for an all-gather, `(n - 1) * s / n` for an all-to-all and a reduce-scatter, twice that for an
@@ -208,7 +208,7 @@ def cost_of(steps: Iterable[Collective], src: Partition, dtype: Any, links: Link
         for number, step in enumerate(given)
     ]
     if not isinstance(src._core, _core.Partition):
-        raise LayoutError("src has a packed dim, whose parts are cut each by itself; collectives are over whole dims")
+        raise LayoutError("src has a packed dim, whose parts are cut separately; collectives are over whole dims")
     found = _core.priced_collectives(mesh._core, src._core, fields, itemsize_of(dtype), bandwidth, latency)
     return CollectiveCost(tuple(priced_steps(found, mesh)))
 

@@ -18,11 +18,12 @@ from ..tiling import Tiling
 __all__ = ["loads_picture", "plan_picture"]
 
 _MOST_TRANSFERS = 1 << 20
-_MOST_SIDE = 16
+#: Up to how many holders have a row each, and how many rows there are for more, wide enough for their numbers.
+_MOST_SIDE, _MOST_GROUPS = 16, 8
 
 
 class Planned(Protocol):
-    """What a picture asks of a plan."""
+    """What a picture needs from a plan."""
 
     @property
     def src(self) -> Tiling: ...
@@ -55,7 +56,11 @@ def plan_picture(plan: Planned) -> Picture:
         for column in range(receivers.count)
         if sent[row][column] or kept[row][column]
     )
-    panel = Panel("elements from each holder to each", senders.side("from"), receivers.side("to"), tiles)
+    both = any(
+        sent[row][column] and kept[row][column] for row in range(senders.count) for column in range(receivers.count)
+    )
+    heading = "elements from each holder to each" + "; of two numbers the second stays" * both
+    panel = Panel(heading, senders.side("from"), receivers.side("to"), tiles)
     return replace(
         picture,
         about=f"{picture.about} {caption}.",
@@ -65,11 +70,11 @@ def plan_picture(plan: Planned) -> Picture:
 
 
 class _Groups:
-    """The holders of a tiling, put together in at most 16 groups of neighbours."""
+    """The holders of a tiling; if there are many, in groups of neighbours."""
 
     def __init__(self, tiling: Tiling) -> None:
         self._tiling, self._holders = tiling, tiling._count
-        self.each = max(-(-self._holders // _MOST_SIDE), 1)
+        self.each = 1 if self._holders <= _MOST_SIDE else -(-self._holders // _MOST_GROUPS)
         self.count = -(-self._holders // self.each)
 
     def name(self, group: int) -> str:
@@ -112,7 +117,7 @@ def _tile(
 def loads_picture(
     title: str, loads: Mapping[str, Mapping[Any, int]], text: Callable[[int], str] = bytes_text
 ) -> Picture:
-    """Give bars of what each holder sends, receives, keeps: for each of these a number by holder."""
+    """Draw bars of what each holder sends, receives and keeps: for each of these a number by holder."""
     panels, sums = [], []
     for key, (name, each) in enumerate(loads.items()):
         sums.append(f"{text(sum(each.values()))} {name}")

@@ -1,4 +1,4 @@
-"""Collectives: what each does, and what it is called."""
+"""Collectives: what each does, and its name."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from ..layout import TensorLayout
 
 __all__ = ["Collective", "CollectiveKind", "CollectiveStep"]
 
-#: What a collective is called.
+#: The name of a collective.
 CollectiveKind = Literal["slice", "all-gather", "all-to-all", "reduce-scatter", "all-reduce", "collective-permute"]
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective: what is done, along which axes.
+    """One collective: its kind, and the axes it is along.
 
     Args:
         kind: one of `CollectiveKind`.
-        axes: the mesh axes, or sub-axes such as `"tp:(1)4"`, major first as they stand on the dim that is cut.
-        from_dim: the dim that is put together: for an all-gather and an all-to-all. The axes are its minor ones, in any
-            order.
-        to_dim: the dim that is cut: for a slice, an all-to-all and a reduce-scatter. The axes become its minor ones.
-        layout: the layout after it; to be given for a collective-permute.
+        axes: the mesh axes, or sub-axes such as `"tp:(1)4"`, major first, in the order of the spec of the dim that is
+            cut.
+        from_dim: the dim that is put together, for an all-gather and an all-to-all. The axes are its minor ones, in any
+        order.
+        to_dim: the dim that is cut, for a slice, an all-to-all and a reduce-scatter. The axes become its minor ones.
+        layout: the layout after it; required for a collective-permute.
 
     Raises:
         LayoutError: if there is no such kind, or a dim is negative.
@@ -38,7 +39,7 @@ class Collective:
 
     #: What it does.
     kind: CollectiveKind
-    #: Along which axes or sub-axes of the mesh, major first.
+    #: The axes or sub-axes of the mesh that it is along, major first.
     axes: tuple[str, ...]
     #: The dim that is put together, if one is.
     from_dim: int | None = None
@@ -69,11 +70,11 @@ def _dim(name: str, given: Any) -> int | None:
 
 @dataclass(frozen=True)
 class CollectiveStep(Collective):
-    """A collective of a sequence, with its price and the layout after it, which is on the mesh of the source."""
+    """A collective in a sequence, with its cost and the layout after it, which is on the mesh of the source."""
 
     #: The bytes that each device receives.
     bytes: int = 0
-    #: How long it takes, by the link model.
+    #: The seconds that it takes, by the link model.
     seconds: float = 0.0
 
     def __str__(self) -> str:

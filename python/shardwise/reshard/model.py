@@ -1,4 +1,4 @@
-"""The plans of all tensors of a model, with one balance over all."""
+"""The plans of all tensors of a model, with the load balanced over all of them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = ["ModelPlan", "plan_model"]
 
 
 class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
-    """What must move of all tensors of a model; `plan_model` makes one.
+    """What must move for all tensors of a model; `plan_model` makes one.
 
     It is a mapping from the names of the tensors to their plans, which differ from those of `plan_reshard` in who
-    sends: among the replicas of a box the one that has sent the fewest bytes of all tensors. A plan is made when it is
-    asked for. Totals are by the labels of the holders, and bytes of the tensors' own dtypes.
+    sends: of the replicas of a box, the one that has sent the fewest bytes over all tensors. A plan is made when it is
+    asked for. Totals are by the labels of the holders, in bytes of the tensors' own dtypes.
 
     >>> from shardwise import DeviceMesh, TensorLayout
     >>> old, new = DeviceMesh((4,), ("x",)), DeviceMesh((2,), ("x",), ["gpu:0", "gpu:1"])
@@ -84,7 +84,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
             check_packed(*self._ends[name])
             self._tensors[name] = shape, dtype
         self._labels, arguments = _participants(pairs)
-        # In bytes, unless elements are packed into them: then in bits.
+        # In bytes, or in bits if elements are packed into bytes.
         packed = any(size % 8 for size in sizes)
         weights = sizes if packed else [size // 8 for size in sizes]
         *totals, senders = balance_model(arguments, used, weights, len(self._labels))
@@ -113,7 +113,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         return dict(zip(self._labels, self._received.tolist(), strict=True))
 
     def bytes_kept(self) -> dict[Any, int]:
-        """Give the bytes of all tensors that each holder has already, by label."""
+        """Give the bytes of all tensors that each holder already has, by label."""
         return dict(zip(self._labels, self._kept.tolist(), strict=True))
 
     def total_bytes(self) -> int:
@@ -156,9 +156,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ModelPlan):
             return NotImplemented
-        if self is other:
-            return True
-        # In their order, which decides who sends what.
+        # In order, since the order decides who sends what.
         return list(self._ends.items()) == list(other._ends.items()) and self._tensors == other._tensors
 
     def __hash__(self) -> int:
@@ -176,20 +174,20 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
 def plan_model(
     src: Any, dst: Any, tensors: Mapping[str, tuple[Sequence[int], Any]], *, uneven: UnevenRule = "even"
 ) -> ModelPlan:
-    """Plan how to go from one layout of a model to another, all tensors with one balance.
+    """Plan how to go from one layout of a model to another, with the load balanced over all tensors.
 
     Args:
         src: who holds what now: a `LayoutMap`, or a mapping from names to layouts that have their mesh, partitions or
             other tilings.
-        dst: who is to hold what, likewise.
+        dst: who should hold what, given in the same way.
         tensors: the shape and the dtype of each tensor, by name.
-        uneven: how layouts cut dims that do not divide, unless the rule of a map says it; see
+        uneven: how layouts cut dims that do not divide, unless a rule of the map says so; see
             `TensorLayout.partition`.
 
     Raises:
         LayoutError: if a tensor has no layout, or its layout does not fit; see `plan_reshard`.
 
-    What tensors of one shape, between the same layouts, have in common is planned once.
+    Tensors of the same shape, between the same layouts, are planned only once.
 
     >>> from shardwise import DeviceMesh, LayoutMap, TensorLayout
     >>> mesh = DeviceMesh((2, 2), ("data", "model"))
@@ -205,9 +203,9 @@ def plan_model(
 def _end(
     known: dict[Any, Tiling], side: str, layouts: Any, name: str, shape: tuple[int, ...], uneven: UnevenRule
 ) -> Tiling:
-    """The tiling that one side has of a tensor."""
+    """The tiling that one side has for a tensor."""
     try:
-        # A layout map has a default and uneven rules besides.
+        # A layout map also has a default and uneven rules.
         if hasattr(layouts, "layout_of"):
             found = layouts.layout_of(name, len(shape))
             uneven = layouts.uneven_of(name) or uneven
@@ -232,7 +230,7 @@ def _tiling_of(
         if isinstance(given, Tiling):
             tiling = given
             if given.shape != shape:
-                raise LayoutError(f"{side}[{shown(name)}] is of shape {given.shape}, but the tensor of shape {shape}")
+                raise LayoutError(f"{side}[{shown(name)}] has shape {given.shape}, but the tensor has {shape}")
         elif isinstance(given, TensorLayout):
             try:
                 tiling = given.partition(shape, uneven)
@@ -245,7 +243,7 @@ def _tiling_of(
 
 
 def _participants(pairs: list[tuple[str, Tiling, Tiling]]) -> tuple[tuple[Any, ...], list[Any]]:
-    """The labels of all holders, and what `balance_model` takes: tilings, who is the same, and who is who."""
+    """The labels of all holders, and what `balance_model` takes: tilings, shared holders, numbers of labels."""
     numbers: dict[Hashable, int] = {}
     meshes: dict[int, npt.NDArray[np.int64]] = {}
 
@@ -255,7 +253,7 @@ def _participants(pairs: list[tuple[str, Tiling, Tiling]]) -> tuple[tuple[Any, .
             if key not in meshes:
                 meshes[key] = listed(tiling.holders)
             return meshes[key]
-        # Holders without labels of their own are no one else's.
+        # Holders without labels of their own exist in one tiling only.
         return listed(tiling.holders if tiling._is_named else [(name, side, label) for label in tiling.holders])
 
     def listed(labels: Sequence[Any]) -> npt.NDArray[np.int64]:

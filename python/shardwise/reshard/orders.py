@@ -1,4 +1,4 @@
-"""In which order several tensors are packed in one dim, and whether two partitions agree about it."""
+"""The order in which several tensors are packed in one dim, and whether two partitions agree about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["check_packed", "named_dims", "segments_of"]
 
 
 def named_dims(partition: Partition) -> Iterator[tuple[int, PackedDim]]:
-    """The dims that are packed and say which tensors they hold."""
+    """The packed dims that name the tensors they hold."""
     for dim, spec in enumerate(partition.layout.axes):
         if isinstance(spec, PackedDim) and spec.names:
             yield dim, spec
@@ -38,7 +38,7 @@ def segments_of(spec: PackedDim, n: int) -> dict[str, npt.NDArray[np.int64]]:
 def check_packed(src: Tiling, dst: Tiling) -> None:
     """Refuse a plan between partitions that pack a dim in different orders, and of partial sums of packed dims.
 
-    The shapes are the same, so nothing else would notice.
+    The shapes are the same, so nothing else would detect it.
     """
     packed_src = src if isinstance(src, Partition) and src.is_packed else None
     packed_dst = dst if isinstance(dst, Partition) and dst.is_packed else None
@@ -63,6 +63,6 @@ def check_packed(src: Tiling, dst: Tiling) -> None:
         one, two = segments_of(before, src.shape[dim]), segments_of(other, dst.shape[dim])
         if one.keys() != two.keys() or any(not np.array_equal(one[name], two[name]) for name in one):
             raise LayoutError(
-                f"src packs dim {dim} as {shown(str(before))}, dst as {shown(str(other))}: not the same tensors in the "
-                "same order, though of the same shape; plan_refit goes from one order to another"
+                f"src packs dim {dim} as {shown(str(before))}, dst as {shown(str(other))}: the shape is the same, but "
+                "not the tensors and their order; plan_refit goes from one order to another"
             )

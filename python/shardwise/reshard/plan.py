@@ -1,4 +1,4 @@
-"""From one tiling to another: what must move, what it costs, and moving it."""
+"""Going from one tiling to another: what must move, what it costs, and moving it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .._arguments import int64_array, integer
 from .._core import ReshardPlan as CorePlan
 from .._drawn import Drawn
 from .._dtypes import dtype_of, itemsize_of
+from .._frozen import frozen
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
@@ -47,11 +48,11 @@ class Transfer:
     dst_device: Any
     #: The box in the global tensor.
     box: Slices
-    #: The same box in the sender's array; if that is flat, in the part of it that `src_window` says.
+    #: The same box in the sender's array; if that is flat, in the part of it that `src_window` gives.
     src_box: Slices
-    #: The same box in the receiver's array; if that is flat, in the part of it that `dst_window` says.
+    #: The same box in the receiver's array; if that is flat, in the part of it that `dst_window` gives.
     dst_box: Slices
-    #: Its elements.
+    #: The number of its elements.
     size: int
     #: `None` if the sender's array has the tensor's rank. If it has one dim, offset and shape of the piece there:
     #: `src_box` lies in `array[offset : offset + prod(shape)].reshape(shape)`.
@@ -80,16 +81,16 @@ class Transfer:
 class ReshardPlan(Drawn):
     """What must move from one tiling of a tensor to another; `plan_reshard` makes one.
 
-    Each element of each destination shard is received exactly once, unless its holder has it already: then it stays.
+    Each element of each destination shard is received exactly once, unless its holder already has it: then it stays.
     Devices and other holders are matched by label, whichever meshes they are in. Among the replicas that could send,
     the load is spread: the busiest sends at most `2 - 1/r` times what the best assignment to `r` replicas could
     achieve, and boxes of one size are shared out perfectly. If the source is unreduced, "once" holds for each addend.
 
-    `senders` names them instead, transfer by transfer, by their positions in `src.holders`: `plan_model` does, which
-    balances the load over all tensors.
+    `senders` names the senders instead, transfer by transfer, by their positions in `src.holders`; `plan_model` uses it
+    to balance the load over all tensors.
 
-    A plan is a sequence of `Transfer` objects, made when asked for; `transfers` is all of them as one array. Planning
-    costs time and memory in the number of transfers, however large the tensor. Plans are immutable, comparable,
+    A plan is a sequence of `Transfer` objects, made when asked for; `transfers` is all of them as one array. The time
+    and memory of planning grow with the number of transfers, however large the tensor. Plans are immutable, comparable,
     hashable and picklable.
 
     >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
@@ -134,7 +135,7 @@ class ReshardPlan(Drawn):
 
     @property
     def addends(self) -> int:
-        """How many partial sums make one value: 1 unless the source is unreduced."""
+        """The number of partial sums that make one value: 1 unless the source is unreduced."""
         return self._core.addends
 
     @property
@@ -174,17 +175,12 @@ class ReshardPlan(Drawn):
         rank = len(self._dst.shape)
         side = (np.int64, (rank,))
         dtype = np.dtype([("src_device", np.int64), ("dst_device", np.int64), ("start", *side), ("stop", *side)])
-        # The array that owns the memory too: of a read-only array numpy makes no view that can be written again.
-        owner = rows if rows.base is None else rows.base
-        assert isinstance(owner, np.ndarray)
-        owner.flags.writeable = rows.flags.writeable = False
-        array: npt.NDArray[np.void] = rows.reshape(-1).view(dtype)
-        return array
+        return frozen(rows, dtype)
 
     def pieces(self) -> npt.NDArray[np.int64]:
         """Give the numbers of the pieces that each transfer is from and to: int64 (transfers, 2).
 
-        They count the pieces of the sender and of the receiver; between partitions, which have one each, all are 0.
+        They number the pieces of the sender and of the receiver; between partitions, which have one each, all are 0.
 
         >>> from shardwise import Tiling, plan_reshard
         >>> src = Tiling.from_boxes((6,), {"file": [[(0, 2)], [(2, 6)]]})
@@ -199,7 +195,7 @@ class ReshardPlan(Drawn):
     def source_boxes(self) -> npt.NDArray[np.int64]:
         """Give each transfer's box in the sender's array: int64 (transfers, dims, 2), start and stop.
 
-        If that array is flat, the box lies in the part of it that `Transfer.src_window` says.
+        If that array is flat, the box lies in the part of it that `Transfer.src_window` gives.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((2,), ("x",))
@@ -212,7 +208,7 @@ class ReshardPlan(Drawn):
     def destination_boxes(self) -> npt.NDArray[np.int64]:
         """Give each transfer's box in the receiver's array: int64 (transfers, dims, 2), start and stop.
 
-        If that array is flat, the box lies in the part of it that `Transfer.dst_window` says.
+        If that array is flat, the box lies in the part of it that `Transfer.dst_window` gives.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((2,), ("x",))
@@ -254,13 +250,13 @@ class ReshardPlan(Drawn):
 
         Args:
             holder: the label of a holder of `src`, of `dst`, or of both.
-            side: which of the two it is in, where both have a holder of this label that is not the same: holders
-                without labels of their own are numbered in each tiling.
+            side: which of the two it is in, if both have a holder of this label that is not the same one: holders
+            without labels of their own are numbered in each tiling.
 
         Raises:
             LayoutError: if there is no such holder, or two.
 
-        A program runs without the others; see `Program`, which says why none of them waits for ever.
+        A program runs without the others; `Program` says why there is no deadlock.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((2,), ("x",))
@@ -293,7 +289,7 @@ class ReshardPlan(Drawn):
         return _bytes_by(self.transfers, "dst_device", self._dst._count, dtype)
 
     def bytes_kept(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
-        """Give the bytes that each destination holder has already: int64 (destination holders,); see `bytes_sent`."""
+        """Give the bytes that each destination holder already has: int64 (destination holders,); see `bytes_sent`."""
         return _bytes_by(self.kept, "dst_device", self._dst._count, dtype)
 
     def total_bytes(self, dtype: npt.DTypeLike) -> int:
@@ -310,7 +306,7 @@ class ReshardPlan(Drawn):
     def peak_extra_memory(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
         """Give the bytes that each destination holder needs on top of what it holds: int64 (destination holders,).
 
-        That is its new array, or nothing where that is a part of what it holds, of which a view will do.
+        That is its new array, or nothing if the new array is a part of what it holds, so that a view is enough.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((4,), ("x",))
@@ -321,18 +317,14 @@ class ReshardPlan(Drawn):
         [0, 0, 0, 0]
         """
         needed = self._dst.nbytes(dtype)
-        if self.addends > 1:
-            receives = np.zeros(len(needed), np.bool_)
-            receives[self.transfers["dst_device"]] = True
-            return np.where(receives, needed, 0)
         needed[[device for device, *_ in views_of(self)]] = 0
         return needed
 
     def rounds(self, max_bytes_in_flight: int, dtype: npt.DTypeLike) -> list[npt.NDArray[np.void]]:
-        """Order the transfers in rounds in which no device sends, and none receives, more than so many bytes.
+        """Order the transfers in rounds in which no device sends or receives more than a number of bytes.
 
         Args:
-            max_bytes_in_flight: the limit per device, for each of the two directions; a box over it is cut.
+            max_bytes_in_flight: the limit per device, for each of the two directions; a box over the limit is cut.
             dtype: the tensor's dtype.
 
         Returns:
@@ -355,7 +347,7 @@ class ReshardPlan(Drawn):
 
     @property
     def obstacle(self) -> CollectiveObstacle | None:
-        """Why collectives cannot do what the plan does; `None` if they can.
+        """Why collectives cannot do what the plan does, or `None` if they can.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((4,), ("x",))
@@ -373,17 +365,17 @@ class ReshardPlan(Drawn):
 
         Args:
             dtype: the tensor's dtype.
-            links: bandwidth and latency of each axis of the source's mesh, or of the destination's for axes that only
-                that has; by default those of `LinkModel()`.
+            links: bandwidth and latency of each axis of the source's mesh, and of axes that only the destination's
+            mesh has; by default those of `LinkModel()`.
 
         Returns:
             The steps, none if nothing has to be done; or `None` if collectives cannot express it: `obstacle` says why.
-            Where one mesh is another view of the other's devices, the steps are along axes and sub-axes of the
-            source's.
+            If one mesh is a view of the other's devices, the steps are along axes and sub-axes of the source's
+            mesh.
 
-        The cheapest is the one of the fewest seconds, then of the fewest steps. The search is bounded: it visits some
-        thousands of layouts, so that the answer is the cheapest of all with up to some five axes, and a good one with
-        more. Ctrl-C ends it.
+        The cheapest has the fewest seconds, then the fewest steps. The search is bounded: it visits a few thousand
+        layouts, so the answer is the cheapest of all with up to about five axes, and a good one with more. Ctrl-C
+        ends it.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((2, 4), ("x", "y"))
@@ -398,7 +390,7 @@ class ReshardPlan(Drawn):
     def cost(self, dtype: npt.DTypeLike, links: LinkModel | None = None) -> CollectiveCost | None:
         """Give what `collectives` costs: bytes per device, and seconds; `None` if there are none.
 
-        `cost_of` prices a sequence of your own.
+        `cost_of` gives the cost of a sequence of your own.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((2, 4), ("x", "y"))
@@ -443,18 +435,18 @@ class ReshardPlan(Drawn):
 
         Returns:
             One array per destination holder, in their order: those of `out` if given. Otherwise each is an array of its
-            own, except where the new one is part of what its holder has: then it is a view of that, and nothing is
-            copied. What no piece of a new array covers is 0. Partial sums are added in the order of their coordinates,
-            by `numpy.add`.
+            own, except if the new one is part of what its holder has: then it is a view of that, and nothing is
+            copied. Elements of a new array that no piece covers are 0. Partial sums are added in the order of their
+            coordinates, by `numpy.add`.
 
         Raises:
-            LayoutError: if shards are missing, of another shape or dtype than the plan's, or if memory of `out` is also
-                memory of a source or of another output, as far as a bounded search can tell.
+            LayoutError: if shards are missing or not of the plan's shape and dtype, or if memory of `out` is also
+            memory of a source or of another output, as far as a bounded search can tell.
             ValueError: if an array of `out` is read-only.
             TypeError: if bytes of object arrays would have to be copied, or a shard is not a numpy array.
-            MemoryError: if the outputs cannot be allocated; nothing has been written then.
+            MemoryError: if the outputs cannot be allocated; nothing has then been written.
 
-        Boxes are copied as raw bytes, on all cores, with the interpreter released.
+        Boxes are copied as raw bytes, on all cores, with the interpreter lock released.
 
         >>> import numpy as np
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
@@ -474,9 +466,9 @@ class ReshardPlan(Drawn):
             raise LayoutError(f"src_shards is cut by {shown(source.tiling)}, but the plan is for {shown(self._src)}")
 
     def run_collectives(self, src_shards: ShardSource, links: LinkModel | None = None) -> list[npt.NDArray[Any]]:
-        """Do what the plan does one collective at a time, as the devices of a cluster would, in plain numpy.
+        """Carry out the plan one collective at a time, as the devices of a cluster would, in plain numpy.
 
-        It shows what the steps of `collectives` mean, and is how they are tested; `run` is faster.
+        This shows what the steps of `collectives` mean, and it tests them; `run` is faster.
 
         Returns:
             One array per destination device, in device-index order.
@@ -543,12 +535,12 @@ def plan_reshard(src: Tiling, dst: Tiling) -> ReshardPlan:
 
     Args:
         src: who holds what now: a `Partition`, or any other `Tiling`.
-        dst: who is to hold what; of the same shape. Everything else may differ. It need not be the whole tensor, and
-            its holders may ask for the same elements: a reader's request.
+        dst: who should hold what, of the same shape; everything else may differ. It need not cover the whole tensor,
+        and its holders may ask for the same elements, as readers do.
 
     Raises:
-        LayoutError: if the shapes differ; if boxes of `src` overlap that are not declared replicas, or `src` does not
-            hold what `dst` needs: names the box; or if `dst` is unreduced: a value cannot be cut into partial sums.
+        LayoutError: if the shapes differ; if boxes of `src` overlap without being declared replicas, or `src` does not
+        hold what `dst` needs, naming the box; if `dst` is unreduced: a value cannot be cut into partial sums.
 
     If `src` is unreduced, every addend is sent, and `run` adds them where they arrive.
 
@@ -584,8 +576,8 @@ def _same_devices(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64]:
     if (src._labels is None and dst._labels is None) or src._labels is dst._labels:
         try:
             same = np.arange(dst.size, dtype=np.int64)
-        except ValueError:  # numpy's word for a size that no address space holds
-            raise SizeOverflowError(f"a plan for a mesh of {dst.size} devices is over the address space") from None
+        except ValueError:  # what numpy raises for a size that no address space holds
+            raise SizeOverflowError(f"a plan for {dst.size} devices does not fit in the address space") from None
         same[src.size :] = -1
         same.flags.writeable = False
         return same
@@ -601,7 +593,7 @@ def _volumes(transfers: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
 
 
 def _sum(numbers: npt.NDArray[np.int64]) -> int:
-    """The exact sum, which may be over 64 bits."""
+    """The exact sum, which may need more than 64 bits."""
     return (int((numbers >> 32).sum()) << 32) + int((numbers & 0xFFFFFFFF).sum())
 
 

@@ -37,7 +37,7 @@ class LocalBox:
            [6]])
     """
 
-    #: The box in the array; if that is flat, in the part of it that `window` says.
+    #: The box in the array; if that is flat, in the part of it that `window` gives.
     box: Slices
     #: `None` if the array has the tensor's rank. If it has one dim, offset and shape of the piece there: the box lies
     #: in `array[offset : offset + prod(shape)].reshape(shape)`.
@@ -59,9 +59,9 @@ class Step:
     #: `"copy"` from the holder's source array to its destination array, `"send"` from its source array to `peer`, or
     #: `"receive"` from `peer` into its destination array.
     kind: Literal["copy", "send", "receive"]
-    #: The label of the other holder; of a copy, its own.
+    #: The label of the other holder; for a copy, its own.
     peer: Any
-    #: The number of the transfer, which `peer`'s receive or send has too; of a copy, its position in `plan.kept`.
+    #: The number of the transfer, the same in `peer`'s receive or send; for a copy, its position in `plan.kept`.
     tag: int
     #: The box in the global tensor.
     box: Slices
@@ -86,9 +86,9 @@ class Program(Sequence[Step]):
     """What one holder does in a plan, in order; `ReshardPlan.program` makes one.
 
     A program is a sequence of `Step`s, and data only: it can be pickled and carried out elsewhere, by threads, MPI
-    ranks or tasks. Whoever does needs the holder's own two arrays, and a way to send and to receive.
+    ranks or tasks. Carrying it out takes the holder's own two arrays, and a way to send and to receive.
 
-    The order is such that nobody waits in a circle, even where a send waits for its receive: all steps of all holders
+    The order is such that there is no deadlock, even if a send waits for its receive: all steps of all holders
     have one order, and each program is its own part of that. Within it holders take turns: in the n-th turn each sends
     to the n-th after it, so that all of them are busy. A runner may also begin all receives at once, and send in any
     order, as long as values are added (`Step.adds`) in the order of the program.
@@ -124,8 +124,8 @@ class Program(Sequence[Step]):
         Args:
             src: the holder's array before, of shape `src_shape`; `None` if it has none.
             out: the array to write into, of shape `dst_shape`; `None` if it has none.
-            send: called with peer, tag and values; the values are a view of `src`, so that what is kept must be copied.
-            receive: called with peer, tag, shape and dtype; gives the values.
+            send: called with peer, tag and values; the values are a view of `src`, so copy what you keep.
+            receive: called with peer, tag, shape and dtype; returns the values.
 
         Returns:
             `out`.
@@ -208,13 +208,13 @@ def _numbers_of(plan: Runnable, holder: Any, side: str | None) -> tuple[int, int
             found.append(tiling._position(holder))
         except (LayoutError, MeshError, TypeError):  # TypeError: not a label, since it has no hash
             found.append(-1)
-    # A mesh takes device indices too; a holder that is called so comes before the one that is counted so.
+    # A mesh takes device indices too; a holder with this label comes before the one with this number.
     sides = zip((plan.src, plan.dst), found, strict=True)
     called = [at if at >= 0 and tiling._label(at) == holder else -1 for tiling, at in sides]
     source, target = found = called if max(called) >= 0 else found
     if source >= 0 and target >= 0 and not (plan.src._is_named and plan.dst._is_named):
         if side is None:
-            raise LayoutError(f"holder {shown(holder)} is in src and another one is in dst; say which by side")
+            raise LayoutError(f"holder {shown(holder)} is in src and another one is in dst; say which one by side")
         return (source, -1) if side == "src" else (-1, target)
     if max(found) < 0 or (side == "src" and source < 0) or (side == "dst" and target < 0):
         raise LayoutError(f"holder {shown(holder)} is not in {side or 'src or dst'} of the plan")

@@ -1,4 +1,4 @@
-"""From one order of a fused weight to another: q, k and v interleaved, blocked, or in tensors of their own."""
+"""Going from one order of a fused weight to another: q, k and v interleaved, blocked, or in tensors of their own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RefitPlan(Drawn):
         names = [[name for name, _ in side] for side in sides]
         if set(names[0]) != set(names[1]):
             raise LayoutError(f"src has the tensors {shown(names[0])}, dst {shown(names[1])}")
-        # Copies: a mapping that was given may change.
+        # Copies: the caller's mapping may change.
         self._src, self._dst = (side if isinstance(side, Partition) else dict(side) for side in (src, dst))
         self._plans = _planned(_frozen(self._src), _frozen(self._dst))
 
@@ -54,7 +54,7 @@ class RefitPlan(Drawn):
 
     @property
     def dst(self) -> Partition | dict[str, Partition]:
-        """Who is to hold what."""
+        """Who should hold what."""
         return self._dst if isinstance(self._dst, Partition) else dict(self._dst)
 
     @property
@@ -63,7 +63,7 @@ class RefitPlan(Drawn):
         return dict(self._plans)
 
     def bytes_received(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
-        """Give the bytes that each destination device receives, of all tensors: int64 (destination devices,)."""
+        """Give the bytes of all tensors that each destination device receives: int64 (destination devices,)."""
         each = [plan.bytes_received(dtype) for plan in self._plans.values()]
         total: npt.NDArray[np.int64] = np.sum(each, axis=0, dtype=np.int64)
         return total
@@ -76,14 +76,14 @@ class RefitPlan(Drawn):
         """Carry out the plan on numpy arrays in the memory of this process.
 
         Args:
-            src_shards: the arrays of the source devices, in device-index order, or a `ShardedArray`; of separate
-                tensors a mapping of such by name.
+            src_shards: the arrays of the source devices, in device-index order, or a `ShardedArray`; for separate
+            tensors a mapping of these by name.
 
         Returns:
-            New arrays of the destination devices, a list; for separate tensors a dict of lists by name.
+            New arrays of the destination devices, as a list; for separate tensors a dict of lists by name.
 
         Raises:
-            LayoutError: if an array has another shape than its device holds.
+            LayoutError: if an array does not have the shape that its device holds.
 
         >>> import numpy as np
         >>> from shardwise import DeviceMesh, TensorLayout, packed, plan_refit
@@ -110,7 +110,7 @@ class RefitPlan(Drawn):
         for name, arrays in sources.items():
             if arrays[0].dtype != dtype:
                 raise LayoutError(f"src_shards[{name!r}] is of dtype {arrays[0].dtype}, but others are of {dtype}")
-        # Zeros, for padding that nothing writes.
+        # Zeros, since nothing writes to padding.
         results = [np.zeros(shape, dtype) for shape in self._dst._shapes()]
         for name, plan in self._plans.items():
             plan.run(sources[name], out=results)
@@ -136,7 +136,7 @@ class RefitPlan(Drawn):
         return self is other or (self._src == other._src and self._dst == other._dst)
 
     def __hash__(self) -> int:
-        # As mappings are compared: in any order.
+        # Compared like mappings: in any order.
         return hash(tuple(side if isinstance(side, Partition) else frozenset(side.items()) for side in self._sides))
 
     @property
@@ -156,14 +156,14 @@ def plan_refit(src: Side, dst: Side) -> RefitPlan:
     Args:
         src: who holds what now: a partition with a packed dim whose parts have names (`packed.qkv` and `packed.gate_up`
             give them), or a mapping from these names to the partitions of separate tensors.
-        dst: who is to hold what, in the same two forms.
+        dst: who should hold what, in the same two forms.
 
     Raises:
-        LayoutError: if a partition does not state its order, because its parts have no names: the same shape in the
-            wrong order passes every check of shapes; if the names or the sizes of the two sides differ.
+        LayoutError: if a partition does not state its order, because its parts have no names (the same shape in the
+        wrong order passes every check of shapes); if the names or the sizes of the two sides differ.
 
-    The whole tensors differ by an order of their rows; each row is moved once to each device that is to hold it. Equal
-    partitions, as the layers of a model have them, are planned once.
+    The whole tensors differ in the order of their rows; each row is moved once to each device that should hold it.
+    Equal partitions, as in the layers of a model, are planned once.
 
     >>> from shardwise import DeviceMesh, TensorLayout, packed
     >>> def partition(order, devices):
@@ -195,7 +195,7 @@ def _checked(argument: str, side: Any) -> list[tuple[str, Partition]]:
     if len(named) != 1:
         raise LayoutError(
             f"{argument} must have one packed dim whose parts have names, but has {len(named)}: its order is not "
-            f"stated, and the shape {shown(side.shape)} cannot tell it"
+            f"stated, and does not follow from the shape {shown(side.shape)}"
         )
     return [(name, side) for name in named[0][1].names]
 
@@ -214,7 +214,7 @@ def _planned(src: Any, dst: Any) -> dict[str, ReshardPlan]:
 
 
 def _tilings(side: Partition | tuple[tuple[str, Partition], ...]) -> dict[str, Tiling]:
-    """For each tensor who holds what of it."""
+    """For each tensor, who holds what of it."""
     if not isinstance(side, Partition):
         return dict(side)
     ((dim, spec),) = named_dims(side)
@@ -229,7 +229,7 @@ def _tilings(side: Partition | tuple[tuple[str, Partition], ...]) -> dict[str, T
             held: list[Piece] = []
             for row in rows[begins[device] : begins[device + 1]].tolist():
                 held += _within(row, dim, places, starts, lengths)
-            # Whoever holds nothing of it still has an array.
+            # A device that holds nothing of it still has an array.
             boxes[label] = held or [Piece((slice(0, 0),) * len(shape), (0,) * len(shape))]
         found[name] = Tiling.from_boxes(shape, boxes, replicas=True, arrays=dict(zip(labels, shapes, strict=True)))
     return found
@@ -238,7 +238,7 @@ def _tilings(side: Partition | tuple[tuple[str, Partition], ...]) -> dict[str, T
 def _within(
     row: Sequence[Sequence[int]], dim: int, places: list[int], starts: list[int], lengths: list[int]
 ) -> list[Piece]:
-    """What a piece, start, stop and local start along each dim, holds of a tensor that lies in these stretches."""
+    """What a piece (start, stop and local start along each dim) holds of a tensor that lies in these stretches."""
     start, stop, local = row[dim]
     pieces = []
     for i in range(max(bisect.bisect_right(starts, start) - 1, 0), len(starts)):
@@ -258,6 +258,6 @@ def _within(
 def _arrays(name: str, arrays: Any, partition: Partition) -> list[Array]:
     if isinstance(arrays, ShardSource):
         if arrays.partition != partition:  # type: ignore[attr-defined]
-            raise LayoutError(f"{name} is cut otherwise than the plan's source")
+            raise LayoutError(f"{name} is not cut as the plan's source is")
         return arrays._data()
     return checked_arrays(name, arrays, partition, None)

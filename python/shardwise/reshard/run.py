@@ -26,14 +26,14 @@ Array = npt.NDArray[Any]
 #: The part of a flat array that a piece is: its offset, and its shape.
 Window = tuple[int, tuple[int, ...]]
 
-#: Up to how many bytes are allocated together; what is allocated together is freed together.
+#: The most bytes that are allocated together; they are also freed together.
 _BLOCK_BYTES = 1 << 24
-#: The bytes of a line of the processor's cache; where they are others, nothing is lost.
+#: The bytes of a cache line of the processor; a different size does no harm.
 _LINE = 64
 
 
 class Runnable(Protocol):
-    """What running a plan needs of it; `ReshardPlan` says what each is."""
+    """What running a plan needs from it; `ReshardPlan` documents each member."""
 
     _core: CorePlan
 
@@ -58,8 +58,8 @@ def run_plan(
     """Check everything, then write; see `ReshardPlan.run`."""
     if progress is not None and not callable(progress):
         raise TypeError(f"progress must be callable or None, got {type(progress).__name__}")
-    # The arrays of a source were checked when it was made. To ask of an abstract class takes as long as to check an
-    # array, so not of a list.
+    # The arrays of a source were checked when it was made. Asking an abstract class takes as long as checking an
+    # array, so lists are not asked.
     if type(src_shards) is not list and isinstance(src_shards, ShardSource):
         sources = src_shards._data()
     else:
@@ -81,7 +81,7 @@ def run_plan(
         outputs: Sequence[int] = tuple(range(count))
         _check_copyable(dtype, count)
     else:
-        there = {} if addends > 1 else {d: view_of(sources[s], w, box) for d, s, w, box in views_of(plan)}
+        there = {d: view_of(sources[s], w, box) for d, s, w, box in views_of(plan)}
         absent = [device for device in range(count) if device not in there]
         _check_copyable(dtype, len(absent))
         new = _allocated(absent, plan.dst, dtype) if absent else {}
@@ -105,17 +105,17 @@ def _check_copyable(dtype: np.dtype[Any], count: int) -> None:
 
 
 def check_addable(dtype: np.dtype[Any]) -> None:
-    """Refuse dtypes whose sums are not of the dtype."""
+    """Refuse dtypes whose sums are of another dtype."""
     probe = np.empty(0, dtype)
     if dtype.hasobject or np.add(probe, probe).dtype != dtype.newbyteorder("="):
-        raise TypeError(f"partial sums of dtype {dtype} cannot be added to one of the same dtype")
+        raise TypeError(f"partial sums of dtype {dtype} do not add up to a value of that dtype")
 
 
 def checked_arrays(name: str, arrays: Sequence[Array], tiling: Tiling, dtype: np.dtype[Any] | None) -> list[Array]:
     """The arrays as a list, each of the shape of its holder's own array and all of one dtype."""
     if type(arrays) is not list and (isinstance(arrays, (str, bytes, dict)) or not hasattr(arrays, "__iter__")):
         raise TypeError(f"{name} must be a sequence of numpy arrays, got {type(arrays).__name__}")
-    # One more than there may be: an iterable need not end.
+    # One more than allowed: an iterable may never end.
     shapes = tiling._shapes()
     checked = list(islice(arrays, len(shapes) + 1))
     if len(checked) != len(shapes):
@@ -155,7 +155,10 @@ def view_of(array: Array, window: Window | None, box: tuple[slice, ...]) -> Arra
 
 
 def views_of(plan: Runnable) -> Iterator[tuple[int, int, Window | None, tuple[slice, ...]]]:
-    """The new arrays that are a part of what their holder has: holder, the same in the source, window and box there."""
+    """The new arrays that are a part of what their holder has: its number, that in the source, window and box there.
+
+    Partial sums have none: a holder of one of the addends receives the others.
+    """
     kept = plan.kept
     if not len(kept):
         return
@@ -178,7 +181,7 @@ def views_of(plan: Runnable) -> Iterator[tuple[int, int, Window | None, tuple[sl
 
 
 def _allocated(devices: list[int], tiling: Tiling, dtype: np.dtype[Any]) -> dict[int, Array]:
-    """New arrays; many small ones are cut from common blocks, for which the operating system has large pages.
+    """New arrays; many small ones are cut from common blocks, which the operating system backs with large pages.
 
     A page is made when it is first written to, and for many small arrays that takes longer than the copy itself.
     """
@@ -200,8 +203,8 @@ def _allocated(devices: list[int], tiling: Tiling, dtype: np.dtype[Any]) -> dict
         for device, shape in zip(devices, shapes, strict=True):
             if device not in arrays:
                 arrays[device] = np.empty(shape, dtype)
-    except ValueError as error:  # numpy's word for a size that no address space holds
-        raise SizeOverflowError(f"a shard of dtype {dtype} is over the address space: {error}") from None
+    except ValueError as error:  # what numpy raises for a size that no address space holds
+        raise SizeOverflowError(f"a shard of dtype {dtype} does not fit in the address space: {error}") from None
     return arrays
 
 
@@ -221,7 +224,7 @@ def _blocks(nbytes: list[int]) -> Iterator[list[int]]:
 
 
 def _aligned(nbytes: int) -> int:
-    # Each begins with a line, so that the copies fill whole ones; no dtype wants more.
+    # Each begins at a cache line, so that copies fill whole lines; no dtype needs a larger alignment.
     return -(-nbytes // _LINE) * _LINE
 
 

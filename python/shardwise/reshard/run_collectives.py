@@ -44,7 +44,7 @@ def _digits(mesh: DeviceMesh, names: Iterable[str]) -> npt.NDArray[np.int64]:
 
 
 def _parts(mesh: DeviceMesh, names: Iterable[str]) -> Iterator[tuple[int, npt.NDArray[np.int64], int]]:
-    """For each name the position of its mesh axis, all devices' coordinates along it, and how far apart they stand."""
+    """For each name the position of its mesh axis, all devices' coordinates along it, and how far apart they are."""
     coordinates = mesh.coordinates()
     for name in names:
         part = None if name in mesh.axis_names else parse_sub_axis(name)
@@ -69,7 +69,7 @@ def _groups(mesh: DeviceMesh, names: Sequence[str]) -> Iterator[list[int]]:
 def _exchanged(
     step: CollectiveStep, shards: list[Array], before: Boxes, after: Boxes, groups: Iterable[list[int]]
 ) -> Iterator[Array]:
-    """Each device's shard after the step, out of those of its group."""
+    """Each device's shard after the step, made from those of its group."""
     for device, group in enumerate(groups):
         wanted = after[device]
         if step.kind == "slice":

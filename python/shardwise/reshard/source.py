@@ -14,7 +14,7 @@ __all__ = ["ShardSource"]
 
 
 class ShardSource(ABC):
-    """What `ReshardPlan.run` takes beside plain lists; `ShardedArray` is one."""
+    """What `ReshardPlan.run` takes besides plain lists; `ShardedArray` is one."""
 
     __slots__ = ()
 

@@ -1,1 +1,1 @@
-"""Layouts by name: rules, their files, and what they say of a model."""
+"""Layouts by name: rules, their files, and what they say about a model."""

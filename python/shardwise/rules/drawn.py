@@ -1,4 +1,4 @@
-"""The picture of a report: what each device holds, and what becomes of the bytes."""
+"""The picture of a report: what each device holds, and what happens to the bytes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..show.picture import Panel, Picture, View
 
 __all__ = ["KINDS", "kind_of", "report_picture"]
 
-#: What may become of a tensor, as the legend has it.
+#: What may happen to a tensor, as the legend says it.
 KINDS = ("cut", "replicated by a rule", "replicated, no rule matches", "cannot be placed")
 _MOST_DEVICES = 1 << 20
 
 
 class Reported(Protocol):
-    """What a picture asks of a report."""
+    """What a picture needs from a report."""
 
     @property
     def tensors(self) -> Sequence[Any]: ...
@@ -37,7 +37,7 @@ class Reported(Protocol):
 
 
 def kind_of(tensor: Any) -> int:
-    """Say what becomes of a tensor: the number of its kind in `KINDS`."""
+    """Say what happens to a tensor: the number of its kind in `KINDS`."""
     if tensor.num_shards is None:
         return 2 if tensor.rule is None and tensor.layout is not None else 3
     if not tensor.is_replicated:
@@ -60,7 +60,7 @@ def report_picture(report: Reported) -> Picture:
 
 
 def kinds_panel(report: Reported) -> list[Panel]:
-    """Give bars of the bytes of the tensors of each kind, each tensor counted once; none where a dtype is unknown."""
+    """Draw bars of the bytes of the tensors of each kind, each tensor counted once; none if a dtype is unknown."""
     sizes, counts = [0] * len(KINDS), [0] * len(KINDS)
     for tensor in report.tensors:
         if tensor.nbytes is None:

@@ -1,4 +1,4 @@
-"""Layouts by name: regular expressions that give the tensors whose paths they match their layouts."""
+"""Layouts by name: regular expressions that give layouts to the tensors whose paths they match."""
 
 from __future__ import annotations
 
@@ -34,28 +34,29 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     r"""Layouts under keys that are regular expressions when a path is looked up.
 
     Args:
-        device_mesh: the mesh over which layouts without one are kept; a layout that has its own keeps it.
-        mesh: the same, by the name that Keras 2 on DTensor gave it.
+        device_mesh: the mesh for layouts that have none; a layout with its own mesh keeps it.
+        mesh: the same, by its name in Keras 2 on DTensor.
         match: `"search"` finds a rule anywhere in a path, `"match"` at its beginning, `"fullmatch"` only as the whole
-            path. Keras began with `"match"`, went on to `"search"`, and is at `"fullmatch"`.
-        backtracking: whether rules are taken that only a backtracking search can find, in time that may be exponential
-            in the length of a path.
-        default: what holds for tensors of any rank that no rule matches: `"replicated"`, or a layout, its axes or a
-            `LayoutRule` for their leading dims, of which the others are not cut: `("fsdp",)` cuts dim 0 of them all.
+            path. Keras began with `"match"`, changed to `"search"`, and now has `"fullmatch"`.
+        backtracking: whether to accept rules that only a backtracking search can find, in time that may be exponential
+        in the length of a path.
+        default: what applies to tensors of any rank that no rule matches: `"replicated"`, or a layout, its axes or a
+        `LayoutRule` for their leading dims; the others are not cut. `("fsdp",)` cuts dim 0 of them all.
 
     Raises:
-        LayoutError: if `match` is another word; if the default is not a layout over the mesh.
+        LayoutError: if `match` is not one of the three; if the default is not a layout over the mesh.
 
-    `layout_map[path]` is the layout of the key that equals the path, or else of the rule that matches it: of the key
+    `layout_map[path]` is the layout of the key that equals the path, or else of the rule that matches it: the key
     that `re.search` finds in the path. If none does it is `None`, as in Keras; there is no `KeyError`, and the default
-    does not count, which needs a rank: `layout_of(path, rank)` and `partition(path, shape)` know it. If several do, it
+    is not used, since it needs a rank: `layout_of(path, rank)` and `partition(path, shape)` use it. If several do, it
     is a `LayoutError` that lists them. As a mapping, a map has the keys that were inserted: `in`, `len`, iteration,
-    `del`, `pop` and `setdefault` match nothing.
+    `del`, `pop` and `setdefault` do not match rules.
 
-    A rule means what Python's `re` says. All rules are searched for together, in time linear in the length of the path,
-    so neither a rule nor a name from a checkpoint can make a look-up hang. Look-around, back-references, atomic groups,
-    possessive repetitions, `(?i)` beside letters beyond ASCII, and what needs megabytes once compiled, can only be
-    found by a search that backtracks: such a rule is refused when it is inserted, unless the map has
+    A rule means what it means to Python's `re`. All rules are searched for together, in time linear in the length of
+    the path, so neither a rule nor a name from a checkpoint can make a look-up hang. Look-around, back-references,
+    atomic groups, possessive repetitions, `(?i)` beside letters beyond ASCII, and rules that need megabytes once
+    compiled, can only
+    be found by a search that backtracks: such a rule is refused when it is inserted, unless the map has
     `backtracking=True`.
 
     Threads may share a map. It remembers the paths that it was asked for, up to 65,536 of them.
@@ -102,7 +103,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
-        """The mesh over which layouts without one are kept."""
+        """The mesh for layouts that have none."""
         return self._device_mesh
 
     @property
@@ -112,12 +113,12 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
     @property
     def backtracking(self) -> bool:
-        """Whether rules are taken that only a backtracking search can find."""
+        """Whether rules are accepted that only a backtracking search can find."""
         return self._backtracking
 
     @property
     def default(self) -> LayoutRule | None:
-        """What holds for tensors that no rule matches; its layout is that of their leading dims.
+        """What applies to tensors that no rule matches; its layout is that of their leading dims.
 
         >>> LayoutMap(default="replicated").default
         LayoutRule(layout=TensorLayout(()), uneven=None)
@@ -128,11 +129,11 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         if default is None:
             return None
         if isinstance(default, str) and default != REPLICATED:
-            raise LayoutError(f"default is {shown(default)}; of words only {REPLICATED!r} is a default")
+            raise LayoutError(f"default is {shown(default)}; the only word it may be is {REPLICATED!r}")
         with _naming("default"):
             return rule_of(() if default == REPLICATED else default).with_mesh(self._device_mesh)
 
-    # The types of a Mapping have no room for a look-up that finds nothing.
+    # The types of a Mapping do not allow for a look-up that finds nothing.
     def __getitem__(self, path: str) -> TensorLayout | None:  # type: ignore[override]
         """Look up the layout of a path; see the class.
 
@@ -143,7 +144,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         try:
             return self._answers[path]
         except TypeError:
-            checked_path(path)  # What cannot be hashed is not a path either.
+            checked_path(path)  # Something that cannot be hashed is not a path either.
             raise
 
     @overload
@@ -170,7 +171,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return self._answers.search.matching(checked_path(path))
 
     def rule(self, key: str) -> LayoutRule:
-        """Give what was inserted under this very key: its layout and its uneven rule; a `KeyError` if there is none.
+        """Give what was inserted under exactly this key: its layout and its uneven rule; a `KeyError` if there is none.
 
         >>> layout_map = LayoutMap()
         >>> layout_map["kernel"] = LayoutRule(("x", None), uneven="ceil")
@@ -185,12 +186,12 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return {key: LayoutRule(rule.layout, rule.uneven) for key, rule in tuple(self._rules.items())}
 
     def layout_of(self, path: str, rank: int) -> TensorLayout | None:
-        """Look up the layout of a tensor of this rank: that of its rule, or else what the default makes of it.
+        """Look up the layout of a tensor of this rank: that of its rule, or else of the default.
 
         `None` if no rule matches and there is no default.
 
         Raises:
-            LayoutError: if several rules match the path, or the layout is of another rank.
+            LayoutError: if several rules match the path, or the layout has another rank.
             TypeError: if the rank is not an integer.
 
         >>> layout_map = LayoutMap(default=("fsdp",))
@@ -225,7 +226,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return layout
 
     def uneven_of(self, path: str) -> UnevenRule | None:
-        """Look up the uneven rule of its own that the rule for a path has, or the default's; `None` without one.
+        """Look up the uneven rule that the rule for a path has of its own, or the default's; `None` if there is none.
 
         Raises:
             LayoutError: if several rules match the path.
@@ -235,7 +236,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         >>> layout_map.uneven_of("dense/kernel"), layout_map.uneven_of("dense/bias")
         ('ceil', 'balanced')
         """
-        answers = self._answers  # Of one moment.
+        answers = self._answers  # All from one moment.
         if answers[checked_path(path)] is None:
             return None if self._default is None else self._default.uneven
         own = answers.search.uneven
@@ -247,7 +248,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         Args:
             path: its name.
             shape: its shape.
-            uneven: how dims that do not divide are cut, unless the rule says it.
+            uneven: how dims that do not divide are cut, unless the rule says so.
 
         Raises:
             LayoutError: if several rules match, or the layout does not fit the shape or has no mesh; see
@@ -268,14 +269,14 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         """Insert a rule.
 
         Args:
-            key: a regular expression, which is not a key yet.
+            key: a regular expression that is not a key yet.
             layout: a `TensorLayout`, the tuple or list of its axes, or a `LayoutRule` if it has an uneven rule of its
                 own. If it has no mesh, the map keeps a copy of it over the map's own mesh; the layout that was given
                 does not change.
 
         Raises:
-            LayoutError: if the key is there already or is not a regular expression, or if the axes are not a layout
-                over the mesh. The map is as it was.
+            LayoutError: if the key exists already or is not a regular expression, or if the axes are not a layout
+            over the mesh. The map is then unchanged.
             TypeError: if the key is not a string or is empty, or the layout is something else.
 
         >>> layout = TensorLayout((None, "model"))
@@ -301,7 +302,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             self._answers = Answers(self._rules, self._match, self._backtracking)
 
     def __delitem__(self, key: str) -> None:
-        """Remove the rule under this very key; a `KeyError` if there is none."""
+        """Remove the rule under exactly this key; a `KeyError` if there is none."""
         with self._lock:
             del self._rules[key]
             self._answers = Answers(self._rules, self._match, self._backtracking)
@@ -313,7 +314,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return iter(tuple(self._rules))
 
     def __contains__(self, key: object) -> bool:
-        """Say whether this is a key; that a rule matches it is not enough."""
+        """Say whether this is a key; a rule that matches it is not enough."""
         return key in self._rules
 
     def items(self) -> ItemsView[str, TensorLayout]:
@@ -325,7 +326,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     @overload
     def pop(self, key: str, default: Default) -> TensorLayout | Default: ...
     def pop(self, key: str, default: Any = _NO_DEFAULT) -> Any:
-        """Remove the rule under this very key and give its layout, or the default; without one, a `KeyError`."""
+        """Remove the rule under exactly this key and give its layout, or the default; without one, a `KeyError`."""
         with self._lock:
             if key not in self._rules and default is not _NO_DEFAULT:
                 return default
@@ -336,7 +337,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     def setdefault(
         self, key: str, default: TensorLayout | Sequence[str | Sequence[str] | PackedDim | None] | None = None
     ) -> TensorLayout:
-        """Give the layout under this very key, after inserting the default if there is none."""
+        """Give the layout under exactly this key, after inserting the default if there is none."""
         with self._lock:
             if key not in self._rules:
                 self[key] = default  # type: ignore[assignment]  # None is refused there, by name.
@@ -346,7 +347,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         """Insert the rules of a mapping or of pairs; those of a layout map with their uneven rules.
 
         Raises:
-            LayoutError: as for a single rule. Those before it are in the map.
+            LayoutError: as for a single rule. The rules before it stay in the map.
             TypeError: if this is neither a mapping nor made of pairs of a key and a layout.
 
         >>> layout_map, other = LayoutMap(), LayoutMap()
@@ -361,9 +362,9 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         super().update(given, **rules)
 
     def __eq__(self, other: object) -> bool:
-        """Say whether the rules are the same; for two layout maps, all that changes an answer.
+        """Whether the rules are the same; for two layout maps, also everything else that changes an answer.
 
-        What a map permits (`backtracking`) does not, and does not count.
+        What a map permits (`backtracking`) changes none, and is not compared.
         """
         if isinstance(other, LayoutMap):
             mine, theirs = ((each._device_mesh, each._match, each._default, each.rules()) for each in (self, other))
@@ -391,11 +392,11 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         Args:
             names: a mapping from each name to a shape, to a pair of shape and dtype, or to anything with a `.shape`
                 (and a `.dtype`); or tuples of `(name, shape)`, `(name, shape, dtype)` or `(name, array)`. A dtype is
-                what numpy takes for one, or anything with an integer `.itemsize`.
-            uneven: how a dim that does not divide is cut, unless its rule says it; see `TensorLayout.partition`.
+                what numpy accepts as one, or anything with an integer `.itemsize`.
+            uneven: how a dim that does not divide is cut, unless its rule says so; see `TensorLayout.partition`.
 
         Raises:
-            LayoutError: if a name comes twice, a size is negative, or there is no such uneven rule.
+            LayoutError: if a name is repeated, a size is negative, or there is no such uneven rule.
             SizeOverflowError: if a tensor has more than 2**63 - 1 elements or bytes.
             TypeError: if a name is not a string, or a shape or dtype is invalid.
 
@@ -412,19 +413,19 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return make_report(self._answers.search, self._device_mesh, self._default, names, uneven)
 
     def apply(self, tree: Any, *, separator: str = "/") -> Any:
-        """Give the same nested structure as a tree of arrays, with a layout in the place of each array.
+        """Give the same nested structure as a tree of arrays, with a layout in place of each array.
 
         Args:
             tree: dicts, lists, tuples, named tuples and dataclasses, nested, of anything with a `.shape`; `None` stays
                 `None`, and any other mapping becomes a dict.
-            separator: what joins the keys, positions and fields that lead to an array to its path.
+            separator: what joins the keys, positions and fields that lead to an array into its path.
 
         Raises:
-            LayoutError: if several rules match a path, if an array has another rank than its layout, or if the tree
-                contains itself or is nested too deeply.
+            LayoutError: if several rules match a path, if the ranks of an array and its layout differ, or if the tree
+            contains itself or is nested too deeply.
             TypeError: if a key is neither string nor integer, or a leaf has no shape.
 
-        An array that no rule matches gets what the default makes of it, or else the layout that cuts nothing, over the
+        An array that no rule matches gets the layout of the default, or else the layout that cuts nothing, over the
         mesh of the map if it has one.
 
         >>> import numpy as np
@@ -446,16 +447,16 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
                 a model's configuration, an object that has such a plan.
             mesh: The mesh of the map.
             axis: The axis of the mesh that cuts.
-            config: The model's configuration, an object or a mapping: where it says how long packed matrices are
-                (`intermediate_size`, `moe_intermediate_size`), tensors of another length are refused.
+            config: The model's configuration, an object or a mapping: if it says how long packed matrices are
+            (`intermediate_size`, `moe_intermediate_size`), tensors of another length are refused.
 
         Raises:
-            LayoutError: for a style that transformers does not have; it is named.
+            LayoutError: if transformers does not have a style; names it.
             MeshError: if the mesh has no such axis.
 
         The layouts are for parameters as PyTorch stores them: the `weight` of a linear module is (out, in), experts
-        are (experts, out, in). Of a packed style each of the two matrices is cut by itself. Transformers cuts rows, not
-        heads, as `torch.chunk` does: give `uneven="chunk"` where they do not divide, key-value heads included.
+        are (experts, out, in). In a packed style each of the two matrices is cut separately. Transformers cuts rows,
+        not heads, as `torch.chunk` does: give `uneven="chunk"` where they do not divide, key-value heads included.
 
         >>> plan = {"layers.*.self_attn.q_proj": "colwise", "layers.*.mlp.experts.gate_up_proj": "packed_colwise"}
         >>> layout_map = LayoutMap.from_tp_plan(plan, DeviceMesh((4,), ["tp"]), "tp")
@@ -479,14 +480,14 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
         Args:
             file: the path of the file, or an open text file.
-            device_mesh: the mesh of the map, in place of the one that the file may have.
+            device_mesh: the mesh of the map, instead of the one that the file may have.
 
         Raises:
-            ParseError: if the file is not TOML, or has an unknown key or a value of another kind.
-            LayoutError: if a layout map does not take a rule.
+            ParseError: if the file is not TOML, or has an unknown key or a value of the wrong type.
+            LayoutError: if a layout map does not accept a rule.
             MeshError: if the mesh is invalid.
             OSError: if the file cannot be read.
-            ImportError: if tomli is missing on Python 3.10; the extra `shardwise[toml]` brings it.
+            ImportError: if tomli is missing on Python 3.10; the extra `shardwise[toml]` installs it.
 
         >>> import io
         >>> file = io.StringIO(r'''
@@ -542,7 +543,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
 
 class _Items(ItemsView[str, TensorLayout]):
-    """The rules of a layout map as they are, without a look-up that would match."""
+    """The rules of a layout map as they are, without a matching look-up."""
 
     def __init__(self, rules: dict[str, Rule]) -> None:
         self._rules = rules
@@ -565,7 +566,7 @@ def _short(rule: LayoutRule) -> str:
 
 
 def _pairs(given: Any) -> Iterator[tuple[Any, Any]]:
-    """The pairs of an iterable, one by one: it need not end."""
+    """The pairs of an iterable, one by one: it may never end."""
     if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
         raise TypeError(f"update takes a mapping, or pairs of a key and a layout; got {shown(given)}")
     for position, pair in enumerate(given):

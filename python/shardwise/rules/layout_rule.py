@@ -1,4 +1,4 @@
-"""What a layout map says of the tensors that a rule applies to."""
+"""What a layout map says about the tensors that a rule applies to."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class LayoutRule:
 
     Args:
         layout: a `TensorLayout`, or the tuple or list of its axes.
-        uneven: how a dim that does not divide is cut, whatever a report or a plan says for the rest; `None` is what
-            these say. See `TensorLayout.partition`.
+        uneven: how a dim that does not divide is cut, whatever a report or a plan says for other tensors; `None` means
+        what these say. See `TensorLayout.partition`.
 
     Raises:
         LayoutError: if there is no such uneven rule, or the axes are not a layout.
@@ -65,8 +65,8 @@ class LayoutRule:
     def of_rank(self, rank: int) -> TensorLayout | None:
         """Give the layout for tensors of a rank, whose further dims are not cut; `None` if the rank is too small."""
         missing = rank - self.layout.rank
-        if missing <= 0:
-            return None if missing else self.layout
+        if missing < 0:
+            return None
         axes = (*self.layout.axes, *(None,) * missing)
         return TensorLayout(axes, self.layout.device_mesh, unreduced=self.layout.unreduced)
 
@@ -88,7 +88,7 @@ def rule_of(value: Any) -> LayoutRule:
 
 
 def checked_uneven(uneven: Any) -> UnevenRule:
-    """Give an uneven rule back.
+    """Return the given uneven rule.
 
     Raises:
         LayoutError: if there is no such rule; lists them.

@@ -1,4 +1,4 @@
-"""A report as one page of HTML that needs nothing else: to look at, to search, to send around."""
+"""A report as one self-contained page of HTML: to look at, to search, to send to others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .drawn import KINDS, kind_of, report_picture
 __all__ = ["notebook_of", "page_of"]
 
 _LONGEST, _MOST_NAMES = 400, 200
-#: Of more packed cuts than these the page says only what they are: their pieces would make it large.
+#: If there are more packed cuts, the page only names them: their pieces would make it large.
 _MOST_PACKED = 64
 _COLUMNS = (
     ("tensor", ""),
@@ -40,7 +40,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 
 def page_of(report: Any, title: str) -> str:
-    """Give the page of a report: `LayoutReport.to_html` says what is on it."""
+    """Give the page of a report: `LayoutReport.to_html` lists what is on it."""
     page = _Page(report)
     rows = "\n".join(page.rows())
     data = {"cuts": page.cuts, "held": page.held, "fills": FILLS, "neutral": NEUTRAL}
@@ -105,7 +105,7 @@ def _name(name: str) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON in which no text ends the element that it stands in."""
+    """JSON in which no text can end the element that contains it."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 
 
@@ -122,7 +122,7 @@ def _about(report: Any) -> str:
 
 
 def _bars(report: Any) -> str:
-    """The bars of the report, without the words that stand on the page already."""
+    """The bars of the report, without the words that are already on the page."""
     picture = report_picture(report)
     return svg_of(replace(picture, views=tuple(replace(view, captions=()) for view in picture.views)))
 
@@ -175,7 +175,7 @@ def _problems(report: Any) -> Iterator[str]:
 
 
 def _names(title: str, texts: Sequence[str], kind: str) -> Iterator[str]:
-    """Names that have something in common, those that differ in numbers only in one line; open if it is a problem."""
+    """Names that have something in common, one line for those that differ only in numbers; open if it is a problem."""
     found = group_names((text, None) for text in texts)
     yield f"<details{' open' if kind == 'bad' and texts else ''}><summary>{title}: {len(texts):,}</summary>"
     if texts:
@@ -216,7 +216,7 @@ class _Page:
         self._cuts: dict[Any, int] = {}
         self._held: dict[Any, int] = {}
         self._packed = 0
-        #: Why tensors have no place, and the same without their names, by which they are put together.
+        #: Why tensors have no place, and the same without their names, by which they are grouped.
         self._reasons: dict[str, tuple[str, str]] = {}
         for problem in (*report.clashes, *report.rank_mismatches, *report.hindering):
             self._reasons.setdefault(problem.name, (str(problem), str(replace(problem, name=""))))
@@ -276,7 +276,7 @@ class _Page:
         return '<span class="warn">no rule</span>' if self._report.default is None else "the default"
 
     def _cut(self, tensor: Any) -> int | None:
-        """Give the number of the entry that says who holds what of tensors of this layout and shape."""
+        """Give the number of the entry that says who holds what, for tensors of this layout and shape."""
         layout, shape = tensor.layout, tensor.shape
         if tensor.num_shards is None or layout is None or len(shape) > 64:
             return None

@@ -16,12 +16,12 @@ class Clash:
 
     def __str__(self) -> str:
         rules = ", ".join(map(repr, self.rules))
-        return f"{self.name!r} matches {len(self.rules)} rules, only one may: {rules}"
+        return f"{self.name!r} matches {len(self.rules)} rules, but only one may match: {rules}"
 
 
 @dataclass(frozen=True)
 class RankMismatch:
-    """A tensor of another rank than the layout of its rule, or of a smaller one than the default (the rule `None`)."""
+    """A tensor whose rank is not that of its rule's layout, or below that of the default (the rule `None`)."""
 
     name: str
     rule: str | None

@@ -17,6 +17,7 @@ from .._arguments import instance
 from .._atomic import replace_file
 from .._drawn import Drawn
 from .._dtypes import bytes_for
+from .._frozen import frozen
 from .._text import bytes_text, shown
 from ..errors import SizeOverflowError
 from ..layout import TensorLayout
@@ -34,7 +35,7 @@ __all__ = ["LayoutReport", "TensorReport", "checked_size"]
 
 _NAMES_SHOWN = 3
 _TITLES = ("tensor", "shape", "dtype", "layout", "shard", ">bytes per device", "rule")
-#: Of larger meshes texts do not list the bytes of each device.
+#: For larger meshes texts do not list the bytes of each device.
 _MAX_DEVICES = 2**20
 
 
@@ -50,11 +51,11 @@ class TensorReport:
         dtype: The name of its dtype, or `None` if none was given.
         bits: Bits per element, or `None`.
         rule: The key whose layout applies; `None` where no key does, or several.
-        layout: That layout; where no key applies that of the default, or one that cuts nothing; `None` where several
-            do.
+        layout: The layout of the key; if no key applies, that of the default, or one that cuts nothing; `None` if
+        several do.
         num_shards: Shards per dim, or `None` without a place.
         shard_shape: The shape of the largest shard, or `None` without a place.
-        uneven: The uneven rule: the key's own, or else that of the report.
+        uneven: The uneven rule: the key's own, or else the report's.
     """
 
     name: str
@@ -99,7 +100,7 @@ class TensorReport:
         return self.num_shards is not None and self.layout is not None and self.layout.is_fully_replicated
 
     def to_dict(self) -> dict[str, Any]:
-        """What is known of the tensor, as JSON has it; the layout as its axes."""
+        """What is known about the tensor, ready for JSON; the layout as its axes."""
         return {
             "name": self.name,
             "shape": list(self.shape),
@@ -125,11 +126,11 @@ class LayoutReport(Drawn):
         tensors: Every tensor, in the order given.
         uneven: The uneven rule of tensors whose key has none of its own.
         device_mesh: The mesh of the map, or else the one that its layouts share, or `None`.
-        unused_rules: The keys that apply to no name.
+        unused_rules: The keys that do not apply to any name.
         clashes: The names that several rules match; they cannot be placed.
-        rank_mismatches: The tensors of another rank than their layout; they cannot be placed.
+        rank_mismatches: The tensors whose rank is not their layout's; they cannot be placed.
         indivisible: The dims that do not divide; under `"even"` their tensors cannot be placed.
-        default: What the map has for names to which no key applies.
+        default: What the map gives to names to which no key applies.
     """
 
     tensors: tuple[TensorReport, ...]
@@ -143,7 +144,7 @@ class LayoutReport(Drawn):
 
     @cached_property
     def unmatched(self) -> tuple[TensorReport, ...]:
-        """The tensors to whose name no key applies; they are replicated, or as the default has it."""
+        """The tensors to whose name no key applies; they are replicated, or cut by the default."""
         return tuple(tensor for tensor in self.tensors if tensor.rule is None and tensor.layout is not None)
 
     @cached_property
@@ -153,12 +154,12 @@ class LayoutReport(Drawn):
 
     @cached_property
     def unplaced(self) -> tuple[TensorReport, ...]:
-        """The tensors that have no place: of several rules, of another rank, indivisible, or without a mesh."""
+        """The tensors without a place: several rules, a wrong rank, a dim that does not divide, or no mesh."""
         return tuple(tensor for tensor in self.tensors if tensor.num_shards is None)
 
     @cached_property
     def hindering(self) -> tuple[IndivisibleDim, ...]:
-        """Of `indivisible` those whose tensors cannot be placed for it."""
+        """Those of `indivisible` whose tensors therefore cannot be placed."""
         even = {tensor.name for tensor in self.unplaced if tensor.uneven == "even"}
         return tuple(problem for problem in self.indivisible if problem.name in even)
 
@@ -169,7 +170,7 @@ class LayoutReport(Drawn):
 
     @cached_property
     def replicated_share(self) -> float | None:
-        """Of the bytes of all placed tensors, each counted once, the share that every device holds.
+        """The share of the bytes of all placed tensors, each counted once, that every device holds.
 
         `None` where a dtype is not known, or no tensor has a place.
         """
@@ -181,7 +182,7 @@ class LayoutReport(Drawn):
     def device_bytes(self) -> npt.NDArray[np.int64] | None:
         """Bytes of all placed tensors on each device: a read-only int64 array, in the order of device indices.
 
-        `None` without a mesh, where a dtype is not known, and where a layout has a mesh of its own.
+        `None` if there is no mesh, a dtype is not known, or a layout has a mesh of its own.
 
         Raises:
             SizeOverflowError: if a device would hold more than 2**63 - 1 bytes.
@@ -192,13 +193,13 @@ class LayoutReport(Drawn):
         if mesh is None or largest is None or not meshes <= {mesh}:
             return None
         checked_size(largest, "the bytes on a device")
-        # What is cut evenly is the same everywhere. Of the rest, whole bytes are added up, so that a shape is cut once
-        # for all its dtypes.
+        # Tensors that are cut evenly are the same everywhere. For the rest, whole bytes are added up, so that a shape
+        # is cut once for all its dtypes.
         alike = sum(tensor.bytes_per_device or 0 for tensor in self.placed if not tensor.is_uneven)
         try:
             result = np.full(mesh.size, alike, np.int64)
-        except ValueError:  # numpy's word for a size that no address space holds
-            raise SizeOverflowError(f"the bytes of {mesh.size} devices are over the address space") from None
+        except ValueError:  # what numpy raises for a size that no address space holds
+            raise SizeOverflowError(f"the bytes of {mesh.size} devices do not fit in the address space") from None
         counts: Counter[tuple[TensorLayout, tuple[int, ...], UnevenRule, int]] = Counter()
         for tensor in self.placed:
             if tensor.is_uneven and tensor.layout is not None and tensor.bits is not None:
@@ -207,10 +208,7 @@ class LayoutReport(Drawn):
                 counts[key] += 1 if packed else tensor.bits // 8
         for (layout, shape, uneven, bits), count in counts.items():
             result += bytes_for(layout.partition(shape, uneven).nbytes("uint8"), bits) * count
-        result.flags.writeable = False
-        # A view: of the array itself numpy would let anyone set the flag again.
-        readonly: npt.NDArray[np.int64] = result.view()
-        return readonly
+        return frozen(result)
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -227,7 +225,7 @@ class LayoutReport(Drawn):
         return not self.warnings
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON has it; without the bytes of each device for meshes of more than 2**20 devices."""
+        """The report, ready for JSON; without the bytes of each device for meshes of more than 2**20 devices."""
         mesh, device_bytes = self.device_mesh, self._listed_device_bytes()
         return {
             "tensors": [tensor.to_dict() for tensor in self.tensors],
@@ -248,7 +246,7 @@ class LayoutReport(Drawn):
 
     @cached_property
     def totals(self) -> tuple[str, ...]:
-        """What the devices hold in all, a line each; nothing of bytes where a dtype is not known."""
+        """What the devices hold in all, in lines; without bytes if a dtype is not known."""
         count, unplaced = len(self.tensors), len(self.unplaced)
         size = "" if self.nbytes is None else f", {bytes_text(self.nbytes)}"
         lines = [f"{count} tensor{'s' * (count != 1)}{size}"]
@@ -277,7 +275,7 @@ class LayoutReport(Drawn):
             least, most, total = bytes_text(min(each)), bytes_text(max(each)), sum(each)
             share = f", {100 * max(each) / whole:.3g}%" if whole else ""
             yield f"each device holds {least if least == most else f'{least} to {most}'} of {bytes_text(whole)}{share}"
-            times = f", {total / whole:.2f} times the tensors' size" if whole else ""
+            times = f", {total / whole:,.2f} times the tensors' size" if whole else ""
             yield f"all {len(each):,} devices hold {bytes_text(total)}{times}"
         elif self.placed:
             largest = sum(tensor.bytes_per_device or 0 for tensor in self.placed)
@@ -289,14 +287,14 @@ class LayoutReport(Drawn):
         return None if each is None else each.tolist()
 
     def to_html(self, title: str = "Layout report") -> str:
-        """Give the report as one page of HTML that needs nothing else, to search and sort in a browser.
+        """Give the report as one self-contained page of HTML, to search and sort in a browser.
 
-        On it are the totals and a bar for what each device holds; what is replicated, what no rule matches, what does
-        not divide, what cannot be placed and why; the tensors, those that differ in numbers only folded into one row;
-        and, for the one chosen, who holds which part of it. It can be used by keyboard, and read without JavaScript.
+        It has the totals and a bar for what each device holds; what is replicated, what no rule matches, what does not
+        divide, what cannot be placed and why; the tensors, with those that differ only in numbers folded into one row;
+        and, for the selected one, who holds which part of it. It works by keyboard, and can be read without JavaScript.
 
         Args:
-            title: what stands at its top.
+            title: the heading of the page.
 
         Raises:
             TypeError: if the title is not a string.
@@ -312,14 +310,14 @@ class LayoutReport(Drawn):
         return page_of(self, instance("title", title, str))
 
     def save_html(self, path: str | os.PathLike[str], title: str = "Layout report") -> None:
-        """Write the page of `to_html` to a file; one that is there is replaced as a whole.
+        """Write the page of `to_html` to a file; an existing file is replaced as a whole.
 
         Args:
             path: the file.
-            title: what stands at the top of the page.
+            title: the heading of the page.
 
         Raises:
-            OSError: if the file cannot be written; then the old one is as it was.
+            OSError: if the file cannot be written; the old one is then unchanged.
             TypeError: if the title is not a string.
         """
         replace_file(path, self.to_html(title).encode())
@@ -354,7 +352,7 @@ def _row(tensor: TensorReport) -> tuple[str, ...]:
 
 
 def checked_size(size: int, what: str) -> int:
-    """Give the size back.
+    """Return the given size.
 
     Raises:
         SizeOverflowError: if it is over 2**63 - 1; says what it is the size of.

@@ -21,7 +21,7 @@ from .search import RuleSearch
 __all__ = ["Names", "make_report"]
 
 Names = Mapping[str, Any] | Iterable[tuple[Any, ...]]
-"""Shapes, pairs of shape and dtype, or arrays, by name; or tuples of a name and what belongs to it."""
+"""Shapes, pairs of shape and dtype, or arrays, by name; or tuples of a name and its shape and dtype."""
 
 
 def make_report(
@@ -84,7 +84,7 @@ class _Maker:
             layout, uneven = self._search.layouts[rule], self._search.uneven.get(rule)
         elif self._default is not None:
             uneven = self._default.uneven
-            # Of a rank that is too small, the default's own, which does not fit.
+            # If the rank is too small, the default's own, which does not fit.
             layout = self._default.of_rank(len(shape)) or self._default.layout
         else:
             layout = TensorLayout((None,) * len(shape), self._mesh)
@@ -97,7 +97,7 @@ class _Maker:
     def _fits(
         self, name: str, shape: tuple[int, ...], rule: str | None, layout: TensorLayout, uneven: UnevenRule
     ) -> bool:
-        """Say whether the layout can cut the shape; what stands against it is put on record."""
+        """Say whether the layout can cut the shape; what prevents it is recorded."""
         if layout.rank != len(shape):
             self._rank_mismatches.append(RankMismatch(name, rule, len(shape), layout.rank))
             return False
@@ -106,7 +106,7 @@ class _Maker:
         counts = layout.num_shards
         for dim, spec in enumerate(layout.axes):
             if isinstance(spec, PackedDim):
-                counts = (*counts[:dim], 1, *counts[dim + 1 :])  # Its parts are cut, each by itself.
+                counts = (*counts[:dim], 1, *counts[dim + 1 :])  # Its parts are cut, each separately.
         dims = enumerate(zip(shape, counts, strict=True))
         indivisible = [IndivisibleDim(name, rule, dim, size, shards) for dim, (size, shards) in dims if size % shards]
         if layout.is_packed and not (indivisible and uneven == "even"):
@@ -169,7 +169,7 @@ def _named_dtype(name: str, dtype: Any) -> tuple[str | None, int | None]:
     found = find_dtype(dtype)
     if found is not None:
         return found.name, found.bits
-    # Frameworks have dtypes of their own, which know their size too; the scalar types of numpy only seem to.
+    # Frameworks' own dtypes know their size too; numpy's scalar types only seem to.
     itemsize = getattr(dtype, "itemsize", None)
     if not isinstance(itemsize, int):
         try:

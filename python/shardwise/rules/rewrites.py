@@ -1,7 +1,7 @@
 """Rewrites: other names and other orders for the tensors of a checkpoint, as data.
 
 Each rewrite has two sides. A side says how some tensors are named and stored; both sides are of the same elements. So a
-rewrite turned round is a rewrite as well.
+rewrite turned round is also a rewrite.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .templates import Template, parse_template, ways
 
 __all__ = ["Rewrite", "RewriteSet", "Rewrites", "Side"]
 
-#: What becomes of a tensor that no rewrite takes.
+#: What happens to a tensor that no rewrite takes.
 Unmatched = Literal["keep", "drop", "refuse"]
 
 _SIDE_KEYS = ("name", "parts", "packed", "dim", "transpose", "stack", "pad_to")
@@ -32,11 +32,11 @@ class Side:
 
     Attributes:
         names: The templates by part; one template under `""` if the parts are packed in one tensor, or there are none.
-        packed: In which order parts follow one another in a dim; `None` if no dim is packed.
-        dim: The dim that is packed or padded, of the tensor once it is taken apart and transposed.
+        packed: The order of the parts in a dim; `None` if no dim is packed.
+        dim: The dim that is packed or padded, in the tensor after it is taken apart and transposed.
         transpose: Whether the last two dims are swapped.
         stack: The field along which tensors are stacked in a first dim.
-        pad_to: What the dim is padded to a multiple of, with zeros.
+        pad_to: The dim is padded with zeros to a multiple of this.
     """
 
     names: tuple[tuple[str, Template], ...]
@@ -73,7 +73,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """From one side to another; `size` is what a padded dim has without its padding."""
+    """From one side to another; `size` is the size of a padded dim without its padding."""
 
     source: Side
     target: Side
@@ -84,7 +84,7 @@ class Rewrite:
         """From the target to the source.
 
         Raises:
-            LayoutError: if the target is padded and nothing says how much of it is padding.
+            LayoutError: if the target is padded and the size without padding is not given.
         """
         if self.target.pad_to is not None and self.size is None:
             raise LayoutError(
@@ -105,7 +105,7 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class RewriteSet:
-    """The rewrites of one file: what is dropped first, the rewrites in order, and what becomes of the rest."""
+    """The rewrites of one file: what is dropped first, the rewrites in order, and what happens to the rest."""
 
     rewrites: tuple[Rewrite, ...]
     drop: tuple[Template, ...]
@@ -117,16 +117,16 @@ class Rewrites:
     """Rewrites of a checkpoint's tensors: names, fused weights, stacked layers, transposed and padded dims.
 
     Args:
-        rewrites: Mappings with `from`, `to`, and perhaps `size` and `optional`; the page `docs/rules-file.md` has what
-            they mean. They are done one after the other, each on what the one before has left.
-        drop: Templates of names that are left out at first, whichever way the rewrites go.
-        unmatched: What becomes of tensors that no rewrite takes: `"keep"`, `"drop"`, or `"refuse"`.
+        rewrites: Mappings with `from`, `to`, and perhaps `size` and `optional`; the page `docs/rules-file.md` explains
+        them. They are applied one after the other, each to the result of the one before.
+        drop: templates of names that are left out first, in whichever direction the rewrites go.
+        unmatched: what happens to tensors that no rewrite takes: `"keep"`, `"drop"`, or `"refuse"`.
 
     Raises:
-        LayoutError: if a rewrite has an unknown key, its sides are not of the same tensors, or an order is not stated.
-        TypeError: if a value is of another kind.
+        LayoutError: if a rewrite has an unknown key, its sides do not have the same tensors, or an order is not stated.
+        TypeError: if a value is of the wrong type.
 
-    `one + other` does first one, then the other. Immutable, hashable, picklable and comparable.
+    `one + other` applies first one, then the other. Immutable, hashable, picklable and comparable.
 
     >>> fused = Rewrites(
     ...     [
@@ -169,10 +169,10 @@ class Rewrites:
             file: The path of the file, or an open text file.
 
         Raises:
-            ParseError: if the file is not TOML, or has an unknown key or a value of another kind.
+            ParseError: if the file is not TOML, or has an unknown key or a value of the wrong type.
             LayoutError: as for `Rewrites`.
             OSError: if the file cannot be read.
-            ImportError: if tomli is missing on Python 3.10; the extra `shardwise[toml]` brings it.
+            ImportError: if tomli is missing on Python 3.10; the extra `shardwise[toml]` installs it.
 
         >>> import io
         >>> Rewrites.from_toml(io.StringIO("[[rewrite]]\nfrom = 'h.{i}.w'\nto = 'layers.{i}.w'"))
@@ -227,7 +227,7 @@ def _set_text(one: RewriteSet) -> str:
 
 
 def _rewrites(value: Any) -> list[Rewrite]:
-    """A rewrite, once for each text of the choices that both sides have."""
+    """A rewrite, once for each text of the choices that are on both sides."""
     if not isinstance(value, Mapping):
         raise TypeError(f"expected a mapping with from and to, got {shown(value)}")
     _check_keys(value, _REWRITE_KEYS)
@@ -274,15 +274,15 @@ def _side(key: str, value: Any) -> Side:
     if isinstance(packed, str):
         packed = parse(packed, **{str(name): _integer(str(name), size, 0) for name, size in sizes.items()})
     elif sizes and packed is not None:
-        raise LayoutError(f"{key}: {shown(next(iter(sizes)))} is given beside a packed dim that is not text")
+        raise LayoutError(f"{key}: {shown(next(iter(sizes)))} is given, but packed is not text")
     if packed is not None:
         if not isinstance(packed, PackedDim):
             raise TypeError(f"{key}: packed must be the text of a packed dim, got {shown(packed)}")
         if "parts" in value:
-            raise LayoutError(f"{key}: parts have a tensor each, and cannot be packed as well")
+            raise LayoutError(f"{key}: parts have a tensor each, so they cannot be packed too")
         if not packed.names:
             raise LayoutError(
-                f"{key}: the order is not stated: not all parts of {shown(str(packed))} have names, such as q:(…)"
+                f"{key}: the order is not stated: some parts of {shown(str(packed))} have no name, such as q:(…)"
             )
     transpose, stack, pad_to = value.get("transpose", False), value.get("stack"), value.get("pad_to")
     if not isinstance(transpose, bool):
@@ -314,7 +314,7 @@ def _by_part(key: str, side: Side) -> Side:
 
 
 def _check_pair(source: Side, target: Side, size: int | None) -> None:
-    """Refuse sides that are not of the same tensors, or do not say in which order."""
+    """Refuse sides that do not have the same tensors, or do not state the order."""
     for key, side in (("from", source), ("to", target)):
         fields = {template.fields for _, template in side.names}
         if len(fields) > 1:
@@ -322,7 +322,7 @@ def _check_pair(source: Side, target: Side, size: int | None) -> None:
         if side.stack is None:
             continue
         if side.stack in side.names[0][1].fields:
-            raise LayoutError(f"{key}: the field {{{side.stack}}} is stacked, and cannot be in the name as well")
+            raise LayoutError(f"{key}: the field {{{side.stack}}} is stacked, so it cannot be in the name too")
         other = target if side is source else source
         if any(side.stack in template.spanning for _, template in other.names):
             raise LayoutError(f"{key}: the field {{{side.stack}*}} may match dots, and cannot be stacked")
@@ -335,8 +335,8 @@ def _check_pair(source: Side, target: Side, size: int | None) -> None:
     if bool(source.parts) != bool(target.parts):
         key, parts = ("to", source.parts) if source.parts else ("from", target.parts)
         raise LayoutError(
-            f"{key} is one tensor of the parts {', '.join(parts[:8])}, and its order is not stated, which the shape "
-            "cannot tell; packed says it"
+            f"{key} is one tensor of the parts {', '.join(parts[:8])}, and its order is not stated; the shape "
+            "does not tell it, packed does"
         )
     if set(source.parts) != set(target.parts):
         raise LayoutError(f"from has the parts {shown(list(source.parts))}, to {shown(list(target.parts))}")

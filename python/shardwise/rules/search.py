@@ -1,7 +1,7 @@
 """The search for the rules of a layout map that match a path.
 
 The compiled core searches for all rules at once, in time linear in the path. Rules that it leaves to Python's own
-engine, which may take time exponential in the path, are refused unless the map was told to take them.
+engine, which may take time exponential in the path, are refused unless the map was told to accept them.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ MatchMode = Literal["search", "match", "fullmatch"]
 
 MATCH_MODES: tuple[MatchMode, ...] = ("search", "match", "fullmatch")
 
-#: A layout map remembers the layout of so many paths; past that it forgets all of them and begins anew.
+#: A layout map remembers the layouts of this many paths; then it forgets them all and starts again.
 REMEMBERED_PATHS = 65_536
 
-#: Of a longer one, compiling alone takes seconds.
+#: For a longer rule, compiling alone takes seconds.
 _LONGEST_RULE = 1 << 20
 
-#: How many of the rules that match one path a message names.
+#: The most rules that a message names for one path.
 _LISTED = 10
 
-#: What a message says of rules that need it.
+#: What a message says about rules that need it.
 ASKED_FOR = "LayoutMap(..., backtracking=True)"
 
 
@@ -63,7 +63,7 @@ class RuleSearch:
         uneven: the uneven rule of each key that has one of its own.
     """
 
-    def __init__(self, rules: Mapping[str, Rule], match: MatchMode, backtracking: bool = False) -> None:
+    def __init__(self, rules: Mapping[str, Rule], match: MatchMode, backtracking: bool) -> None:
         self._backtracking = backtracking
         self.layouts = {key: rule.layout for key, rule in rules.items()}
         self.uneven = {key: rule.uneven for key, rule in rules.items() if rule.uneven is not None}
@@ -92,7 +92,7 @@ class RuleSearch:
         if len(found) > 1:
             keys = ", ".join(shortened(self._rules[position][0]) for position in found[:_LISTED])
             keys += ", …" if len(found) > _LISTED else ""
-            raise LayoutError(f"path {shown(path)} matches {len(found)} rules, only one may: {keys}")
+            raise LayoutError(f"path {shown(path)} matches {len(found)} rules, but only one may match: {keys}")
         return self._rules[found[0]][1].layout
 
     def _matching(self, path: str) -> tuple[int, ...]:
@@ -101,15 +101,15 @@ class RuleSearch:
             if path and not self._backtracking:
                 rule = self._rules[rest[0]][0]
                 raise LayoutError(
-                    f"rule {shortened(rule)} names characters beyond ASCII, and of the path {shortened(path)} only a "
-                    f"backtracking search can tell whether it matches; {ASKED_FOR} allows it"
+                    f"rule {shortened(rule)} names characters beyond ASCII, and only a backtracking search can "
+                    f"tell whether the path {shortened(path)} matches; {ASKED_FOR} allows it"
                 )
             return tuple(sorted([*found, *(position for position in rest if self._find_alone[position](path))]))
         return found
 
 
 class Answers(dict[str, "TensorLayout | None"]):
-    """The layouts of paths, each looked up when it is asked for the first time.
+    """The layouts of paths, each looked up when first asked for.
 
     Threads may share it. The rules are compiled at the first look-up; when the map changes, it makes a new one.
 
@@ -118,7 +118,7 @@ class Answers(dict[str, "TensorLayout | None"]):
         match: where in a path a rule has to match.
     """
 
-    def __init__(self, rules: dict[str, Rule], match: MatchMode, backtracking: bool = False) -> None:
+    def __init__(self, rules: dict[str, Rule], match: MatchMode, backtracking: bool) -> None:
         super().__init__()
         self._backtracking = backtracking
         self._rules = rules
@@ -144,16 +144,16 @@ class Answers(dict[str, "TensorLayout | None"]):
 
 
 def checked_path(path: object) -> str:
-    """Give the path back, if it is a string."""
+    """Return the path if it is a string."""
     return instance("path", path, str)
 
 
 def shortened(text: str) -> str:
-    """Write a text of which a message needs the beginning only."""
+    """Write a text of which a message needs only the beginning."""
     return repr(text if len(text) <= 80 else text[:79] + "…")
 
 
-def compiled_rule(key: object, match: MatchMode = "search", backtracking: bool = False) -> re.Pattern[str]:
+def compiled_rule(key: object, match: MatchMode, backtracking: bool) -> re.Pattern[str]:
     """Compile the key of a rule.
 
     Raises:
@@ -184,4 +184,4 @@ def _compiled(key: object) -> re.Pattern[str]:
         at = "" if error.pos is None else f" at position {error.pos}"
         raise LayoutError(f"rule {shown(key)} is not a regular expression: {error.msg}{at}") from None
     except (OverflowError, RecursionError) as error:
-        raise LayoutError(f"rule {shown(key)} is not a regular expression that Python takes: {error}") from None
+        raise LayoutError(f"rule {shown(key)} is not a regular expression that Python accepts: {error}") from None

@@ -1,4 +1,4 @@
-"""Rules files that the package brings, for models that people have."""
+"""Rules files that come with the package, for common models."""
 
 from pathlib import Path
 
@@ -8,12 +8,12 @@ _FOLDER = Path(__file__).parent / "examples"
 
 
 def example_rules() -> dict[str, Path]:
-    """Give the rules files that the package brings, by name, in alphabetical order.
+    """Give the rules files that come with the package, by name, in alphabetical order.
 
     `bert` and `gpt2` are for checkpoints as Hugging Face stores them, over the mesh axis "model"; `vllm/` and
     `megatron/` with `gpt2`, `llama`, `mixtral` and `qwen` for the fused weights of these engines, over "tp";
     `torch_dist/` with `gpt2` and `llama` for Megatron's distributed checkpoints. Those of `vllm/` and `torch_dist/` for
-    `gpt2` and `llama` have rewrites from Hugging Face's names as well. Each file says in its first lines what it is
+    `gpt2` and `llama` also have rewrites from Hugging Face's names. Each file says in its first lines what it is
     for. `shardwise plan --rules NAME` takes the names, and `shardwise rules NAME` prints a file.
 
     >>> import shardwise as sw

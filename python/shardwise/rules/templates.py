@@ -17,7 +17,7 @@ __all__ = ["Template", "parse_template", "ways"]
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|([^{}]+)")
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 _SEPARATOR = re.compile(r"[./]")
-#: Names have up to 4,096 bytes; longer templates match none.
+#: Names have up to 4,096 bytes; longer templates never match.
 _LONGEST = 4096
 _MOST_WAYS = 1024
 
@@ -54,7 +54,7 @@ class Template:
         return tuple(dict.fromkeys(found))
 
     def chosen(self, choice: tuple[str, ...], text: str) -> Template:
-        """The template with one text in the place of a choice."""
+        """The template with one text in place of a choice."""
         tokens = tuple(("text", text) if value == choice else (kind, value) for kind, value in self.tokens)
         return parse_template(Template("", tokens)._written())
 
@@ -68,7 +68,7 @@ class Template:
             yield one
 
     def pattern(self) -> re.Pattern[str]:
-        """The regular expression of the names that it matches whole; it has a group for each field."""
+        """The regular expression for the names that it matches as a whole, with a group for each field."""
         seen: set[str] = set()
         parts = []
         for kind, value in self.tokens:
@@ -83,7 +83,7 @@ class Template:
         return re.compile("".join(parts), re.DOTALL)
 
     def filled(self, values: Mapping[str, str]) -> str:
-        """The name with these values of its fields."""
+        """The name with these values for its fields."""
         return "".join(str(value) if kind == "text" else values[str(value)] for kind, value in self.tokens)
 
     def _written(self) -> str:
@@ -118,7 +118,7 @@ def parse_template(text: object) -> Template:
 
     Raises:
         LayoutError: if a brace is open, a field has no name, a part between dots has two fields, or there are two that
-            may match dots: then a name could be read in more than one way.
+        may match dots, so that a name could be read in more than one way.
         TypeError: if it is not a string.
 
     >>> template = parse_template("layers.{i}.{q,k}_proj")
@@ -134,7 +134,7 @@ def parse_template(text: object) -> Template:
     while at < len(text):
         found = _TOKEN.match(text, at)
         if found is None:
-            raise LayoutError(f"template {shown(text)}: the brace at character {at} has no partner; {{{{ is a brace")
+            raise LayoutError(f"template {shown(text)}: the brace at character {at} is unmatched; {{{{ gives a brace")
         at = found.end()
         inside, literal = found.groups()
         if inside is None:
@@ -142,7 +142,7 @@ def parse_template(text: object) -> Template:
         elif "," in inside:
             options = tuple(option.strip() for option in inside.split(","))
             if len(set(options)) != len(options):
-                raise LayoutError(f"template {shown(text)}: the choice {{{inside}}} has a text twice")
+                raise LayoutError(f"template {shown(text)}: the choice {{{inside}}} repeats a text")
             tokens.append(("choice", options))
         else:
             name = inside.removesuffix("*")
@@ -154,7 +154,7 @@ def parse_template(text: object) -> Template:
 
 
 def _check_fields(text: str, tokens: list[tuple[_Kind, str | tuple[str, ...]]]) -> None:
-    """Refuse what could match a name in two ways, or slowly."""
+    """Refuse templates that could match a name in two ways, or slowly."""
     in_part = spanning = 0
     kinds: dict[str, str] = {}
     for kind, value in tokens:

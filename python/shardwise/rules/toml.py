@@ -30,7 +30,7 @@ _REWRITING = {"drop", "rewrite", "unmatched"}
 
 @dataclass(frozen=True)
 class Rules:
-    """What a rules file says, and for messages the name of the file."""
+    """What a rules file says, and the file's name for messages."""
 
     match: MatchMode
     backtracking: bool
@@ -60,7 +60,7 @@ def read_rules(file: str | os.PathLike[str] | TextIO) -> Rules:
 
 
 def read_rewrites(file: str | os.PathLike[str] | TextIO) -> tuple[dict[str, Any], str]:
-    """Read what a rules file says of rewrites, and the file's name; see `Rewrites.from_toml` for what it raises."""
+    """Read what a rules file says about rewrites, and the file's name; see `Rewrites.from_toml` for what it raises."""
     document, source = _document(file)
     for key in ("drop", "rewrite"):
         _list(document.get(key, []), f"{source}: {key}")
@@ -104,7 +104,7 @@ def write_rules(file: str | os.PathLike[str] | TextIO, rules: Rules) -> None:
 
 @contextmanager
 def located(place: str) -> Iterator[None]:
-    """Put the place in a file before the message of what goes wrong inside."""
+    """Put the place in a file before the message of an error inside."""
     try:
         yield
     except TypeError as error:
@@ -124,7 +124,7 @@ def _text(file: str | os.PathLike[str] | TextIO, source: str) -> str:
         return file.read()
     path = path_of(file)
     if path.exists() and not path.is_file():
-        # Reading a pipe may wait for ever, and a device may never end.
+        # Reading a pipe may block forever, and a device may never end.
         raise ParseError(f"{source} is not a regular file")
     try:
         with naming(path):
@@ -156,7 +156,7 @@ def _check_table(table: object, place: str, required: set[str] | None = None, op
     if required is None:
         return
     known = required | (optional or set())
-    # A mistyped key before the one that is missing for it.
+    # A mistyped key is reported before the key that it leaves missing.
     for key in table:
         if key not in known:
             nearest = _nearest(key, known)
@@ -172,7 +172,7 @@ def _nearest(key: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-#: Of longer keys the beginning is compared.
+#: Of longer keys only the beginning is compared.
 _LONGEST_COMPARED = 40
 
 
@@ -202,7 +202,7 @@ def _layout(value: Any, place: str) -> LayoutRule:
     uneven = None
     if isinstance(value, dict):
         if "axes" not in value and all(_nearest(key, _KEYS) is None for key in value):
-            raise ParseError(f"{place}: expected a list of axes, got a table; a rule with a dot in it needs quotes")
+            raise ParseError(f"{place}: expected a list of axes, got a table; a rule that contains a dot needs quotes")
         _check_table(value, place, required={"axes"}, optional={"unreduced", "uneven"})
         unreduced, uneven = _list(value.get("unreduced", []), f"{place}: unreduced"), value.get("uneven")
         value = value["axes"]
@@ -264,7 +264,7 @@ def _device(label: object) -> str:
 
 def _check_mesh(what: str, rule: LayoutRule, mesh: DeviceMesh | None) -> None:
     if rule.layout.device_mesh != mesh:
-        raise LayoutError(f"{what} has a mesh of its own, a rules file has one mesh for all rules")
+        raise LayoutError(f"{what} has a mesh of its own, but a rules file has one mesh for all rules")
 
 
 def _value(rule: LayoutRule) -> str:
@@ -285,7 +285,7 @@ def _entry(spec: Spec) -> str:
 
 
 def _key(key: str) -> str:
-    # In single quotes nothing is escaped, which keeps a regular expression readable.
+    # Nothing is escaped in single quotes, which keeps a regular expression readable.
     return f"'{key}'" if "'" not in key and key.isprintable() else _string(key)
 
 

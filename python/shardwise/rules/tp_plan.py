@@ -1,7 +1,7 @@
 """The tensor-parallel plans that Hugging Face transformers' configurations carry, as rules of a layout map.
 
 A plan maps module names, in which `*` is a layer number, to styles: `{"layers.*.self_attn.q_proj": "colwise"}`. What a
-style cuts is defined by `transformers.distributed.tensor_parallel`, with weights stored as PyTorch stores them: the
+style cuts is defined by `transformers.distributed.tensor_parallel`, for weights stored as in PyTorch: the
 `weight` of a linear module is (out, in), experts are (experts, out, in).
 """
 
@@ -22,10 +22,10 @@ __all__ = ["rules_of_plan"]
 
 _Cut = Literal["rows", "columns", "dim 0", "dim 1", "packed rows", "packed columns", "experts", "nothing"]
 
-#: What each style does to the parameters: rows are the dim before the last, columns the last, and dims 0 and 1 these.
-#: A parameter of one dim has rows only; but one that is not called bias has columns too. Packed ones are two matrices,
-#: each cut by itself (PyTorch's `_StridedShard` with a split factor of 2); but a bias of packed rows is cut as if it
-#: were not packed.
+#: What each style does to the parameters: rows are the dim before the last, columns the last, and dims 0 and 1 are
+#: themselves. A parameter of one dim has rows only, except that one not called bias has columns too. Packed ones are
+#: two matrices, each cut separately (PyTorch's `_StridedShard` with a split factor of 2), except that a bias of packed
+#: rows is cut as if it were not packed.
 _STYLES: dict[str, _Cut] = {
     "colwise": "rows",
     "colwise_rep": "rows",
@@ -108,7 +108,7 @@ def _rules_of_entry(name: str, cut: _Cut, axis: str, size: int | None) -> dict[s
 
 
 def _packed_size(config: Any) -> int | None:
-    """The rows of one of the packed matrices, if the configuration leaves no doubt about them."""
+    """The rows of one of the packed matrices, if the configuration states them clearly."""
     names = ("intermediate_size", "moe_intermediate_size")
     given = [config.get(name) if isinstance(config, Mapping) else getattr(config, name, None) for name in names]
     sizes = {size for size in given if isinstance(size, int)}

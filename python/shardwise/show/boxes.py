@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,52 +15,108 @@ from .picture import MOST_KEYS, MOST_NAMED, Panel, Side, Span, Tile, View, held_
 
 __all__ = ["boxes_view"]
 
-_MOST_BOXES, _MOST_PANELS = 256, 8
+_MOST_BOXES, _MOST_PANELS, _MOST_READ = 256, 8, 1 << 13
 
 Box = tuple[tuple[int, int], ...]
 
 
 def boxes_view(tiling: Tiling, captions: tuple[str, ...]) -> tuple[View, tuple[str, ...]]:
-    """Give a view of the boxes of a tiling, and the legend: who holds them. Identical boxes are one tile.
+    """Draw the boxes of a tiling, with the legend: who holds them. Identical boxes are one tile.
 
-    Boxes that overlap without being the same stand in rows of their own, so that all can be seen.
+    Boxes that overlap without being identical have rows of their own, so that all can be seen. If there are too many,
+    those of one holder that touch are drawn as one, then those of neighbouring holders.
     """
-    boxes: dict[Box, list[int]] = {}
-    count, notes = tiling._count, []
-    for holder in range(count):
-        pieces = tiling._core_tiling.pieces(holder)
-        found: list[Box] = [tuple((side.start, side.stop) for side in piece) for piece, _ in pieces]
-        new = [sides for sides in found if all(start < stop for start, stop in sides)]
-        if len(boxes) + len(new) > _MOST_BOXES:
-            notes.append(f"the boxes of the first {holder:,} of {count:,} holders are drawn")
-            if holder:
-                break
-            notes[-1] = f"the first {_MOST_BOXES} boxes of the first of {count:,} holders are drawn"
-        for sides in new[:_MOST_BOXES]:
-            boxes.setdefault(sides, []).append(holder)
-    if not boxes:
-        return View(captions, (), (*notes, "there are no elements")), ()
-    owners = list(dict.fromkeys(tuple(holders) for holders in boxes.values()))
-    legend = tuple(_held(tiling, list(each)) for each in owners) if len(owners) <= MOST_KEYS else ()
+    held, notes = _read(tiling)
+    if not any(held):
+        return View(captions, (), (*notes, _nothing(tiling))), ()
+    each, boxes = 1, _by_box(held, 1)
+    if len(boxes) > _MOST_BOXES:
+        notes.append(f"{sum(map(len, held)):,} boxes; those that touch are drawn as one")
+        boxes = _by_box(held, 1, joined=True)
+    while len(boxes) > _MOST_BOXES and each < len(held):
+        each = min(max(2 * each, -(-len(held) // MOST_KEYS)), len(held))
+        boxes = _by_box(held, each, joined=True)
+    if len(boxes) > _MOST_BOXES:
+        notes.append(f"{_MOST_BOXES} of {len(boxes):,} boxes are drawn")
+        boxes = dict(list(boxes.items())[:_MOST_BOXES])
+    owners = list(dict.fromkeys(tuple(groups) for groups in boxes.values()))
+    texts = {groups: _held(tiling, groups, each, len(held)) for groups in owners}
+    legend = tuple(texts.values()) if len(owners) <= MOST_KEYS else ()
     keys = {each: number if legend else None for number, each in enumerate(owners)}
     plane = _plane(list(boxes), len(tiling.shape))
     groups: dict[Any, list[Box]] = {}
     for box in boxes:
         groups.setdefault(tuple(side for dim, side in enumerate(box) if dim not in plane), []).append(box)
     if len(groups) > _MOST_PANELS:
-        notes.append(f"{_MOST_PANELS} of {len(groups)} slices are drawn")
+        notes.append(f"only {_MOST_PANELS} of {len(groups)} slices are drawn")
     panels = []
     for deep, members in list(groups.items())[:_MOST_PANELS]:
         others = [dim for dim in range(len(tiling.shape)) if dim not in plane]
         heading = ", ".join(f"dim {dim} at {_range(side)}" for dim, side in zip(others, deep, strict=True))
-        tiles = [(box, keys[tuple(boxes[box])], _held(tiling, boxes[box])) for box in members]
+        tiles = [(box, keys[tuple(boxes[box])], texts[tuple(boxes[box])]) for box in members]
         panels.append(_panel(tiling, heading, tiles, plane))
     return View(captions, tuple(panels), tuple(notes)), legend
 
 
-def _held(tiling: Tiling, holders: list[int]) -> str:
-    text = held_text([tiling._label(holder) for holder in holders[:MOST_NAMED]], len(holders))
-    return f"{text} ({len(holders):,} replicas)" if len(holders) > 1 else text
+def _nothing(tiling: Tiling) -> str:
+    return "no holder has an element" if math.prod(tiling.shape) else "the tensor has no elements"
+
+
+def _read(tiling: Tiling) -> tuple[list[list[Box]], list[str]]:
+    """Give the boxes of each holder, as far as they are read, and what to say of the others."""
+    held: list[list[Box]] = []
+    room = _MOST_READ
+    for holder in range(tiling._count):
+        pieces = tiling._core_tiling.pieces(holder)
+        boxes: list[Box] = [tuple((side.start, side.stop) for side in piece) for piece, _ in pieces]
+        boxes = [sides for sides in boxes if all(start < stop for start, stop in sides)]
+        if (held and len(boxes) > room) or room <= 0:
+            return held, [f"the boxes of the first {holder:,} of {tiling._count:,} holders are drawn"]
+        held.append(boxes[:room])
+        if len(boxes) > room:
+            name = held_text([tiling._label(holder)], 1)
+            return held, [f"the first {room:,} of the {len(boxes):,} boxes of {name} are drawn"]
+        room -= max(len(boxes), 1)
+    return held, []
+
+
+def _by_box(held: list[list[Box]], each: int, joined: bool = False) -> dict[Box, list[int]]:
+    """Give the groups of `each` holders that have each box; `joined`, boxes of a group that touch are one."""
+    boxes: dict[Box, list[int]] = {}
+    for group, first in enumerate(range(0, len(held), each)):
+        own = list(dict.fromkeys(box for holder in held[first : first + each] for box in holder))
+        for box in _joined(own) if joined else own:
+            boxes.setdefault(box, []).append(group)
+    return boxes
+
+
+def _joined(boxes: list[Box]) -> list[Box]:
+    """Put boxes together that touch and differ along one dim only, dim by dim, the last one first."""
+    for dim in reversed(range(len(boxes[0]) if boxes else 0)):
+        lines: dict[Box, list[tuple[int, int]]] = {}
+        for box in boxes:
+            lines.setdefault(box[:dim] + box[dim + 1 :], []).append(box[dim])
+        boxes = []
+        for others, sides in lines.items():
+            found: list[tuple[int, int]] = []
+            for start, stop in sorted(sides):
+                if found and found[-1][1] == start:
+                    found[-1] = (found[-1][0], stop)
+                else:
+                    found.append((start, stop))
+            boxes += [(*others[:dim], side, *others[dim:]) for side in found]
+    return boxes
+
+
+def _held(tiling: Tiling, groups: Sequence[int], each: int, count: int) -> str:
+    """Say who has a box: holders each of which has it, or groups of holders that have it together."""
+    holders = [range(group * each, min((group + 1) * each, count)) for group in groups]
+    many = sum(map(len, holders))
+    named = itertools.islice(itertools.chain.from_iterable(holders), MOST_NAMED)
+    text = held_text([tiling._label(holder) for holder in named], many)
+    if each > 1:
+        return f"{text} ({many:,} holders)"
+    return f"{text} ({many:,} replicas)" if many > 1 else text
 
 
 def _range(side: tuple[int, int]) -> str:

@@ -1,4 +1,4 @@
-"""Grids of shards, chunks and devices, found one by one, and put together in blocks where they are many."""
+"""Grids of shards, chunks and devices, found one by one, and grouped into blocks where there are many."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ __all__ = [
 ]
 
 Index = tuple[int, ...]
-#: Of a block of more cells than these along a dim the cuts within it are not drawn.
+#: A block with more cells than this along a dim is drawn without the cuts inside it.
 _MOST_SEAMS = 64
-#: How many panels there may be.
+#: The most panels there may be.
 _MOST_PANELS = 4
 
 
 class Cells(Protocol):
-    """A regular grid: along each dim so many cells, each with bounds, and for each combination its holders."""
+    """A regular grid: a number of cells along each dim, each with bounds, and for each combination its holders."""
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many cells there are along each dim."""
+        """The number of cells along each dim."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -60,6 +60,9 @@ class Cells(Protocol):
     def title(self, dim: int) -> str:
         """Say what a dim is."""
 
+    def range_text(self, start: int, stop: int) -> str:
+        """Write where a range of cells begins and ends, as `span` gives it."""
+
 
 class ShardCells:
     """The shards of a partition that is not packed."""
@@ -80,7 +83,7 @@ class ShardCells:
         first, last = self.bounds(dim, start), self.bounds(dim, stop - 1)
         if self._partition.size == 0 or (first[0] < first[1] and last[0] < last[1]):
             return first[0], last[1]
-        # Empty shards stand at the end of the dim, wherever they come; those with elements are in order.
+        # Empty shards lie at the end of the dim, whatever their number; those with elements are in order.
         positions = range(self.shape[dim])
         low, high = (
             bisect.bisect_left(positions, cell, key=lambda at: self._cell_of(dim, at)) for cell in (start, stop)
@@ -111,6 +114,10 @@ class ShardCells:
             else ""
         )
         return f"dim {dim}: {self.shape[dim]}" + (f", cut in {self.counts[dim]:,} by {by}" if by else ", not cut")
+
+    def range_text(self, start: int, stop: int) -> str:
+        """Write where a range of cells begins and ends, as `span` gives it."""
+        return _range(start, stop)
 
 
 class ChunkCells:
@@ -143,6 +150,10 @@ class ChunkCells:
         """Say what a dim is."""
         return f"dim {dim}: {self.shape[dim]}, in chunks of {self._chunks[dim]}"
 
+    def range_text(self, start: int, stop: int) -> str:
+        """Write where a range of cells begins and ends, as `span` gives it."""
+        return _range(start, stop)
+
 
 class DeviceCells:
     """The devices of a mesh."""
@@ -169,6 +180,10 @@ class DeviceCells:
         """Say what a dim is."""
         return f"{short(plain(self._mesh.axis_names[dim]), 40)}: {self.shape[dim]}"
 
+    def range_text(self, start: int, stop: int) -> str:
+        """Write where a range of cells begins and ends: of one device its coordinate."""
+        return _range(start, stop) if stop - start > 1 else str(start)
+
 
 class Block:
     """Neighbouring cells that are drawn as one: a range of cells along each dim."""
@@ -184,7 +199,7 @@ class Block:
         return any(start >= stop for start, stop in self.box)
 
     def holders(self, most: int = MOST_NAMED) -> tuple[list[Any], int]:
-        """Give who holds its cells, all of them if they are at most `most`, and how many they are."""
+        """Give who holds its cells, all of them if there are at most `most`, and how many there are."""
         first, each = self.cells.holders(tuple(start for start, _ in self.ranges), most)
         total = self.size * each
         if self.size == 1 or total > most:
@@ -197,7 +212,7 @@ class Block:
         return found, total
 
     def seams(self, dim: int | None) -> tuple[int, ...]:
-        """Give where it is cut within, along a dim."""
+        """Give where it is cut inside, along a dim."""
         if dim is None:
             return ()
         start, stop = self.ranges[dim]
@@ -232,7 +247,7 @@ def ranges_of(cells: Cells, plane: Sequence[int], most: int) -> list[list[tuple[
 
 
 def blocks_of(cells: Cells, plane: Sequence[int], most: int) -> list[Block]:
-    """Give the blocks: single cells if there are no more than `most`, else neighbours put together evenly."""
+    """Give the blocks: single cells if there are no more than `most`, else neighbours grouped evenly."""
     return [Block(cells, block) for block in itertools.product(*ranges_of(cells, plane, most))]
 
 
@@ -256,7 +271,10 @@ def panels_of(cells: Cells, plane: Sequence[int], blocks: Sequence[Block], keys:
             else Side(
                 cells.title(dim),
                 cells.shape[dim],
-                tuple(Span(*span, _range(*span)) for span in dict.fromkeys(block.box[dim] for block, _ in members)),
+                tuple(
+                    Span(*span, cells.range_text(*span))
+                    for span in dict.fromkeys(block.box[dim] for block, _ in members)
+                ),
             )
             for dim in (down, across)
         ]
@@ -266,8 +284,9 @@ def panels_of(cells: Cells, plane: Sequence[int], blocks: Sequence[Block], keys:
 
 def _deep_text(block: Block, dim: int) -> str:
     start, stop = block.ranges[dim]
-    many = f" ({stop - start:,} {block.cells.unit}s)" if stop - start > 1 else ""
-    return f"{block.cells.title(dim).partition(':')[0]} at {_range(*block.box[dim])}{many}"
+    # Along an axis of a mesh the range is the number.
+    many = f" ({stop - start:,} {block.cells.unit}s)" if stop - start > 1 and block.cells.unit != "device" else ""
+    return f"{block.cells.title(dim).rpartition(': ')[0]} at {block.cells.range_text(*block.box[dim])}{many}"
 
 
 def _rough(number: int) -> str:
@@ -298,16 +317,18 @@ def _tile(block: Block, key: int | None, down: int | None, across: int | None) -
     held = held_text(labels, count)
     unit = block.cells.unit
     if block.size > 1:
-        many = f"{block.size:,} {unit}s"
-        brief = f"{held_text(labels[:1], 1)} …"
-        lines: tuple[tuple[str, ...], ...] = ((held, many), (brief, many), (many,), (_rough(block.size),))
+        size, many = f"{block.size:,}", f"{block.size:,} {unit}s"
+        first = held_text(labels[:1], 1)
+        lines: tuple[tuple[str, ...], ...] = ((held, many), (f"{held} · {many}",), (f"{first} …", many))
+        lines += ((f"{first} …", size, f"{unit}s"), (f"{first} … · {many}",), (many,), (_rough(block.size),))
     elif count > 1:
         many = f"{count:,} replicas"
         first = held_text(labels[:1], 1)
-        lines = ((held, many), (held,), (f"{first} + {count - 1:,}",), (first, f"+ {count - 1:,}"))
+        lines = ((held, many), (f"{held} · {many}",), (held,), (f"{first} + {count - 1:,}",))
+        lines += ((first, f"+ {count - 1:,}"),)
     else:
         lines = ((held,), (short(held, 8),))
-    place = "[" + ", ".join(_range(*side) for side in block.box) + "]"
+    place = "[" + ", ".join(block.cells.range_text(*side) for side in block.box) + "]"
     return Tile(
         (0, 1) if down is None else block.box[down],
         (0, 1) if across is None else block.box[across],

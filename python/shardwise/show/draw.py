@@ -1,4 +1,4 @@
-"""`draw`: the picture of anything that says who holds what, in the form that is asked for."""
+"""`draw`: the picture of anything that says who holds what, as SVG, HTML or text."""
 
 from __future__ import annotations
 
@@ -38,22 +38,23 @@ def draw(
         shape: the shape of the tensor of a layout; without it, its shards are drawn as if each had one element per dim.
         after: a second partition, tiling or layout of the same shape, drawn beside the first.
         uneven: how layouts cut dims that do not divide.
-        form: `"svg"`, a picture that stands alone; `"html"`, the same with a table of what it shows, for a page;
-            `"text"`, for a terminal.
+        form: `"svg"`, a picture that stands alone; `"html"`, the same with a table of what it shows, for a web page;
+            `"text"`, for a terminal of 80 columns.
 
     Returns:
         The picture as text, the same each time. A rectangle stands for a shard and is as large as its part of the
-        tensor; it names the devices that hold it. Along each side stand the ranges of the elements. Where there are
-        more than 32 shards, neighbours are put together in blocks, with their number. No two entries of the legend
-        look alike, not even to a colour-blind reader. A tensor of more than two dims is drawn as slices over two of
-        those that are cut; of a packed partition each shard has a row, with its pieces at their places.
+        tensor; it names the devices that hold it. The ranges of the elements are along each side. If there are
+        more than 32 shards, neighbours are grouped into blocks, with their number. No two entries of the legend
+        look alike, even to a colour-blind reader. A tensor of more than two dims is drawn as slices over two of
+        those that are cut; in a packed partition each shard has a row, with its pieces at their places, or shares it
+        with neighbours if there are more than 32 shards.
 
     Raises:
-        LayoutError: if a shape is given twice, or of another rank; if the two are of different shapes; if the layout
-            has no mesh.
-        TypeError: for anything else.
+        LayoutError: if a shape is given twice, or has another rank; if the two have different shapes; if the layout
+        has no mesh.
+        TypeError: if it is anything else.
 
-    In a notebook these objects are shown so by themselves.
+    In a notebook these objects show these pictures by themselves.
 
     >>> mesh = DeviceMesh((2, 2), ("x", "y"))
     >>> picture = draw(TensorLayout(("x", None), mesh), (4, 4), after=TensorLayout((None, "x"), mesh))
@@ -82,7 +83,7 @@ def _picture(what: Any, shape: Sequence[int] | None, after: Any, uneven: UnevenR
             raise LayoutError(f"shape is {shown(shape)}, but a {type(what).__name__} takes none")
         if isinstance(what, DeviceMesh):
             return mesh_picture(what)
-        # Plans, arrays and reports know their own pictures: their rooms are above this one.
+        # Plans, arrays and reports make their own pictures: their modules are above this one.
         own = getattr(type(what), "_picture", None)
         if own is not None:
             picture: Picture = own(what)
@@ -93,7 +94,7 @@ def _picture(what: Any, shape: Sequence[int] | None, after: Any, uneven: UnevenR
     second = _tiling("after", after, None if isinstance(after, Tiling) else first.shape, uneven)
     if second.shape != first.shape:
         raise LayoutError(
-            f"after is of shape {shown(second.shape)}, but what of {shown(first.shape)}; they must be equal"
+            f"after is of shape {shown(second.shape)}, but what is of {shown(first.shape)}; they must be equal"
         )
     return tilings_picture([first, second], ["before", "after"])
 
@@ -138,5 +139,5 @@ def notebook_html(what: Any) -> str | None:
 
 
 def _is_unknown(layout: TensorLayout) -> bool:
-    """Whether a dim is packed whose size only a shape can tell."""
+    """Whether a packed dim has a size that only a shape can tell."""
     return any(isinstance(spec, PackedDim) and spec.size is None for spec in layout.axes)

@@ -1,4 +1,4 @@
-"""Names that fit a column: each loses what it has in common with the others, and stays a name of its own."""
+"""Names that fit a column: each loses what it has in common with the others, and stays distinct."""
 
 import math
 import re
@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 
 __all__ = ["fit_names"]
 
-# What stands between dots or slashes; the dots of {0..79} are none of these.
+# What is between dots or slashes; the dots of {0..79} do not count.
 _PART = re.compile(r"(?:\{[^{}]*\}|[^./])+[./]?|[./]")
 
-# Of a name of more parts not all ways to leave some out are looked at: there are as many as the square of the parts.
+# For names of more parts, not all ways to leave some out are tried: their number is the square of the parts.
 _MOST_PARTS = 32
 
 
 def fit_names(names: Sequence[str], size: int) -> list[str] | None:
-    """Give the names in at most `size` characters each; None where that would leave out what tells them apart.
+    """Give the names in at most `size` characters each; None if that would leave out what tells them apart.
 
-    What is left out are neighbouring parts that many of the names have. Different names stay different.
+    The parts that are left out are neighbours, and common to many of the names. Different names stay different.
 
     >>> names = [f"model.layers.{{0..79}}.mlp.{name}.weight" for name in ("up_proj", "down_proj")] + ["lm_head.weight"]
     >>> fit_names(names, 28)

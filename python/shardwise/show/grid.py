@@ -1,4 +1,4 @@
-"""The shards of a partition as a panel of rows and columns, for a terminal: both ends of what is too large for it."""
+"""The shards of a partition as a panel of rows and columns, for a terminal; only both ends of it if it is too large."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .picture import Panel, Side, Span, Tile
 
 __all__ = ["LOOKS", "Cell", "Grid", "bounds_text", "grid_panel", "in_turn"]
 
-#: How many looks the shards take in turn.
+#: The number of colours that the shards take in turn.
 LOOKS = 8
-#: Replicas above this number are not even listed to be summarised: a mesh may have more devices than there is memory.
+#: More replicas than this are not even listed for a summary: a mesh may have more devices than fit in memory.
 _MOST_REPLICAS = 4096
 
 
@@ -44,7 +44,7 @@ class Cell:
 class Grid:
     """The shards of a partition, found one by one: a grid of any size costs nothing until its cells are asked for.
 
-    A column is a shard of the last dim that is cut and a row one of all others that are; of a tensor of two dims these
+    A column is a shard of the last dim that is cut, and a row one of all the others; in a tensor of two dims these
     are the second and the first.
 
     Args:
@@ -53,8 +53,8 @@ class Grid:
     Attributes:
         down: The dims along which rows follow one another.
         across: The dim along which columns do, if there is one.
-        rows: How many rows there are.
-        columns: How many columns there are.
+        rows: The number of rows.
+        columns: The number of columns.
 
     >>> from shardwise import DeviceMesh, TensorLayout
     >>> mesh = DeviceMesh((2, 2), ("x", "y"))
@@ -85,10 +85,10 @@ class Grid:
 
 
 def grid_panel(grid: Grid, width: int, most_rows: int) -> Panel:
-    """Make the panel of a grid; without its middle where it has more rows, or is wider in letters.
+    """Make the panel of a grid, without its middle if it has more rows or is wider.
 
-    Rows and columns are of one size each, whatever the number of elements: the tiles of a terminal hold text. What is
-    left out is a row or a column of its own.
+    All rows have one size and all columns too, whatever the number of elements: the tiles of a terminal hold text. A
+    row or a column of its own marks what is left out.
 
     >>> from shardwise import DeviceMesh, TensorLayout
     >>> grid = Grid(TensorLayout(("x",), DeviceMesh((9,), ("x",))).partition((18,)))
@@ -133,7 +133,7 @@ def _tile(grid: Grid, row: int | None, column: int | None, i: int, j: int) -> Ti
 
 
 def _without_middle(count: int, room: int) -> Iterator[int | None]:
-    """Count up to `count`, with one None in the place of a middle for which there is no room.
+    """Count up to `count`, with one None in place of a middle for which there is no room.
 
     >>> list(_without_middle(9, 4))
     [0, 1, None, 8]
@@ -156,7 +156,7 @@ def bounds_text(box: Sequence[slice], dims: Sequence[int]) -> str:
 
 
 def in_turn(index: int, choices: int) -> int:
-    """Choose a colour by number, one further each time round: a grid as wide as there are has no columns of one.
+    """Choose a colour by number, shifted by one each time round, so that no column of a grid has only one colour.
 
     >>> [in_turn(i, 3) for i in range(7)]
     [0, 1, 2, 1, 2, 0, 2]

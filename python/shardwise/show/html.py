@@ -11,7 +11,7 @@ _MOST_ROWS = 512
 
 
 def html_of(picture: Picture) -> str:
-    """Give a picture as a piece of HTML: its SVG, and beneath, folded, a table of its tiles.
+    """Give a picture as a piece of HTML: its SVG, with a folded table of its tiles below.
 
     >>> from shardwise.show.picture import View
     >>> "<svg " in html_of(Picture("nothing", "Nothing is drawn.", (View(("empty",), ()),)))

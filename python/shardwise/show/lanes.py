@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import LayoutError
 from ..packed import PackedDim
 from ..partition import Partition
+from .cells import ShardCells
 from .picture import MOST_KEYS, MOST_NAMED, Panel, Side, Span, Tile, View, held_text, plain, short
 
 __all__ = ["ROW", "bars", "packed_view"]
@@ -17,52 +18,122 @@ __all__ = ["ROW", "bars", "packed_view"]
 #: The height of a row.
 ROW = 20
 _MOST_LANES, _MOST_PIECES, _MOST_BARS = 32, 1024, 32
+#: Of how many pieces the places are asked for.
+_MOST_READ = 1 << 14
 
 
 def packed_view(partition: Partition, name: str, captions: tuple[str, ...]) -> tuple[View, tuple[str, ...]]:
-    """Give a view with a row for each shard of a packed partition, and the legend: the parts of the packed dim."""
+    """Draw a row for each shard of a packed partition, with the legend: the parts of the packed dim.
+
+    If there are more shards than rows, or more pieces than a picture holds, neighbours share a row, with their number.
+    """
     dim, spec = next((dim, spec) for dim, spec in enumerate(partition.layout.axes) if isinstance(spec, PackedDim))
     size = partition.shape[dim]
     stretches = _stretches(spec, size)
-    starts = [start for _, start, _ in stretches]
     names = tuple(dict.fromkeys(label for label, _, _ in stretches))
     keys = {label: key for key, label in enumerate(names)} if len(names) <= MOST_KEYS else {}
-    total, replicas = partition.total_shards, partition.replicas
-    each = math.prod(
+    total = partition.total_shards
+    pieces = math.prod(
         _most_pieces(spec, size) for spec, size in zip(partition.layout.axes, partition.shape, strict=True)
     )
-    notes = []
-    lanes = min(total, _MOST_LANES, max(_MOST_PIECES // max(each, 1), 1))
-    if each > _MOST_PIECES:
-        notes.append(f"a device holds up to {each:,} pieces, which are too many to draw")
-        lanes = 0
-    elif lanes < total:
-        notes.append(f"the first {lanes} of {total:,} shards are drawn")
+    each = -(-total // _MOST_LANES)
+    rows = _rows(partition, dim, stretches, each) if total * pieces <= _MOST_READ else None
+    while rows is not None and each < total and sum(len(row) for row in rows) > _MOST_PIECES:
+        each = min(2 * each, total)
+        rows = _rows(partition, dim, stretches, each)
+    if rows is None or sum(len(row) for row in rows) > _MOST_PIECES:  # Together the shards hold all of every part.
+        each, rows = total, [[(label, (start, stop), "") for label, start, stop in stretches[:_MOST_PIECES]]]
     spans, tiles = [], []
-    for row in range(lanes):
-        device = partition.canonical_device(row)
-        holders = partition.devices_holding(row) if replicas <= MOST_NAMED else [device]
-        held = held_text(holders, replicas)
-        many = f" ({replicas:,} replicas)" if replicas > 1 else ""
-        spans.append(Span(row, row + 1, f"{held}{many}"))
-        for piece in partition.pieces(device):
-            side = piece.box[dim]
-            if any(part.start == part.stop for part in piece.box):
-                continue
-            label = stretches[bisect.bisect_right(starts, side.start) - 1][0]
-            place = f"{side.start}:{side.stop}"
-            box = ", ".join(f"{part.start}:{part.stop}" for part in piece.box)
+    for row, parts in enumerate(rows):
+        title, held = _lane(partition, dim, row * each, min((row + 1) * each, total))
+        spans.append(Span(row, row + 1, title))
+        for label, (start, stop), box in parts:
+            place = f"{start}:{stop}"
             labels = ((f"{label} {place}",), (place,), (label,))
             tiles.append(
-                Tile((row, row + 1), (side.start, side.stop), keys.get(label), labels, f"[{box}]", held + many)
+                Tile((row, row + 1), (start, stop), keys.get(label), labels, box or f"dim {dim} at {place}", held)
             )
     across = Side(
         f"dim {dim}: {size}, packed",
         size,
         tuple(Span(start, stop, label) for label, start, stop in stretches) if len(stretches) <= MOST_KEYS else (),
     )
-    panel = Panel("", Side("shards", max(lanes, 1), tuple(spans)), across, tuple(tiles), ROW)
-    return View((name, *captions), (panel,) if tiles else (), tuple(notes)), names if keys else ()
+    panel = Panel("", Side("shards", max(len(rows), 1), tuple(spans)), across, tuple(tiles), ROW)
+    notes = []
+    if each > 1:
+        notes.append(f"a row stands for {'all' if each >= total else 'up to'} {each:,} shards")
+    if each > 1 and pieces > _MOST_PIECES:
+        notes.append(f"a shard holds up to {pieces:,} pieces")
+    legend = [f"{label} {_places([stretch[1:] for stretch in stretches if stretch[0] == label])}" for label in keys]
+    return View((name, *captions, *_other_dims(partition, dim)), (panel,) if tiles else (), tuple(notes)), tuple(legend)
+
+
+def _rows(
+    partition: Partition, dim: int, stretches: Sequence[tuple[str, int, int]], each: int
+) -> list[list[tuple[str, tuple[int, int], str]]]:
+    """Give what the shards of each row hold of each part; of one shard with its boxes, of several what they have."""
+    starts = [start for _, start, _ in stretches]
+    found = []
+    for first in range(0, partition.total_shards, each):
+        parts: dict[tuple[str, tuple[int, int]], str] = {}
+        for shard in range(first, min(first + each, partition.total_shards)):
+            for piece in partition.pieces(partition.canonical_device(shard)):
+                if any(side.start == side.stop for side in piece.box):
+                    continue
+                side = piece.box[dim]
+                label = stretches[bisect.bisect_right(starts, side.start) - 1][0]
+                box = ", ".join(f"{part.start}:{part.stop}" for part in piece.box)
+                parts.setdefault((label, (side.start, side.stop)), f"[{box}]" if each == 1 else "")
+        if each == 1:
+            found.append([(label, place, box) for (label, place), box in parts.items()])
+        else:
+            found.append(_joined(list(parts)))
+    return found
+
+
+def _joined(parts: list[tuple[str, tuple[int, int]]]) -> list[tuple[str, tuple[int, int], str]]:
+    """Put stretches of one part together that touch or overlap."""
+    found: list[tuple[str, tuple[int, int], str]] = []
+    for label, (start, stop) in sorted(parts, key=lambda part: part[1]):
+        if found and found[-1][0] == label and start <= found[-1][1][1]:
+            found[-1] = (label, (found[-1][1][0], max(stop, found[-1][1][1])), "")
+        else:
+            found.append((label, (start, stop), ""))
+    return found
+
+
+def _lane(partition: Partition, dim: int, start: int, stop: int) -> tuple[str, str]:
+    """Give the title of a row of shards, and who holds them."""
+    replicas = partition.replicas
+    count = (stop - start) * replicas
+    if count <= MOST_NAMED:
+        holders = [device for shard in range(start, stop) for device in partition.devices_holding(shard)]
+    else:
+        holders = [partition.canonical_device(start)]
+    held = held_text(holders, count)
+    if stop - start > 1:
+        many = f"{stop - start:,} shards"
+        return f"{held} ({many})", f"{many}, {held}" if replicas == 1 else f"{many}, {count:,} devices: {held}"
+    held = f"{held} ({replicas:,} replicas)" if replicas > 1 else held
+    pieces = partition.pieces(holders[0])[:1]
+    others = [other for other in _others(partition, dim) if partition.num_shards[other] > 1] if pieces else []
+    at = "".join(f", dim {other} at {pieces[0].box[other].start}:{pieces[0].box[other].stop}" for other in others)
+    return f"{held}{at}", held
+
+
+def _others(partition: Partition, dim: int) -> list[int]:
+    """The other dims of a packed partition that are not packed, a few of them."""
+    dims = [other for other, spec in enumerate(partition.layout.axes) if not isinstance(spec, PackedDim)]
+    return [other for other in dims if other != dim][:4]
+
+
+def _other_dims(partition: Partition, dim: int) -> list[str]:
+    cells = ShardCells(partition)
+    return [cells.title(other) for other in _others(partition, dim)]
+
+
+def _places(places: Sequence[Sequence[int]]) -> str:
+    return ", ".join(f"{start}:{stop}" for start, stop in places[:2]) + ", …" * (len(places) > 2)
 
 
 def _stretches(spec: PackedDim, size: int) -> list[tuple[str, int, int]]:
@@ -80,7 +151,7 @@ def _stretches(spec: PackedDim, size: int) -> list[tuple[str, int, int]]:
 
 
 def _most_pieces(spec: Any, size: int) -> int:
-    """How many pieces a device may have along a dim: for each part the product of the factors before the one cut."""
+    """The most pieces of a device along a dim: for each part the product of the factors before the cut one."""
     if not isinstance(spec, PackedDim):
         return 1
     count = 0
@@ -102,13 +173,13 @@ def bars(title: str, rows: Sequence[tuple[str, int, str]], key: int | None = 0) 
         for row, (name, length, text) in enumerate(rows)
         if length
     )
-    # Beside the bar and not on it: of a short one the number matters as much.
+    # Beside the bar, not on it: the number of a short bar matters just as much.
     spans = tuple(Span(row, row + 1, f"{name}: {text}") for row, (name, _, text) in enumerate(rows))
     return Panel(title, Side("", max(len(rows), 1), spans), Side("", max(longest, 1)), tiles, ROW)
 
 
 def holder_bars(title: str, names: Sequence[Any], sizes: Sequence[int], key: int | None, text: Any) -> Panel:
-    """Give bars of what each holder has; neighbours with the same share one, and where they are many, the range."""
+    """Draw bars of what each holder has; neighbours with the same amount share one, or a range where there are many."""
     rows: list[tuple[list[Any], int, int]] = []
     for name, size in zip(names, sizes, strict=True):
         if rows and rows[-1][1] == rows[-1][2] == size:

@@ -1,6 +1,8 @@
-"""Lines of styled text, as whatever prints them takes them."""
+"""Lines of styled text, in the form in which they are printed."""
 
-__all__ = ["Line", "Part", "printable"]
+import unicodedata
+
+__all__ = ["Line", "Part", "printable", "width_of"]
 
 Part = tuple[str, str]
 """Text and its style, in the words of rich; "" is plain."""
@@ -17,3 +19,12 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def width_of(text: str) -> int:
+    """Give how many columns of a terminal a text takes: wide characters, as those of Chinese, take two.
+
+    >>> width_of("tp"), width_of("漢")
+    (2, 2)
+    """
+    return len(text) + (0 if text.isascii() else sum(unicodedata.east_asian_width(letter) in "WF" for letter in text))

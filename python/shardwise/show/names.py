@@ -1,4 +1,4 @@
-"""Names of tensors and devices as a person wants to read them: in natural order, and what is alike put together."""
+"""Names of tensors and devices for people: in natural order, with similar names grouped."""
 
 import re
 from collections.abc import Hashable, Iterable, Sequence
@@ -10,12 +10,12 @@ Value = TypeVar("Value", bound=Hashable)
 
 __all__ = ["brief", "group_names", "natural_key"]
 
-# A number that is a part of the path by itself, as the 0 of `h.0.attn` and of `dense_0`, but not that of `w0`.
+# A number that is a part of the path by itself, like the 0 of `h.0.attn` and `dense_0`, but not that of `w0`.
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])(0|[1-9][0-9]{0,8})(?![A-Za-z0-9])")
 
 
 def natural_key(name: str) -> tuple[int | str, ...]:
-    """Give a sort key that puts `h.10` behind `h.9`.
+    """Give a sort key that puts `h.10` after `h.9`.
 
     >>> sorted(["h.10", "h.9", "wte"], key=natural_key)
     ['h.9', 'h.10', 'wte']
@@ -24,9 +24,9 @@ def natural_key(name: str) -> tuple[int | str, ...]:
 
 
 def group_names(named: Iterable[tuple[str, Value]]) -> list[tuple[str, list[str], Value]]:
-    """Put names together that differ in their numbers only and have the same value, in natural order.
+    """Group names that differ only in their numbers and have the same value, in natural order.
 
-    Each group is written as the shell would: a group is all combinations of its numbers, so that nothing hides in it.
+    Each group is written as in a shell, and has all combinations of its numbers, so that nothing hides in it.
 
     Args:
         named: Names and the value that has to be the same for all names of a group.
@@ -46,7 +46,7 @@ def group_names(named: Iterable[tuple[str, Value]]) -> list[tuple[str, list[str]
 
 
 def _split(name: str) -> list[str]:
-    """Take a name apart: text, number, text, ..., text; no further than any sensible path goes."""
+    """Take a name apart: text, number, text, ..., text; for as many numbers as any sensible path has."""
     return _NUMBER.split(name, maxsplit=8)
 
 
@@ -76,7 +76,7 @@ def _braces(values: list[int]) -> str:
 
 
 def brief(devices: Sequence[str]) -> str:
-    """Write devices in few characters: a common prefix once, neighbours as a range, of many only first and last.
+    """Write devices briefly: a common prefix once, neighbours as a range, only the first and last of many.
 
     >>> brief(["cpu:0", "cpu:4"]), brief([f"cpu:{i}" for i in range(64)]), brief([f"cpu:{8 * i}" for i in range(64)])
     ('cpu:0,4', 'cpu:0..63', 'cpu:0,8,…,504')

@@ -11,7 +11,7 @@ __all__ = ["Parted"]
 
 
 class Parted:
-    """The pieces of a packed partition at their places in the tensor, with the names that pictures ask a partition by.
+    """The pieces of a packed partition at their places in the tensor, with a partition's attributes for pictures.
 
     Along each dim the pieces of all devices are put side by side; a "shard" is one piece, whatever holds it.
 
@@ -35,7 +35,7 @@ class Parted:
 
     @property
     def num_shards(self) -> tuple[int, ...]:
-        """How many pieces lie side by side along each dim."""
+        """The number of pieces side by side along each dim."""
         return tuple(map(len, self._sides))
 
     def shard_box(self, shard_id: int) -> tuple[slice, ...]:

@@ -1,4 +1,4 @@
-"""What a picture says, whatever draws it: tiles on panels, the ranges of their sides, a legend."""
+"""What a picture contains, whatever draws it: tiles on panels, the ranges of their sides, a legend."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .names import brief
 
 __all__ = ["MOST_KEYS", "Drawable", "Panel", "Picture", "Side", "Span", "Tile", "View", "held_text", "plain", "short"]
 
-#: How many kinds of tiles a picture tells apart by colour and pattern.
+#: The number of kinds of tiles that a picture tells apart by colour and pattern.
 MOST_KEYS = 32
-#: Of more holders than these only the first is named, with their number.
+#: If there are more holders than this, only the first is named, with their number.
 MOST_NAMED = 64
 
 
@@ -40,12 +40,12 @@ class Tile:
 
     Attributes:
         down: Where it begins and ends from top to bottom, in the units of the panel's side.
-        across: Where it does from left to right.
+        across: Where it begins and ends from left to right.
         key: The number of its entry in the legend; `None` for a tile that the legend does not explain.
         labels: What to write on it, as lines; the first for which there is room.
         place: What part of the whole it is.
         held: Who holds it, or what it amounts to.
-        seams_down: Where it is cut within, if it stands for several.
+        seams_down: Where it is cut inside, if it stands for several.
         seams_across: The same from left to right.
     """
 
@@ -88,11 +88,11 @@ class Picture:
     """Views, and what the colours of their tiles mean.
 
     Attributes:
-        title: What the picture is of, in few words.
+        title: What the picture shows, in a few words.
         about: What it says, in sentences, for those who cannot see it.
         views: What is drawn.
         legend: What each kind of tile is; `Tile.key` counts these.
-        turns: Whether an arrow leads from the first view to the second, which stands beside it if there is room.
+        turns: Whether an arrow leads from the first view to the second, which is beside it if there is room.
     """
 
     title: str
@@ -107,13 +107,13 @@ class Picture:
 
 
 class Drawable(Protocol):
-    """What has a picture of its own."""
+    """An object with a picture of its own."""
 
     def _picture(self) -> Picture: ...
 
 
 def plain(text: str) -> str:
-    r"""Give text without what XML does not have, and without control characters.
+    r"""Give text without characters that XML does not allow, and without control characters.
 
     >>> plain("a\0b")
     'a\ufffdb'
@@ -124,7 +124,7 @@ def plain(text: str) -> str:
 
 
 def short(text: str, size: int) -> str:
-    """Give text of at most `size` characters; what is too much is taken out of its middle.
+    """Give text of at most `size` characters; anything beyond that is taken out of its middle.
 
     >>> short("model.layers.0.self_attn", 11)
     'mode…f_attn'
@@ -136,7 +136,7 @@ def short(text: str, size: int) -> str:
 
 
 def held_text(labels: Sequence[Any], count: int) -> str:
-    """Write holders in few words: `labels` are all of them, or where they are many the first ones.
+    """Write holders briefly: `labels` are all of them, or the first ones where there are many.
 
     >>> held_text(["cpu:0", "cpu:1"], 2), held_text(["cpu:0", "cpu:1"], 4096)
     ('cpu:0,1', 'cpu:0 and 4,095 more')
@@ -150,5 +150,5 @@ def held_text(labels: Sequence[Any], count: int) -> str:
 def _text(label: Any) -> str:
     try:
         return str(label)
-    except Exception:  # Of a label of a caller's class, which may raise anything.
+    except Exception:  # The label may be of a caller's class, which may raise anything.
         return f"a {type(label).__name__}"

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
 from .colours import INK, THEMES, look
+from .lines import width_of
 from .picture import Panel, Picture, Side, Span, Tile, View, plain, short
 
 __all__ = ["escaped", "svg_of"]
 
 _CHAR, _LINE, _GAP = 6.7, 15, 14
-#: The least and the greatest width of a panel, alone and beside another; the least height, the greatest, and
+#: The least and the greatest width of a panel, alone and beside another; the least height, the greatest height, and
 #: that of many rows.
 _NARROW, _WIDE, _HALF = 300, 760, 460
 _LOW, _HIGH, _HIGHEST = 64, 420, 640
-#: Two views stand side by side up to this width.
+#: Two views are side by side up to this width.
 _PAGE = 1040
 _MARGIN, _ARROW = 12, 44
 #: The least extent of a stretch whose label is written upright along it.
 _UPRIGHT = 13
 _MOST_TEXT = 120
+#: Tiles of a smaller extent have no rim of another colour.
+_THIN = 3
 
 
 def svg_of(picture: Picture) -> str:
     """Draw a picture as SVG text: the same text each time, readable on light and on dark pages.
 
-    It has its own background, a title and a description for readers that cannot see it, and no font of its own. Each
+    It has its own background, a title and a description for readers who cannot see it, and no font of its own. Each
     text has a `textLength`, so that it is as long as the room that was found for it, whatever the font.
 
     >>> svg_of(Picture("nothing", "Nothing is drawn.", ()))[:5]
@@ -69,7 +71,7 @@ def svg_of(picture: Picture) -> str:
 
 
 def escaped(text: str) -> str:
-    """Give text as markup has it.
+    """Escape text for markup.
 
     >>> escaped('<b>"&')
     '&lt;b&gt;&quot;&amp;'
@@ -89,8 +91,14 @@ def _style(name: str) -> str:
 
 
 def _length(text: str) -> float:
-    """How long a line of text is drawn: characters that take two places in a terminal take two here."""
-    return _CHAR * sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+    """The drawn length of a line of text: characters that take two places in a terminal take two here."""
+    return _CHAR * width_of(text)
+
+
+#: Where something is drawn: left, top, width, height.
+_Extent = tuple[float, float, float, float]
+#: Lines of text, and whether they stand upright.
+_Written = tuple[tuple[str, ...], bool]
 
 
 class _Canvas:
@@ -103,7 +111,7 @@ class _Canvas:
     def text(
         self, x: float, y: float, text: str, kind: str = "text", anchor: str = "middle", upright: bool = False
     ) -> None:
-        """Write a line at a place; `kind` is a class of the style, or the fill of the tile that it stands on."""
+        """Write a line at a place; `kind` is a class of the style, or the fill of the tile under it."""
         if not text:
             return
         style = f'class="{kind}"'
@@ -123,7 +131,10 @@ class _Canvas:
         where = f'x="{x}" y="{y}" width="{width}" height="{height}"'
         about = f"<title>{escaped(about)}</title>" if about else ""
         kind = "" if key is None else f' data-key="{key}"'
-        self.parts.append(f'<rect {where} fill="{fill}" stroke="{INK}" stroke-width="0.75"{kind}>{about}</rect>')
+        # Of a thin one nothing but the rim would be seen, and on a dark page not even that.
+        thin = min(place[2:]) < _THIN
+        rim = f'stroke="{fill}" stroke-width="1.5"' if thin else f'stroke="{INK}" stroke-width="0.75"'
+        self.parts.append(f'<rect {where} fill="{fill}" {rim}{kind}>{about}</rect>')
         if pattern:
             number = self._patterns.setdefault(pattern, len(self._patterns))
             self.parts.append(f'<rect class="over" {where} fill="url(#p{number})" pointer-events="none"/>')
@@ -144,10 +155,10 @@ class _Canvas:
         return ["<defs>", *found, "</defs>"]
 
     def legend(self, entries: Sequence[str], width: float, top: float) -> tuple[float, float]:
-        """Draw the legend in columns below, and give the width and the height of all."""
+        """Draw the legend in columns below, and give the width and the height of everything."""
         if not entries:
             return width, top
-        entries = [short(plain(entry), 80) for entry in entries]
+        entries = [short(plain(entry), _MOST_TEXT) for entry in entries]
         each = max(map(_length, entries)) + 34
         columns = max(int(width / each), 1)
         top += _GAP
@@ -160,12 +171,16 @@ class _Canvas:
 
 
 class _View:
-    """One view laid out: where its panels stand."""
+    """One view laid out: where its panels are."""
 
     def __init__(self, view: View, widest: float) -> None:
         self._captions = [short(plain(line), _MOST_TEXT) for line in view.captions]
         self._notes = [short(plain(line), _MOST_TEXT) for line in view.notes]
         self._panels = [_Panel.of(panel, widest) for panel in view.panels]
+        # Bars that begin at one place can be compared.
+        rows = [panel for panel in self._panels if panel.panel.row_height is not None]
+        for panel in rows:
+            panel.left = max(each.left for each in rows)
         lines = [*map(_length, self._captions), *map(_length, self._notes)]
         self.width = max([*lines, *(panel.width for panel in self._panels)], default=0.0)
         self.height = (len(self._captions) + len(self._notes)) * _LINE + sum(p.height + _GAP for p in self._panels)
@@ -246,27 +261,26 @@ class _Panel:
             low, extent = _place(self.panel.down, (span.start, span.stop), self.down)
             if extent >= _UPRIGHT - 1:
                 canvas.text(x - 6, y + low + extent / 2 + 4, span.text, anchor="end")
-        for tile in self.panel.tiles:
-            self._tile(canvas, tile, x, y)
+        places = [self._extent(tile) for tile in self.panel.tiles]
+        for tile, place, written in zip(self.panel.tiles, places, _writings(self.panel.tiles, places), strict=True):
+            self._tile(canvas, tile, (x + place[0], y + place[1], *place[2:]), written)
+            self._seams(canvas, tile, x, y)
 
-    def _tile(self, canvas: _Canvas, tile: Tile, x: float, y: float) -> None:
+    def _extent(self, tile: Tile) -> _Extent:
         low, width = _place(self.panel.across, tile.across, self.across)
         upper, height = _place(self.panel.down, tile.down, self.down)
-        if self.panel.row_height is not None:
-            upper, height = upper + 2, height - 4
-        about = short(plain(f"{tile.place}: {tile.held}"), 400)
-        fill = canvas.tile((x + low, y + upper, width, height), tile.key, about)
-        self._seams(canvas, tile, x, y)
-        middle, centre = x + low + width / 2, y + upper + height / 2
-        # The shortest label says little: an upright longer one is better, but not the same one upright.
-        level, last = [(lines, False) for lines in tile.labels], [(lines, True) for lines in tile.labels]
-        for lines, upright in [*level[:-1], *last[:-1], *level[-1:], *last[-1:]]:
-            if _fits(lines, *((height, width) if upright else (width, height))):
-                first = (middle if upright else centre) + 4 - _LINE * (len(lines) - 1) / 2
-                for row, line in enumerate(map(plain, lines)):
-                    at = first + _LINE * row
-                    canvas.text(*((at, centre) if upright else (middle, at)), line, fill, upright=upright)
-                return
+        return (low, upper, width, height) if self.panel.row_height is None else (low, upper + 2, width, height - 4)
+
+    def _tile(self, canvas: _Canvas, tile: Tile, place: _Extent, written: _Written | None) -> None:
+        fill = canvas.tile(place, tile.key, short(plain(f"{tile.place}: {tile.held}"), 400))
+        if written is None:
+            return
+        lines, upright = written
+        middle, centre = place[0] + place[2] / 2, place[1] + place[3] / 2
+        first = (middle if upright else centre) + 4 - _LINE * (len(lines) - 1) / 2
+        for row, line in enumerate(map(plain, lines)):
+            at = first + _LINE * row
+            canvas.text(*((at, centre) if upright else (middle, at)), line, fill, upright=upright)
 
     def _seams(self, canvas: _Canvas, tile: Tile, x: float, y: float) -> None:
         """Draw where a tile that stands for several is cut, unless the lines would be too close."""
@@ -285,6 +299,37 @@ class _Panel:
             canvas.parts.append(f'<path d="{path}" stroke="{INK}" stroke-opacity="0.3" stroke-width="0.5"/>')
 
 
+def _writings(tiles: Sequence[Tile], places: Sequence[_Extent]) -> list[_Written | None]:
+    """Choose for each tile the first label for which there is room; tiles of one size say the same of themselves.
+
+    The shortest label says little: an upright longer one is better, but not the same one upright; and where one tile
+    has room for nothing else, the others of its size still say more.
+    """
+    rooms: list[list[int]] = []
+    choices: list[list[_Written]] = []
+    alike: dict[tuple[int, ...], int] = {}
+    sizes = [
+        (len(tile.labels), round(width), round(height))
+        for tile, (_, _, width, height) in zip(tiles, places, strict=True)
+    ]
+    for tile, (_, _, width, height), size in zip(tiles, places, sizes, strict=True):
+        level, upright = ([(lines, turned) for lines in tile.labels] for turned in (False, True))
+        choices.append([*level[:-1], *upright[:-1], *level[-1:], *upright[-1:]])
+        rooms.append(
+            [
+                n
+                for n, (lines, turned) in enumerate(choices[-1])
+                if _fits(lines, *((height, width) if turned else (width, height)))
+            ]
+        )
+        if rooms[-1] and rooms[-1][0] < 2 * len(tile.labels) - 2:
+            alike[size] = max(alike.get(size, 0), rooms[-1][0])
+    return [
+        own[next((number for number in room if number >= alike.get(size, 0)), room[0])] if room else None
+        for own, room, size in zip(choices, rooms, sizes, strict=True)
+    ]
+
+
 def _spans(side: Side | None) -> tuple[Span, ...]:
     return () if side is None else tuple(Span(s.start, s.stop, short(plain(s.text), 56)) for s in side.spans)
 
@@ -295,7 +340,7 @@ def _share(side: Side | None, what: Span | tuple[int, int]) -> float:
 
 
 def _place(side: Side | None, bounds: tuple[int, int], length: float) -> tuple[float, float]:
-    """Where a stretch begins in a picture, and how long it is; what ends where another begins does so here too."""
+    """Where a stretch begins in a picture, and how long it is; stretches that touch also touch here."""
     size = 1 if side is None else max(side.size, 1)
     low, high = (round(length * bound / size, 2) for bound in bounds)
     return low, high - low

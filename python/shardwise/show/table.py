@@ -9,7 +9,7 @@ __all__ = ["table_lines"]
 
 _GAP = "  "
 
-# Of a name less than this says too little; then each has a line for itself.
+# Less than this of a name says too little; then each has its own line.
 _SHORTEST = 16
 
 
@@ -17,7 +17,8 @@ def table_lines(titles: Sequence[str], rows: Sequence[Sequence[Part]], width: in
     """Lay out rows under their titles; a title that begins with `>` aligns its column to the right.
 
     If the table is wider than `width`, the names in the first column lose what they have in common; if that is not
-    enough, each gets a line for itself, above the rest of its row. Nothing else is ever cut.
+    enough, each gets its own line, above the rest of its row; if the rest is wider than `width` too, each value has its
+    title beside it. Nothing else is ever shortened.
 
     >>> for line in table_lines(["name", ">bytes"], [[("a", ""), ("12", "")], [("bcd", ""), ("3", "")]]):
     ...     print("".join(text for text, _ in line))
@@ -41,10 +42,30 @@ def table_lines(titles: Sequence[str], rows: Sequence[Sequence[Part]], width: in
         yield from _aligned(lines, widths, rights)
         return
     names = fit_names(names, width) or names
+    if names and len(_GAP) + rest > width:
+        for name, line in zip(names, lines[1:], strict=True):
+            yield [(name, line[0][1])]
+            yield from _flowing(header[1:], line[1:], width)
+        return
     below = list(_aligned([line[1:] for line in lines], widths[1:], rights[1:]))
     for name, style, line in zip([header[0][0], *names], [line[0][1] for line in lines], below, strict=True):
         yield [(name, style)]
         yield [(_GAP, ""), *line]
+
+
+def _flowing(titles: Sequence[Part], values: Sequence[Part], width: int) -> Iterator[Line]:
+    """Write values with their titles, as many in a line as there is room for."""
+    line: Line = []
+    used = 0
+    for (title, bold), (text, style) in zip(titles, values, strict=True):
+        size = len(title) + 1 + len(text)
+        if line and used + len(_GAP) + size > width:
+            yield line
+            line, used = [], 0
+        line += [(_GAP, ""), (f"{title} ", bold), (text, style)]
+        used += len(_GAP) + size
+    if line:
+        yield line
 
 
 def _aligned(lines: Sequence[Sequence[Part]], widths: Sequence[int], rights: Sequence[bool]) -> Iterator[Line]:

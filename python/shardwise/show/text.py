@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from .lines import printable
+from .lines import printable, width_of
 from .picture import Panel, Picture, Tile, short
 from .terminal import is_grid, named, panel_lines
 
 __all__ = ["text_of"]
 
-_BAR = 40
-_MOST = 48
+#: How wide a picture is, unless a name or a number alone is wider.
+_WIDTH = 80
+#: How long a bar is, and how short one may be that leaves room for labels.
+_BAR, _SHORTEST = 40, 12
+_MOST = 56
+#: Of how many pieces in a row all are named.
+_MOST_NAMED = 4
 
 
 def text_of(picture: Picture) -> str:
-    """Write a picture as text: panels that are full grids with frames, others as lists.
+    """Write a picture as text, 80 columns wide: full grids as panels with frames, others as lists.
+
+    If there is no room for the longest labels, their lines go below one another, shorter labels are used, or the
+    columns of a panel continue in further frames. Numbers are never cut.
 
     >>> from shardwise.show.picture import Side, Span, View
     >>> sides = Side("dim 0: 2", 2, (Span(0, 2, "0:2"),)), Side("dim 1: 4", 4, (Span(0, 2, "0:2"), Span(2, 4, "2:4")))
@@ -32,32 +42,133 @@ def text_of(picture: Picture) -> str:
     lines: list[str] = []
     for number, view in enumerate(picture.views):
         if number:
-            lines += ["", "↓" if picture.turns else ""][: 1 + picture.turns]
-        lines += [short(line, 200) for line in view.captions]
+            lines += ["", "↓" if picture.turns and number == 1 else ""][: 1 + (picture.turns and number == 1)]
+        lines += _wrapped(view.captions)
         for panel in view.panels:
             lines += _panel(panel)
-        lines += [short(line, 200) for line in view.notes]
+        lines += _wrapped(view.notes)
     return "\n".join(printable(line).rstrip() for line in lines)
+
+
+def _wrapped(lines: Sequence[str]) -> Iterator[str]:
+    for line in lines:
+        yield from textwrap.wrap(short(line, 200), _WIDTH, subsequent_indent="  ", break_long_words=False) or [""]
 
 
 def _panel(panel: Panel) -> Iterator[str]:
     if panel.heading:
-        yield panel.heading
+        yield from _wrapped([panel.heading])
     for arrow, side in (("↓", panel.down), ("→", panel.across)):
         if side is not None and side.title:
-            yield f"{arrow} {short(side.title, 200)}"
-    if is_grid(panel):
-        for line in panel_lines(panel, titles=False, most=_MOST):
-            yield " " + "".join(text for text, _ in line)
+            yield from _wrapped([f"{arrow} {side.title}"])
+    if panel.row_height is not None and panel.down is not None:
+        yield from _rows(panel)
+    elif is_grid(panel):
+        yield from _grid(panel)
+    else:
+        yield from _list(panel)
+
+
+def _grid(panel: Panel) -> Iterator[str]:
+    """Draw a panel with the longest labels that fit; if none do, in several frames, or as a list if it is one row."""
+    # The last labels say how many there are and not who: rather than these, several frames.
+    labels = max(len(tile.labels) for tile in panel.tiles)
+    levels = max(labels - (2 if labels > 3 else 1), 1)
+    ways = [(level, stacked) for level in range(levels) for stacked in (False, True)]
+    for level, stacked in ways:
+        lines = _framed(panel, level, stacked)
+        if _fits(lines):
+            yield from lines
+            return
+    columns = sorted({tile.across for tile in panel.tiles})
+    if len({tile.down for tile in panel.tiles}) == 1 and len(columns) > 1:
+        yield from _list(panel)
         return
+    level, stacked = min(ways, key=lambda way: max(map(width_of, _framed(panel, *way))))
+    while columns:
+        count = len(columns)
+        while count > 1 and not _fits(_framed(_part(panel, columns[:count]), level, stacked)):
+            count -= 1
+        yield from _framed(_part(panel, columns[:count]), level, stacked)
+        columns = columns[count:]
+
+
+def _part(panel: Panel, columns: Sequence[tuple[int, int]]) -> Panel:
+    return replace(panel, tiles=tuple(tile for tile in panel.tiles if tile.across in columns))
+
+
+def _framed(panel: Panel, level: int, stacked: bool) -> list[str]:
+    lines = panel_lines(panel, titles=False, most=_MOST, level=level, stacked=stacked)
+    return [" " + "".join(text for text, _ in line) for line in lines]
+
+
+def _fits(lines: Sequence[str]) -> bool:
+    return all(width_of(line) <= _WIDTH for line in lines)
+
+
+def _rows(panel: Panel) -> Iterator[str]:
+    """List the rows of a panel: the name of each, a bar with all its tiles, what they are."""
+    rows = [(span.start, span.stop) for span in panel.down.spans] if panel.down is not None else []
+    tiles: dict[tuple[int, int], list[Tile]] = {row: [] for row in rows}
     for tile in panel.tiles:
-        label = f"  {short(tile.labels[0][0], _MOST)}" if tile.labels else ""
-        yield f"  {named(panel.down, tile.down, _MOST)}  {_bar(panel, tile)}{label}"
+        tiles.setdefault(tile.down, []).append(tile)
+    names = [named(panel.down, row, _MOST) for row in tiles]
+    yield from _listed(panel, names, list(tiles.values()))
 
 
-def _bar(panel: Panel, tile: Tile) -> str:
-    """A line on which a tile stands out at its place."""
-    size = panel.across.size if panel.across is not None else 1
-    low, high = (bound * _BAR // max(size, 1) for bound in tile.across)
-    high = max(high, low + 1)
-    return "·" * low + "█" * (high - low) + "·" * (_BAR - high)
+def _list(panel: Panel) -> Iterator[str]:
+    """List the tiles of a panel: the ranges of each, a bar at its place, who holds it."""
+    sides = [
+        [named(side, place, _MOST) for place in places]
+        for side, places in (
+            (panel.down, [tile.down for tile in panel.tiles]),
+            (panel.across, [tile.across for tile in panel.tiles]),
+        )
+        if side is not None
+    ]
+    widths = [max(map(width_of, texts)) for texts in sides]
+    names = [
+        "  ".join(text + " " * (width - width_of(text)) for text, width in zip(texts, widths, strict=True))
+        for texts in zip(*sides, strict=True)
+    ]
+    yield from _listed(panel, names or [""] * len(panel.tiles), [[tile] for tile in panel.tiles])
+
+
+def _listed(panel: Panel, names: Sequence[str], rows: Sequence[Sequence[Tile]]) -> Iterator[str]:
+    left = max(map(width_of, names), default=0)
+    room = _WIDTH - left - 6
+    texts = [_text(tiles, 0) for tiles in rows]
+    if max(map(width_of, texts), default=0) > room - _SHORTEST:
+        texts = [_text(tiles, 1) for tiles in rows]
+    longest = max(map(width_of, texts), default=0)
+    below = longest > room - _SHORTEST
+    if below:
+        texts = [_text(tiles, 0) for tiles in rows]
+    bar = max(min(_BAR, room if below else room - longest), _SHORTEST)
+    for name, tiles, text in zip(names, rows, texts, strict=True):
+        line = f"  {name}{' ' * (left - width_of(name))}  {_bar(panel, tiles, bar)}"
+        if not below:
+            yield f"{line}  {text}"
+            continue
+        yield line
+        yield from textwrap.wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="    ", break_long_words=False)
+
+
+def _text(tiles: Sequence[Tile], level: int) -> str:
+    """What is written on the tiles of a row; of many on the first and the last only."""
+    texts = [short(tile.labels[min(level, len(tile.labels) - 1)][0], _MOST) for tile in tiles if tile.labels]
+    if len(texts) > _MOST_NAMED:
+        return f"{texts[0]}, {texts[1]}, …, {texts[-1]} ({len(texts):,} pieces)"
+    return ", ".join(texts)
+
+
+def _bar(panel: Panel, tiles: Sequence[Tile], length: int) -> str:
+    """A line on which tiles stand out at their places, neighbours in different letters."""
+    size = max(panel.across.size if panel.across is not None else 1, 1)
+    letters = ["·"] * length
+    for tile in tiles:
+        low, high = (bound * length // size for bound in tile.across)
+        low = min(low, length - 1)
+        for at in range(low, max(high, low + 1)):
+            letters[at] = "█▓▒"[(tile.key or 0) % 3]
+    return "".join(letters)

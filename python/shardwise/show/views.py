@@ -19,12 +19,12 @@ __all__ = ["mesh_picture", "tilings_picture"]
 
 _MOST_DIMS = 64
 _MOST_EMPTY = 64
-#: Up to how many holders two blocks are compared by.
+#: The most holders by which two blocks are compared.
 _MOST_COMPARED = 4096
 
 
 def mesh_picture(mesh: DeviceMesh) -> Picture:
-    """Give the picture of a mesh: its devices in rows and columns, in blocks where they are many."""
+    """Give the picture of a mesh: its devices in rows and columns, in blocks where there are many."""
     sizes = _mesh_text(mesh)
     many = "1 device" if mesh.size == 1 else f"{mesh.size:,} devices"
     if mesh.ndim > _MOST_DIMS:
@@ -41,7 +41,7 @@ def mesh_picture(mesh: DeviceMesh) -> Picture:
 def tilings_picture(tilings: Sequence[Tiling], names: Sequence[str], more: str = "") -> Picture:
     """Give the picture of who holds which part of a tensor, or of several tilings of one shape.
 
-    What they have in common has one colour in all of them: the first holder of a shard, or all of those of a block.
+    What they have in common has the same colour in all of them: the first holder of a shard, or all holders of a block.
     """
     shape = tilings[0].shape
     if len(shape) > _MOST_DIMS:
@@ -100,7 +100,7 @@ class _Colours:
             name: Any = labels[0]
         elif len(labels) == count:
             name = frozenset(labels)
-        else:  # Too many to say whether they are those of another view.
+        else:  # Too many to tell whether they are those of another view.
             name = (view, *block.ranges)
         texts = self._texts.setdefault(name, [])
         text = _entry(block)
@@ -109,7 +109,7 @@ class _Colours:
         return list(self._texts).index(name)
 
     def shifted(self, view: View, legend: tuple[str, ...]) -> View:
-        """Give a view whose tiles count the entries of its own legend; these follow those that are there."""
+        """Give a view whose tiles count the entries of its own legend; these follow those that exist already."""
         before = len(self.legend())
         fits = before + len(legend) <= MOST_KEYS
         if fits:
@@ -134,7 +134,7 @@ class _Colours:
 
 def _entry(block: Block) -> str:
     labels, count = block.holders()
-    held = short(held_text(labels, count), 48)
+    held = short(held_text(labels, count), 80)
     if block.size > 1:
         return f"{held} ({block.size:,} {block.cells.unit}s)"
     return f"{held} ({count:,} replicas)" if count > 1 else held

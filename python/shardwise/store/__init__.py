@@ -1,4 +1,4 @@
-"""Checkpoints on disk: `open_checkpoint` opens any form, `open_safetensors` gives one form's tensors as arrays."""
+"""Checkpoints on disk: `open_checkpoint` opens any format, `open_safetensors` gives the tensors of one as arrays."""
 
 from .digests import tensor_digests
 from .objects import ObjectPath

@@ -1,4 +1,4 @@
-"""Copying boxes of bytes out of files with reads by position, as few as pays."""
+"""Copying boxes of bytes out of files with reads by position, as few as worthwhile."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ __all__ = ["Bounds", "Extent", "check_box", "check_out", "contiguous_strides", "
 Bounds = tuple[tuple[int, int], ...]
 """Start and stop per dim."""
 
-# Up to here it is cheaper to read what lies between two runs of the box as well than to go to the file for each run:
-# a column slice of 1/8 takes 4 times as long with 16 KiB. More gains nothing, and falls out of the processor's cache.
+# Up to here it is cheaper to also read what lies between two runs of the box than to go to the file for each run:
+# a column slice of 1/8 takes 4 times as long with 16 KiB. More gains nothing, and does not fit in the processor's
+# cache.
 _SPAN = 512 * 1024
 
-# From here on the engine, which reads each run to where it belongs, takes half the time of reading what lies between
-# them as well. Shorter runs cost more calls than they save copies; all in one run is one call, for which a thread does.
+# From here on the engine, which reads each run to its place, takes half the time of also reading what lies between
+# them. Shorter runs cost more calls than they save copies; a single run is one call, for which a thread is enough.
 _ENGINE_FROM = 512 * 1024
 _RUN_FROM = 2 * 1024
-# Where they begin so far apart they may be as short as they like: reading what lies between takes 1.3 to 15 times as
-# long, if there are some megabytes of it.
+# If they begin this far apart they may have any length: reading what lies between takes 1.3 to 15 times as long, if
+# it is a few megabytes.
 _GAP_FROM = 8 * 1024
 _BUDGET = 8 * 2**20
 
@@ -39,7 +40,7 @@ class Extent(NamedTuple):
     Attributes:
         file: The file.
         start: The byte of the file at which the first element begins.
-        strides: The bytes from one element to the next, per dim; never negative, 0 where one element serves for all.
+        strides: The bytes from one element to the next, per dim; never negative, 0 where one element stands for all.
     """
 
     file: DataFile
@@ -82,7 +83,7 @@ def check_box(box: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Bounds:
 
 
 def check_out(out: npt.NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Give `out` back if a box of this shape and dtype can be read into it."""
+    """Return `out` if a box of this shape and dtype can be read into it."""
     instance("out", out, np.ndarray)
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}; {shape} and {dtype} are needed")
@@ -94,10 +95,10 @@ def check_out(out: npt.NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any
 def read_extent(extent: Extent, starts: Sequence[int], out: npt.NDArray[Any]) -> None:
     """Read a box of an extent, which begins at `starts` in it, into a writable array of the box's shape.
 
-    This is the one place where the bytes of pieces are read.
+    This is the only place where the bytes of pieces are read.
 
     Raises:
-        ParseError: if the file ends before; `out` may be partly written.
+        ParseError: if the file ends too early; `out` may be partly written.
         OSError: if the file cannot be read.
     """
     if out.size == 0:
@@ -106,7 +107,7 @@ def read_extent(extent: Extent, starts: Sequence[int], out: npt.NDArray[Any]) ->
         _read_by_engine(extent, starts, out)
         return
     start = extent.start + sum(map(operator.mul, starts, extent.strides))
-    # The dim whose elements lie farthest apart first, as the reads below expect it; equal ones stay in their order.
+    # The dim whose elements are farthest apart first, as the reads below expect; equal ones keep their order.
     order = sorted(range(out.ndim), key=lambda dim: -extent.strides[dim])
     strides = [extent.strides[dim] for dim in order]
     if isinstance(extent.file, ObjectFile):
@@ -116,7 +117,7 @@ def read_extent(extent: Extent, starts: Sequence[int], out: npt.NDArray[Any]) ->
 
 
 def _is_for_the_engine(extent: Extent, out: npt.NDArray[Any]) -> bool:
-    """Whether the engine takes less time, which reads each run of a box for itself."""
+    """Whether the engine, which reads each run of a box separately, takes less time."""
     steps = [(size, step) for size, step in zip(out.shape, extent.strides, strict=True) if size > 1]
     span = out.itemsize + sum((size - 1) * step for size, step in steps)
     if max(out.nbytes, span // 16) < _ENGINE_FROM:
@@ -129,7 +130,7 @@ def _is_for_the_engine(extent: Extent, out: npt.NDArray[Any]) -> bool:
 
 
 def _run_of(extent: Extent, out: npt.NDArray[Any]) -> int:
-    """The bytes of the runs that a box is, in the file and in `out` alike."""
+    """The bytes of each run of a box, the same in the file and in `out`."""
     run = out.itemsize
     for size, have, want in sorted(zip(out.shape, extent.strides, out.strides, strict=True), key=lambda dim: dim[1]):
         if size > 1:
@@ -143,7 +144,7 @@ def _read_by_engine(extent: Extent, starts: Sequence[int], out: npt.NDArray[Any]
     """Read a box by the compiled engine, on all cores."""
     job, file = CopyJob(), extent.file
     nothing, start = (0,) * out.ndim, extent.start + sum(map(operator.mul, starts, extent.strides))
-    # Along a dim of one element no stride is needed, and any may be given.
+    # A dim of one element needs no stride, and any may be given.
     strides = [out.itemsize if size == 1 else step for size, step in zip(out.shape, extent.strides, strict=True)]
     with file.descriptor() as number:
         source = job.read_file(file.path, file.size, None, number)
@@ -164,10 +165,11 @@ def _read(
         file.read_into(scratch[:span].data, start)
         out[...] = np.ndarray(out.shape, out.dtype, scratch.data, strides=strides)
     else:
-        # Along the outermost dim there is, as many rows at a time as a span has room for. The pieces of `out` are
-        # runs of its memory where `out` is one, since every dim before this one has size 1.
+        # Along the outermost dim, as many rows at a time as fit in a span. The pieces of `out` are runs of its
+        # memory if `out` is one, since every dim before this one has size 1.
         dim = next(dim for dim, size in enumerate(out.shape) if size > 1)
-        rows = max(1, _SPAN // strides[dim])
+        row_span = span - (out.shape[dim] - 1) * strides[dim]
+        rows = max(1, (_SPAN - row_span) // strides[dim] + 1)  # Rows that overlap may span more than their stride.
         for row in range(0, out.shape[dim], rows):
             piece = out[(slice(None),) * dim + (slice(row, row + rows),)]
             _read(file, start + row * strides[dim], strides, piece, scratch)

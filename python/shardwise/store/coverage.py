@@ -1,4 +1,4 @@
-"""Whether the pieces of a tensor are all of it: no gap, no overlap, and what is held more than once."""
+"""Whether the pieces of a tensor are all of it: gaps, overlaps, and what is held more than once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tile(
 ) -> tuple[list[int], list[int]]:
     """Check that boxes tile a tensor; give the positions of those that do, and of replicas, which repeat some of them.
 
-    Boxes without elements are neither, except where the tensor has none and there is one box.
+    Boxes without elements are neither, except if the tensor has none and there is one box.
 
     Args:
         name: The tensor.
@@ -33,7 +33,7 @@ def tile(
         checkpoint: What the messages begin with.
 
     Raises:
-        ParseError: if a box reaches outside the tensor, two overlap without being equal, or none holds some elements;
+        ParseError: if a box reaches outside the tensor, two overlap without being equal, or some elements are in none;
             names the tensor, the box and the file.
     """
     sizes = np.array(shape, np.int64)
@@ -42,7 +42,7 @@ def tile(
         at = int(np.flatnonzero(outside)[0])
         raise ParseError(
             f"{checkpoint}: tensor {shorten(name)} of shape {shape}: {where(at)} holds {box_text(boxes[at].tolist())}, "
-            "which is not within it"
+            "which is outside it"
         )
     if len(boxes) == 1 and (boxes[0, :, 1] - boxes[0, :, 0] == sizes).all():
         return [0], []
@@ -53,7 +53,7 @@ def tile(
 
 
 def _first_and_again(boxes: Boxes) -> tuple[Positions, Positions]:
-    """Give the positions of boxes that are there for the first time, and of the others."""
+    """Give the positions of boxes that appear for the first time, and of the others."""
     again = np.ones(len(boxes), np.bool_)
     flat = boxes.reshape(len(boxes), 2 * boxes.shape[1])
     if flat.shape[1]:

@@ -1,4 +1,4 @@
-"""Digests of the tensors of a checkpoint, and the CRC-32 that some forms have, in one read of all bytes."""
+"""Digests of the tensors of a checkpoint, and the CRC-32 that some formats have, in one read of all bytes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .write.wanted import SourcePiece, held_piece, is_one_run, wanted_stored
 __all__ = ["Progress", "tensor_digests", "verified_digests"]
 
 Progress = Callable[[int, int], object]
-"""What is called now and then with the bytes that are done and the bytes in all."""
+"""Called now and then with the bytes done and the bytes in all."""
 
 _MEMORY = 256 * 2**20
-#: Up to how many bytes a stretch is checked at once, not by the engine.
+#: The most bytes of a stretch that are checked at once, without the engine.
 _SMALL = 4096
 
 
@@ -36,9 +36,9 @@ def tensor_digests(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, int]:
-    """Digest the tensors of these names, or all, of an open checkpoint, in a stated memory; all their bytes are read.
+    """Digest these tensors of an open checkpoint, or all, within a memory limit; all their bytes are read.
 
-    A tensor's digest does not depend on how it is cut; see `shardwise.store.engine`. Compare dtypes and shapes as well.
+    A tensor's digest does not depend on how it is cut; see `shardwise.store.engine`. Compare dtypes and shapes too.
     """
     return _digests(checkpoint, checkpoint if names is None else names, {}, memory, threads, progress)
 
@@ -49,10 +49,10 @@ def verified_digests(
     """Digest each tensor as `tensor_digests` does, and check each CRC-32 that the checkpoint has in the same read.
 
     Returns:
-        The digests, and how many CRC-32 there were.
+        The digests, and the number of CRC-32 checked.
 
     Raises:
-        ParseError: if bytes have another CRC-32; names the file and the first of the bytes.
+        ParseError: if a CRC-32 does not match; names the file and the first of the bytes.
     """
     large: dict[tuple[int, int], StoredSum] = {}
     count = 0
@@ -78,7 +78,7 @@ def _digests(
     """Digest each tensor; check the CRC-32 of these stretches, by file and first byte, in the same read."""
     job, files, arrays = CopyJob(), {}, {}
     sink = job.discard()
-    #: Of each tensor, and of each stretch, the destination pieces that are digested.
+    #: For each tensor, and each stretch, the destination pieces that are digested.
     numbers: dict[str, range] = {}
     checked: dict[int, StoredSum] = {}
 
@@ -99,7 +99,7 @@ def _digests(
         held = [held_piece(source(piece.holder), piece) for piece in wanted.pieces]
         whole = [_summed(sums, piece, wanted.itemsize) for piece in wanted.pieces]
         if any(whole):
-            # The boxes one by one, whose CRC-32 are known.
+            # The boxes whose CRC-32 are known, one by one.
             kept = [HeldPiece(sink, 0, piece.start, piece.stop) for piece in held]
             first = job.add_tensor(tensor.shape, wanted.itemsize, held, kept, digest=True, crc=True)
             checked |= {first + i: each for i, each in enumerate(whole) if each is not None}
@@ -132,15 +132,15 @@ def _check_crc(each: StoredSum, crc: int) -> None:
     if crc != each.crc:
         raise ParseError(
             f"{each.file.path}: byte {each.start}: {shown(each.name)} of {each.size} bytes is not what was written: "
-            f"its CRC-32 is {crc:08x}, it was {each.crc:08x}"
+            f"its CRC-32 is {crc:08x}, but {each.crc:08x} was recorded"
         )
 
 
 def _decoded(tensor: StoredTensor) -> int:
-    """The digest of a tensor whose pieces are compressed: of one piece at a time."""
+    """The digest of a tensor whose pieces are compressed, one piece at a time."""
     parts = []
     for piece in tensor.pieces:
-        values = np.ascontiguousarray(piece.decode())
+        values = np.asarray(piece.decode(), order="C")  # `ascontiguousarray` would give a scalar a dim.
         job = CopyJob()
         start, stop = ([side[i] for side in piece.box] for i in (0, 1))
         source = HeldPiece(job.read_array(values), 0, start, stop, values.strides)
@@ -151,7 +151,7 @@ def _decoded(tensor: StoredTensor) -> int:
 
 
 def _fetched(tensor: StoredTensor, memory: int) -> int:
-    """The digest of a tensor that lies in an object store: of one block at a time."""
+    """The digest of a tensor in an object store, one block at a time."""
     parts = []
     for block in consecutive(tensor.shape, max(memory // (2 * tensor.numpy_dtype.itemsize), 1)):
         values = tensor.read(block)
@@ -164,7 +164,7 @@ def _fetched(tensor: StoredTensor, memory: int) -> int:
 
 
 def _fetched_crc(each: StoredSum, memory: int) -> int:
-    """The CRC-32 of a stretch of an object: of one block at a time."""
+    """The CRC-32 of a stretch of an object, one block at a time."""
     crc, step = 0, max(memory // 2, 1)
     for at in range(0, each.size, step):
         crc = zlib.crc32(each.file.read(each.start + at, min(step, each.size - at)), crc)

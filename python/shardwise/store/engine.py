@@ -1,8 +1,7 @@
 """Bytes of tensors between files and arrays, by the compiled I/O engine: bounded memory, threads, digests.
 
-A `CopyJob` has sources, destinations, and tensors. Of each tensor some boxes lie in sources and some boxes are wanted
-in destinations; the engine finds what they share and copies it. Every byte that is needed is read once and written
-once.
+A `CopyJob` has sources, destinations, and tensors. Some boxes of each tensor lie in sources and some are wanted in
+destinations; the engine finds what they share and copies it. Every byte that is needed is read once and written once.
 """
 
 from __future__ import annotations
@@ -34,14 +33,15 @@ _BUDGET = 64 * 2**20
 
 
 class HeldPiece(NamedTuple):
-    """A box of a tensor, and where its holder has it.
+    """A box of a tensor, and where it lies in its holder.
 
     Attributes:
         holder: The source or destination, as the job numbered it.
-        offset: The byte of the holder at which the box's first element begins; of an array, counted from its element 0.
+        offset: The byte of the holder at which the box's first element begins; in an array, counted from its element 0.
         start: Where the box starts, per dim of the tensor.
         stop: Where it stops.
-        strides: The bytes from one element to the next, per dim; None for C order without gaps. In files never < 0.
+        strides: The bytes from one element to the next, per dim; None for C order without gaps. Never negative in
+            files.
     """
 
     holder: int
@@ -52,15 +52,15 @@ class HeldPiece(NamedTuple):
 
 
 class CopyReport(NamedTuple):
-    """What a run did.
+    """What a run has done.
 
     Attributes:
-        bytes_read: Bytes read from files, those between needed ones included.
+        bytes_read: Bytes read from files, including those between needed ones.
         bytes_written: Bytes written to files.
         calls: Reads and writes.
         digests: The digest of each destination piece, in the order in which they were added; 0 where none was asked
-            for, empty if none was at all.
-        crcs: Their CRC-32, likewise.
+        for, empty if none was asked for at all.
+        crcs: Their CRC-32, in the same way.
         differences: For each destination piece that differs from the file it is compared with: its number, and the
             first element that differs, as an offset in the tensor.
     """
@@ -97,7 +97,7 @@ class CopyJob:
 
     @classmethod
     def of_program(cls, program: npt.NDArray[np.int64]) -> CopyJob:
-        """Make a job of the numbers that `add_tensor` would have put together, whose holders are still to be named."""
+        """Make a job from the numbers that `add_tensor` would have put together; its holders are not named yet."""
         job = cls()
         job._program.frombytes(program.tobytes())
         return job
@@ -111,7 +111,7 @@ class CopyJob:
             path: The file.
             size: Its bytes, which it must still have when the job runs.
             modified: When it was last written to (`st_mtime_ns`); checked if given.
-            descriptor: The file, if it is open; then `path` is for messages only.
+            descriptor: The file's descriptor, if it is open; `path` is then for messages only.
         """
         self._sources.append((path_of(path), size, modified, descriptor))
         return len(self._sources) - 1
@@ -122,9 +122,9 @@ class CopyJob:
         return len(self._sources) - 1
 
     def write_file(self, path: str | os.PathLike[str], size: int) -> int:
-        """Add a file to make, of this size in the end, and give its number among the destinations.
+        """Add a file to create, of this final size, and give its number among the destinations.
 
-        It must not be there yet. What no piece covers is zero.
+        It must not exist yet. Bytes that no piece covers are zero.
         """
         self._destinations.append(("write", path_of(path), size))
         return len(self._destinations) - 1
@@ -132,7 +132,7 @@ class CopyJob:
     def fill_file(self, path: str | os.PathLike[str], size: int) -> int:
         """Add a file to write a part of, and give its number among the destinations.
 
-        It must be there, in this size, as another job's `write_file` made it; what no piece covers stays as it is.
+        It must exist, in this size, as another job's `write_file` made it; bytes that no piece covers are unchanged.
         Several jobs may fill different parts of it at once.
         """
         self._destinations.append(("fill", path_of(path), size))
@@ -144,12 +144,12 @@ class CopyJob:
         return len(self._destinations) - 1
 
     def compare_file(self, path: str | os.PathLike[str], size: int, modified: int | None = None) -> int:
-        """Add a file to compare with what would be written to it; gives its number among the destinations."""
+        """Add a file to compare with what would be written to it, and give its number among the destinations."""
         self._destinations.append(("compare", path_of(path), size, modified))
         return len(self._destinations) - 1
 
     def discard(self) -> int:
-        """Add a destination that keeps nothing, for digests alone; gives its number among the destinations."""
+        """Add a destination that keeps nothing, for digests alone, and give its number among the destinations."""
         self._destinations.append(None)
         return len(self._destinations) - 1
 
@@ -169,9 +169,9 @@ class CopyJob:
             shape: Elements per dim.
             itemsize: Bytes per element.
             sources: Boxes that do not overlap, and that cover what the destinations need.
-            destinations: Boxes that are wanted.
-            digest: Whether each destination piece is to be digested.
-            crc: Whether the CRC-32 of each destination piece is wanted, which must be one run of bytes.
+            destinations: Boxes to be copied.
+            digest: Whether to digest each destination piece.
+            crc: Whether to compute the CRC-32 of each destination piece, which must be one run of bytes.
 
         Raises:
             SizeOverflowError: if a number is not within 64 bits.
@@ -198,21 +198,21 @@ class CopyJob:
         sync: bool = False,
         progress: Callable[[int, int], object] | None = None,
     ) -> CopyReport:
-        """Do the job.
+        """Run the job.
 
         Args:
             budget: Bytes of memory for the buffers of all threads; at least 16 KiB.
-            threads: How many; one per core if left out.
-            sync: Whether the files are brought to the disk before this returns.
-            progress: Called now and then with the bytes that are done and the bytes in all.
+            threads: Their number; one per core if left out.
+            sync: Whether the files are synced to disk before this returns.
+            progress: Called now and then with the bytes done and the bytes in all.
 
         Raises:
             LayoutError: if pieces of a tensor reach outside of it or of their holders; source pieces overlap, or do not
                 cover what is wanted; destination pieces overlap in a file; the budget is too small.
-            ParseError: if a source is not a regular file, is not what it was said to be, ends too early, or changed
-                meanwhile.
-            OSError: if a file cannot be made, read or written, or the disk has no room: naming file and byte. The
-                files that were made are removed.
+            ParseError: if a source is not a regular file, is not as described, ends too early, or changed
+            meanwhile.
+            OSError: if a file cannot be created, read or written, or the disk is full; names file and byte. The
+            files that were created are removed.
         """
         done = self._compiled().run(budget, threads, sync, progress)
         return CopyReport(*done[0], *done[1:])
@@ -265,7 +265,7 @@ def add_digests(digests: Iterable[int]) -> int:
 def digest_array(value: npt.NDArray[Any]) -> int:
     """Give the digest of a whole tensor: the one that its pieces add up to in any checkpoint.
 
-    The rule is in the module `digest` of the crate `shardwise-io`. Compare dtype and shape as well: zeros add nothing.
+    The rule is in the module `digest` of the crate `shardwise-io`. Compare dtype and shape too: zeros add nothing.
 
     >>> import numpy as np
     >>> digest_array(np.array([[1, 0], [0, 0]], np.uint8)) == 0xE220A8397B1DCDAF >> 3  # The first key.

@@ -1,33 +1,36 @@
-"""One open data file: read by position, mapped into memory, and checked for changes made behind our back.
+"""One open data file: read by position, mapped into memory, and checked for changes by others.
 
-Why not the map alone: a page of a map that a truncation took away cannot be read, and the operating system answers an
+Why not the map alone: a page of a map that a truncation removed cannot be read, and the operating system answers an
 attempt with SIGBUS, which kills the process. No library can prevent that for an array that numpy code reads on its own;
-what can be done is to look at the file again each time an array is asked for (`DataFile.check`), and to offer reads
+all that can be done is to look at the file again each time an array is asked for (`DataFile.check`), and to offer reads
 that go through the file descriptor and fail with an exception instead (`DataFile.read_into`).
 
-A checkpoint may have more files than a process may have descriptors. A file that nobody reads right now may lose its
-descriptor to another; it is opened again when it is next read, and must then be the file that it was.
+A checkpoint may have more files than a process may have descriptors. A file that is not being read may lose its
+descriptor to another; it is opened again for the next read, and must then still be the same file.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .._atomic import naming
 from ..errors import ParseError
 
-__all__ = ["DataFile", "FileStatus"]
+__all__ = ["DataFile", "FileStatus", "opened_again"]
 
-# Opening a FIFO without O_NONBLOCK waits for a writer, perhaps for ever. Windows has neither flag, and no FIFO either.
+T = TypeVar("T")
+
+# Opening a FIFO without O_NONBLOCK waits for a writer, perhaps forever. Windows has neither the flag nor FIFOs.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 _KINDS = {
@@ -38,7 +41,8 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 
-# How many files have a descriptor at a time. A process has 1,024 of them by default, and needs some for itself.
+# The number of files that have a descriptor at a time. A process has 1,024 of them by default, 256 on some systems, and
+# needs the rest for itself: the outputs of a job may be open at the same time.
 _MOST_OPEN = 256
 
 FileStatus = tuple[int, int, int, int]
@@ -50,24 +54,21 @@ _open_lock = threading.RLock()
 
 
 class _Descriptor:
-    """A descriptor that stays open as long as someone uses it, whatever happens to the file object meanwhile."""
+    """A descriptor that stays open as long as it is in use, whatever happens to the file object meanwhile."""
 
     __slots__ = ("__weakref__", "_ended", "_lock", "_number", "_users")
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._users = 0
+        self._users = 1  # Whoever opened it; nobody else can take it away before it is given back.
         self._ended = False
         self._lock = threading.RLock()
         with _open_lock:
             _open_files[id(self)] = weakref.ref(self)
-            idle = [ref() for ref in list(_open_files.values())[: max(0, len(_open_files) - _MOST_OPEN)]]
-        for other in idle:
-            if other is not None and other is not self:
-                other.end(idle_only=True)
+        _end_idle(_most_open())
 
     def take(self) -> int | None:
-        """Give the descriptor to a user, who gives it back with `put`; None if it was closed."""
+        """Lend the descriptor to a caller, which returns it with `put`; None if it was closed."""
         with self._lock:
             if self._ended:
                 return None
@@ -81,7 +82,7 @@ class _Descriptor:
                 os.close(self._number)
 
     def end(self, *, idle_only: bool = False) -> None:
-        """Close it when its last user has given it back."""
+        """Close it when its last user has returned it."""
         with self._lock:
             if self._ended or (idle_only and self._users):
                 return
@@ -90,6 +91,36 @@ class _Descriptor:
                 os.close(self._number)
         with _open_lock:
             _open_files.pop(id(self), None)
+
+
+def _most_open() -> int:
+    """How many files have a descriptor: a quarter of what the process may have at most, as for writing."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit.
+        return _MOST_OPEN
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST_OPEN if allowed == resource.RLIM_INFINITY else max(8, min(_MOST_OPEN, allowed // 4))
+
+
+def _end_idle(most: int) -> None:
+    """Close what nobody uses, the longest open first, until at most so many are left."""
+    with _open_lock:
+        idle = [ref() for ref in list(_open_files.values())[: max(0, len(_open_files) - most)]]
+    for other in idle:
+        if other is not None:
+            other.end(idle_only=True)
+
+
+def _where_there_is_room(take: Callable[[], T]) -> T:
+    """What takes a descriptor; tried again without the idle ones if the rest of the program has taken all others."""
+    try:
+        return take()
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+    _end_idle(0)
+    return take()
 
 
 class DataFile:
@@ -110,25 +141,28 @@ class DataFile:
         self._lock = threading.Lock()
         self._closed = False
         self._map: mmap.mmap | None = None
-        self._descriptor, self.status = self._open()
+        number, self.status = self._open()
+        self._descriptor = _Descriptor(number)
+        self._descriptor.put()
         self.size = self.status[2]
         self._finalize = weakref.finalize(self, _end, [self._descriptor])
 
-    def _open(self) -> tuple[_Descriptor, FileStatus]:
-        number = os.open(self.path, _FLAGS)
+    def _open(self) -> tuple[int, FileStatus]:
+        number = _where_there_is_room(lambda: os.open(self.path, _FLAGS))
         try:
             status = os.fstat(number)
             if not stat.S_ISREG(status.st_mode):
                 kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a file")
                 raise ParseError(f"{self.path}: is {kind}; a regular file is needed")
-            return _Descriptor(number), (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+            return number, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         except BaseException:
             os.close(number)
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # For a worker: opened there, and refused if it is another file. Only size and time are the same on all hosts.
-        return _opened_again, (os.path.abspath(self.path), self.size, self.status[3])  # noqa: PTH100
+        # For a worker: opened there, and refused if it is a different file. Only size and time are the same on all
+        # hosts.
+        return opened_again, (os.path.abspath(self.path), self.size, self.status[3])  # noqa: PTH100
 
     def close(self) -> None:
         """Close the file, once all reads of it are done; maps stay valid. Closing twice is allowed."""
@@ -142,7 +176,7 @@ class DataFile:
 
         Raises:
             ValueError: if the file was closed.
-            ParseError: if it had to be opened again, and is another file now.
+            ParseError: if it had to be opened again, and is a different file now.
         """
         with self._lock:
             if self._closed:
@@ -156,13 +190,11 @@ class DataFile:
             held.put()
 
     def _reopen(self) -> tuple[_Descriptor, int]:
-        descriptor, status = self._open()
-        number = descriptor.take()
-        if status != self.status or number is None:
-            descriptor.put()
-            descriptor.end()
+        number, status = self._open()
+        if status != self.status:
+            os.close(number)
             raise ParseError(f"{self.path}: is not the file that was opened: it was replaced or written to")
-        self._descriptor = descriptor
+        self._descriptor = descriptor = _Descriptor(number)
         self._finalize.detach()
         self._finalize = weakref.finalize(self, _end, [descriptor])
         return descriptor, number
@@ -172,7 +204,7 @@ class DataFile:
         with self.descriptor() as number:
             status = os.fstat(number)
         if status.st_size != self.size:
-            raise ParseError(f"{self.path}: had {self.size} bytes when it was opened, has {status.st_size} now")
+            raise ParseError(f"{self.path}: had {self.size} bytes when it was opened, but has {status.st_size} now")
         if status.st_mtime_ns != self.status[3]:
             raise ParseError(f"{self.path}: was written to after it was opened")
 
@@ -182,8 +214,8 @@ class DataFile:
         with naming(self.path), self.descriptor() as number, self._lock:
             if self._map is None:
                 try:
-                    self._map = mmap.mmap(number, self.size, access=mmap.ACCESS_READ)
-                except ValueError as error:  # It was cut short since `check`, or is empty.
+                    self._map = _where_there_is_room(lambda: mmap.mmap(number, self.size, access=mmap.ACCESS_READ))
+                except ValueError as error:  # It was truncated after `check`, or is empty.
                     raise ParseError(f"{self.path}: cannot be mapped into memory: {error}") from None
             return self._map
 
@@ -208,7 +240,13 @@ class DataFile:
         return bytes(data)
 
 
-def _opened_again(path: str, size: int, modified: int) -> DataFile:
+def opened_again(path: str, size: int, modified: int) -> DataFile:
+    """Open a file that must have the size and the time of modification that it had.
+
+    Raises:
+        ParseError: if it has others.
+        OSError: if it cannot be opened.
+    """
     file = DataFile(Path(path))
     if (file.size, file.status[3]) != (size, modified):
         file.close()

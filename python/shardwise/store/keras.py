@@ -1,7 +1,7 @@
-"""Weights of Keras: one HDF5 file, or several with a `.weights.json` that says which group lies in which of them.
+"""Keras weights: one HDF5 file, or several with a `.weights.json` that says which file holds which group.
 
-Tensors are called as the datasets are, `layers/dense/vars/0`: files of Keras do not have the names of the variables.
-h5py is asked once for where each dataset lies; what is contiguous is then read from the file itself.
+Tensors are named after the datasets, `layers/dense/vars/0`: Keras files do not have the names of the variables.
+h5py is asked once where each dataset lies; contiguous ones are then read from the file itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SINGLE = ".weights.h5"
 
 
 def open_form(path: Path) -> StoredCheckpoint:
-    """Open a file of weights, the index of several, or a folder with one or the other."""
+    """Open a file of weights, the index of several, or a folder with either."""
     path = _located(path) if path.is_dir() else path
     weight_map, metadata = _index(path) if path.name.endswith(".json") else ({}, {})
     names = sorted({name for names in weight_map.values() for name in names}) or [path.name]
@@ -101,10 +101,10 @@ def _check(
     for group, names in weight_map.items():
         for name in names:
             if Path(name).name not in held.get(f"/{group.strip('/')}", ()):
-                raise ParseError(f"{path}: lists {shorten(group)} in {shorten(name)}, which holds nothing of it")
+                raise ParseError(f"{path}: lists {shorten(group)} in {shorten(name)}, which does not hold any of it")
     total, there = metadata.get("total_size"), sum(tensor.nbytes for tensor in tensors.values())
     if weight_map and isinstance(total, (int, float)) and not isinstance(total, bool) and total != float(there):
-        raise ParseError(f"{path}: says that the weights are {total:.0f} bytes, but the files hold {there}")
+        raise ParseError(f"{path}: says that the weights have {total:.0f} bytes, but the files hold {there}")
 
 
 class _Raw(io.RawIOBase):
@@ -139,7 +139,7 @@ def _h5py() -> Any:
     try:
         import h5py
     except ImportError:
-        message = "weights of Keras are HDF5 files, which need h5py: pip install 'shardwise[h5]'"
+        message = "Keras weights are HDF5 files, which need h5py: pip install 'shardwise[h5]'"
         raise ImportError(message, name="h5py") from None
     return h5py
 
@@ -153,13 +153,13 @@ def _opened(file: DataFile) -> Any:
 
 
 class _Dataset(NamedTuple):
-    """What is asked of a dataset while the file is open.
+    """What is read about a dataset while the file is open.
 
     Attributes:
         name: Its path in the file.
         shape: Its shape.
-        dtype: Its dtype; None of what is not numbers.
-        offset: Where its elements begin in the file, if they lie there as they are.
+        dtype: Its dtype; None if it does not hold numbers.
+        offset: Where its elements begin in the file, if they are stored uncompressed and contiguous.
     """
 
     name: str
@@ -182,7 +182,7 @@ def _read(
     for name, shape, dtype, offset in datasets:
         checked_name(name, file.path)
         if name in tensors or name in objects:
-            raise ParseError(f"{file.path}: {shorten(name)} is in another file of the checkpoint as well")
+            raise ParseError(f"{file.path}: {shorten(name)} is also in another file of the checkpoint")
         if dtype is None:
             objects[name] = StoredObject(name, partial(_value, file, name))
             continue
@@ -199,14 +199,14 @@ def _datasets(group: Any, prefix: str, depth: int, file: DataFile, layers: dict[
     """The datasets below a group. Links to other places are not followed: a file could name any other file."""
     h5py = _h5py()
     if depth > _MAX_DEPTH:
-        raise ParseError(f"{file.path}: groups lie more than {_MAX_DEPTH} deep in one another")
+        raise ParseError(f"{file.path}: groups are nested more than {_MAX_DEPTH} deep")
     called = group.attrs.get("name")
     if isinstance(called, str) and prefix:
         layers[prefix.removesuffix("/")] = called
     for key in group:
         name = f"{prefix}{key}"
         if not isinstance(group.get(key, getlink=True), h5py.HardLink):
-            raise ParseError(f"{file.path}: {shorten(name)} is a link to another place, which is not followed")
+            raise ParseError(f"{file.path}: {shorten(name)} is a link to another place; links are not followed")
         child = group[key]
         if isinstance(child, h5py.Group):
             yield from _datasets(child, f"{name}/", depth + 1, file, layers)
@@ -220,7 +220,7 @@ def _described(dataset: Any, name: str, file: DataFile) -> _Dataset:
     dtype = _dtype(dataset) if dataset.shape is not None else None
     creation = dataset.id.get_create_plist()
     if creation.get_external_count() or creation.get_layout() not in (h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED, 0):
-        raise ParseError(f"{file.path}: {shorten(name)} lies in other files, which are not followed")
+        raise ParseError(f"{file.path}: {shorten(name)} lies in other files; links to them are not followed")
     offset = None
     if dtype is not None and 0 not in shape and dataset.dtype.byteorder != ">":
         nbytes = int(np.prod(shape, dtype=object)) * dtype.bits // 8
@@ -236,7 +236,7 @@ def _described(dataset: Any, name: str, file: DataFile) -> _Dataset:
 def _dtype(dataset: Any) -> Dtype | None:
     said = dataset.attrs.get("dtype")
     if said == "bfloat16" and dataset.dtype.itemsize == 2 and dataset.dtype.kind in "Vu":
-        return DTYPES["bfloat16"]  # HDF5 has no such type; Keras says it beside the dataset.
+        return DTYPES["bfloat16"]  # HDF5 has no such type; Keras notes it beside the dataset.
     return find_dtype(dataset.dtype.newbyteorder("="))
 
 
@@ -245,7 +245,7 @@ def _extent(file: DataFile, offset: int, shape: tuple[int, ...], itemsize: int) 
 
 
 def _decoded(file: DataFile, name: str, dtype: Dtype, local: Bounds | None) -> npt.NDArray[Any]:
-    """Have h5py read a dataset that is compressed, in chunks, or of another byte order."""
+    """Have h5py read a dataset that is compressed, in chunks, or in another byte order."""
     with _opened(file) as root:
         try:
             dataset = root[name]

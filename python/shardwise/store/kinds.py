@@ -1,4 +1,4 @@
-"""What a file is that is not the checkpoint that was asked for, as its first bytes say."""
+"""What a file is, by its first bytes, if it is not the checkpoint that was asked for."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 __all__ = ["kind_of"]
 
 _MAGICS = (
-    (b"PK\x03\x04", "a zip archive, as torch.save and Keras write them"),
+    (b"PK\x03\x04", "a zip archive, as written by torch.save and Keras"),
     (b"PK\x05\x06", "an empty zip archive"),
-    (b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes them"),
-    (b"GGUF", "a GGUF file, as llama.cpp uses them"),
-    (b"\x93NUMPY", "an array of numpy.save"),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file, as written by Keras"),
+    (b"GGUF", "a GGUF file, as used by llama.cpp"),
+    (b"\x93NUMPY", "an array saved by numpy.save"),
     (b"\x1f\x8b", "compressed by gzip"),
     (b"\x28\xb5\x2f\xfd", "compressed by zstd"),
     (b"BZh", "compressed by bzip2"),
@@ -24,7 +24,7 @@ _MAGICS = (
     (b"ARROW1", "an Arrow file"),
     (b"SQLite format 3\x00", "an SQLite database"),
     (b"\x7fELF", "an ELF program"),
-    (b"version https://git-lfs.github.com/", "a pointer of Git LFS: the file itself was not downloaded (git lfs pull)"),
+    (b"version https://git-lfs.github.com/", "a Git LFS pointer: the file itself was not downloaded (git lfs pull)"),
     (b"<!DOCTYPE html", "a web page"),
     (b"<!doctype html", "a web page"),
     (b"<html", "a web page"),
@@ -33,10 +33,10 @@ _MAGICS = (
 
 
 def kind_of(head: bytes) -> str:
-    r"""Say what a file is whose first bytes are these; they themselves, if they say nothing.
+    r"""Say what a file with these first bytes is; quote them if they say nothing.
 
     >>> kind_of(b"GGUF\x03\x00\x00\x00"), kind_of(b"layers: 12"), kind_of(b""), kind_of(bytes(64))
-    ('a GGUF file, as llama.cpp uses them', "text: 'layers: 12'", 'empty', 'zeros: it may not have been written')
+    ('a GGUF file, as used by llama.cpp', "text: 'layers: 12'", 'empty', 'zeros: it may not have been written')
     """
     if not head:
         return "empty"
@@ -46,18 +46,18 @@ def kind_of(head: bytes) -> str:
     if head[257:262] == b"ustar":
         return "a tar archive"
     if re.match(rb"\x80[\x02-\x05]", head):
-        return "a pickle of Python"
+        return "a Python pickle"
     if not head.strip(b"\0"):
         return "zeros: it may not have been written"
     text = _text(head)
     if text is None:
-        return f"of no kind that is known, it begins with {head[:8]!r}"
+        return f"of an unknown kind, beginning with {head[:8]!r}"
     word = "JSON" if text.lstrip()[:1] in ("{", "[") else "text"
     return f"{word}: {text.strip()[:40]!r}"
 
 
 def _text(head: bytes) -> str | None:
-    """Give the first bytes as text, if they are: the last character may be cut."""
+    """Give the first bytes as text, if they are text: the last character may be cut."""
     try:
         text = head.decode()
     except UnicodeDecodeError as error:

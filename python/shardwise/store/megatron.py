@@ -1,4 +1,4 @@
-"""Megatron's distributed checkpoints, `torch_dist`: PyTorch's, with a file of its own that says that it is complete."""
+"""Megatron's distributed checkpoints, `torch_dist`: PyTorch's, with an extra file that says that they are complete."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _LATEST = "latest_checkpointed_iteration.txt"
 
 
 def open_form(path: Path) -> StoredCheckpoint:
-    """Open an iteration's folder, or the last one of a folder of them."""
+    """Open an iteration's folder, or the last iteration in a folder of them."""
     if (path / _LATEST).exists():
         path = path / _latest(path / _LATEST)
     said = _json(path / "metadata.json")
     backend = said.get("sharded_backend") if isinstance(said, dict) else None
     if backend != "torch_dist":
         raise ParseError(
-            f"{path}: a Megatron checkpoint of the form {shorten(backend)}, which is not read; convert it to "
+            f"{path}: a Megatron checkpoint of the format {shorten(backend)}, which cannot be read; convert it to "
             "torch_dist with Megatron's own tools"
         )
     if not (path / ".metadata").exists():
@@ -46,7 +46,7 @@ def _latest(path: Path) -> str:
     if text == "release":
         return text
     if not text.isdecimal() or len(text) > 18:
-        raise ParseError(f"{path}: {shorten(text)} is not an iteration, nor the word release")
+        raise ParseError(f"{path}: {shorten(text)} is neither an iteration nor the word release")
     folder = f"iter_{int(text):07d}"
     if not (path.parent / folder).is_dir():
         raise ParseError(f"{path}: names the iteration {text}, but there is no folder {folder}")

@@ -1,8 +1,8 @@
-"""One object of a store as a data file: ranges of bytes, few and large, several under way at a time.
+"""One object of a store as a data file: few, large ranges of bytes, several under way at a time.
 
-A request takes as long as some megabytes do. So what lies between two runs that are needed is read as well, up to
-`_GAP`; what is long is cut into requests of `_PART`, of which `_FLIGHT` are under way; and small reads, as of headers,
-are served from blocks that are kept.
+A request takes as long as reading a few megabytes. So what lies between two needed runs is also read, up to `_GAP`;
+long runs are cut into requests of `_PART`, of which `_FLIGHT` are under way; and small reads, such as headers, are
+served from blocks that are kept.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["FLIGHT", "ObjectFile", "open_file", "opening"]
 
 #: Requests under way at a time.
 FLIGHT = 8
-#: Bytes of a request at most.
+#: The most bytes of a request.
 _PART = 8 * 2**20
-#: Up to how many bytes that nobody needs are read, rather than to make another request.
+#: The most unneeded bytes that are read to avoid another request.
 _GAP = 2**20
 #: The blocks that small reads are served from, and how many of them are kept.
 _BLOCK = 256 * 2**10
@@ -50,11 +50,11 @@ class _Span(NamedTuple):
 
 
 class ObjectFile(DataFile):
-    """An object, open for reading: its size and mark are noted, and another object is refused.
+    """An object, open for reading: its size and mark are noted, and a different object is refused.
 
     Args:
         path: Where it is.
-        noted: What it was when it was looked at; looked at now if left out.
+        noted: Its status when it was last asked for; asked for now if left out.
 
     On S3 every request has the condition that the object is still the same; elsewhere `check` asks after reading.
     """
@@ -68,6 +68,11 @@ class ObjectFile(DataFile):
         self._closed = False
         self._lock = threading.Lock()
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
+
+    @property
+    def noted(self) -> tuple[ObjectPath, int, str]:
+        """Where it is, its bytes, and what tells it from another object of the same name."""
+        return self._object, *self._noted
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ObjectFile, (self._object, self._noted)
@@ -85,19 +90,19 @@ class ObjectFile(DataFile):
 
     def map(self) -> mmap.mmap:
         """Refuse: an object has no map."""
-        raise ValueError(f"{self.path}: lies in an object store: there is no array of it without a copy, read it")
+        raise ValueError(f"{self.path}: lies in an object store, so there is no array of it without a copy; read it")
 
     def check(self) -> None:
-        """Raise ParseError if there is another object under this name than when it was opened."""
+        """Raise ParseError if this name now has a different object from the one that was opened."""
         self._check_open()
         if self._object.is_s3 and self._noted.mark:
             return  # Every request had the condition.
         try:
             now = self._object.status()
         except FileNotFoundError:
-            raise ParseError(f"{self.path}: is not there any more") from None
+            raise ParseError(f"{self.path}: no longer exists") from None
         if now != self._noted:
-            raise ParseError(f"{self.path}: is another object than before: it was replaced, or written to")
+            raise ParseError(f"{self.path}: is a different object than before: it was replaced or written to")
 
     def _check_open(self) -> None:
         if self._closed:
@@ -177,7 +182,7 @@ def _sections(start: int, out: Array) -> Iterator[_Span]:
 
 
 def _spans(start: int, strides: list[int], out: Array) -> Iterator[_Span]:
-    """The requests for a box, the dims of which have falling strides."""
+    """The requests for a box whose dims have decreasing strides."""
     if out.size == 0:
         return
     lengths = _lengths(strides, out)
@@ -185,13 +190,12 @@ def _spans(start: int, strides: list[int], out: Array) -> Iterator[_Span]:
         yield from _sections(start, out.reshape(-1).view(np.uint8))
         return
     sizes = [dim for dim, size in enumerate(out.shape) if size > 1]
-    # Between two rows of a dim lie as many bytes as its stride is longer than a row.
+    # Between two rows of a dim lie the bytes by which its stride is longer than a row.
     is_dense = all(strides[dim] - lengths[dim + 1] <= _GAP for dim in sizes)
     if is_dense and lengths[0] <= _PART:
         yield _Span(start, start + lengths[0], out, strides)
         return
     dim = sizes[0]
-    is_dense = all(strides[other] - lengths[other + 1] <= _GAP for other in sizes)
     rows = max(1, (_PART - lengths[dim + 1]) // max(strides[dim], 1) + 1) if is_dense else 1
     for row in range(0, out.shape[dim], rows):
         part = out[(slice(None),) * dim + (slice(row, row + rows),)]
@@ -199,7 +203,7 @@ def _spans(start: int, strides: list[int], out: Array) -> Iterator[_Span]:
 
 
 def _lengths(strides: Sequence[int], out: Array) -> list[int]:
-    """From the first byte to the last of a box of the dims from each on; at the end, of one element."""
+    """For each dim, the bytes from first to last of a box of it and the later dims; at the end, of one element."""
     lengths = [out.itemsize]
     for size, stride in zip(reversed(out.shape), reversed(strides), strict=True):
         lengths.append(lengths[-1] + (size - 1) * stride)
@@ -222,7 +226,7 @@ def open_file(path: Path) -> DataFile:
 
 
 def opening(paths: Iterable[Path]) -> Callable[[Path], DataFile]:
-    """Give what opens these files; objects are opened together, and their first block is read, before it is called."""
+    """Give a function that opens these files; objects are opened together before, and their first block is read."""
     objects: list[Any] = [path for path in paths if isinstance(path, ObjectPath)]
     if len(objects) < 2:
         return open_file

@@ -1,11 +1,11 @@
 """Objects behind a URL, by fsspec: names, sizes, ranges of bytes, and what to do when the store fails.
 
-An `ObjectPath` has what the forms ask of a path, so that a form does not know where its files lie. It has no
-`__fspath__`: what is not written for objects fails at once, and never finds a local file of the same name.
+An `ObjectPath` has what the formats need from a path, so that a format does not know where its files lie. It has no
+`__fspath__`: code that is not written for objects fails at once, and never finds a local file of the same name.
 
-What a store does not do well is done here. A request that fails for a passing reason is made again, `ATTEMPTS` times
-in all; a store that gives fewer bytes than it was asked for has failed. Listings are never cached, and say only which
-form a folder may be of: what belongs to a checkpoint is said by its manifest or index.
+Weaknesses of stores are dealt with here. A request that fails for a temporary reason is made again, `ATTEMPTS` times
+in all; a store that gives fewer bytes than it was asked for has failed. Listings are never cached, and only say which
+format a folder may have: its manifest or index says what belongs to a checkpoint.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ..errors import ParseError
 
 __all__ = ["ATTEMPTS", "ObjectPath", "ObjectStatus", "entries_of", "place_of"]
 
-#: How often a request is made in all, before its failure is final.
+#: How often a request is made before its failure is final.
 ATTEMPTS = 5
-#: Seconds before the second attempt; twice as many before each further one.
+#: Seconds before the second attempt, doubled for each further one.
 _PAUSE = 0.1
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -40,18 +40,19 @@ _CREDENTIALS = {
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_CONNECTION_STRING",
 }
 _SAME = {"s3a": "s3", "gcs": "gs", "abfs": "az", "adl": "az"}
-#: The packages whose exceptions tell of networks and services, besides OSError.
+#: The packages whose exceptions report failures of networks and services, besides OSError.
 _NETWORK = {"aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "http", "urllib3"}
 
 Answer = TypeVar("Answer")
 
 
 class ObjectStatus(NamedTuple):
-    """What an object was when it was looked at.
+    """The status of an object when it was asked for.
 
     Attributes:
         size: Its bytes.
-        mark: What tells it from another object of the same name: its etag or generation, else when it was made.
+        mark: What distinguishes it from another object of the same name: its etag or generation, else its creation
+            time.
     """
 
     size: int
@@ -61,16 +62,16 @@ class ObjectStatus(NamedTuple):
 class ObjectPath:
     """A file or folder behind a URL, for every argument that takes the path of a checkpoint.
 
-    A URL as text will do where the environment has all that the store needs; this is for options.
+    A URL as text is enough if the environment has all that the store needs; this class is for options.
 
     Args:
         url: `s3://bucket/model`, `gs://bucket/model`, `memory://model`, or any other that fsspec knows.
-        filesystem: A filesystem of fsspec, to be used as it is; made of the URL's protocol if left out.
-        options: What fsspec's filesystem takes: for S3 `key`, `secret`, `profile`, `anon`, `endpoint_url`, ….
+        filesystem: An fsspec filesystem, used as it is; made from the URL's protocol if left out.
+        options: Options of fsspec's filesystem: for S3 `key`, `secret`, `profile`, `anon`, `endpoint_url`, ….
 
     Raises:
         ParseError: if `url` is not a URL.
-        ImportError: if fsspec is not installed, or the package for this protocol.
+        ImportError: if fsspec, or its package for this protocol, is not installed.
 
     >>> ObjectPath("memory://models/a", filesystem=object()) / "model.safetensors"  # in place of one of fsspec's
     ObjectPath('memory://models/a/model.safetensors')
@@ -85,8 +86,8 @@ class ObjectPath:
         self._protocol = match[1].lower()
         self._filesystem = _filesystem(self._protocol, options) if filesystem is None else filesystem
         if filesystem is not None and options:
-            raise TypeError(f"options {', '.join(map(repr, options))} are for a filesystem that is made, not for yours")
-        # Without `..` and empty names, which are names like any other to a store.
+            raise TypeError(f"options {', '.join(map(repr, options))} are only for a new filesystem, not for yours")
+        # Without `..` and empty names, which to a store are names like any other.
         self._key = "/".join(part for part in match[2].split("/") if part)
 
     def _at(self, key: str) -> ObjectPath:
@@ -99,7 +100,7 @@ class ObjectPath:
 
     @property
     def protocol(self) -> str:
-        """What stands before `://`."""
+        """The part before `://`."""
         return self._protocol
 
     @property
@@ -109,12 +110,12 @@ class ObjectPath:
 
     @property
     def key(self) -> str:
-        """What stands behind `://`: the bucket, and the object's name in it."""
+        """The part after `://`: the bucket, and the object's name in it."""
         return self._key
 
     @property
     def _asked(self) -> str:
-        # For a web server the protocol is a part of the name.
+        # For a web server the protocol is part of the name.
         return str(self) if self._protocol.startswith("http") else self._key
 
     @property
@@ -124,7 +125,7 @@ class ObjectPath:
 
     @property
     def suffix(self) -> str:
-        """What the name ends in, from its last dot on."""
+        """The end of the name, from its last dot on."""
         return PurePosixPath(self.name).suffix
 
     @property
@@ -134,11 +135,11 @@ class ObjectPath:
 
     @property
     def is_s3(self) -> bool:
-        """Whether the store speaks S3 by s3fs, whose requests can have conditions."""
+        """Whether the store is S3 through s3fs, whose requests can have conditions."""
         return self._protocol in _S3 and hasattr(self._filesystem, "call_s3")
 
     def with_name(self, name: str) -> ObjectPath:
-        """Give the path beside this one."""
+        """Give the path with another last part."""
         return self.parent / name
 
     def __str__(self) -> str:
@@ -161,11 +162,30 @@ class ObjectPath:
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (str(self), self._filesystem)
 
-    def ask(self, what: Callable[[], Answer]) -> Answer:
-        """Make a request, again where it fails for a passing reason; its errors name this path.
+    def refuse_options(self, what: str) -> None:
+        """Refuse a filesystem that another process would not make of the URL and the same environment.
+
+        Args:
+            what: What keeps the URL only.
 
         Raises:
-            FileNotFoundError, PermissionError, OSError: if the store refuses, or still fails when it is asked again.
+            TypeError: if it has other options, or is of another kind; names those options, and no values.
+        """
+        other = ObjectPath(str(self))._filesystem
+        mine, theirs = _said_options(self._filesystem), _said_options(other)
+        different = sorted(str(key) for key in {*mine, *theirs} if mine.get(key) != theirs.get(key))
+        if different or type(other) is not type(self._filesystem):
+            names = ", ".join(different[:5]) or "a filesystem of its own"
+            raise TypeError(
+                f"{self}: has {names}; {what} keeps URLs, and no options: give them by the environment, "
+                f"as FSSPEC_{self._protocol.upper()}_ENDPOINT_URL or AWS_ENDPOINT_URL"
+            )
+
+    def ask(self, what: Callable[[], Answer]) -> Answer:
+        """Make a request, repeated if it fails for a temporary reason; its errors name this path.
+
+        Raises:
+            FileNotFoundError, PermissionError, OSError: if the store refuses, or keeps failing.
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -178,10 +198,10 @@ class ObjectPath:
         raise AssertionError("the last attempt gives an answer or an error")
 
     def _final(self, error: Exception, attempt: int) -> Exception | None:
-        """What a failure ends in; `None` if the request is to be made again."""
+        """The exception for a failure; `None` if the request should be made again."""
         if isinstance(error, (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)):
             number = error.errno or {FileNotFoundError: errno.ENOENT, FileExistsError: errno.EEXIST}.get(type(error), 0)
-            return type(error)(number, "is not there" if number == errno.ENOENT else str(error), str(self))
+            return type(error)(number, "does not exist" if number == errno.ENOENT else str(error), str(self))
         where = _CREDENTIALS.get(_SAME.get(self._protocol, self._protocol), "see fsspec's filesystem for this protocol")
         kinds = {kind.__name__ for kind in type(error).__mro__}
         if any("Credential" in kind or kind == "ProfileNotFound" for kind in kinds):
@@ -196,17 +216,17 @@ class ObjectPath:
         if attempt < ATTEMPTS:
             return None
         said = str(error) or type(error).__name__
-        return OSError(errno.EIO, f"failed {ATTEMPTS} times, in the end with: {said}", str(self))
+        return OSError(errno.EIO, f"failed {ATTEMPTS} times, the last time with: {said}", str(self))
 
     def _info(self) -> dict[str, Any]:
         found: dict[str, Any] = self.ask(lambda: self._filesystem.info(self._asked))
         return found
 
     def status(self) -> ObjectStatus:
-        """Say what the object is now.
+        """Give the object's present status.
 
         Raises:
-            FileNotFoundError: if there is none.
+            FileNotFoundError: if there is no such object.
             IsADirectoryError: if there is a folder of this name.
         """
         said = self._info()
@@ -231,7 +251,7 @@ class ObjectPath:
         return True
 
     def is_dir(self) -> bool:
-        """Whether objects lie below this name."""
+        """Whether there are objects below this name."""
         try:
             return bool(self._info().get("type") == "directory")
         except FileNotFoundError:
@@ -248,7 +268,7 @@ class ObjectPath:
         """List what lies directly below: names, and whether each is a folder."""
         for entry in self.ask(lambda: self._filesystem.ls(self._asked, detail=True)):
             name = str(entry["name"]).rstrip("/").rpartition("/")[2]
-            # A folder may have an object of its own name, of no bytes.
+            # A folder may have an object of its own name, without bytes.
             if name and str(entry["name"]).strip("/") != self._key:
                 yield name, entry.get("type") == "directory"
 
@@ -261,28 +281,28 @@ class ObjectPath:
         return (self / name for name, _ in self.names() if fnmatchcase(name, pattern))
 
     def read(self, start: int, stop: int, mark: str) -> bytes:
-        """Read a range of the object's bytes; on S3 of the object with this mark only.
+        """Read a range of the object's bytes; on S3 only of the object with this mark.
 
         Raises:
-            ParseError: if there is another object than before, or none any more.
-            OSError: if the store fails, also by giving fewer bytes.
+            ParseError: if there is a different object than before, or none.
+            OSError: if the store fails, or gives fewer bytes.
         """
 
         def get() -> bytes:
             data = self._get(start, stop, mark)
             if len(data) != stop - start:
-                raise OSError(errno.EIO, f"bytes {start} to {stop} were needed, {len(data)} came")
+                raise OSError(errno.EIO, f"bytes {start} to {stop} were needed, but {len(data)} came")
             return data
 
         try:
             return self.ask(get)
         except FileNotFoundError:
-            raise ParseError(f"{self}: is not there any more") from None
+            raise ParseError(f"{self}: no longer exists") from None
         except OSError as error:
             # S3's refusal of the condition, which s3fs knows as an invalid argument.
             refused = error.errno == errno.EINVAL and self.is_s3
             if refused and ("PreconditionFailed" in str(error) or self.status().mark != mark):
-                raise ParseError(f"{self}: is another object than before: it was replaced") from None
+                raise ParseError(f"{self}: is a different object than before: it was replaced") from None
             raise
 
     def _get(self, start: int, stop: int, mark: str) -> bytes:
@@ -300,6 +320,13 @@ class ObjectPath:
             return got
         finally:
             body.close()
+
+
+def _said_options(filesystem: Any) -> dict[str, Any]:
+    """The options that it was made with; except for attempts, which are counted here, and which botocore changes."""
+    said = dict(getattr(filesystem, "storage_options", {}))
+    said["config_kwargs"] = {key: value for key, value in said.get("config_kwargs", {}).items() if key != "retries"}
+    return said
 
 
 def entries_of(folder: Path) -> Iterator[tuple[str, bool]]:
@@ -324,7 +351,7 @@ def _unpickled(url: str, filesystem: Any) -> ObjectPath:
 
 
 def _count_attempts_here(protocol: str, filesystem: Any) -> None:
-    """Switch off s3fs's own attempts, of which pickles know nothing."""
+    """Switch off s3fs's own retries, which pickles do not keep."""
     if protocol in _S3 and hasattr(filesystem, "retries"):
         filesystem.retries = 1
 
@@ -338,12 +365,12 @@ def _filesystem(protocol: str, options: dict[str, Any]) -> Any:
         raise ImportError(message, name="fsspec") from None
     kept: dict[str, Any] = {"use_listings_cache": False, **options}
     if protocol in _S3:
-        # Attempts are counted here; three layers of them would be a hundred.
+        # Retries are counted here; three layers of them would be a hundred.
         kept["config_kwargs"] = {"retries": {"max_attempts": 0}, **options.get("config_kwargs", {})}
     try:
         filesystem = fsspec.filesystem(protocol, skip_instance_cache=True, **kept)
     except ImportError as error:
-        message = f"{protocol}:// needs a package of fsspec's: {error}"
+        message = f"{protocol}:// needs another package for fsspec: {error}"
         raise ImportError(message, name=error.name) from None
     except ValueError as error:
         raise ParseError(f"{protocol}://: {error}") from None
@@ -352,7 +379,7 @@ def _filesystem(protocol: str, options: dict[str, Any]) -> Any:
 
 
 def place_of(path: Any) -> Path:
-    """Give the place that a path or URL means: a `Path`, or an `ObjectPath`, which has what the forms ask of one.
+    """Give the place that a path or URL means: a `Path`, or an `ObjectPath`, which has what the formats need from one.
 
     >>> place_of("file:///models/a").as_posix()
     '/models/a'

@@ -1,8 +1,8 @@
-"""Opening a checkpoint of any form: what a path is, and which module reads it.
+"""Opening a checkpoint of any format: what a path is, and which module reads it.
 
-A form is one entry of `FORMS` and one module. The entries are asked in their order, with names and first bytes only;
-the first that knows the path opens it. What is known but cannot be read is an entry too: its sentence says why, and
-what to do instead.
+A format is one entry of `FORMS` and one module. The entries are tried in order, with names and first bytes only; the
+first that knows the path opens it. A format that is known but cannot be read is an entry too: its sentence says why,
+and what to do instead.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .text import shorten
 
 __all__ = ["FORMS", "Form", "Target", "open_checkpoint"]
 
-# A folder of more entries is not listed further: what tells a form from another comes in numbers of processes at most.
+# A folder of more entries is not listed further: the files that tell formats apart are at most as many as processes.
 _MOST_NAMES = 1_000_000
-#: The indexes that tell a folder's form, and that say what belongs to it.
+#: The indexes that tell a folder's format, and that say what belongs to it.
 _MARKERS = ("shardwise.json", ".metadata", "model.safetensors.index.json")
 
 
 class Target:
-    """A path that may be a checkpoint, looked at once for all forms."""
+    """A path that may be a checkpoint, looked at once for all formats."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,16 +39,16 @@ class Target:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names in the folder, sorted; none of a file."""
+        """The names in the folder, sorted; none for a file."""
         if not self.is_folder:
             return ()
         names = set()
         for name, _ in entries_of(self.path):
             names.add(name)
             if len(names) > _MOST_NAMES:
-                raise ParseError(f"{self.path}: more than {_MOST_NAMES} entries; at most as many are listed")
+                raise ParseError(f"{self.path}: more than {_MOST_NAMES} entries, the limit")
         if isinstance(self.path, ObjectPath):
-            # A listing may lag behind; without its index, a folder would be taken for one of another form.
+            # A listing may lag behind; without its index, a folder would be taken for another format.
             names.update(name for name in _MARKERS if name not in names and (self.path / name).is_file())
         return tuple(sorted(names))
 
@@ -59,7 +59,7 @@ class Target:
 
     @cached_property
     def head(self) -> bytes:
-        """The first bytes of the file; none of a folder."""
+        """The first bytes of the file; none for a folder."""
         if self.is_folder or not self.path.is_file():
             return b""
         file = open_file(self.path)
@@ -70,13 +70,13 @@ class Target:
 
 
 class Form(NamedTuple):
-    """A form of checkpoint.
+    """A format of checkpoints.
 
     Attributes:
-        name: What `StoredCheckpoint.format` says.
-        knows: Whether a path is of this form.
-        module: The module of this package whose `open_form(path)` opens it; empty where none can.
-        refusal: Where there is no module, the sentence that says why, and what to do instead.
+        name: The value of `StoredCheckpoint.format`.
+        knows: Whether a path has this format.
+        module: The module of this package whose `open_form(path)` opens it; empty if none can.
+        refusal: If there is no module, the sentence that says why, and what to do instead.
     """
 
     name: str
@@ -104,7 +104,7 @@ def _file(*suffixes: str, magic: bytes = b"") -> Callable[[Target], object]:
 _SHARD = r"shard-\d+-model-\d+-of-\d+\.safetensors"
 _STEP = r"(?:[A-Za-z][A-Za-z0-9]*_)?\d+"
 
-#: The forms, in the order in which they are asked.
+#: The formats, in the order in which they are tried.
 FORMS: list[Form] = [
     Form(
         "orbax (unfinished)",
@@ -118,7 +118,7 @@ FORMS: list[Form] = [
     Form(
         "dcp (without collectives)",
         _matching(r"__\d+\.metadata"),
-        refusal="has one metadata file per rank, as use_collectives=False writes them, and no common one; load and "
+        refusal="has one metadata file per rank, as written with use_collectives=False, and no common one; load and "
         "save it once with torch.distributed.checkpoint",
     ),
     Form(
@@ -131,7 +131,7 @@ FORMS: list[Form] = [
     Form(
         "fsdp1",
         _matching(r".*_fsdp(?:_\d+)?_rank_?\d+\.(?:bin|pt)"),
-        refusal="holds the flat parameters of FSDP1, which say nothing of the tensors in them; save it once with "
+        refusal="holds the flat parameters of FSDP1, which do not describe the tensors in them; save it once with "
         "SHARDED_STATE_DICT or FULL_STATE_DICT",
     ),
     Form(
@@ -146,7 +146,7 @@ FORMS: list[Form] = [
     Form(
         "megatron (legacy)",
         _matching(r"mp_rank_\d\d(?:_\d{3})*"),
-        refusal="is a legacy Megatron checkpoint, in which no shape of a whole tensor is stored; convert it once to "
+        refusal="is a legacy Megatron checkpoint, which does not store the shapes of whole tensors; convert it once to "
         "torch_dist with Megatron's own tools",
     ),
     Form("orbax", _named("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "orbax.checkpoint"), "orbax.form"),
@@ -158,7 +158,7 @@ FORMS: list[Form] = [
         "shapes of whole tensors; open the model that it was made from",
     ),
     Form("sharded", lambda target: "shardwise.json" in target.names and target.matching(r"shard-\d+-.*"), "sharded"),
-    # Of no tensors, or all that is left of one: the manifest names the files that are missing.
+    # Without tensors, or all that is left of one: the manifest names the files that are missing.
     Form("sharded", lambda target: list(target.names) == ["shardwise.json"], "sharded"),
     Form("dcp-safetensors", _matching(_SHARD), "torch.dcp_safetensors"),
     Form("safetensors", _matching(r".*\.safetensors(?:\.index\.json)?"), "safetensors.form"),
@@ -169,7 +169,7 @@ FORMS: list[Form] = [
     Form(
         "keras (archive)",
         _file(".keras", magic=b"PK\x03\x04"),
-        refusal="is an archive of Keras; unzip it and open the model.weights.h5 in it",
+        refusal="is a Keras archive; unzip it and open the model.weights.h5 in it",
     ),
     Form("torch", _matching(r"pytorch_model(?:-\d+-of-\d+)?\.bin|pytorch_model\.bin\.index\.json"), "torch.plain"),
     Form("torch", _file(".bin.index.json"), "torch.plain"),
@@ -178,17 +178,17 @@ FORMS: list[Form] = [
         "torch (before 1.6)",
         lambda target: (
             re.match(rb"\x80.\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.", target.head, re.DOTALL)
-            # A tar archive, which may hold anything: of these names is what PyTorch put first.
+            # A tar archive, which may hold anything: PyTorch put an entry with one of these names first.
             or (target.head[257:262] == b"ustar" and re.match(rb"(?:sys_info|pickle|tensors|storages)\0", target.head))
         ),
-        refusal="is in the form that PyTorch wrote before 1.6, or without its zip form, which is a program that must "
+        refusal="is in the format that PyTorch wrote before 1.6, or without its zip format, a program that must "
         "be run; load and save it once with torch.save",
     ),
     Form("safetensors", lambda target: target.head[8:9] == b"{", "safetensors.form"),
     Form(
         "dcp-safetensors (not consolidated)",
         lambda target: "sharded" in target.names and Target(target.path / "sharded").matching(_SHARD),
-        refusal="is what PyTorch was to consolidate, and did not; the shards, in its folder sharded, can be opened",
+        refusal="was to be consolidated by PyTorch, but was not; the shards in its folder sharded can be opened",
     ),
 ]
 
@@ -198,23 +198,23 @@ def _is_step(path: Path) -> bool:
 
 
 def open_checkpoint(path: str | os.PathLike[str] | ObjectPath) -> StoredCheckpoint:
-    """Open a checkpoint of any form: a mapping from names to stored tensors.
+    """Open a checkpoint of any format: a mapping from names to stored tensors.
 
     Only indexes and headers are read. A tensor says its dtype, its shape, and which file holds which box of it;
     `read` copies any box of it, whatever the pieces are. No framework is imported, and nothing in a file is run.
 
     Args:
-        path: A safetensors file or a folder of them in Hugging Face's form; a distributed checkpoint of PyTorch, also
-            as safetensors; a folder of `model_world_size_W_rank_R.pt`, as FSDP2 trainers write it; a `.pt` or `.bin`
-            file of `torch.save`; a Megatron `torch_dist` checkpoint; an Orbax checkpoint, or a folder of its steps, of
-            which the last is opened; Keras' `.weights.h5`, alone or sharded. Also a URL that fsspec knows, such as
+        path: A safetensors file or a folder of them in Hugging Face's format; a distributed checkpoint of PyTorch,
+        also as safetensors; a folder of `model_world_size_W_rank_R.pt`, as written by FSDP2 trainers; a `.pt` or
+        `.bin` file of `torch.save`; a Megatron `torch_dist` checkpoint; an Orbax checkpoint, or a folder of its steps,
+        whose last one is opened; Keras' `.weights.h5`, alone or sharded. Also a URL that fsspec knows, such as
             `s3://bucket/model`, or an `ObjectPath`, which takes options.
 
     Raises:
         OSError: if a file cannot be opened or read.
-        ParseError: if it is none of these, or one that cannot be read; or a file does not follow its format, or the
-            pieces of a tensor leave a gap or overlap. Names the file and the tensor, or the byte.
-        ImportError: if reading this form needs a library that is not installed.
+        ParseError: if it is none of these, or one that cannot be read; if a file does not follow its format, or the
+        pieces of a tensor leave a gap or overlap. Names the file and the tensor, or the byte.
+        ImportError: if reading this format needs a library that is not installed.
 
     >>> import json, tempfile
     >>> import numpy as np
@@ -230,7 +230,7 @@ def open_checkpoint(path: str | os.PathLike[str] | ObjectPath) -> StoredCheckpoi
     given = place_of(path)
     target = Target(given)
     if not given.exists():
-        given.stat()  # The error of the operating system.
+        given.stat()  # Raises the operating system's error.
     for form in FORMS:
         if form.knows(target):
             if not form.module:
@@ -238,8 +238,9 @@ def open_checkpoint(path: str | os.PathLike[str] | ObjectPath) -> StoredCheckpoi
             checkpoint: StoredCheckpoint = import_module(f".{form.module}", __package__).open_form(given)
             return checkpoint
     if target.is_folder:
-        names = ", ".join(target.names[:4]) or "nothing"
+        names = ", ".join(target.names[:4])
         steps = target.matching(r".*\.orbax-checkpoint-tmp.*")
-        hint = "; an interrupted save of Orbax is all there is" if steps else ""
-        raise ParseError(f"{given}: not a checkpoint of any form that is known; it holds {shorten(names)}{hint}")
-    raise ParseError(f"{given}: not a checkpoint of any form that is known; it is {kind_of(target.head)}")
+        hint = "; it only has an interrupted save of Orbax" if steps else ""
+        held = f"it holds {shorten(names)}" if names else "the folder is empty"
+        raise ParseError(f"{given}: not a checkpoint of any known format; {held}{hint}")
+    raise ParseError(f"{given}: not a checkpoint of any known format; it is {kind_of(target.head)}")

@@ -1,4 +1,4 @@
-"""What every form of checkpoint is opened as: stored tensors by name, each with the pieces that it lies in."""
+"""What every checkpoint is opened as, whatever its format: stored tensors by name, each with its pieces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StoredPiece:
     Attributes:
         box: Start and stop per dim, in the whole tensor.
         path: The file that holds it.
-        key: Which part of the file it is, where a file has named parts; else an empty text.
+        key: The part of the file it is, if the file has named parts; else an empty text.
     """
 
     __slots__ = ("_decode", "_locate", "box", "key", "path")
@@ -49,13 +49,13 @@ class StoredPiece:
 
     @property
     def is_addressable(self) -> bool:
-        """Whether its elements lie in the file as they are; else it must be read whole and decoded."""
+        """Whether its elements are stored as they are; else it must be read whole and decoded."""
         return self._locate is not None
 
     def extent(self) -> Extent:
         """Say where its elements lie: file, first byte, and strides in bytes.
 
-        For some forms this looks into the file.
+        For some formats this looks into the file.
 
         Raises:
             ValueError: if it is not addressable.
@@ -69,8 +69,8 @@ class StoredPiece:
         """Read a box of the piece, counted from the piece's own beginning, into an array; all of it if left out.
 
         Raises:
-            ValueError: if it is addressable, so that there is nothing to decode.
-            ImportError: if that needs a library which is not installed.
+            ValueError: if it is addressable, so there is nothing to decode.
+            ImportError: if that needs a library that is not installed.
             ParseError: if the file does not hold what its index says.
         """
         if self._decode is not None:
@@ -82,7 +82,7 @@ class StoredPiece:
 
 
 class ListedPieces(Sequence[StoredPiece]):
-    """Pieces that are made when they are asked for, of their boxes and a function."""
+    """Pieces that are made when they are asked for, from their boxes and a function."""
 
     def __init__(self, boxes: npt.NDArray[np.int64], make: Callable[[int, Bounds], StoredPiece]) -> None:
         self._boxes = boxes
@@ -111,7 +111,7 @@ class ListedPieces(Sequence[StoredPiece]):
 
 
 class StoredTensor:
-    """A tensor of a checkpoint: what it is, and which file holds which box of it.
+    """A tensor of a checkpoint: its dtype and shape, and which file holds which box of it.
 
     Attributes:
         name: Its name.
@@ -119,8 +119,8 @@ class StoredTensor:
         shape: Elements per dim.
         pieces: Boxes that tile it, each with the place where it lies.
         replicas: Further pieces, which hold what some of `pieces` hold.
-        alias_of: The name of the tensor whose elements it shares, where the file has one storage for both; it may be a
-            part of it, or in another order of dims.
+        alias_of: The name of the tensor whose elements it shares, if the file has one storage for both; it may be a
+        part of that tensor, or in another order of dims.
     """
 
     __slots__ = ("_dtype", "alias_of", "name", "pieces", "replicas", "shape")
@@ -186,7 +186,7 @@ class StoredTensor:
         return Tiling.from_boxes(self.shape, self.boxes)
 
     def read(self, box: tuple[slice, ...] | None = None, *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Copy a box of the tensor into memory of its own.
+        """Copy a box of the tensor into new memory.
 
         Args:
             box: A slice per dim with step 1, as `Partition.box` gives it; the whole tensor if left out.
@@ -196,9 +196,10 @@ class StoredTensor:
             `out`, or a new array.
 
         Raises:
-            ImportError: if its dtype needs ml_dtypes, or its pieces a library to decode them, which is not installed.
+            ImportError: if its dtype needs ml_dtypes, or its pieces need a library to be decoded, which is not
+                installed.
             TypeError: if numpy has no such array.
-            IndexError: if the box has not one slice per dim, or reaches outside the tensor.
+            IndexError: if the box does not have one slice per dim, or reaches outside the tensor.
             ValueError: if `out` does not fit, or the checkpoint is closed.
             ParseError: if a file changed since it was opened, or does not hold what its index says; `out` may be partly
                 written.
@@ -243,12 +244,12 @@ class StoredTensor:
     def array(self) -> npt.NDArray[Any]:
         """Give the tensor as a read-only, memory-mapped array, without a copy.
 
-        The array outlives the checkpoint. Reading one whose bytes someone cuts off the file kills the process (SIGBUS);
+        The array outlives the checkpoint. Reading it after the file has been truncated kills the process (SIGBUS);
         `read` is safe.
 
         Raises:
-            ValueError: if it lies in several pieces or is compressed, so that it cannot be had without a copy; or the
-                checkpoint is closed.
+            ValueError: if it lies in several pieces or is compressed, so that it needs a copy; or the checkpoint is
+            closed.
             ImportError, TypeError: as for `read`.
             ParseError: if the file changed since it was opened.
         """
@@ -259,9 +260,7 @@ class StoredTensor:
             return empty
         if len(self.pieces) != 1 or not self.pieces[0].is_addressable:
             why = f"lies in {len(self.pieces)} pieces" if len(self.pieces) != 1 else "is compressed"
-            raise ValueError(
-                f"tensor {shorten(self.name)} {why}, so that there is no array of it without a copy: read it"
-            )
+            raise ValueError(f"tensor {shorten(self.name)} {why}, so there is no array of it without a copy; read it")
         extent = self.pieces[0].extent()
         array: npt.NDArray[Any] = np.ndarray(self.shape, dtype, extent.file.map(), extent.start, extent.strides)
         return array
@@ -282,7 +281,7 @@ class StoredObject:
 
     Attributes:
         name: Its name.
-        extent: The file, first byte and bytes of a container of PyTorch's that holds it alone; `None` if none does.
+        extent: The file, first byte and bytes of a PyTorch container that holds it alone; `None` if none does.
     """
 
     __slots__ = ("_load", "extent", "name")
@@ -293,10 +292,10 @@ class StoredObject:
         self._load = load
 
     def value(self) -> Any:
-        """Read it: numbers, texts, lists and dicts; an inert record for what the file would build of a class.
+        """Read it: numbers, texts, lists and dicts; an inert record for an object of a class.
 
         Raises:
-            ParseError: if it cannot be read as such.
+            ParseError: if it cannot be read like this.
         """
         return self._load()
 
@@ -305,14 +304,14 @@ class StoredObject:
 
 
 class StoredSum(NamedTuple):
-    """A stretch of a file, and the CRC-32 that the checkpoint says its bytes have.
+    """A stretch of a file, and the CRC-32 that the checkpoint states for its bytes.
 
     Attributes:
         file: The file.
         start: The stretch's first byte.
         size: Its bytes.
         crc: Their CRC-32.
-        name: What it is called.
+        name: Its name.
     """
 
     file: DataFile
@@ -327,11 +326,11 @@ class _Closable(Protocol):
 
 
 class StoredCheckpoint(Mapping[str, StoredTensor]):
-    """A checkpoint of any form, open for reading; `open_checkpoint` makes it and says what it takes.
+    """A checkpoint of any format, open for reading; `open_checkpoint` makes it and lists what it takes.
 
     Attributes:
         path: The file or folder.
-        format: What it is: `"safetensors"`, `"dcp"`, ...
+        format: Its format: `"safetensors"`, `"dcp"`, ...
         metadata: What it says about itself, besides its tensors.
         objects: The values in it that are not tensors, by name.
     """
@@ -357,24 +356,24 @@ class StoredCheckpoint(Mapping[str, StoredTensor]):
         self._closed = False
 
     def __getitem__(self, name: str) -> StoredTensor:
-        """Give a tensor's description; KeyError if there is none of this name."""
+        """Give a tensor's description; KeyError if there is no tensor of this name."""
         return self._tensors[name]
 
     def add_objects(self, objects: Mapping[str, StoredObject]) -> None:
-        """Add values that lie beside what the checkpoint was opened from; for the forms, while they open it."""
+        """Add values that lie beside what the checkpoint was opened from; for the formats, while they open it."""
         self.objects = MappingProxyType({**self.objects, **objects})
 
     def read(
         self, name: str, box: tuple[slice, ...] | None = None, *, out: npt.NDArray[Any] | None = None
     ) -> npt.NDArray[Any]:
-        """Copy a box of a tensor into memory of its own; see `StoredTensor.read`."""
+        """Copy a box of a tensor into new memory; see `StoredTensor.read`."""
         tensor = self._tensors[name]
         if self._closed:
             raise ValueError(f"{self.path}: this checkpoint is closed")
         return tensor.read(box, out=out)
 
     def sums(self) -> Iterable[StoredSum]:
-        """Say of which stretches of the files the checkpoint has the CRC-32, as far as its form has them.
+        """Give the stretches of the files for which the checkpoint has a CRC-32, as far as its format has them.
 
         Raises:
             ParseError: if the file does not hold what its index says.
@@ -383,7 +382,7 @@ class StoredCheckpoint(Mapping[str, StoredTensor]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors, each storage that several share counted for each."""
+        """Bytes of all tensors; a storage that several share is counted for each."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
     def close(self) -> None:
@@ -414,7 +413,7 @@ class StoredCheckpoint(Mapping[str, StoredTensor]):
 
 
 def _index(box: Iterable[slice]) -> tuple[Any, ...]:
-    # With an ellipsis, so that a box of no dims is a view as well.
+    # With an ellipsis, so that a box without dims is a view too.
     return (*box, Ellipsis)
 
 

@@ -1,4 +1,4 @@
-"""Proofs about checkpoints: that one is what was written, and that two are the same tensors, however they are cut."""
+"""Proofs about checkpoints: that one is what was written, and that two hold the same tensors, however they are cut."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .object_files import open_file
 from .objects import ObjectPath, place_of
 from .open import open_checkpoint
 from .protocol import StoredCheckpoint, StoredTensor
-from .sharded import MANIFEST, read_manifest
+from .sharded import MANIFEST, check_seal, read_manifest
 from .text import MAX_JSON
 
 __all__ = ["Difference", "VerifyReport", "diff_checkpoints", "verify_checkpoint"]
@@ -32,12 +32,12 @@ class VerifyReport:
 
     Attributes:
         path: The checkpoint.
-        format: What it is.
-        tensors: How many tensors it has.
+        format: Its format.
+        tensors: The number of its tensors.
         bytes: Their bytes, all of which were read.
-        digests: How many digests were compared. If the checkpoint has neither digests nor CRC-32, only its structure,
-            and that all of it can be read, is verified.
-        crcs: How many CRC-32 were compared, of members of PyTorch's zip containers.
+        digests: The number of digests compared. If the checkpoint has neither digests nor CRC-32, only its
+        structure, and that all of it can be read, is verified.
+        crcs: The number of CRC-32 compared, of members of PyTorch's zip containers.
     """
 
     path: Path
@@ -57,8 +57,8 @@ class Difference:
         what: `"missing"` (in the first), `"added"`, `"dtype"`, `"shape"` or `"values"`.
         first: What the first has: a dtype, a shape or a value.
         second: What the second has.
-        index: Of values, the index of the first element that differs.
-        count: Of values, how many differ.
+        index: For values, the index of the first element that differs.
+        count: For values, the number of those that differ.
     """
 
     name: str
@@ -86,18 +86,19 @@ def verify_checkpoint(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Verify that a checkpoint is whole, and that every byte is what was written.
+    """Verify that a checkpoint is complete, and that every byte is what was written.
 
     Args:
-        path: A checkpoint of any form, also by URL. Those that shardwise wrote have a digest for each tensor, in the
-            manifest or the header; those of PyTorch, in its zip containers, a CRC-32 for each member. Of others all
-            bytes are read, and the structure is checked.
+        path: A checkpoint of any format, also by URL. Those that shardwise wrote have a digest for each tensor, in
+        the manifest or the header; those of PyTorch, in its zip containers, a CRC-32 for each member. Others are
+        read in full, and their structure is checked.
         memory: Bytes for the buffers of all threads.
         threads: How many; one per core if left out.
         progress: Called now and then with the bytes that are done and the bytes in all.
 
     Raises:
-        ParseError: if a file is missing, of another size or changed, or a tensor is not what was written; names it.
+        ParseError: if a file is missing, has a different size or changed, or a tensor is not what was written; names
+            it.
         OSError: if a file cannot be read.
 
     >>> import tempfile
@@ -117,12 +118,15 @@ def verify_checkpoint(
         found, sums = verified_digests(checkpoint, memory, threads, progress)
         for name, digest in expected.items():
             if name not in found:
-                raise ParseError(f"{given}: tensor {shown(name)} was written, and is not there")
+                raise ParseError(f"{given}: tensor {shown(name)} was written, but is missing")
             if found[name] != digest:
                 raise ParseError(
-                    f"{given}: tensor {shown(name)} is not what was written: its digest is {found[name]:032x}, it was "
-                    f"{digest:032x}"
+                    f"{given}: tensor {shown(name)} is not what was written: its digest is {found[name]:032x}, but "
+                    f"{digest:032x} was recorded"
                 )
+        # Last, since what is wrong with a tensor says more. This finds what nothing else speaks of, such as layouts.
+        if given.is_dir() and (given / MANIFEST).is_file():
+            check_seal(given)
         return VerifyReport(given, checkpoint.format, len(checkpoint), checkpoint.nbytes, len(expected), sums)
 
 
@@ -147,7 +151,7 @@ def _expected(path: Path, checkpoint: StoredCheckpoint) -> dict[str, int]:
 
 
 def _check_header(path: Path, said: dict[str, Any]) -> None:
-    """Check what the manifest says of a file besides its tensors: the digest of its header, or of all of it."""
+    """Check what the manifest says about a file besides its tensors: the digest of its header, or of all of it."""
     file = open_file(path)
     try:
         if "header_sha256" in said:
@@ -182,24 +186,24 @@ def diff_checkpoints(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> list[Difference]:
-    """Say in which tensors two checkpoints differ, however each is cut: nothing, if they are the same.
+    """List the tensors in which two checkpoints differ, however each is cut; none if they are the same.
 
     Args:
-        first: A checkpoint of any form, also by URL.
+        first: A checkpoint of any format, also by URL.
         second: Another.
         memory: Bytes for the buffers of all threads.
         threads: How many; one per core if left out.
         progress: Called now and then with the bytes that are done and the bytes in all, of one and then of the other.
 
     Returns:
-        The differences, by name: tensors that one lacks, other dtypes or shapes, and of other values the first element.
+        The differences, by name: tensors that one lacks, different dtypes or shapes, and the first different value.
         Values are compared as bytes: -0.0 is not 0.0, and the bits of a NaN count.
 
     Raises:
         ParseError, OSError: as for `open_checkpoint`.
 
-    Tensors that both have, with one dtype and shape, are digested where they lie, so neither checkpoint is merged. Only
-    those whose digests differ are read again.
+    Tensors that both have, with the same dtype and shape, are digested where they are, so neither checkpoint is merged.
+    Only those whose digests differ are read again.
 
     >>> import tempfile
     >>> from shardwise import save_checkpoint
@@ -210,7 +214,7 @@ def diff_checkpoints(
     'w': 1 elements differ, the first at (2,): 3 and 4
     """
     with open_checkpoint(first) as one, open_checkpoint(second) as other:
-        # What only one of them has, or has in another form, differs whatever its bytes are.
+        # Tensors that only one of them has, or with another dtype or shape, differ whatever their bytes are.
         alike = [
             name
             for name, tensor in one.items()
@@ -234,7 +238,7 @@ def diff_checkpoints(
 
 
 def _values(name: str, one: StoredTensor, other: StoredTensor, memory: int) -> Difference:
-    """The first element that differs, and how many do; read in blocks of rows."""
+    """The first element that differs, and the number of those that do; read in blocks of rows."""
     count, found = 0, None
     rows = max(1, one.shape[0] * memory // max(4 * one.nbytes, 1)) if one.shape else 1
     starts = range(0, one.shape[0], rows) if one.shape else (0,)
@@ -253,5 +257,5 @@ def _values(name: str, one: StoredTensor, other: StoredTensor, memory: int) -> D
             index = (at[0] + start, *at[1:]) if one.shape else ()
             found = index, left[at], right[at]
     if found is None:
-        raise ParseError(f"tensor {shown(name)}: the digests differ, but not the values: a file changed meanwhile")
+        raise ParseError(f"tensor {shown(name)}: the digests differ but the values do not: a file changed meanwhile")
     return Difference(name, "values", found[1], found[2], found[0], count)

@@ -1,11 +1,12 @@
-"""The sharded folder: a safetensors file per owner of shards, and a manifest that says what they are together.
+"""The sharded folder: a safetensors file per owner of shards, and a manifest that describes the whole.
 
 The files are those of PyTorch's distributed checkpoints as safetensors, so that its `HuggingFaceStorageReader` reads
-them; the manifest, `shardwise.json`, has what these lack: shapes, layouts, sizes of files, digests. It is written last.
+them; the manifest, `shardwise.json`, has what they lack: shapes, layouts, sizes of files, digests. It is written last.
 """
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,34 @@ from .protocol import StoredCheckpoint, StoredTensor
 from .text import MAX_JSON, shorten, strict_json
 from .torch import dcp_safetensors
 
-__all__ = ["MANIFEST", "open_form", "read_manifest"]
+__all__ = ["MANIFEST", "check_seal", "open_form", "read_manifest", "sealed"]
 
 #: The file that says what a folder holds.
 MANIFEST = "shardwise.json"
+
+#: What stands before the digest of a manifest, and behind it.
+_SEAL, _END = b',\n "sha256": "', b'"\n}'
+
+
+def sealed(text: bytes) -> bytes:
+    """Give the text of a manifest, a JSON object with an entry on each line, with a SHA-256 of itself as the last."""
+    return text.removesuffix(b"\n}") + _SEAL + hashlib.sha256(text).hexdigest().encode() + _END
+
+
+def check_seal(folder: Path) -> None:
+    """Check that a folder's manifest is what was written, to the last bit.
+
+    Raises:
+        ParseError: if it is not.
+    """
+    path = folder / MANIFEST
+    file = open_file(path)
+    try:
+        text = file.read(0, file.size)
+    finally:
+        file.close()
+    if sealed(text.rpartition(_SEAL)[0] + b"\n}") != text:
+        raise ParseError(f"{path}: is not what was written: its SHA-256 is not the one that it says")
 
 
 def open_form(path: Path) -> StoredCheckpoint:
@@ -43,12 +68,12 @@ def open_form(path: Path) -> StoredCheckpoint:
                 raise ParseError(
                     f"{path}: tensor {shorten(name)} is {tensor.dtype} of shape {shorten(tensor.shape)}, but "
                     f"{MANIFEST} says {shorten(expected.get('dtype'))} of shape {shorten(expected.get('shape'))}; a "
-                    "file is missing, or another's"
+                    "file is missing, or belongs to another checkpoint"
                 )
             tensors[name] = tensor
         for alias, name in manifest["aliases"].items():
             if name not in tensors or alias in tensors:
-                raise ParseError(f"{path}: {MANIFEST} ties {shorten(alias)} to {shorten(name)}, which is not there")
+                raise ParseError(f"{path}: {MANIFEST} ties {shorten(alias)} to {shorten(name)}, which does not exist")
             other = tensors[name]
             tensors[alias] = StoredTensor(
                 alias, other._dtype, other.shape, other.pieces, replicas=other.replicas, alias_of=name
@@ -63,7 +88,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a folder, and check the sizes of the files that it names.
 
     Raises:
-        ParseError: if it is not one, or a file is missing or of another size.
+        ParseError: if it is not a manifest, or a file is missing or has the wrong size.
         OSError: if it cannot be read.
     """
     path = folder / MANIFEST
@@ -77,7 +102,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != "shardwise":
         raise ParseError(f"{path}: is not the manifest of a checkpoint")
     if manifest.get("version") != 1:
-        raise ParseError(f"{path}: is of version {shorten(manifest.get('version'))}; version 1 is known")
+        raise ParseError(f"{path}: is of version {shorten(manifest.get('version'))}; only version 1 is known")
     for key in ("tensors", "files", "aliases"):
         held = manifest.get(key)
         if not isinstance(held, dict):

@@ -29,17 +29,17 @@ MAX_JSON = 100_000_000
 #: The longest name of a tensor, in bytes of UTF-8.
 MAX_NAME = 4096
 
-#: The most dims of a tensor: as many as numpy gives an array.
+#: The most dims of a tensor, the same as of a numpy array.
 MAX_DIMS = 64
 
 _MAX_SIZE = 2**63 - 1
 
 
 def strict_json(data: bytes, path: Path | str, offset: int = 0) -> Any:
-    """Parse JSON in UTF-8 that stands at byte `offset` of a file: no duplicate keys, no NaN, no lone surrogates.
+    """Parse JSON in UTF-8 at byte `offset` of a file: no duplicate keys, no NaN, no lone surrogates.
 
     Raises:
-        ParseError: if it is anything else; names the file and, where there is one, the byte.
+        ParseError: if it is anything else; names the file and, if known, the byte.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -54,12 +54,12 @@ def strict_json(data: bytes, path: Path | str, offset: int = 0) -> Any:
         raise ParseError(f"{path}: {name} is not JSON")
 
     if len(data) > MAX_JSON:
-        raise ParseError(f"{path}: {len(data)} bytes of JSON; at most {MAX_JSON} are read")
+        raise ParseError(f"{path}: {len(data)} bytes of JSON, over the limit of {MAX_JSON}")
     _check_density(data, path, offset)
     try:
         text = data.decode("utf-8")
         value = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
-        if "\\u" in text:  # The only way in for half a surrogate pair, which no UTF-8 can say.
+        if "\\u" in text:  # The only way for half a surrogate pair to get in, since UTF-8 has none.
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except ParseError:
         raise
@@ -72,27 +72,27 @@ def strict_json(data: bytes, path: Path | str, offset: int = 0) -> Any:
         raise ParseError(f"{path}: byte {position}: not JSON: {error.msg}") from None
     except RecursionError:
         raise ParseError(f"{path}: JSON nested too deeply") from None
-    except ValueError as error:  # An integer of more digits than Python is willing to read.
+    except ValueError as error:  # An integer with more digits than Python accepts.
         raise ParseError(f"{path}: not JSON that can be read: {error}") from None
     return value
 
 
 def _check_density(data: bytes, path: Path | str, offset: int) -> None:
-    """Refuse what would take far more memory than its text: containers and keys one behind the other without content.
+    """Refuse what would take far more memory than its text: many containers and keys without content.
 
-    A list takes 56 bytes and an object or a key more, for two to five of the text. Whatever describes a tensor has
-    text between them, so that they are fewer than one byte in eight of it.
+    A list takes 56 bytes and an object or a key more, for two to five of the text. Descriptions of tensors have
+    text between them, so they make up less than one byte in eight.
     """
     marks = data.count(b"[") + data.count(b"{") + data.count(b":")
     if marks > 1_000_000 and marks > len(data) // 8:
         raise ParseError(
-            f"{path}: byte {offset}: {marks} brackets and colons in {len(data)} bytes of JSON; one byte in 8 may be one"
+            f"{path}: byte {offset}: {marks} brackets and colons in {len(data)} bytes of JSON; at most 1 in 8 may be"
         )
 
 
 def are_sizes(value: Any) -> bool:
     """Whether a value from JSON is a list of integers from 0 to 2**63 - 1."""
-    # `type` and not `isinstance`: a bool is not a size. JSON's 1.0 arrives as a float.
+    # `type`, not `isinstance`: a bool is not a size. JSON's 1.0 arrives as a float.
     return (
         isinstance(value, list)
         and set(map(type, value)) <= {int}
@@ -108,22 +108,22 @@ def shorten(value: object) -> str:
 
 
 def box_text(box: Any) -> str:
-    """Write a box of starts and stops, as one would slice with it.
+    """Write a box of starts and stops, as in slicing.
 
     >>> box_text(((0, 2), (3, 5)))
     '[0:2, 3:5]'
     """
     try:
         sides = [f"{start}:{stop}" for start, stop in list(box)[:8]]
-    except (TypeError, ValueError):  # Not a box; a message is no place to say so.
+    except (TypeError, ValueError):  # Not a box; a message is not the place to say so.
         return shorten(box)
     return f"[{', '.join([*sides, '...'] if len(box) > 8 else sides)}]"
 
 
 def stays_inside(name: str) -> bool:
-    """Whether a relative path from a file does not lead outside the folder that it is relative to.
+    """Whether a relative path from a file stays inside the folder that it is relative to.
 
-    By its text alone: a link may lead elsewhere, as in the cache of Hugging Face, where every file is one.
+    Judged by its text alone: a link may lead elsewhere, as in Hugging Face's cache, where every file is a link.
     """
     windows = PureWindowsPath(name)
     return bool(PurePosixPath(name).name and "\0" not in name and ".." not in windows.parts and not windows.anchor)
@@ -139,7 +139,7 @@ def checked_shape(shape: Any, bits: int, name: str, where: object) -> tuple[int,
     if not are_sizes(sizes):
         raise ParseError(f"{where}: tensor {shorten(name)}: shape {shorten(shape)} is not sizes from 0 to 2**63 - 1")
     if len(sizes) > MAX_DIMS:
-        raise ParseError(f"{where}: tensor {shorten(name)} has {len(sizes)} dims; at most {MAX_DIMS} are read")
+        raise ParseError(f"{where}: tensor {shorten(name)} has {len(sizes)} dims, over the limit of {MAX_DIMS}")
     if 0 not in sizes and math.prod(sizes) * bits > 8 * _MAX_SIZE:
         raise ParseError(f"{where}: tensor {shorten(name)} of shape {shorten(shape)} has more than 2**63 - 1 bytes")
     return tuple(sizes)
@@ -151,7 +151,7 @@ def checked_name(name: object, where: object) -> str:
     Raises:
         ParseError: if it is not.
     """
-    # No character takes more than four bytes: a short name needs no counting.
+    # No character takes more than four bytes, so a short name needs no counting.
     if not isinstance(name, str) or (
         4 * len(name) > MAX_NAME and len(name.encode("utf-8", "surrogatepass")) > MAX_NAME
     ):

@@ -58,6 +58,25 @@ impl Memory {
     pub unsafe fn new(start: *mut u8, low: i64, high: i64) -> Self {
         Self { start, low, high }
     }
+
+    /// From its first address to one past its last.
+    pub(crate) fn addresses(&self) -> (i64, i64) {
+        let start = self.start as i64;
+        (start.saturating_add(self.low), start.saturating_add(self.high))
+    }
+}
+
+/// A file that memory is mapped from ([`crate::maps`]).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MappedFile {
+    /// Its path.
+    pub path: PathBuf,
+    /// One past the last byte of it that the memory has.
+    pub end: i64,
+    /// Its bytes.
+    pub size: i64,
+    /// When it was last written to, in nanoseconds; none if this process may write it through the memory.
+    pub modified: Option<i64>,
 }
 
 /// Where pieces are read from.
@@ -67,6 +86,8 @@ pub enum Source {
     File(SourceFile),
     /// Memory.
     Memory(Memory),
+    /// Memory that is that of a mapped file, which is read so that a file that is cut short meanwhile is an error.
+    Mapped(Memory, MappedFile),
 }
 
 /// Where pieces go.
@@ -106,7 +127,7 @@ impl Job {
     pub fn new(sources: Vec<Source>, destinations: Vec<Destination>) -> Result<Self> {
         let sizes = sources.iter().filter_map(|source| match source {
             Source::File(file) => Some(file.size),
-            Source::Memory(_) => None,
+            Source::Memory(_) | Source::Mapped(..) => None,
         });
         let made = destinations.iter().filter_map(|destination| match destination {
             Destination::File { size, .. } => Some(*size),
@@ -179,7 +200,7 @@ impl Job {
             check_box(tensor, &piece).map_err(|what| format!("source piece {index}: {what}"))?;
             let limits = self.sources.get(piece.holder).map(|source| match source {
                 Source::File(file) => (0, file.size, true),
-                Source::Memory(memory) => (memory.low, memory.high, false),
+                Source::Memory(memory) | Source::Mapped(memory, _) => (memory.low, memory.high, false),
             });
             check_span(&piece, limits).map_err(|what| format!("source piece {index}: {what}"))?;
         }

@@ -30,8 +30,9 @@
 //! | `unit`, `slot` | one unit, done |
 //! | [`run`] | all of them: threads, progress, what is left after a failure |
 //! | [`digest`] | a digest that does not depend on how a tensor is cut |
-//! //! | [`crc32c`] | the checksum of other formats: OCDBT, zarr |
+//! | [`crc32c`] | the checksum of other formats: OCDBT, zarr |
 //! | [`commit`] | locks, syncs, renames, room |
+//! | [`maps`] | memory that is that of a file |
 //! | `file`, `table` | operations on files, and the files of a job |
 //! | [`faults`] | operations that fail on demand |
 
@@ -44,6 +45,7 @@ pub mod error;
 pub mod faults;
 mod file;
 pub mod job;
+pub mod maps;
 mod pair;
 mod piece;
 pub mod run;

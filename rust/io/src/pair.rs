@@ -32,15 +32,27 @@ pub(crate) struct Fetch {
     pub(crate) direct: bool,
     /// From the first byte of the file to one past the last.
     pub(crate) span: (i64, i64),
+    /// Where in the slot the first byte goes, from where the box's first element does.
+    pub(crate) to: i64,
     /// Whether blocks would be longer if the limit were larger: of a smaller box they would not be so many.
     pub(crate) cramped: bool,
 }
 
 impl Fetch {
     /// The box `bounds` of a piece, to go to memory with these strides; in blocks of no more than `limit` bytes.
-    /// `alone` if no other pair reads from the piece.
+    /// `alone` if no other pair reads from the piece. Dims with a negative stride, as memory may have them, are read
+    /// from their last position to their first.
     pub(crate) fn new(piece: &Piece<'_>, bounds: &Bounds, to: &[i64], limit: i64, alone: bool) -> Self {
-        let dims = (0..to.len()).map(|dim| Dim { extent: bounds.extent(dim), from: piece.strides[dim], to: to[dim] });
+        let (mut first, mut shift) = (piece.at(&bounds.start), 0);
+        let dims = (0..to.len()).map(|dim| {
+            let (extent, from, to) = (bounds.extent(dim), piece.strides[dim], to[dim]);
+            if from >= 0 || extent <= 1 {
+                return Dim { extent, from, to };
+            }
+            first += (extent - 1) * from;
+            shift += (extent - 1) * to;
+            Dim { extent, from: -from, to: -to }
+        });
         let (mut outer, run) = collapsed(dims);
         let (mut block, mut inner, mut cramped) = (run, Vec::new(), false);
         while let Some(dim) = outer.last() {
@@ -56,11 +68,10 @@ impl Fetch {
             inner.extend(outer.pop());
         }
         inner.reverse();
-        let first = piece.at(&bounds.start);
         let reach: i64 = outer.iter().map(|dim| (dim.extent - 1) * dim.from).sum();
         let direct = inner.is_empty() && (run >= LONG || (alone && run >= WORTH_A_CALL && !outer.is_empty()));
         let cramped = cramped && run < LONG;
-        Self { outer, block, inner, run, direct, span: (first, first + reach + block), cramped }
+        Self { outer, block, inner, run, direct, span: (first, first + reach + block), to: shift, cramped }
     }
 
     /// How many blocks there are.

@@ -5,7 +5,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     sync::{
-        Mutex,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicI64, Ordering},
     },
     thread,
@@ -15,7 +15,8 @@ use crate::{
     commit, digest,
     error::{Error, Result},
     file,
-    job::{Destination, Job},
+    job::{Destination, Job, Source},
+    maps,
     slot::Finding,
     table::{Table, lock},
     tiles::Units,
@@ -98,11 +99,13 @@ pub fn run(job: &Job, options: &Options, poll: &mut dyn FnMut(i64, i64) -> Resul
     poll(0, total)?;
     let sources = Table::sources(&job.sources)?;
     let compared = Table::compared(&job.destinations)?;
+    let is_mapped = job.sources.iter().any(|source| matches!(source, Source::Mapped(..)));
+    let memory = is_mapped.then(maps::own_memory).transpose()?.map(Arc::new);
     check_space(job)?;
     let mut made = Vec::new();
     let done = (|| {
         let destinations = Table::destinations(&job.destinations, &sources, &mut made)?;
-        let files = Files { sources, destinations, compared };
+        let files = Files { sources, destinations, compared, memory };
         let run = Run::new(job, &files, total)?;
         let report = run.work(threads, limit, poll)?;
         files.sources.check_unchanged()?;

@@ -4,12 +4,13 @@
 //! caller's memory. Then the sources are read: long runs to where they belong, everything else, sorted and joined, into
 //! the read buffer, from which it is copied to the slots. Then the slots are digested, and written or compared.
 
-use std::{fs::File, io::IoSliceMut, path::Path};
+use std::{fs::File, io::IoSliceMut, path::Path, sync::Arc};
 
 use crate::{
     error::{Error, Result},
     file,
     job::{Destination, Job, Source},
+    maps,
     pair::{Fetch, GAP, dense_strides},
     slot::{Finding, Slot},
     strided::{self, Dim, Pointer, collapsed, positions},
@@ -25,6 +26,8 @@ pub(crate) struct Files<'a> {
     pub(crate) sources: Table<'a>,
     pub(crate) destinations: Table<'a>,
     pub(crate) compared: Table<'a>,
+    /// The memory of this process, if a source is that of a mapped file.
+    pub(crate) memory: Option<Arc<File>>,
 }
 
 /// What was moved.
@@ -169,9 +172,10 @@ impl<'a> Worker<'a> {
                         continue;
                     }
                     let fetch = Fetch::new(&piece, bounds, &slot.strides, self.limit, parts.len() == 1);
+                    let (first, to) = (self.base(piece.holder) + fetch.span.0, to.offset(fetch.to));
                     let form = (!fetch.direct).then_some(forms.len());
                     positions(&fetch.outer, |from, step| {
-                        let (offset, to) = (fetch.span.0 + from, to.offset(step));
+                        let (offset, to) = (first + from, to.offset(step));
                         reads.push(Read { holder: piece.holder, offset, length: fetch.block, to, form });
                     });
                     if form.is_some() {
@@ -186,11 +190,11 @@ impl<'a> Worker<'a> {
     /// Reads, in the order of the files, and copies to the slots.
     fn fetch(&mut self, reads: &mut [Read], forms: &[Form]) -> Result<()> {
         for read in reads.iter().filter(|read| read.form.is_none()) {
-            let (source, path) = self.files.sources.get(read.holder)?;
+            let (source, path) = self.source(read.holder)?;
             // SAFETY: a run of a slot: its own part of the buffer, which is initialised, or of the caller's memory, which
             // the caller vouches for; no other slot and no other thread has it.
             let run = unsafe { read.to.slice_mut(read.length) };
-            file::read(&source, path, run, read.offset)?;
+            file::read(&source, path, run, read.offset).map_err(|error| self.told(read.holder, error))?;
             self.traffic.read += read.length;
             self.traffic.calls += 1;
         }
@@ -209,16 +213,19 @@ impl<'a> Worker<'a> {
             let Some((count, length)) = groups.next() else { break };
             let (group, after) = rest.split_at(count);
             rest = after;
-            let (source, path) = self.files.sources.get(group[0].holder)?;
+            let holder = group[0].holder;
+            let (source, path) = self.source(holder)?;
             self.traffic.read += length;
             if scatters(group, forms) {
-                self.traffic.calls += scatter(group, forms, &source, path)?;
+                let calls = scatter(group, forms, &source, path).map_err(|error| self.told(holder, error))?;
+                self.traffic.calls += calls;
                 continue;
             }
             let buffer = grown(&mut self.reading, length)?;
-            file::read(&source, path, buffer, group[0].offset)?;
-            self.traffic.calls += 1;
+            let done = file::read(&source, path, buffer, group[0].offset);
             let start = Pointer::new(buffer.as_mut_ptr());
+            done.map_err(|error| self.told(holder, error))?;
+            self.traffic.calls += 1;
             for read in group {
                 let form = &forms[read.form.unwrap_or(0)];
                 // SAFETY: the block was read to this place of the buffer; its positions in the slot are within it, as in
@@ -227,6 +234,30 @@ impl<'a> Worker<'a> {
             }
         }
         Ok(())
+    }
+
+    /// The byte of the file that a holder is read from at which the holder begins: that of memory is its address.
+    fn base(&self, holder: usize) -> i64 {
+        match &self.job.sources[holder] {
+            Source::Mapped(memory, _) => memory.start as i64,
+            Source::File(_) | Source::Memory(_) => 0,
+        }
+    }
+
+    /// The file that a holder is read from, and its path.
+    fn source(&self, holder: usize) -> Result<(Arc<File>, &'a Path)> {
+        match (&self.job.sources[holder], &self.files.memory) {
+            (Source::Mapped(_, mapped), Some(memory)) => Ok((Arc::clone(memory), &mapped.path)),
+            _ => self.files.sources.get(holder),
+        }
+    }
+
+    /// What to say of a read that failed: for memory of a mapped file it is an address that cannot be read.
+    fn told(&self, holder: usize, error: Error) -> Error {
+        match (&self.job.sources[holder], error) {
+            (Source::Mapped(_, mapped), Error::Os { .. } | Error::Ends { .. }) => maps::cut_short(mapped),
+            (_, error) => error,
+        }
     }
 
     /// Writes the slots that go to files; those that follow one another there are written together.

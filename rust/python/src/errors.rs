@@ -111,6 +111,11 @@ where
     done.map_err(|error| pending.unwrap_or_else(|| to_py(error)))
 }
 
+/// Looks at signals now and then while objects of Python are made one by one, of which this is the `number`th.
+pub(crate) fn poll_among(py: Python<'_>, number: usize) -> PyResult<()> {
+    if number % 4096 == 4095 { py.check_signals() } else { Ok(()) }
+}
+
 /// Leaves what a signal handler raised in `pending`. Apart from `detached`, of which every kernel has its own.
 #[inline(never)]
 fn poll_signals(pending: &mut Option<PyErr>) -> CoreResult<()> {

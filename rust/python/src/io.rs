@@ -1,6 +1,7 @@
 //! `_core.CopyJob` and what makes files appear at once: the bindings of `shardwise-io`.
 
 use std::{
+    ffi::OsString,
     fs::File,
     path::{Path, PathBuf},
     sync::Arc,
@@ -20,7 +21,8 @@ use shardwise_core::{
 use shardwise_io::{
     commit,
     error::{Error, Result},
-    job::{Destination, Job, Memory, Source, SourceFile, Wanted},
+    job::{Destination, Job, MappedFile, Memory, Source, SourceFile, Wanted},
+    maps,
     run::{Options, run},
 };
 
@@ -74,6 +76,7 @@ impl CopyJob {
             let program = program.try_readonly().map_err(|error| PyTypeError::new_err(format!("program: {error}")))?;
             let program = program.as_slice()?;
             let job = detached(py, |poll| -> CoreResult<Result<Job>> {
+                let sources = with_maps(sources);
                 match Disjoint::new(&read, &written, poll) {
                     Err(error) if error.kind() == ErrorKind::Layout => {
                         return Ok(Err(Error::Job(overlap(&error))));
@@ -153,6 +156,43 @@ fn source(
     let (path, size, modified, descriptor): (PathBuf, i64, Option<i64>, Option<i32>) = item.extract()?;
     let file = descriptor.map(|descriptor| open_file(descriptor, &path)).transpose()?;
     Ok(Source::File(SourceFile { path, size, modified, file }))
+}
+
+/// Sources of which those in the memory of mapped files are said to be there.
+fn with_maps(mut sources: Vec<Source>) -> Vec<Source> {
+    let memories: Vec<Memory> = sources
+        .iter()
+        .filter_map(|source| match source {
+            Source::Memory(memory) => Some(*memory),
+            _ => None,
+        })
+        .collect();
+    let mut found = maps::mapped_files(&memories).into_iter();
+    for source in &mut sources {
+        if let Source::Memory(memory) = source
+            && let Some(Some(mapped)) = found.next()
+        {
+            *source = Source::Mapped(*memory, mapped);
+        }
+    }
+    sources
+}
+
+/// The files that arrays are mapped from: for each array none, or the path, the end of what the array has of it, its
+/// bytes and when it was last written to, if that is not for this process to do.
+#[pyfunction]
+#[pyo3(signature = (arrays, /))]
+#[allow(clippy::type_complexity)]
+pub(crate) fn mapped_files(
+    py: Python<'_>,
+    arrays: Vec<Bound<'_, PyUntypedArray>>,
+) -> PyResult<Vec<Option<(OsString, i64, i64, Option<i64>)>>> {
+    guard(|| {
+        let memories: Vec<Memory> = arrays.iter().map(|array| views::memory(array, &views::strided(array))).collect();
+        let found = py.detach(|| maps::mapped_files(&memories));
+        let said = |file: MappedFile| (file.path.into_os_string(), file.end, file.size, file.modified);
+        Ok(found.into_iter().map(|file| file.map(said)).collect())
+    })
 }
 
 /// A descriptor of our own for an open file of the caller's.

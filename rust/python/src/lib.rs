@@ -52,6 +52,7 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(dtensor::parse_device, module)?)?;
     module.add_function(wrap_pyfunction!(dtensor::print_device, module)?)?;
     module.add_function(wrap_pyfunction!(io::free_space, module)?)?;
+    module.add_function(wrap_pyfunction!(io::mapped_files, module)?)?;
     module.add_function(wrap_pyfunction!(io::publish, module)?)?;
     module.add_function(wrap_pyfunction!(io::sync_files, module)?)?;
     module.add_function(wrap_pyfunction!(pickle::read_dcp_index, module)?)?;

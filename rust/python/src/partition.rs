@@ -20,7 +20,7 @@ use shardwise_core::{
 use crate::{
     arrays,
     convert::{Numbers, integers, position},
-    errors::{LayoutError, answer, detached, guard, to_py},
+    errors::{LayoutError, answer, detached, guard, poll_among, to_py},
     layout::Layout,
     memory::room,
     views,
@@ -113,7 +113,8 @@ impl Partition {
             self.core.shard_ids_into(&mut ids, &mut || Ok(())).map_err(to_py)?;
             let boxes = self.shard_boxes(py)?;
             let map = PyDict::new(py);
-            for (label, &id) in labels.iter_borrowed().zip(&ids) {
+            for (number, (label, &id)) in labels.iter_borrowed().zip(&ids).enumerate() {
+                poll_among(py, number)?;
                 map.set_item(label, &boxes[id as usize])?;
             }
             Ok(map)
@@ -226,13 +227,15 @@ impl Partition {
         for cut in cuts {
             starts.push(slices.len());
             for i in 0..cut.shards() {
+                poll_among(py, i as usize)?;
                 slices.push(views::slice(py, cut.bounds(i))?);
             }
         }
         let mut index = starts.clone();
         let shards = arrays::length("shards", self.core.total_shards())?;
         let mut boxes = arrays::list("shards", shards)?;
-        for _ in 0..shards {
+        for number in 0..shards {
+            poll_among(py, number)?;
             boxes.push(PyTuple::new(py, index.iter().map(|&i| &slices[i]))?);
             // One further along the last dim that has not come to its end, whose slices end where the next dim's start.
             let mut end = slices.len();

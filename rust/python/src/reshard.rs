@@ -26,7 +26,7 @@ use shardwise_core::{
 use crate::{
     arrays,
     convert::integers,
-    errors::{detached, guard, to_py},
+    errors::{detached, guard, poll_among, to_py},
     memory::room,
     tiling::{numbers, tiling},
     views,
@@ -281,7 +281,8 @@ const ARRAY_BYTES: usize = 1024;
 /// The memory of arrays, which are held meanwhile.
 fn memory<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound<'py, PyUntypedArray>>, Vec<Strided>)> {
     let arrays = list.iter().map(|item| Ok(item.cast_into::<PyUntypedArray>()?)).collect::<PyResult<Vec<_>>>()?;
-    for array in &arrays {
+    for (number, array) in arrays.iter().enumerate() {
+        poll_among(list.py(), number)?;
         if array.dtype().has_object() {
             return Err(PyTypeError::new_err("object arrays hold references, which cannot be copied as bytes"));
         }

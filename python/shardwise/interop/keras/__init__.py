@@ -19,9 +19,9 @@ variable that no attribute leads to goes by its Keras path, with dots for slashe
 
 On the JAX backend, if the devices of the mesh exist, a value is a `jax.Array` with the `NamedSharding` of the layout;
 over 4 MiB it is computed sharded from the start (except for `Orthogonal`), below that it is computed whole and then
-placed. `shards` holds views of the buffers of CPU devices and copies of others'. Everywhere else the value stays what
-it is without the scope; `shards` holds views of a numpy value, and of others what `keras.ops.convert_to_numpy` gives: a
-view where the backend can share its memory with numpy, else a copy.
+placed. `shards` holds views of the buffers of CPU devices and copies of others. On other backends the value stays what
+it is without the scope; `shards` holds views of a numpy value, and for others what `keras.ops.convert_to_numpy` gives:
+a view where the backend can share its memory with numpy, else a copy.
 """
 
 from shardwise.model.hooks import register

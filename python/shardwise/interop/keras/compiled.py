@@ -17,7 +17,7 @@ def sharded_value(initializer: Callable[..., Any], shape: tuple[int, ...], dtype
     """Give the `jax.Array` that an initializer makes, each device computing its shard of it.
 
     What Keras's own initializers make is compiled once for all variables of one shape, dtype and sharding, with the
-    seed as an argument; any other initializer is compiled for each variable, since what it depends on is unknown.
+    seed as an argument; any other initializer is compiled for each variable, since its dependencies are unknown.
     """
     import jax
 

@@ -17,7 +17,7 @@ from ..._text import shown
 
 __all__ = ["from_keras", "to_keras"]
 
-#: What Keras, which matches whole paths, needs around a rule that may match anywhere, or at the beginning.
+#: Keras matches whole paths; what a rule that may match anywhere, or at the beginning, needs around it.
 _AFFIXES = {"search": (r"(?s:.*)(?:", r")(?s:.*)"), "match": (r"(?:", r")(?s:.*)"), "fullmatch": ("", "")}
 
 
@@ -30,8 +30,9 @@ def to_keras(value: DeviceMesh | TensorLayout | LayoutMap) -> Any:
         MeshError: if a device label is neither a string nor an int.
         TypeError: if it is none of the three.
 
-    Keras matches whole paths, so rules of a map that searches get `.*` around them; their keys are regular expressions
-    then, and no longer match exactly first. With Keras's own paths, names are joined by `/`, not by dots.
+    Keras matches whole paths, so rules of a map that searches get `.*` around them; their keys are then
+    regular expressions, and no longer match exactly first. With Keras's own paths, names are joined by `/`, not by
+    dots.
 
     >>> from shardwise import DeviceMesh, TensorLayout
     >>> to_keras(TensorLayout((None, "model"), DeviceMesh((2,), ("model",)))).axes
@@ -48,10 +49,10 @@ def to_keras(value: DeviceMesh | TensorLayout | LayoutMap) -> Any:
 
 
 def from_keras(value: Any) -> Any:
-    """The object of shardwise that says the same as a `keras.distribution` DeviceMesh, TensorLayout or LayoutMap.
+    """The shardwise object that says the same as a `keras.distribution` DeviceMesh, TensorLayout or LayoutMap.
 
     Raises:
-        LayoutError, MeshError: if it is none for shardwise: Keras takes axes and devices twice.
+        LayoutError, MeshError: if it is invalid in shardwise: Keras accepts repeated axes and devices.
         TypeError: if it is none of the three.
 
     `from_keras(to_keras(value)) == value`.

@@ -20,11 +20,11 @@ from .compiled import sharded_value
 
 __all__ = ["initial_value", "local_data", "sharding_of"]
 
-#: Up to this size a value is computed whole and then placed: to compile its initializer takes a second, to place it a
-#: millisecond, and what it occupies for that long does not matter.
+#: Up to this size a value is computed whole and then placed: compiling its initializer takes a second, placing it a
+#: millisecond, and the memory that it occupies meanwhile does not matter.
 _WHOLE_BYTES = 4 * 2**20
 
-#: Initializers that numpy does as well, shard by shard, at any size.
+#: Initializers that numpy can also do, shard by shard, at any size.
 _CONSTANTS = {keras.initializers.Zeros: 0, keras.initializers.Ones: 1}
 
 
@@ -87,7 +87,7 @@ def local_data(value: Any) -> dict[int, npt.NDArray[Any]]:
 def initial_value(
     initializer: Callable[..., Any], path: str, shape: tuple[int, ...], dtype: str, sharding: Any = None
 ) -> Any:
-    """What an initializer gives for the variable at `path`, checked, and placed if there is a sharding.
+    """The value that an initializer gives the variable at `path`, checked, and placed if there is a sharding.
 
     Raises:
         LayoutError: if the initializer raises, or gives another shape or dtype; Keras itself would take any.
@@ -127,6 +127,6 @@ def _placed_value(initializer: Callable[..., Any], shape: tuple[int, ...], dtype
         value = value if hasattr(value, "dtype") else keras.ops.convert_to_tensor(value)
         if value.shape != shape:
             return value
-        # By way of numpy, of which views are cut: JAX cuts arrays of its own by a compiled program.
+        # Through numpy, which cuts views; JAX needs a compiled program to cut its own arrays.
         host = np.asarray(value)
     return jax.make_array_from_callback(shape, sharding, host.__getitem__)

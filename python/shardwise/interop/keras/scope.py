@@ -59,12 +59,12 @@ class Building:
         self._names: dict[int, dict[str, None]] = {}
         self._waiting: list[Any] = []
         self._after_build: list[Callable[[], None]] = []
-        #: Of the variables that no longer wait.
+        #: The variables that no longer wait.
         self._paths: list[str] = []
-        #: Of two threads that want a value, one makes it and the other waits.
+        #: If two threads want a value, one makes it and the other waits.
         self._lock = threading.RLock()
         self._is_settling = False
-        #: Whether the scope has ended. A model that is built after that has all its attributes.
+        #: Whether the scope has ended. A model that is built later has all its attributes.
         self.is_closed = False
 
     def add_layer(self, layer: Any) -> None:
@@ -75,7 +75,7 @@ class Building:
             vars(layer)["_shardwise"] = self  # not by assignment, which Keras tracks
 
     def add_name(self, layer: Any, name: str) -> None:
-        """Take down that an attribute of a layer is set."""
+        """Record that an attribute of a layer is set."""
         self._names.setdefault(id(layer), {}).setdefault(name)
 
     def add_variable(self, variable: Any) -> None:
@@ -127,13 +127,13 @@ class Building:
             self._after_build.pop(0)()
 
     def _placements(self) -> Iterator[tuple[PlacedVariable, Any]]:
-        """The variables that want a layout, each with where the first path that leads to it puts it."""
+        """The variables that want a layout, each with its place by the first path that leads to it."""
         seen = set()
         for root in self._roots():
             # A layer by itself goes by its name, as it will in a functional model.
             prefix = () if isinstance(root, keras.Model) else (root.name,)
             for names, leaf in named_leaves(root, _LEAVES, self._held):
-                # The state of a seed generator is replicated, whatever the rules say of the layer around it.
+                # The state of a seed generator is replicated, whatever the rules say about the layer around it.
                 is_seed = isinstance(leaf, keras.random.SeedGenerator)
                 variable = leaf.state if is_seed else leaf
                 if id(variable) in seen or not waits_for(variable, self):
@@ -153,7 +153,7 @@ class Building:
         layers = [layer for reference in self._layers if (layer := reference()) is not None]
         held: set[int] = set()
         for layer in layers:
-            # Keras keeps a list of all the layers that a layer holds, in whatever they are.
+            # Keras keeps a list of all the layers that a layer holds, in whatever containers.
             for _, value in attributes_of(layer):
                 if isinstance(value, (list, keras.Layer)):
                     within = value if isinstance(value, list) else (value,)
@@ -238,7 +238,7 @@ def _install_on_layers(layer_class: Any) -> None:
         else:
             building.after_build(lambda: after_build(self))
 
-    # And the value of a variable that a layer has got afterwards.
+    # And the value of a variable that a layer gets later.
     after_tracking = getattr(layer_class, AFTER_TRACKING)
 
     @wraps(after_tracking)
@@ -262,7 +262,7 @@ def _install_on_layers(layer_class: Any) -> None:
     setattr(layer_class, AFTER_BUILD, weights_built)
     setattr(layer_class, AFTER_TRACKING, variable_tracked)
     if keras.backend.backend() == "torch":
-        # A module keeps layers apart from its other attributes, which forgets what was set first.
+        # A module keeps layers apart from its other attributes, so the order of assignment is lost.
         layer_class.__setattr__ = attribute_set
 
 
@@ -291,7 +291,7 @@ def _install_on_optimizers(optimizer_class: Any) -> None:
 
 
 def _replicating_the_rest(build: Callable[..., None]) -> Callable[..., None]:
-    """An optimizer's `build` after which all its variables have layouts; each class makes its own in it."""
+    """An optimizer's `build`, after which all its variables have layouts; each class makes its own in it."""
 
     @wraps(build)
     def built(self: Any, *args: Any, **kwargs: Any) -> None:

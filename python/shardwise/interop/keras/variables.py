@@ -43,29 +43,30 @@ __all__ = [
 PRIVATE_NAMES = ("_value", "_dtype", "_layout", "_initializer", "_deferred_initialize")
 
 
-#: The methods by which a layer gives its backend the values, once it has been built, and that of a variable it has got.
+#: The methods by which a layer gives its backend the values, once it has been built, and that of a variable added
+#: later.
 AFTER_BUILD, AFTER_TRACKING = "_post_build", "_post_track_variable"
 
 
 class Settler(Protocol):
-    """Who gives variables that wait their layouts: the `Building` of the scope that they were made in."""
+    """What gives waiting variables their layouts: the `Building` of the scope that they were made in."""
 
     #: Whether the scope has ended.
     is_closed: bool
 
     def settle(self) -> None:
-        """Give every variable that waits its layout and its value."""
+        """Give every waiting variable its layout and its value."""
 
 
 class _State:
-    """What shardwise knows of a Keras variable."""
+    """What shardwise knows about a Keras variable."""
 
     __slots__ = ("building", "initializer", "placement")
 
     def __init__(
         self, building: Settler | None, initializer: Any = None, placement: PlacedVariable | None = None
     ) -> None:
-        #: Who will give it a layout; `None` once it has one.
+        #: What will give it a layout; `None` once it has one.
         self.building = building
         #: What will make its value, while it waits.
         self.initializer = initializer
@@ -144,11 +145,11 @@ def defer(variable: Any, building: Settler) -> None:
 
 
 def adopt(variable: Any, placement: PlacedVariable) -> None:
-    """Give a variable its layout, and make its value if it waits for it, or else place the one that it has.
+    """Give a variable its layout, and make its value if it is waiting, or else place the one that it has.
 
     Raises:
-        LayoutError: if the initializer raises or gives something of another shape or dtype; the variable goes on
-            waiting. And as `unpacked`.
+        LayoutError: if the initializer raises or gives something of another shape or dtype; the variable keeps
+        waiting. Also as `unpacked`.
     """
     placement = unpacked(placement)
     sharding = sharding_of(placement.partition)
@@ -187,7 +188,7 @@ def unpacked(placement: PlacedVariable) -> PlacedVariable:
     """The same placement with a layout of whole dims.
 
     Raises:
-        LayoutError: if a packed dim gives a device several stretches: a value of Keras has one.
+        LayoutError: if a packed dim gives a device several stretches; a Keras value has one.
     """
     try:
         layout = plain_layout(placement.layout)

@@ -1,4 +1,4 @@
-"""Decompression that gives as many bytes as were expected, and no more, whatever the data says of itself."""
+"""Decompression that gives the expected number of bytes, and no more, whatever the data claims."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def decompress(name: str, data: bytes, size: int, where: str) -> bytes:
     """Decompress data that must give `size` bytes.
 
     Raises:
-        ParseError: if it gives another number of bytes, or is not what it should be.
+        ParseError: if it gives a different number of bytes, or is not what it should be.
         ImportError: if it is zstd, and zstandard is not installed.
     """
     result = _decompress(name, data, size, where)
@@ -49,13 +49,13 @@ def decompress_node(data: bytes, most: int, where: str) -> bytes:
 
 
 def _decompress(name: str, data: bytes, most: int, where: str) -> bytes:
-    """At most `most + 1` bytes of what data gives."""
+    """At most `most + 1` bytes of the decompressed data."""
     if name == "zstd":
         zstandard = _zstd()
         try:
             size = zstandard.get_frame_parameters(data).content_size
             if size != _UNKNOWN and size > most:
-                raise ParseError(f"{where}: says that it gives {size} bytes when decompressed; {most} may be")
+                raise ParseError(f"{where}: claims {size} bytes when decompressed; the limit is {most}")
             with zstandard.ZstdDecompressor().stream_reader(data) as reader:
                 result: bytes = reader.read(most + 1)
         except zstandard.ZstdError as error:

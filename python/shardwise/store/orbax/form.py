@@ -35,7 +35,7 @@ def open_form(path: Path) -> StoredCheckpoint:
     _check_committed(path)
     items = [path] if _is_item(path) else sorted(filter(_is_item, path.iterdir()))
     if not items:
-        raise ParseError(f"{path}: a step of Orbax without an item that holds arrays")
+        raise ParseError(f"{path}: an Orbax step without an item that holds arrays")
     if not _is_item(path):
         metadata["items"] = [item.name for item in items]
     stores: list[KeyValueStore] = []
@@ -100,7 +100,7 @@ def _open_item(
         )
     store: KeyValueStore = OcdbtStore(item) if (item / MANIFEST).exists() else FolderStore(item)
     stores.append(store)
-    # Where chunks that equal the fill value are stored like all others, one that is not there was lost.
+    # If chunks that equal the fill value are stored like all others, a missing one was lost.
     complete = said.get("store_array_data_equal_to_fill_value") is True
     for name, version in sorted(arrays_of(store).items()):
         tensor = read_array(store, name, version, str(item), complete=complete)
@@ -115,17 +115,17 @@ def _open_item(
 
 
 def _check_tree(item: Path, tree: Any, prefix: str, tensors: dict[str, StoredTensor]) -> None:
-    """Check that every array that the tree of an item names is there."""
+    """Check that every array that the tree of an item names exists."""
     for entry in tree.values() if isinstance(tree, dict) else ():
         keys = entry.get("key_metadata") if isinstance(entry, dict) else None
         value = entry.get("value_metadata") if isinstance(entry, dict) else None
         if not isinstance(keys, list) or not isinstance(value, dict):
-            raise ParseError(f"{item / _ITEM_METADATA}: tree_metadata is not that of a tree")
+            raise ParseError(f"{item / _ITEM_METADATA}: tree_metadata does not describe a tree")
         if value.get("skip_deserialize") or value.get("value_type") not in ("jax.Array", "np.ndarray", "scalar"):
             continue
         name = ".".join(str(key.get("key")) if isinstance(key, dict) else "" for key in keys)
         if f"{prefix}{name}" not in tensors:
-            raise ParseError(f"{item}: its tree names the array {shorten(name)}, which is not there")
+            raise ParseError(f"{item}: its tree names the array {shorten(name)}, which does not exist")
 
 
 def _json(path: Path) -> Any:

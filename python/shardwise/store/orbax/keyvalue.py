@@ -24,7 +24,7 @@ class Value(NamedTuple):
     Attributes:
         path: The file.
         offset: Where it begins in it.
-        length: Its bytes; None where it is the whole file.
+        length: Its bytes; None if it is the whole file.
         inline: The bytes, if the database holds them.
     """
 
@@ -78,7 +78,7 @@ class OpenFiles:
             return value.inline
         file, offset, length = self.stretch(value)
         if length > most:
-            raise ParseError(f"{value.path}: a value of {length} bytes; at most {most} are read here")
+            raise ParseError(f"{value.path}: a value of {length} bytes, over the limit of {most} here")
         data = file.read(offset, length)
         file.check()
         return data
@@ -111,12 +111,12 @@ class FolderStore:
                 key = f"{prefix}{name}"
                 if is_folder:
                     if key.count("/") > 128:
-                        raise ParseError(f"{folder}: folders lie more than 128 deep at {shorten(key)}")
+                        raise ParseError(f"{folder}: folders are nested more than 128 deep at {shorten(key)}")
                     open_folders.append((f"{key}/", current / name))
                 else:
                     self._values[key] = current / name
                     if len(self._values) > _MAX_KEYS:
-                        raise ParseError(f"{folder}: more than {_MAX_KEYS} files; at most as many are listed")
+                        raise ParseError(f"{folder}: more than {_MAX_KEYS} files, the limit")
 
     def get(self, key: str) -> Value | None:
         """Give the file of this relative path; None if there is none."""

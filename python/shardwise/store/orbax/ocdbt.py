@@ -42,7 +42,7 @@ class _Node:
     def take(self, count: int) -> bytes:
         end = self._at + count
         if count < 0 or end > len(self._data):
-            raise self.error(f"{count} bytes are needed, {len(self._data) - self._at} are left")
+            raise self.error(f"{count} bytes are needed, but {len(self._data) - self._at} are left")
         data = self._data[self._at : end]
         self._at = end
         return data
@@ -73,11 +73,11 @@ class _Node:
 
     def end(self) -> None:
         if self._at != len(self._data):
-            raise self.error(f"{len(self._data) - self._at} bytes behind it")
+            raise self.error(f"{len(self._data) - self._at} bytes after its end")
 
 
 class _Place(NamedTuple):
-    """Where a node lies."""
+    """The place of a node."""
 
     path: bytes
     transitive: bytes
@@ -95,7 +95,7 @@ def read_node(data: bytes, magic: int, where: str) -> bytes:
         raise ParseError(f"{where}: is not a node of an OCDBT database")
     if int.from_bytes(data[4:12], "little") != len(data):
         said = int.from_bytes(data[4:12], "little")
-        raise ParseError(f"{where}: a node of {said} bytes, of which {len(data)} are there")
+        raise ParseError(f"{where}: a node of {said} bytes, but {len(data)} are there")
     if crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
         raise ParseError(f"{where}: the checksum of the node is wrong")
     version, compression = data[12], data[13]
@@ -111,7 +111,7 @@ class OcdbtStore:
     """The latest version of a database.
 
     Raises:
-        ParseError: if it is not one, is damaged, or names files outside of its folder.
+        ParseError: if it is not one, is damaged, or names files outside its folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -170,7 +170,7 @@ class OcdbtStore:
                     raise ParseError(f"{self.folder}: {shorten(key)} is in {text}, which does not exist") from None
 
     def _manifest(self, path: Path, *, config_only: bool = True) -> _Node | None:
-        """A manifest, read up to its file table; None of one that only says that others are numbered."""
+        """A manifest, read up to its file table; None for one that only says that others are numbered."""
         data = self.files.read(Value(path, 0, None), _MAX_NODE)
         node = _Node(read_node(data, _MANIFEST_MAGIC, str(path)), str(path), path)
         node.take(16)
@@ -181,11 +181,11 @@ class OcdbtStore:
         if node.number() == 1:
             node.take(4)  # the level of compression
         if kind > 1:
-            raise node.error(f"a manifest of the kind {kind}; 0 and 1 are read")
+            raise node.error(f"a manifest of kind {kind}; 0 and 1 can be read")
         return None if kind == 1 and config_only else node
 
     def _file_table(self, node: _Node, transitive: bytes) -> list[tuple[bytes, bytes]]:
-        """The paths of the data files, each with the beginning that the tables of its nodes go on from."""
+        """The paths of the data files, each with the beginning that the tables of its nodes continue."""
         count = node.number()
         if count == 0:
             return []
@@ -195,10 +195,10 @@ class OcdbtStore:
         path = b""
         for prefix, suffix, base in zip(prefixes, suffixes, bases, strict=True):
             if prefix > len(path):
-                raise node.error("a path that goes on from more than there is")
+                raise node.error("a path that shares more with the previous one than there is")
             path = path[:prefix] + node.take(suffix)
             if base > len(path) or len(path) > 4096:
-                raise node.error("a path of a data file that is not one")
+                raise node.error("an invalid path of a data file")
             files.append((transitive + path, transitive + path[:base]))
             self._count(len(path), node)
         return files
@@ -214,7 +214,7 @@ class OcdbtStore:
         except UnicodeDecodeError:
             raise ParseError(f"{where}: the path of a data file is not UTF-8") from None
         if not stays_inside(text):
-            raise ParseError(f"{where}: names the file {shorten(text)}, outside of its own folder")
+            raise ParseError(f"{where}: names the file {shorten(text)}, outside its own folder")
         return self.folder / text
 
     def _count(self, size: int, node: _Node) -> None:
@@ -224,7 +224,7 @@ class OcdbtStore:
 
     def _walk(self, place: _Place, height: int, prefix: bytes) -> None:
         if height > _MAX_HEIGHT:
-            raise ParseError(f"{self.folder}: a tree of height {height}; at most {_MAX_HEIGHT} is read")
+            raise ParseError(f"{self.folder}: a tree of height {height}, over the limit of {_MAX_HEIGHT}")
         path = self._path(place.path, str(self.folder / MANIFEST))
         where = f"{path}: byte {place.offset}"
         if (place.path, place.offset) in self._seen:
@@ -236,7 +236,7 @@ class OcdbtStore:
             raise ParseError(f"{self.folder}: the data file {shorten(str(path))} does not exist") from None
         node = _Node(read_node(data, _BTREE_MAGIC, where), where, path)
         if node.byte() != height:
-            raise node.error(f"not the height {height} that the tree says")
+            raise node.error(f"the height is not {height}, as the tree says")
         files = self._file_table(node, place.transitive)
         count = node.number()
         if height:
@@ -253,7 +253,7 @@ class OcdbtStore:
         key = b""
         for start, length in zip(shared, lengths, strict=True):
             if start > len(key):
-                raise node.error("a key that goes on from more than there is")
+                raise node.error("a key that shares more with the previous one than there is")
             key = key[:start] + node.take(length)
             self._count(len(prefix) + len(key), node)
             keys.append(key)
@@ -267,7 +267,7 @@ class OcdbtStore:
         node.end()
         for key, shared, number, offset, length in zip(keys, common, numbers, offsets, lengths, strict=True):
             if shared > len(key):
-                raise node.error("a subtree with more in common than its first key")
+                raise node.error("a subtree with a common prefix longer than its first key")
             path, transitive = self._file(node, files, number)
             self._walk(_Place(path, transitive, offset, length), height - 1, prefix + key[:shared])
 

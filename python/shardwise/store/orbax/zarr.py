@@ -28,21 +28,21 @@ _MISSING = 2**64 - 1
 
 
 class _Array(NamedTuple):
-    """What the metadata of an array say.
+    """What the metadata of an array says.
 
     Attributes:
         name: Its name.
         dtype: Its dtype.
         stored: The numpy dtype text of its elements in a chunk: `>` where they are big-endian.
         shape: Elements per dim.
-        chunk: The shape of a chunk; those at the edge are as large, and filled up.
+        chunk: The shape of a chunk; those at the edge are just as large, and padded.
         order: `C` or `F`: the order of the elements in a chunk.
         key: Gives the key of a chunk.
         codecs: What was done to a chunk's bytes, in that order.
-        inner: The shape of the chunks in a chunk, where a chunk is a shard of several.
+        inner: The shape of the chunks in a chunk, if a chunk is a shard of several.
         index_checked: Whether the index of a shard ends with its CRC-32C.
-        index_first: Whether it stands at the beginning of the shard.
-        fill: The bytes of an element of a chunk that is not there; None where none may be missing.
+        index_first: Whether it is at the beginning of the shard.
+        fill: The bytes of an element of a missing chunk; None if no chunk may be missing.
     """
 
     name: str
@@ -60,7 +60,7 @@ class _Array(NamedTuple):
 
 
 def arrays_of(store: KeyValueStore) -> dict[str, int]:
-    """Give the arrays of a store by name, with the version of zarr that each is in."""
+    """Give the arrays of a store by name, with the zarr version of each."""
     found: dict[str, int] = {}
     for key in store.listing():
         name, _, last = key.rpartition("/")
@@ -70,17 +70,17 @@ def arrays_of(store: KeyValueStore) -> dict[str, int]:
 
 
 def read_array(store: KeyValueStore, name: str, version: int, where: str, *, complete: bool) -> StoredTensor | None:
-    """Give an array of a store; None of what is only a group of them.
+    """Give an array of a store; None for a group of arrays.
 
     Args:
         store: Where it lies.
         name: Its name there.
         version: The version of zarr.
         where: What messages begin with.
-        complete: Whether all its chunks must be there; else those that are not are its fill value.
+        complete: Whether all its chunks must be there; else missing ones have its fill value.
 
     Raises:
-        ParseError: if it does not follow the format, is encoded in a way that is not read, or lacks a chunk.
+        ParseError: if it does not follow the format, is encoded in an unsupported way, or lacks a chunk.
     """
     key = f"{name}/{'.zarray' if version == 2 else 'zarr.json'}"
     value = store.get(key)
@@ -119,12 +119,12 @@ def _version2(name: str, said: dict[str, Any], error: _Error) -> _Array:
         raise error(f"zarr_format {shorten(said.get('zarr_format'))} with filters {shorten(said.get('filters'))}")
     dtype, stored = _dtype2(said.get("dtype"))
     if dtype is None:
-        raise error(f"the dtype {shorten(said.get('dtype'))} is not one that is read")
+        raise error(f"the dtype {shorten(said.get('dtype'))} is not supported")
     shape, chunk = _shapes(name, said.get("shape"), said.get("chunks"), dtype.bits, error)
     compressor = said.get("compressor")
     kind = None if compressor is None else compressor.get("id") if isinstance(compressor, dict) else compressor
     if kind is not None and kind not in COMPRESSORS:
-        raise error(f"the compressor {shorten(kind)} is not one that is read: {', '.join(COMPRESSORS)} are")
+        raise error(f"the compressor {shorten(kind)} is not supported; {', '.join(COMPRESSORS)} are")
     separator, order = said.get("dimension_separator", "."), said.get("order")
     if separator not in (".", "/") or order not in ("C", "F"):
         raise error(f"dimension_separator {shorten(separator)}, order {shorten(order)}")
@@ -155,14 +155,14 @@ def _dtype2(text: Any) -> tuple[Dtype | None, str]:
 
 def _version3(name: str, said: dict[str, Any], error: _Error) -> _Array:
     if said.get("zarr_format") != 3 or said.get("node_type") != "array" or said.get("storage_transformers"):
-        raise error("not the metadata of an array of zarr 3 that is read")
+        raise error("not the metadata of a supported zarr 3 array")
     text = said.get("data_type")
     dtype = DTYPES.get(text) if isinstance(text, str) else None
     if dtype is None or dtype.bits % 8:
-        raise error(f"the data_type {shorten(text)} is not one that is read")
+        raise error(f"the data_type {shorten(text)} is not supported")
     grid, configuration = _named(said.get("chunk_grid"))
     if grid != "regular":
-        raise error(f"the chunk_grid {shorten(grid)} is not one that is read: regular is")
+        raise error(f"the chunk_grid {shorten(grid)} is not supported; regular is")
     shape, chunk = _shapes(name, said.get("shape"), configuration.get("chunk_shape"), dtype.bits, error)
     key = _keys3(name, said.get("chunk_key_encoding"), error)
     codecs = said.get("codecs")
@@ -172,7 +172,7 @@ def _version3(name: str, said: dict[str, Any], error: _Error) -> _Array:
     kind, configuration = _named(codecs[0]) if codecs else ("", {})
     if kind == "sharding_indexed":
         if len(codecs) > 1:
-            raise error("codecs around a shard are not read")
+            raise error("codecs around a shard are not supported")
         inner = configuration.get("chunk_shape")
         _, inner = _shapes(name, list(shape), inner, dtype.bits, error)
         if any(outer % size for outer, size in zip(chunk, inner, strict=True)):
@@ -201,7 +201,7 @@ def _named(value: Any) -> tuple[str, dict[str, Any]]:
 def _keys3(name: str, value: Any, error: _Error) -> Callable[[tuple[int, ...]], str]:
     encoding, configuration = _named(value)
     if encoding not in ("default", "v2"):
-        raise error(f"the chunk_key_encoding {shorten(encoding)} is not one that is read")
+        raise error(f"the chunk_key_encoding {shorten(encoding)} is not supported")
     separator = configuration.get("separator", "/" if encoding == "default" else ".")
     if separator not in (".", "/"):
         raise error(f"the separator {shorten(separator)} of the chunks' keys")
@@ -211,11 +211,11 @@ def _keys3(name: str, value: Any, error: _Error) -> Callable[[tuple[int, ...]], 
 
 
 def _codecs3(value: Any, error: _Error) -> tuple[tuple[str, ...], str]:
-    """The codecs from elements to bytes, of which the first says in which byte order."""
+    """The codecs from elements to bytes, the first of which gives the byte order."""
     codecs = [_named(codec) for codec in value] if isinstance(value, list) else []
     names = [name for name, _ in codecs]
     if not codecs or names[0] != "bytes" or any(name not in (*COMPRESSORS, "crc32c") for name in names[1:]):
-        raise error(f"the codecs {shorten(names)} are not ones that are read")
+        raise error(f"the codecs {shorten(names)} are not supported")
     endian = codecs[0][1].get("endian", "little")
     if endian not in ("little", "big"):
         raise error(f"the byte order {shorten(endian)}")
@@ -225,12 +225,12 @@ def _codecs3(value: Any, error: _Error) -> tuple[tuple[str, ...], str]:
 def _index_is_checked(value: Any, error: _Error) -> bool:
     names, endian = _codecs3(value, error)
     if endian != "<" or names not in ((), ("crc32c",)):
-        raise error(f"the index_codecs {shorten(names)} are not ones that are read")
+        raise error(f"the index_codecs {shorten(names)} are not supported")
     return names == ("crc32c",)
 
 
 def _fill(value: Any, dtype: Dtype, endian: str, error: _Error) -> bytes | None:
-    """The bytes of an element that is not stored; None where there is no value for it."""
+    """The bytes of an element that is not stored; None if there is no value for it."""
     if value is None:
         return None
     size = dtype.bits // 8
@@ -249,7 +249,7 @@ def _fill(value: Any, dtype: Dtype, endian: str, error: _Error) -> bytes | None:
             return None
         return _swapped(number.astype(dtype.numpy()).tobytes(), endian)
     except (TypeError, ValueError, OverflowError, ImportError):
-        return None  # Asked for only where a chunk is missing.
+        return None  # Asked for only if a chunk is missing.
 
 
 def _swapped(raw: bytes, endian: str) -> bytes:
@@ -260,7 +260,7 @@ def _tensor(store: KeyValueStore, array: _Array, where: str, error: _Error) -> S
     counts = [-(-size // chunk) for size, chunk in zip(array.shape, array.chunk, strict=True)]
     total = math.prod(counts)
     if total > _MAX_CHUNKS:
-        raise error(f"{total} chunks; at most {_MAX_CHUNKS} are read")
+        raise error(f"{total} chunks, over the limit of {_MAX_CHUNKS}")
     cells = np.indices(counts, np.int64).reshape(len(counts), total).T if counts else np.empty((1, 0), np.int64)
     chunk, sizes = np.array(array.chunk, np.int64), np.array(array.shape, np.int64)
     boxes = np.stack([cells * chunk, np.minimum((cells + 1) * chunk, sizes)], axis=-1)
@@ -332,7 +332,7 @@ class _Chunk(NamedTuple):
         return np.frombuffer(array.fill, _stored(array))[0]
 
     def _value(self, value: Value) -> bytes:
-        # What is compressed may be a little longer than what it gives.
+        # Compressed data may be slightly longer than the data.
         most = math.prod(self.array.chunk) * self.array.dtype.bits // 8
         return self.store.files.read(value, most + most // 8 + 65536)
 
@@ -346,11 +346,11 @@ class _Chunk(NamedTuple):
                     raise ParseError(f"{self.where}: the checksum of the chunk is wrong")
                 data = data[:-4]
             else:
-                # Checksums under a compression are 4 bytes each; another compression can be of any length up to this.
+                # Checksums under a compression are 4 bytes each; another compression can have any length up to this.
                 inside = array.codecs[:position]
                 expected = size + 4 * inside.count("crc32c")
                 if any(other != "crc32c" for other in inside):
-                    raise ParseError(f"{self.where}: is compressed twice, which is not read")
+                    raise ParseError(f"{self.where}: is compressed twice, which is not supported")
                 data = decompress(codec, data, expected, self.where)
         if len(data) != size:
             raise ParseError(f"{self.where}: has {len(data)} bytes; {size} were expected")
@@ -378,7 +378,7 @@ class _Chunk(NamedTuple):
                 low, high = max(start, position * size), min(stop, (position + 1) * size)
                 source.append(slice(low - position * size, high - position * size))
                 target.append(slice(low - start, high - start))
-            place = (*target, Ellipsis)  # With an ellipsis, so that what has no dims is an array as well.
+            place = (*target, Ellipsis)  # With an ellipsis, so that the result is an array even without dims.
             if (offset, length) == (_MISSING, _MISSING):
                 if array.fill is None:
                     raise ParseError(f"{self.where}: its chunk {number} is missing")

@@ -1,1 +1,1 @@
-"""The safetensors format: single files, and folders with an index in Hugging Face's form."""
+"""The safetensors format: single files, and folders with an index in Hugging Face's format."""

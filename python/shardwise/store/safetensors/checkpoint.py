@@ -21,10 +21,10 @@ def open_safetensors(path: str | os.PathLike[str]) -> "Checkpoint":
     """Open a safetensors checkpoint: a mapping from tensor names to zero-copy numpy arrays.
 
     Only headers are read. An array is made when it is asked for, as a read-only view of the memory-mapped file, so a
-    shard of it touches no byte of the other shards.
+    shard of it does not touch the bytes of other shards.
 
     Args:
-        path: A `.safetensors` file, a folder in Hugging Face's form (with `model.safetensors`, or with
+        path: A `.safetensors` file, a folder in Hugging Face's format (with `model.safetensors`, or with
             `model.safetensors.index.json` and the files that it names), or such an index itself.
 
     Raises:
@@ -46,12 +46,11 @@ def open_safetensors(path: str | os.PathLike[str]) -> "Checkpoint":
 
 
 class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
-    """A safetensors checkpoint, open for reading; `open_safetensors` makes it and says what it takes.
+    """A safetensors checkpoint, open for reading; `open_safetensors` makes it and lists what it takes.
 
-    Arrays outlive the checkpoint: each keeps its file's map alive. What no library can do is to keep an array alive
-    whose bytes someone cuts off the file: reading it then kills the process (SIGBUS). Every access looks at the file
-    first and raises ParseError if it changed; where a file may shrink during the work, `read` is safe, at the price of
-    a copy.
+    Arrays outlive the checkpoint: each keeps its file's map alive. No library can keep an array alive whose file is
+    truncated: reading it then kills the process (SIGBUS). Every access looks at the file first and raises ParseError if
+    it changed; if a file may shrink during the work, `read` is safe, at the price of a copy.
 
     Attributes:
         path: The file, or the index of several.
@@ -77,8 +76,8 @@ class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
         Raises:
             KeyError: if there is no such tensor.
             ImportError: if its dtype needs ml_dtypes, which is not installed.
-            TypeError: if numpy cannot express it: its elements are packed, several to a byte, or it has more dims than
-                an array may have, or sizes that only a dim of 0 keeps from being too large.
+            TypeError: if numpy cannot express it: its elements are packed, several to a byte, or it has more dims
+            than an array may have, or sizes that would be too large but for a dim of 0.
             ParseError: if the file changed since it was opened.
         """
         entry = self.entries[name]
@@ -90,7 +89,7 @@ class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
     def read(
         self, name: str, box: tuple[slice, ...] | None = None, *, out: np.ndarray[Any, Any] | None = None
     ) -> np.ndarray[Any, Any]:
-        """Copy a box of a tensor into memory of its own; safe even if the file is cut short meanwhile.
+        """Copy a box of a tensor into new memory; safe even if the file is truncated meanwhile.
 
         Args:
             name: The tensor.
@@ -102,7 +101,7 @@ class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
 
         Raises:
             KeyError, ImportError, TypeError: as for `checkpoint[name]`.
-            IndexError: if the box has not one slice per dim, or reaches outside the tensor.
+            IndexError: if the box does not have one slice per dim, or reaches outside the tensor.
             ValueError: if `out` does not fit.
             ParseError: if the file changed since it was opened; `out` may be partly written.
             OSError: if the file cannot be read.

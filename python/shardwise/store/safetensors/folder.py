@@ -1,4 +1,4 @@
-"""Which files a path to a checkpoint means: a file, a folder, or the index of a checkpoint in several files."""
+"""Which files a checkpoint's path means: a file, a folder, or the index of a checkpoint in several files."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def locate_checkpoint(path: Path) -> Path:
-    """Find the file or index that a path means; a folder is searched as Hugging Face's `from_pretrained` does it.
+    """Find the file or index that a path means; a folder is searched as by Hugging Face's `from_pretrained`.
 
     In a folder that is `model.safetensors`, else `model.safetensors.index.json`, else the only index, else the only
     `.safetensors` file there is.
@@ -34,12 +34,12 @@ def locate_checkpoint(path: Path) -> Path:
             return found[0]
         if found:
             names = ", ".join(file.name for file in found[:3])
-            raise FileNotFoundError(f"{path}: {len(found)} {pattern} files ({names}, ...) and none is {_SINGLE}")
+            raise FileNotFoundError(f"{path}: {len(found)} {pattern} files ({names}, ...), none of them {_SINGLE}")
     raise FileNotFoundError(f"{path}: no {_SINGLE}, no {_INDEX}, no other .safetensors file")
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Read the map from tensor name to file name of an index in Hugging Face's form.
+    """Read the map from tensor name to file name of an index in Hugging Face's format.
 
     Raises:
         ParseError: if it is not such an index, or names a file outside its own folder.
@@ -76,8 +76,8 @@ def open_entries(path: Path) -> tuple[dict[str, Entry], dict[str, str], list[Dat
 def _merge(index: Path, weight_map: dict[str, str]) -> tuple[dict[str, Entry], dict[str, str], list[DataFile]]:
     """Open the files that an index names and put their headers together: tensors, metadata, open files.
 
-    What the files hold is what a loader would load. The index says which files there are, and decides where two hold
-    one name; each tensor that it lists must be where it says.
+    A loader would load what the files hold. The index says which files there are, and decides if two hold the same
+    name; each tensor that it lists must be where it says.
 
     Raises:
         ParseError: if a file is missing or wrong, or the index and the files contradict each other.

@@ -18,7 +18,7 @@ __all__ = ["open_form", "stored_piece"]
 
 
 def open_form(path: Path) -> StoredCheckpoint:
-    """Open a safetensors file, a folder in Hugging Face's form, or its index."""
+    """Open a safetensors file, a folder in Hugging Face's format, or its index."""
     located = locate_checkpoint(path)
     entries, metadata, files = open_entries(located)
     by_path = {file.path: file for file in files}
@@ -36,7 +36,7 @@ def open_form(path: Path) -> StoredCheckpoint:
 
 
 def _aliases(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The names that are tied to others, which the format cannot express; as `save_checkpoint` notes them down."""
+    """The names that are tied to others, which the format cannot express; as `save_checkpoint` records them."""
     try:
         said = json.loads(metadata.get("shardwise.aliases", "{}"))
     except (ValueError, RecursionError):
@@ -46,10 +46,10 @@ def _aliases(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def stored_piece(entry: Entry, file: DataFile, box: tuple[tuple[int, int], ...]) -> StoredPiece:
-    """Give the piece that a tensor of a file is, of the tensor that has it as this box."""
+    """Give a file's tensor as a piece: this box of the whole tensor."""
     return StoredPiece(box, file.path, locate=partial(_locate, entry, file))
 
 
 def _locate(entry: Entry, file: DataFile) -> Extent:
-    # Packed elements have no strides in bytes; numpy has no array of them, so that nobody gets here.
+    # Packed elements have no strides in bytes; numpy has no array of them, so this is never reached.
     return Extent(file, entry.start, contiguous_strides(entry.shape, entry.bits // 8))

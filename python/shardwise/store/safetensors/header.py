@@ -6,9 +6,9 @@ The format, as https://github.com/huggingface/safetensors gives it:
 - the header: a JSON object in UTF-8, tensor name -> `dtype`, `shape` and `data_offsets`; it may be padded with spaces;
 - `data_offsets` are begin and end of the tensor's bytes, counted from the end of the header;
 - `__metadata__`, if there, maps text to text;
-- the rest: the tensors' bytes, little-endian, in C order, with no hole, no overlap and nothing behind the last one.
+- the rest: the tensors' bytes, little-endian, in C order, with no gap, no overlap and nothing after the last one.
 
-Everything is checked before anything is believed. Some rules are stricter than the `safetensors` package: a duplicate
+Everything is checked before anything is used. Some rules are stricter than the `safetensors` package: a duplicate
 name is refused, a size is at most 2**63 - 1, a tensor has at most 64 dims and a name at most 4,096 bytes. Names are
 only ever names: none is used as a path.
 """
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
         dtype: The dtype as the format writes it: `F32`, `BF16`, ...
         shape: Elements per dim.
         start: The tensor's first byte, counted from the beginning of the file.
-        stop: The byte behind its last one.
+        stop: The byte after its last one.
         file: The file that holds it.
 
     >>> Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors")).nbytes
@@ -96,7 +96,7 @@ def read_header(file: DataFile) -> tuple[dict[str, Entry], dict[str, str]]:
 
 
 def _instead(file: DataFile) -> str:
-    """Say what a file is that begins with no length of a header; nothing where it goes on as a header would."""
+    """Say what a file is that does not begin with a header's length; nothing if it goes on like a header."""
     head = file.read(0, min(file.size, 512))
     return "" if head[_LENGTH : _LENGTH + 1] == b"{" else f"; it is not a safetensors file but {kind_of(head)}"
 
@@ -136,12 +136,12 @@ def _entry(name: str, info: object, begin: int, file: DataFile) -> Entry:
             file, name, f"shape {shorten(shape)} of {dtype} does not fill {stop - start} bytes, data_offsets {offsets}"
         )
     if len(shape) > MAX_DIMS:
-        raise _error(file, name, f"has {len(shape)} dims; at most {MAX_DIMS} are read")
+        raise _error(file, name, f"has {len(shape)} dims, over the limit of {MAX_DIMS}")
     return Entry(name, dtype, tuple(shape), start, stop, file.path)
 
 
 def _bits(shape: list[int], bits: int, limit: int) -> int:
-    """Give the bits of a tensor; no larger number than it takes to see that they are more than `limit`."""
+    """Give the bits of a tensor, or any number above `limit` if there are more."""
     if 0 in shape:
         return 0
     for size in shape:
@@ -155,8 +155,8 @@ def _check_coverage(entries: dict[str, Entry], begin: int, file: DataFile) -> No
     position = begin
     for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.stop)):
         if entry.start != position:
-            problem = "leaves a hole" if entry.start > position else "overlaps the tensor before it"
+            problem = "leaves a gap" if entry.start > position else "overlaps the tensor before it"
             raise _error(file, entry.name, f"{problem}: it begins at byte {entry.start}, not {position}")
         position = entry.stop
     if position != file.size:
-        raise ParseError(f"{file.path}: byte {position}: {file.size - position} bytes behind the last tensor")
+        raise ParseError(f"{file.path}: byte {position}: {file.size - position} bytes after the last tensor")

@@ -1,1 +1,1 @@
-"""The forms that PyTorch writes, read without PyTorch."""
+"""The formats that PyTorch writes, read without PyTorch."""

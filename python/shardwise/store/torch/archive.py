@@ -1,7 +1,7 @@
 """The zip container of `torch.save`: uncompressed members, found by the central directory at its end.
 
-The headers before the members have no sizes in what PyTorch writes, so they are read only to learn where a member's
-bytes begin. What the directory says is checked against the file and against itself: members lie one behind the other,
+In PyTorch's files the headers before the members have no sizes, so they are read only to learn where a member's
+bytes begin. What the directory says is checked against the file and against itself: members lie one after the other,
 none is compressed or encrypted, none overlaps another.
 """
 
@@ -25,15 +25,15 @@ _ENTRY = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
 _NONE16, _NONE32 = 0xFFFF, 0xFFFFFFFF
 
-# What is read at once from either end of a container: the directory of a small one, and its first member, fit in.
+# The bytes read at once from either end of a container: the directory of a small one and its first member fit.
 _EDGE = 4096
 
-# A directory is held in memory; 2**20 members of PyTorch's take some 100 MB.
+# A directory is held in memory; 2**20 of PyTorch's members take about 100 MB.
 _MAX_DIRECTORY = 1 << 30
 
 
 class Member(NamedTuple):
-    """A member as the directory has it.
+    """A member as the directory lists it.
 
     Attributes:
         name: Its name.
@@ -57,7 +57,7 @@ class Archive:
         members: The members by name, in the order of the directory.
 
     Raises:
-        ParseError: if it is not such a container; names the file and the byte of it.
+        ParseError: if it is not such a container; names the file and the byte.
     """
 
     def __init__(self, file: DataFile, offset: int = 0, length: int | None = None) -> None:
@@ -65,7 +65,7 @@ class Archive:
         self._offset = offset
         self._length = file.size - offset if length is None else length
         if offset < 0 or self._length < 0 or offset + self._length > file.size:
-            raise ParseError(f"{file.path}: has {file.size} bytes; a container of {length} was to begin at {offset}")
+            raise ParseError(f"{file.path}: has {file.size} bytes; a container of {length} should begin at {offset}")
         self._edges: list[tuple[int, bytes]] = []
         for start in dict.fromkeys((0, max(0, self._length - _EDGE))):
             self._edges.append((start, file.read(offset + start, min(_EDGE, self._length - start))))
@@ -77,7 +77,7 @@ class Archive:
 
     def _bytes(self, start: int, count: int) -> bytes:
         if start < 0 or count < 0 or start + count > self._length:
-            raise self._error(max(start, 0), f"the zip container of {self._length} bytes ends before")
+            raise self._error(max(start, 0), f"the zip container of {self._length} bytes ends earlier")
         for begin, data in self._edges:
             if begin <= start and start + count <= begin + len(data):
                 return data[start - begin : start - begin + count]
@@ -96,7 +96,7 @@ class Archive:
             entry, position = self._entry(data, position, start)
             entries.append(entry)
         if position != size:
-            raise self._error(start + position, "the zip directory goes on behind its last member")
+            raise self._error(start + position, "the zip directory goes on after its last member")
         entries.sort()
         members = {}
         for index, (header, name, length, crc, order) in enumerate(entries):
@@ -105,7 +105,7 @@ class Archive:
                 raise self._error(header, f"the zip member {shorten(name)} of {length} bytes overlaps what follows it")
             members[name] = (order, Member(name, length, crc, header, limit))
         if len(members) != count:
-            raise self._error(start, "two zip members have one name")
+            raise self._error(start, "two zip members have the same name")
         return {name: member for name, (_, member) in sorted(members.items(), key=lambda item: item[1][0])}
 
     def _end(self) -> tuple[int, int, int, int]:
@@ -113,10 +113,10 @@ class Archive:
         position = self._length - _END.size
         if position < 0:
             raise self._error(0, f"{self._length} bytes are too few for a zip container")
-        # A comment may stand behind the end; nothing that PyTorch writes has one.
+        # A comment may follow the end; PyTorch never writes one.
         record = self._bytes(position, _END.size)
         if record[:4] != b"PK\5\6":
-            raise self._error(position, "no end of a zip directory: not a zip container, or one that was cut short")
+            raise self._error(position, "no end of a zip directory: not a zip container, or a truncated one")
         _, disk, first_disk, here, count, size, start, comment = _END.unpack(record)
         if disk or first_disk or here != count or comment:
             raise self._error(position, "a zip container in several parts, or with a comment")
@@ -133,7 +133,7 @@ class Archive:
         return position64, count, start, size
 
     def _behind_end64(self, position: int) -> int:
-        """Step back over a zip64 end that is there though nothing needs it: PyTorch writes one for large files."""
+        """Step back over a zip64 end that is not needed: PyTorch writes one for large files."""
         locator = position - _LOCATOR.size
         if locator < _END64.size or self._bytes(locator, 4) != b"PK\6\7":
             return position
@@ -143,21 +143,21 @@ class Archive:
     def _entry(self, data: bytes, position: int, start: int) -> tuple[tuple[int, str, int, int, int], int]:
         at = start + position
         if position + _ENTRY.size > len(data) or data[position : position + 4] != b"PK\1\2":
-            raise self._error(at, "no member of a zip directory")
+            raise self._error(at, "not a member of a zip directory")
         entry = _ENTRY.unpack_from(data, position)
         flags, method, crc, packed, size = entry[3], entry[4], entry[7], entry[8], entry[9]
         name_length, extra_length, comment_length, disk, header = entry[10], entry[11], entry[12], entry[13], entry[16]
         name_at = position + _ENTRY.size
         stop = name_at + name_length + extra_length + comment_length
         if stop > len(data):
-            raise self._error(at, "a zip member that its directory cuts short")
+            raise self._error(at, "a zip member that is cut off by the end of the directory")
         try:
             name = data[name_at : name_at + name_length].decode("utf-8")
         except UnicodeDecodeError:
             raise self._error(at, "a zip member whose name is not UTF-8") from None
         if method or flags & 0x41:
             what = "encrypted" if flags & 0x41 else "compressed"
-            raise self._error(at, f"the zip member {shorten(name)} is {what}; torch.save stores members as they are")
+            raise self._error(at, f"the zip member {shorten(name)} is {what}; torch.save stores members uncompressed")
         if _NONE32 in (packed, size, header) or disk == _NONE16:
             extra = data[name_at + name_length : name_at + name_length + extra_length]
             size, packed, header, disk = _zip64(extra, size, packed, header, disk)
@@ -187,12 +187,13 @@ class Archive:
         """Read a member of at most `most` bytes."""
         if member.size > most:
             raise self._error(
-                member.header, f"the zip member {shorten(member.name)} has {member.size} bytes; at most {most} are read"
+                member.header,
+                f"the zip member {shorten(member.name)} has {member.size} bytes, over the limit of {most}",
             )
         return self._bytes(self.start(member) - self._offset, member.size)
 
     def sums(self) -> Iterator[StoredSum]:
-        """Give the CRC-32 of each member; of none if PyTorch was told not to compute them, and wrote zeros."""
+        """Give the CRC-32 of each member; none if PyTorch was told not to compute them, and wrote zeros."""
         members = self.members.values()
         if any(member.crc for member in members):
             for member in members:
@@ -200,7 +201,7 @@ class Archive:
 
 
 def _zip64(extra: bytes, size: int, packed: int, header: int, disk: int) -> tuple[int, int, int, int]:
-    """Take what does not fit into 32 bits from a member's extra field; what is not there stays as it is."""
+    """Take what does not fit into 32 bits from a member's extra field; what is missing stays as it is."""
     position = 0
     while position + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, position)

@@ -1,7 +1,7 @@
 """PyTorch's distributed checkpoints: a `.metadata` that lists chunks, and `.distcp` files that hold them.
 
 The index says for each tensor its whole shape and its chunks, and for each chunk a stretch of a file, which is a
-container of `torch.save` with that chunk alone. Where the elements lie in it is looked up when they are read.
+container of `torch.save` with only that chunk. The place of the elements in it is looked up when they are read.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .tensors import Container
 
 __all__ = ["open_folder", "open_form"]
 
-#: The attributes of the index that mean something; planners put others beside them.
+#: The attributes of the index that have a meaning here; planners add others.
 _ATTRIBUTES = ("state_dict_metadata", "storage_data", "storage_meta", "version")
 _MAX_INDEX = 1 << 31
 _MAX_OBJECT = 1 << 30
-_OVERLAPS = "which overlaps what lies before it"
+_OVERLAPS = "which overlaps what comes before it"
 _MAX_BITS = 8 * (2**63 - 1)
 
 Numbers = npt.NDArray[np.int64]
@@ -46,7 +46,7 @@ def open_form(path: Path) -> StoredCheckpoint:
 
 
 def open_folder(folder: Path, form: str, metadata: Mapping[str, Any]) -> StoredCheckpoint:
-    """Open a folder with a `.metadata` as a checkpoint of this form."""
+    """Open a folder with a `.metadata` as a checkpoint of this format."""
     index = _Index(folder)
     try:
         index.open_files()
@@ -71,7 +71,7 @@ class _Item(NamedTuple):
 
 
 class _Index:
-    """The `.metadata` of a folder, in columns; `rust/core/dcp.rs` says what they are."""
+    """The `.metadata` of a folder, in columns; `rust/core/dcp.rs` describes them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -79,14 +79,14 @@ class _Index:
         file = open_file(self.path)
         try:
             if file.size > _MAX_INDEX:
-                raise self.error(f"an index of {file.size} bytes; at most {_MAX_INDEX} are read")
+                raise self.error(f"an index of {file.size} bytes, over the limit of {_MAX_INDEX}")
             columns = read_index(file.read(0, file.size), self.path, _ATTRIBUTES)
         finally:
             file.close()
         self.tensors, self.objects, self.bounds, self.chunk_places, places, self.names, self.rest = columns
         self.places: Numbers = places.reshape(-1, 3)
         self.files: list[DataFile] = []
-        #: Of each place the first that is the same; `None` if all differ.
+        #: For each place the first one that is equal; `None` if all differ.
         self._first: Numbers | None = None
 
     def error(self, problem: str) -> ParseError:
@@ -97,7 +97,7 @@ class _Index:
         open_next = opening([self.folder / name for name in self.names if stays_inside(name)])
         for name in self.names:
             if not stays_inside(name):
-                raise self.error(f"names the file {shorten(name)}, outside of its own folder")
+                raise self.error(f"names the file {shorten(name)}, outside its own folder")
             try:
                 self.files.append(open_next(self.folder / name))
             except FileNotFoundError:
@@ -121,7 +121,7 @@ class _Index:
             self._first[order] = order[starts]
 
     def tied(self) -> dict[str, str]:
-        """Tensors that lie where another does: that one under a further name. Other overlaps are errors."""
+        """Tensors that lie where another does, and so are that one under a second name. Other overlaps are errors."""
         found: dict[str, str] = {}
         if self._first is None:
             return found
@@ -129,7 +129,7 @@ class _Index:
         claimed: set[int] = set()
         for name, dtype, shape, first, count, bounds, _ in self.tensors:
             held = self.chunk_places[first : first + count]
-            held = held[held >= 0]  # What no file holds is refused when it is read.
+            held = held[held >= 0]  # Chunks that no file holds are refused when they are read.
             places = self._first[held].tolist()
             boxes = self.bounds[bounds : bounds + 2 * len(shape) * count].tobytes()
             said = (dtype, shape, places, boxes)
@@ -154,7 +154,7 @@ class _Index:
         for tensor, _, _, first, count, _, _ in self.tensors if len(chunks) else ():
             if first <= chunks[0] < first + count:
                 name = tensor
-        which = "a value that no name leads to" if name is None else shorten(name)
+        which = "a value without a name" if name is None else shorten(name)
         return self.error(
             f"{which} is at bytes {offset} to {offset + length} of {shorten(self.names[file])}, {problem}"
         )
@@ -176,10 +176,10 @@ class _Index:
                 yield from Archive(*self.item(place)).sums()
 
     def check(self, name: str, dtype_name: str, dtype: Dtype | None, shape: tuple[int, ...]) -> Dtype:
-        """Check what a row of the index says of a tensor besides its chunks; gives the dtype, which there must be."""
+        """Check what a row of the index says about a tensor besides its chunks; give the dtype, which is required."""
         checked_name(name, self.path)
         if dtype is None:
-            raise self.error(f"tensor {shorten(name)}: the dtype {shorten(dtype_name)} is not one that is read")
+            raise self.error(f"tensor {shorten(name)}: the dtype {shorten(dtype_name)} is not supported")
         if len(shape) > MAX_DIMS or math.prod(shape) * dtype.bits > _MAX_BITS:
             checked_shape(shape, dtype.bits, name, self.path)
         return dtype
@@ -195,7 +195,7 @@ class _Index:
         bounds: int,
         is_tiled: bool,
     ) -> StoredTensor:
-        """Make the tensor that a row of the index says."""
+        """Make the tensor that a row of the index describes."""
         dtype = self.check(name, dtype_name, named_dtype(dtype_name), shape)
         if is_tiled:
             chunks = _Chunks(self, name, dtype, len(shape), first, count, bounds)
@@ -226,7 +226,7 @@ class _Index:
 class _Tensors(Mapping[str, StoredTensor]):
     """The tensors of an index by name. All are checked at once; each is made when it is asked for.
 
-    What is to be said of 10⁵ tensors is said in a fraction of the time that it takes to make them.
+    Checking 10⁵ tensors takes a fraction of the time that it takes to make them.
     """
 
     def __init__(self, index: _Index, tied: Mapping[str, str]) -> None:
@@ -237,13 +237,13 @@ class _Tensors(Mapping[str, StoredTensor]):
         dtypes = {dtype: named_dtype(dtype) for dtype in {row[1] for row in index.tensors}}
         for name, dtype_name, shape, _, _, _, is_tiled in index.tensors:
             index.check(name, dtype_name, dtypes[dtype_name], shape)
-            if not is_tiled:  # What is wrong with its boxes is said now.
+            if not is_tiled:  # An error in its boxes is raised now.
                 self._made[name] = index.tensor(tied.get(name), *self._rows[name])
 
     def __getitem__(self, name: str) -> StoredTensor:
         made = self._made.get(name)
         if made is None:
-            # Two threads may make it; both get the one that came first.
+            # Two threads may make it; both get the first one.
             made = self._made.setdefault(name, self._index.tensor(self._tied.get(name), *self._rows[name]))
         return made
 
@@ -288,7 +288,7 @@ def _locate(name: str, dtype: Dtype, item: _Item, box: Bounds) -> Extent:
     if tensor is None or tensor.shape != sizes or tensor.dtype != dtype:
         held = "no tensor" if tensor is None else f"{tensor.dtype.name} of shape {tensor.shape}"
         raise ParseError(
-            f"{item.file.path}: byte {item.offset}: holds {held}, where .metadata says that it is the chunk "
+            f"{item.file.path}: byte {item.offset}: holds {held}, but .metadata says that it is the chunk "
             f"{box_text(box)} of {shorten(name)}, {dtype.name} of shape {sizes}"
         )
     return container.extent(tensor, name)
@@ -297,6 +297,6 @@ def _locate(name: str, dtype: Dtype, item: _Item, box: Bounds) -> Extent:
 def _load(item: _Item) -> Any:
     if item.length > _MAX_OBJECT:
         raise ParseError(
-            f"{item.file.path}: byte {item.offset}: an object of {item.length} bytes; at most {_MAX_OBJECT} are read"
+            f"{item.file.path}: byte {item.offset}: an object of {item.length} bytes, over the limit of {_MAX_OBJECT}"
         )
     return Container(item.file, item.offset, item.length).read_objects()

@@ -1,7 +1,7 @@
 """PyTorch's distributed checkpoints as safetensors files, one or more for each rank.
 
-Each file says in its metadata at which offsets its tensors lie in the whole ones, but not how large those are: the
-shape is as far as any file goes. A missing file leaves a gap, unless it is the last of a tensor's; the names tell the
+Each file gives in its metadata the offsets of its tensors in the whole ones, but not how large those are: the shape
+extends as far as any file does. A missing file leaves a gap, unless it is the last of a tensor; the names have the
 numbers of the ranks and of each rank's files, and these must be complete.
 """
 
@@ -29,7 +29,7 @@ from ..text import are_sizes, checked_shape, shorten, strict_json
 
 __all__ = ["SHARDING_INFO", "open_form", "open_names"]
 
-#: The key of a file's metadata under which the offsets lie.
+#: The key of a file's metadata that has the offsets.
 SHARDING_INFO = "DCP_SHARDING_INFO"
 _NAME = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
 
@@ -65,7 +65,7 @@ def open_names(path: Path, listed: Iterable[str]) -> StoredCheckpoint:
                     metadata.setdefault(key, text)
             for tensor, entry in entries.items():
                 if tensor not in offsets:
-                    raise ParseError(f"{files[-1].path}: {SHARDING_INFO} says nothing of the tensor {shorten(tensor)}")
+                    raise ParseError(f"{files[-1].path}: {SHARDING_INFO} does not list the tensor {shorten(tensor)}")
                 parts.setdefault(tensor, []).append(_Part(entry, files[-1], offsets[tensor]))
         tensors = {name: _tensor(path, name, held) for name, held in parts.items()}
     except BaseException:
@@ -92,14 +92,14 @@ def _check_names(path: Path, names: list[str]) -> int:
         counts = set(numbers[rank].values())
         last = max(counts)
         if len(counts) > 1 or sorted(numbers[rank]) != list(range(1, last + 1)):
-            raise ParseError(f"{path}: shard {rank} is to have {last} files, and has {len(numbers[rank])}")
+            raise ParseError(f"{path}: shard {rank} should have {last} files, but has {len(numbers[rank])}")
     return len(numbers)
 
 
 def _sharding(file: DataFile, texts: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
     """The offsets of the tensors of a file."""
     if SHARDING_INFO not in texts:
-        raise ParseError(f"{file.path}: its metadata has no {SHARDING_INFO}, without which its place is not known")
+        raise ParseError(f"{file.path}: its metadata has no {SHARDING_INFO}, which gives its place")
     where = f"{file.path}: {SHARDING_INFO}"
     info = strict_json(texts[SHARDING_INFO].encode(), where)
     if not isinstance(info, dict):

@@ -1,6 +1,6 @@
-"""Folders of `model_world_size_W_rank_R.pt`, one state dict per rank, as trainers with FSDP2 write them.
+"""Folders of `model_world_size_W_rank_R.pt`, one state dict per rank, as FSDP2 trainers write them.
 
-A sharded tensor is a DTensor, whose pickle has all there is to know: the shape of the whole tensor, the mesh, the
+A sharded tensor is a DTensor, whose pickle has everything needed: the shape of the whole tensor, the mesh, the
 placements and the rank's own coordinate. A plain tensor is a buffer that every rank has: one copy is the tensor, the
 others are its replicas.
 """
@@ -54,7 +54,7 @@ class _Sharding(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A stretch of one rank's tensor, and the box of the whole one that it is."""
+    """A stretch of one rank's tensor, and the box of the whole tensor that it covers."""
 
     container: Container
     tensor: SavedTensor
@@ -87,19 +87,19 @@ def open_form(path: Path) -> StoredCheckpoint:
             for key, value in container.values():
                 if key.rpartition(".")[2] in ("_flat_param", "flat_param"):
                     raise ParseError(
-                        f"{files[-1].path}: {shorten(key)} is a flat parameter of FSDP1, which says nothing of the "
+                        f"{files[-1].path}: {shorten(key)} is a flat parameter of FSDP1, which does not describe the "
                         "tensors in it; save it once with SHARDED_STATE_DICT or FULL_STATE_DICT"
                     )
                 if not _gather(gathered.setdefault(key, _Gathered()), container, key, value, len(names)):
                     if gathered[key].first:
                         raise ParseError(
-                            f"{files[-1].path}: {shorten(key)} is not a tensor, but one in {gathered[key].first}"
+                            f"{files[-1].path}: {shorten(key)} is not a tensor, but is one in {gathered[key].first}"
                         )
                     del gathered[key]
                     objects.setdefault(key, value_object(key, value))
         both = next((key for key in gathered if key in objects), None)
         if both is not None:
-            raise ParseError(f"{path}: {shorten(both)} is a tensor in some files and none in others")
+            raise ParseError(f"{path}: {shorten(both)} is a tensor in some files and not in others")
         tensors = {key: _tensor(path, key, held) for key, held in gathered.items()}
     except BaseException:
         for file in files:
@@ -127,10 +127,10 @@ def _files(path: Path) -> list[str]:
             found.setdefault((match[1], int(match[2])), {})[int(match[3])] = name
     if len(found) != 1:
         kinds = ", ".join(sorted(f"{prefix}model_world_size_{size}" for prefix, size in found)[:4])
-        raise ParseError(f"{path}: holds checkpoints of several kinds or world sizes ({kinds}); one is needed")
+        raise ParseError(f"{path}: holds checkpoints of several kinds or world sizes ({kinds}); there must be one")
     (prefix, size), ranks = found.popitem()
     if not 0 < size <= _MAX_RANKS:
-        raise ParseError(f"{path}: a world of {size} ranks; at most {_MAX_RANKS} are read")
+        raise ParseError(f"{path}: a world of {size} ranks, over the limit of {_MAX_RANKS}")
     missing = [rank for rank in range(size) if rank not in ranks]
     if missing or len(ranks) > size:
         which = f"no file of rank {missing[0]}" if missing else f"a file of rank {max(ranks)}"
@@ -158,7 +158,7 @@ def _gather(held: _Gathered, container: Container, name: str, value: Any, world:
     elif sharded is not None:
         sharding, coordinate, local = _read_dtensor(sharded, container, name, world)
         if held.plain is not None or (held.sharding is not None and held.sharding != sharding):
-            raise ParseError(f"{where}: tensor {shorten(name)} is sharded otherwise than in {held.first}")
+            raise ParseError(f"{where}: tensor {shorten(name)} is not sharded as in {held.first}")
         held.sharding = sharding
         if coordinate is not None and local is not None:
             held.parts.extend(_parts(sharding, coordinate, container, local, name))
@@ -167,7 +167,7 @@ def _gather(held: _Gathered, container: Container, name: str, value: Any, world:
 
 
 def _sharded(value: Any) -> dict[str, Any] | None:
-    """The attributes of a DTensor; None of anything else."""
+    """The attributes of a DTensor; None for anything else."""
     while isinstance(value, Record) and value.name == "torch._utils._rebuild_parameter" and value.args:
         value = value.args[0]
     if not isinstance(value, Record) or value.name != "torch._tensor._rebuild_from_type_v2":
@@ -199,11 +199,11 @@ def _read_dtensor(
         raise wrong("a DTensor without the shape of the whole tensor or its mesh")
     dtype = dtype_of_global(meta[1])
     if dtype is None:
-        raise wrong("a DTensor of a dtype that is not read")
+        raise wrong("a DTensor of an unsupported dtype")
     shape = checked_shape(meta[0], dtype.bits, name, where)
     sizes = _mesh_shape(mesh, container, name)
     if sizes is None or not 0 < math.prod(sizes) <= world:
-        raise wrong(f"a DTensor on a mesh of the shape {shorten(sizes)}, which is not one of at most {world} ranks")
+        raise wrong(f"a DTensor on a mesh of shape {shorten(sizes)}, which must have at most {world} ranks")
     placements = spec.get("placements")
     if not isinstance(placements, tuple) or len(placements) != len(sizes):
         raise wrong(f"a DTensor with {shorten(placements)} placed on a mesh of {len(sizes)} dims")
@@ -211,8 +211,8 @@ def _read_dtensor(
     for position, placement in enumerate(read):
         if placement is None:
             raise wrong(
-                f"placements[{position}] is {shorten(placements[position])}: partial sums and other placements than "
-                "Shard, _StridedShard and Replicate have no boxes; redistribute it before it is saved"
+                f"placements[{position}] is {shorten(placements[position])}: partial sums, and placements "
+                "other than Shard, _StridedShard and Replicate, have no boxes; redistribute it before it is saved"
             )
     known = tuple(placement for placement in read if placement is not None)
     order = _order(spec.get("shard_order"), known, len(shape))
@@ -241,7 +241,7 @@ def _tensor_meta(value: Any) -> tuple[Any, Any] | None:
 
 
 def _mesh_shape(mesh: dict[str, Any], container: Container, name: str) -> tuple[int, ...] | None:
-    """The shape of a mesh; versions of PyTorch say it in different ways."""
+    """The shape of a mesh; versions of PyTorch store it in different ways."""
     layout = state_of(mesh.get("_layout"), "_MeshLayout")
     if layout is not None:
         axes = layout.get("axes")
@@ -265,7 +265,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def _placement(value: Any, rank: int, world: int) -> tuple[str, int, int] | None:
-    """Kind, dim and split factor; None of a placement that has no boxes."""
+    """Kind, dim and split factor; None for a placement that has no boxes."""
     state = state_of(value, "Shard", "_StridedShard", "Replicate")
     if state is None:
         return None
@@ -279,7 +279,7 @@ def _placement(value: Any, rank: int, world: int) -> tuple[str, int, int] | None
 
 
 def _order(value: Any, placements: tuple[tuple[str, int, int], ...], rank: int) -> tuple[tuple[int, ...], ...] | None:
-    """For each dim of the tensor the mesh dims that cut it, in that order: that of the mesh, unless it says another."""
+    """For each dim of the tensor the mesh dims that cut it, in order: that of the mesh, unless it states another."""
     order = [
         [axis for axis, (kind, dim, _) in enumerate(placements) if kind != "Replicate" and dim == at]
         for at in range(rank)
@@ -294,7 +294,7 @@ def _order(value: Any, placements: tuple[tuple[str, int, int], ...], rank: int) 
                 return None
             if sorted(axes) != order[said[0]]:
                 return None
-            if all(placements[axis][0] == "Shard" for axis in axes):  # A strided shard says the order itself.
+            if all(placements[axis][0] == "Shard" for axis in axes):  # A strided shard states the order itself.
                 order[said[0]] = list(axes)
     return tuple(map(tuple, order))
 
@@ -307,7 +307,7 @@ def _cuts(size: int, cuts: tuple[tuple[int, int], ...]) -> list[list[tuple[int, 
 def _parts(
     sharding: _Sharding, coordinate: tuple[int, ...], container: Container, local: SavedTensor, name: str
 ) -> list[_Part]:
-    """The boxes that a rank's tensor is, each with the place where it begins in it."""
+    """The boxes that make up a rank's tensor, each with the place where it begins there."""
     ranges = []
     for dim, size in enumerate(sharding.shape):
         index, cuts = 0, []

@@ -1,8 +1,8 @@
-"""Which globals a pickle may name, and the records that stand for what it would build.
+"""The globals that a pickle may name, and the records that stand for what it would build.
 
-Nothing of a pickle is imported or called (`shardwise._core.read_pickle`); what decides is what is believed. The globals
-below have a meaning here. Others are refused, except in places where a file may hold objects of its writer that no
-tensor needs. What serves to run programs is refused everywhere.
+Nothing in a pickle is imported or called (`shardwise._core.read_pickle`). The globals below have a meaning here. Others
+are refused, except in places where a file may hold its writer's own objects that no tensor needs. Whatever serves to
+run programs is refused everywhere.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
     "state_of",
 ]
 
-# What serves to run programs or to reach into other objects: modules as a whole, and functions of Python itself.
+# Globals that serve to run programs or to reach into other objects: modules as a whole, and functions of Python itself.
 _FORBIDDEN = re.compile(
     r"""(?:os|posix|nt|posixpath|ntpath|subprocess|commands|pty|shutil|socket|sys|importlib|imp|runpy|pkgutil|zipimport|pip
     |code|codeop|inspect|gc|_?operator|ctypes|marshal|_?c?[Pp]ickle|multiprocessing|asyncio|webbrowser|pdb|bdb|timeit
@@ -130,7 +130,7 @@ _STORAGES = {
     "ComplexDouble": "complex128",
 }
 _STORAGE_DTYPES = {f"torch.{name}Storage": DTYPES[dtype] for name, dtype in _STORAGES.items()}
-#: Dtypes of PyTorch that have no class of storage; they lie in storages of bytes.
+#: PyTorch dtypes that have no storage class; they lie in storages of bytes.
 _UNTYPED = (
     "uint16",
     "uint32",
@@ -142,7 +142,7 @@ _UNTYPED = (
     "float8_e5m2fnuz",
     "float8_e8m0fnu",
 )
-#: Of each dtype that `torch.save` writes: the class of its storage in the module `torch`, or `None` if it has none.
+#: For each dtype that `torch.save` writes: its storage class in the module `torch`, or `None` if it has none.
 STORAGE_CLASSES: dict[str, str | None] = {dtype: f"{name}Storage" for name, dtype in _STORAGES.items()}
 STORAGE_CLASSES |= dict.fromkeys(_UNTYPED)
 _DTYPES = {f"torch.{name}": dtype for name, dtype in DTYPES.items() if not name.startswith("F")}
@@ -150,7 +150,7 @@ _DTYPES |= {"torch.float": DTYPES["float32"], "torch.double": DTYPES["float64"],
 _DTYPES |= {"torch.long": DTYPES["int64"], "torch.int": DTYPES["int32"], "torch.short": DTYPES["int16"]}
 
 
-#: What a tensor is that is rebuilt by a global without a meaning here, and what to save instead.
+#: What a tensor is if it is rebuilt by a global without a meaning here, and what to save instead.
 _OTHER_TENSORS = {
     "torch._utils._rebuild_sparse_tensor": "a sparse tensor; save tensor.to_dense()",
     "torch._utils._rebuild_nested_tensor": "a nested tensor; save tensor.unbind()",
@@ -160,7 +160,7 @@ _OTHER_TENSORS = {
 
 
 def _says_what(error: ParseError) -> str:
-    """What is known of the global that an error names, as a further sentence."""
+    """What is known about the global that an error names, as a further sentence."""
     text = str(error)
     if re.search(r'names "torch\.nn\.modules\.', text):
         return "; this is a module as a whole: save its state_dict()"
@@ -182,12 +182,12 @@ def _is_allowed(name: str) -> bool:
 def read_strict(
     data: bytes, where: object, *, attributes: Collection[str] | None = None, persistent: bool = False
 ) -> Any:
-    """Read a pickle all of which must have a meaning here.
+    """Read a pickle in which everything must have a meaning here.
 
     Args:
         data: The pickle.
         where: What messages begin with.
-        attributes: Those of the outermost object for which that holds; its others may hold anything inert.
+        attributes: The attributes of the outermost object for which that is required; others may hold anything inert.
         persistent: Whether the container of the pickle may hold values.
 
     Raises:
@@ -206,7 +206,7 @@ def read_index(data: bytes, where: object, attributes: Collection[str]) -> Any:
     Args:
         data: The pickle.
         where: What messages begin with.
-        attributes: Those of the index all of which must have a meaning here.
+        attributes: The attributes of the index in which everything must have a meaning here.
 
     Raises:
         ParseError: if it is not such an index, or names a global that is not read here.
@@ -254,7 +254,7 @@ def state_of(record: Any, *kinds: str) -> dict[str, Any] | None:
 
 
 def sizes_of(value: Any) -> tuple[int, ...] | None:
-    """Give a `torch.Size`, a tuple or a list as a tuple of integers of at least 0; None of anything else."""
+    """Give a `torch.Size`, a tuple or a list as a tuple of non-negative integers; None of anything else."""
     if isinstance(value, Record):
         if value.name != "torch.Size" or not value.args or len(value.args) != 1:
             return None
@@ -277,5 +277,5 @@ def dtype_of_global(value: Any) -> Dtype | None:
 
 
 def named_dtype(name: str) -> Dtype | None:
-    """Give the dtype of a global such as `torch.float32` by its name; None of any other."""
+    """Give the dtype of a global such as `torch.float32` by its name; None for any other."""
     return _DTYPES.get(name) or _STORAGE_DTYPES.get(name)

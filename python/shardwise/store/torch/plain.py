@@ -1,4 +1,4 @@
-"""Files of `torch.save`: a state dict in one `.pt` or `.bin`, or in several with an index in Hugging Face's form."""
+"""Files of `torch.save`: a state dict in one `.pt` or `.bin`, or in several with an index in Hugging Face's format."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _read(file: DataFile, tensors: dict[str, StoredTensor], objects: dict[str, S
     owners: dict[str, str] = {}
     for name, value in container.values():
         if name in tensors or name in objects:
-            raise ParseError(f"{file.path}: {shorten(name)} is in another file of the checkpoint as well")
+            raise ParseError(f"{file.path}: {shorten(name)} is also in another file of the checkpoint")
         if sharded_kind(value):
             raise ParseError(
                 f"{file.path}: {shorten(name)} is one rank's part of a tensor ({sharded_kind(value)}); open the folder "
@@ -73,7 +73,7 @@ def _read(file: DataFile, tensors: dict[str, StoredTensor], objects: dict[str, S
 
 
 def sharded_kind(value: object) -> str | None:
-    """The class of a value that is one rank's part of a tensor; None of any other value."""
+    """The class of a value that is one rank's part of a tensor; None for any other value."""
     args = getattr(value, "args", None)
     if getattr(value, "name", "") == "torch._tensor._rebuild_from_type_v2" and args and len(args) == 4:
         kind = str(getattr(args[1], "name", "")).rpartition(".")[2]

@@ -17,7 +17,7 @@ from .pickles import Persistent, Record, dtype_of_global, read_objects, read_str
 
 __all__ = ["Container", "SavedTensor", "flatten", "sums_of"]
 
-# The pickle of a state dict takes some 200 bytes a tensor.
+# The pickle of a state dict takes about 200 bytes per tensor.
 _MAX_PICKLE = 1 << 30
 _MAX_DEPTH = 100
 _REBUILD = {
@@ -25,12 +25,12 @@ _REBUILD = {
     "torch._utils._rebuild_tensor_v2": 4,
     "torch._utils._rebuild_tensor_v3": 7,
 }
-#: At which place among the arguments of these stands, if anywhere, that the elements are to be changed yet.
+#: The position among the arguments of these functions, if any, that says that the elements must still be changed.
 _CHANGED = {"torch._utils._rebuild_tensor_v2": 6, "torch._utils._rebuild_tensor_v3": 7}
 
 
 class SavedTensor(NamedTuple):
-    """A tensor as its pickle has it.
+    """A tensor as its pickle describes it.
 
     Attributes:
         storage: The key of its storage.
@@ -38,7 +38,7 @@ class SavedTensor(NamedTuple):
         shape: Elements per dim.
         strides: Elements from one to the next, per dim.
         offset: The element of the storage that is its first.
-        storage_bytes: What the pickle says of the size of the storage.
+        storage_bytes: The size of the storage according to the pickle.
     """
 
     storage: str
@@ -62,21 +62,21 @@ class Container:
         found = [name for name in self.archive.members if name.endswith("/data.pkl") and name.count("/") == 1]
         if len(found) != 1:
             if any(name.endswith("/constants.pkl") for name in self.archive.members):
-                raise ParseError(f"{file.path}: is a program of TorchScript; save its state_dict with torch.save")
+                raise ParseError(f"{file.path}: is a TorchScript program; save its state_dict with torch.save")
             if self.archive.members and all(name.endswith(".npy") for name in self.archive.members):
-                raise ParseError(f"{file.path}: is an archive of numpy.savez, not a checkpoint; numpy.load reads it")
+                raise ParseError(f"{file.path}: is a numpy.savez archive, not a checkpoint; numpy.load reads it")
             raise ParseError(f"{file.path}: a zip container without data.pkl, which torch.save writes first")
         self._root = found[0].removesuffix("data.pkl")
         order = self.archive.members.get(f"{self._root}byteorder")
         if order is not None and self.archive.read(order, 16) != b"little":
-            raise ParseError(f"{file.path}: was written on a big-endian machine, whose files are not read")
+            raise ParseError(f"{file.path}: was written on a big-endian machine, which is not supported")
 
     def read(self) -> Any:
-        """Read what was saved, all of which must have a meaning here."""
+        """Read what was saved; everything in it must have a meaning here."""
         return read_strict(self._pickle(), self.file.path, persistent=True)
 
     def read_objects(self) -> Any:
-        """Read what was saved, objects of any class as inert records."""
+        """Read what was saved, with objects of any class as inert records."""
         return read_objects(self._pickle(), self.file.path)
 
     def values(self) -> Iterator[tuple[str, Any]]:
@@ -91,7 +91,7 @@ class Container:
         """Give the tensor that a value is; None if it is something else.
 
         Raises:
-            ParseError: if it is one that does not fit together; names it.
+            ParseError: if it is an inconsistent tensor; names it.
         """
         while isinstance(value, Record) and (args := value.args) is not None:
             if value.name in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"):
@@ -123,7 +123,7 @@ class Container:
         if dtype is None or strides is None or type(args[1]) is not int or args[1] < 0:
             raise wrong
         if dtype.bits % 8:
-            raise ParseError(f"{where}: tensor {shorten(name)}: elements of {dtype.bits} bits are not read here")
+            raise ParseError(f"{where}: tensor {shorten(name)}: elements of {dtype.bits} bits are not supported")
         at = _CHANGED.get(function, len(args))
         changed = args[at] if len(args) > at else None
         if changed is not None and not isinstance(changed, dict):
@@ -132,7 +132,7 @@ class Container:
             if changed and changed.get(change):
                 raise ParseError(
                     f"{where}: tensor {shorten(name)}: is a view whose elements PyTorch changes when it reads them "
-                    f"({change}); save tensor.resolve_{change}() of it"
+                    f"({change}); save its tensor.resolve_{change}()"
                 )
         shape = checked_shape(sizes_of(args[2]), dtype.bits, name, where)
         if len(strides) != len(shape):
@@ -148,7 +148,7 @@ class Container:
         return SavedTensor(key, dtype, shape, strides, args[1], storage_bytes)
 
     def _storage(self, value: Any, name: str) -> tuple[str, Dtype | None, int]:
-        """Key, dtype and number of elements of a storage; of an untyped one no dtype, and bytes."""
+        """Key, dtype and number of elements of a storage; for an untyped one no dtype, and bytes."""
         where = f"{self.file.path}: tensor {shorten(name)}"
         parts = value.id if isinstance(value, Persistent) else None
         if not isinstance(parts, tuple) or len(parts) < 5 or parts[0] != "storage":
@@ -157,7 +157,7 @@ class Container:
         dtype = dtype_of_global(kind)
         untyped = isinstance(kind, Record) and kind.name == "torch.storage.UntypedStorage"
         if not isinstance(key, str) or type(numel) is not int or numel < 0 or (dtype is None and not untyped):
-            raise ParseError(f"{where}: its storage is of a kind that is not read here")
+            raise ParseError(f"{where}: its storage is of an unsupported kind")
         if f"{self._root}data/{key}" not in self.archive.members:
             raise ParseError(f"{where}: its storage {shorten(key)} is not in the container")
         return key, dtype, numel
@@ -167,7 +167,7 @@ class Container:
         member = self.archive.members[f"{self._root}data/{tensor.storage}"]
         if member.size != tensor.storage_bytes:
             raise ParseError(
-                f"{self.file.path}: tensor {shorten(name)}: its storage has {member.size} bytes, where its pickle says "
+                f"{self.file.path}: tensor {shorten(name)}: its storage has {member.size} bytes, but its pickle says "
                 f"{tensor.storage_bytes}"
             )
         itemsize = tensor.dtype.bits // 8
@@ -199,11 +199,11 @@ def flatten(value: Any, where: object, most: int) -> Iterator[tuple[str, Any]]:
     Args:
         value: The outermost.
         where: What messages begin with.
-        most: How many values there may be: the bytes of their pickle, of which each takes one at least. A container
-            that lies in many others would be gone through as often, and 2**100 times where it lies so in those.
+        most: The most values there may be: the bytes of their pickle, since each takes at least one. A container
+        that lies in many others would be visited as often, and 2**100 times if those are nested like this too.
 
     Raises:
-        ParseError: if two values have one name, there are too many, or they lie too deep.
+        ParseError: if two values have the same name, there are too many, or they are nested too deeply.
     """
     seen: set[str] = set()
     for name, leaf in _leaves(value, "", 0, where):
@@ -217,7 +217,7 @@ def flatten(value: Any, where: object, most: int) -> Iterator[tuple[str, Any]]:
 
 def _leaves(value: Any, name: str, depth: int, where: object) -> Iterator[tuple[str, Any]]:
     if depth > _MAX_DEPTH:
-        raise ParseError(f"{where}: values lie more than {_MAX_DEPTH} deep in one another")
+        raise ParseError(f"{where}: values are nested more than {_MAX_DEPTH} deep")
     pairs = children(value)
     if pairs is None or not pairs:
         yield name, value
@@ -228,7 +228,7 @@ def _leaves(value: Any, name: str, depth: int, where: object) -> Iterator[tuple[
 
 
 def children(value: Any) -> list[tuple[Any, Any]] | None:
-    """Give what a container holds, by key or position; None of what is not one."""
+    """Give what a container holds, by key or position; None if it is not a container."""
     if isinstance(value, dict):
         return list(value.items())
     if isinstance(value, (list, tuple)):

@@ -1,8 +1,8 @@
 """The zip container of `torch.save` around the elements of one tensor, whose CRC-32 is known when they are written.
 
 Members as PyTorch's: the pickle, the byte order, the elements, the version; none is compressed, and the elements begin
-at a multiple of 64 bytes. Unlike PyTorch's, the headers before the members have their sizes and CRC-32, as any zip has.
-What does not fit into 32 bits is in fields of zip64.
+at a multiple of 64 bytes. Unlike PyTorch's, the headers before the members have their sizes and CRC-32, as in any zip.
+What does not fit into 32 bits is in zip64 fields.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 __all__ = ["ALIGNMENT", "Frame", "frame_of"]
 
-#: The elements begin at a multiple of so many bytes of the container.
+#: The elements begin at a multiple of this many bytes of the container.
 ALIGNMENT = 64
 
 _ROOT = "archive"
@@ -23,13 +23,13 @@ _ENTRY = struct.Struct("<4s6H3L5H2L")
 _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
-#: At which byte of either header the CRC-32 stands.
+#: The byte of either header at which the CRC-32 is.
 _CRC_IN_LOCAL, _CRC_IN_ENTRY = 14, 16
 _MOST32 = 0xFFFFFFFF
-_PADDING = 0x4246  # "FB", of which PyTorch's readers know, as all do, that it says nothing to them.
+_PADDING = 0x4246  # "FB", a field that all readers ignore.
 _UTF8 = 1 << 11
 _VERSION, _VERSION64 = 20, 45
-#: 1 January 1980, the first day that a zip knows: what is written does not depend on when it is.
+#: 1 January 1980, the first day that a zip knows: the bytes do not depend on the time of writing.
 _DATE = 1 << 5 | 1
 
 
@@ -41,14 +41,14 @@ class _Member(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """The bytes before and behind the elements."""
+    """The bytes before and after the elements."""
 
     head: bytes
     tail: bytes
 
 
 class _Blank(NamedTuple):
-    """A frame of elements whose CRC-32 is 0, and where the CRC-32 stands in its head and its tail."""
+    """A frame of elements whose CRC-32 is 0, and the places of the CRC-32 in its head and its tail."""
 
     head: bytes
     tail: bytes
@@ -57,7 +57,7 @@ class _Blank(NamedTuple):
 
 
 def frame_of(pickle: bytes, size: int, crc: int) -> Frame:
-    """Give what stands around `size` bytes of elements with this CRC-32; its lengths do not depend on the CRC-32."""
+    """Give the frame around `size` bytes of elements with this CRC-32; its lengths do not depend on the CRC-32."""
     blank, said = _blank(pickle, size), crc.to_bytes(4, "little")
     return Frame(_with(blank.head, blank.in_head, said), _with(blank.tail, blank.in_tail, said))
 
@@ -90,7 +90,7 @@ def _blank(pickle: bytes, size: int) -> _Blank:
 
 
 def _local(member: _Member, padding: int | None = None) -> bytes:
-    """The header before a member; with padding, a further field of it takes so many bytes, or the alignment more."""
+    """The header before a member; with padding, an extra field of that many bytes, or of the alignment more."""
     extra = b""
     size, needs = member.size, _VERSION
     if size >= _MOST32:

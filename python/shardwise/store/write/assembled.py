@@ -1,7 +1,7 @@
-"""Tensors that are put together from parts of stored ones: where each element lies is worked out, and none is read.
+"""Tensors put together from parts of stored ones: the place of each element is worked out, and none is read.
 
-Where that would be very many pieces of a few bytes, a tensor is `is_scattered`: then `read` puts boxes of it together
-in memory instead.
+If that would make very many pieces of a few bytes, `is_scattered` is true: then `read` puts boxes of the tensor
+together in memory instead.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .wanted import SourcePiece, Wanted
 __all__ = ["Assembled", "Stretches"]
 
 _LARGEST = 2**63 - 1
-#: From how many stretches on, of fewer bytes than these on average, an order is too fine to be copied piece by piece.
+#: With at least this many stretches, of fewer bytes than this on average, an order is too fine to copy piece by piece.
 _MOST_STRETCHES, _SHORT = 256, 512
-#: How many pairs of stretches and pieces are looked at together.
+#: The number of pairs of stretches and pieces that are looked at together.
 _PAIRS = 1 << 20
 
 _Array = npt.NDArray[Any]
@@ -71,7 +71,7 @@ class _Table:
         return [SourcePiece(tuple(map(tuple, box)), holder, at, tuple(steps)) for box, holder, at, steps in rows]
 
     def taken(self, dim: int, stretches: Stretches) -> _Table:
-        """What the stretches of a dim hold, where they are to be."""
+        """What the stretches of a dim hold, at their new places."""
         rows = max(_PAIRS // max(len(self.boxes), 1), 1)
         blocks = [self._taken(dim, stretches[at : at + rows]) for at in range(0, len(stretches), rows)]
         return _Table.joined(blocks, self.boxes.shape[1])
@@ -93,7 +93,7 @@ class _Table:
         return _Table(np.delete(self.boxes, dim, 1), self.offsets, np.delete(self.strides, dim, 1), self.holders)
 
     def within(self, place: int) -> _Table:
-        """With a first dim more, at a place in it."""
+        """With an additional first dim, at a place in it."""
         boxes = np.insert(self.boxes, 0, 0, 1)
         boxes[:, 0] = place, place + 1
         return _Table(boxes, self.offsets, np.insert(self.strides, 0, 0, 1), self.holders)
@@ -105,7 +105,7 @@ class _Table:
         low, high = np.maximum(self.boxes[..., 0], wanted[:, 0]), np.minimum(self.boxes[..., 1], wanted[:, 1])
         for row in np.flatnonzero((low < high).all(axis=1)).tolist():
             begins, ends = (low[row] - wanted[:, 0]).tolist(), (high[row] - wanted[:, 0]).tolist()
-            # With an ellipsis, so that a box of no dims is a view as well.
+            # With an ellipsis, so that a box without dims is a view too.
             region: tuple[Any, ...] = (*map(slice, begins, ends), ...)
             part = out[region]
             inner = (low[row] - self.boxes[row, :, 0]).tolist()
@@ -126,13 +126,13 @@ _Tables = tuple[_Table, _Table]
 
 @dataclass(frozen=True, eq=False)
 class Assembled:
-    """A tensor of parts of stored ones.
+    """A tensor made of parts of stored ones.
 
     Attributes:
         origin: The name of a stored tensor that is in it, for messages.
         shape: Its shape.
         dtype: Its dtype.
-        stored: The name of the stored tensor that it is, if it is one as it lies.
+        stored: The name of the stored tensor that it is, if it is an unchanged one.
         is_scattered: Whether its pieces are too many and too short to be copied one by one.
     """
 
@@ -146,7 +146,7 @@ class Assembled:
 
     @classmethod
     def of_stored(cls, name: str, shape: tuple[int, ...], dtype: Dtype, make: Callable[[], Wanted]) -> Assembled:
-        """A stored tensor; `make` says where its pieces lie, and is called once, if they are needed."""
+        """A stored tensor; `make` gives its pieces, and is called once, if they are needed."""
         kept: list[_Tables] = []
 
         def tables() -> _Tables:
@@ -179,11 +179,11 @@ class Assembled:
         return Wanted(name, self.dtype, self.shape, pieces.pieces(), self.replicas(), partition, identity)
 
     def replicas(self) -> list[SourcePiece]:
-        """Further boxes, which hold what others hold as well."""
+        """Further boxes, which repeat what others hold."""
         return [] if 0 in self.shape else self._make()[1].pieces()
 
     def taken(self, dim: int, stretches: Stretches, size: int) -> Assembled:
-        """The tensor whose dim has this size, and is these stretches of the old one."""
+        """The tensor with a dim of this size, made of these stretches of the old one."""
         return _packed((*self.shape[:dim], size, *self.shape[dim + 1 :]), dim, [(self, stretches)])
 
     def unstacked(self, place: int) -> Assembled:
@@ -198,7 +198,7 @@ class Assembled:
         """The tensor with its last two dims swapped."""
         rank = len(self.shape)
         if rank < 2:
-            raise LayoutError(f"tensor {shown(self.origin)} has {rank} dims, and cannot be transposed")
+            raise LayoutError(f"tensor {shown(self.origin)} has {rank} dims, so it cannot be transposed")
         order = [*range(rank - 2), rank - 1, rank - 2]
         return self._with(
             tuple(self.shape[dim] for dim in order),
@@ -207,7 +207,7 @@ class Assembled:
         )
 
     def padded(self, dim: int, size: int) -> Assembled:
-        """The tensor with zeros behind a dim's elements."""
+        """The tensor with zeros after a dim's elements."""
         have = self.shape[dim]
         if size == have:
             return self
@@ -269,7 +269,7 @@ class Assembled:
 
     @staticmethod
     def packed(dim: int, parts: Sequence[tuple[Assembled, Stretches]]) -> Assembled:
-        """Tensors packed in a dim: of each part, where its stretches are to be.
+        """Tensors packed in a dim: for each part, the new places of its stretches.
 
         Raises:
             LayoutError: if they differ in another dim, or in dtype.
@@ -315,7 +315,7 @@ def _packed(shape: tuple[int, ...], dim: int, parts: Sequence[tuple[Assembled, S
 
 
 def _place(out: _Array, box: Bounds, dim: int, part: Assembled, stretches: Stretches) -> None:
-    """Put what a part has of a box where it is to be."""
+    """Put what a part has of a box at its new place."""
     low = np.maximum(stretches[:, 1], box[dim][0])
     lengths = np.minimum(stretches[:, 1] + stretches[:, 2], box[dim][1]) - low
     there = lengths > 0

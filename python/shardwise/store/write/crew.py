@@ -1,4 +1,4 @@
-"""Who runs tasks: threads, or a caller's executor; so many at a time, and again where that may help."""
+"""What runs tasks: threads, or a caller's executor; a few at a time, with retries where they may help."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from ...errors import LayoutError, ShardwiseError
 
 __all__ = ["Crew", "Flight", "crew_for", "crew_of"]
 
-#: Of each worker, how many tasks are under way or wait for it.
+#: The number of tasks per worker that are under way or waiting.
 _WINDOW = 2
-#: With less memory than the first, fewer threads with larger buffers are better; the other is what one needs.
+#: With less memory per thread than the first, fewer threads with larger buffers are better; the second is the minimum.
 _SMALL, _LEAST = 512 * 2**10, 16 * 2**10
-#: What one thread has done before another has started.
+#: The work that one thread does before another has started.
 _PARALLEL_FROM = 4 * 2**20
 _MOST_THREADS = 256
-#: Errors of the system that are the same the next time.
-_LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR}
+#: System errors that would be the same the next time.
+_LASTING = {
+    errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.ENOENT, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS,
+}  # fmt: skip
 
 Task = TypeVar("Task")
 Receipt = TypeVar("Receipt")
@@ -44,14 +46,14 @@ class _Here(Executor):
 
 @dataclass(frozen=True)
 class Crew:
-    """Who runs the tasks.
+    """What runs the tasks.
 
     Attributes:
         executor: What takes functions.
-        workers: How many run at a time.
+        workers: The number that run at a time.
         memory: Bytes for the buffers of each.
         is_here: Whether they run in this process.
-        window: How many tasks are under way or wait.
+        window: The number of tasks that are under way or waiting.
     """
 
     executor: Executor
@@ -62,7 +64,7 @@ class Crew:
 
 
 def crew_of(executor: Executor, memory: int) -> Crew:
-    """Give who runs tasks by a caller's executor; `memory` is that of one host.
+    """Give what runs tasks through a caller's executor; `memory` is that of one host.
 
     Raises:
         LayoutError: if the memory is too little.
@@ -77,7 +79,7 @@ def crew_of(executor: Executor, memory: int) -> Crew:
 
 @contextlib.contextmanager
 def crew_for(executor: Executor | None, memory: int, threads: int | None, *, nbytes: int, tasks: int) -> Iterator[Crew]:
-    """Give who runs so many tasks of so many bytes: a caller's executor, or threads for as long as this lasts.
+    """Give what runs this many tasks of this many bytes: a caller's executor, or threads for as long as this lasts.
 
     Raises:
         LayoutError: if the memory is too little.
@@ -116,7 +118,7 @@ def _budget(memory: int, workers: int) -> int:
 
 
 def _workers(executor: Executor) -> tuple[int, int]:
-    """How many workers an executor has, and how many of them, at most, share the memory of one host."""
+    """The number of workers of an executor, and the most of them that share the memory of one host."""
     client = getattr(executor, "_client", None)
     if client is not None and hasattr(client, "nthreads"):  # Dask's: addresses such as tcp://10.0.0.1:4711.
         hosts: dict[str, int] = {}
@@ -124,7 +126,7 @@ def _workers(executor: Executor) -> tuple[int, int]:
             host = str(address).rpartition("/")[2].rpartition(":")[0]
             hosts[host] = hosts.get(host, 0) + int(count)
         return max(sum(hosts.values()), 1), max([1, *hosts.values()])
-    # The first is that of the standard library, the second that of mpi4py, which says nothing of hosts.
+    # The first is that of the standard library, the second that of mpi4py, which does not tell hosts apart.
     for name in ("_max_workers", "num_workers"):
         count = getattr(executor, name, None)
         if isinstance(count, int) and count > 0:
@@ -136,12 +138,12 @@ class Flight(Generic[Task, Receipt]):
     """Tasks under way.
 
     Args:
-        crew: Who runs them.
+        crew: What runs them.
         call: What gives the receipt of a task; with its arguments it is sent to the workers.
         arguments: Its arguments after the task.
-        retries: How often a task is tried again.
-        keep: Called with each task that is done and its receipt, also when the run ends by another's error.
-        hint: For a broken executor: what becomes of what is done.
+        retries: How often a task is retried.
+        keep: Called with each finished task and its receipt, even if the run ends with another task's error.
+        hint: For a broken executor: what happens to finished tasks.
     """
 
     def __init__(
@@ -159,7 +161,7 @@ class Flight(Generic[Task, Receipt]):
         self._under_way: set[Future[Receipt]] = set()
 
     def run(self, tasks: Iterable[Task], total: int, shown: Callable[[Task], object]) -> int:
-        """Run these tasks, of which there are `total`, and give how many were; `shown` is called after each."""
+        """Run these `total` tasks, and give how many were run; `shown` is called after each."""
         count = 0
         waiting = iter(tasks)
         try:
@@ -195,7 +197,7 @@ class Flight(Generic[Task, Receipt]):
         future.add_done_callback(lambda ended: self._ended.put((task, attempt, ended)))
 
     def _next(self) -> Task | None:
-        """The next task that is done; `None` if one failed and is tried again."""
+        """The next finished task; `None` if one failed and is retried."""
         task, attempt, future = self._ended.get()
         self._under_way.discard(future)
         try:
@@ -209,7 +211,7 @@ class Flight(Generic[Task, Receipt]):
         return task
 
     def _drain(self) -> None:
-        """After an error: what has begun is waited for, and kept if it is done."""
+        """After an error: wait for what has begun, and keep it if it finishes."""
         for future in list(self._under_way):
             future.cancel()
         while self._under_way:

@@ -1,7 +1,7 @@
-"""PyTorch's distributed checkpoint: a `.distcp` file for each device that owns shards, and the `.metadata` of them all.
+"""PyTorch's distributed checkpoint: a `.distcp` file for each device that owns shards, and a `.metadata` for all.
 
-A file is one container of `torch.save` after the other, each with one box of a tensor, and begins at a multiple of 64
-bytes. What is written is what PyTorch 2.15 writes, in the older of the forms that it reads.
+A file is one container of `torch.save` after another, each with one box of a tensor, beginning at a multiple of 64
+bytes. It is written as PyTorch 2.15 does, in the older of the formats that it reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["INDEX", "DcpFile", "KeyPath", "dcp_files", "dcp_index", "is_writable
 #: The name of the index.
 INDEX = ".metadata"
 
-#: Where a tensor lies in the nested state dict that was saved: the keys and positions that lead to it.
+#: The place of a tensor in the nested state dict that was saved: the keys and positions that lead to it.
 KeyPath = tuple[str | int, ...]
 
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -42,7 +42,7 @@ class DcpFile(TargetFile):
 
     Args:
         name: Its name.
-        boxes: What it holds: tensors, by their positions, and boxes of them.
+        boxes: Its contents: tensors, by their positions, and boxes of them.
         wanted: All tensors that are written.
     """
 
@@ -50,7 +50,7 @@ class DcpFile(TargetFile):
 
     def __init__(self, name: str, boxes: Sequence[tuple[int, Bounds]], wanted: Sequence[Named]) -> None:
         self._wanted = wanted
-        #: Of each slot the container that it lies in: first byte and length.
+        #: For each slot the container that it lies in: first byte and length.
         self.places: list[tuple[int, int]] = []
         slots, end = [], 0
         for tensor, box in boxes:
@@ -86,7 +86,7 @@ class DcpFile(TargetFile):
         return at, text + bytes(begin - at - len(text)) + self._around(number).head
 
     def recipe(self) -> dict[str, Any]:
-        """Nothing: its slots say all."""
+        """Nothing: its slots are enough."""
         return {}
 
     def facts(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class DcpFile(TargetFile):
     def _container(self, tensor: int, box: Bounds, size: int, crc: int) -> Frame:
         wanted = self._wanted[tensor]
         if wanted.is_object:
-            return Frame(b"", b"")  # It is a container already.
+            return Frame(b"", b"")  # It is already a container.
         return frame_of(tensor_pickle(wanted.dtype, tuple(stop - start for start, stop in box)), size, crc)
 
 
@@ -114,7 +114,7 @@ def dcp_files(wanted: Sequence[Wanted]) -> list[DcpFile]:
 
 @lru_cache(maxsize=1024)
 def tensor_pickle(dtype: Dtype, shape: tuple[int, ...]) -> bytes:
-    """The pickle in a container: how the tensor is rebuilt of its storage."""
+    """The pickle in a container: how the tensor is rebuilt from its storage."""
     strides, step = [1] * len(shape), 1
     for dim in reversed(range(len(shape))):
         strides[dim] = step
@@ -139,8 +139,8 @@ def dcp_index(
     Args:
         files: Its files.
         wanted: Its tensors and objects.
-        aliases: Further names of tensors, whose elements are those of others.
-        paths: Where tensors lay in a nested state dict; what is not in it is in the outermost.
+        aliases: Further names of tensors that share the elements of others.
+        paths: The places of tensors in a nested state dict; tensors that are not listed are in the outermost.
     """
     chunks: list[list[tuple[DcpFile, int]]] = [[] for _ in wanted]
     for file in files:
@@ -164,7 +164,7 @@ def _entry(tensor: Wanted, chunks: Sequence[tuple[DcpFile, int]]) -> New:
         return New(Global(_METADATA, "BytesStorageMetadata"), {})
     layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
     contiguous = Call(Global(_METADATA, "_MEM_FORMAT_ENCODING"), (0,))
-    # Without strides, which PyTorch has had since 2.9 or so, and does without.
+    # Without strides, which PyTorch has written since about 2.9, but does not need.
     properties = (Global("torch", tensor.dtype.name), layout, False, contiguous, False)
     state = {
         "properties": New(Global(_METADATA, "TensorProperties"), properties),

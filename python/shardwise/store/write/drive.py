@@ -1,4 +1,4 @@
-"""The tasks of a plan given to whatever runs functions, each with its receipt; and the end of it, the commit."""
+"""Running the tasks of a plan, each with its receipt, and the commit at the end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ... import _core
 from ..._arguments import integer
 from ...errors import LayoutError, ParseError
+from ..mapped import MappedFiles
 from .crew import Crew, Flight, crew_for
 from .ledger import Ledger
 from .place import Recorder, Workplace
@@ -20,9 +22,9 @@ from .plan import WritePlan
 from .reports import WriteOutline, WriteReport
 from .task import CheckpointTask, TaskReceipt
 
-__all__ = ["commit_plan", "outline_of", "run_part", "run_whole"]
+__all__ = ["check_retries", "commit_plan", "numbers_of", "outline_of", "run_part", "run_whole"]
 
-#: What the two buffers of a thread take at most.
+#: The most bytes that the two buffers of a thread take.
 _MOST_BUFFERS = 16 * 2**20
 
 
@@ -49,7 +51,7 @@ def _run_tasks(
     retries: int,
     progress: Callable[[int, int], object] | None,
 ) -> int:
-    """Run the tasks with these numbers, and give how many were."""
+    """Run the tasks with these numbers, and give how many were run."""
     sizes = plan.grid.bytes[np.asarray(numbers, np.int64)] if len(numbers) else np.zeros(0, np.int64)
     done, total = 0, int(sizes.sum())
 
@@ -64,19 +66,37 @@ def _run_tasks(
             progress(done, total)
 
     arguments = crew.memory, sync and not crew.is_here
-    hint = "what is done stays, and the next run goes on with it"
+    hint = "finished tasks stay, and the next run continues"
     flight: Flight[CheckpointTask, TaskReceipt] = Flight(crew, _run, arguments, retries, keep, hint)
     try:
-        return flight.run(map(plan.task, numbers), len(numbers), shown)
+        return flight.run(map(plan.task, _spread(numbers, sizes, crew.workers)), len(numbers), shown)
     finally:
         recorder.flush()
 
 
+def _spread(numbers: Sequence[int], sizes: npt.NDArray[np.int64], workers: int) -> Sequence[int]:
+    """Put tasks in an order in which those under way at once lie far apart, and mostly in different files.
+
+    Most file systems let one writer at a time into a file. So there are as many shares of like bytes as workers, each
+    of tasks that follow one another, and each share gives a task in turn.
+    """
+    if workers < 2 or not len(numbers):
+        return numbers
+    before = np.cumsum(sizes) - sizes
+    edges = [int(before[-1] + sizes[-1]) * share // workers for share in range(workers)]
+    share = np.searchsorted(np.array(edges, np.int64), before, side="right") - 1
+    position = np.arange(len(sizes)) - np.searchsorted(share, share)
+    order: list[int] = np.asarray(numbers, np.int64)[np.lexsort((share, position))].tolist()
+    return order
+
+
 def run_part(
     plan: WritePlan,
-    part: tuple[int, int] | None,
-    tasks: Sequence[int] | None,
+    span: range,
+    numbers: Sequence[int],
     *,
+    is_whole: bool,
+    again: bool,
     executor: Executor | None,
     memory: int,
     threads: int | None,
@@ -84,30 +104,38 @@ def run_part(
     retries: int,
     progress: Callable[[int, int], object] | None,
 ) -> int:
-    """Run tasks of a plan and record their receipts; see `CheckpointPlan.run`."""
-    _check_retries(retries)
+    """Run tasks of a plan, all within a span, and record their receipts; see `CheckpointPlan.run`."""
     place, ledger = Workplace(plan), Ledger(plan)
-    numbers: Sequence[int]
-    if tasks is not None:
-        if part is not None:
-            raise TypeError("part and tasks cannot both be given")
-        numbers = [integer("a task", number) for number in tasks]
-        wrong = next((number for number in numbers if not 0 <= number < len(plan.tasks)), None)
-        if wrong is not None:
-            raise LayoutError(f"tasks: there is no task {wrong}; the plan has {len(plan.tasks)}")
-        span = range(min(numbers, default=0), max(numbers, default=-1) + 1)
-    else:
-        span = range(len(plan.tasks)) if part is None else _part(plan, part)
-        numbers = span
-    lock = place.locked() if part is None and tasks is None else nullcontext()
+    lock = place.locked() if is_whole else nullcontext()
     with lock, _crew(plan, executor, memory, threads) as crew:
         place.begin(parts=True)
-        if tasks is None:
+        if not again:
             for receipt in place.receipts(span):
                 ledger.add(receipt)
-            numbers = [number for number in span if number not in ledger]
+            numbers = [number for number in numbers if number not in ledger]
         recorder = place.recorder(span, sync=sync, gather=crew.is_here)
         return _run_tasks(plan, numbers, crew, ledger, recorder, sync=sync, retries=retries, progress=progress)
+
+
+def numbers_of(
+    plan: WritePlan, part: tuple[int, int] | None, tasks: Sequence[int] | None
+) -> tuple[range, Sequence[int]]:
+    """Give the numbers of the tasks of a part, or those asked for, and a range that they are within.
+
+    Raises:
+        LayoutError: if there is no such part or task.
+        TypeError: if both are given, or something else.
+    """
+    if tasks is None:
+        span = range(len(plan.tasks)) if part is None else _part(plan, part)
+        return span, span
+    if part is not None:
+        raise TypeError("part and tasks cannot both be given")
+    numbers = [integer("a task", number) for number in tasks]
+    wrong = next((number for number in numbers if not 0 <= number < len(plan.tasks)), None)
+    if wrong is not None:
+        raise LayoutError(f"tasks: there is no task {wrong}; the plan has {len(plan.tasks)}")
+    return range(min(numbers, default=0), max(numbers, default=-1) + 1), numbers
 
 
 def _part(plan: WritePlan, part: Any) -> range:
@@ -128,12 +156,12 @@ def run_whole(
     progress: Callable[[int, int], object] | None,
 ) -> WriteReport:
     """Write a checkpoint, from the first task to the last rename."""
-    _check_retries(retries)
+    check_retries(retries)
     place = Workplace(plan)
     with _crew(plan, executor, memory, threads) as crew, place.locked():
         place.claim(resume)
         try:
-            ledger = Ledger(plan)
+            ledger, mapped = Ledger(plan), MappedFiles(plan.sources)
             place.begin(parts=False)
             for receipt in place.receipts():
                 ledger.add(receipt)
@@ -143,13 +171,14 @@ def run_whole(
             recorder = place.recorder(None, sync=sync, gather=crew.is_here)
             _run_tasks(plan, numbers, crew, ledger, recorder, sync=sync, retries=retries, progress=progress)
             ledger.check_complete()
+            mapped.check()
             place.finish(ledger, sync=sync)
         except (ParseError, LayoutError):
-            place.discard()  # Another run of the same would end the same.
+            place.discard()  # Another run would end in the same way.
             raise
         except BaseException:
             if not plan.is_of_files:
-                place.discard()  # Nobody can go on with what was in memory.
+                place.discard()  # A run from memory cannot be continued.
             raise
     return _report(plan, ledger, resumed)
 
@@ -163,7 +192,7 @@ def commit_plan(plan: WritePlan, *, check: bool, memory: int, sync: bool) -> Wri
             ledger.add(receipt)
         ledger.check_complete()
         if not len(plan.tasks):
-            place.begin(parts=True)  # Of tensors without elements no task was run.
+            place.begin(parts=True)  # Tensors without elements have no tasks.
         if check:
             place.check_written(ledger, memory)
         place.finish(ledger, sync=sync)
@@ -184,7 +213,8 @@ def outline_of(plan: WritePlan, memory: int, threads: int | None) -> WriteOutlin
         )
 
 
-def _check_retries(retries: int) -> None:
+def check_retries(retries: int) -> None:
+    """Refuse, with LayoutError, a negative number of retries."""
     if integer("retries", retries) < 0:
         raise LayoutError(f"retries is {retries}; it must be at least 0")
 

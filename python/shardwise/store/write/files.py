@@ -1,4 +1,4 @@
-"""The files of a new checkpoint: which tensors and boxes each has, at which byte, and what stands around them."""
+"""The files of a new checkpoint: which tensors and boxes each has, at which byte, and what surrounds them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ __all__ = [
 
 #: The longest header that the format allows.
 _MOST_HEADER = 100_000_000
-#: Room for a digest, in hexadecimal, which is known when the data has been written.
+#: Space for a hexadecimal digest, which is known when the data has been written.
 _NO_DIGEST = "0" * 32
 
 
 class Named(Protocol):
-    """A tensor, as far as the files say what it is."""
+    """A tensor, as far as the files describe it."""
 
     @property
     def name(self) -> str:
@@ -62,7 +62,7 @@ class Slot(NamedTuple):
     Attributes:
         tensor: The tensor's position among those that are written.
         box: The box.
-        begin: Of the file's data, the first byte that it has.
+        begin: Its first byte, counted in the file's data.
         end: One past the last.
     """
 
@@ -73,18 +73,18 @@ class Slot(NamedTuple):
 
 
 class TargetFile(ABC):
-    """A file to be written: boxes of tensors, and what stands around them.
+    """A file to be written: boxes of tensors, and what surrounds them.
 
     Attributes:
         name: Its name.
-        slots: The boxes, in the order in which they lie.
+        slots: The boxes, in order.
         digests: The digests of what it holds of each tensor, by the tensor's position, once they are known.
-        crcs: The CRC-32 of each slot, by its position, likewise.
+        crcs: The CRC-32 of each slot, by its position, once they are known.
     """
 
-    #: Whether the CRC-32 of each slot is to be known.
+    #: Whether the CRC-32 of each slot is needed.
     needs_crcs = False
-    #: Whether the digests stand in the file.
+    #: Whether the digests are in the file.
     has_digests = False
 
     def __init__(self, name: str, slots: Sequence[Slot], wanted: Sequence[Named]) -> None:
@@ -106,7 +106,7 @@ class TargetFile(ABC):
 
     @abstractmethod
     def before(self, number: int) -> tuple[int, bytes]:
-        """What stands before a slot, or after the last, and the byte at which it begins; as long whatever is known."""
+        """What comes before a slot, or after the last, and the byte where it begins; its length does not change."""
 
     def frame(self) -> Iterator[tuple[int, bytes]]:
         """The bytes besides the tensors, with the byte at which each stretch begins."""
@@ -114,18 +114,18 @@ class TargetFile(ABC):
         return (stretch for stretch in stretches if stretch[1])
 
     def of(self, wanted: Mapping[int, Named]) -> TargetFile:
-        """Give it anew, of which nothing is known yet, knowing of those tensors only that it holds."""
+        """Give a copy without digests, which knows only the tensors that it holds."""
         other = copy.copy(self)
         other._wanted, other.digests, other.crcs = wanted, {}, {}
         return other
 
     @abstractmethod
     def recipe(self) -> dict[str, Any]:
-        """What a saved plan says of it, besides its name and slots, to make it again."""
+        """What a saved plan says about it, besides its name and slots, to make it again."""
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """What the manifest says of it, besides its size and digests."""
+        """What the manifest says about it, besides its size and digests."""
 
 
 class SafetensorsFile(TargetFile):
@@ -135,7 +135,7 @@ class SafetensorsFile(TargetFile):
         name: Its name.
         slots: The boxes, without gaps.
         wanted: All tensors that are written.
-        metadata: What `__metadata__` says, besides the digests.
+        metadata: The contents of `__metadata__`, besides the digests.
         has_digests: Whether the header has a digest for each tensor; else the manifest has them.
     """
 
@@ -168,13 +168,13 @@ class SafetensorsFile(TargetFile):
         return self._start + self.data_bytes
 
     def before(self, number: int) -> tuple[int, bytes]:
-        """The header; between tensors nothing."""
+        """The header; nothing between tensors."""
         if number == 0:
             return 0, self._header()
         return self._start + self.slots[number - 1].end, b""
 
     def recipe(self) -> dict[str, Any]:
-        """What `__metadata__` says, and whether digests are there."""
+        """The contents of `__metadata__`, and whether there are digests."""
         return {"metadata": dict(self._metadata), "has_digests": self.has_digests}
 
     def facts(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class SafetensorsFile(TargetFile):
         if len(text) > _MOST_HEADER:
             raise LayoutError(
                 f"{self.name}: a header of {bytes_text(len(text))} for {len(self.slots)} tensors is over the format's "
-                f"limit of {bytes_text(_MOST_HEADER)}; a folder has several files"
+                f"limit of {bytes_text(_MOST_HEADER)}; a folder can have several files"
             )
         return len(text).to_bytes(8, "little") + text
 
@@ -232,7 +232,7 @@ def single_file(name: str, wanted: Sequence[Wanted], metadata: Mapping[str, str]
 
 
 def hugging_face_files(wanted: Sequence[Wanted], most: int, metadata: Mapping[str, str]) -> list[SafetensorsFile]:
-    """All tensors whole, in files of at most so many bytes, as Hugging Face's `save_pretrained` cuts them."""
+    """All tensors whole, in files of at most `most` bytes, split as by Hugging Face's `save_pretrained`."""
     groups: list[list[tuple[int, Bounds]]] = [[]]
     filled = 0
     for i, tensor in enumerate(wanted):
@@ -248,7 +248,7 @@ def hugging_face_files(wanted: Sequence[Wanted], most: int, metadata: Mapping[st
 
 
 def index_of(files: Sequence[SafetensorsFile], wanted: Sequence[Wanted]) -> dict[str, Any]:
-    """The index of a folder in Hugging Face's form."""
+    """The index of a folder in Hugging Face's format."""
     return {
         "metadata": {"total_size": sum(file.data_bytes for file in files)},
         "weight_map": {wanted[slot.tensor].name: file.name for file in files for slot in file.slots},
@@ -259,7 +259,7 @@ def sharded_files(wanted: Sequence[Wanted], metadata: Mapping[str, str]) -> list
     """A file for each device that owns shards: of the devices that hold the same shard, the first owns it.
 
     The names and the entry `DCP_SHARDING_INFO` are those of PyTorch's `HuggingFaceStorageWriter`, which has one box of
-    a tensor in a file: further boxes of a device are in further files of it.
+    a tensor per file: further boxes of a device are in further files of that device.
     """
     boxes = owned_boxes(wanted)
     parts: dict[int, int] = {}
@@ -280,10 +280,10 @@ def owned_boxes(wanted: Sequence[Wanted]) -> dict[tuple[int, int], list[tuple[in
     """The boxes of tensors that each device owns, with the tensors' positions.
 
     Args:
-        wanted: The tensors. What is not cut is the first device's.
+        wanted: The tensors. Uncut ones belong to the first device.
 
     Returns:
-        By device and a number, so that of one tensor there is no more than a box in each list.
+        By device and a number, so that each list has at most one box of a tensor.
     """
     boxes: dict[tuple[int, int], list[tuple[int, Bounds]]] = {}
     for i, tensor in enumerate(wanted):
@@ -296,7 +296,7 @@ def owned_boxes(wanted: Sequence[Wanted]) -> dict[tuple[int, int], list[tuple[in
 
 
 def _owned(tensor: Wanted) -> Iterable[tuple[int, int, Bounds]]:
-    """Of each device the boxes that it owns, numbered; a tensor without elements is its first device's."""
+    """For each device the boxes that it owns, numbered; a tensor without elements belongs to its first device."""
     partition = tensor.partition
     assert partition is not None
     if 0 in tensor.shape:

@@ -15,22 +15,25 @@ from ...errors import ParseError
 from ..boxes import Bounds, Extent, read_extent
 from ..engine import CopyJob, HeldPiece
 from ..files import DataFile
+from ..mapped import MappedFiles
 from ..object_files import FLIGHT, ObjectFile
 from .manifest import differing_replica
 from .wanted import SourcePiece, Wanted
 
 __all__ = ["Gatherer", "check_replicas"]
 
-#: Bytes of the engine's own buffers, beside what it fills.
+#: Bytes of the engine's own buffers, besides what it fills.
 _BUDGET = 4 * 2**20
 
 
 class Gatherer:
-    """Fills buffers with boxes of tensors; knows of each tensor which pieces meet a box."""
+    """Fills buffers with boxes of tensors; knows for each tensor which pieces meet a box."""
 
     def __init__(self, wanted: Sequence[Wanted] | Mapping[int, Wanted], threads: int | None) -> None:
         self._wanted = wanted
         self._threads = threads
+        tensors = wanted.values() if isinstance(wanted, Mapping) else wanted
+        self._mapped = MappedFiles(piece.holder for tensor in tensors for piece in tensor.pieces)
         self._boxes: dict[int, npt.NDArray[np.int64]] = {}
         #: Bytes that were read from files and objects.
         self.bytes_read = 0
@@ -42,8 +45,8 @@ class Gatherer:
 
         Args:
             buffer: Bytes.
-            blocks: Of each box the position of its tensor, the box, and the byte of the buffer where it begins.
-            crc: Whether the CRC-32 are wanted.
+            blocks: For each box the position of its tensor, the box, and the byte of the buffer where it begins.
+            crc: Whether to compute the CRC-32.
         """
         job = CopyJob()
         target = job.write_array(buffer)
@@ -73,6 +76,7 @@ class Gatherer:
             job.add_tensor(tensor.shape, tensor.itemsize, pieces, [wanted], digest=True, crc=crc)
         self._fetch(fetched)
         done = job.run(budget=_BUDGET, threads=self._threads)
+        self._mapped.check()
         self.bytes_read += done.bytes_read + sum(values.nbytes for _, _, values in fetched)
         return done.digests, done.crcs
 
@@ -101,7 +105,7 @@ class Gatherer:
 
 
 def check_replicas(wanted: Sequence[Wanted], memory: int) -> None:
-    """Compare the pieces that are stored more than once with those that are taken.
+    """Compare pieces that are stored more than once with those that are used.
 
     Raises:
         ParseError: if two disagree; names the tensor, and the first element that differs.

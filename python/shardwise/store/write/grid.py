@@ -1,7 +1,7 @@
-"""How tensors are cut into tasks: by arithmetic, so that a million tasks take no more room than one.
+"""How tensors are cut into tasks: by arithmetic, so that a million tasks take no more memory than one.
 
-A large tensor is cut into slabs that are one run of its C order: of the first dim whose rows fit in a task, so many
-rows at a time; of the dims before it, one position at a time. So a task's part of any shard is one range of the shard's
+A large tensor is cut into slabs that are one run of its C order: as many rows as fit of the first dim whose rows fit in
+a task, and one position at a time of the dims before it. So a task's part of any shard is one range of the shard's
 file. Small tensors that follow one another share a task.
 """
 
@@ -17,19 +17,19 @@ import numpy.typing as npt
 
 from ..boxes import Bounds
 
-__all__ = ["TaskGrid"]
+__all__ = ["FileGrid", "TaskGrid"]
 
-#: Pieces that the small tensors of one task have at most, besides the first of them: a task is to stay small as well.
+#: The most pieces that the small tensors of one task have, besides the first: a task must stay small too.
 _MOST_PIECES = 1024
 
 
 class _Run(NamedTuple):
-    """Tasks that follow one another: of one tensor, or one task of several tensors."""
+    """Consecutive tasks: of one tensor, or one task of several tensors."""
 
     first: int
-    #: One past the last tensor; more than one tensor only where `tasks` is 1.
+    #: One past the last tensor; more than one tensor only if `tasks` is 1.
     end: int
-    #: Tasks.
+    #: The number of tasks.
     tasks: int
     #: The dim that is cut, and how many rows of it a task has.
     dim: int
@@ -40,7 +40,7 @@ class TaskGrid:
     """The tasks of tensors with these shapes.
 
     Args:
-        tensors: Of each, the shape, the bytes of an element, and the pieces that it has to do with.
+        tensors: For each, the shape, the bytes of an element, and the number of pieces involved.
         task_bytes: How many bytes of tensors a task writes at most.
 
     >>> grid = TaskGrid([((4, 6), 1, 2), ((2, 3, 5), 2, 1), ((3,), 1, 1)], 12)
@@ -133,12 +133,66 @@ class TaskGrid:
             found[begin : begin + run.tasks] += shared
 
 
+class FileGrid:
+    """The same, of tasks that make a file each: of these boxes of tensors.
+
+    >>> grid = FileGrid([[(0, ((0, 2), (0, 6)))], [(0, ((2, 4), (0, 6))), (1, ((0, 3),))]], [1, 2])
+    >>> len(grid), grid.boxes(0), grid.bytes.tolist()
+    (2, [(0, ((0, 2), (0, 6)))], [12, 18])
+    >>> grid.first_in(0, np.array([[[1, 3], [0, 6]], [[2, 3], [5, 6]]])).tolist()
+    [0, 1]
+    """
+
+    def __init__(self, files: Sequence[Sequence[tuple[int, Bounds]]], itemsizes: Sequence[int]) -> None:
+        self._files = files
+        self._itemsizes = itemsizes
+        self._held: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def boxes(self, task: int) -> list[tuple[int, Bounds]]:
+        """The boxes that a task writes, each with its tensor's number."""
+        return list(self._files[task])
+
+    @property
+    def bytes(self) -> npt.NDArray[np.int64]:
+        """The bytes of tensors that each task writes."""
+        sizes = [
+            sum(math.prod(stop - start for start, stop in box) * self._itemsizes[tensor] for tensor, box in boxes)
+            for boxes in self._files
+        ]
+        return np.array(sizes, np.int64)
+
+    def first_in(self, tensor: int, boxes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The task that writes the first element of each box of a tensor, int64 of shape (boxes, dims, 2)."""
+        if not self._held:
+            found: dict[int, list[tuple[int, Bounds]]] = {}
+            for task, written in enumerate(self._files):
+                for number, box in written:
+                    found.setdefault(number, []).append((task, box))
+            for number, pairs in found.items():
+                rank = len(pairs[0][1])
+                sides = np.array([box for _, box in pairs], np.int64).reshape(len(pairs), rank, 2)
+                self._held[number] = np.array([task for task, _ in pairs], np.int64), sides
+        tasks, sides = self._held[tensor]
+        corners = boxes[:, None, :, 0]
+        inside = ((sides[..., 0] <= corners) & (corners < sides[..., 1])).all(axis=2)
+        first: npt.NDArray[np.int64] = tasks[inside.argmax(axis=1)]
+        return first
+
+    def add_overlaps(self, tensor: int, boxes: npt.NDArray[np.int64], found: npt.NDArray[np.int64]) -> None:
+        """Add the bytes of each box of a tensor to the task that has its first element."""
+        sizes = (boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1) * self._itemsizes[tensor]
+        np.add.at(found, self.first_in(tensor, boxes), sizes)
+
+
 def _slabs(number: int, shape: tuple[int, ...], itemsize: int, task_bytes: int) -> _Run:
     row, dim = math.prod(shape) * itemsize, -1
     while row > task_bytes and dim < len(shape) - 1:
         dim += 1
         row //= shape[dim]
-    # As many slabs as are needed, and those as equal as can be.
+    # As many slabs as needed, as equal as possible.
     slabs = -(-shape[dim] // max(task_bytes // row, 1))
     rows = -(-shape[dim] // slabs)
     return _Run(number, number + 1, math.prod(shape[:dim]) * -(-shape[dim] // rows), dim, rows)

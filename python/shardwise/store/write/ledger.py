@@ -23,27 +23,26 @@ class Ledger:
     """Which tasks are done, and what the digests of what they wrote add up to.
 
     Attributes:
-        done: How many tasks are done.
         bytes_read: Bytes that they read from files.
         bytes_written: Bytes that they wrote.
     """
 
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
-        # Of each task that is done a number made of its digests, so that a second receipt can be compared.
+        # For each finished task a number made from its digests, to compare with a second receipt.
         self._seen = np.zeros(len(plan.tasks), np.uint64)
         self._digests: dict[tuple[int, int], int] = {}
         self._crcs: dict[int, list[tuple[int, int, int]]] = {}
-        self.done = self.bytes_read = self.bytes_written = 0
+        self.bytes_read = self.bytes_written = 0
 
     def __contains__(self, number: int) -> bool:
         return bool(self._seen[number])
 
     def add(self, receipt: TaskReceipt, task: CheckpointTask | None = None) -> bool:
-        """Check a receipt and add it; gives whether it is the first one of its task.
+        """Check a receipt and add it; say whether it is the first one of its task.
 
         Raises:
-            ParseError: if it is of another plan, says something else than its task would, or than an earlier one.
+            ParseError: if it is of another plan, or contradicts its task or an earlier receipt.
         """
         if receipt.plan != self._plan.digest:
             raise ParseError(f"a receipt is of the plan {shown(receipt.plan)}, not of {self._plan.digest[:16]}")
@@ -52,12 +51,12 @@ class Ledger:
             raise ParseError(f"a receipt is of task {number}; the plan has {len(self._seen)}")
         task = self._plan.task(number) if task is None else task
         if receipt.ranges != tuple((task.files[file][0], begin, end) for file, _, begin, end in task.ranges):
-            raise ParseError(f"the receipt of task {number} says that it wrote other ranges than the plan says")
+            raise ParseError(f"the receipt of task {number} says that it wrote ranges that are not the plan's")
         if len(receipt.digests) != len(receipt.ranges):
-            raise ParseError(f"the receipt of task {number} has {len(receipt.digests)} digests of its ranges")
+            raise ParseError(f"the receipt of task {number} has {len(receipt.digests)} digests for its ranges")
         has_crcs = any(self._plan.files[file].needs_crcs for file, _, _ in receipt.ranges)
         if len(receipt.crcs) != (len(receipt.ranges) if has_crcs else 0):
-            raise ParseError(f"the receipt of task {number} has {len(receipt.crcs)} CRC-32 of its ranges")
+            raise ParseError(f"the receipt of task {number} has {len(receipt.crcs)} CRC-32 for its ranges")
         mark = int.from_bytes(hashlib.sha256(repr((receipt.digests, receipt.crcs)).encode()).digest()[:8], "little") | 1
         if self._seen[number]:
             if int(self._seen[number]) != mark:
@@ -71,13 +70,12 @@ class Ledger:
             self._digests[key] = add_digests([self._digests.get(key, 0), digest])
         for (file, begin, end), crc in zip(receipt.ranges, receipt.crcs, strict=False):
             self._crcs.setdefault(file, []).append((begin, end, crc))
-        self.done += 1
         self.bytes_read += receipt.bytes_read
         self.bytes_written += receipt.bytes_written
         return True
 
     def check_complete(self) -> None:
-        """Raise ParseError, naming some, if receipts are missing."""
+        """Raise ParseError if receipts are missing; names some."""
         missing = np.flatnonzero(self._seen == 0)
         if len(missing):
             some = ", ".join(map(str, missing[:_MOST_SHOWN].tolist()))
@@ -109,7 +107,7 @@ _POLYNOMIAL = 0xEDB88320
 
 
 def joined_crc(first: int, second: int, length: int) -> int:
-    """The CRC-32 of two stretches of bytes, of theirs, and of the bytes of the second.
+    """The CRC-32 of two joined stretches, from those of each and the length of the second in bytes.
 
     A CRC is a remainder of polynomials over two elements: the first is multiplied by x to the bits of the second.
 
@@ -117,13 +115,13 @@ def joined_crc(first: int, second: int, length: int) -> int:
     >>> joined_crc(zlib.crc32(b"shard"), zlib.crc32(b"wise"), 4) == zlib.crc32(b"shardwise")
     True
     """
-    # Of nothing, as before the first stretch, every multiple is nothing.
+    # Every multiple of 0, the CRC-32 before the first stretch, is 0.
     return _product(first, _power(length)) ^ second if first else second
 
 
 @functools.lru_cache(maxsize=1024)
 def _power(length: int) -> int:
-    """The remainder of x to the bits of so many bytes."""
+    """The remainder of x to the number of bits in `length` bytes."""
     power, square = 1 << 31, 1 << 23  # 1, and x to the 8th.
     while length:
         if length & 1:

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what its tensors are and how they are cut, and of each file its size and digests."""
+"""The manifest of a checkpoint: its tensors and how they are cut, and the size and digests of each file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..._text import shown
+from ..sharded import sealed
 from .files import Named, TargetFile
 
 __all__ = ["differing_replica", "manifest_text"]
@@ -31,12 +32,12 @@ def manifest_text(
     sizes: Sequence[int],
     texts: Mapping[str, bytes],
 ) -> bytes:
-    """Put it together.
+    """Write the manifest.
 
     Args:
-        said: The form, the aliases, and under `"tensors"` of each tensor how it is cut.
-        tensors: The tensors, and values that are not tensors, of which nothing is said.
-        digests: One for each of them.
+        said: The format, the aliases, and under `"tensors"` how each tensor is cut.
+        tensors: The tensors, and values that are not tensors, which are left out.
+        digests: One for each tensor.
         files: The files, with the digests of what they hold.
         sizes: The bytes of each.
         texts: The other files, by name.
@@ -59,7 +60,7 @@ def manifest_text(
         }
         for file, size in zip(files, sizes, strict=True)
     } | {name: {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()} for name, text in texts.items()}
-    return json.dumps(manifest, indent=1, ensure_ascii=False).encode()
+    return sealed(json.dumps(manifest, indent=1, ensure_ascii=False).encode())
 
 
 def differing_replica(name: str, shape: tuple[int, ...], path: object, element: int) -> str:

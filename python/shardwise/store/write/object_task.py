@@ -1,8 +1,8 @@
 """One object of a new checkpoint, from its sources to its place in a store: a task that any process can do.
 
-An object is made of parts in the order of its bytes. What stands before a tensor may depend on all of it: its CRC-32 in
-a container of PyTorch's, its digest in the header of a single file. Where the store takes parts in any order, the part
-in which that stands is held back until it is known, so that everything is read once; else all of it is read twice.
+An object is made of parts in the order of its bytes. What comes before a tensor may depend on all of it: its CRC-32 in
+a PyTorch container, its digest in the header of a single file. If the store takes parts in any order, the part that has
+it is held back until it is known, so that everything is read once; otherwise everything is read twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..objects import ObjectPath, ObjectStatus
 from .files import TargetFile
 from .gather import Gatherer
 from .ledger import joined_crc
-from .uploads import Upload, upload_to
+from .uploads import Comparison, Upload, upload_to
 from .wanted import Wanted
 
 __all__ = ["ObjectReceipt", "ObjectTask", "task_for"]
@@ -33,9 +33,9 @@ class ObjectReceipt(NamedTuple):
 
     Attributes:
         number: The number of the task.
-        status: What the object is.
+        status: The object's status.
         digests: The digest of what it has of each tensor, by the tensor's position.
-        crcs: The CRC-32 of each slot, for objects that have such.
+        crcs: The CRC-32 of each slot, for objects that have them.
         bytes_read: Bytes read from files and objects.
         bytes_written: Bytes of the object.
     """
@@ -58,10 +58,10 @@ class ObjectTask:
         file: What it is.
         wanted: The tensors that it has something of, by their positions.
         part_bytes: The bytes of a part.
-        flight: How many parts are under way at a time.
-        holds: Whether the memory has room for a part that is held back.
+        flight: The number of parts under way at a time.
+                holds: Whether the memory has room for a part that is held back.
         is_new: Whether there must be no object of this name.
-        run: What tells the objects of this run from others.
+        run: Distinguishes the objects of this run from others.
     """
 
     number: int
@@ -83,16 +83,29 @@ class ObjectTask:
         """Make it.
 
         Args:
-            threads: How many read; one per core if left out.
-            progress: Called with the bytes of each part when it is on its way.
+            threads: The number of threads that read; one per core if left out.
+            progress: Called with the bytes of each part when its upload has begun.
 
         Raises:
-            FileExistsError: if another's object is there.
+            FileExistsError: if another writer's object has this name.
             ParseError: if a source is not what it was, or the object not what was sent.
             OSError: if a source cannot be read, or the store fails.
         """
-        gatherer = Gatherer(self.wanted, threads)
         upload = upload_to(self.place, flight=self.flight, is_new=self.is_new, run=f"{self.run}-{self.number}")
+        return self._made(upload, threads, progress)
+
+    def confirm(self, *, threads: int | None, progress: Callable[[int], object] | None = None) -> ObjectReceipt:
+        """See that the object that is there is what `make` would make; nothing is written.
+
+        Raises:
+            FileNotFoundError: if there is none.
+            FileExistsError: if another is there.
+            ParseError, OSError: as for `make`.
+        """
+        return self._made(Comparison(self.place), threads, progress)
+
+    def _made(self, upload: Upload, threads: int | None, progress: Callable[[int], object] | None) -> ObjectReceipt:
+        gatherer = Gatherer(self.wanted, threads)
         written = 0
         try:
             stream = self._stream(gatherer, upload)
@@ -108,7 +121,7 @@ class ObjectTask:
             raise
         status = self.place.status()
         if status.size != self.nbytes:
-            # Not an error of the system, after which the task would be run again and find this object in its way.
+            # Not a system error, after which the task would be retried and find this object in its way.
             raise ParseError(f"{self.place}: has {status.size} bytes; {self.nbytes} were written")
         return ObjectReceipt(self.number, status, stream.digests, stream.crcs, gatherer.bytes_read, written)
 
@@ -125,11 +138,11 @@ class ObjectTask:
 
 
 class _Text(NamedTuple):
-    """A stretch of what stands around the tensors, in a part."""
+    """A stretch of what surrounds the tensors, in a part."""
 
-    #: Before which slot it stands.
+    #: The slot that it comes before.
     slot: int
-    #: Which of its bytes are in this part: the first, and the one after the last; and where they are there.
+    #: The bytes of it in this part: the first, and the one after the last; and their place there.
     begin: int
     end: int
     at: int
@@ -162,7 +175,7 @@ class _Stream:
         self._cache: tuple[int, bytes] | None = None
 
     def check(self, place: ObjectPath) -> None:
-        """Refuse what was not the same when it was read again."""
+        """Refuse sources that changed between two reads."""
         if self._known is not None and (self._known.digests, self._known.crcs) != (self.digests, self.crcs):
             raise OSError(errno.EIO, "a source changed while it was read, so the digests are wrong", str(place))
 
@@ -225,7 +238,7 @@ class _Stream:
         open_slot = at if self._texts and self._texts[-1].slot == at < len(file.slots) else None
         opened = self._texts[-1] if self._texts else None
         self._number, self._filled, self._texts, self._blocks = self._number + 1, 0, [], []
-        # Whatever was held for a slot is known when another slot is begun.
+        # What was held for a slot is known when another slot begins.
         if self._held is not None and file.needs_crcs and at != self._held[2].slot:
             yield self._released()
         if self._holds and opened is not None and (open_slot is not None or file.has_digests):
@@ -244,7 +257,7 @@ class _Stream:
         data[text.at : text.at + text.end - text.begin] = self._text(text.slot)[text.begin : text.end]
 
     def _text(self, number: int) -> bytes:
-        # Of a header that takes several parts, made once for each.
+        # The header may take several parts; it is made once for each.
         if self._cache is None or self._cache[0] != number:
             self._cache = number, self._file.before(number)[1]
         return self._cache[1]

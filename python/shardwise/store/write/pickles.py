@@ -1,6 +1,6 @@
-"""A pickle written opcode by opcode, which names classes that need not be there.
+"""A pickle written opcode by opcode, which names classes that need not be installed.
 
-Of protocol 2, whose opcodes every reader of PyTorch's takes, also the one that refuses most (`weights_only`). Texts and
+It has protocol 2, whose opcodes all of PyTorch's readers accept, even the strictest (`weights_only`). Texts and
 globals are written once and taken from the memo after that, as Python's own pickler does.
 """
 
@@ -20,22 +20,22 @@ _TUPLES, _TUPLE = (b")", b"\x85", b"\x86", b"\x87"), b"t"
 _LIST, _APPENDS, _DICT, _SETITEMS = b"]", b"e", b"}", b"u"
 _BINPUT, _LONG_BINPUT, _BINGET, _LONG_BINGET = b"q", b"r", b"h", b"j"
 
-#: How many items are on the machine's stack at once, as with Python's pickler.
+#: The number of items on the machine's stack at once, as in Python's pickler.
 _BATCH = 1000
 
-#: How many calls are remembered as they were written.
+#: The number of calls whose text is remembered.
 _MOST_SAID = 1 << 16
 
 
 class Global(NamedTuple):
-    """What a module calls so."""
+    """The object of this name in a module."""
 
     module: str
     name: str
 
 
 class Call(NamedTuple):
-    """What a global gives, called with these arguments."""
+    """The result of calling a global with these arguments."""
 
     callee: Global
     args: tuple[Any, ...]
@@ -49,13 +49,13 @@ class New(NamedTuple):
 
 
 class Persistent(NamedTuple):
-    """What lies beside the pickle, by its id."""
+    """A value beside the pickle, by its id."""
 
     id: Any
 
 
 class Items(NamedTuple):
-    """A dict, by the pairs of its items, which need not be there all at once."""
+    """A dict, by the pairs of its items, which may be generated one by one."""
 
     pairs: Iterable[tuple[Any, Any]]
 
@@ -113,12 +113,12 @@ class _Writer:
         elif isinstance(value, str):
             self._once(str(value), _text)
         else:
-            raise TypeError(f"nothing is known of how to pickle a {kind.__name__}")
+            raise TypeError(f"cannot pickle a {kind.__name__}")
 
     def _call(self, value: Call) -> None:
         callee, args = value
         sizes = args[0] if len(args) == 1 else None
-        # A bool is equal to an integer, and is written otherwise.
+        # A bool is equal to an integer, but is written differently.
         if type(sizes) is not tuple or not all(type(size) is int for size in sizes):
             self.write(callee)
             self._tuple(args)

@@ -1,8 +1,8 @@
-"""Where a checkpoint lies as long as it is not finished: files, receipts for what is in them, a lock, a last rename.
+"""Where an unfinished checkpoint lies: files, receipts for what is in them, a lock, a final rename.
 
 The workplace is a folder beside the checkpoint whose name begins with a dot. Each plan has a folder of its own in it,
 named by the plan's digest, so that a late task of another plan finds nothing to write to. What `Workplace` does with
-paths is all that a plan asks of a file system; tasks open the files by themselves.
+paths is all that a plan needs from a file system; tasks open the files themselves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Recorder", "Workplace"]
 _PARTS = "parts"
 #: The longest line of receipts that is read.
 _MOST_LINE = 2**26
-#: With syncs, after so many bytes receipts are written, and without after so many seconds.
+#: Receipts are written after this many bytes with syncs, and after this many seconds without.
 _RECORD_BYTES, _RECORD_SECONDS = 2**30, 0.1
 
 
@@ -58,25 +58,25 @@ class Workplace:
             lock.release()
 
     def refuse_existing(self) -> None:
-        """Refuse a path at which something is, or whose folder is not there."""
+        """Refuse a path that exists, or whose folder does not."""
         path = self.plan.path
         if path.exists() or path.is_symlink():
-            raise FileExistsError(17, "something is there; a checkpoint is written to a new name", str(path))
+            raise FileExistsError(17, "exists already; a checkpoint is written to a new name", str(path))
         _check_parent(path)
 
     def claim(self, resume: bool) -> None:
-        """Remove what other runs have left, of this plan too unless it is resumed.
+        """Remove what other runs have left, including runs of this plan unless it is resumed.
 
         Raises:
-            FileExistsError: if another plan is run there in parts, which may be going on.
+            FileExistsError: if another plan is being run there in parts.
         """
         if self.plan.path.exists():
-            shutil.rmtree(self.root.parent, ignore_errors=True)  # Of a run that was killed when all was done.
+            shutil.rmtree(self.root.parent, ignore_errors=True)  # Left by a run killed when all was done.
         self.refuse_existing()
         others = [each for each in _folders(self.root.parent) if not resume or each != self.root]
         for other in others:
             if (other / _PARTS).exists():
-                text = "parts of a plan are written there; commit the plan, or remove this folder"
+                text = "holds parts of a plan; commit the plan, or remove this folder"
                 raise FileExistsError(17, text, str(other))
         for other in others:
             shutil.rmtree(other)
@@ -95,7 +95,7 @@ class Workplace:
                 job.run(threads=1)
                 _core.publish(made, self.folder)
             except OSError:
-                if not (self.folder.is_dir() and made.is_dir()):  # Where both are, another process was faster.
+                if not (self.folder.is_dir() and made.is_dir()):  # If both exist, another process was faster.
                     raise
             finally:
                 shutil.rmtree(made, ignore_errors=True)
@@ -104,7 +104,7 @@ class Workplace:
             (self.root / _PARTS).touch()
 
     def recorder(self, numbers: range | None, *, sync: bool, gather: bool) -> Recorder:
-        """Give what writes receipts, of tasks with these numbers."""
+        """Give what writes the receipts of tasks with these numbers."""
         first, end = (numbers.start, numbers.stop) if numbers is not None else (0, len(self.plan.tasks))
         token = secrets.token_hex(4)
         host = "".join(letter for letter in socket.gethostname() if letter.isalnum() or letter in "-_")[:64]
@@ -133,7 +133,7 @@ class Workplace:
         """Write headers, texts and manifest, and give the checkpoint its name.
 
         Raises:
-            ParseError: if a file is not there in its full size.
+            ParseError: if a file is missing or does not have its full size.
             OSError: if a file cannot be written.
         """
         plan = self.plan
@@ -141,7 +141,7 @@ class Workplace:
         for number, (file, size) in enumerate(zip(plan.files, plan.sizes, strict=True)):
             found = (self.folder / file.name).stat().st_size
             if found != size:
-                raise ParseError(f"{self.folder / file.name}: has {found} bytes, and was made with {size}")
+                raise ParseError(f"{self.folder / file.name}: has {found} bytes, but was made with {size}")
             file.digests = {}
             for slot in file.slots:
                 if slot.tensor not in file.digests:
@@ -174,7 +174,7 @@ class Workplace:
             if made.exists():
                 raise
             self.discard()
-            reason = f"{error.strerror}; the checkpoint is complete, but a loss of power may take its name away again"
+            reason = f"{error.strerror}; the checkpoint is complete, but a loss of power may undo its final rename"
             raise OSError(error.errno, reason, str(self.plan.path)) from None
 
     def _write_texts(self, digests: list[int], sync: bool) -> None:
@@ -222,21 +222,21 @@ class Workplace:
             self.root.parent.rmdir()
 
     def check_room(self) -> None:
-        """Refuse what the destination's file system has no room for."""
+        """Refuse a plan that does not fit in the destination's file system."""
         free = _core.free_space(self.plan.path.parent)
         if self.plan.nbytes > free:
-            raise OSError(28, f"the checkpoint takes {bytes_text(self.plan.nbytes)}, {bytes_text(free)} are free")
+            raise OSError(28, f"the checkpoint takes {bytes_text(self.plan.nbytes)}, but {bytes_text(free)} are free")
 
 
 class Recorder:
-    """Writes receipts to a file, each after the data is on the disk that it is for.
+    """Writes receipts to a file, each after its data is on the disk.
 
     Args:
         place: The workplace.
         path: The file, which is made when the first receipt comes.
-        sync: Whether data and receipts are brought to the disk.
-        gather: Whether the tasks ran in this process without bringing their data to the disk, so that this has to be
-            done here, for many of them at once.
+        sync: Whether data and receipts are synced to disk.
+        gather: Whether the tasks ran in this process without syncing their data, so that this must be done here,
+        for many of them at once.
     """
 
     def __init__(self, place: Workplace, path: Path, sync: bool, gather: bool) -> None:
@@ -275,7 +275,7 @@ class Recorder:
 
 def _check_parent(path: Path) -> None:
     if not path.parent.is_dir():
-        raise FileNotFoundError(2, "the folder that is to hold the checkpoint is not there", str(path.parent))
+        raise FileNotFoundError(2, "the folder for the checkpoint does not exist", str(path.parent))
 
 
 def _folders(path: Path) -> list[Path]:

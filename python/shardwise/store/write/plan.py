@@ -21,23 +21,24 @@ from ..._arguments import integer
 from ..._dtypes import Dtype
 from ..._text import bytes_text
 from ...errors import LayoutError, SizeOverflowError
+from ..objects import ObjectPath
 from .files import TargetFile
-from .grid import TaskGrid
-from .task import CheckpointTask, SourceFile, program_of
+from .grid import FileGrid, TaskGrid
+from .task import CheckpointTask, SourceFile, SourceObject, program_of
 
 __all__ = ["PlannedTensor", "WritePlan", "split_rows", "target_rows", "uncollected"]
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedTensor:
-    """A tensor to write: what it is, and rows `[holder, offset, start…, stop…, strides…]` of the pieces that it has.
+    """A tensor to write: its dtype and shape, and rows `[holder, offset, start…, stop…, strides…]` of its pieces.
 
     Attributes:
         name: Its name.
         dtype: Its dtype.
         shape: Its shape.
         sources: Where its elements are.
-        replicas: Where they are a second time, to be compared.
+        replicas: Where they are stored again, to be compared.
         targets: Where they go.
         is_object: Whether it is not a tensor, but a value that is copied as it is.
     """
@@ -88,15 +89,15 @@ class WritePlan:
     """A new checkpoint as data, and as tasks that any process can do, in any order.
 
     Attributes:
-        path: Where the checkpoint is to be.
+        path: The place of the new checkpoint.
         is_folder: Whether that is a folder; else it is the only file.
-        task_bytes: How many bytes of tensors a task writes at most.
+        task_bytes: The most bytes of tensors that a task writes.
         tensors: What is written.
         files: The files that it is written to.
         sizes: The bytes of each of them.
         sources: The files, or the arrays, that it is read from.
         texts: Further files of the folder, by name.
-        manifest: What the manifest says, besides digests.
+        manifest: The contents of the manifest, besides digests.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class WritePlan:
         tensors: Sequence[PlannedTensor],
         files: Sequence[TargetFile],
         sizes: Sequence[int],
-        sources: Sequence[SourceFile | npt.NDArray[Any]],
+        sources: Sequence[SourceFile | SourceObject | npt.NDArray[Any]],
         texts: dict[str, bytes],
         manifest: dict[str, Any],
     ) -> None:
@@ -121,8 +122,13 @@ class WritePlan:
         self.sources = sources
         self.texts = texts
         self.manifest = manifest
-        shapes = [(each.shape, each.itemsize, len(each.sources) + len(each.targets)) for each in tensors]
-        self.grid = TaskGrid(shapes, task_bytes)
+        self.grid: TaskGrid | FileGrid
+        if self.is_in_store:
+            boxes = [[(slot.tensor, slot.box) for slot in file.slots if slot.end > slot.begin] for file in files]
+            self.grid = FileGrid(boxes, [each.itemsize for each in tensors])
+        else:
+            shapes = [(each.shape, each.itemsize, len(each.sources) + len(each.targets)) for each in tensors]
+            self.grid = TaskGrid(shapes, task_bytes)
         self._cut: dict[int, list[int]] = {}
 
     @property
@@ -131,13 +137,18 @@ class WritePlan:
         return sum(self.sizes)
 
     @property
+    def is_in_store(self) -> bool:
+        """Whether the checkpoint is to be in an object store: then each task makes an object."""
+        return isinstance(self.path, ObjectPath)
+
+    @property
     def is_of_files(self) -> bool:
-        """Whether all of it comes from files, so that any process can do a part of it."""
-        return all(isinstance(source, SourceFile) for source in self.sources)
+        """Whether everything comes from files and objects, so that any process can do a part of it."""
+        return all(isinstance(source, (SourceFile, SourceObject)) for source in self.sources)
 
     @functools.cached_property
     def digest(self) -> str:
-        """The SHA-256 of all that the plan says, in hexadecimal; of a plan of arrays in memory a random number."""
+        """The SHA-256 of everything in the plan, in hexadecimal; for a plan of arrays in memory a random number."""
         if not self.is_of_files:
             return secrets.token_hex(32)
         return hashlib.sha256(b"".join(self.body())).hexdigest()
@@ -161,11 +172,11 @@ class WritePlan:
 
     @property
     def folder(self) -> Path:
-        """The folder that holds the files as long as they are not finished."""
+        """The folder that holds the unfinished files."""
         return self.workplace / "data"
 
     def part(self, part: int, parts: int) -> range:
-        """Give the numbers of the tasks of one part, counted from 1: tasks that follow one another, of like bytes.
+        """Give the numbers of the tasks of one part, counted from 1: consecutive tasks, with about the same bytes.
 
         Raises:
             LayoutError: if there is no such part.
@@ -177,13 +188,14 @@ class WritePlan:
     def _edges(self, parts: int) -> list[int]:
         if parts in self._cut:
             return self._cut[parts]
-        ends = np.cumsum(self.grid.bytes)
-        total = int(ends[-1]) if len(ends) else 0
-        edges: list[int] = np.searchsorted(
-            ends, [total * part // parts for part in range(parts)], side="right"
-        ).tolist()
-        # Of the last number of parts that was asked for.
-        self._cut = {parts: [0, *edges[1:], len(ends)]}
+        sizes = self.grid.bytes
+        total = int(sizes.sum())
+        # A task is of the part in which its middle is, so that as many parts as tasks of like bytes have one each.
+        middles = np.cumsum(sizes) - sizes + sizes // 2
+        cuts = np.array([total * part // parts for part in range(parts)], np.int64)
+        edges: list[int] = np.searchsorted(middles, cuts).tolist()
+        # For the last number of parts that was asked for.
+        self._cut = {parts: [0, *edges[1:], len(sizes)]}
         return self._cut[parts]
 
     def part_bytes(self, parts: int) -> npt.NDArray[np.int64]:
@@ -205,7 +217,7 @@ class WritePlan:
         return np.stack([np.diff(each) for each in sums], axis=1)
 
     def body(self) -> tuple[bytes, bytes]:
-        """All that the plan says, as JSON and as little-endian int64: what is saved, and digested."""
+        """Everything in the plan, as JSON and as little-endian int64: what is saved and digested."""
         said = {
             "path": str(self.path),
             "is_folder": self.is_folder,
@@ -229,7 +241,8 @@ class WritePlan:
                     flat += side
             numbers.append(np.array(flat, np.int64))
         whole = np.concatenate(numbers) if numbers else np.empty(0, np.int64)
-        return json.dumps(said, separators=(",", ":")).encode(), whole.astype("<i8").tobytes()
+        # Of what is in a store, the URL.
+        return json.dumps(said, separators=(",", ":"), default=str).encode(), whole.astype("<i8").tobytes()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {str(self.path)!r}: {len(self.tasks)} tasks, {bytes_text(self.nbytes)}>"
@@ -237,9 +250,9 @@ class WritePlan:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Without the collector of cyclic garbage, which would take as long as making hundreds of thousands of slots.
+    """Suspend the collection of cyclic garbage, which would take as long as making hundreds of thousands of slots.
 
-    None of them is in a cycle; what other threads leave meanwhile is collected afterwards.
+    None of them is in a cycle; garbage from other threads is collected afterwards.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -303,7 +316,7 @@ class _Making:
             numbers += range(at, at + len(targets))
             at += len(targets)
             crc = any(plan.files[holder].needs_crcs for holder in self._files)
-            # What is not one run of bytes has no CRC-32: then the replicas are compared by themselves.
+            # A piece that is not one run of bytes has no CRC-32: then the replicas are compared separately.
             apart = crc and not _are_runs(others, tensor)
             if len(others):
                 replicas += [
@@ -342,7 +355,7 @@ def _are_runs(rows: npt.NDArray[np.int64], tensor: PlannedTensor) -> bool:
 def target_rows(
     files: Sequence[TargetFile], shapes: Sequence[tuple[int, ...]], itemsizes: Sequence[int]
 ) -> list[npt.NDArray[np.int64]]:
-    """Of each tensor the rows of the pieces that are written, in C order.
+    """For each tensor the rows of the pieces that are written, in C order.
 
     Raises:
         SizeOverflowError: if an offset is over 2**63 - 1.

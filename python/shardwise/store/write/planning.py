@@ -14,17 +14,19 @@ from ..._arguments import integer
 from ..._text import shown
 from ...errors import LayoutError, SizeOverflowError
 from ..files import DataFile
+from ..object_files import ObjectFile
+from ..objects import ObjectPath
 from .checkpoint_plan import CheckpointPlan
 from .files import TargetFile
 from .plan import PlannedTensor, target_rows
-from .task import SourceFile, head_digest
+from .task import SourceFile, SourceObject, head_digest
 from .wanted import SourcePiece, Wanted
 
 __all__ = ["make_plan"]
 
-#: Bytes of a task, at most and, of small checkpoints, at least.
+#: The most bytes of a task and, for small checkpoints, the least.
 _TASK, _LEAST_TASK = 64 * 2**20, 16 * 2**20
-#: About so many tasks a checkpoint has at least, if they are not smaller than `_LEAST_TASK` then.
+#: A checkpoint has at least about this many tasks, unless they would be smaller than `_LEAST_TASK`.
 _TASKS = 128
 #: Below this a task is nothing but overhead.
 _LEAST_ASKED = 64 * 2**10
@@ -44,7 +46,7 @@ def make_plan(
     """Put together the plan of these tensors and files.
 
     Raises:
-        LayoutError: if `task_bytes` is too little.
+        LayoutError: if `task_bytes` is too small.
     """
     total = sum(tensor.nbytes for tensor in wanted)
     if task_bytes is None:
@@ -79,7 +81,7 @@ def make_plan(
         )
     sources = [_source(holder, *span) for holder, span in zip(held, spans, strict=True)]
     return CheckpointPlan(
-        path.absolute(),
+        path if isinstance(path, ObjectPath) else path.absolute(),
         is_folder=is_folder,
         task_bytes=task_bytes,
         tensors=tensors,
@@ -98,9 +100,11 @@ def _rows(numbers: list[list[int]], tensor: Wanted) -> npt.NDArray[np.int64]:
         raise SizeOverflowError(f"tensor {shown(tensor.name)}: an offset is over 2**63 - 1") from None
 
 
-def _source(holder: DataFile | npt.NDArray[Any], begin: int, end: int) -> SourceFile | npt.NDArray[Any]:
+def _source(holder: DataFile | npt.NDArray[Any], begin: int, end: int) -> SourceFile | SourceObject | npt.NDArray[Any]:
     if not isinstance(holder, DataFile):
         return holder
+    if isinstance(holder, ObjectFile):
+        return SourceObject(*holder.noted)
     path = os.path.abspath(holder.path)  # noqa: PTH100 (a Path would follow `..` through links another way)
     begin, end = min(begin, holder.size), min(end, holder.size)
     return SourceFile(path, holder.size, holder.status[3], begin, end, head_digest(path, holder.size, begin, end))

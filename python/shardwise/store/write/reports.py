@@ -15,9 +15,9 @@ class WriteOutline:
     Attributes:
         files: The names and bytes of the files.
         bytes: Bytes of all files.
-        memory: Bytes of the buffers of all threads, at most.
-        threads: How many threads.
-        tasks: In how many tasks.
+        memory: The most bytes of the buffers of all threads.
+        threads: The number of threads.
+        tasks: The number of tasks.
         free: Bytes that the destination's file system has left.
     """
 
@@ -35,7 +35,7 @@ class WriteReport:
 
     Attributes:
         path: The new checkpoint.
-        tensors: How many tensors it has, aliases not counted.
+        tensors: The number of its tensors, not counting aliases.
         bytes: Bytes of its files.
         bytes_read: Bytes read from files.
         bytes_written: Bytes written.

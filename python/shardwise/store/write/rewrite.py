@@ -1,4 +1,4 @@
-"""Rewrites, applied to the tensors of a checkpoint: which tensor comes of which, under which name."""
+"""Rewrites, applied to the tensors of a checkpoint: which tensor is made from which, under which name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .assembled import Assembled, Stretches
 
 __all__ = ["kept_objects", "rewritten"]
 
-#: Up to how many tensors are taken out of one; a tensor of no bytes may say that it has any number.
+#: The most tensors that are taken out of one; a tensor without bytes may claim any number.
 _MOST_STACKED = 1 << 20
 
 #: Layers share the order of their parts.
@@ -35,8 +35,8 @@ def rewritten(tensors: Mapping[str, Assembled], rewrites: Rewrites) -> _Tensors:
     """The tensors of a checkpoint as the rewrites name and store them.
 
     Raises:
-        LayoutError: if a rewrite matches nothing; a tensor is missing that others are to be packed or stacked with; the
-            sizes of parts do not add up; two tensors get one name; a tensor is left that `unmatched` refuses.
+        LayoutError: if a rewrite matches nothing; a tensor is missing that should be packed or stacked with others; the
+        sizes of parts do not add up; two tensors get the same name; a tensor is left that `unmatched` refuses.
     """
     found = dict(tensors)
     for one in rewrites.sets:
@@ -45,7 +45,7 @@ def rewritten(tensors: Mapping[str, Assembled], rewrites: Rewrites) -> _Tensors:
 
 
 def kept_objects(names: Iterable[str], rewrites: Rewrites) -> set[str]:
-    """Those of the names of values that are not tensors which the rewrites do not drop."""
+    """The names of values that are not tensors, without those that the rewrites drop."""
     kept = set(names)
     for one in rewrites.sets:
         for template in one.drop:
@@ -66,7 +66,7 @@ def _apply_set(tensors: _Tensors, one: RewriteSet) -> _Tensors:
     left = [name for name in tensors if name not in made]
     if left and one.unmatched == "refuse":
         raise LayoutError(
-            f"no rewrite takes {shown(left[0])}{_others(len(left) - 1)}; drop leaves tensors out, and unmatched = "
+            f"no rewrite matches {shown(left[0])}{_others(len(left) - 1)}; drop leaves tensors out, and unmatched = "
             "'keep' keeps them as they are"
         )
     return tensors if one.unmatched == "keep" else {name: tensors[name] for name in tensors if name in made}
@@ -77,7 +77,7 @@ def _others(count: int) -> str:
 
 
 def _apply(tensors: _Tensors, rewrite: Rewrite, made: set[str]) -> _Tensors:
-    """Do one rewrite; notes down in `made` what has been made, and forgets what has been taken."""
+    """Apply one rewrite; record in `made` what has been made, and forget what has been taken."""
     taken: dict[str, tuple[str, _Values]] = {}
     for part, template in rewrite.source.names:
         pattern = template.pattern()
@@ -90,7 +90,7 @@ def _apply(tensors: _Tensors, rewrite: Rewrite, made: set[str]) -> _Tensors:
         if rewrite.optional:
             return tensors
         raise LayoutError(
-            f"no tensor is called {shown(rewrite.source.names[0][1].text)}, from which a rewrite is to be made; "
+            f"no tensor is called {shown(rewrite.source.names[0][1].text)}, which a rewrite needs; "
             "optional = true allows that"
         )
     groups: dict[_Values, dict[str, str]] = {}
@@ -102,7 +102,7 @@ def _apply(tensors: _Tensors, rewrite: Rewrite, made: set[str]) -> _Tensors:
     made.difference_update(taken)
     for name, tensor in _products(_taken_apart(groups, tensors, rewrite), rewrite):
         if name in result:
-            how = "as another tensor that it makes" if name in made else "which is there already"
+            how = "like another tensor that it makes" if name in made else "which exists already"
             raise LayoutError(
                 f"the rewrite of {shown(rewrite.source.names[0][1].text)} calls {shown(tensor.origin)} {shown(name)}, "
                 f"{how}"
@@ -115,13 +115,13 @@ def _apply(tensors: _Tensors, rewrite: Rewrite, made: set[str]) -> _Tensors:
 def _taken_apart(
     groups: Mapping[_Values, Mapping[str, str]], tensors: _Tensors, rewrite: Rewrite
 ) -> Iterator[tuple[_Values, _Parts]]:
-    """What is between the two sides: of each layer its parts."""
+    """What is between the two sides: the parts of each layer."""
     side = rewrite.source
     for values, names in groups.items():
         for part, template in side.names:
             if part not in names:
                 raise LayoutError(
-                    f"tensor {shown(template.filled(dict(values)))} is missing, which goes with "
+                    f"tensor {shown(template.filled(dict(values)))} is missing; it belongs with "
                     f"{shown(next(iter(names.values())))}"
                 )
         if side.stack is None:
@@ -192,7 +192,7 @@ def _products(instances: Iterable[tuple[_Values, _Parts]], rewrite: Rewrite) -> 
         if missing := [place for place in places if place not in layers]:
             other = next(place for place in layers if place not in places)
             raise LayoutError(
-                f"{shown(name)} is to be a stack of {len(layers)} tensors, but none has {side.stack} = {missing[0]}; "
+                f"{shown(name)} should be a stack of {len(layers)} tensors, but none has {side.stack} = {missing[0]}; "
                 f"one has {side.stack} = {shown(other)}"
             )
         yield name, Assembled.stacked([layers[place] for place in places])
@@ -214,7 +214,7 @@ def _stored(part: str, parts: _Parts, rewrite: Rewrite) -> Assembled:
 def _packed(parts: _Parts, side: Side, packed: PackedDim) -> Assembled:
     dims = {_dim(tensor, side) for tensor in parts.values()}
     if len(dims) != 1:
-        raise LayoutError(f"{_origins(parts)} have different numbers of dims, and cannot be packed")
+        raise LayoutError(f"{_origins(parts)} have different numbers of dims, so they cannot be packed")
     (dim,) = dims
     total = sum(tensor.shape[dim] for tensor in parts.values())
     given = " + ".join(f"{name} {parts[name].shape[dim]}" for name in list(parts)[:8])
@@ -250,7 +250,7 @@ def _multiple(size: int, of: int) -> int:
 
 @contextmanager
 def _naming(tensor: Assembled) -> Iterator[None]:
-    """Put the tensor's name before the message of what goes wrong inside, if it is not there."""
+    """Put the tensor's name before the message of an error inside, unless it is there already."""
     try:
         yield
     except ShardwiseError as error:

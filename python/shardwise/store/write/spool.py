@@ -27,17 +27,17 @@ from .wanted import SourcePiece, Wanted
 
 __all__ = ["Spool", "is_addressable", "is_converted", "is_float", "opened_spool", "placeholder", "unread"]
 
-#: What the name of a folder beside the destination ends in that holds what had to be converted.
+#: The ending of the name of the folder beside the destination that holds converted tensors.
 _SPOOL = ".spool"
 
 
 def is_addressable(tensor: StoredTensor) -> bool:
-    """Whether all its elements lie in files as they are."""
+    """Whether all its elements are stored in files as they are."""
     return all(piece.is_addressable for piece in tensor.pieces)
 
 
 def is_converted(tensor: StoredTensor, dtype: Dtype | None) -> bool:
-    """Whether it is to be converted to another floating-point dtype."""
+    """Whether it must be converted to another floating-point dtype."""
     return dtype is not None and is_float(tensor._dtype) and tensor.dtype != dtype.name
 
 
@@ -47,19 +47,19 @@ def is_float(dtype: Dtype) -> bool:
 
 
 def placeholder(name: str, tensor: StoredTensor, partition: Partition | None) -> Wanted:
-    """For a plan: the tensor, as if its elements were in memory already, of which none is."""
+    """For a plan: the tensor, as if its elements were already in memory, although none is."""
     return unread(name, tensor._dtype, tensor.shape, partition)
 
 
 def unread(name: str, dtype: Dtype, shape: tuple[int, ...], partition: Partition | None) -> Wanted:
-    """For a plan: a tensor of this shape, of which nothing is read."""
+    """For a plan: a tensor of this shape, without reading it."""
     whole = np.broadcast_to(np.zeros((), f"V{dtype.bits // 8}"), shape)
     piece = SourcePiece(tuple((0, size) for size in shape), whole, 0, whole.strides)
     return Wanted(name, dtype, shape, [piece] if 0 not in shape else [], (), partition, None)
 
 
 class Spool:
-    """A file beside the destination (of a store, a temporary one), for what is not copied from the source as it is."""
+    """A file beside the destination (for a store, a temporary one), for tensors that are not copied as they are."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -70,7 +70,7 @@ class Spool:
     def tensor(
         self, name: str, tensor: StoredTensor, dtype: Dtype | None, partition: Partition | None, memory: int
     ) -> Wanted:
-        """Write the tensor whole, converted if need be, and give it as one that lies in that file."""
+        """Write the tensor whole, converted if necessary, and give it as a tensor in that file."""
         kept = dtype if dtype is not None and is_converted(tensor, dtype) else tensor._dtype
         into = kept.numpy(f"tensor {shown(name)}")
         blocks = (tensor.read(block).astype(into, copy=False) for block in _blocks(tensor, memory))
@@ -79,7 +79,7 @@ class Spool:
     def assembled(self, name: str, tensor: Assembled, partition: Partition | None, memory: int) -> Wanted:
         """Put a tensor together in that file, whose pieces are too many and too short to be copied one by one."""
         blocks = (tensor.read(block) for block in _runs(tensor.shape, tensor.dtype.bits // 8, memory // 16))
-        # Compared one by one nevertheless: nothing else would find replicas that disagree.
+        # Still compared one by one: nothing else would find replicas that disagree.
         return replace(self._written(name, tensor.shape, tensor.dtype, partition, blocks), replicas=tensor.replicas())
 
     def _written(
@@ -114,12 +114,12 @@ class Spool:
 
 @contextmanager
 def opened_spool(target: Path) -> Iterator[Spool]:
-    """A spool beside the target, which is gone at the end; what a killed run left is removed."""
+    """A spool beside the target, removed at the end; leftovers of a killed run are removed too."""
     if not isinstance(target, ObjectPath):
         if not target.parent.is_dir():
-            raise FileNotFoundError(2, "the folder that is to hold the checkpoint is not there", str(target.parent))
+            raise FileNotFoundError(2, "the folder for the checkpoint does not exist", str(target.parent))
         for stale in target.parent.glob(f".{glob.escape(target.name)}.*{_SPOOL}"):
-            shutil.rmtree(stale, ignore_errors=True)  # Of a run that was killed.
+            shutil.rmtree(stale, ignore_errors=True)  # Left by a run that was killed.
     spool = Spool(target)
     try:
         yield spool
@@ -128,7 +128,7 @@ def opened_spool(target: Path) -> Iterator[Spool]:
 
 
 def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:
-    """Boxes that follow one another in C order, each of which takes no more than a part of the memory."""
+    """Boxes that follow one another in C order, each of which takes only a part of the memory."""
     if not tensor.shape:
         yield ()
         return
@@ -138,8 +138,8 @@ def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:
     rows = min(max(memory // (4 * row), 1), tensor.shape[0])
     if row * 2 > memory:
         raise LayoutError(
-            f"memory is {bytes_text(memory)}; a row of tensor {shown(tensor.name)} takes {bytes_text(row)}, which has "
-            f"to be converted or decoded in memory: at least {bytes_text(2 * row)} are needed"
+            f"memory is {bytes_text(memory)}; a row of tensor {shown(tensor.name)} takes {bytes_text(row)} and must "
+            f"be converted or decoded in memory: at least {bytes_text(2 * row)} are needed"
         )
     for start in range(0, tensor.shape[0], max(rows, 1)):
         yield (slice(start, min(start + rows, tensor.shape[0])), *rest)

@@ -19,21 +19,31 @@ from ..._atomic import naming
 from ..._text import bytes_text
 from ...errors import ParseError
 from ..engine import DIGEST_MODULUS, CopyJob
+from ..objects import ObjectPath
 from .manifest import differing_replica
 
-__all__ = ["CheckpointTask", "SourceFile", "TaskReceipt", "head_digest", "receipt_from_line", "receipt_line"]
+__all__ = [
+    "CheckpointTask",
+    "SourceFile",
+    "SourceObject",
+    "TaskReceipt",
+    "check_head",
+    "head_digest",
+    "receipt_from_line",
+    "receipt_line",
+]
 
-#: Of what surrounds the tensors in a file, how many bytes are digested: at its beginning, and at its end.
+#: How many bytes of what surrounds the tensors in a file are digested, at its beginning and at its end.
 _MOST_HEAD, _MOST_TAIL = 2**20, 2**16
 
 
 class SourceFile(NamedTuple):
-    """A file to read: what it was when the plan was made, and must still be.
+    """A file to read, as it was when the plan was made, and must still be.
 
     Attributes:
         path: Where it is.
         size: Its bytes.
-        modified: When it was last written to (`st_mtime_ns`).
+        modified: The time when it was last written to (`st_mtime_ns`).
         begin: The byte at which the first tensor begins that the plan reads.
         end: The byte at which the last one ends.
         digest: The SHA-256 of what is before and after, in hexadecimal; see `head_digest`.
@@ -45,6 +55,20 @@ class SourceFile(NamedTuple):
     begin: int
     end: int
     digest: str
+
+
+class SourceObject(NamedTuple):
+    """An object of a store to read: what it was when the plan was made, and must still be.
+
+    Attributes:
+        path: Where it is.
+        size: Its bytes.
+        mark: What tells it from another object of the same name.
+    """
+
+    path: ObjectPath
+    size: int
+    mark: str
 
 
 def head_digest(path: str | Path, size: int, begin: int, end: int) -> str:
@@ -65,13 +89,13 @@ class TaskReceipt(NamedTuple):
     Attributes:
         plan: The digest of the plan.
         task: The number of the task.
-        ranges: Of each range that was written: the file's number in the plan, the first byte, and the one after the
-            last.
+        ranges: For each range that was written: the file's number in the plan, the first byte, and the one after
+        the last.
         digests: The digest of each, as a part of its tensor.
-        crcs: The CRC-32 of each, for files that have such; else none.
+        crcs: The CRC-32 of each, for files that have them; else none.
         bytes_read: Bytes read from files.
         bytes_written: Bytes written.
-        seconds: How long it took.
+        seconds: The time it took.
         worker: Who wrote it: host and process.
     """
 
@@ -88,15 +112,15 @@ class TaskReceipt(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class CheckpointTask:
-    """A part of a checkpoint to write: all that a worker needs to know, and nothing else.
+    """A part of a checkpoint to write: everything that a worker needs to know, and nothing else.
 
-    It is pickled as a few kilobytes, needs no other task, and can be run any number of times, anywhere where its files
-    are.
+    It is pickled as a few kilobytes, needs no other task, and can be run any number of times, anywhere its files are
+    visible.
 
     Attributes:
-        plan: The digest of the plan that it is of.
+        plan: The digest of its plan.
         number: Its number in the plan.
-        folder: Where the files lie as long as they are not finished.
+        folder: The folder of the unfinished files.
         files: The files that it writes parts of: number in the plan, name, bytes.
         ranges: The ranges that it writes: the file's position in `files`, the tensor's number, first byte, end.
     """
@@ -106,9 +130,9 @@ class CheckpointTask:
     folder: str
     files: tuple[tuple[int, str, int], ...]
     ranges: tuple[tuple[int, int, int, int], ...]
-    #: Files, and for a plan of arrays in memory these.
+    #: Files, or the arrays of a plan of arrays in memory.
     _sources: tuple[Any, ...]
-    #: Files that are compared with what is written, for each piece of them its tensor's name and shape, and its number
+    #: Files that are compared with what is written; for each piece of them its tensor's name and shape, and its number
     #: among all destination pieces.
     _compared: tuple[SourceFile, ...]
     _replicas: tuple[tuple[int, int, str, tuple[int, ...]], ...]
@@ -131,18 +155,18 @@ class CheckpointTask:
 
         Args:
             memory: Bytes for buffers; at least 16 KiB.
-            sync: Whether the data is on the disk before this returns.
+            sync: Whether to sync the data to disk before this returns.
 
         Raises:
             ParseError: if a source is not what it was when the plan was made, or replicas disagree.
-            FileNotFoundError: if the files are not there: the plan was not begun, was committed, or was given up.
+            FileNotFoundError: if the files do not exist: the plan was not begun, or was committed or given up.
             OSError: if a file cannot be read or written.
         """
         began = time.perf_counter()
         job = CopyJob.of_program(np.frombuffer(self._program, np.int64))
         for source in self._sources:
             if isinstance(source, SourceFile):
-                _check_head(source)
+                check_head(source)
                 job.read_file(source.path, source.size, source.modified)
             else:
                 job.read_array(source)
@@ -163,7 +187,7 @@ class CheckpointTask:
             done.bytes_read,
             done.bytes_written,
             round(time.perf_counter() - began, 6),
-            _worker(os.getpid()),
+            worker_name(),
         )
 
     def _difference(self, piece: int, element: int) -> str:
@@ -172,13 +196,18 @@ class CheckpointTask:
 
 
 @functools.lru_cache(maxsize=4096)
-def _check_head(source: SourceFile) -> None:
+def check_head(source: SourceFile) -> None:
     """Refuse a file whose headers are not those of the plan; once in a process, since the engine looks at the time."""
     size = Path(source.path).stat().st_size
     if size != source.size:
-        raise ParseError(f"{source.path}: has {size} bytes, and had {source.size} when the plan was made")
+        raise ParseError(f"{source.path}: has {size} bytes, but had {source.size} when the plan was made")
     if head_digest(source.path, source.size, source.begin, source.end) != source.digest:
-        raise ParseError(f"{source.path}: is another file than when the plan was made: its headers differ")
+        raise ParseError(f"{source.path}: is not the same file as when the plan was made: its headers differ")
+
+
+def worker_name() -> str:
+    """Say who works here: host and process."""
+    return _worker(os.getpid())
 
 
 @functools.lru_cache(maxsize=4)
@@ -224,7 +253,7 @@ def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
         if not all(0 <= crc < 2**32 for crc in receipt.crcs):
             raise ValueError
     except (ValueError, TypeError, RecursionError):
-        raise ParseError(f"{where}: a receipt says something that no task says") from None
+        raise ParseError(f"{where}: a receipt has contents that no task writes") from None
     return receipt
 
 

@@ -1,7 +1,7 @@
-"""One new object in a store: parts of its bytes, and nothing to be seen under its name before all are there.
+"""One new object in a store: parts of its bytes, with nothing visible under its name until all are there.
 
-Where the store can, the object is made on condition that there is none of its name. An answer that was lost is told
-from another's object by a mark that is kept with the object: the request is made again, is refused, and finds its own.
+If the store can, the object is made on condition that its name is free. A lost answer is told from another writer's
+object by a mark that is kept with the object: the request is made again, is refused, and finds its own mark.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import Any, Protocol
 from ...errors import LayoutError
 from ..objects import ObjectPath
 
-__all__ = ["Upload", "check_writable", "put_object", "upload_to"]
+__all__ = ["Comparison", "Upload", "check_writable", "put_object", "upload_to"]
 
+#: Bytes that are read at a time to be compared.
+_COMPARED = 8 * 2**20
 _MARK = "shardwise-run"
-_THERE = "something is there; a checkpoint is written to a new name"
+_THERE = "exists already; a checkpoint is written to a new name"
 
 
 class Upload(Protocol):
@@ -32,18 +34,18 @@ class Upload(Protocol):
         """Take the part with this number, counted from 0; waits while too many are under way."""
 
     def commit(self) -> None:
-        """Make the object seen.
+        """Make the object visible.
 
         Raises:
-            FileExistsError: if there is one of its name, and none may be.
+            FileExistsError: if its name is taken, and must not be.
         """
 
     def abort(self) -> None:
-        """Forget what was put; nothing is seen of it."""
+        """Forget what was put; nothing of it becomes visible."""
 
 
 def check_writable(path: ObjectPath) -> None:
-    """Refuse stores in which an object may be seen before it is whole."""
+    """Refuse stores in which an object may be visible before it is complete."""
     if not (path.is_s3 or path.protocol in ("memory", "gs", "gcs")):
         raise LayoutError(f"{path}: checkpoints are written to s3://, gs:// and memory://, not to {path.protocol}://")
 
@@ -53,9 +55,9 @@ def upload_to(path: ObjectPath, *, flight: int, is_new: bool, run: str | None = 
 
     Args:
         path: Its name.
-        flight: How many parts are under way at a time.
-        is_new: Whether there must be none of its name.
-        run: What marks it as one's own, where the store keeps that: an object of the same mark is the same object.
+        flight: The number of parts under way at a time.
+        is_new: Whether its name must be free.
+        run: A mark of ownership, if the store keeps it: an object with the same mark is the same object.
     """
     if path.is_s3:
         return _Multipart(path, flight, is_new, run or uuid.uuid4().hex)
@@ -77,8 +79,41 @@ def _refusal(path: ObjectPath) -> FileExistsError:
     return FileExistsError(errno.EEXIST, _THERE, str(path))
 
 
+class Comparison:
+    """An object that is there already, and is to be what would be put: nothing is written.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+
+    any_order = False
+
+    def __init__(self, path: ObjectPath) -> None:
+        self._path = path
+        self._noted = path.status()
+        self._at = 0
+
+    def put(self, number: int, part: bytearray) -> None:
+        """Compare the part that follows."""
+        if self._at + len(part) > self._noted.size:
+            raise _refusal(self._path)
+        for begin in range(0, len(part), _COMPARED):
+            wanted = part[begin : begin + _COMPARED]
+            if self._path.read(self._at, self._at + len(wanted), self._noted.mark) != wanted:
+                raise _refusal(self._path)
+            self._at += len(wanted)
+
+    def commit(self) -> None:
+        """See that there is nothing else, and that it is the same object still."""
+        if self._at != self._noted.size or self._path.status() != self._noted:
+            raise _refusal(self._path)
+
+    def abort(self) -> None:
+        """Nothing was written."""
+
+
 class _Multipart:
-    """S3: a multipart upload, or one request if there is one part only."""
+    """S3: a multipart upload, or one request if there is only one part."""
 
     any_order = True
 
@@ -138,7 +173,7 @@ class _Multipart:
         try:
             self._ask(request, **arguments, **condition)
         except (FileExistsError, FileNotFoundError):
-            # Refused, or the upload is not there any more: the same is seen where an answer got lost.
+            # Refused, or the upload no longer exists: a lost answer looks the same.
             if self._is_ours():
                 return
             if self._is_new and self._path.exists():
@@ -147,7 +182,7 @@ class _Multipart:
         except OSError as error:
             if not condition or error.errno != errno.ENOSYS:
                 raise
-            # A store without conditions: the best that can be done.
+            # A store without conditions: this is the best that can be done.
             if self._path.exists():
                 raise _refusal(self._path) from None
             self._ask(request, **arguments)
@@ -162,7 +197,7 @@ class _Multipart:
     def abort(self) -> None:
         self._pool.shutdown(cancel_futures=True)
         if self._upload is not None:
-            with suppress(OSError):  # The store forgets it by its own rules; the error that led here counts.
+            with suppress(OSError):  # The store drops it by its own rules; the error that led here is what matters.
                 self._ask("abort_multipart_upload", UploadId=self._upload)
             self._upload = None
 
@@ -203,7 +238,7 @@ class _Stream:
         self._file = path.ask(lambda: path.filesystem.open(path.key, "xb" if is_new else "wb"))
 
     def put(self, number: int, part: bytearray) -> None:
-        assert number == self._next, "parts are uploaded in their order"
+        assert number == self._next, "parts are uploaded in order"
         self._next += 1
         self._file.write(part)
 
@@ -214,7 +249,7 @@ class _Stream:
             raise _refusal(self._path) from None
 
     def abort(self) -> None:
-        # A file that is merely let go of would be closed, and so be made.
+        # A file that is merely dropped would be closed, and so be created.
         self._file.closed = True
         with suppress(OSError):
             self._file.discard()

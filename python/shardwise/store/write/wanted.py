@@ -1,4 +1,4 @@
-"""The tensors that are to be written: what each is, where its elements come from, and how it is to be cut."""
+"""The tensors to be written: what each is, where its elements come from, and how it is cut."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
     "wanted_stored",
 ]
 
-#: Layouts by name: a map of rules, or a mapping; of what neither has, nothing is cut.
+#: Layouts by name: a map of rules, or a mapping; tensors in neither are not cut.
 Layouts = LayoutMap | Mapping[str, TensorLayout]
 
 
@@ -43,9 +43,9 @@ class SourcePiece:
 
     box: Bounds
     holder: DataFile | np.ndarray[Any, Any]
-    #: Of a file, the byte at which the first element begins; of an array the byte from its element 0.
+    #: In a file, the byte at which the first element begins; in an array, the bytes from its element 0.
     offset: int
-    #: In bytes; of a file never negative.
+    #: In bytes; never negative in a file.
     strides: tuple[int, ...]
 
 
@@ -58,10 +58,10 @@ class Wanted:
         dtype: Its dtype.
         shape: Its shape.
         pieces: What its elements come from: boxes that tile it.
-        replicas: Further boxes, which hold the same as some of `pieces`, if all is well.
+        replicas: Further boxes, which should hold the same as some of `pieces`.
         partition: How it is cut; `None` if it is written whole.
-        identity: Equal for two tensors that share their elements; `None` where nothing is known.
-        is_object: Whether it is not a tensor, but a value in a container of PyTorch's, whose bytes these are.
+        identity: Equal for two tensors that share their elements; `None` if that is not known.
+        is_object: Whether it is not a tensor, but a value in a PyTorch container, with these bytes.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Wanted:
 
 
 def partition_for(name: str, shape: tuple[int, ...], layouts: Layouts | None, uneven: UnevenRule) -> Partition | None:
-    """How the tensor of this name is cut by the layouts; `None` where none applies.
+    """How the tensor of this name is cut by the layouts; `None` if none applies.
 
     Raises:
         LayoutError: if the layout does not fit the tensor; names it.
@@ -122,7 +122,7 @@ def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | None) 
     if tensor.bits % 8:
         raise TypeError(
             f"tensor {shown(tensor.name)} is {tensor.dtype}, {tensor.bits} bits an element; packed elements cannot be "
-            "cut anew"
+            "resharded"
         )
     pieces = [_stored_piece(piece) for piece in tensor.pieces] if tensor.size else []
     replicas = [_stored_piece(piece) for piece in tensor.replicas if piece.is_addressable] if tensor.size else []
@@ -130,12 +130,18 @@ def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | None) 
     return Wanted(name, tensor._dtype, tensor.shape, pieces, replicas, partition, (places, tensor.dtype, tensor.shape))
 
 
-def wanted_object(name: str, value: StoredObject) -> Wanted:
-    """A value of a distributed checkpoint of PyTorch's, which has an extent, to be written as it is."""
+def wanted_object(name: str, value: StoredObject, *, is_read: bool) -> Wanted:
+    """A value of a PyTorch distributed checkpoint, which has an extent, to be written as it is.
+
+    Args:
+        name: Its new name.
+        value: The value.
+        is_read: Whether to read it now, if it is in a store.
+    """
     assert value.extent is not None
     file, start, size = value.extent
     piece = SourcePiece(((0, size),), file, start, (1,))
-    if isinstance(file, ObjectFile):  # The engine reads local files.
+    if is_read and isinstance(file, ObjectFile):  # The engine reads local files.
         piece = SourcePiece(((0, size),), np.frombuffer(file.read(start, size), np.uint8), 0, (1,))
     return Wanted(name, DTYPES["uint8"], (size,), [piece] if size else [], is_object=True)
 
@@ -197,23 +203,23 @@ def _wanted_sharded(name: str, value: ShardedArray, partition: Partition | None)
 def _file_dtype(name: str, dtype: np.dtype[Any]) -> Dtype:
     found = find_dtype(dtype.newbyteorder("=") if dtype.byteorder == ">" else dtype)
     if found is None:
-        raise TypeError(f"tensor {shown(name)} is of dtype {dtype}, which no checkpoint that is written can hold")
+        raise TypeError(f"tensor {shown(name)} is of dtype {dtype}, which no writable checkpoint format can hold")
     return found
 
 
 def _little_endian(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    # The one copy of a whole array that is made: of the other byte order, which no file has.
+    # The only copy of a whole array: one in the other byte order, which files do not have.
     return array.astype(array.dtype.newbyteorder("<")) if array.dtype.byteorder == ">" else array
 
 
 def held_piece(holder: int, piece: SourcePiece) -> HeldPiece:
-    """The piece as the I/O engine has it, which knows its file or array by a number."""
+    """The piece in the form of the I/O engine, which knows its file or array by a number."""
     start, stop = ([side[i] for side in piece.box] for i in (0, 1))
     return HeldPiece(holder, piece.offset, start, stop, piece.strides)
 
 
 def is_one_run(piece: SourcePiece, itemsize: int) -> bool:
-    """Whether a piece's elements lie one behind the other, in C order."""
+    """Whether a piece's elements lie one after the other, in C order."""
     sizes = [stop - start for start, stop in piece.box]
     dense = contiguous_strides(sizes, itemsize)
     return all(size == 1 or have == want for size, have, want in zip(sizes, piece.strides, dense, strict=True))

@@ -1,0 +1,167 @@
+"""What a new checkpoint can be: the files of each format, with the tensors that go into them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ..._text import shown
+from ...errors import LayoutError
+from ...partition import Partition
+from ..objects import ObjectPath
+from .checkpoint_plan import CheckpointPlan
+from .dcp import INDEX, KeyPath, dcp_files, dcp_index, is_writable
+from .files import TargetFile, hugging_face_files, index_of, sharded_files, single_file
+from .objects import ObjectJob, check_plannable
+from .planning import make_plan
+from .wanted import Wanted
+
+__all__ = ["Target", "only_read", "plan_form"]
+
+#: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's format; a folder with a safetensors file
+#: per device; PyTorch's distributed checkpoint.
+Target = Literal["safetensors", "hf", "sharded", "dcp"]
+
+#: What to do instead of writing a format that can only be read.
+_ONLY_READ = {
+    "orbax": "write safetensors or hf, load that into JAX, and save it with Orbax",
+    "keras": "write safetensors or hf, set a model's weights from it, and save them with Keras",
+}
+
+
+def plan_form(
+    path: Path,
+    wanted: list[Wanted],
+    to: Target | None,
+    metadata: Mapping[str, str],
+    max_file_bytes: int,
+    aliases: dict[str, str],
+    paths: Mapping[str, KeyPath],
+    task_bytes: int | None = None,
+    *,
+    compare: bool,
+    is_saved: bool = False,
+) -> CheckpointPlan | ObjectJob:
+    """Plan a checkpoint of these tensors, in the given format or the one that the path and the cuts suggest.
+
+    Args:
+        path: Where it is to be; a plan for a store is an `ObjectJob`, unless it is to be saved.
+        wanted: The tensors; those of one identity are written once, and the other names are noted in `aliases`.
+        to: The form.
+        metadata: Texts for the headers.
+        max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
+        aliases: Names that are tied, and to which names.
+        paths: For `"dcp"`, where tensors lie in a nested state dict.
+        task_bytes: How many bytes a task writes at most.
+        compare: Whether pieces that are stored more than once are compared.
+        is_saved: Whether it is to be saved, and run in parts.
+
+    Raises:
+        LayoutError: if the form is not one that is written, or does not go with the metadata; two tensors have one
+            name; `max_file_bytes` is not a positive integer; a plan to be saved would be of one object in a store.
+        TypeError: if the form cannot hold a tensor's dtype.
+    """
+    if to is None:
+        to = (
+            "safetensors"
+            if path.name.endswith(".safetensors")
+            else "sharded"
+            if any(tensor.partition is not None for tensor in wanted)
+            else "hf"
+        )
+    if to not in get_args(Target):
+        why = f"; {only_read(to)}" if only_read(to) else ""
+        raise LayoutError(f"to is {shown(to)}; it must be one of {', '.join(map(repr, get_args(Target)))}{why}")
+    for tensor in wanted:
+        if to == "dcp" and not is_writable(tensor.dtype.name):
+            raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which PyTorch does not have")
+        if to != "dcp" and tensor.dtype.code is None:
+            raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which a safetensors file cannot hold")
+    if to == "dcp" and metadata:
+        raise LayoutError("metadata is given, but PyTorch's distributed checkpoint has no place for it")
+    kept = _without_ties(wanted, aliases)
+    said = dict(metadata)
+    if aliases:
+        said["shardwise.aliases"] = json.dumps(aliases)
+    files: Sequence[TargetFile]
+    texts: dict[str, bytes] = {}
+    if to == "safetensors":
+        files = single_file(path.name, kept, said)
+    elif to == "hf":
+        if isinstance(max_file_bytes, bool) or not isinstance(max_file_bytes, int) or max_file_bytes < 1:
+            raise LayoutError(f"max_file_bytes is {shown(max_file_bytes)}; it must be a positive integer")
+        files = whole = hugging_face_files(kept, max_file_bytes, said)
+        if len(whole) > 1:
+            texts["model.safetensors.index.json"] = json.dumps(index_of(whole, kept), indent=2).encode()
+    elif to == "dcp":
+        files = saved = dcp_files(kept)
+        texts[INDEX] = dcp_index(saved, kept, aliases, paths)
+    else:
+        files = sharded_files(kept, said)
+
+    manifest = {
+        "form": to,
+        "aliases": aliases,
+        "tensors": [
+            {} if tensor.partition is None or to not in ("sharded", "dcp") else _cut(tensor.partition)
+            for tensor in kept
+        ],
+    }
+    is_folder = to != "safetensors"
+    if is_saved and isinstance(path, ObjectPath):
+        check_plannable(path, is_folder, texts)
+    elif isinstance(path, ObjectPath):
+        return ObjectJob(
+            path, kept, files, is_folder=is_folder, texts=texts, manifest=manifest, compare_replicas=compare
+        )
+    return make_plan(
+        path,
+        kept,
+        files,
+        is_folder=is_folder,
+        texts=texts,
+        manifest=manifest,
+        compare_replicas=compare,
+        task_bytes=task_bytes,
+    )
+
+
+def only_read(form: Any) -> str:
+    """Why a format that can be read cannot be written, and what to do; empty for any other format.
+
+    >>> only_read("dcp"), only_read("orbax")
+    ('', 'orbax is read, not written: write safetensors or hf, load that into JAX, and save it with Orbax')
+    """
+    instead = _ONLY_READ.get(form) if isinstance(form, str) else None
+    return "" if instead is None else f"{form} is read, not written: {instead}"
+
+
+def _cut(partition: Partition) -> dict[str, Any]:
+    mesh = partition.device_mesh
+    return {
+        "layout": [
+            list(spec) if isinstance(spec, tuple) else spec if spec is None else str(spec)
+            for spec in partition.layout.axes
+        ],
+        "uneven": partition.uneven,
+        "mesh": {"shape": list(mesh.shape), "axis_names": list(mesh.axis_names)},
+    }
+
+
+def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str]) -> list[Wanted]:
+    """The tensors, each once; records which names are tied to which."""
+    first: dict[Any, Wanted] = {}
+    kept, names = [], set()
+    for tensor in wanted:
+        if tensor.name in names:
+            raise LayoutError(f"two values would be called {shown(tensor.name)}")
+        names.add(tensor.name)
+        key = tensor.identity
+        other = first.setdefault(key, tensor) if key is not None and tensor.pieces else tensor
+        if other is tensor:
+            kept.append(tensor)
+        else:
+            aliases[tensor.name] = other.name
+    return kept

@@ -1,0 +1,140 @@
+"""The tensors and values of a checkpoint that go into a new one, with their new names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..._arguments import instance, optional
+from ..._dtypes import Dtype
+from ..._text import shown
+from ...errors import LayoutError
+from ...partition import Partition
+from ...rules.rewrites import Rewrites
+from ..protocol import StoredCheckpoint
+from .assembled import Assembled
+from .dcp import KeyPath
+from .rewrite import kept_objects, rewritten
+from .spool import is_converted
+from .wanted import Wanted
+
+__all__ = ["check_name", "chosen", "kept_values", "key_paths", "rename_pairs", "renamed_tensors"]
+
+
+def rename_pairs(rename: Any) -> list[tuple[str, str]]:
+    """Give the pairs of patterns and replacements in `rename`, a mapping or a sequence of pairs."""
+    if not isinstance(rename, (Mapping, Sequence)) or isinstance(rename, (str, bytes)):
+        raise TypeError(f"rename must be a mapping or a sequence of pairs, got {shown(rename)}")
+    pairs = list(rename.items()) if isinstance(rename, Mapping) else list(rename)
+    for position, pair in enumerate(pairs):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+            raise TypeError(f"rename[{position}] must be a pair of strings, got {shown(pair)}")
+    return [(pattern, replacement) for pattern, replacement in pairs]
+
+
+def renamed_tensors(
+    checkpoint: StoredCheckpoint,
+    rename: Sequence[tuple[str, str]],
+    rewrites: Rewrites | None,
+    converted: Dtype | None,
+    stored: Callable[[str, str, Partition | None], Wanted],
+) -> dict[str, Assembled]:
+    """Give the tensors by their new names: renamed, then rewritten."""
+    optional("rewrites", rewrites, Rewrites)
+    made: dict[str, Assembled] = {}
+    for old, tensor in checkpoint.items():
+        new = _renamed(rename, old)
+        if new in made:
+            raise LayoutError(f"rename gives {shown(made[new].origin)} and {shown(old)} the same name, {shown(new)}")
+        dtype = converted if converted is not None and is_converted(tensor, converted) else tensor._dtype
+        made[new] = Assembled.of_stored(old, tensor.shape, dtype, partial(stored, old, old, None))
+    if rewrites is not None:
+        made = rewritten(made, rewrites)
+    for new in made:
+        check_name(new)
+    return made
+
+
+def chosen(made: dict[str, Assembled], only: str | None, path: Path) -> dict[str, Assembled]:
+    """Give the tensors whose names the regular expression `only` matches; all of them if it is None."""
+    optional("only", only, str)
+    if only is None:
+        return made
+    pattern = _compiled("only", only)
+    found = {name: tensor for name, tensor in made.items() if pattern.search(name)}
+    if not found:
+        raise LayoutError(f"only is {shown(only)}, which does not match any name of {path}")
+    return found
+
+
+def kept_values(
+    checkpoint: StoredCheckpoint,
+    rename: Sequence[tuple[str, str]],
+    rewrites: Rewrites | None,
+    only: str | None,
+    tensors: Mapping[str, Assembled],
+) -> dict[str, str]:
+    """The values that are not tensors and can be copied, with their new names, which no tensor may have."""
+    names = {old: _renamed(rename, old) for old, value in checkpoint.objects.items() if value.extent is not None}
+    kept = set(names.values()) if rewrites is None else kept_objects(names.values(), rewrites)
+    origins = {new: tensor.origin for new, tensor in tensors.items()}
+    found: dict[str, str] = {}
+    for old, new in names.items():
+        if new not in kept:
+            continue
+        check_name(new)
+        if new in origins:
+            raise LayoutError(f"rename gives {shown(origins[new])} and {shown(old)} the same name, {shown(new)}")
+        origins[new] = old
+        if only is None or _compiled("only", only).search(new):
+            found[old] = new
+    return found
+
+
+def _renamed(rename: Sequence[tuple[str, str]], name: str) -> str:
+    for pattern, replacement in rename:
+        name = _substituted("rename", pattern, replacement, name)
+    return name
+
+
+def _substituted(argument: str, pattern: str, replacement: str, name: str) -> str:
+    try:
+        return _compiled(argument, pattern).sub(replacement, name)
+    except (re.error, IndexError) as error:
+        raise LayoutError(
+            f"{argument}: {shown(replacement)} is not a replacement for {shown(pattern)}: {error}"
+        ) from None
+
+
+def _compiled(argument: str, pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise LayoutError(f"{argument}: {shown(pattern)} is not a regular expression: {error}") from None
+
+
+def key_paths(checkpoint: StoredCheckpoint, names: Mapping[str, str]) -> dict[str, KeyPath]:
+    """The places in a nested state dict of the tensors that keep their names, as far as the checkpoint states them."""
+    said = checkpoint.metadata.get("planner_data")
+    if not isinstance(said, Mapping):
+        return {}
+    return {
+        new: path
+        for old, new in names.items()
+        for path in [said.get(old)]
+        if old == new and isinstance(path, tuple) and path and all(type(key) in (str, int) for key in path)
+    }
+
+
+def check_name(name: Any) -> None:
+    """Refuse a name that a tensor in a file cannot have."""
+    instance("the name of a tensor", name, str)
+    if not name or name == "__metadata__":
+        raise LayoutError(f"a tensor cannot be called {name!r}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise LayoutError(f"the name {shown(name)} holds a lone surrogate, which no file can hold") from None

@@ -1,0 +1,68 @@
+"""Pictures as text: 80 columns, and no number is cut."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import shardwise as sw
+from shardwise.show.lines import width_of
+from tests.show.drawings import Drawing
+from tests.show.test_svg import MADE, MESH
+
+
+@pytest.mark.parametrize("name", sorted(set(MADE) - {"long labels"}))
+def test_a_picture_fits_a_terminal(name: str) -> None:
+    lines = sw.draw(MADE[name](), form="text").split("\n")
+    assert max(map(width_of, lines)) <= 80
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_only_a_name_makes_it_wider() -> None:
+    lines = sw.draw(MADE["long labels"](), form="text").split("\n")
+    assert all(len(line) <= 80 or " " not in line.strip() for line in lines)
+
+
+@pytest.mark.parametrize("name", ["mesh 16 x 16", "16 x 16", "chunks", "wide", "2^62 elements", "mesh of 2^62"])
+def test_it_says_who_holds_each_part(name: str) -> None:
+    """The first holder of each tile of the picture stands in the text, and each range, though in several frames."""
+    text = sw.draw(MADE[name](), form="text")
+    for tile in Drawing(sw.draw(MADE[name]())).tiles:
+        held = re.search(r"(cpu:\d+|\(\d+, \d+\))", tile.held)
+        assert held is not None
+        assert re.search(rf"{re.escape(held[1])}(?!\d)", text)
+        for start, stop in tile.bounds:
+            assert re.search(rf"(?<!\d){start}:{stop}(?!\d)", text)
+
+
+def test_a_row_of_a_packed_partition_is_a_line() -> None:
+    """Device 5 of the table in DESIGN.md 2.9."""
+    lines = sw.draw(MADE["packed"](), form="text").splitlines()
+    (line,) = (line for line in lines if line.startswith("  cpu:5,"))
+    assert line.endswith("q 2560:3072, k 8448:8576, v 9472:9600")
+    bar = line.split("  ")[2].strip()
+    # Of 10240 elements in 11 letters: 2560 is in the third, 8448 in the tenth, 9472 in the eleventh.
+    assert [
+        bar.index(letter) * 10240 // len(bar) <= start for letter, start in zip("█▓▒", (2560, 8448, 9472), strict=True)
+    ]
+    assert sorted(set(bar)) == sorted("█▓▒·")
+
+
+def test_a_table_of_senders_has_rows_and_columns() -> None:
+    rows, columns = (sw.TensorLayout(axes, MESH).partition((6, 8)) for axes in (("data", "model"), (None, "model")))
+    text = sw.draw(sw.plan_reshard(rows, columns), form="text")
+    line = next(line for line in text.splitlines() if line.lstrip().startswith("cpu:4 │"))
+    cells = [cell.strip() for cell in line.split("│")[1:-1]]
+    assert cells == ["6 sent", "", "", "", "6 stay", "", "", ""]
+
+
+def test_what_is_nothing_is_listed_as_nothing() -> None:
+    text = sw.draw(sw.LayoutMap(MESH).report({}), form="text")
+    assert re.search(r"cut \(0\): 0 B +·+$", text, re.MULTILINE)
+
+
+def test_wide_letters_take_two_columns() -> None:
+    mesh = sw.DeviceMesh((2,), ("x",), ["漢字", "cpu:1"])
+    frame = sw.draw(mesh, form="text").splitlines()[3:]
+    assert len({width_of(line) for line in frame[1:]}) == 1

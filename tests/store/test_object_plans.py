@@ -1,0 +1,410 @@
+"""Saved plans whose checkpoint goes to an object store: parts anywhere, receipts in the store, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardwise as sw
+from shardwise.store.objects import ObjectPath
+from shardwise.store.write.grid import FileGrid
+from tests.store.stores import Store
+from tests.store.test_object_tasks import files
+from tests.store.test_stored_replicas import write as write_replica
+from tests.store.toxic import Times
+
+# Of asynchronous connections that the server closes, and of packages that warn about each other.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+MESH = sw.DeviceMesh((4,), ("x",))
+FORMS = ["hf", "sharded", "dcp"]
+
+
+def rules() -> sw.LayoutMap:
+    layouts = sw.LayoutMap(MESH)
+    layouts["cut"] = (None, "x")
+    return layouts
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A checkpoint with tied tensors, one without elements, and pieces that are stored more than once."""
+    rng = np.random.default_rng(5)
+    cut = rng.random((16, 240))
+    tensors = {"cut": cut, "tied": cut, "none": np.zeros((0, 3)), **{f"{i}": rng.random(900 + i) for i in range(6)}}
+    sw.save_checkpoint(tmp_path / "source", tensors, {"cut": sw.TensorLayout(("x", None), MESH)}, to="sharded")
+    return tmp_path / "source"
+
+
+def planned(source: Any, place: Any, to: Any = "sharded", **more: Any) -> sw.CheckpointPlan:
+    return sw.plan_checkpoint(source, place, rules(), to=to, **{"max_file_bytes": 30_000, **more})
+
+
+def expected(source: Path, to: Any) -> dict[str, bytes]:
+    sw.reshard_checkpoint(source, source.parent / "direct", rules(), to=to, max_file_bytes=30_000)
+    return files(source.parent / "direct")
+
+
+@given(st.lists(st.integers(1, 1000), max_size=12), st.integers(1, 20))
+def test_parts_are_as_equal_as_tasks_allow(sizes: list[int], parts: int) -> None:
+    """Each task is in one part, which is off its share by a task at most; tasks of like bytes have a part each."""
+    tensors = {f"{i}": np.zeros(size, "u1") for i, size in enumerate(sizes)}
+    with tempfile.TemporaryDirectory() as folder:
+        sw.save_checkpoint(Path(folder, "a.safetensors"), tensors, sync=False)
+        plan = sw.plan_checkpoint(Path(folder, "a.safetensors"), "memory://parts", to="hf", max_file_bytes=1)
+    shares = [plan.part(part, parts) for part in range(1, parts + 1)]
+    assert [number for share in shares for number in share] == list(range(len(plan.tasks)))
+    written = plan.part_bytes(parts)[:, 1]
+    assert written.sum() == sum(sizes)
+    assert (abs(written - sum(sizes) / parts) <= max(sizes, default=1) + 1).all()
+    if sizes and parts == len(sizes) and max(sizes) * 2 * parts < min(sizes) * (2 * parts + 1):
+        assert [len(share) for share in shares] == [1] * parts
+
+
+def receipts(store: Store, place: ObjectPath) -> dict[str, bytes]:
+    return store.objects(place.with_name(f".{place.name}.partial"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "to", "remote"),
+    [
+        *(("memory", to, remote) for to in FORMS for remote in (False, True)),
+        ("s3", "sharded", True),
+        ("s3", "dcp", False),
+    ],
+)
+def test_parts_in_any_order_and_twice(
+    source: Path, kind: str, to: Any, remote: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bytes as on a disk; nothing is a checkpoint before the commit, and nothing else is left after it."""
+    store: Store = request.getfixturevalue(kind)
+    place, src = store.place("new"), source
+    if store.toxic is not None:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.toxic.url)
+    if remote:
+        held = store.place("source")
+        store.put(source, held)
+        src = str(held)  # type: ignore[assignment]
+    planned(src, str(place), to).save(source.parent / "new.swplan")
+    plan = sw.CheckpointPlan.load(source.parent / "new.swplan")
+    assert plan.digest == sw.CheckpointPlan.load(source.parent / "new.swplan").digest
+    parts = [(part, 3) for part in (1, 2, 3)] + [(2, 3)]
+    random.Random(len(to)).shuffle(parts)
+    done = sum(plan.run(part) for part in parts)
+    assert done == len(plan.tasks) >= 2
+    assert plan.run(tasks=range(0, done, 3)) == len(range(0, done, 3))
+    assert not {"shardwise.json", ".metadata", "model.safetensors.index.json"} & set(store.objects(place))
+    report = plan.commit(check=True)
+    assert store.objects(place) == expected(source, to)
+    assert receipts(store, place) == {}
+    assert (report.bytes, report.bytes_written) == (plan.nbytes, plan.nbytes)
+    assert plan.part_bytes(2)[:, 1].sum() == sum(plan.grid.bytes)
+    for again in (plan.commit, plan.run):
+        with pytest.raises(FileExistsError, match="exists already"):
+            again()
+
+
+def test_plans_of_objects_are_run_by_executors(s3: Store, memory: Store, source: Path) -> None:
+    place = s3.place("new")
+    seen: list[tuple[int, int]] = []
+    with ProcessPoolExecutor(2, get_context("spawn")) as processes:
+        plan = planned(source, place, "dcp")
+        assert plan.run(executor=processes, progress=lambda *at: seen.append(at)) == len(plan.tasks)
+        assert seen[-1] == (plan.nbytes, plan.nbytes)
+        plan.commit()
+        assert s3.objects(place) == expected(source, "dcp")
+        inside = planned(source, memory.place("new"), "dcp")
+        with pytest.raises(TypeError, match=r"memory://.* is in the memory of this process"):
+            inside.run(executor=processes)
+    with ThreadPoolExecutor(3) as threads:
+        inside.run(executor=threads)
+    inside.commit()
+    assert memory.objects(inside.path) == s3.objects(place)  # type: ignore[arg-type]
+    with pytest.raises(sw.LayoutError, match=r"memory is 4 B; at least .* are needed"):
+        planned(source, memory.place("new")).run(memory=4)
+
+
+def resigned(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest()[:32].encode() + b" " + text + b"\n"
+
+
+FORGERIES: dict[str, tuple[Any, str]] = {
+    "cut": (lambda line, said: line[: len(line) // 2], "edited or is damaged"),
+    "empty": (lambda line, said: b"", "has 0 bytes"),
+    "edited": (lambda line, said: line.replace(b'"', b"'", 1), "edited or is damaged"),
+    "another plan": (lambda line, said: ["0" * 64, *said[1:]], "of another plan"),
+    "another task": (lambda line, said: [said[0], said[1] + 1, *said[2:]], "something else than the plan"),
+    "another size": (lambda line, said: [*said[:2], said[2] + 1, *said[3:]], "something else than the plan"),
+    "fewer digests": (lambda line, said: [*said[:4], said[4][1:], *said[5:]], "something else than the plan"),
+    "a text": (lambda line, said: [*said[:2], str(said[2]), *said[3:]], "that no task says"),
+    "a large digest": (lambda line, said: [*said[:4], [[n, "f" * 40] for n, _ in said[4]], *said[5:]], "no task says"),
+    "short": (lambda line, said: said[:3], "that no task says"),
+    "deep": (lambda line, said: resigned(b"[" * 100_000), "that no task says"),
+    "another mark": (lambda line, said: [*said[:3], "0", *said[4:]], "was replaced meanwhile"),
+}
+
+
+@pytest.mark.parametrize("kind", FORGERIES)
+def test_receipts_that_are_forged(memory: Store, source: Path, kind: str) -> None:
+    place = memory.place("new")
+    plan = planned(source, place)
+    plan.run()
+    forge, message = FORGERIES[kind]
+    key = f"{place.with_name('.new.partial').key}/{plan.digest[:16]}/1.receipt"
+    line = place.filesystem.cat_file(key)
+    made = forge(line, json.loads(line.partition(b" ")[2]))
+    place.filesystem.pipe_file(key, made if isinstance(made, bytes) else resigned(json.dumps(made).encode()))
+    before = memory.objects(place)
+    with pytest.raises((sw.ParseError, FileExistsError), match=message) as caught:
+        plan.commit()
+    assert len(str(caught.value)) < 400
+    assert memory.objects(place) == before
+    # What is wrong is removed; the task is run again, and finds what it made.
+    place.filesystem.rm_file(key)
+    with pytest.raises(sw.ParseError, match=r"receipts of 1 of 4 tasks are missing: 1"):
+        plan.commit()
+    assert plan.run() == 1
+    plan.commit(check=True)
+    assert memory.objects(place) == expected(source, "sharded")
+
+
+def test_a_receipt_with_another_digest_is_found_by_reading_all(memory: Store, source: Path) -> None:
+    place = memory.place("new")
+    plan = planned(source, place)
+    plan.run()
+    key = f"{place.with_name('.new.partial').key}/{plan.digest[:16]}/0.receipt"
+    said = json.loads(place.filesystem.cat_file(key).partition(b" ")[2])
+    said[4][0][1] = f"{int(said[4][0][1], 16) ^ 1:x}"
+    place.filesystem.pipe_file(key, resigned(json.dumps(said).encode()))
+    with pytest.raises(sw.ParseError, match="is not what its receipt says"):
+        plan.commit(check=True)
+    with pytest.raises(sw.ParseError, match="two receipts of task 0 disagree"):
+        plan.run(tasks=[0])
+    # Believed, it is in the manifest, where it is found.
+    plan.commit()
+    with pytest.raises(sw.ParseError):
+        sw.verify_checkpoint(place)
+
+
+def test_objects_in_the_way_and_objects_that_are_replaced(store: Store, source: Path) -> None:
+    place = store.place("new")
+    plan = planned(source, place)
+    first, second = (place / file.name for file in plan.files[:2])
+    other = bytes(plan.sizes[0])
+    place.filesystem.pipe_file(first.key, other)
+    with pytest.raises(FileExistsError, match="exists already"):
+        plan.run()
+    assert store.objects(first) == {"": other}
+    place.filesystem.rm_file(first.key)
+    assert plan.run() == 4
+    place.filesystem.pipe_file(second.key, store.objects(second)[""][:-1] + b"!")
+    with pytest.raises(FileExistsError, match="replaced meanwhile"):
+        plan.commit()
+    for again in (lambda: plan.run(tasks=[1]), lambda: plan.commit(check=True)):
+        with pytest.raises(FileExistsError, match="exists already"):
+            again()
+    place.filesystem.rm_file(second.key)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        plan.commit()
+    assert "shardwise.json" not in store.objects(place)
+
+
+def test_sources_that_are_not_what_they_were(store: Store, source: Path) -> None:
+    held = store.place("source")
+    store.put(source, held)
+    file = sorted(source.glob("*.safetensors"))[0]
+    changed = file.read_bytes()[:-1] + b"!"
+    plans = planned(held, store.place("new")), planned(source, store.place("new"))
+    held.filesystem.pipe_file((held / file.name).key, changed)
+    file.write_bytes(changed)
+    for plan in plans:
+        with pytest.raises(sw.ParseError, match=r"a different object than before|not the file that was opened"):
+            plan.run()
+        with pytest.raises(sw.ParseError, match="receipts of 4 of 4 tasks"):
+            plan.commit()
+
+
+def test_replicas_that_disagree_are_found_by_one_task(memory: Store, tmp_path: Path) -> None:
+    """Two files with the same tensor, of which the last element differs, and four objects with a part of it each."""
+    source = tmp_path / "source"
+    source.mkdir()
+    values = np.arange(32, dtype="f4").reshape(4, 8)
+    write_replica(source, 1, values)
+    layouts = {"w": sw.TensorLayout((None, "x"), MESH)}
+    for different in (True, False):
+        other = values.copy()
+        other[3, 7] += different
+        write_replica(source, 2, other)
+        plan = sw.plan_checkpoint(source, memory.place("new"), layouts)
+        assert plan.part_bytes(4).tolist() == [[32 + 128 * (number == 0), 32] for number in range(4)]
+        failed = []
+        for number in range(4):
+            try:
+                plan.run(tasks=[number])
+            except sw.ParseError as error:
+                failed.append((number, str(error)))
+        assert [number for number, _ in failed] == [0] * different
+        if failed:
+            assert "'w': replicas disagree" in failed[0][1]
+            assert "is (3, 7)" in failed[0][1]
+            plan = sw.plan_checkpoint(source, memory.place("new"), layouts, replicas="first")
+            plan.run()
+        plan.commit()
+        with sw.open_checkpoint(plan.path) as checkpoint:
+            assert checkpoint.read("w").tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("harm", ["503", "cut", "lost"])
+def test_a_store_that_fails_for_a_while(s3: Store, source: Path, harm: str) -> None:
+    """Each kind of request fails once and more, and the end is the same."""
+    assert s3.toxic is not None
+    place, held = s3.place("new"), s3.place("source")
+    s3.put(source, held)
+    plan = planned(held, place)
+    for method in ("GET", "PUT", "HEAD", "POST"):
+        s3.toxic.poison = Times(harm, 3, lambda request, method=method: request[0] == method)  # type: ignore[misc]
+        plan.run(tasks=range(len(plan.tasks)))
+    for method in ("PUT", "HEAD", "GET"):
+        s3.toxic.poison = Times(harm, 2, lambda request, method=method: request[0] == method)  # type: ignore[misc]
+        if method == "PUT":
+            plan.commit(check=True)
+    s3.toxic.calm()
+    assert s3.objects(place) == expected(source, "sharded")
+
+
+def test_two_at_once(s3: Store, source: Path) -> None:
+    """The same tasks, and then the same commit: all of the first succeed, and one of the second."""
+    place = s3.place("new")
+    ended: list[Any] = []
+
+    def drive(plan: sw.CheckpointPlan) -> None:
+        try:
+            plan.run(tasks=range(len(plan.tasks)))
+            ended.append("run")
+            barrier.wait()
+            ended.append(plan.commit())
+        except Exception as error:
+            ended.append(error)
+
+    barrier = threading.Barrier(3)
+    drivers = [threading.Thread(target=drive, args=(planned(source, place),)) for _ in range(3)]
+    for driver in drivers:
+        driver.start()
+    for driver in drivers:
+        driver.join()
+    assert ended.count("run") == 3
+    assert sum(isinstance(end, sw.WriteReport) for end in ended) == 1
+    others = [end for end in ended if isinstance(end, Exception)]
+    # Who comes late finds the checkpoint, or the receipts of it gone.
+    assert all(isinstance(end, (FileExistsError, sw.ParseError)) for end in others)
+    assert len(others) == 2
+    assert s3.objects(place) == expected(source, "sharded")
+
+
+def test_what_no_saved_plan_does(store: Store, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(sw.LayoutError, match="is one object, which is one task"):
+        sw.plan_checkpoint(source, store.place("new.safetensors"))
+    held = store.place("source")
+    store.put(source, held)
+    with pytest.raises(TypeError, match="tasks for a disk read files"):
+        sw.plan_checkpoint(held, tmp_path / "new")
+    plan = planned(source, held.with_name("new"))
+    if store.toxic is not None:
+        with pytest.raises(TypeError, match="has endpoint_url; a plan file keeps URLs"):
+            plan.save(tmp_path / "new.swplan")
+        assert not (tmp_path / "new.swplan").exists()
+    with pytest.raises(FileExistsError, match="exists already"):
+        sw.plan_checkpoint(source, held)
+
+
+def environment(s3: Store, **more: str) -> dict[str, str]:
+    assert s3.toxic is not None
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    kept |= {"AWS_EC2_METADATA_DISABLED": "true", "AWS_DEFAULT_REGION": "us-east-1", "HOME": "/nowhere"}
+    return {**kept, "AWS_ENDPOINT_URL": s3.toxic.url, **more}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_the_command_by_processes_of_which_one_is_killed(s3: Store, source: Path, tmp_path: Path) -> None:
+    """A plan, parts on any machine, one of which dies between an object and its receipt; and the commit."""
+    place = s3.place("new")
+    (tmp_path / "rules.toml").write_text('[rules]\n"cut" = [[], ["x"]]\n')
+    env = environment(s3, AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret")
+
+    def command(*words: Any, kept: dict[str, str] = env) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "shardwise", *map(str, words)]
+        return subprocess.run(line, env=kept, capture_output=True, text=True, timeout=300)
+
+    plan = tmp_path / "new.swplan"
+    made = command("reshard", source, place, "--mesh", "x=4", "--rules", tmp_path / "rules.toml", "--plan-to", plan)
+    assert made.returncode == 0, made.stderr
+    refused = command("run", plan, "--part", "1/2", kept=environment(s3))
+    assert refused.returncode == 2
+    assert "AWS_ACCESS_KEY_ID" in refused.stderr
+    dying = (
+        "import os, signal, sys\n"
+        "from shardwise import CheckpointPlan\n"
+        "from shardwise.store.write.object_place import ObjectPlace\n"
+        "ObjectPlace.add = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "CheckpointPlan.load(sys.argv[1]).run((1, 2))\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", dying, str(plan)], env=env, timeout=300)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(s3.objects(place)) == 1
+    early = command("commit", plan)
+    assert early.returncode == 2
+    assert "receipts of 4 of 4 tasks are missing" in early.stderr
+    for part in ("2/2", "1/2"):
+        ran = command("run", plan, "--part", part)
+        assert ran.returncode == 0, ran.stderr
+    done = command("commit", plan, "--check")
+    assert done.returncode == 0, done.stderr
+    assert s3.objects(place) == expected(source, "sharded")
+
+
+@given(st.data())
+def test_the_first_element_of_a_box_is_in_one_file(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 6), max_size=3)))
+    cuts = [sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=2))}) for size in shape]
+    sides = [list(pairwise(edges)) for edges in cuts]
+    tiles: list[Any] = [()]
+    for dim in sides:
+        tiles = [(*tile, side) for tile in tiles for side in dim]
+    owners = [data.draw(st.integers(0, 2)) for _ in tiles]
+    held = [[(0, tile) for tile, owner in zip(tiles, owners, strict=True) if owner == file] for file in range(3)]
+    grid = FileGrid(held, [2])
+    assert grid.bytes.sum() == 2 * np.prod(shape, dtype=int)
+    owned = np.zeros(shape, int)
+    for tile, owner in zip(tiles, owners, strict=True):
+        owned[tuple(slice(*side) for side in tile)] = owner
+    boxes = []
+    for _ in range(4):
+        starts = [data.draw(st.integers(0, size - 1)) for size in shape]
+        boxes.append(
+            [(start, data.draw(st.integers(start + 1, size))) for start, size in zip(starts, shape, strict=True)]
+        )
+    array = np.array(boxes, np.int64).reshape(4, len(shape), 2)
+    first = [int(owned[tuple(start for start, _ in box)]) for box in boxes]
+    assert grid.first_in(0, array).tolist() == first
+    found = np.zeros(3, np.int64)
+    grid.add_overlaps(0, array, found)
+    for file in range(3):
+        sizes = [2 * int(np.prod([stop - start for start, stop in box], dtype=int)) for box in boxes]
+        assert found[file] == sum(size for size, owner in zip(sizes, first, strict=True) if owner == file)

@@ -1,0 +1,99 @@
+"""Proofs about checkpoints: what differs is what numpy finds, and what was changed by hand is named."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import shardwise as sw
+from shardwise.store.engine import digest_array
+
+#: The least memory that the engine works with: rows of the tensors below are compared some at a time.
+MEMORY = 16 * 2**10
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (50_000,), (101, 300), (37, 5, 61), (3, 40_000)])
+@pytest.mark.parametrize("places", [[0], [-1], [0, -1], [0.3, 0.31, 0.9]])
+def test_what_differs_is_what_numpy_finds(tmp_path: Path, shape: tuple[int, ...], places: list[float]) -> None:
+    one = np.random.default_rng(0).standard_normal(shape)
+    other = one.copy()
+    for place in places:
+        other.reshape(-1)[int(place * one.size) if place > 0 else int(place)] += 1
+    sw.save_checkpoint(tmp_path / "a.safetensors", {"w": one, "same": one})
+    sw.save_checkpoint(tmp_path / "b.safetensors", {"w": other, "same": one})
+    (found,) = sw.diff_checkpoints(tmp_path / "a.safetensors", tmp_path / "b.safetensors", memory=MEMORY)
+    differs = np.argwhere(one != other)
+    index = tuple(differs[0].tolist())
+    assert (found.name, found.what, found.index, found.count) == ("w", "values", index, len(differs))
+    assert (found.first, found.second) == (one[index], other[index])
+    assert str(found) == f"'w': {len(differs)} elements differ, the first at {index}: {one[index]} and {other[index]}"
+
+
+def test_bits_that_numbers_do_not_tell_apart_differ(tmp_path: Path) -> None:
+    nans = np.array([0x7FC00001, 0x7FC00002, 0], np.uint32).view(np.float32)
+    sw.save_checkpoint(tmp_path / "a.safetensors", {"zero": np.array([1.0, 0.0]), "nan": nans})
+    sw.save_checkpoint(tmp_path / "b.safetensors", {"zero": np.array([1.0, -0.0]), "nan": nans[[1, 1, 2]]})
+    found = sw.diff_checkpoints(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert [(each.name, each.index, each.count) for each in found] == [("nan", (0,), 1), ("zero", (1,), 1)]
+
+
+def test_differences_in_words(tmp_path: Path) -> None:
+    sw.save_checkpoint(tmp_path / "a.safetensors", {"d": np.zeros(2), "s": np.zeros((2, 1)), "a": np.zeros(1)})
+    sw.save_checkpoint(tmp_path / "b.safetensors", {"d": np.zeros(2, "f4"), "s": np.zeros(2), "b": np.zeros(1)})
+    assert [*map(str, sw.diff_checkpoints(tmp_path / "a.safetensors", tmp_path / "b.safetensors"))] == [
+        "'a' is only in the first",
+        "'b' is only in the second",
+        "'d': dtype float64 and float32",
+        "'s': shape (2, 1) and (2,)",
+    ]
+
+
+def test_what_is_verified_is_counted(tmp_path: Path) -> None:
+    value = np.arange(5000.0)
+    sw.save_checkpoint(tmp_path / "a.safetensors", {"w": value, "e": np.zeros((0, 2))})
+    report = sw.verify_checkpoint(tmp_path / "a.safetensors", memory=MEMORY)
+    assert report == sw.VerifyReport(tmp_path / "a.safetensors", "safetensors", 2, value.nbytes, 2, 0)
+    safetensors.numpy.save_file({"w": value}, tmp_path / "theirs.safetensors")
+    assert sw.verify_checkpoint(tmp_path / "theirs.safetensors").digests == 0
+
+
+RIGHT = f"{digest_array(np.arange(3.0)):032x}"
+
+
+@pytest.mark.parametrize(
+    ("digests", "message"),
+    [
+        (json.dumps({"w": f"{1:032x}"}), f"'w' is not what was written: its digest is {RIGHT}, but .*{1:032x}"),
+        (json.dumps({"w": RIGHT, "v": RIGHT}), "tensor 'v' was written, but is missing"),
+        (json.dumps({"w": RIGHT[1:]}), "is not a digest"),
+        (json.dumps({"w": "x" * 32}), "is not a digest"),
+        (json.dumps({"w": 5}), "5 is not a digest"),
+        (json.dumps([RIGHT]), "are not a JSON object"),
+        ("{", "are not JSON"),
+        ("[" * 100_000, "are not JSON"),
+    ],
+)
+def test_digests_in_a_header_that_are_not_those_of_the_tensors(tmp_path: Path, digests: str, message: str) -> None:
+    file = tmp_path / "a.safetensors"
+    safetensors.numpy.save_file({"w": np.arange(3.0)}, file, {"shardwise.digests": json.dumps({"w": RIGHT})})
+    assert sw.verify_checkpoint(file).digests == 1
+    safetensors.numpy.save_file({"w": np.arange(3.0)}, file, {"shardwise.digests": digests})
+    with pytest.raises(sw.ParseError, match=message) as caught:
+        sw.verify_checkpoint(file)
+    assert str(caught.value).startswith(f"{file}: ")
+    assert len(str(caught.value)) < 400
+
+
+def test_a_header_that_was_changed_is_found(tmp_path: Path) -> None:
+    """The tensors' bytes are as they were, and the file as long."""
+    folder, halves = tmp_path / "a", sw.TensorLayout(("x",), sw.DeviceMesh((2,), ("x",)))
+    sw.save_checkpoint(folder, {"w": np.arange(6.0)}, {"w": halves}, metadata={"note": "right"})
+    assert sw.verify_checkpoint(folder).digests == 1
+    file = sorted(folder.glob("*.safetensors"))[-1]
+    data = file.read_bytes()
+    assert b"right" in data
+    file.write_bytes(data.replace(b"right", b"wrong"))
+    with pytest.raises(sw.ParseError, match=f"{file.name}: its header is not what was written"):
+        sw.verify_checkpoint(folder)
