@@ -397,12 +397,14 @@ def distribute_tensor(tensor: Any, layout: TensorLayout, uneven: UnevenRule = "e
     >>> np.shares_memory(sharded.shard("cpu:1"), array)
     True
     """
-    instance("layout", layout, TensorLayout)
+    if type(layout) is not TensorLayout:
+        instance("layout", layout, TensorLayout)
     if layout.unreduced:
         raise LayoutError(
             f"layout is unreduced over {shown(layout.unreduced)}; a value cannot be cut into partial sums"
         )
-    if isinstance(tensor, ShardedArray):
+    # To ask of an abstract class takes as long as to make the partition, so not of what is an array.
+    if type(tensor) is not np.ndarray and isinstance(tensor, ShardedArray):
         return tensor.reshard(layout, uneven)
     array = array_of("tensor", tensor)
     return ShardedArray._of_array(layout.partition(array.shape, uneven), array)
