@@ -181,11 +181,11 @@ def refusals() -> None:
         ("out shares memory with src", plan, good, {"out": good.reshape(4, 2)} if odd else {}),
         ("src is of dtype object", plan, good.astype(object) if odd else good, {}),
         ("memory is", plan, good, {"memory": 2**20 if odd else 2**21}),
-        ("memory is 8 B; 8 buffers", plan, good, {"memory": 8}),
+        ("memory is 8 B; at least 8 buffers", plan, good, {"memory": 8}),
         ("memory is 3; it must be at least 8 bytes", plan, good, {"memory": 3}),
         ("src_ranks has 2 ranks but there are 4 holders", plan, good, {"src_ranks": [0, 1]}),
         ("dst_ranks[1] is 9; the communicator has 4 ranks", plan, good, {"dst_ranks": [0, 9, 1, 2]}),
-        ("src_ranks[1] is 0, as an earlier one", plan, good, {"src_ranks": [0, 0, 1, 2]}),
+        ("src_ranks[1] repeats rank 0", plan, good, {"src_ranks": [0, 0, 1, 2]}),
         ("dst_ranks[0] is 1, but 'cpu:0' is in src too, as rank 0", plan, good, {"dst_ranks": [1, 0, 2, 3]}),
     ]
     for message, other, src, options in cases:

@@ -76,7 +76,7 @@ class TestMegatron:
 
     def test_dims_and_shards_are_counted_from_0(self) -> None:
         mesh = DeviceMesh((2,), ("tp",))
-        for wrong, said in (((-1, 0, 2), "for a dim that is not there"), ((0, -1, 2), "it must be from 0 to 1")):
+        for wrong, said in (((-1, 0, 2), "for a dim that does not exist"), ((0, -1, 2), "it must be from 0 to 1")):
             with refused(LayoutError, "rank_offsets[1]", said):
                 from_rank_offsets([[(0, 0, 2)], [wrong]], mesh, rank=1)
 
@@ -85,7 +85,7 @@ class TestPackedDims:
     def test_what_is_cut_into_one_is_not_packed(self) -> None:
         one, two = (TensorLayout((packed.gate_up("tp"),), DeviceMesh((size,), ("tp",))) for size in (1, 2))
         assert to_hlo(one) == "{replicated}"
-        with refused(LayoutError, "its parts are cut one by one"):
+        with refused(LayoutError, "its parts are cut separately"):
             to_hlo(two)
 
     def test_sums_stay_to_be_made(self) -> None:

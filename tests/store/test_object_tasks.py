@@ -154,7 +154,9 @@ def test_the_memory_of_a_host_is_divided(memory: Store, tmp_path: Path) -> None:
     place = memory.place("b")
     with (
         ThreadPoolExecutor(3) as executor,
-        pytest.raises(sw.LayoutError, match=r"memory is 20\.0 MiB for each of 3 workers; at least 32\.0 MiB are needed"),
+        pytest.raises(
+            sw.LayoutError, match=r"memory is 20\.0 MiB for each of 3 workers; at least 32\.0 MiB are needed"
+        ),
     ):
         sw.reshard_checkpoint(tmp_path / "a", place, memory=60 << 20, executor=executor)
     assert memory.objects(place) == {}

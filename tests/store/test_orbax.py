@@ -288,10 +288,10 @@ def test_what_a_tree_names_besides_arrays(tmp_path: Path) -> None:
         assert list(checkpoint) == ["w"]
     for number, kind in enumerate(("jax.Array", "np.ndarray", "scalar")):
         path = folder(f"lacking {number}", {**fine, "('v',)": entry("v", value_type=kind)})
-        with pytest.raises(sw.ParseError, match="its tree names the array 'v', which is not there"):
+        with pytest.raises(sw.ParseError, match="its tree names the array 'v', which does not exist"):
             sw.open_checkpoint(path)
     for number, wrong in enumerate((5, {"value_metadata": {}}, {"key_metadata": [], "value_metadata": 5})):
-        with pytest.raises(sw.ParseError, match="tree_metadata is not that of a tree"):
+        with pytest.raises(sw.ParseError, match="tree_metadata does not describe a tree"):
             sw.open_checkpoint(folder(f"wrong {number}", {"('w',)": wrong}))
     path = folder("no object", {})
     (path / "_METADATA").write_text("[]")

@@ -66,7 +66,7 @@ RIGHT = f"{digest_array(np.arange(3.0)):032x}"
     ("digests", "message"),
     [
         (json.dumps({"w": f"{1:032x}"}), f"'w' is not what was written: its digest is {RIGHT}, it was {1:032x}"),
-        (json.dumps({"w": RIGHT, "v": RIGHT}), "tensor 'v' was written, and is not there"),
+        (json.dumps({"w": RIGHT, "v": RIGHT}), "tensor 'v' was written, but is missing"),
         (json.dumps({"w": RIGHT[1:]}), "is not a digest"),
         (json.dumps({"w": "x" * 32}), "is not a digest"),
         (json.dumps({"w": 5}), "5 is not a digest"),

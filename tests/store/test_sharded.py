@@ -27,7 +27,7 @@ def a_file(manifest: dict[str, Any]) -> dict[str, Any]:
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "another format": (lambda m: m.update(format="x"), "is not the manifest of a checkpoint"),
     "no format": (lambda m: m.pop("format"), "is not the manifest of a checkpoint"),
-    "another version": (lambda m: m.update(version=2), "is of version 2; version 1 is known"),
+    "another version": (lambda m: m.update(version=2), "is of version 2; only version 1 is known"),
     "no tensors": (lambda m: m.pop("tensors"), "tensors is not a JSON object"),
     "files as a list": (lambda m: m.update(files=[]), "files is not a JSON object"),
     "aliases as text": (lambda m: m.update(aliases="x"), "aliases is not a JSON object"),
@@ -45,7 +45,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a tensor too few": (lambda m: m["tensors"].pop("b"), "a file holds the tensor 'b', which .* does not name"),
     "another shape": (lambda m: m["tensors"]["b"].update(shape=[4]), r"'b' is uint8 of shape \(3,\), but .* of shape"),
     "another dtype": (lambda m: m["tensors"]["b"].update(dtype="I8"), "'b' is uint8 .* says 'I8' of shape"),
-    "a tie to nothing": (lambda m: m["aliases"].update(tied="v"), "ties 'tied' to 'v', which is not there"),
+    "a tie to nothing": (lambda m: m["aliases"].update(tied="v"), "ties 'tied' to 'v', which does not exist"),
     "a tie of a tensor": (lambda m: m["aliases"].update(b="w"), "ties 'b' to 'w'"),
     "a digest that is none": (lambda m: m["tensors"]["b"].update(digest=5), "5 is not a digest"),
     "another digest": (lambda m: m["tensors"]["b"].update(digest="0" * 32), "tensor 'b' is not what was written"),
