@@ -61,7 +61,7 @@ def test_what_tiles_a_tensor_is_found_by_counting(case: tuple[tuple[int, ...], l
     ]
     if outside:
         with pytest.raises(
-            ParseError, match=rf"^model: tensor 'w' of shape .*: file {outside[0]}\. holds .*not within"
+            ParseError, match=rf"^model: tensor 'w' of shape .*: file {outside[0]}\. holds .*is outside it"
         ):
             tiled(shape, boxes)
         return
