@@ -65,7 +65,10 @@ RIGHT = f"{digest_array(np.arange(3.0)):032x}"
 @pytest.mark.parametrize(
     ("digests", "message"),
     [
-        (json.dumps({"w": f"{1:032x}"}), f"'w' is not what was written: its digest is {RIGHT}, but .*{1:032x}"),
+        (
+            json.dumps({"w": f"{1:032x}"}),
+            f"'w' is not what was written: its digest is {RIGHT}, but {1:032x} was recorded",
+        ),
         (json.dumps({"w": RIGHT, "v": RIGHT}), "tensor 'v' was written, but is missing"),
         (json.dumps({"w": RIGHT[1:]}), "is not a digest"),
         (json.dumps({"w": "x" * 32}), "is not a digest"),
