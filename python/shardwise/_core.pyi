@@ -24,6 +24,7 @@ __all__ = [
     "__version__",
     "_panic",
     "balance_model",
+    "count_fitting",
     "crc32c",
     "decode_layout",
     "decode_mesh",
@@ -199,6 +200,7 @@ class ReshardPlan:
         /,
     ) -> None: ...
 
+def count_fitting(arrays: list[Any], shapes: list[tuple[int, ...]], dtype: Any, /) -> int: ...
 def balance_model(
     sorts: list[Any], tensors: list[int], itemsizes: list[int], participants: int, /
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], list[npt.NDArray[np.int64] | None]]: ...

@@ -8,8 +8,7 @@ use std::collections::HashMap;
 use crate::{
     error::{Error, Result},
     pickle::{Id, Pickle, Value},
-    region::Regions,
-    tiling::{Tiling, boxes::Boxes},
+    tiling::boxes::one_each,
 };
 
 /// A tensor of an index.
@@ -296,10 +295,7 @@ fn tiled(shape: &[i64], count: usize, bounds: &[i64], poll: &mut dyn FnMut() -> 
     if count == 1 {
         return Ok(bounds.chunks_exact(2).zip(shape).all(|(side, &size)| side == [0, size]));
     }
-    let check = Regions::of_bounds(shape.len(), count, bounds)
-        .and_then(|regions| Boxes::one_each(shape, regions, false))
-        .and_then(|boxes| boxes.check(poll));
-    match check {
+    match one_each(shape, count, bounds, false).and_then(|boxes| boxes.check(poll)) {
         Ok(()) => Ok(true),
         Err(error @ (Error::Interrupted | Error::TooMany { .. })) => Err(error),
         Err(_) => Ok(false),

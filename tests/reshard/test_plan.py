@@ -249,6 +249,22 @@ class TestRun:
         with pytest.raises(sw.LayoutError, match="src_shards is cut by"):
             plan.run(other)
 
+    def test_subclasses_and_equal_dtypes_are_shards_too(self) -> None:
+        class Own(np.ndarray[Any, Any]):
+            pass
+
+        plan, shards = row_to_column(), row_shards(ARRAY)
+        named = np.dtype("f4", metadata={"unit": "m"})
+        assert named == shards[0].dtype
+        for i in range(4):
+            for other in (shards[i].view(Own), shards[i].view(named)):
+                given = [*shards[:i], other, *shards[i + 1 :]]
+                np.testing.assert_array_equal(np.concatenate(plan.run(given), axis=1), ARRAY)
+                wrong = (i + 1) % 4
+                given[wrong] = given[wrong][:, 1:]
+                with pytest.raises(sw.LayoutError, match=rf"src_shards\[{wrong}\] .* is of shape \(2, 7\)"):
+                    plan.run(given)
+
     def test_wrong_outputs_are_left_alone(self) -> None:
         plan, shards = row_to_column(), row_shards(ARRAY)
         large = np.full((8, 8), -1, np.float32)

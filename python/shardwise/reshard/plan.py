@@ -114,9 +114,9 @@ class ReshardPlan(Drawn):
     _senders: bytes | None
 
     def __init__(self, src: Tiling, dst: Tiling, senders: Any = None) -> None:
-        for name, value in (("src", src), ("dst", dst)):
-            if not isinstance(value, Tiling):
-                raise TypeError(f"{name} must be a Partition or another Tiling, got {type(value).__name__}")
+        if not (isinstance(src, Tiling) and isinstance(dst, Tiling)):
+            name, value = ("dst", dst) if isinstance(src, Tiling) else ("src", src)
+            raise TypeError(f"{name} must be a Partition or another Tiling, got {type(value).__name__}")
         check_packed(src, dst)
         self._senders = None if senders is None else int64_array("senders", senders).tobytes()
         self._core = CorePlan(src._core, dst._core, same_holders(src, dst), senders)
@@ -563,7 +563,7 @@ def plan_reshard(src: Tiling, dst: Tiling) -> ReshardPlan:
 def same_holders(src: Tiling, dst: Tiling) -> npt.NDArray[np.int64]:
     """For each holder of `dst`, the position that its label has in `src`, or -1."""
     if isinstance(src, Partition) and isinstance(dst, Partition):
-        return _same_devices(src.device_mesh, dst.device_mesh)
+        return _same_devices(src._mesh, dst._mesh)
     if not (src._is_named and dst._is_named):
         return np.full(dst._count, -1, np.int64)
     index = {label: i for i, label in enumerate(src.holders)}

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import is_masked
+from .._core import count_fitting
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
@@ -75,9 +76,6 @@ def run_plan(
         check_addable(dtype)
     if out is not None:
         results = copied = checked_arrays("out", out, plan.dst, dtype)
-        for device, array in enumerate(results):
-            if not array.flags.writeable:
-                raise ValueError(f"out[{device}] is read-only, so the shard cannot be written into it")
         outputs: Sequence[int] = tuple(range(count))
         _check_copyable(dtype, count)
     else:
@@ -124,9 +122,8 @@ def checked_arrays(name: str, arrays: Sequence[Array], tiling: Tiling, dtype: np
         raise LayoutError(f"{name} has {given} arrays but there are {len(shapes)} holders")
     if dtype is None and checked and isinstance(checked[0], np.ndarray):
         dtype = checked[0].dtype
-    for i, (array, shape) in enumerate(zip(checked, shapes, strict=True)):
-        if type(array) is np.ndarray and array.shape == shape and (array.dtype is dtype or array.dtype == dtype):
-            continue
+    for i in range(count_fitting(checked, shapes, dtype), len(checked)):
+        array, shape = checked[i], shapes[i]
         if not isinstance(array, np.ndarray):
             raise TypeError(f"{name}[{i}] must be a numpy array, got {type(array).__name__}")
         if is_masked(array):

@@ -50,7 +50,7 @@ impl<'a> Disjoint<'a> {
         all.sort_unstable_by_key(|item| (item.low, item.written, item.index));
         let (mut start, mut reach) = (0, i128::MIN);
         for (i, item) in all.iter().enumerate() {
-            if i % ARRAYS_PER_POLL == 0 {
+            if (i + 1) % ARRAYS_PER_POLL == 0 {
                 poll()?;
             }
             if item.low >= reach {

@@ -19,14 +19,15 @@ use crate::{
         Plan, Transfer,
         places::{Places, Window},
     },
-    tiling::{Poll, Tiling},
+    tiling::Poll,
 };
 
 /// Copies what each destination device receives and keeps into its array. `outputs[d]` is the destination among
 /// `regions` that is device `d`'s, or none if it needs no copy. Of partial sums only the first addend is copied; the
 /// others are the caller's to add.
 ///
-/// `way` is how bytes are stored; none for the way that turns out faster.
+/// `places` are those of the plan's source and of its destination, which the next run needs as well. `way` is how bytes
+/// are stored; none for the way that turns out faster.
 ///
 /// `poll` is called now and then with the bytes that are done, of the bytes in all.
 ///
@@ -36,6 +37,7 @@ use crate::{
 #[inline(never)]
 pub fn run(
     plan: &Plan,
+    places: [&Places; 2],
     regions: Disjoint<'_>,
     outputs: &[Option<usize>],
     way: Option<Way>,
@@ -47,7 +49,7 @@ pub fn run(
         return Err(Error::Length { left: "out", left_len: devices, right: "holders", right_len: size });
     }
     // Each byte of a piece is written once.
-    let sides = Sides::new(plan, regions, outputs)?;
+    let sides = Sides::new(places, regions, outputs)?;
     let total = sides.to.bytes(outputs, regions.destinations().first().map_or(0, Strided::itemsize));
     let parts = plan.ranges(choices::parts_of_plan(total, plan.transfers(), devices));
     run_parts(plan, &sides, regions, outputs, &Contest::new(way, total), (total, parts), poll)
@@ -56,7 +58,7 @@ pub fn run(
 /// [`run`], with the destination devices in parts: by one worker each, or if there is only one part, by all.
 fn run_parts(
     plan: &Plan,
-    sides: &Sides,
+    sides: &Sides<'_>,
     regions: Disjoint<'_>,
     outputs: &[Option<usize>],
     contest: &Contest,
@@ -88,16 +90,16 @@ fn run_parts(
 }
 
 /// Both sides of a plan.
-struct Sides {
-    from: Holders,
-    to: Holders,
+struct Sides<'p> {
+    from: Holders<'p>,
+    to: Holders<'p>,
 }
 
-impl Sides {
-    fn new(plan: &Plan, regions: Disjoint<'_>, outputs: &[Option<usize>]) -> Result<Self> {
+impl<'p> Sides<'p> {
+    fn new([from, to]: [&'p Places; 2], regions: Disjoint<'_>, outputs: &[Option<usize>]) -> Result<Self> {
         Ok(Self {
-            from: Holders::new(&**plan.source(), regions.sources(), Some)?,
-            to: Holders::new(&**plan.destination(), regions.destinations(), |device| outputs[device])?,
+            from: Holders::new(from, regions.sources(), Some)?,
+            to: Holders::new(to, regions.destinations(), |device| outputs[device])?,
         })
     }
 
@@ -106,7 +108,8 @@ impl Sides {
         if self.from.views.is_empty() && self.to.views.is_empty() {
             return Ok(regions);
         }
-        let of = |side: &'a Holders, arrays: &'a [Strided]| if side.views.is_empty() { arrays } else { &side.views };
+        let of =
+            |side: &'a Holders<'p>, arrays: &'a [Strided]| if side.views.is_empty() { arrays } else { &side.views };
         Disjoint::new(of(&self.from, regions.sources()), of(&self.to, regions.destinations()), poll)
     }
 
@@ -144,8 +147,8 @@ impl Sides {
 }
 
 /// Where the pieces of one side lie in the holders' arrays.
-struct Holders {
-    places: Places,
+struct Holders<'p> {
+    places: &'p Places,
     /// If an array is flat: what the pieces are seen in, which is a flat piece's part of the array, in its shape, or else
     /// the array itself.
     views: Vec<Strided>,
@@ -153,10 +156,9 @@ struct Holders {
     of_piece: Vec<usize>,
 }
 
-impl Holders {
+impl<'p> Holders<'p> {
     /// `array` says which of `arrays` a holder has, if any.
-    fn new(tiling: &dyn Tiling, arrays: &[Strided], array: impl Fn(usize) -> Option<usize>) -> Result<Self> {
-        let places = Places::new(tiling, &mut parallel::never)?;
+    fn new(places: &'p Places, arrays: &[Strided], array: impl Fn(usize) -> Option<usize>) -> Result<Self> {
         let (mut views, mut of_piece) = (Vec::new(), Vec::new());
         if places.has_flat() {
             let too_many = |_| Error::TooMany { what: "the views of flat arrays".to_owned() };
@@ -274,6 +276,10 @@ mod tests {
         unsafe { Strided::new(values.cast_mut().cast(), 2, dims) }
     }
 
+    fn places_of(plan: &Plan) -> [Places; 2] {
+        [plan.source(), plan.destination()].map(|tiling| Places::new(&**tiling, &mut parallel::never).unwrap())
+    }
+
     proptest! {
         #[test]
         fn in_however_many_parts_every_device_gets_its_box(
@@ -302,7 +308,8 @@ mod tests {
             let regions = Disjoint::new(&from, &to, &mut parallel::never).unwrap();
             let total = to.iter().map(Strided::bytes).sum();
             let outputs: Vec<_> = (0..6).map(Some).collect();
-            let sides = Sides::new(&plan, regions, &outputs).unwrap();
+            let places = places_of(&plan);
+            let sides = Sides::new([&places[0], &places[1]], regions, &outputs).unwrap();
             let mut seen = (0, 0);
             let mut poll = |done, total| {
                 seen = (done, total);
@@ -331,8 +338,9 @@ mod tests {
         let from: Vec<Strided> = rows.iter().map(|row| region(row.as_ptr(), &[1, 512])).collect();
         let to: Vec<Strided> = columns.iter_mut().map(|column| region(column.as_mut_ptr(), &[512, 1])).collect();
         let outputs: Vec<_> = (0..512).map(Some).collect();
-        run(&plan, Disjoint::new(&from, &to, &mut parallel::never).unwrap(), &outputs, None, &mut |_, _| Ok(()))
-            .unwrap();
+        let regions = Disjoint::new(&from, &to, &mut parallel::never).unwrap();
+        let places = places_of(&plan);
+        run(&plan, [&places[0], &places[1]], regions, &outputs, None, &mut |_, _| Ok(())).unwrap();
         for (j, column) in columns.iter().enumerate() {
             assert!(column.iter().enumerate().all(|(i, &value)| usize::from(value) == i * 100 + j));
         }
@@ -373,16 +381,12 @@ mod tests {
             let from = [flat(low.as_ptr(), dims(5)), flat(high.as_ptr(), dims(5))];
             let to = [flat(first.as_mut_ptr(), dims(4)), flat(last.as_mut_ptr(), dims(2))];
             let outputs = [Some(0), None, Some(1)];
-            run(&plan, Disjoint::new(&from, &to, &mut parallel::never).unwrap(), &outputs, None, &mut |_, _| Ok(()))
-                .unwrap();
+            let regions = Disjoint::new(&from, &to, &mut parallel::never).unwrap();
+            let places = places_of(&plan);
+            let run_to = |outputs| run(&plan, [&places[0], &places[1]], regions, outputs, None, &mut |_, _| Ok(()));
+            run_to(&outputs).unwrap();
             assert_eq!((&first[..], &last[..]), (&values[..first.len()], &values[(8 * inner) as usize..]));
-            let short = run(
-                &plan,
-                Disjoint::new(&from, &to, &mut parallel::never).unwrap(),
-                &outputs[..2],
-                None,
-                &mut |_, _| Ok(()),
-            );
+            let short = run_to(&outputs[..2]);
             assert_eq!(short, Err(Error::Length { left: "out", left_len: 2, right: "holders", right_len: 3 }));
         }
     }

@@ -121,8 +121,8 @@ impl Closed {
         let mut cell = vec![0; self.rank()];
         let mut kept = 0;
         for device in 0..self.same.len() {
-            if device % DEVICES_PER_POLL == 0 {
-                poll()?;
+            if (device + 1) % DEVICES_PER_POLL == 0 {
+                poll()?; // not of a few: to get the interpreter for it takes longer than their plan
             }
             kept += usize::from(self.own_cell(device, &mut cell));
         }
@@ -189,7 +189,7 @@ impl Closed {
             shard: 0,
         };
         for device in devices {
-            if device % DEVICES_PER_POLL == 0 {
+            if (device + 1) % DEVICES_PER_POLL == 0 {
                 poll()?;
             }
             let want = self.destination_of(device);

@@ -4,7 +4,6 @@ use std::sync::{Arc, OnceLock};
 
 use crate::{
     error::{Error, Result},
-    partition::Partition,
     region::{Region, Regions},
     tiling::{
         Piece, Pieces, Place, Poll, Tiling, check::missing, checked_holder, checked_shape, grid::Grid, listed::Listed,
@@ -48,9 +47,19 @@ pub struct Boxes {
     /// The shapes of the holders' arrays, each with where it begins; `None` if each holder has one box and its array.
     arrays: Option<(Vec<usize>, Vec<i64>)>,
     replicas: bool,
-    /// The grid that they are, if they are one: then nothing needs to be listed.
-    grid: Option<Arc<Grid>>,
     tiles: OnceLock<Listed>,
+}
+
+/// One holder for each of the `count` boxes of `bounds`, (boxes, dims, 2) in C order, with an array of its own: if they are
+/// the chunks of a grid, the grid, of which nothing needs to be listed.
+///
+/// # Errors
+/// As [`Boxes::one_each`]; [`Error::Length`] if `bounds` are not so many boxes.
+pub fn one_each(shape: &[i64], count: usize, bounds: &[i64], replicas: bool) -> Result<Arc<dyn Tiling>> {
+    match Grid::of_bounds(shape, count, bounds) {
+        Some(grid) => Ok(Arc::new(grid)),
+        None => Ok(Arc::new(Boxes::one_each(shape, Regions::of_bounds(shape.len(), count, bounds)?, replicas)?)),
+    }
 }
 
 impl Boxes {
@@ -61,13 +70,11 @@ impl Boxes {
     /// [`Error::TooMany`] if there is no memory for the list.
     pub fn one_each(shape: &[i64], regions: Regions, replicas: bool) -> Result<Self> {
         checked_shape(shape)?;
-        let grid = Grid::of_regions(shape, &regions).map(Arc::new);
-        if grid.is_none() {
-            let mut boxes = regions.iter().enumerate();
-            boxes.try_for_each(|(holder, region)| check_bounds(shape, holder, 0, region))?;
+        for (holder, region) in regions.iter().enumerate() {
+            check_bounds(shape, holder, 0, region)?;
         }
         let (shape, pieces) = (shape.to_vec(), Arc::new(Pieces::one_each(regions)?));
-        Ok(Self { shape, pieces, arrays: None, replicas, grid, tiles: OnceLock::new() })
+        Ok(Self { shape, pieces, arrays: None, replicas, tiles: OnceLock::new() })
     }
 
     /// Holders with any number of boxes each.
@@ -93,7 +100,7 @@ impl Boxes {
             begins.push(shapes.len());
         }
         let (shape, pieces) = (shape.to_vec(), Arc::new(pieces));
-        Ok(Self { shape, pieces, arrays: Some((begins, shapes)), replicas, grid: None, tiles: OnceLock::new() })
+        Ok(Self { shape, pieces, arrays: Some((begins, shapes)), replicas, tiles: OnceLock::new() })
     }
 
     /// The index, which is made once.
@@ -207,9 +214,6 @@ impl Tiling for Boxes {
     }
 
     fn check(&self, poll: Poll<'_>) -> Result<()> {
-        if self.grid.is_some() {
-            return Ok(());
-        }
         let tiles = self.listed(poll)?;
         let corner = vec![0; self.shape.len()];
         let gap = missing(Region::new(&corner, &self.shape), tiles.regions(), poll)?;
@@ -217,18 +221,11 @@ impl Tiling for Boxes {
     }
 
     fn tiles(&self, poll: Poll<'_>) -> Result<Box<dyn Tiles + '_>> {
-        match &self.grid {
-            Some(grid) => grid.tiles(poll),
-            None => Ok(Box::new(self.listed(poll)?)),
-        }
+        Ok(Box::new(self.listed(poll)?))
     }
 
     fn pieces(&self, poll: Poll<'_>) -> Result<Arc<Pieces>> {
         poll()?;
         Ok(self.pieces.clone())
-    }
-
-    fn as_partition(self: Arc<Self>) -> Option<Arc<Partition>> {
-        self.grid.clone()?.as_partition()
     }
 }

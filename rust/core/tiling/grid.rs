@@ -8,11 +8,11 @@ use crate::{
     layout::Layout,
     mesh::Mesh,
     partition::Partition,
-    region::{Region, Regions},
+    region::Region,
     tiling::{
-        Piece, Place, Poll, Tiling,
+        Piece, Pieces, Place, Poll, Tiling,
         cells::CutFinder,
-        checked_holder, checked_shape,
+        checked_holder, checked_shape, pieces_one_by_one,
         tiles::{Finder, Held, Senders, Tiles},
     },
     uneven::Cut,
@@ -59,27 +59,27 @@ impl Grid {
         Ok(Self { shape: shape.to_vec(), chunks: chunks.to_vec(), padded, cuts, counts, holders })
     }
 
-    /// The grid whose chunks `regions` are, all of them in their order; `None` if they are those of no grid.
-    pub(super) fn of_regions(shape: &[i64], regions: &Regions) -> Option<Self> {
-        let first = regions.iter().next().filter(|first| first.start().iter().all(|&at| at == 0))?;
-        let grid = Self::new(shape, first.stop(), false).ok()?;
-        if i64::try_from(regions.len()) != Ok(grid.holders) {
+    /// The grid whose chunks the `count` boxes of `bounds`, (boxes, dims, 2) in C order, are, all of them in their order;
+    /// `None` if they are those of no grid.
+    pub(super) fn of_bounds(shape: &[i64], count: usize, bounds: &[i64]) -> Option<Self> {
+        let row = 2 * shape.len();
+        let first = bounds.get(..row).filter(|first| first.iter().step_by(2).all(|&start| start == 0))?;
+        let chunks: Vec<i64> = first.iter().skip(1).step_by(2).copied().collect();
+        let grid = Self::new(shape, &chunks, false).ok()?;
+        if i64::try_from(count) != Ok(grid.holders) || count.checked_mul(row) != Some(bounds.len()) {
             return None;
         }
-        let mut at = vec![0; shape.len()];
-        for region in regions.iter() {
-            let chunk = at.iter().zip(&grid.chunks).zip(shape);
-            if !region
-                .sides()
-                .zip(chunk)
-                .all(|(side, ((&at, &chunk), &n))| side == (at, n.min(at.saturating_add(chunk))))
-            {
-                return None;
-            }
-            for ((at, &stop), &n) in at.iter_mut().zip(region.stop()).zip(shape).rev() {
-                *at = if stop < n { stop } else { 0 };
-                if stop < n {
-                    break;
+        let mut at = vec![0_i64; shape.len()];
+        for sides in bounds.chunks_exact(row.max(1)) {
+            let mut carries = true;
+            for (((side, at), &chunk), &n) in sides.chunks_exact(2).zip(&mut at).zip(&grid.chunks).zip(shape).rev() {
+                let stop = n.min(at.saturating_add(chunk));
+                if side != [*at, stop] {
+                    return None;
+                }
+                if carries {
+                    carries = stop == n;
+                    *at = if carries { 0 } else { stop };
                 }
             }
         }
@@ -128,6 +128,13 @@ impl Tiling for Grid {
 
     fn tiles(&self, _: Poll<'_>) -> Result<Box<dyn Tiles + '_>> {
         Ok(Box::new(Chunks { grid: self }))
+    }
+
+    fn pieces(&self, poll: Poll<'_>) -> Result<Arc<Pieces>> {
+        match Arc::new(self.clone()).as_partition() {
+            Some(partition) => partition.pieces(poll), // all at once
+            None => pieces_one_by_one(self, poll),
+        }
     }
 
     /// Over a mesh with an axis for each dim; a grid without chunks, or without dims, is left as it is.

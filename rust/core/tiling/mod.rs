@@ -121,15 +121,7 @@ pub trait Tiling: Debug + Send + Sync {
     /// # Errors
     /// [`Error::TooMany`] if there is no memory for them; what `poll` returns.
     fn pieces(&self, poll: Poll<'_>) -> Result<Arc<Pieces>> {
-        let mut pieces = Pieces::new(self.shape().len());
-        for holder in 0..self.holders() {
-            if (holder as usize).is_multiple_of(STEPS_PER_POLL) {
-                poll()?;
-            }
-            self.visit_pieces(holder, &mut |piece| pieces.push(piece))?;
-            pieces.end_holder()?;
-        }
-        Ok(Arc::new(pieces))
+        pieces_one_by_one(self, poll)
     }
 
     /// The tiling as a partition of which each device holds one box, if it is one: plans between two such are made in
@@ -263,6 +255,19 @@ impl Pieces {
         };
         Piece { region: self.regions.get(position), place }
     }
+}
+
+/// The pieces of a tiling, holder by holder.
+fn pieces_one_by_one(tiling: &(impl Tiling + ?Sized), poll: Poll<'_>) -> Result<Arc<Pieces>> {
+    let mut pieces = Pieces::new(tiling.shape().len());
+    for holder in 0..tiling.holders() {
+        if (holder as usize).is_multiple_of(STEPS_PER_POLL) {
+            poll()?;
+        }
+        tiling.visit_pieces(holder, &mut |piece| pieces.push(piece))?;
+        pieces.end_holder()?;
+    }
+    Ok(Arc::new(pieces))
 }
 
 /// Room for `more` entries.

@@ -140,6 +140,7 @@ proptest! {
     fn every_element_is_held_and_found(shape in shapes(), kind in 0..6_usize, seeds in seeds(), asked in seeds()) {
         let tiling = tiling_of(&shape, kind, &seeds);
         prop_assert_eq!(tiling.check(&mut never), Ok(()));
+        prop_assert_eq!(tiling.pieces(&mut never), pieces_one_by_one(&*tiling, &mut never));
         let held: HashSet<i64> = arrays(&*tiling).concat().into_iter().filter(|&offset| offset >= 0).collect();
         prop_assert_eq!(held.len() as i64, shape.iter().product::<i64>());
         // Some box, and what is found under it: each element once, in pieces of the holder that is said to hold it.

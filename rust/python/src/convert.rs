@@ -1,15 +1,15 @@
 //! Python arguments as Rust values, with errors that name the argument.
 
-use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1, PyUntypedArray, PyUntypedArrayMethods};
+use numpy::{PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::{
     exceptions::{PyIndexError, PyMemoryError, PyOverflowError, PyTypeError},
     intern,
     prelude::*,
     sync::PyOnceLock,
-    types::{PyBool, PyByteArray, PyBytes, PyDict, PyInt, PyIterator, PyString, PyTuple},
+    types::{PyBool, PyByteArray, PyBytes, PyDict, PyInt, PyIterator, PyList, PyString, PyTuple},
 };
 
-use crate::errors::{InternalError, SizeOverflowError};
+use crate::errors::{InternalError, SizeOverflowError, guard};
 
 /// An integer: a Python int or anything with `__index__` (numpy integers), but no bool.
 pub(crate) fn integer(name: &str, value: &Bound<'_, PyAny>) -> PyResult<i64> {
@@ -119,9 +119,9 @@ pub(crate) enum Numbers<'py> {
     Many(NumberArray<'py>),
 }
 
-/// A C-contiguous, aligned int64 array, flat, with the shape that the argument had.
+/// A C-contiguous, aligned int64 array.
 pub(crate) struct NumberArray<'py> {
-    pub(crate) flat: PyReadonlyArray1<'py, i64>,
+    array: PyReadonlyArrayDyn<'py, i64>,
     pub(crate) shape: Vec<usize>,
 }
 
@@ -130,14 +130,19 @@ impl<'py> Numbers<'py> {
         if value.is_exact_instance_of::<PyInt>() {
             return position(name, value).map(Self::One);
         }
-        if value.cast::<PyUntypedArray>().is_err() && value.try_iter().is_err() {
-            return position(name, value).map(Self::One);
-        }
-        let array = int64_array(name, value).map_err(|error| outside(value.py(), error))?;
-        let shape = array.cast::<PyUntypedArray>()?.shape().to_vec();
-        let flat = array.call_method1(intern!(value.py(), "reshape"), (-1,))?.cast_into::<PyArray1<i64>>()?;
-        let flat = flat.try_readonly().map_err(|error| PyTypeError::new_err(format!("{name}: {error}")))?;
-        Ok(Self::Many(NumberArray { flat, shape }))
+        let array = match ready(value) {
+            Some(array) => array.clone(),
+            None if value.cast::<PyUntypedArray>().is_err() && value.try_iter().is_err() => {
+                return position(name, value).map(Self::One);
+            }
+            None => {
+                let array = int64_array(name, value).map_err(|error| outside(value.py(), error))?;
+                array.cast_into::<PyArrayDyn<i64>>()?
+            }
+        };
+        let shape = array.shape().to_vec();
+        let array = array.try_readonly().map_err(|error| PyTypeError::new_err(format!("{name}: {error}")))?;
+        Ok(Self::Many(NumberArray { array, shape }))
     }
 
     /// The numbers in C order.
@@ -149,11 +154,42 @@ impl<'py> Numbers<'py> {
     }
 }
 
+/// The value, if `int64_array` would give it back as it is, which takes that function longer to find out.
+fn ready<'a, 'py>(value: &'a Bound<'py, PyAny>) -> Option<&'a Bound<'py, PyArrayDyn<i64>>> {
+    value.cast_exact::<PyUntypedArray>().ok()?;
+    let array = value.cast::<PyArrayDyn<i64>>().ok()?;
+    (array.is_c_contiguous() && array.data().is_aligned()).then_some(array)
+}
+
 /// The value as an int64 array that a slice may be taken of; converts (and copies) only what is not one already.
 fn int64_array<'py>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     static INTEGERS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let convert = INTEGERS.import(value.py(), "shardwise._arguments", "int64_array")?;
     convert.call1((name, value))
+}
+
+/// How many of `arrays`, from the first on, are of numpy's own type, of the shape that `shapes` has for them, and of `dtype`
+/// itself. Whether the next one will do all the same is for the caller to say.
+#[pyfunction]
+#[pyo3(signature = (arrays, shapes, dtype, /))]
+pub(crate) fn count_fitting(
+    arrays: &Bound<'_, PyList>,
+    shapes: &Bound<'_, PyList>,
+    dtype: &Bound<'_, PyAny>,
+) -> PyResult<usize> {
+    guard(|| {
+        let fits = |array: &Bound<'_, PyAny>, shape: &Bound<'_, PyAny>| {
+            let (Ok(array), Ok(shape)) = (array.cast_exact::<PyUntypedArray>(), shape.cast::<PyTuple>()) else {
+                return false;
+            };
+            let same =
+                |(size, &n): (Borrowed<'_, '_, PyAny>, &usize)| size.extract().is_ok_and(|size: usize| size == n);
+            shape.len() == array.ndim()
+                && shape.iter_borrowed().zip(array.shape()).all(same)
+                && array.dtype().as_any().is(dtype)
+        };
+        Ok(arrays.iter().zip(shapes.iter()).take_while(|(array, shape)| fits(array, shape)).count())
+    })
 }
 
 /// A sequence of strings.
@@ -179,6 +215,6 @@ pub(crate) fn strings(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<Stri
 impl NumberArray<'_> {
     /// The numbers in C order.
     pub(crate) fn slice(&self) -> PyResult<&[i64]> {
-        self.flat.as_slice().map_err(|error| InternalError::new_err(error.to_string()))
+        self.array.as_slice().map_err(|error| InternalError::new_err(error.to_string()))
     }
 }

@@ -45,6 +45,7 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<pickle::Record>()?;
     module.add_function(wrap_pyfunction!(checksum::crc32c, module)?)?;
     module.add_function(wrap_pyfunction!(collective::priced_collectives, module)?)?;
+    module.add_function(wrap_pyfunction!(convert::count_fitting, module)?)?;
     module.add_function(wrap_pyfunction!(dtensor::decode_layout, module)?)?;
     module.add_function(wrap_pyfunction!(dtensor::decode_mesh, module)?)?;
     module.add_function(wrap_pyfunction!(dtensor::encode_layout, module)?)?;

@@ -227,22 +227,25 @@ impl ReshardPlan {
             let (_kept, destinations) = memory(destinations, true)?;
             let outputs: Vec<Option<usize>> = outputs.iter().map(|&output| usize::try_from(output).ok()).collect();
             self.check_counts(sources.len(), destinations.len(), &outputs)?;
+            let places = [self.places(py, 0)?, self.places(py, 1)?];
             let mut failure = None;
-            let report = |done: i64, total: i64| -> PyResult<()> {
-                Python::attach(|py| progress.as_ref().map_or(Ok(()), |call| call.call1(py, (done, total)).map(drop)))
-            };
             let done = detached(py, |poll| {
                 let regions = Disjoint::new(&sources, &destinations, poll)?;
-                let mut last: Option<Instant> = None;
-                run(&self.core, regions, &outputs, way, &mut |done, total| -> CoreResult<()> {
-                    if done < total && last.is_some_and(|last| last.elapsed() < POLL_EVERY) {
+                // Who has not asked for reports is not reported the beginning and the end of a small copy either: to get
+                // the interpreter for them takes longer than all else that comes before it.
+                let mut last = progress.is_none().then(Instant::now);
+                run(&self.core, places, regions, &outputs, way, &mut |done, total| -> CoreResult<()> {
+                    let is_due = last.is_none_or(|last| last.elapsed() >= POLL_EVERY);
+                    if !is_due && (done < total || progress.is_none()) {
                         return Ok(());
                     }
                     last = Some(Instant::now());
-                    report(done, total).map_err(|error| {
-                        failure = Some(error);
-                        Error::Interrupted
-                    })?;
+                    if let Some(progress) = &progress {
+                        Python::attach(|py| progress.call1(py, (done, total)).map(drop)).map_err(|error| {
+                            failure = Some(error);
+                            Error::Interrupted
+                        })?;
+                    }
                     poll()
                 })
             });
@@ -281,13 +284,14 @@ const ARRAY_BYTES: usize = 1024;
 /// The memory of arrays, which are held meanwhile.
 fn memory<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound<'py, PyUntypedArray>>, Vec<Strided>)> {
     let arrays = list.iter().map(|item| Ok(item.cast_into::<PyUntypedArray>()?)).collect::<PyResult<Vec<_>>>()?;
-    for (number, array) in arrays.iter().enumerate() {
-        poll_among(list.py(), number)?;
+    for (position, array) in arrays.iter().enumerate() {
+        poll_among(list.py(), position)?;
         if array.dtype().has_object() {
             return Err(PyTypeError::new_err("object arrays hold references, which cannot be copied as bytes"));
         }
         if written && !views::writeable(array) {
-            return Err(PyValueError::new_err("a destination is read-only"));
+            let message = format!("out[{position}] is read-only, so the shard cannot be written into it");
+            return Err(PyValueError::new_err(message));
         }
     }
     let regions = arrays.iter().map(views::strided).collect();

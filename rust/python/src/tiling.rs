@@ -12,7 +12,7 @@ use shardwise_core::{
     region::Regions,
     tiling::{
         Piece, Place, Tiling as CoreTiling,
-        boxes::{Array, Boxes},
+        boxes::{Array, Boxes, one_each},
         flat::FlatRanges,
         grid::Grid,
     },
@@ -49,11 +49,8 @@ impl Tiling {
             let shape = integers("shape", shape)?;
             let bounds = Numbers::new("boxes", bounds)?;
             let bounds = bounds.slice()?;
-            let made = py.detach(|| {
-                let regions = Regions::of_bounds(shape.len(), count, bounds)?;
-                Boxes::one_each(&shape, regions, replicas)
-            });
-            Ok(Self { core: Arc::new(made.map_err(to_py)?) })
+            let core = py.detach(|| one_each(&shape, count, bounds, replicas)).map_err(to_py)?;
+            Ok(Self { core })
         })
     }
 

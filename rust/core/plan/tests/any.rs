@@ -7,7 +7,7 @@ use crate::{
     region::{Region, Regions},
     tiling::{
         Piece, Pieces, Place,
-        boxes::{Array, Boxes},
+        boxes::{Array, Boxes, one_each},
         grid::Grid,
         tests::{arrays, elements, seeds, shapes, tiling_of},
     },
@@ -110,9 +110,10 @@ proptest! {
             let chunks: Vec<i64> = chunks.iter().zip(&shape).map(|(&chunk, &n)| chunk.min(n)).collect();
             Grid::new(&shape, &chunks, false).unwrap().pieces(&mut never).unwrap().regions().clone()
         };
-        let known = |regions: &Regions| -> Arc<dyn Tiling> {
-            Arc::new(Boxes::one_each(&shape, regions.clone(), replicas).unwrap())
+        let bounds_of = |regions: &Regions| -> Vec<i64> {
+            regions.iter().flat_map(Region::sides).flat_map(<[i64; 2]>::from).collect()
         };
+        let known = |regions: &Regions| one_each(&shape, regions.len(), &bounds_of(regions), replicas).unwrap();
         // The same boxes holder by holder, of which none looks whether they are a grid.
         let any = |regions: &Regions| -> Arc<dyn Tiling> {
             let one = |region| {
@@ -147,7 +148,8 @@ proptest! {
         }
         let mut others = Regions::new(shape.len());
         (0..from.len()).for_each(|i| others.push(Region::of_row(&rows[i * 2 * shape.len()..][..2 * shape.len()])).unwrap());
-        let as_grid = Boxes::one_each(&shape, others.clone(), replicas).map(|boxes| boxes.check(&mut never));
+        let as_grid =
+            one_each(&shape, others.len(), &bounds_of(&others), replicas).map(|boxes| boxes.check(&mut never));
         if let Ok(checked) = as_grid {
             prop_assert_eq!(checked, any(&others).check(&mut never));
         } else {
@@ -225,7 +227,7 @@ fn sources_that_overlap_are_refused_and_a_poll_stops_every_plan() {
     let (n, tall) = (1 << 16, |n: i64| cut(&[n], &[&["a"], &[]], &[1 << 16, 2]));
     let explicit = |p: &Arc<Partition>| -> Arc<dyn Tiling> {
         let boxes: Vec<i64> = (0..n).flat_map(|id| p.box_of(id).unwrap()).flat_map(<[i64; 2]>::from).collect();
-        Arc::new(Boxes::one_each(&[n, 2], Regions::of_bounds(2, n as usize, &boxes).unwrap(), false).unwrap())
+        one_each(&[n, 2], n as usize, &boxes, false).unwrap()
     };
     let fine = tall(n);
     type Pair = (Arc<dyn Tiling>, Arc<dyn Tiling>);

@@ -56,7 +56,7 @@ impl DtensorLayout {
         if columns != self.layout.rank() {
             return Err(to_py(Error::IndexRank { given: columns, rank: self.layout.rank() }));
         }
-        let flat = array.flat.as_slice().map_err(|error| PyTypeError::new_err(error.to_string()))?;
+        let flat = array.slice()?;
         let mut refused = None;
         let ids = filled(py, &[rows], |out, _| {
             self.layout.shard_ids_into(flat, out).map_err(|error| {
