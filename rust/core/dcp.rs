@@ -172,7 +172,7 @@ impl<'p, 'a> Reader<'p, 'a> {
 
     /// The stretches, by what lies in them.
     fn places(&mut self, storage: &[(Id, Id)], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        let not_one = || wrong("storage_data holds what is not a chunk and its place");
+        let not_one = || wrong("storage_data holds an entry that is not a chunk and its place");
         let mut files: HashMap<&'a str, i64> = HashMap::new();
         self.found
             .try_reserve(storage.len())
@@ -204,7 +204,7 @@ impl<'p, 'a> Reader<'p, 'a> {
             };
             if !plain {
                 let problem =
-                    "is transformed by an extension of its writer, which is not read; save it without extensions";
+                    "is transformed by an extension of its writer, which is not supported; save it without extensions";
                 return Err(wrong(format!("{} {problem}", shown(name))));
             }
             let count = files.len() as i64;

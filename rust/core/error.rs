@@ -29,7 +29,7 @@ pub enum Error {
         axis: usize,
     },
     /// One name on two axes.
-    #[error("axis_names[{second}] is {name}, which axis_names[{first}] is already", name = shown::text(name))]
+    #[error("axis_names[{second}] is {name}, the same as axis_names[{first}]", name = shown::text(name))]
     DuplicateAxisName {
         /// The name.
         name: String,
@@ -138,8 +138,8 @@ pub enum Error {
     },
     /// Sub-axes of one axis that have no common refinement.
     #[error(
-        "sub-axes of {axis} cannot stand together: one ends or begins at {first}, another at {second}, \
-         and neither divides the other",
+        "sub-axes of {axis} cannot be combined: they have boundaries at {first} and {second}, and neither divides \
+         the other",
         axis = shown::text(axis)
     )]
     SubAxesClash {
@@ -180,7 +180,7 @@ pub enum Error {
         k: i64,
     },
     /// Too few parts of a packed dim, or too many.
-    #[error("axes[{dim}] is packed of {given} parts; a packed dim has 1 to {limit}")]
+    #[error("axes[{dim}] is packed from {given} parts; a packed dim has 1 to {limit}")]
     Parts {
         /// Position of the dim.
         dim: usize,
@@ -200,7 +200,7 @@ pub enum Error {
         why: String,
     },
     /// A layout with packed dims where one without is needed.
-    #[error("layout has packed dims, whose shards may be of several pieces")]
+    #[error("layout has packed dims, whose shards may have several pieces")]
     PackedLayout,
     /// Parts that do not add up to their dim.
     #[error("dim {dim} has {n} elements, but its parts add up to {sum}")]

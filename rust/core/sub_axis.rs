@@ -196,7 +196,7 @@ mod tests {
         );
         assert_eq!(
             refused(&[&["tp:(1)2"], &["tp:(3)2"]]),
-            "sub-axes of \"tp\" cannot stand together: one ends or begins at 2, another at 3, and neither divides the other"
+            "sub-axes of \"tp\" cannot be combined: they have boundaries at 2 and 3, and neither divides the other"
         );
         assert_eq!(refused(&[&["tp:(1)5"]]), "axes[0] names \"tp:(1)5\", which does not divide axis \"tp\" of size 24");
         for unknown in ["tp:(0)2", "tp:(1)0", "tp:(01)2", "tp:(1)+2", "tp:(1)", "tp:1", ":(1)2", "pp:(1)2", "tp:(1)2 "]

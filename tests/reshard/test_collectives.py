@@ -214,7 +214,7 @@ class TestCost:
         [
             (
                 sw.Collective("all-gather", ("x",), from_dim=0),
-                "dim 0 is cut by x, y, of which x are not the minor axes",
+                "dim 0 is cut by x, y, and x are not its minor axes",
             ),
             (sw.Collective("all-gather", ("y",)), "it needs from_dim"),
             (sw.Collective("slice", ("x",), to_dim=0), "x does not replicate"),
@@ -223,7 +223,7 @@ class TestCost:
             (sw.Collective("collective-permute", ("x",)), "it needs the layout after it"),
             (
                 sw.Collective("collective-permute", ("x",), layout=WHOLE),
-                "the layout after it has another number of shards along a dim",
+                "the layout after it has a different number of shards along a dim",
             ),
             (
                 sw.Collective("all-gather", ("y",), from_dim=0, layout=WHOLE),

@@ -323,7 +323,7 @@ def test_a_file_s_own_state_dict_is_not_disturbed_by_what_lies_beside(tmp_path: 
         }  # fmt: skip
     path.write_bytes(save({"w": tensor(array, "0"), "config": Call("my.config", "Config", state={})}))
     with pytest.raises(
-        sw.ParseError, match=r"model.pt: names \"my.config.Config\", which is not among what is read here"
+        sw.ParseError, match=r"model.pt: names \"my.config.Config\", which is not supported here"
     ):
         sw.open_checkpoint(path)
 

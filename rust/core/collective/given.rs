@@ -124,7 +124,7 @@ fn made(
             return Ok(());
         }
         let cut = if spec.is_empty() { "not cut".to_owned() } else { format!("cut by {}", names(spec)) };
-        Err(format!("dim {from} is {cut}, of which {} are not the minor axes", names(factors)))
+        Err(format!("dim {from} is {cut}, and {} are not its minor axes", names(factors)))
     };
     if (1..factors.len()).any(|i| factors[..i].contains(&factors[i])) {
         return Err("an axis is named twice".to_owned());
@@ -134,10 +134,10 @@ fn made(
         without("from_dim", from).and_then(|()| without("to_dim", to))?;
         let after = after.ok_or("it needs the layout after it")?;
         if after.specs.len() != before.specs.len() || tensor.shards(&after) != tensor.shards(before) {
-            return Err("the layout after it has another number of shards along a dim".to_owned());
+            return Err("the layout after it has a different number of shards along a dim".to_owned());
         }
         if after.unreduced != before.unreduced {
-            return Err("the layout after it is unreduced over other axes".to_owned());
+            return Err("the layout after it is unreduced over different axes".to_owned());
         }
         return Ok(permute(before, after, count));
     }
@@ -213,8 +213,8 @@ mod tests {
     fn what_cannot_be_made_is_refused_with_its_number() {
         let (mesh, source, links) = setting();
         let cases = [
-            (given(Kind::AllGather, &["x"], Some(0), None), "dim 0 is cut by x, y, of which x are not the minor axes"),
-            (given(Kind::AllGather, &["y"], Some(1), None), "dim 1 is not cut, of which y are not the minor axes"),
+            (given(Kind::AllGather, &["x"], Some(0), None), "dim 0 is cut by x, y, and x are not its minor axes"),
+            (given(Kind::AllGather, &["y"], Some(1), None), "dim 1 is not cut, and y are not its minor axes"),
             (given(Kind::AllGather, &["y"], Some(2), None), "from_dim is 2, outside 0 to 1"),
             (given(Kind::AllGather, &["y"], None, None), "it needs from_dim"),
             (given(Kind::AllGather, &["y"], Some(0), Some(1)), "it has no to_dim, given 1"),

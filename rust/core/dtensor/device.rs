@@ -172,7 +172,7 @@ impl fmt::Display for DeviceSpec<'_> {
 }
 
 fn set<T>(part: &mut Option<T>, value: T) -> Result<(), &'static str> {
-    if part.replace(value).is_some() { Err("a part that was given already") } else { Ok(()) }
+    if part.replace(value).is_some() { Err("a part that is given twice") } else { Ok(()) }
 }
 
 fn name(text: &str) -> Result<&str, &'static str> {
@@ -181,7 +181,7 @@ fn name(text: &str) -> Result<&str, &'static str> {
         return Err("a name that does not begin with an ASCII letter");
     }
     if !bytes.iter().all(|b| b.is_ascii_alphanumeric() || *b == b'_') {
-        return Err("a name with other characters than ASCII letters, digits and `_`");
+        return Err("a name with characters other than ASCII letters, digits and `_`");
     }
     Ok(text)
 }

@@ -37,7 +37,7 @@ pub enum Error {
         problem: String,
     },
     /// A mesh of more axes than an array of its device ids could have.
-    #[error("dim_names has {given} names; a mesh has at most {limit} axes, as many as numpy gives an array")]
+    #[error("dim_names has {given} names; a mesh has at most {limit} axes, the most dims of a numpy array")]
     TooManyAxes {
         /// How many were given.
         given: usize,
@@ -216,7 +216,7 @@ pub enum Error {
     },
     /// A mesh axis, or `match`, on two dims.
     #[error(
-        "sharding_specs[{second}] is {spec}, as sharding_specs[{first}] is already. Mesh dimensions must be unique in \
+        "sharding_specs[{second}] is {spec}, the same as sharding_specs[{first}]. Mesh dimensions must be unique in \
          a layout.",
         spec = shown::text(spec)
     )]
@@ -229,7 +229,7 @@ pub enum Error {
         second: usize,
     },
     /// A layout of more dims than a tensor can have.
-    #[error("a layout of rank {given}; a tensor has at most {MAX_RANK} dims, and not fewer than 0")]
+    #[error("a layout of rank {given}; a tensor has 0 to {MAX_RANK} dims")]
     RankOutside {
         /// The rank given.
         given: i64,
@@ -251,7 +251,7 @@ pub enum Error {
         rank: usize,
     },
     /// A layout whose form does not go with its mesh.
-    #[error("{layout} cannot lie on {mesh}")]
+    #[error("{layout} cannot be on {mesh}")]
     WrongMesh {
         /// `a static layout`, ...
         layout: &'static str,
@@ -267,7 +267,7 @@ pub enum Error {
         spec: &'static str,
     },
     /// A form of layout that has no shards to speak of.
-    #[error("{layout} has no shards: it says nothing of axes")]
+    #[error("{layout} has no shards: it has no axes")]
     NoShards {
         /// `an empty layout`, `a single-device layout`.
         layout: &'static str,

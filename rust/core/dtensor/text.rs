@@ -325,7 +325,7 @@ fn generate(name: Field<'_>, axes: Field<'_>, made_up: Field<'_>) -> Result<Mesh
     }
     let size = radix::product("shape", &shape)?;
     if size > MAX_GENERATED {
-        return Err(axes.error(0, format!("{size} devices to be made up; at most {MAX_GENERATED} are")));
+        return Err(axes.error(0, format!("{size} devices to be made up; the limit is {MAX_GENERATED}")));
     }
     let mut local_devices = DeviceList::with_capacity(usize::try_from(size).unwrap_or(0));
     for id in 0..size {

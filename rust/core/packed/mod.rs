@@ -31,7 +31,7 @@ use crate::{
 /// The numbers of a row of [`Packed::pieces_into`] for each dim: start, stop, and start in the holder's array.
 pub const PER_DIM: usize = 3;
 
-/// A partition whose shards may be of several pieces.
+/// A partition whose shards may have several pieces.
 ///
 /// ```
 /// use shardwise_core::{

@@ -82,8 +82,8 @@ fn sizes_may_be_left_to_the_shape() {
 fn what_cannot_be_is_refused() {
     let error = |parts: Vec<PartSpec<&str>>, n| packed(mesh(8), parts, n, Uneven::Even).unwrap_err().to_string();
     assert_eq!(error(vec![part(&[4], Some(0), &["tp"])], 5), "dim 0 has 5 elements, but its parts add up to 4");
-    assert_eq!(error(vec![], 5), "axes[0] is packed of 0 parts; a packed dim has 1 to 65536");
-    assert!(error(vec![part(&[1], None, &[]); 70_000], 70_000).contains("packed of 70000 parts"));
+    assert_eq!(error(vec![], 5), "axes[0] is packed from 0 parts; a packed dim has 1 to 65536");
+    assert!(error(vec![part(&[1], None, &[]); 70_000], 70_000).contains("packed from 70000 parts"));
     assert_eq!(
         error(vec![part(&[4, 3], Some(0), &["tp"])], 12),
         "dim 0, part 0: the factor that is cut is 4, which 8 shards do not divide evenly"
@@ -124,7 +124,7 @@ fn few_units_are_split() {
     assert!(cut(3).unwrap_err().to_string().contains("is 2, which 3 shards"));
     assert!(cut(16).unwrap_err().to_string().contains("is 8, which 16 shards"));
     let padded = PartSpec { pad: Some(Pad { multiple: 2, each: false }), ..groups() };
-    assert!(packed(mesh(4), vec![padded], 8, Uneven::Even).unwrap_err().to_string().contains("not to be split"));
+    assert!(packed(mesh(4), vec![padded], 8, Uneven::Even).unwrap_err().to_string().contains("cannot be split"));
 }
 
 #[test]

@@ -59,7 +59,7 @@ struct Machine<'a> {
 
 pub(super) fn run<'a>(input: &'a [u8], poll: &mut dyn FnMut() -> Result<()>) -> Result<Pickle<'a>> {
     if input.len() > MAX_BYTES {
-        let problem = format!("is {} bytes long; at most {MAX_BYTES} are read", input.len());
+        let problem = format!("is {} bytes long, over the limit of {MAX_BYTES}", input.len());
         return Err(Error::Pickle { at: 0, problem });
     }
     let pickle = Pickle {
@@ -105,7 +105,7 @@ impl<'a> Machine<'a> {
             op::FRAME => {
                 let length = self.number(8)?;
                 if length > self.left() as u64 {
-                    return Err(self.error(format!("a frame of {length} bytes, of which {} are there", self.left())));
+                    return Err(self.error(format!("a frame of {length} bytes, but {} are there", self.left())));
                 }
             }
             op::STOP => return self.stop(),
@@ -192,7 +192,7 @@ impl<'a> Machine<'a> {
                 let items = self.marked()?;
                 let top = self.top()?;
                 let Value::Set(number) = self.pickle.value(top) else {
-                    return Err(self.error("adds items to what is not a set"));
+                    return Err(self.error("adds items to something that is not a set"));
                 };
                 self.append(number, items)?;
             }
@@ -243,7 +243,7 @@ impl<'a> Machine<'a> {
                 let (name, module) = (self.pop()?, self.pop()?);
                 let (Value::Text(module), Value::Text(name)) = (self.pickle.value(module), self.pickle.value(name))
                 else {
-                    return Err(self.error("names a global by what is not text"));
+                    return Err(self.error("names a global with something that is not text"));
                 };
                 self.give_global(self.pickle.bytes(module), self.pickle.bytes(name))?;
             }
@@ -262,7 +262,7 @@ impl<'a> Machine<'a> {
                 let state = self.pop()?;
                 let top = self.top()?;
                 let Value::Record(number) = self.pickle.value(top) else {
-                    return Err(self.error("gives a state to what is not an object"));
+                    return Err(self.error("gives a state to something that is not an object"));
                 };
                 let record = &mut self.pickle.records[number as usize];
                 if record.state.replace(state).is_some() {
@@ -288,7 +288,7 @@ impl<'a> Machine<'a> {
             return Err(self.error(format!("ends with {values} more values and {marks} marks on the stack")));
         }
         if self.left() > 0 {
-            return Err(self.error(format!("ends with {} bytes behind it", self.left())));
+            return Err(self.error(format!("ends with {} bytes after it", self.left())));
         }
         Ok(false)
     }
@@ -315,7 +315,7 @@ impl<'a> Machine<'a> {
 
     fn take(&mut self, length: u64) -> Result<Span> {
         if length > self.left() as u64 {
-            return Err(self.error(format!("{length} bytes are needed, {} are left", self.left())));
+            return Err(self.error(format!("{length} bytes are needed, but {} are left", self.left())));
         }
         let span = Span { start: self.at as u32, length: length as u32 }; // The input is at most MAX_BYTES long.
         self.at += length as usize;
@@ -356,7 +356,7 @@ impl<'a> Machine<'a> {
     }
 
     fn unmark(&mut self) -> Result<usize> {
-        self.marks.pop().ok_or_else(|| self.error("goes back to a mark that is not there"))
+        self.marks.pop().ok_or_else(|| self.error("goes back to a mark that does not exist"))
     }
 
     fn marked(&mut self) -> Result<Vec<Id>> {
@@ -388,7 +388,7 @@ impl<'a> Machine<'a> {
     fn long(&mut self, size: usize) -> Result<()> {
         let length = self.number(size)?;
         if length > MAX_INTEGER as u64 {
-            return Err(self.error(format!("an integer of {length} bytes; at most {MAX_INTEGER} are read")));
+            return Err(self.error(format!("an integer of {length} bytes, over the limit of {MAX_INTEGER}")));
         }
         let span = self.take(length)?;
         let bytes = self.pickle.bytes(span);
@@ -428,7 +428,7 @@ impl<'a> Machine<'a> {
 
     fn call(&mut self, callee: Id, arguments: Id, keywords: Option<Id>) -> Result<()> {
         if !matches!(self.pickle.value(callee), Value::Global(_)) {
-            return Err(self.error("calls what is not a global"));
+            return Err(self.error("calls something that is not a global"));
         }
         if !matches!(self.pickle.value(arguments), Value::Tuple(_)) {
             return Err(self.error("calls with arguments that are not a tuple"));
@@ -469,7 +469,7 @@ impl<'a> Machine<'a> {
                 self.pickle.records[number as usize].elements = Some(list);
                 self.append(list, items)
             }
-            _ => Err(self.error("appends to what is not a list")),
+            _ => Err(self.error("appends to something that is not a list")),
         }
     }
 
@@ -494,7 +494,7 @@ impl<'a> Machine<'a> {
                 self.pickle.records[number as usize].items = Some(dict);
                 self.set(dict, items)
             }
-            _ => Err(self.error("sets an item of what is not a dict")),
+            _ => Err(self.error("sets an item of something that is not a dict")),
         }
     }
 }

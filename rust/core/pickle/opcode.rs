@@ -58,7 +58,7 @@ pub(super) fn refused(opcode: u8) -> Option<&'static str> {
         0x82..=0x84 => "an extension code, which stands for whatever the reading program registered",
         0x97 | 0x98 => "an out-of-band buffer, which the input does not hold",
         b'F' | b'I' | b'L' | b'S' | b'T' | b'U' | b'V' | b'P' | b'g' | b'i' | b'o' | b'p' => {
-            "an opcode of protocols 0 and 1, which nothing of today writes"
+            "an opcode of protocols 0 and 1, which no current program writes"
         }
         _ => return None,
     })

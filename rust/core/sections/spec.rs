@@ -86,7 +86,7 @@ impl<S> PartSpec<S> {
                     return Err(format!("its ratio is {ratio}; it must be at least 1"));
                 }
                 Factor::Free(_) if free => {
-                    return Err(format!("factor {position} is a second one of unknown size"));
+                    return Err(format!("factor {position} is a second factor of unknown size"));
                 }
                 Factor::Free(_) => free = true,
                 Factor::Known(_) => {}
@@ -106,7 +106,7 @@ impl<S> PartSpec<S> {
             return Err(format!("is to be cut into at most {most}; that must be at least 1"));
         }
         if self.split && self.pad.is_some() {
-            return Err("is padded in whole units, which are not to be split".to_owned());
+            return Err("is padded in whole units, which cannot be split".to_owned());
         }
         if let Some(pad) = self.pad.filter(|pad| pad.multiple < 1) {
             return Err(format!("is padded to a multiple of {}; that must be at least 1", pad.multiple));

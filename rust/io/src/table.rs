@@ -93,7 +93,7 @@ impl<'a> Table<'a> {
             let Destination::File { path, size, there } = destination else { continue };
             let (file, identity) = if *there { file::open_there(path) } else { file::make(path) }?;
             if *there && identity.size != *size {
-                let what = format!("has {} bytes, and was to be there with {size}", identity.size);
+                let what = format!("has {} bytes, but should have {size}", identity.size);
                 return Err(Error::Changed { path: path.clone(), what });
             }
             if !there {
@@ -189,7 +189,7 @@ fn check_same(path: &Path, known: Identity, found: Identity) -> Result<()> {
     } else if known.size != found.size {
         format!("had {} bytes and has {} now", known.size, found.size)
     } else if known.modified != found.modified {
-        format!("was written to since it was looked at (time {} and {} now)", known.modified, found.modified)
+        format!("was written to since it was opened (time {} and {} now)", known.modified, found.modified)
     } else {
         return Ok(());
     };

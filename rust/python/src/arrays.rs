@@ -18,7 +18,9 @@ pub(crate) fn elements(shape: &[usize]) -> PyResult<usize> {
     let bytes = shape.iter().try_fold(8_usize, |bytes, &n| bytes.checked_mul(n));
     match bytes.map(isize::try_from) {
         Some(Ok(bytes)) => Ok(bytes as usize / 8),
-        _ => Err(SizeOverflowError::new_err(format!("an int64 array of shape {shape:?} is over the address space"))),
+        _ => Err(SizeOverflowError::new_err(format!(
+            "an int64 array of shape {shape:?} does not fit in the address space"
+        ))),
     }
 }
 

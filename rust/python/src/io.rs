@@ -310,7 +310,7 @@ fn to_py(error: Error) -> PyErr {
             PyOSError::new_err((number, format!("{text} ({operation}{place})"), path.into_os_string()))
         }
         Error::Space { path, needed, available } => {
-            let text = format!("No space left on device ({needed} bytes are needed, {available} are free)");
+            let text = format!("No space left on device ({needed} bytes are needed, but {available} are free)");
             PyOSError::new_err((NO_SPACE, text, path.into_os_string()))
         }
         Error::Locked { path, .. } => PyOSError::new_err((WOULD_BLOCK, message, path.into_os_string())),

@@ -1,4 +1,4 @@
-//! `_core.PackedPartition`: a partition whose shards may be of several pieces; devices are device indices.
+//! `_core.PackedPartition`: a partition whose shards may have several pieces; devices are device indices.
 
 use std::sync::Arc;
 

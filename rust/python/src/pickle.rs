@@ -183,7 +183,7 @@ fn judged(
     let mut unknown = HashSet::new();
     for (number, &(module, name)) in pickle.globals().iter().enumerate() {
         let (Ok(module), Ok(name)) = (str::from_utf8(module), str::from_utf8(name)) else {
-            return Err(ParseError::new_err("names a global by what is not UTF-8"));
+            return Err(ParseError::new_err("names a global with text that is not UTF-8"));
         };
         let name = PyString::new(py, &format!("{module}.{name}"));
         if !judge.call1((&name,))?.extract::<bool>()? {
@@ -220,7 +220,7 @@ fn judged(
         {
             let name = names[number as usize].bind(py).to_string();
             let name: String = name.chars().take(200).collect();
-            return Err(ParseError::new_err(format!("names {name:?}, which is not among what is read here")));
+            return Err(ParseError::new_err(format!("names {name:?}, which is not supported here")));
         }
     }
     Ok(names)
@@ -270,7 +270,7 @@ impl<'a> Converter<'a> {
             return Ok(made.bind(py).clone());
         }
         if depth > MAX_DEPTH {
-            return Err(ParseError::new_err(format!("values lie more than {MAX_DEPTH} deep in one another")));
+            return Err(ParseError::new_err(format!("values are nested more than {MAX_DEPTH} deep")));
         }
         self.converted += 1;
         if self.converted.is_multiple_of(SIGNALS_EVERY) {
@@ -370,7 +370,7 @@ impl<'a> Converter<'a> {
         depth: usize,
     ) -> PyResult<Bound<'py, PyAny>> {
         let Value::Global(global) = self.pickle.value(record.callee) else {
-            return Err(PyTypeError::new_err("a call of what is not a global"));
+            return Err(PyTypeError::new_err("a call of something that is not a global"));
         };
         let name = self.names[global as usize].clone_ref(py);
         let args = Some(self.value(py, record.arguments, depth + 1)?.unbind());

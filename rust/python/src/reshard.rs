@@ -273,7 +273,7 @@ impl ReshardPlan {
         if sources as i64 == self.core.source().holders() && used.eq(0..destinations) {
             return Ok(());
         }
-        Err(PyValueError::new_err("the arrays are not as many as the plan's holders"))
+        Err(PyValueError::new_err("the number of arrays is not that of the plan's holders"))
     }
 }
 
@@ -321,7 +321,7 @@ pub(crate) fn balance_model<'py>(
                 let all = numbers(name, value)?;
                 let fits = |&id: &i64| u32::try_from(id).ok().filter(|&id| (id as usize) < participants);
                 let ids: Option<Vec<u32>> = all.iter().map(fits).collect();
-                ids.ok_or_else(|| PyValueError::new_err(format!("{name} names who is not a participant")))
+                ids.ok_or_else(|| PyValueError::new_err(format!("{name} names one that is not a participant")))
             };
             let (src, dst, same) = (tiling("src", &src)?, tiling("dst", &dst)?, numbers("same", &same)?);
             let (from, to) = (ids("from", &from)?, ids("to", &to)?);

@@ -52,7 +52,7 @@ fn a_layout_that_does_not_go_with_its_mesh_is_refused_in_words() {
     for (kind, (layout, fits)) in kinds.into_iter().zip(layouts.into_iter().zip([0, 1, 2, 2])) {
         for (i, (mesh, form)) in meshes.iter().zip(forms).enumerate() {
             let made = Layout::new::<&str>(kind, &[], Arc::clone(mesh)).map_err(|error| error.to_string());
-            let expected = if i == fits { Ok(kind) } else { Err(format!("{layout} cannot lie on {form}")) };
+            let expected = if i == fits { Ok(kind) } else { Err(format!("{layout} cannot be on {form}")) };
             assert_eq!(made.map(|layout| layout.kind()), expected);
         }
     }
