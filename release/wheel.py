@@ -17,12 +17,14 @@ import tarfile
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from unittest import mock
+from zipfile import ZipFile
 
 from .checks import faults
 from .programs import HERE, ROOT, run
 from .use import use
 
-__all__ = ["build", "remapped"]
+__all__ = ["build", "compress", "remapped"]
 
 SEPARATOR = "\x1f"
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -39,7 +41,7 @@ def remapped(environment: Mapping[str, str], source: Path) -> dict[str, str]:
 
 def build(out: Path) -> Path:
     """Make the sdist, build the wheel from nothing but it, and give the wheel's path."""
-    command = ["maturin", "build", "--release", "--locked", "--quiet", "--compression-level", "9"]
+    command = ["maturin", "build", "--release", "--locked", "--quiet"]
     command += ["--interpreter", sys.executable, *(["--features", "abi3"] if STABLE else [])]
     if sys.platform == "linux":
         command += ["--zig", "--compatibility", "manylinux2014"]
@@ -55,9 +57,33 @@ def build(out: Path) -> Path:
         run([*command, *target, "--out", str(made)], remapped(HERE, source), source)
         [wheel] = made.glob("*.whl")
         out.mkdir(parents=True, exist_ok=True)
-        for file in (sdist, wheel):
-            shutil.copyfile(file, out / file.name)
+        shutil.copyfile(sdist, out / sdist.name)
+        compress(wheel, out / wheel.name)
         return out / wheel.name
+
+
+class _Zopfli:
+    """What `zlib.compressobj` gives, of the compressor that takes longest and makes the smallest deflate streams."""
+
+    def __init__(self, *_: object) -> None:
+        self._content = bytearray()
+
+    def compress(self, data: bytes) -> bytes:
+        self._content += data
+        return b""
+
+    def flush(self) -> bytes:
+        from zopfli import zlib
+
+        made: bytes = zlib.compress(bytes(self._content))
+        return made[2:-4]  # A zip file has neither zlib's header nor its checksum.
+
+
+def compress(wheel: Path, out: Path) -> None:
+    """Write the files of a wheel once more, 3 % smaller, for each of the many that load it."""
+    with ZipFile(wheel) as source, mock.patch("zlib.compressobj", _Zopfli), ZipFile(out, "w") as target:
+        for info in source.infolist():
+            target.writestr(info, source.read(info))
 
 
 def audit(wheel: Path) -> None:

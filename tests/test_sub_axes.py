@@ -191,7 +191,7 @@ def test_bad_sub_axes_are_refused(axes: Any, said: str) -> None:
 
 
 def test_sub_axes_without_a_common_refinement_are_refused() -> None:
-    with refused(sw.LayoutError, "cannot stand together", "2", "3"):
+    with refused(sw.LayoutError, "cannot be combined", "2", "3"):
         sw.TensorLayout(("x:(1)2", "x:(3)2"), sw.DeviceMesh((6,), ("x",)))
 
 

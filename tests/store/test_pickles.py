@@ -143,7 +143,7 @@ def test_unknown_globals_are_inert_where_planners_put_them_and_refused_elsewhere
             assert checkpoint.read("w").tolist() == [1, 1]
     bad = folder()
     bad.extra["storage_meta"] = Call("my.planner", "Plan")
-    with pytest.raises(sw.ParseError, match=r"names \"my.planner.Plan\", which is not among what is read"):
+    with pytest.raises(sw.ParseError, match=r"names \"my.planner.Plan\", which is not supported here"):
         sw.open_checkpoint(bad.write(tmp_path / "storage_meta"))
     # The same object below a free attribute and elsewhere.
     both, shared = folder(), Call("my.planner", "Plan")
@@ -322,9 +322,7 @@ def test_a_file_s_own_state_dict_is_not_disturbed_by_what_lies_beside(tmp_path: 
             "step": 7, "names.0": "a", "names.1": None, "empty": {},
         }  # fmt: skip
     path.write_bytes(save({"w": tensor(array, "0"), "config": Call("my.config", "Config", state={})}))
-    with pytest.raises(
-        sw.ParseError, match=r"model.pt: names \"my.config.Config\", which is not supported here"
-    ):
+    with pytest.raises(sw.ParseError, match=r"model.pt: names \"my.config.Config\", which is not supported here"):
         sw.open_checkpoint(path)
 
 

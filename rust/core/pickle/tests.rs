@@ -73,7 +73,7 @@ fn lengths_are_checked_before_anything_is_read() {
         (b"NNb.", "gives a state to something that is not an object"),
         (b"cos\nsystem\nNb.", "gives a state to something that is not an object"),
         (b"ca\nb\n)\x81NbNb.", "a second state"),
-        (b"NN\x93.", "what is not text"),
+        (b"NN\x93.", "something that is not text"),
         (b"cos", "a line without an end"),
         (b"\x82\x01.", "0x82 is an extension code"),
         (b"\x83\x01\0.", "0x83 is an extension code"),

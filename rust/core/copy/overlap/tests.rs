@@ -150,11 +150,11 @@ fn boxes_around_one_another_are_told_apart_although_no_line_parts_them() {
 
 #[test]
 fn a_poll_ends_the_comparison() {
-    let columns: Vec<Strided> = (0..5_000).map(|i| region(1000 + 8 * i, 8, &[(5, 8 * 5_000)])).collect();
+    let columns: Vec<Strided> = (0..20_000).map(|i| region(1000 + 8 * i, 8, &[(5, 8 * 20_000)])).collect();
     let mut left = 3;
     let mut poll = || {
         left -= 1;
         if left == 0 { Err(Error::Interrupted) } else { Ok(()) }
     };
-    assert_eq!(Disjoint::new(&[], &columns, &mut poll).unwrap_err(), Error::Interrupted);
+    assert_eq!(Disjoint::new(&[], &columns, &mut poll).err(), Some(Error::Interrupted));
 }
