@@ -15,7 +15,6 @@ from .._arguments import int64_array, integer
 from .._core import ReshardPlan as CorePlan
 from .._drawn import Drawn
 from .._dtypes import dtype_of, itemsize_of
-from .._frozen import frozen
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
@@ -171,11 +170,12 @@ class ReshardPlan(Drawn):
             self._kept = self._structured(self._core.kept())
         return self._kept
 
-    def _structured(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+    def _structured(self, rows: bytes) -> npt.NDArray[np.void]:
         rank = len(self._dst.shape)
         side = (np.int64, (rank,))
         dtype = np.dtype([("src_device", np.int64), ("dst_device", np.int64), ("start", *side), ("stop", *side)])
-        return frozen(rows, dtype)
+        array: npt.NDArray[np.void] = np.ndarray(len(rows) // dtype.itemsize, dtype, rows)
+        return array
 
     def pieces(self) -> npt.NDArray[np.int64]:
         """Give the numbers of the pieces that each transfer is from and to: int64 (transfers, 2).

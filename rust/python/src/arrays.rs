@@ -4,10 +4,10 @@ use numpy::{
     PY_ARRAY_API, PyArrayDescrMethods, dtype,
     npyffi::{NpyTypes, PyArrayObject, get_type_object, npy_intp},
 };
-use pyo3::{exceptions::PyMemoryError, prelude::*};
+use pyo3::{exceptions::PyMemoryError, prelude::*, types::PyBytes};
 use shardwise_core::{error::Result as CoreResult, tiling::Poll};
 
-use crate::errors::{SizeOverflowError, detached, to_py};
+use crate::errors::{InternalError, SizeOverflowError, detached, to_py};
 
 /// Below how many numbers are written without giving the interpreter away: that takes as long as writing some hundreds,
 /// and a thread that wants it may keep it for milliseconds.
@@ -31,6 +31,21 @@ where
 {
     let mut kernel = Some(kernel);
     made(py, shape, 0, &mut |out, poll| kernel.take().map_or(Ok(()), |kernel| kernel(out, poll)))
+}
+
+/// The same numbers in a `bytes` object, which nobody can write to afterwards.
+pub(crate) fn frozen<'py, F>(py: Python<'py>, shape: &[usize], kernel: F) -> PyResult<Bound<'py, PyBytes>>
+where
+    F: Send + FnOnce(&mut [i64], Poll<'_>) -> CoreResult<()>,
+{
+    PyBytes::new_with(py, 8 * elements(shape)?, |memory| {
+        // SAFETY: any bytes are an i64.
+        let (before, out, behind) = unsafe { memory.align_to_mut::<i64>() };
+        if !(before.is_empty() && behind.is_empty()) {
+            return Err(InternalError::new_err("a bytes object is not aligned to its words"));
+        }
+        detached(py, |poll| kernel(out, poll))
+    })
 }
 
 /// The same by a kernel that takes no longer than writing the numbers takes: for few of them the interpreter is kept.

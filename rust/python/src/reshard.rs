@@ -9,7 +9,7 @@ use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
     prelude::*,
-    types::{PyList, PyTuple},
+    types::{PyBytes, PyList, PyTuple},
 };
 use shardwise_core::{
     copy::{contest::Way, overlap::Disjoint, run::run, strided::Strided},
@@ -81,17 +81,17 @@ impl ReshardPlan {
         guard(|| Ok(self.core.addends()))
     }
 
-    /// int64 (transfers, 2 + 2 dims): source device, destination device, start, stop.
-    fn transfers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    /// The bytes of int64 (transfers, 2 + 2 dims): source device, destination device, start, stop.
+    fn transfers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         guard(|| {
             let shape = [self.core.transfers(), self.core.row()];
-            arrays::filled(py, &shape, |out, poll| self.core.transfers_into(out, poll))
+            arrays::frozen(py, &shape, |out, poll| self.core.transfers_into(out, poll))
         })
     }
 
     /// The boxes that stay where they are, in rows like those of `transfers`.
-    fn kept<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        guard(|| arrays::filled(py, &[self.core.kept(), self.core.row()], |out, _| self.core.kept_into(out)))
+    fn kept<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        guard(|| arrays::frozen(py, &[self.core.kept(), self.core.row()], |out, _| self.core.kept_into(out)))
     }
 
     /// The numbers of the pieces, the source's and the destination's: int64 (transfers, 2).
@@ -190,18 +190,19 @@ impl ReshardPlan {
         py: Python<'py>,
         budget: i64,
         itemsize: i64,
-    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+    ) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyAny>)> {
         guard(|| {
-            let (row, rank) = (self.core.row(), self.core.destination().shape().len());
+            let rank = self.core.destination().shape().len();
             let done = detached(py, |poll| rounds(&self.core.transfer_rows(poll)?, rank, budget, itemsize, poll))?;
-            let copy = |numbers: &[i64], shape: &[usize]| {
-                arrays::filled(py, shape, |out, _| {
-                    out.copy_from_slice(numbers);
-                    CoreResult::Ok(())
-                })
-            };
-            let ends: Vec<i64> = done.ends.iter().map(|&end| end as i64).collect();
-            Ok((copy(&done.rows, &[done.rows.len() / row, row])?, copy(&ends, &[ends.len()])?))
+            let rows = arrays::frozen(py, &[done.rows.len()], |out, _| {
+                out.copy_from_slice(&done.rows);
+                CoreResult::Ok(())
+            })?;
+            let ends = arrays::filled(py, &[done.ends.len()], |out, _| {
+                out.iter_mut().zip(&done.ends).for_each(|(out, &end)| *out = end as i64);
+                CoreResult::Ok(())
+            })?;
+            Ok((rows, ends))
         })
     }
 
