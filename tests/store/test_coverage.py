@@ -1,8 +1,6 @@
 """Pieces that are all of a tensor, or not: against counts of how many hold each element."""
 
 import itertools
-from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +9,9 @@ from hypothesis import strategies as st
 
 from shardwise.errors import ParseError
 from shardwise.store.coverage import tile
+from tests.tilings import cut_boxes, full
 
 Box = list[tuple[int, int]]
-
-
-def index(slices: Iterable[slice]) -> Any:
-    """With an ellipsis, so that an array without dims is indexed to a view as well."""
-    return (*slices, ...)
 
 
 def tiled(shape: tuple[int, ...], boxes: list[Box]) -> tuple[list[int], list[int]]:
@@ -29,13 +23,7 @@ def tiled(shape: tuple[int, ...], boxes: list[Box]) -> tuple[list[int], list[int
 def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
     """A tensor cut into boxes, some of them twice, and perhaps one side of one moved."""
     shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
-    boxes: list[Box] = [[(0, size) for size in shape]]
-    for _ in range(draw(st.integers(0, 4)) if shape else 0):
-        box = boxes.pop(draw(st.integers(0, len(boxes) - 1)))
-        dim = draw(st.integers(0, len(shape) - 1))
-        start, stop = box[dim]
-        cut = draw(st.integers(start, stop))
-        boxes += [[*box[:dim], (start, cut), *box[dim + 1 :]], [*box[:dim], (cut, stop), *box[dim + 1 :]]]
+    boxes = draw(cut_boxes(shape))
     boxes += [list(boxes[i]) for i in draw(st.lists(st.integers(0, len(boxes) - 1), max_size=2))]
     boxes = draw(st.permutations(boxes))
     moved: bool = draw(st.booleans())
@@ -69,7 +57,7 @@ def test_what_tiles_a_tensor_is_found_by_counting(case: tuple[tuple[int, ...], l
     first: list[int] = []
     again: list[int] = []
     for i, box in enumerate(boxes):
-        inside = held[index(slice(*side) for side in box)]
+        inside = held[full(slice(*side) for side in box)]
         if inside.size:
             (again if box in [boxes[j] for j in first] else first).append(i)
             inside += i in first

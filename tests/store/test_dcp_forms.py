@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
+from tests.tilings import cut_boxes
 
 from .conftest import encode
 from .torch_files import F4, META, Call, Dcp, Global, new, ones, save, size, tensor
@@ -30,14 +31,8 @@ def test_any_tiling_is_read_and_a_spoilt_one_is_refused(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
-    boxes: list[tuple[tuple[int, int], ...]] = [tuple((0, n) for n in shape)]
-    for _ in range(data.draw(st.integers(0, 6))):
-        box = boxes.pop(data.draw(st.integers(0, len(boxes) - 1)))
-        dim = data.draw(st.integers(0, len(shape) - 1))
-        start, stop = box[dim]
-        cut = data.draw(st.integers(start, stop))
-        boxes += [(*box[:dim], (start, cut), *box[dim + 1 :]), (*box[:dim], (cut, stop), *box[dim + 1 :])]
-    filled = [box for box in dict.fromkeys(boxes) if all(start < stop for start, stop in box)]
+    boxes = data.draw(cut_boxes(shape))
+    filled = [box for box in dict.fromkeys(map(tuple, boxes)) if all(start < stop for start, stop in box)]
     array = ones(*shape)
     chunks: list[Chunk] = [
         (tuple(start for start, _ in box), array[tuple(slice(start, stop) for start, stop in box)]) for box in filled
