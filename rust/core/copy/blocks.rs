@@ -19,7 +19,7 @@ use crate::{
         form::Form,
         kernel::{Place, copy_rows, prefetch},
         overlap::Disjoint,
-        stream::{LINE, Stream},
+        stream::{Rows, Stream},
         tuning::{EXPECTED_AHEAD, LONGEST_ROW},
     },
     error::{Error, Result},
@@ -254,27 +254,32 @@ impl<'a> Copies<'a> {
             let step = if by_row { 1 } else { choices::rows_streamed(form_of(&jobs[0]).row) };
             let most = jobs.iter().map(|job| form_of(job).rows_of(turn)).map(|rows| rows.end - rows.start).max();
             for at in (0..most.unwrap_or(0)).step_by(step as usize) {
-                // The form of a copy, its rows that come now, and all of its rows that come in these turns.
-                let part = |job: &Job| {
-                    let form = form_of(job);
+                // Of a form, the rows that come now, of all that come in these turns.
+                let rows_of = |number: u32| {
+                    let form = &self.forms[number as usize];
                     let rows = form.rows_of(turn);
                     let all = form.rows_of(turns.start).start..form.rows_of(turns.end - 1).end;
-                    (form, rows.start + at..(rows.start + at + step).min(rows.end), all)
+                    (number, Rows::new(form, rows.start + at..(rows.start + at + step).min(rows.end), &all))
                 };
+                let mut now = rows_of(jobs[0].form);
                 for (i, job) in jobs.iter().enumerate() {
-                    if let Some(next) = jobs.get(i + EXPECTED_AHEAD) {
-                        let (form, rows, all) = part(next);
-                        Stream::expect(form, next.place, rows, all);
+                    if job.form != now.0 {
+                        now = rows_of(job.form);
                     }
-                    let (form, rows, all) = part(job);
-                    bytes += (rows.end - rows.start).max(0) * form.row;
+                    match jobs.get(i + EXPECTED_AHEAD) {
+                        Some(next) if next.form == now.0 => now.1.expect(next.place),
+                        Some(next) => rows_of(next.form).1.expect(next.place),
+                        None => {}
+                    }
+                    let rows = &now.1;
+                    bytes += rows.bytes();
                     // SAFETY: rows of the box that `push` checked (point 1); no other thread has them, for each turn of
                     // each group is handed out once, and nothing else overlaps them (point 2).
                     unsafe {
-                        match form.row >= LINE as i64 {
-                            _ if rows.is_empty() => {}
-                            true => stream.copy_rows(form, job.place, rows, all),
-                            false => copy_rows(form, job.place, rows),
+                        match rows.have_lines() {
+                            _ if rows.rows.is_empty() => {}
+                            true => stream.copy_rows(rows, job.place),
+                            false => copy_rows(form_of(job), job.place, rows.rows.clone()),
                         }
                     }
                 }

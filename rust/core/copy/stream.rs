@@ -61,28 +61,26 @@ impl Stream {
         width.map(|width| Self { width, end: Place::nowhere(), owed: 0 })
     }
 
-    /// Copies `rows` of a box, none shorter than a line, which are some of `all` that are copied this way; what
-    /// [`Stream::finish`] has not seen may still be under way.
+    /// Copies rows of a box, none shorter than a line; what [`Stream::finish`] has not seen may still be under way.
     ///
-    /// If the box is one stretch of the destination, what its rows have of a line that later ones of `all` end is left to
+    /// If the box is one stretch of the destination, what the rows have of a line that later ones of all end is left to
     /// those: so the calls for all of them, in any order, store whole lines but at the two ends of the stretch.
     ///
     /// # Safety
-    /// As for [`copy_rows`](super::kernel::copy_rows), for `all` rows, until `finish` has returned.
-    pub(super) unsafe fn copy_rows(&mut self, form: &Form, place: Place, rows: Range<i64>, all: Range<i64>) {
-        let (stride_from, stride_to) = form.row_strides();
-        let row = form.row as usize;
-        let is_stretch = form.is_stretch();
+    /// As for [`copy_rows`](super::kernel::copy_rows), for all of the rows that these are some of, until `finish` has
+    /// returned.
+    #[inline]
+    pub(super) unsafe fn copy_rows(&mut self, some: &Rows, place: Place) {
+        let (stride_from, stride_to) = some.form.row_strides();
+        let row = some.form.row as usize;
         // SAFETY: rows of the caller's: `from` and `to` are the offsets of one, and those from it on are the last dim's
         // strides apart. The row before them ends where the first of them begins if the box is a stretch.
         unsafe {
-            if is_stretch && rows.start > all.start {
-                form.each_run(rows.start - 1, 1, |from, to, _| {
-                    self.pay();
-                    self.end = place.moved(from + row as isize, to + row as isize);
-                });
+            if let Some((from, to)) = some.before {
+                self.pay();
+                self.end = place.moved(from, to);
             }
-            form.each_run(rows.start, rows.end - rows.start, |from, to, count| {
+            some.form.each_run(some.rows.start, some.rows.end - some.rows.start, |from, to, count| {
                 let run = Run { place: place.moved(from, to), stride_from, stride_to, row, count: count as usize };
                 #[cfg(target_arch = "x86_64")]
                 match self.width {
@@ -93,16 +91,9 @@ impl Stream {
                 #[cfg(not(target_arch = "x86_64"))]
                 let _ = run;
             });
-            if is_stretch && rows.end < all.end {
+            if some.go_on {
                 self.owed = 0;
             }
-        }
-    }
-
-    /// Asks for the lines at the ends of `all` rows of a box, of which only parts are stored, if `rows` has them.
-    pub(super) fn expect(form: &Form, place: Place, rows: Range<i64>, all: Range<i64>) {
-        for row in [(rows.start == all.start).then_some(rows.start), (rows.end == all.end).then_some(rows.end)] {
-            row.into_iter().for_each(|row| prefetch(place.destination((row * form.row) as isize), 1));
         }
     }
 
@@ -130,6 +121,46 @@ impl Stream {
         unsafe {
             std::arch::x86_64::_mm_sfence();
         }
+    }
+}
+
+/// Rows of a form that are streamed together: some of all that are copied this way.
+#[derive(Debug)]
+pub(super) struct Rows<'f> {
+    form: &'f Form,
+    pub(super) rows: Range<i64>,
+    /// Where the row before them ends in the source and in the destination, if their first line begins with it.
+    before: Option<(isize, isize)>,
+    /// Whether their last line is ended by the row behind them.
+    go_on: bool,
+    /// Where the lines lie in the destination of which they store a part only.
+    parts: [Option<isize>; 2],
+}
+
+impl<'f> Rows<'f> {
+    pub(super) fn new(form: &'f Form, rows: Range<i64>, all: &Range<i64>) -> Self {
+        let row = form.row as isize;
+        let mut before = None;
+        if form.is_stretch() && rows.start > all.start {
+            form.each_run(rows.start - 1, 1, |from, to, _| before = Some((from + row, to + row)));
+        }
+        let parts = [(rows.start == all.start).then_some(rows.start), (rows.end == all.end).then_some(rows.end)];
+        let parts = parts.map(|part| part.map(|at| at as isize * row));
+        Self { form, before, go_on: form.is_stretch() && rows.end < all.end, parts, rows }
+    }
+
+    /// Asks for the lines of which only parts are stored; `place` is where the box begins.
+    pub(super) fn expect(&self, place: Place) {
+        self.parts.iter().flatten().for_each(|&at| prefetch(place.destination(at), 1));
+    }
+
+    /// Whether the lines of a row can be streamed: if it has a whole one.
+    pub(super) fn have_lines(&self) -> bool {
+        self.form.row >= LINE as i64
+    }
+
+    pub(super) fn bytes(&self) -> i64 {
+        (self.rows.end - self.rows.start).max(0) * self.form.row
     }
 }
 
@@ -173,37 +204,104 @@ trait Lines {
 /// As for [`Stream::copy_rows`] and [`Lines::store`].
 #[inline(always)]
 unsafe fn take<L: Lines>(stream: &mut Stream, run: Run) {
+    if run.row <= STRETCH && run.row.is_multiple_of(LINE) && run.stride_to == run.row as isize {
+        // SAFETY: the caller's.
+        return unsafe { take_short::<L>(stream, run) };
+    }
     let Run { place, stride_from, stride_to, row, count } = run;
     let mut at = 0;
     while at < row {
-        for i in 0..count as isize {
-            let (from, to) = (place.source(i * stride_from), place.destination(i * stride_to));
-            let tail = to.addr() % LINE;
-            let head = (LINE - tail) % LINE;
-            // SAFETY: `head` and the whole lines are within the row; the end that came last is that of a row, which is
-            // no shorter than a line.
+        let mut place = place;
+        for _ in 0..count {
+            // SAFETY: `head` and the whole lines are within the row.
             unsafe {
-                if at == 0 {
-                    if to == stream.end.destination(0) && tail > 0 {
-                        L::join(stream.end.source(0), tail, from, to.wrapping_sub(tail));
-                    } else {
-                        stream.pay();
-                        copy_part(from, to, head);
-                    }
-                    stream.owed = (row - head) % LINE;
-                    stream.end = place.moved(i * stride_from + row as isize, i * stride_to + row as isize);
-                }
-                let end = if at + STRETCH >= row { row } else { head + at + STRETCH };
-                let mut offset = head + at;
-                while offset + LINE <= end.min(row) {
-                    prefetch(from.wrapping_add(offset + FETCHED_AHEAD), 1);
-                    L::store(from.wrapping_add(offset), to.wrapping_add(offset));
-                    offset += LINE;
-                }
+                let head = if at == 0 { begin::<L>(stream, place, row) } else { head_of(place) };
+                let start = head + at;
+                let stop = if row - at <= STRETCH { row } else { row.min(start + STRETCH) };
+                store_lines::<L>(place.moved(start as isize, start as isize), stop.saturating_sub(start) / LINE);
             }
+            place = place.moved(stride_from, stride_to);
         }
         at += STRETCH;
     }
+}
+
+/// How many bytes a row has before its first whole line.
+#[inline(always)]
+fn head_of(place: Place) -> usize {
+    place.destination(0).addr().wrapping_neg() % LINE
+}
+
+/// Stores what a row has of its first line, if that is not a whole one, and gives how many bytes these are.
+///
+/// # Safety
+/// As for [`take`].
+#[inline(always)]
+unsafe fn begin<L: Lines>(stream: &mut Stream, place: Place, row: usize) -> usize {
+    let (from, to) = (place.source(0), place.destination(0));
+    let (head, tail) = (head_of(place), to.addr() % LINE);
+    prefetch(from.wrapping_add(FETCHED_AHEAD), 1);
+    // SAFETY: `head` bytes are within the row; the end that came last is that of a row, which is no shorter than a line.
+    unsafe {
+        if to == stream.end.destination(0) && tail > 0 {
+            L::join(stream.end.source(0), tail, from, to.wrapping_sub(tail));
+        } else {
+            stream.pay();
+            copy_part(from, to, head);
+        }
+    }
+    stream.owed = (row - head) % LINE;
+    stream.end = place.moved(row as isize, row as isize);
+    head
+}
+
+/// Stores `count` whole lines.
+///
+/// # Safety
+/// As for [`take`]: `place` is within a row, at the beginning of a line of the destination.
+#[inline(always)]
+unsafe fn store_lines<L: Lines>(place: Place, count: usize) {
+    let (mut from, mut to) = (place.source(0), place.destination(0));
+    for _ in 0..count {
+        prefetch(from.wrapping_add(FETCHED_AHEAD), 1);
+        // SAFETY: the caller's.
+        unsafe { L::store(from, to) };
+        (from, to) = (from.wrapping_add(LINE), to.wrapping_add(LINE));
+    }
+}
+
+/// [`take`] for rows that follow one another in the destination and are so short, and of so many bytes, that each begins
+/// in a line as the one before: with as few instructions as can be, since the processor waits for several rows at once
+/// only if it sees that far. 512 shards of 1 GiB took 70 ms instead of 75.
+///
+/// # Safety
+/// As for [`take`].
+#[inline(always)]
+unsafe fn take_short<L: Lines>(stream: &mut Stream, run: Run) {
+    let Run { mut place, stride_from, stride_to, row, count } = run;
+    if count == 0 {
+        return;
+    }
+    // SAFETY: the caller's; `head`, the lines and the tail are the row, and the tail of the one before, which ends where
+    // this one begins, is no longer than a line.
+    unsafe {
+        let head = begin::<L>(stream, place, row);
+        store_lines::<L>(place.moved(head as isize, head as isize), (row - head) / LINE);
+        let tail = (row - head) % LINE;
+        let head = LINE - tail;
+        for _ in 1..count {
+            let end = place.source(row as isize);
+            place = place.moved(stride_from, stride_to);
+            if tail > 0 {
+                prefetch(place.source(0).wrapping_add(FETCHED_AHEAD), 1);
+                L::join(end, tail, place.source(0), place.destination(-(tail as isize)));
+                store_lines::<L>(place.moved(head as isize, head as isize), row / LINE - 1);
+            } else {
+                store_lines::<L>(place, row / LINE);
+            }
+        }
+    }
+    stream.end = place.moved(row as isize, row as isize);
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -332,9 +430,10 @@ mod tests {
                 for &part in &order {
                     let rows = ends[part]..ends[part + 1];
                     if !rows.is_empty() {
-                        Stream::expect(&form, place, rows.clone(), 0..form.rows);
+                        let some = Rows::new(&form, rows, &(0..form.rows));
+                        some.expect(place);
                         // SAFETY: the rows lie in the vectors, which nobody looks at meanwhile.
-                        unsafe { stream.copy_rows(&form, place, rows, 0..form.rows) };
+                        unsafe { stream.copy_rows(&some, place) };
                     }
                 }
                 // SAFETY: as above.
