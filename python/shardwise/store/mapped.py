@@ -50,6 +50,8 @@ class MappedFiles:
         for path, now in self._look().items():
             known = self._found.get(path, now)
             if now[0] != known[0]:
-                raise ParseError(f"{path}: had {known[0]} bytes when arrays of it began to be read, has {now[0]} now")
+                raise ParseError(
+                    f"{path}: had {known[0]} bytes when arrays of it began to be read, but has {now[0]} now"
+                )
             if now[1] != known[1]:
                 raise ParseError(f"{path}: was written to while arrays that are mapped from it were read")
