@@ -334,6 +334,17 @@ def test_what_no_saved_plan_does(store: Store, source: Path, tmp_path: Path) -> 
         sw.plan_checkpoint(source, held)
 
 
+def test_options_of_any_filesystem_of_a_plan_are_refused(memory: Store, source: Path, tmp_path: Path) -> None:
+    """Those of the source's too, although the destination's of the same protocol has none."""
+    held, place = memory.place("source"), memory.place("new")
+    memory.put(source, held)
+    special = [ObjectPath(str(path), use_listings_cache=True) for path in (held, place)]
+    for src, dst in ((special[0], place), (held, special[1])):
+        with pytest.raises(TypeError, match="has use_listings_cache; a plan file keeps URLs"):
+            planned(src, dst).save(tmp_path / "new.swplan")
+        assert not (tmp_path / "new.swplan").exists()
+
+
 def environment(s3: Store, **more: str) -> dict[str, str]:
     assert s3.toxic is not None
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}

@@ -69,7 +69,7 @@ class CheckpointPlan(WritePlan):
         places = [source.path for source in self.sources if isinstance(source, SourceObject)]
         if isinstance(self.path, ObjectPath):
             places.append(self.path)
-        for place in {place.protocol: place for place in places}.values():
+        for place in {id(place.filesystem): place for place in places}.values():
             place.refuse_options("a plan file")
         save_plan(self, path_of(path))
 
