@@ -281,6 +281,14 @@ def test_what_would_fail_again_is_not_tried_again(source: Path, error: Exception
     assert set(executor.tries.values()) == {1}
 
 
+def test_a_plan_whose_executor_broke_is_just_run_again(source: Path) -> None:
+    """`run` has no argument for it, so the message names none."""
+    plan = planned(source)
+    with pytest.raises(BrokenExecutor, match=r"after 0 of .* the next run continues$"):
+        plan.run(executor=Flaky(9, BrokenExecutor("gone"), False))
+    assert plan.run() == len(plan.tasks)
+
+
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -308,7 +316,7 @@ def test_workers_that_are_killed_cost_their_tasks_only(source: Path) -> None:
             sw.reshard_checkpoint(
                 source, source.parent / "new", rules(), executor=executor, task_bytes=TASK, resume=True
             )
-        found = re.search(r"a worker died.*after (\d+) of (\d+) tasks", str(died.value))
+        found = re.search(r"a worker died.*after (\d+) of (\d+) tasks.* \(resume=True\)$", str(died.value))
         assert found
         assert int(found[2]) <= left
         left = int(found[2]) - int(found[1])

@@ -143,7 +143,7 @@ class Flight(Generic[Task, Receipt]):
         arguments: Its arguments after the task.
         retries: How often a task is retried.
         keep: Called with each finished task and its receipt, even if the run ends with another task's error.
-        hint: For a broken executor: what happens to finished tasks.
+        hint: For a broken executor: what happens to finished tasks, and how to continue.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Flight(Generic[Task, Receipt]):
             self._drain()
             raise BrokenExecutor(
                 f"a worker died, and the executor with it ({type(error).__name__}), after {count} of {total} tasks; "
-                f"{self._hint} (resume=True)"
+                f"{self._hint}"
             ) from error
         except Exception:
             self._drain()

@@ -50,8 +50,9 @@ def _run_tasks(
     sync: bool,
     retries: int,
     progress: Callable[[int, int], object] | None,
+    hint: str = "",
 ) -> int:
-    """Run the tasks with these numbers, and give how many were run."""
+    """Run the tasks with these numbers, and give how many were run; `hint` says how another run continues."""
     sizes = plan.grid.bytes[np.asarray(numbers, np.int64)] if len(numbers) else np.zeros(0, np.int64)
     done, total = 0, int(sizes.sum())
 
@@ -66,8 +67,8 @@ def _run_tasks(
             progress(done, total)
 
     arguments = crew.memory, sync and not crew.is_here
-    hint = "finished tasks stay, and the next run continues"
-    flight: Flight[CheckpointTask, TaskReceipt] = Flight(crew, _run, arguments, retries, keep, hint)
+    stays = f"finished tasks stay, and the next run continues{hint}"
+    flight: Flight[CheckpointTask, TaskReceipt] = Flight(crew, _run, arguments, retries, keep, stays)
     try:
         return flight.run(map(plan.task, _spread(numbers, sizes, crew.workers)), len(numbers), shown)
     finally:
@@ -169,7 +170,10 @@ def run_whole(
             ledger.bytes_read = ledger.bytes_written = 0
             numbers = [number for number in range(len(plan.tasks)) if number not in ledger]
             recorder = place.recorder(None, sync=sync, gather=crew.is_here)
-            _run_tasks(plan, numbers, crew, ledger, recorder, sync=sync, retries=retries, progress=progress)
+            _run_tasks(
+                plan, numbers, crew, ledger, recorder, sync=sync, retries=retries, progress=progress,
+                hint=" (resume=True)",
+            )  # fmt: skip
             ledger.check_complete()
             mapped.check()
             place.finish(ledger, sync=sync)

@@ -61,7 +61,7 @@ def run_objects(
     def keep(task: PlannedObject, receipt: PlannedReceipt) -> None:
         place.add(receipt)
 
-    hint = "what is done stays, and the next run goes on with it"
+    hint = "finished tasks stay, and the next run continues"
     flight: Flight[PlannedObject, PlannedReceipt] = Flight(crew, _run, (crew.memory,), retries, keep, hint)
     return flight.run(
         (planned_object(plan, number) for number in numbers), len(numbers), lambda task: more(task.nbytes)

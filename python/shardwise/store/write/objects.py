@@ -111,7 +111,7 @@ class ObjectJob:
             for task in tasks:
                 keep(task, refused(task).make(threads=threads, progress=more))
         else:
-            hint = "the next run makes all objects again"
+            hint = "the next run makes all objects again (resume=True)"
             flight: Flight[ObjectTask, ObjectReceipt] = Flight(crew, _make, (), retries, keep, hint)
             flight.run((task_for(refused(task)) for task in tasks), len(tasks), lambda task: more(task.nbytes))
         if self._is_folder:
