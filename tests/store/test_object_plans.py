@@ -226,6 +226,19 @@ def test_objects_in_the_way_and_objects_that_are_replaced(store: Store, source: 
     assert "shardwise.json" not in store.objects(place)
 
 
+def test_bytes_that_another_has_made_meanwhile_are_counted_once(
+    memory: Store, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(source, memory.place("new"))
+    seen: list[tuple[int, int]] = []
+    plan.run()
+    monkeypatch.setattr(ObjectPath, "is_file", lambda path: False)
+    plan.run(tasks=range(len(plan.tasks)), progress=lambda *at: seen.append(at))
+    done = [at[0] for at in seen]
+    assert done == sorted(set(done))
+    assert seen[-1] == (plan.nbytes, plan.nbytes)
+
+
 def test_sources_that_are_not_what_they_were(store: Store, source: Path) -> None:
     held = store.place("source")
     store.put(source, held)

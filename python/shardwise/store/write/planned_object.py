@@ -104,6 +104,7 @@ class PlannedObject:
         if not (check or self.place.is_file()):
             with suppress(FileExistsError):  # Another was faster: made by the same task, or not.
                 made = task.make(threads=threads, progress=progress)
+            progress = None  # All bytes were counted.
         if made is None:
             made = task.confirm(threads=threads, progress=progress)
         return PlannedReceipt(self.plan, made, round(time.perf_counter() - began, 6), worker_name())
