@@ -117,9 +117,7 @@ def planned_object(plan: WritePlan, number: int) -> PlannedObject:
         OSError: if a source cannot be looked at.
     """
     file, path = plan.files[number], cast(Any, plan.path)
-    boxes: dict[int, list[Bounds]] = {}
-    for slot in file.slots:
-        boxes.setdefault(slot.tensor, []).append(slot.box)
+    boxes = file.boxes()
     wanted = {
         position: _wanted(plan, plan.tensors[position], _meeting(plan.tensors[position], held))
         for position, held in boxes.items()
