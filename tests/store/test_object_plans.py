@@ -153,10 +153,13 @@ FORGERIES: dict[str, tuple[Any, str]] = {
     "another task": (lambda line, said: [said[0], said[1] + 1, *said[2:]], "something else than the plan"),
     "another size": (lambda line, said: [*said[:2], said[2] + 1, *said[3:]], "something else than the plan"),
     "fewer digests": (lambda line, said: [*said[:4], said[4][1:], *said[5:]], "something else than the plan"),
-    "a text": (lambda line, said: [*said[:2], str(said[2]), *said[3:]], "that no task says"),
-    "a large digest": (lambda line, said: [*said[:4], [[n, "f" * 40] for n, _ in said[4]], *said[5:]], "no task says"),
-    "short": (lambda line, said: said[:3], "that no task says"),
-    "deep": (lambda line, said: resigned(b"[" * 100_000), "that no task says"),
+    "a text": (lambda line, said: [*said[:2], str(said[2]), *said[3:]], "that no task writes"),
+    "a large digest": (
+        lambda line, said: [*said[:4], [[n, "f" * 40] for n, _ in said[4]], *said[5:]],
+        "no task writes",
+    ),
+    "short": (lambda line, said: said[:3], "that no task writes"),
+    "deep": (lambda line, said: resigned(b"[" * 100_000), "that no task writes"),
     "another mark": (lambda line, said: [*said[:3], "0", *said[4:]], "was replaced meanwhile"),
 }
 

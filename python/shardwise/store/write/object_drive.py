@@ -14,13 +14,12 @@ from .object_parts import finish, object_crew, parts_for, parts_of_crew
 from .object_place import ObjectPlace
 from .plan import WritePlan
 from .planned_object import PlannedObject, PlannedReceipt, planned_object
+from .receipts import refuse_missing
 from .reports import WriteReport
 from .task import SourceObject
 from .uploads import put_object
 
 __all__ = ["commit_objects", "run_objects"]
-
-_MOST_SHOWN = 5
 
 
 def _run(task: PlannedObject, memory: int) -> PlannedReceipt:
@@ -88,11 +87,7 @@ def commit_objects(plan: WritePlan, *, check: bool, memory: int) -> WriteReport:
         raise
     tasks = range(len(plan.files))
     receipts = place.receipts(tasks)
-    missing = [number for number in tasks if number not in receipts]
-    if missing:
-        some = ", ".join(map(str, missing[:_MOST_SHOWN]))
-        more = f" and {len(missing) - _MOST_SHOWN} more" if len(missing) > _MOST_SHOWN else ""
-        raise ParseError(f"{plan.path}: receipts of {len(missing)} of {len(tasks)} tasks are missing: {some}{more}")
+    refuse_missing(plan.path, [number for number in tasks if number not in receipts], len(tasks))
     if check:
         for number in tasks:
             found = planned_object(plan, number).run(memory=memory, threads=None, check=True).made
