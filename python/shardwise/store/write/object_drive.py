@@ -10,7 +10,7 @@ from typing import Any, cast
 from ...errors import ParseError
 from ..objects import ObjectPath
 from .crew import Crew, Flight
-from .object_parts import finish, object_crew, parts_for, parts_of_crew
+from .object_parts import finish, object_crew, parts_for, parts_of_crew, refuse_existing
 from .object_place import ObjectPlace
 from .plan import WritePlan
 from .planned_object import PlannedObject, PlannedReceipt, planned_object
@@ -40,7 +40,7 @@ def run_objects(
     """Run tasks of a plan and keep their receipts; those that have one are run only `again`."""
     crew = _crew(plan, executor, memory)
     place = ObjectPlace(plan)
-    place.refuse_existing()
+    refuse_existing(place.path, plan.texts)
     if not again:
         known = place.receipts(numbers)
         numbers = [number for number in numbers if number not in known]
@@ -81,7 +81,7 @@ def commit_objects(plan: WritePlan, *, check: bool, memory: int) -> WriteReport:
     """Finish a checkpoint whose objects were made; see `CheckpointPlan.commit`."""
     place = ObjectPlace(plan)
     try:
-        place.refuse_existing()
+        refuse_existing(place.path, plan.texts)
     except FileExistsError:
         place.discard()  # Of a commit that was killed when all was done, or of no use any more.
         raise

@@ -19,9 +19,9 @@ from .files import TargetFile
 from .manifest import manifest_text
 from .object_task import ObjectReceipt
 from .reports import WriteOutline
-from .uploads import put_object
+from .uploads import put_object, refusal
 
-__all__ = ["Parts", "finish", "last_of", "object_crew", "outline_of", "parts_for", "parts_of_crew"]
+__all__ = ["Parts", "finish", "last_of", "object_crew", "outline_of", "parts_for", "parts_of_crew", "refuse_existing"]
 
 #: S3 takes at least 5 MiB for each part but the last, and at most 10,000 parts. Parts are filled to at least three
 #: quarters, with blocks of at most a quarter.
@@ -101,6 +101,12 @@ def object_crew(executor: Executor, memory: int, places: Iterable[ObjectPath]) -
 def last_of(texts: Mapping[str, bytes]) -> str:
     """The name of what makes a folder a checkpoint: PyTorch looks for its own index, and does not know the manifest."""
     return INDEX if INDEX in texts else MANIFEST
+
+
+def refuse_existing(path: ObjectPath, texts: Mapping[str, bytes]) -> None:
+    """Refuse, with FileExistsError, a name at which there is a checkpoint with such texts, or an object."""
+    if path.is_file() or (path / last_of(texts)).is_file():
+        raise refusal(path)
 
 
 def finish(

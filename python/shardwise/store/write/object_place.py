@@ -6,7 +6,6 @@ that is run twice must have made the same.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -14,7 +13,6 @@ from typing import cast
 
 from ...errors import ParseError
 from ..objects import ObjectPath, ObjectStatus
-from .object_parts import last_of
 from .object_task import ObjectReceipt
 from .plan import WritePlan
 from .planned_object import PlannedReceipt
@@ -36,13 +34,6 @@ class ObjectPlace:
         self.plan = plan
         self.path = cast(ObjectPath, plan.path)
         self._root = cast(ObjectPath, plan.workplace)
-
-    def refuse_existing(self) -> None:
-        """Refuse, with FileExistsError, a name at which there is a checkpoint, or an object."""
-        for place in (self.path, self.path / last_of(self.plan.texts)):
-            if place.is_file():
-                text = "exists already; a checkpoint is written to a new name"
-                raise FileExistsError(errno.EEXIST, text, str(self.path))
 
     def add(self, receipt: PlannedReceipt) -> None:
         """Keep a receipt.

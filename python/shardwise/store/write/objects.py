@@ -7,7 +7,6 @@ is complete.
 
 from __future__ import annotations
 
-import errno
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -21,15 +20,22 @@ from ..objects import ObjectPath
 from .crew import Flight
 from .files import TargetFile
 from .gather import check_replicas
-from .object_parts import Parts, finish, last_of, object_crew, outline_of, parts_for, parts_of_crew
+from .object_parts import (
+    Parts,
+    finish,
+    last_of,
+    object_crew,
+    outline_of,
+    parts_for,
+    parts_of_crew,
+    refuse_existing,
+)
 from .object_task import ObjectReceipt, ObjectTask, task_for
 from .reports import WriteOutline, WriteReport
-from .uploads import check_writable, put_object
+from .uploads import check_writable, put_object, refusal
 from .wanted import Wanted
 
 __all__ = ["ObjectJob", "check_plannable"]
-
-_THERE = "exists already; a checkpoint is written to a new name"
 
 
 class ObjectJob:
@@ -104,7 +110,7 @@ class ObjectJob:
 
         def refused(task: ObjectTask) -> ObjectTask:
             if not resume and self._is_folder and task.place.is_file():
-                raise FileExistsError(errno.EEXIST, f"{_THERE}; resume=True makes it again", str(task.place))
+                raise refusal(task.place, "; resume=True makes it again")
             return task
 
         if crew is None:
@@ -145,7 +151,7 @@ class ObjectJob:
         is_there = self.path.is_file() if goes_on else self.path.exists()
         if is_there or (self._is_folder and (self.path / self._last).is_file()):
             hint = "; resume=True writes over what an interrupted run left" if self._is_folder and not resume else ""
-            raise FileExistsError(errno.EEXIST, f"{_THERE}{hint}", str(self.path))
+            raise refusal(self.path, hint)
 
 
 def check_plannable(path: ObjectPath, is_folder: bool, texts: Mapping[str, bytes]) -> None:
@@ -160,8 +166,7 @@ def check_plannable(path: ObjectPath, is_folder: bool, texts: Mapping[str, bytes
         raise LayoutError(
             f"{path}: is one object, which is one task; reshard_checkpoint writes it, a plan writes folders"
         )
-    if path.is_file() or (path / last_of(texts)).is_file():
-        raise FileExistsError(errno.EEXIST, _THERE, str(path))
+    refuse_existing(path, texts)
 
 
 def _make(task: ObjectTask) -> ObjectReceipt:
