@@ -42,7 +42,9 @@ def text_of(picture: Picture) -> str:
     lines: list[str] = []
     for number, view in enumerate(picture.views):
         if number:
-            lines += ["", "↓" if picture.turns and number == 1 else ""][: 1 + (picture.turns and number == 1)]
+            lines.append("")
+        if number == 1 and picture.turns:
+            lines.append("↓")
         lines += _wrapped(view.captions)
         for panel in view.panels:
             lines += _panel(panel)
