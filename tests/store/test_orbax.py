@@ -461,7 +461,7 @@ def test_databases_that_lie(tmp_path: Path) -> None:
         base.manifest(0, leaf, files=[outside])
         refused("outside its own folder")
     base.manifest(1, leaf)
-    refused("the height is not 1, as the tree says")
+    refused("the tree says that its height is 1, but it is not")
     base.manifest(99, leaf)
     refused("a tree of height 99")
     base.manifest(0, (0, 10**6))

@@ -68,7 +68,7 @@ def parts_for(files: Sequence[TargetFile], memory: int, workers: int = 1) -> Par
 
 
 def parts_of_crew(files: Sequence[TargetFile], memory: int, crew: Crew) -> Parts:
-    """The same of each worker of a crew, which share the memory of a host."""
+    """Say what parts each worker of a crew makes objects of; the workers of a host share its memory."""
     return parts_for(files, crew.memory, memory // crew.memory)
 
 
@@ -85,7 +85,7 @@ def outline_of(files: Sequence[TargetFile], memory: int, threads: int | None) ->
 
 
 def object_crew(executor: Executor, memory: int, places: Iterable[ObjectPath]) -> Crew:
-    """Give who makes objects by a caller's executor; `memory` is that of one host.
+    """Give what makes objects through a caller's executor; `memory` is that of one host.
 
     Raises:
         TypeError: if it is not an executor, or does not run in this process, in whose memory one of the places is.
