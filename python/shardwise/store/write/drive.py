@@ -14,15 +14,16 @@ import numpy.typing as npt
 from ... import _core
 from ..._arguments import integer
 from ...errors import LayoutError, ParseError
+from ..engine import check_memory
 from ..mapped import MappedFiles
-from .crew import Crew, Flight, crew_for
+from .crew import Crew, Flight, check_retries, crew_for
 from .ledger import Ledger
 from .place import Recorder, Workplace
 from .plan import WritePlan
 from .reports import WriteOutline, WriteReport
 from .task import CheckpointTask, TaskReceipt
 
-__all__ = ["check_retries", "commit_plan", "numbers_of", "outline_of", "run_part", "run_whole"]
+__all__ = ["commit_plan", "numbers_of", "outline_of", "run_part", "run_whole"]
 
 #: The most bytes that the two buffers of a thread take.
 _MOST_BUFFERS = 16 * 2**20
@@ -198,6 +199,7 @@ def commit_plan(plan: WritePlan, *, check: bool, memory: int, sync: bool) -> Wri
         if not len(plan.tasks):
             place.begin(parts=True)  # Tensors without elements have no tasks.
         if check:
+            check_memory(memory)
             place.check_written(ledger, memory)
         place.finish(ledger, sync=sync)
     return _report(plan, ledger, 0)
@@ -215,12 +217,6 @@ def outline_of(plan: WritePlan, memory: int, threads: int | None) -> WriteOutlin
             len(plan.tasks),
             _core.free_space(plan.path.parent),
         )
-
-
-def check_retries(retries: int) -> None:
-    """Refuse, with LayoutError, a negative number of retries."""
-    if integer("retries", retries) < 0:
-        raise LayoutError(f"retries is {retries}; it must be at least 0")
 
 
 def _report(plan: WritePlan, ledger: Ledger, resumed: int) -> WriteReport:

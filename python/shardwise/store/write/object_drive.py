@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from typing import Any, cast
 
 from ...errors import ParseError
+from ..engine import check_threads
 from ..objects import ObjectPath
 from .crew import Crew, Flight
 from .object_parts import finish, object_crew, parts_for, parts_of_crew, refuse_existing
@@ -38,6 +39,7 @@ def run_objects(
     progress: Callable[[int, int], object] | None,
 ) -> int:
     """Run tasks of a plan and keep their receipts; those that have one are run only `again`."""
+    check_threads(threads)
     crew = _crew(plan, executor, memory)
     place = ObjectPlace(plan)
     refuse_existing(place.path, plan.texts)

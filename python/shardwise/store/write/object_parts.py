@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..._arguments import integer
 from ..._text import bytes_text
 from ...errors import LayoutError
-from ..engine import add_digests
+from ..engine import add_digests, check_threads
 from ..objects import ObjectPath
 from ..sharded import MANIFEST
 from .crew import Crew, crew_of
@@ -78,6 +78,7 @@ def outline_of(files: Sequence[TargetFile], memory: int, threads: int | None) ->
     Raises:
         LayoutError: if the memory is too little; says what would be needed.
     """
+    check_threads(threads)
     part, flight, holds = parts_for(files, memory)
     sizes = tuple((file.name, file.size) for file in files)
     total = sum(size for _, size in sizes)

@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any, cast
 
 from ...errors import LayoutError
+from ..engine import check_threads
 from ..mapped import MappedFiles
 from ..object_files import ObjectFile
 from ..objects import ObjectPath
-from .crew import Flight
+from .crew import Flight, check_retries
 from .files import TargetFile
 from .gather import check_replicas
 from .object_parts import (
@@ -87,6 +88,8 @@ class ObjectJob:
         progress: Callable[[int, int], object] | None,
     ) -> WriteReport:
         """Write the checkpoint; what a store acknowledges is on its disks."""
+        check_threads(threads)
+        check_retries(retries)
         holders = (piece.holder for tensor in self._wanted for piece in tensor.pieces)
         sources = (cast(Any, holder.path) for holder in holders if isinstance(holder, ObjectFile))
         crew = None if executor is None else object_crew(executor, memory, [self.path, *sources])

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..._atomic import naming
 from ..._text import bytes_text
 from ...errors import ParseError
-from ..engine import CopyJob
+from ..engine import CopyJob, check_memory
 from ..objects import ObjectPath
 from .manifest import differing_replica
 from .receipts import check_numbers, line_of, read_line
@@ -158,11 +158,13 @@ class CheckpointTask:
             sync: Whether to sync the data to disk before this returns.
 
         Raises:
+            LayoutError: if the memory is too little.
             ParseError: if a source is not what it was when the plan was made, or replicas disagree.
             FileNotFoundError: if the files do not exist: the plan was not begun, or was committed or given up.
             OSError: if a file cannot be read or written.
         """
         began = time.perf_counter()
+        check_memory(memory)
         job = CopyJob.of_program(np.frombuffer(self._program, np.int64))
         for source in self._sources:
             if isinstance(source, SourceFile):
