@@ -473,6 +473,7 @@ def test_receipts_that_are_missing_forged_or_of_another_plan_stop_the_commit(sou
         "task": (b"".join(lines) + forged(task=10**6), "the plan has"),
         "negative": (b"".join(lines) + forged(task=-1), "the plan has"),
         "text": (b"".join(lines) + forged(task="3"), "no task writes"),
+        "late": (b"".join(lines) + forged(seconds=10**400), "no task writes"),
         "disagree": (b"".join(lines) + forged(digests=(1,) * len(first.digests)), "two receipts of task 3 disagree"),
         "foreign": (b"".join(lines[:3]) + foreign, "is of the plan"),
     }

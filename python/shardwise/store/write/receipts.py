@@ -27,14 +27,14 @@ def read_line(line: bytes, where: object) -> Iterator[Any]:
     """Read what a line says; the body makes a receipt of it.
 
     Raises:
-        ParseError: if the digest is wrong, or the body raises ValueError or TypeError.
+        ParseError: if the digest is wrong, or the body raises ValueError, TypeError or OverflowError.
     """
     digest, _, text = line.rstrip(b"\n").partition(b" ")
     if _digest(text) != digest:
         raise ParseError(f"{where}: a receipt is not what was written: it was edited or is damaged")
     try:
         yield json.loads(text)
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         raise ParseError(f"{where}: a receipt has contents that no task writes") from None
 
 
