@@ -154,10 +154,13 @@ FORGERIES: dict[str, tuple[Any, str]] = {
     "another task": (lambda line, said: [said[0], said[1] + 1, *said[2:]], "something else than the plan"),
     "another size": (lambda line, said: [*said[:2], said[2] + 1, *said[3:]], "something else than the plan"),
     "fewer digests": (lambda line, said: [*said[:4], said[4][1:], *said[5:]], "something else than the plan"),
-    "a text": (lambda line, said: [*said[:2], str(said[2]), *said[3:]], "that no task says"),
-    "a large digest": (lambda line, said: [*said[:4], [[n, "f" * 40] for n, _ in said[4]], *said[5:]], "no task says"),
-    "short": (lambda line, said: said[:3], "that no task says"),
-    "deep": (lambda line, said: resigned(b"[" * 100_000), "that no task says"),
+    "a text": (lambda line, said: [*said[:2], str(said[2]), *said[3:]], "that no task writes"),
+    "a large digest": (
+        lambda line, said: [*said[:4], [[n, "f" * 40] for n, _ in said[4]], *said[5:]],
+        "no task writes",
+    ),
+    "short": (lambda line, said: said[:3], "that no task writes"),
+    "deep": (lambda line, said: resigned(b"[" * 100_000), "that no task writes"),
     "another mark": (lambda line, said: [*said[:3], "0", *said[4:]], "was replaced meanwhile"),
 }
 
@@ -225,6 +228,19 @@ def test_objects_in_the_way_and_objects_that_are_replaced(store: Store, source: 
     with pytest.raises(FileNotFoundError, match="does not exist"):
         plan.commit()
     assert "shardwise.json" not in store.objects(place)
+
+
+def test_bytes_that_another_has_made_meanwhile_are_counted_once(
+    memory: Store, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(source, memory.place("new"))
+    seen: list[tuple[int, int]] = []
+    plan.run()
+    monkeypatch.setattr(ObjectPath, "is_file", lambda path: False)
+    plan.run(tasks=range(len(plan.tasks)), progress=lambda *at: seen.append(at))
+    done = [at[0] for at in seen]
+    assert done == sorted(set(done))
+    assert seen[-1] == (plan.nbytes, plan.nbytes)
 
 
 def test_sources_that_are_not_what_they_were(store: Store, source: Path) -> None:
@@ -336,6 +352,17 @@ def test_what_no_saved_plan_does(store: Store, source: Path, tmp_path: Path) -> 
         assert not (tmp_path / "new.swplan").exists()
     with pytest.raises(FileExistsError, match="exists already"):
         sw.plan_checkpoint(source, held)
+
+
+def test_options_of_any_filesystem_of_a_plan_are_refused(memory: Store, source: Path, tmp_path: Path) -> None:
+    """Those of the source's too, although the destination's of the same protocol has none."""
+    held, place = memory.place("source"), memory.place("new")
+    memory.put(source, held)
+    special = [ObjectPath(str(path), use_listings_cache=True) for path in (held, place)]
+    for src, dst in ((special[0], place), (held, special[1])):
+        with pytest.raises(TypeError, match="has use_listings_cache; a plan file keeps URLs"):
+            planned(src, dst).save(tmp_path / "new.swplan")
+        assert not (tmp_path / "new.swplan").exists()
 
 
 def environment(s3: Store, **more: str) -> dict[str, str]:

@@ -152,8 +152,9 @@ def view_of(array: Array, window: Window | None, box: tuple[slice, ...]) -> Arra
 
 
 def views_of(plan: Runnable) -> Iterator[tuple[int, int, Window | None, tuple[slice, ...]]]:
-    """The new arrays that are a part of what their holder has: its number, that in the source, window and box there.
+    """The new arrays that are a part of what their holder has already: who they are, and where they are in it.
 
+    For each the number of its holder in the destination and in the source, and window and box in the array there.
     Partial sums have none: a holder of one of the addends receives the others.
     """
     kept = plan.kept
