@@ -44,8 +44,9 @@ VALUES = ["tests/laws/test_values.py", "tests/test_hard_arguments.py", "tests/te
 #: Where the tests of a room are, besides its own doctests.
 TESTS = {
     "array": ["tests/array", "tests/test_arrays.py", "tests/test_replicas.py", "tests/laws"],
-    "cli": ["tests/cli"],
+    "cli": ["tests/cli", "tests/store/test_tasks.py"],
     "dtensor": ["tests/dtensor", *VALUES],
+    "execute": ["tests/execute"],
     "interop": ["tests/interop", "tests/test_packed.py", *VALUES],
     "model": ["tests/model", "tests/array", *VALUES],
     "packed": ["tests/test_packed.py", "tests/laws", "tests/reshard", "tests/test_edges.py"],
@@ -248,6 +249,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.split("\n\n")[0])
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--count", type=int, help="how many changes of each file are made, drawn by the seed (all)")
+    parser.add_argument("--every", type=int, default=1, help="make one change in so many, from the seed's on (all)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=5.0, help="tests that take no longer together, per change (5)")
     arguments = parser.parse_args()
@@ -269,10 +271,10 @@ def main() -> int:
         tree = ast.parse(file.read_text("utf-8"))
         every = changes_of(tree)
         found[file] = len(every)
-        chosen = every
-        if arguments.count is not None and arguments.count < len(every):
-            drawn = random.Random(arguments.seed).sample(range(len(every)), arguments.count)
-            chosen = [every[index] for index in sorted(drawn)]
+        chosen = every[arguments.seed % arguments.every :: arguments.every]
+        if arguments.count is not None and arguments.count < len(chosen):
+            drawn = random.Random(arguments.seed).sample(range(len(chosen)), arguments.count)
+            chosen = [chosen[index] for index in sorted(drawn)]
         for change in chosen:
             trial = Trial(file, tree, change, [], 0.0)
             for name in sorted(tests_that_reach(by_line[file], change) & times.keys(), key=lambda name: times[name]):
