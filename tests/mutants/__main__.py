@@ -23,8 +23,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
+from itertools import chain
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 import coverage
 import hypothesis
@@ -93,11 +95,23 @@ class Reached:
     def __init__(self, measured: coverage.Coverage) -> None:
         self.measured = measured
         self.seconds: dict[str, float] = {}
+        #: What is made once for several tests is reached by the first of them; by that one, all of them.
+        self.sharing: dict[str, list[str]] = {}
+        self._first: dict[Any, str] = {}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self.measured.switch_context(item.nodeid)
         return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        yield
+        fixtures = getattr(item, "_fixtureinfo", None)
+        for fixture in chain.from_iterable(fixtures.name2fixturedefs.values() if fixtures else ()):
+            if fixture.scope != "function" and fixture.baseid:  # Not those of pytest itself, which all tests share.
+                first = self._first.setdefault(fixture, item.nodeid)
+                self.sharing.setdefault(first, []).append(item.nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" and report.passed:
@@ -141,7 +155,7 @@ def in_child(work: Callable[[], int], seconds: float) -> int | None:
     return None
 
 
-def reach(files: list[Path], folder: Path) -> tuple[dict[Path, dict[int, list[str]]], dict[str, float]]:
+def reach(files: list[Path], folder: Path) -> tuple[dict[Path, dict[int, set[str]]], dict[str, float]]:
     """Which tests reach which lines of the files, and how long each test takes."""
     data, times = folder / "reached", folder / "seconds.json"
     tests = list(dict.fromkeys(name for file in files for name in tests_of(file)))
@@ -153,16 +167,23 @@ def reach(files: list[Path], folder: Path) -> tuple[dict[Path, dict[int, list[st
         status = pytest.main([*OPTIONS[1:], *tests], plugins=[plugin])
         measured.stop()
         measured.save()
-        times.write_text(json.dumps(plugin.seconds), "utf-8")
+        times.write_text(json.dumps([plugin.seconds, plugin.sharing]), "utf-8")
         return int(status)
 
     in_child(work, 3600)
-    seconds = json.loads(times.read_text("utf-8")) if times.exists() else {}
+    seconds, sharing = json.loads(times.read_text("utf-8")) if times.exists() else ({}, {})
     if not seconds:
         sys.exit("the tests do not run as they are; MUTANTS_LOG names a file for what they say")
     found = coverage.CoverageData(basename=str(data))
     found.read()
-    return {file: found.contexts_by_lineno(str(file)) for file in files}, seconds
+    by_line = {
+        file: {
+            line: {name for first in names for name in (first, *sharing.get(first, ()))}
+            for line, names in found.contexts_by_lineno(str(file)).items()
+        }
+        for file in files
+    }
+    return by_line, seconds
 
 
 @dataclass
@@ -247,7 +268,7 @@ def try_swapped(trials: list[Trial]) -> None:
             trials[int(index)].outcome = outcome
 
 
-def tests_that_reach(by_line: dict[int, list[str]], change: Change) -> set[str]:
+def tests_that_reach(by_line: dict[int, set[str]], change: Change) -> set[str]:
     lines = change.reached_by or by_line
     return {name for line in lines for name in by_line.get(line, ()) if name}
 
