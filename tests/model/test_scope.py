@@ -192,7 +192,9 @@ def test_plain_objects_import_no_framework() -> None:
 
 
 def test_where_a_variable_is_does_not_change() -> None:
-    placed = LayoutScope(layout_map("x", rules=("w",))).place("w", (8,))
+    scope = LayoutScope(layout_map("x", rules=("w",)))
+    placed = scope.place("w", (8,))
+    assert scope.dialect("w", placed.layout) is placed.layout
     assert (placed.path, placed.rule, placed.partition.shape) == ("w", "w", (8,))
     with pytest.raises(FrozenInstanceError):
         placed.path = "v"  # type: ignore[misc]

@@ -218,6 +218,22 @@ def test_the_rows_of_a_page_sort_by_numbers_and_lead_to_who_holds_what() -> None
     ]
 
 
+def test_two_dims_lie_in_the_plane_of_a_cut_and_a_packed_one_has_rows_only() -> None:
+    rules = sw.LayoutMap(sw.DeviceMesh((2, 4), ("dp", "tp")))
+    rules["w"], rules["p"] = (None, "tp"), (sw.packed.gate_up("tp"), None)
+    shapes = {"w": (4, 8), "x": (3,), "scalar": (), "box": (2, 3, 4), "p": (16, 5)}
+    data = json.loads(Reader(rules.report({name: (shape, "int8") for name, shape in shapes.items()}).to_html()).data)
+    planes = {cut["about"].split(",")[0]: cut["plane"] for cut in data["cuts"]}
+    assert planes["4 × 8"] == [0, 1]
+    assert planes["3"] == planes["16 × 5"] == [None, 0]
+    assert planes["scalar"] == [None, None]
+    assert len(planes["2 × 3 × 4"]) == 2
+    (packed,) = (cut for cut in data["cuts"] if "pieces" in cut)
+    # Gate is rows 0 to 8 and up 8 to 16; each of four devices has two of either.
+    assert packed["shape"] == ["16"]
+    assert {piece[1] for piece in packed["pieces"]} == {f"{at}:{at + 2}" for at in range(0, 16, 2)}
+
+
 def test_long_lists_are_cut_and_counted() -> None:
     names = ["".join(letters) for letters in itertools.product("abcdefghijklmno", repeat=2)]
     for count, more in ((200, []), (201, ["1"]), (225, ["25"])):
