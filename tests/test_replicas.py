@@ -152,6 +152,16 @@ def test_padding_of_packed_replicas_is_not_a_value() -> None:
     assert sw.ShardedArray(partition, [one, other]).numpy()["b"].tolist() == [0, 0]
 
 
+def test_addends_of_packed_dims_are_not_replicas_of_one_another() -> None:
+    """Over x the values are added; along y they are replicas."""
+    partition = sw.TensorLayout((sw.packed.gate_up((), 1),), mesh(), unreduced=("x",)).partition((2,))
+    sums = [np.array([1, 2]), np.array([1, 2]), np.array([10, 20]), np.array([10, 20])]
+    replicas.check_replicas(partition, sums)
+    sums[3] = np.array([10, 21])
+    with refused(LayoutError, "element (1,) is 20 in 'd0' and 21 in 'd2'"):
+        replicas.check_replicas(partition, sums)
+
+
 def test_partial_sums_are_not_replicas_of_one_another() -> None:
     """Over x the values are added; along y they are replicas."""
     partition = sw.TensorLayout((None,), mesh(), unreduced=("x",)).partition((2,))

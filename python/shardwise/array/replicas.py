@@ -45,10 +45,15 @@ def check_replicas(tiling: Tiling, shards: Sequence[Array]) -> None:
     """
     if not isinstance(tiling, Partition):
         if tiling._has_replicas:
-            _check_pieces(tiling, shards)
+            _check_pieces(tiling, shards, [()] * len(shards))
         return
     partition = tiling
     mesh = partition.device_mesh
+    if partition.layout._packed:
+        # Two shards may have some of their parts in common, and what pads them is not a value.
+        axes = [mesh.axis_names.index(name) for name in partition.layout.unreduced]
+        _check_pieces(partition, shards, mesh.coordinates()[:, axes].tolist())
+        return
     if _values(partition) == mesh.size:
         return
     groups: dict[int, list[int]] = {}
@@ -68,14 +73,14 @@ def check_replicas(tiling: Tiling, shards: Sequence[Array]) -> None:
         )
 
 
-def _check_pieces(tiling: Tiling, shards: Sequence[Array]) -> None:
-    """The same for boxes: replicas are the pieces of the identical box."""
-    groups: dict[tuple[tuple[int, int], ...], list[tuple[Any, Array]]] = {}
-    for holder, shard in zip(tiling.holders, shards, strict=True):
+def _check_pieces(tiling: Tiling, shards: Sequence[Array], addends: Sequence[Sequence[int]]) -> None:
+    """The same for boxes: replicas are pieces of the identical box, and of the same addend if there are several."""
+    groups: dict[tuple[Any, ...], list[tuple[Any, Array]]] = {}
+    for holder, shard, addend in zip(tiling.holders, shards, addends, strict=True):
         for piece in tiling.pieces(holder):
             sides = tuple((side.start, side.stop) for side in piece.box)
-            groups.setdefault(sides, []).append((holder, piece.view(shard)))
-    for sides, ((first, one), *others) in groups.items():
+            groups.setdefault((sides, *addend), []).append((holder, piece.view(shard)))
+    for (sides, *_), ((first, one), *others) in groups.items():
         found = first_difference(one, [other for _, other in others]) if others else None
         if found is None:
             continue

@@ -21,7 +21,7 @@ from .ledger import Ledger
 from .place import Recorder, Workplace
 from .plan import WritePlan
 from .reports import WriteOutline, WriteReport
-from .task import CheckpointTask, TaskReceipt
+from .task import CheckpointTask, SameFiles, TaskReceipt
 
 __all__ = ["commit_plan", "numbers_of", "outline_of", "run_part", "run_whole"]
 
@@ -163,7 +163,7 @@ def run_whole(
     with _crew(plan, executor, memory, threads) as crew, place.locked():
         place.claim(resume)
         try:
-            ledger, mapped = Ledger(plan), MappedFiles(plan.sources)
+            ledger, mapped, files = Ledger(plan), MappedFiles(plan.sources), SameFiles(plan.sources)
             place.begin(parts=False)
             for receipt in place.receipts():
                 ledger.add(receipt)
@@ -177,6 +177,7 @@ def run_whole(
             )  # fmt: skip
             ledger.check_complete()
             mapped.check()
+            files.check()
             place.finish(ledger, sync=sync)
         except (ParseError, LayoutError):
             place.discard()  # Another run would end in the same way.

@@ -7,6 +7,7 @@ import hashlib
 import os
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from .receipts import check_numbers, line_of, read_line
 
 __all__ = [
     "CheckpointTask",
+    "SameFiles",
     "SourceFile",
     "SourceObject",
     "TaskReceipt",
@@ -55,6 +57,28 @@ class SourceFile(NamedTuple):
     begin: int
     end: int
     digest: str
+
+
+class SameFiles:
+    """Notes which files have the names of the sources, to see at the end whether one of them was replaced meanwhile.
+
+    A copy of another checkpoint may have the size, the time and the headers of the first.
+    """
+
+    def __init__(self, sources: Sequence[object]) -> None:
+        self._paths = [source.path for source in sources if isinstance(source, SourceFile)]
+        self._found = [self._look(path) for path in self._paths]
+
+    @staticmethod
+    def _look(path: str) -> tuple[int, int]:
+        status = Path(path).stat()
+        return status.st_dev, status.st_ino
+
+    def check(self) -> None:
+        """Refuse the files, with ParseError, if one of them is not the same."""
+        for path, found in zip(self._paths, self._found, strict=True):
+            if self._look(path) != found:
+                raise ParseError(f"{path}: was replaced by another file while it was read")
 
 
 class SourceObject(NamedTuple):
@@ -197,12 +221,19 @@ class CheckpointTask:
         return differing_replica(name, shape, self._compared[file].path, element)
 
 
-@functools.lru_cache(maxsize=4096)
 def check_head(source: SourceFile) -> None:
-    """Refuse a file whose headers are not those of the plan; once in a process, since the engine looks at the time."""
-    size = Path(source.path).stat().st_size
-    if size != source.size:
-        raise ParseError(f"{source.path}: has {size} bytes, but had {source.size} when the plan was made")
+    """Refuse a file whose headers are not those of the plan; the engine looks at the time.
+
+    They are read once in a process, and once more if the name is given to another file.
+    """
+    status = Path(source.path).stat()
+    if status.st_size != source.size:
+        raise ParseError(f"{source.path}: has {status.st_size} bytes, but had {source.size} when the plan was made")
+    _check_digest(source, status.st_dev, status.st_ino)
+
+
+@functools.lru_cache(maxsize=4096)
+def _check_digest(source: SourceFile, _device: int, _number: int) -> None:
     if head_digest(source.path, source.size, source.begin, source.end) != source.digest:
         raise ParseError(f"{source.path}: is not the same file as when the plan was made: its headers differ")
 
