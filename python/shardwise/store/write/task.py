@@ -70,14 +70,18 @@ class SameFiles:
         self._found = [self._look(path) for path in self._paths]
 
     @staticmethod
-    def _look(path: str) -> tuple[int, int]:
+    def _look(path: str) -> tuple[tuple[int, int], int]:
         status = Path(path).stat()
-        return status.st_dev, status.st_ino
+        return (status.st_dev, status.st_ino), status.st_ctime_ns
 
     def check(self) -> None:
-        """Refuse the files, with ParseError, if one of them is not the same."""
+        """Refuse the files, with ParseError, if one of them is not the same.
+
+        Another file has another number and another time of change. A new number alone may be a network filesystem's
+        way, a new time a change of the file's rights.
+        """
         for path, found in zip(self._paths, self._found, strict=True):
-            if self._look(path) != found:
+            if all(one != other for one, other in zip(self._look(path), found, strict=True)):
                 raise ParseError(f"{path}: was replaced by another file while it was read")
 
 
