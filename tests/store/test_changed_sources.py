@@ -111,3 +111,19 @@ def test_a_source_that_changes_meanwhile_is_named(tmp_path: Path, form: str, to:
         for name, value in tensors(0).items():
             assert checkpoint.read(name).tobytes() == value.tobytes()
     assert list(out.iterdir()) == [new]
+
+
+def test_a_source_whose_rights_change_meanwhile_is_the_same_file(tmp_path: Path) -> None:
+    source = written(tmp_path / "source", "safetensors", 0)
+    changed: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        if 0 < done < total and not changed:
+            changed.append(source.stat().st_ctime_ns)
+            source.chmod(0o400)
+
+    sw.reshard_checkpoint(
+        source, tmp_path / "new.safetensors", progress=progress, threads=1, memory=1 << 16, task_bytes=1 << 16
+    )
+    assert changed != [source.stat().st_ctime_ns]
+    assert source.read_bytes()[-100:] == (tmp_path / "new.safetensors").read_bytes()[-100:]

@@ -161,9 +161,9 @@ def _same_memory(one: Array, other: Array) -> bool:
 
 
 def texts_of(one: Any, other: Any) -> tuple[str, str]:
-    """Give two values that differ as texts that differ."""
+    """Give two values that differ as texts, which differ too, unless the values are objects that print alike."""
     texts = _short(one), _short(other)
-    if texts[0] != texts[1]:
+    if texts[0] != texts[1] or not (isinstance(one, np.generic) and isinstance(other, np.generic)):
         return texts
     # Numbers that print alike, such as NaNs: their bytes, the most significant first.
     bits = [np.array(value).astype(np.dtype(value.dtype).newbyteorder(">")).tobytes().hex() for value in (one, other)]
@@ -171,5 +171,7 @@ def texts_of(one: Any, other: Any) -> tuple[str, str]:
 
 
 def _short(value: Any) -> str:
+    if not isinstance(value, np.generic):
+        return shown(value)  # An object of any class, whose own text may be of any length, or raise.
     text = str(value)
     return text if len(text) <= 40 else f"{text[:39]}…"

@@ -86,7 +86,8 @@ def _check_density(data: bytes, path: Path | str, offset: int) -> None:
     marks = data.count(b"[") + data.count(b"{") + data.count(b":")
     if marks > 1_000_000 and marks > len(data) // 8:
         raise ParseError(
-            f"{path}: byte {offset}: {marks} brackets and colons in {len(data)} bytes of JSON; at most 1 in 8 may be"
+            f"{path}: byte {offset}: {marks} brackets and colons in {len(data)} bytes of JSON; "
+            "at most one byte in 8 may be one"
         )
 
 

@@ -14,8 +14,9 @@ import numpy.typing as npt
 from ... import _core
 from ..._arguments import integer
 from ...errors import LayoutError, ParseError
+from ..engine import check_memory
 from ..mapped import MappedFiles
-from .crew import Crew, Flight, crew_for
+from .crew import Crew, Flight, check_retries, crew_for
 from .forecast import bytes_to_read, estimated_seconds, runs_to_copy
 from .ledger import Ledger
 from .place import Recorder, Workplace
@@ -23,7 +24,7 @@ from .plan import WritePlan
 from .reports import WriteOutline, WriteReport
 from .task import CheckpointTask, SameFiles, TaskReceipt
 
-__all__ = ["check_retries", "commit_plan", "numbers_of", "outline_of", "run_part", "run_whole"]
+__all__ = ["commit_plan", "numbers_of", "outline_of", "run_part", "run_whole"]
 
 #: The most bytes that the two buffers of a thread take.
 _MOST_BUFFERS = 16 * 2**20
@@ -51,8 +52,9 @@ def _run_tasks(
     sync: bool,
     retries: int,
     progress: Callable[[int, int], object] | None,
+    hint: str = "",
 ) -> int:
-    """Run the tasks with these numbers, and give how many were run."""
+    """Run the tasks with these numbers, and give how many were run; `hint` says how another run continues."""
     sizes = plan.grid.bytes[np.asarray(numbers, np.int64)] if len(numbers) else np.zeros(0, np.int64)
     done, total = 0, int(sizes.sum())
 
@@ -67,8 +69,8 @@ def _run_tasks(
             progress(done, total)
 
     arguments = crew.memory, sync and not crew.is_here
-    hint = "finished tasks stay, and the next run continues"
-    flight: Flight[CheckpointTask, TaskReceipt] = Flight(crew, _run, arguments, retries, keep, hint)
+    stays = f"finished tasks stay, and the next run continues{hint}"
+    flight: Flight[CheckpointTask, TaskReceipt] = Flight(crew, _run, arguments, retries, keep, stays)
     try:
         return flight.run(map(plan.task, _spread(numbers, sizes, crew.workers)), len(numbers), shown)
     finally:
@@ -170,7 +172,10 @@ def run_whole(
             ledger.bytes_read = ledger.bytes_written = 0
             numbers = [number for number in range(len(plan.tasks)) if number not in ledger]
             recorder = place.recorder(None, sync=sync, gather=crew.is_here)
-            _run_tasks(plan, numbers, crew, ledger, recorder, sync=sync, retries=retries, progress=progress)
+            _run_tasks(
+                plan, numbers, crew, ledger, recorder, sync=sync, retries=retries, progress=progress,
+                hint=" (resume=True)",
+            )  # fmt: skip
             ledger.check_complete()
             mapped.check()
             files.check()
@@ -196,6 +201,7 @@ def commit_plan(plan: WritePlan, *, check: bool, memory: int, sync: bool) -> Wri
         if not len(plan.tasks):
             place.begin(parts=True)  # Tensors without elements have no tasks.
         if check:
+            check_memory(memory)
             place.check_written(ledger, memory)
         place.finish(ledger, sync=sync)
     return _report(plan, ledger, 0)
@@ -217,12 +223,6 @@ def outline_of(plan: WritePlan, memory: int, threads: int | None, sync: bool) ->
             runs_to_copy(plan),
             estimated_seconds(plan, to_read, sync=sync),
         )
-
-
-def check_retries(retries: int) -> None:
-    """Refuse, with LayoutError, a negative number of retries."""
-    if integer("retries", retries) < 0:
-        raise LayoutError(f"retries is {retries}; it must be at least 0")
 
 
 def _report(plan: WritePlan, ledger: Ledger, resumed: int) -> WriteReport:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
 import socket
 import time
@@ -19,9 +18,10 @@ import numpy.typing as npt
 from ..._atomic import naming
 from ..._text import bytes_text
 from ...errors import ParseError
-from ..engine import DIGEST_MODULUS, CopyJob
+from ..engine import CopyJob, check_memory
 from ..objects import ObjectPath
 from .manifest import differing_replica
+from .receipts import check_numbers, line_of, read_line
 
 __all__ = [
     "CheckpointTask",
@@ -70,14 +70,18 @@ class SameFiles:
         self._found = [self._look(path) for path in self._paths]
 
     @staticmethod
-    def _look(path: str) -> tuple[int, int]:
+    def _look(path: str) -> tuple[tuple[int, int], int]:
         status = Path(path).stat()
-        return status.st_dev, status.st_ino
+        return (status.st_dev, status.st_ino), status.st_ctime_ns
 
     def check(self) -> None:
-        """Refuse the files, with ParseError, if one of them is not the same."""
+        """Refuse the files, with ParseError, if one of them is not the same.
+
+        Another file has another number and another time of change. A new number alone may be a network filesystem's
+        way, a new time a change of the file's rights.
+        """
         for path, found in zip(self._paths, self._found, strict=True):
-            if self._look(path) != found:
+            if all(one != other for one, other in zip(self._look(path), found, strict=True)):
                 raise ParseError(f"{path}: was replaced by another file while it was read")
 
 
@@ -182,11 +186,13 @@ class CheckpointTask:
             sync: Whether to sync the data to disk before this returns.
 
         Raises:
+            LayoutError: if the memory is too little.
             ParseError: if a source is not what it was when the plan was made, or replicas disagree.
             FileNotFoundError: if the files do not exist: the plan was not begun, or was committed or given up.
             OSError: if a file cannot be read or written.
         """
         began = time.perf_counter()
+        check_memory(memory)
         job = CopyJob.of_program(np.frombuffer(self._program, np.int64))
         for source in self._sources:
             if isinstance(source, SourceFile):
@@ -247,10 +253,8 @@ def _worker(process: int) -> str:
 
 
 def receipt_line(receipt: TaskReceipt) -> bytes:
-    """Write a receipt as a line of JSON, with a digest of itself."""
-    said = [*receipt[:3], [f"{digest:x}" for digest in receipt.digests], *receipt[4:]]
-    text = json.dumps(said, separators=(",", ":")).encode()
-    return b"%s %s\n" % (hashlib.sha256(text).hexdigest()[:32].encode(), text)
+    """Write a receipt as a line."""
+    return line_of([*receipt[:3], [f"{digest:x}" for digest in receipt.digests], *receipt[4:]])
 
 
 def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
@@ -259,12 +263,8 @@ def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
     Raises:
         ParseError: if the line is not what `receipt_line` wrote.
     """
-    seal, _, text = line.rstrip(b"\n").partition(b" ")
-    if hashlib.sha256(text).hexdigest()[:32].encode() != seal:
-        raise ParseError(f"{where}: a receipt is not what was written: its digest differs")
-    try:
-        plan, task, ranges, digests, crcs, *counts, seconds, worker = json.loads(text)
-        read, written = counts
+    with read_line(line, where) as said:
+        plan, task, ranges, digests, crcs, read, written, seconds, worker = said
         receipt = TaskReceipt(
             str(plan),
             task,
@@ -276,15 +276,8 @@ def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
             float(seconds),
             str(worker),
         )
-        numbers = [task, read, written, *crcs, *(number for row in receipt.ranges for number in row)]
-        if not all(type(number) is int for number in numbers):
-            raise ValueError
-        if not all(0 <= digest < DIGEST_MODULUS for digest in receipt.digests):
-            raise ValueError
-        if not all(0 <= crc < 2**32 for crc in receipt.crcs):
-            raise ValueError
-    except (ValueError, TypeError, RecursionError):
-        raise ParseError(f"{where}: a receipt has contents that no task writes") from None
+        numbers = (number for row in receipt.ranges for number in row)
+        check_numbers([task, read, written, *numbers], receipt.digests, receipt.crcs)
     return receipt
 
 
