@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import pickletools
+import shutil
 import struct
 import subprocess
 import sys
@@ -480,8 +481,17 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path, to: Any) -> None:
     other = small_disk / "other"
     other.write_bytes(bytes(2 << 20))
     layouts = {"w": ROWS} if to in ("sharded", "dcp") else None
-    with pytest.raises(OSError, match=r"takes 3\.\d MiB, but 2\.0 MiB are free"):
+    with pytest.raises(OSError, match=r"takes 3\.\d MiB, but 2\.0 MiB are free: '.*made'"):
         sw.reshard_checkpoint(source, target, layouts, to=to)
+    # 750 KiB once beside the checkpoint, and once in it.
+    shrunk: dict[str, Any] = {"dtype": "bfloat16", "memory": 1 << 20}
+    other.write_bytes(bytes(3 << 20))
+    with pytest.raises(OSError, match=r"converted beside it, takes 1\.5 MiB, but 1\.0 MiB are free: '.*made'"):
+        sw.reshard_checkpoint(source, target, layouts, to=to, **shrunk)
+    assert list(small_disk.iterdir()) == [other]
+    other.write_bytes(bytes(2 << 20))
+    sw.reshard_checkpoint(source, small_disk / "shrunk", layouts, to=to, **shrunk)
+    (shutil.rmtree if (small_disk / "shrunk").is_dir() else Path.unlink)(small_disk / "shrunk")
     # Asked to go on it does not ask for room, of which it may have taken a part already.
     with pytest.raises(OSError, match=str(small_disk)) as caught:
         sw.reshard_checkpoint(source, target, layouts, to=to, resume=True)

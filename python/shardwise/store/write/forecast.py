@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from ... import _core
 from .plan import PlannedTensor, WritePlan, split_rows
 from .task import SourceFile
 
@@ -90,14 +91,17 @@ def estimated_seconds(plan: WritePlan, to_read: int, *, sync: bool) -> float | N
     What is not copied as it is goes through a file first. `None` if nothing can be written in the place, or read.
     """
     spooled = sum(source.nbytes for source in plan.sources if isinstance(source, np.ndarray))
-    written = plan.nbytes
+    written, room = plan.nbytes, _core.free_space(plan.path.parent) // 4
+    most = min(_SAMPLE, room, max(written, 1))
+    if most < 1:
+        return None
     try:
         with tempfile.TemporaryFile(dir=plan.path.parent) as sample:
             began = time.perf_counter()
-            blocks = list(_sample(plan, min(_SAMPLE, max(written, 1))))
+            blocks = list(_sample(plan, most))
             read_in = time.perf_counter() - began
             is_read = bool(blocks)
-            blocks = blocks or [os.urandom(min(_BLOCK, max(written, 1)))] * max(1, min(_SAMPLE, written) // _BLOCK)
+            blocks = blocks or [os.urandom(min(_BLOCK, most))] * max(1, most // _BLOCK)
             began = time.perf_counter()
             for block in blocks:
                 sample.write(block)

@@ -7,6 +7,7 @@ paths is all that a plan needs from a file system; tasks open the files themselv
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -223,9 +224,14 @@ class Workplace:
 
     def check_room(self) -> None:
         """Refuse a plan that does not fit in the destination's file system."""
-        free = _core.free_space(self.plan.path.parent)
-        if self.plan.nbytes > free:
-            raise OSError(28, f"the checkpoint takes {bytes_text(self.plan.nbytes)}, but {bytes_text(free)} are free")
+        check_room(self.plan.path, self.plan.nbytes)
+
+
+def check_room(path: Path, nbytes: int, what: str = "the checkpoint") -> None:
+    """Refuse, with OSError, what does not fit in the file system of a path."""
+    free = _core.free_space(path.parent)
+    if nbytes > free:
+        raise OSError(errno.ENOSPC, f"{what} takes {bytes_text(nbytes)}, but {bytes_text(free)} are free", str(path))
 
 
 class Recorder:

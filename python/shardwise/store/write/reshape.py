@@ -28,6 +28,7 @@ from .forms import Target, plan_form
 from .gather import check_replicas as check_stored_replicas
 from .names import check_name, chosen, kept_values, key_paths, rename_pairs, renamed_tensors
 from .objects import ObjectJob
+from .place import check_room
 from .plan import uncollected
 from .reports import WriteOutline, WriteReport
 from .spool import is_addressable, is_converted, is_float, opened_spool, unread
@@ -193,7 +194,7 @@ def reshard_checkpoint(
     planned = _planning(
         src, target, layouts, to, uneven, dtype, rename, rewrites, only, metadata, max_file_bytes, memory, replicas,
         task_bytes,
-        how=stored,
+        how=stored, is_new=not plan and not resume,
     )  # fmt: skip
     with planned as made:
         if plan:
@@ -317,6 +318,7 @@ def _planning(
     task_bytes: int | None,
     *,
     how: _Stored,
+    is_new: bool = False,
 ) -> Iterator[CheckpointPlan | ObjectJob]:
     if replicas not in ("check", "first"):
         raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
@@ -327,6 +329,14 @@ def _planning(
     with open_checkpoint(source) as checkpoint, opened_spool(target) as spool:
         is_remote = isinstance(source, ObjectPath)
         converted = None if dtype is None else _float_dtype(dtype)
+        if is_new and not (converted is None and all(map(is_addressable, checkpoint.values()))):
+            rough = _planning(
+                src, target, layouts, to, uneven, dtype, rename, rewrites, only, metadata, max_file_bytes, memory,
+                replicas, task_bytes,
+                how="placeholder",
+            )  # fmt: skip
+            with rough as outlined:
+                _check_room_beside(outlined)
 
         def stored(old: str, new: str, partition: Partition | None) -> Wanted:
             tensor = checkpoint[old]
@@ -377,6 +387,13 @@ def _planning(
                 compare=replicas == "check", is_saved=how == "refuse",
             )  # fmt: skip
         yield planned
+
+
+def _check_room_beside(rough: CheckpointPlan | ObjectJob) -> None:
+    """Refuse, with OSError, a plan for whose files there is no room together with what is converted beside them."""
+    if isinstance(rough, CheckpointPlan):
+        beside = sum(source.nbytes for source in rough.sources if isinstance(source, np.ndarray))
+        check_room(rough.path, rough.nbytes + beside, "the checkpoint, with what is converted beside it,")
 
 
 def _not_in_tasks(name: str) -> TypeError:
