@@ -87,6 +87,22 @@ def test_a_large_storage_with_tensors_of_parts_of_it_is_verified(tmp_path: Path)
             sw.verify_checkpoint(path)
 
 
+def test_tensors_side_by_side_in_one_storage_are_not_tied(tmp_path: Path) -> None:
+    """As the weights of `torch.nn.LSTM`: four of 5 elements, of which each is read before or after its neighbours."""
+    array = np.arange(20, dtype="f4")
+    storage = Storage("0", "torch.FloatStorage", array.tobytes(), array.size)
+
+    def part(at: int, count: int) -> Any:
+        return tensor(array, "0", storage=storage, shape=(count,), offset=at)
+
+    parts = {"b": (5, 5), "a": (0, 5), "d": (15, 5), "c": (10, 5), "in b": (6, 3), "c and d": (14, 2), "none": (7, 0)}
+    checkpoint = plain(tmp_path, {name: part(*place) for name, place in parts.items()})
+    for name, (at, count) in parts.items():
+        assert checkpoint.read(name).tolist() == array[at : at + count].tolist()
+    ties = {name: stored.alias_of for name, stored in checkpoint.items() if stored.alias_of is not None}
+    assert ties == {"in b": "b", "c and d": "c"}
+
+
 def test_parameters_and_subclasses(tmp_path: Path) -> None:
     array = ones(2, 3)
     parameter = Call("torch._utils", "_rebuild_parameter", tensor(array, "0"), True, {})

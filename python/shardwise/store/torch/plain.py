@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from ...errors import ParseError
 from ..files import DataFile
@@ -11,7 +13,7 @@ from ..object_files import open_file
 from ..protocol import StoredCheckpoint, StoredObject, StoredTensor, whole_box
 from ..safetensors.folder import read_index
 from ..text import shorten
-from .tensors import Container, sums_of, value_object
+from .tensors import Container, SavedTensor, sums_of, value_object
 
 __all__ = ["open_form"]
 
@@ -49,7 +51,7 @@ def open_form(path: Path) -> StoredCheckpoint:
 
 def _read(file: DataFile, tensors: dict[str, StoredTensor], objects: dict[str, StoredObject]) -> None:
     container = Container(file)
-    owners: dict[str, str] = {}
+    owners: dict[str, _Owners] = {}
     for name, value in container.values():
         if name in tensors or name in objects:
             raise ParseError(f"{file.path}: {shorten(name)} is also in another file of the checkpoint")
@@ -62,7 +64,7 @@ def _read(file: DataFile, tensors: dict[str, StoredTensor], objects: dict[str, S
         if tensor is None:
             objects[name] = value_object(name, value)
             continue
-        owner = owners.setdefault(tensor.storage, name)
+        owner = owners.setdefault(tensor.storage, _Owners([], [])).of(tensor, name)
         tensors[name] = StoredTensor(
             name,
             tensor.dtype,
@@ -70,6 +72,30 @@ def _read(file: DataFile, tensors: dict[str, StoredTensor], objects: dict[str, S
             (container.piece(tensor, name, whole_box(tensor.shape)),),
             alias_of=None if owner == name else owner,
         )
+
+
+class _Owners(NamedTuple):
+    """The tensors of a storage that share no byte with one before them: where each begins, in order, and its name.
+
+    Optimizers and recurrent layers keep many tensors side by side in one storage, and these are not tied.
+    """
+
+    begins: list[int]
+    found: list[tuple[int, str]]
+
+    def of(self, tensor: SavedTensor, name: str) -> str:
+        """The first owner that this tensor shares a byte with; it becomes one itself if there is none."""
+        if 0 in tensor.shape:
+            return name
+        begin, end = tensor.span
+        at = bisect_right(self.begins, begin)
+        if at and self.found[at - 1][0] > begin:
+            return self.found[at - 1][1]
+        if at < len(self.begins) and self.begins[at] < end:
+            return self.found[at][1]
+        self.begins.insert(at, begin)
+        self.found.insert(at, (end, name))
+        return name
 
 
 def sharded_kind(value: object) -> str | None:

@@ -48,6 +48,12 @@ class SavedTensor(NamedTuple):
     offset: int
     storage_bytes: int
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """The byte of the storage at which its first element begins, and the one after its last; it has some."""
+        last = self.offset + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return self.offset * self.dtype.bits // 8, (last + 1) * self.dtype.bits // 8
+
 
 class Container:
     """A file of `torch.save`, or a stretch of a file that is one.
