@@ -207,7 +207,7 @@ def test_several_objects_are_opened_together() -> None:
 def test_names_and_shapes_have_limits() -> None:
     for name in ("", "x" * MAX_NAME, "é" * (MAX_NAME // 2)):
         assert checked_name(name, "here") == name
-    for wrong in ("x" * (MAX_NAME + 1), "é" * (MAX_NAME // 2) + "x", 7, b"x", None):
+    for wrong in ["x" * (MAX_NAME + 1), "é" * (MAX_NAME // 2) + "x", 7, b"x", None]:
         with pytest.raises(sw.ParseError, match=r"here: the name .* is not text of at most 4096 bytes"):
             checked_name(wrong, "here")
     assert are_sizes([])
@@ -215,6 +215,7 @@ def test_names_and_shapes_have_limits() -> None:
     assert not any(map(are_sizes, ([-1], [2**63], [True], [1.0], (1,), None)))
     for shape in ([], [0, 2**62, 2**62], [2**60], [1] * 64):
         assert checked_shape(shape, 32, "w", "here") == tuple(shape)
-    for shape in ([2**61], [2**31, 2**31], [1] * 65, [-1], [2**63], "ab"):
+    wrong_shapes: list[Any] = [[2**61], [2**31, 2**31], [1] * 65, [-1], [2**63], "ab"]
+    for wrong in wrong_shapes:
         with pytest.raises(sw.ParseError, match="here: tensor 'w'"):
-            checked_shape(shape, 32, "w", "here")
+            checked_shape(wrong, 32, "w", "here")
