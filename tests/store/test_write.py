@@ -168,6 +168,11 @@ def test_names_dtypes_and_choice(tmp_path: Path) -> None:
         sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "c", rename=[("wte|h.0.w", "x")])
     with pytest.raises(sw.LayoutError, match="does not match any name"):
         sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "c", only="nothing")
+    for name in ("", "__metadata__"):
+        with pytest.raises(sw.LayoutError, match=f"a tensor cannot be called '{name}'"):
+            sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "c", rename=[("^wte$", name)])
+        with pytest.raises(sw.LayoutError, match=f"a tensor cannot be called '{name}'"):
+            sw.save_checkpoint(tmp_path / "c", {name: np.ones(2)})
     with pytest.raises(TypeError, match="floating-point"):
         sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "c", dtype="int8")
     assert not (tmp_path / "c").exists()

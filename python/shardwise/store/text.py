@@ -141,7 +141,7 @@ def checked_shape(shape: Any, bits: int, name: str, where: object) -> tuple[int,
         raise ParseError(f"{where}: tensor {shorten(name)}: shape {shorten(shape)} is not sizes from 0 to 2**63 - 1")
     if len(sizes) > MAX_DIMS:
         raise ParseError(f"{where}: tensor {shorten(name)} has {len(sizes)} dims, over the limit of {MAX_DIMS}")
-    if 0 not in sizes and math.prod(sizes) * bits > 8 * _MAX_SIZE:
+    if math.prod(sizes) * bits > 8 * _MAX_SIZE:
         raise ParseError(f"{where}: tensor {shorten(name)} of shape {shorten(shape)} has more than 2**63 - 1 bytes")
     return tuple(sizes)
 
