@@ -15,7 +15,7 @@ JOBS ?= 2
 
 # Of the Python tests marked `slow`: how many seconds they may take together, and the seed of their order; what there is
 # no time for is skipped, and the next seed begins with others.
-SLOW_SECONDS ?= 60
+SLOW_SECONDS ?= 20
 SLOW_SEED ?= 20261121
 
 .PHONY: help dev demo test test-fast test-rust test-release test-python test-oracle test-clusters test-slow prove frameworks check format bench fuzz valgrind coverage mutants mutants-python docs look wheel licences build clean
@@ -137,8 +137,8 @@ mutants: ## change the core's arithmetic line by line and see whether its unit t
 
 # A second for each change, of which COUNT are drawn by SEED from each file; FILE is one or several.
 COUNT ?=
-mutants-python: build ## the same for the Python package: FILE=python/shardwise/layout.py, COUNT=50 per file
-	$(BIN)/python -m tests.mutants $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED)) $(FILE)
+mutants-python: build ## the same for the Python package: FILE=python/shardwise/layout.py, COUNT=50 per file, EVERY=4th change
+	$(BIN)/python -m tests.mutants $(if $(COUNT),--count $(COUNT)) $(if $(EVERY),--every $(EVERY)) $(if $(SEED),--seed $(SEED)) $(FILE)
 
 # Needs no network once its tools are there: what the pages link to is theirs, or is not followed.
 docs: build ## build the site into target/site, with every link and name looked up

@@ -52,6 +52,12 @@ def test_the_shell_reads_its_script(script: tuple[str, Path]) -> None:
         (["show", "--uneven", "ba"], {"balanced"}),
         (["completion", "f"], {"fish"}),
         (["rules", "vllm/m"], {"vllm/mixtral"}),
+        (["plan", "model.s"], {"model.safetensors"}),
+        (["plan", "--rules", "model.t"], {"model.toml"}),
+        (["reshard", "--source-rules", "model.t"], {"model.toml"}),
+        (["inspect", "model.s"], {"model.safetensors"}),
+        (["diff", "model.safetensors", "model.s"], {"model.safetensors"}),
+        (["commit", "model."], {"model.safetensors", "model.toml"}),
     ],
 )
 def test_bash_completes(
@@ -61,9 +67,10 @@ def test_bash_completes(
     assert main(["completion", "bash"]) == 0
     path = tmp_path / "script"
     path.write_text(capsys.readouterr().out)
-    done = subprocess.run(
-        ["bash", "-c", BASH, "bash", path, "shardwise", *typed], capture_output=True, text=True, timeout=3600
-    )
+    for name in ("model.safetensors", "model.toml"):
+        (tmp_path / name).touch()
+    command = ["bash", "-c", BASH, "bash", str(path), "shardwise", *typed]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, cwd=tmp_path)
     assert set(done.stdout.split()) == offered, done.stderr
 
 

@@ -12,6 +12,7 @@ from shardwise.cli.notation import (
     format_mesh,
     parse_dtype,
     parse_layout,
+    parse_memory,
     parse_mesh,
     parse_shape,
 )
@@ -99,3 +100,29 @@ def test_dtypes() -> None:
     for name in ("floaty", "", "O0", "S"):
         with pytest.raises(ParseError, match="dtype"):
             parse_dtype(name)
+
+
+@pytest.mark.parametrize(
+    ("units", "one"),
+    [
+        (("", "B", " b"), 1),
+        (("KB", "kb"), 1000),
+        (("MB",), 1000**2),
+        (("GB",), 1000**3),
+        (("TB",), 1000**4),
+        (("KiB", "K", " k"), 1024),
+        (("MiB", "M"), 1024**2),
+        (("GiB", "G"), 1024**3),
+        (("TiB", "T"), 1024**4),
+    ],
+)
+def test_units_of_memory(units: tuple[str, ...], one: int) -> None:
+    for unit in units:
+        assert parse_memory(f"3{unit}") == 3 * one
+        assert parse_memory(f" 2.5{unit} ") == 5 * one // 2
+
+
+@pytest.mark.parametrize("text", ["", "0", "0GB", "-1", "9223372036854775808", "8388608TiB", "inf", "nan", "GB", "3PB"])
+def test_texts_that_are_no_number_of_bytes(text: str) -> None:
+    with pytest.raises(ParseError, match="is not a number of bytes, such as 512MiB or 2GB"):
+        parse_memory(text)

@@ -10,6 +10,8 @@ import pytest
 from shardwise import DeviceMesh, TensorLayout, UnevenRule
 from shardwise._dtypes import CODES
 from shardwise.cli import main
+from shardwise.cli.terminal import Screen
+from shardwise.show.lines import Part
 
 from .conftest import Tensors, write_checkpoint
 
@@ -51,7 +53,8 @@ def test_a_plan(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path) -> N
 
 def test_all_rows_and_all_devices(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path) -> None:
     lines = planned(capsys, gpt, "--mesh", MESH, "--rules", rules, "--all", "--devices")
-    assert sum(line.endswith("768 B") for line in lines) == 3
+    assert lines[3] == "h.0.attn.c_attn.weight  16 x 48  F32    -,model       16 x 12       768 B"
+    assert sum(line.endswith("  768 B") for line in lines) == 3
     assert lines[-2:] == ["devices   bytes", "cpu:0..7  2,696"]
 
 
@@ -151,10 +154,51 @@ def test_names_without_a_rule_are_replicated_and_listed(
     rules = tmp_path / "few.toml"
     rules.write_text("[rules]\n'wte' = [[], 'model']")
     lines = planned(capsys, gpt, "--mesh", MESH, "--rules", rules, "--strict", status=1)
-    assert lines[-1] == (
-        "warning: 6 tensors match no rule and are replicated, 9.2 KiB: h.{0..2}.attn.c_attn.weight, h.{0..2}.ln_1.bias"
-    )
+    assert lines[-2:] == [
+        "",
+        "warning: 6 tensors match no rule and are replicated, 9.2 KiB: h.{0..2}.attn.c_attn.weight, h.{0..2}.ln_1.bias",
+    ]
     assert lines[3] == "h.{0..2}.attn.c_attn.weight  16 x 48  F32    no rule  16 x 48  3 x 3.0 KiB"
+
+
+def test_names_without_a_rule_are_counted_and_six_listed(
+    capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path
+) -> None:
+    rules = tmp_path / "none.toml"
+    rules.write_text("[rules]\n")
+    for count, said in (
+        (1, "1 tensor matches no rule and is replicated, 0 B: a"),
+        (6, "6 tensors match no rule and are replicated, 60 B: a, b, c, d, e, f"),
+        (8, "8 tensors match no rule and are replicated, 112 B: a, b, c, d, e, f and 2 more"),
+    ):
+        # 0, 4, 8, … bytes.
+        write_checkpoint(file, {name: ("F32", (place,)) for place, name in enumerate("abcdefgh"[:count])})
+        assert planned(capsys, file, "--mesh", MESH, "--rules", rules)[-1] == f"warning: {said}"
+
+
+def test_what_stands_out_is_coloured(
+    capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    styles: dict[str, str] = {}
+
+    class Noting(Screen):
+        def write(self, *parts: Part | str) -> None:
+            styles.update((text.strip(), style) for text, style in (x for x in parts if isinstance(x, tuple)))
+
+    monkeypatch.setattr("shardwise.cli.Screen", Noting)
+    rules = tmp_path / "some.toml"
+    rules.write_text("[rules]\n'cut' = ['data']\n'odd' = ['model']\n'kept' = [[]]\n'wh.' = [[]]\n'.ho' = [[]]\n")
+    two = {"cut.0": ("U8", (8,)), "cut.1": ("U8", (8,))}
+    others = {name: ("U8", (size,)) for name, size in (("odd", 7), ("kept", 9), ("none", 3), ("who", 5))}
+    assert main(["plan", str(write_checkpoint(file, {**two, **others})), "--mesh", MESH, "--rules", str(rules)]) == 1
+    assert styles["data"] == "cyan"
+    assert styles["model"] == "red"
+    assert styles["cannot be placed"] == "red"
+    assert styles["-"] == "dim"
+    assert styles["clash"] == "red"
+    assert styles["no rule"] == "yellow"
+    assert styles["warning:"] == "bold yellow"
+    assert styles["2 x 4 B"] == styles["cut.{0,1}"] == ""
 
 
 def test_uneven_shards_are_counted_one_by_one(capsys: pytest.CaptureFixture[str], file: Path, rules: Path) -> None:

@@ -80,6 +80,36 @@ def test_progress_is_shown_on_a_terminal_or_if_asked(monkeypatch: pytest.MonkeyP
     assert plain.endswith("\n")
 
 
+def test_lines_come_every_five_seconds_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("shardwise.cli.progress.time.monotonic", lambda: now)
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    with progress.ShownProgress(False, asked=True) as show:
+        assert show is not None
+        for now, mebibytes in ((101.0, 1), (108.0, 2), (112.9, 3), (116.0, 8)):  # noqa: B007
+            show(mebibytes << 20, 8 << 20)
+    # 2 MiB in 8 s are 256 KiB/s, and the other 6 MiB take 24 s; 8 MiB in 16 s are 512 KiB/s.
+    assert stream.getvalue().splitlines() == [
+        "2.0 MiB of 8.0 MiB, 256.0 KiB/s, 24 s left",
+        "8.0 MiB of 8.0 MiB, 512.0 KiB/s, 0 s left",
+    ]
+    now, stream = 0.0, io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with progress.ShownProgress(False, asked=True) as show:
+        assert show is not None
+        for now, done in ((1.0, 0), (2.0, 3), (3.0, 4)):  # noqa: B007
+            show(done, 4)
+    assert stream.getvalue() == "4 B of 4 B, 1 B/s, 0 s left\n"
+    now = 50.0
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with progress.ShownProgress(False) as show:
+        assert show is not None
+        for now, done in ((50.1, 1), (50.5, 2), (50.6, 3), (51.0, 4)):  # noqa: B007
+            show(done, 4)
+    assert [line.split(" of ")[0] for line in terminal.getvalue().split("\r")] == ["", "2 B", "4 B"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -83,6 +83,8 @@ def test_create_mesh_leaves_its_arguments_alone() -> None:
         ({"mesh_dims": {"x": 1.0}}, TypeError, r"mesh_dims\[0\]\[1\]"),
         ({"mesh_dims": {"x": True}}, TypeError, r"mesh_dims\[0\]\[1\]"),
         ({"mesh_dims": ["x"]}, TypeError, r"mesh_dims\[0\]"),
+        ({"mesh_dims": [("x", 2), "y1"]}, TypeError, r"mesh_dims\[1\] is 'y1', which is not a pair"),
+        ({"mesh_dims": [("x", 1, 2)]}, TypeError, r"mesh_dims\[0\] is .*, which is not a pair"),
         ({"mesh_dims": {"x": 1}, "devices": []}, MeshError, "Empty list of devices"),
         ({"mesh_dims": {"x": 1}, "devices": "CPU:0"}, TypeError, "devices"),
         ({"mesh_dims": {"x": 1}, "devices": ["foo"]}, ParseError, "device name"),
@@ -138,6 +140,8 @@ def test_a_distributed_mesh_from_the_environment(monkeypatch: pytest.MonkeyPatch
         ({"DTENSOR_CLIENT_ID": "1"}, MeshError, "below the number of clients, 1"),
         ({"DTENSOR_CLIENT_ID": "-1"}, ParseError, "DTENSOR_CLIENT_ID"),
         ({"DTENSOR_CLIENT_ID": "one"}, ParseError, "DTENSOR_CLIENT_ID"),
+        ({"DTENSOR_CLIENT_ID": "9" * 18}, MeshError, "DTENSOR_CLIENT_ID is 999999999999999999"),
+        ({"DTENSOR_CLIENT_ID": "1" + "0" * 18}, ParseError, "DTENSOR_CLIENT_ID .* at most 18 digits"),
         ({"DTENSOR_CLIENT_ID": "٣"}, ParseError, "DTENSOR_CLIENT_ID"),
         ({"DTENSOR_NUM_CLIENTS": "0"}, MeshError, "at least one"),
         ({"DTENSOR_NUM_CLIENTS": "3", "DTENSOR_JOBS": "a,b"}, MeshError, "has 2 entries"),
@@ -179,8 +183,9 @@ def test_jobs_in_the_order_of_their_tasks(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_full_job_name_of_no_client() -> None:
     assert full_job_name() == "localhost/replica:0/task:0"
-    with pytest.raises(MeshError, match="task_id is 1"):
-        full_job_name(1)
+    for task in (1, -1):
+        with pytest.raises(MeshError, match=f"task_id is {task}; it must be 0 to 0"):
+            full_job_name(task)
 
 
 def test_components_are_views() -> None:

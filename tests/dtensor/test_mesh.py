@@ -61,6 +61,13 @@ def test_queries(mesh: Mesh) -> None:
     assert mesh.dim_size("batch") == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "is_remote"), [("|x=1|0|||CPU:0", True), ("|x=1|0|0|CPU:0", False), ("|x=2|0,1|||CPU:0,CPU:1", True)]
+)
+def test_a_mesh_without_a_device_of_this_client_is_remote(text: str, is_remote: bool) -> None:
+    assert Mesh.from_string(text).is_remote() == is_remote
+
+
 def test_the_constructor_takes_strings_and_objects_with_to_string() -> None:
     devices: list[Any] = [NamedDevice(TPUS[0]), DeviceSpec.from_string(TPUS[1]), TPUS[2], np.str_(TPUS[3])]
     ids = np.arange(4).reshape(2, 2)

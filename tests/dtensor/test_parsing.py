@@ -288,6 +288,19 @@ def test_fields_of_the_messages() -> None:
     layout = Layout(["x"], mesh).to_parted().as_proto()
     assert layout == LayoutProto((ShardingSpec("x"),), message, LayoutProto.LayoutType.PARTED)
     assert LayoutProto.FromString(layout.SerializeToString()) == layout
+    # A message without fields has no bytes: each is what protocol buffers take for one that is left out.
+    assert LayoutProto().type == LayoutProto.LayoutType.UNKNOWN
+    assert LayoutProto().SerializeToString() == MeshProto().SerializeToString() == b""
+    assert (LayoutProto.FromString(b""), MeshProto.FromString(b"")) == (LayoutProto(), MeshProto())
+
+
+@pytest.mark.parametrize("given", ["TPU:0", b"TPU:0", 7, None])
+def test_repeated_fields_are_sequences(given: Any) -> None:
+    for field in ("mesh_dimensions", "global_device_ids", "local_device_ids", "local_devices", "global_devices"):
+        with pytest.raises(TypeError, match=f"{field} must be a sequence, got {type(given).__name__}"):
+            MeshProto(**{field: given})
+    with pytest.raises(TypeError, match=f"sharding_specs must be a sequence, got {type(given).__name__}"):
+        LayoutProto(given)
 
 
 # Each of these takes TensorFlow, or a reader that goes back over the text, far longer or far more memory.

@@ -171,6 +171,9 @@ def refusals() -> None:
     rows, columns = (sw.TensorLayout(axes, mesh).partition((4, 8)) for axes in (("x", None), (None, "x")))
     plan, good = sw.plan_reshard(rows, columns), np.full((1, 8), RANK)
     odd = RANK == 2
+    sums, whole = (sw.TensorLayout((None, None), mesh, unreduced=axes).partition((4, 8)) for axes in (("x",), ()))
+    added = sw.plan_reshard(sums, whole)
+    one = sw.plan_reshard(sw.Tiling.from_boxes((1, 8), [[(0, 1), (0, 8)]]), sw.Tiling.grid((1, 8), (1, 2)))
     cases: list[tuple[str, Any, Any, dict[str, Any]]] = [
         ("src must be of shape (1, 8), got (8, 1)", plan, good.T if odd else good, {}),
         ("src must be of shape (1, 8), got None", plan, None if odd else good, {}),
@@ -185,6 +188,17 @@ def refusals() -> None:
         ("memory is 3; it must be at least 8 bytes", plan, good, {"memory": 3}),
         ("src_ranks has 2 ranks but there are 4 holders", plan, good, {"src_ranks": [0, 1]}),
         ("dst_ranks[1] is 9; the communicator has 4 ranks", plan, good, {"dst_ranks": [0, 9, 1, 2]}),
+        ("dst_ranks[1] is 4; the communicator has 4 ranks", plan, good, {"dst_ranks": [0, 4, 1, 2]}),
+        ("src_ranks[1] is -1; the communicator has 4 ranks", plan, good, {"src_ranks": [0, -1, 1, 2]}),
+        ("src_ranks must be a sequence of integers, got str", plan, good, {"src_ranks": "0123"}),
+        ("src must be a numpy array without a mask", plan, np.ma.masked_array(good) if odd else good, {}),
+        ("src must be a numpy array without a mask, or None, got list", plan, good.tolist() if odd else good, {}),
+        ("out must be of shape (4, 2), got (2, 4)", plan, good, {"out": np.empty((2, 4), np.int64)} if odd else {}),
+        ("src is of dtype int64, out of dtype float64", plan, good, {"out": np.empty((4, 2))} if odd else {}),
+        ("src is of dtype |V0, whose elements cannot be sent", plan, np.empty((1, 8), "V0") if odd else good, {}),
+        ("memory is 4611686018427387905; it must be", plan, good, {"memory": 2**62 + 1}),
+        ("partial sums of dtype datetime64[s] do not add up", added, np.full((4, 8), RANK, "M8[s]"), {}),
+        ("src must be None, got (1, 8)", one, good, {}),
         ("src_ranks[1] repeats rank 0", plan, good, {"src_ranks": [0, 0, 1, 2]}),
         ("dst_ranks[0] is 1, but 'cpu:0' is in src too, as rank 0", plan, good, {"dst_ranks": [1, 0, 2, 3]}),
     ]
@@ -192,9 +206,17 @@ def refusals() -> None:
         with pytest.raises((TypeError, ValueError), match=re.escape(message)):
             mpi.run(other, COMM, src, **options)
         COMM.Barrier()
-    got = mpi.run(plan, COMM, good)
-    assert got is not None
-    assert got[:, 0].tolist() == [0, 1, 2, 3]
+    for comm in (None, "world", MPI.COMM_NULL):
+        with pytest.raises(TypeError, match="comm must be an intracommunicator of mpi4py"):
+            mpi.run(plan, comm, good)
+    # The least memory that there may be: a byte a buffer.
+    for array, memory in ((good, 2**26), (good.astype("u1"), 8), (good, 64)):
+        got = mpi.run(plan, COMM, array, memory=memory)
+        assert got is not None
+        assert got.dtype == array.dtype
+        assert got.tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
+    with pytest.raises(sw.LayoutError, match=re.escape("memory is 63 B; at least 8 buffers")):
+        mpi.run(plan, COMM, good, memory=63)
 
 
 def failure_later() -> None:

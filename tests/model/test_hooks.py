@@ -12,7 +12,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.model import hooks
-from shardwise.model.scope import LayoutScope
+from shardwise.model.scope import LayoutScope, PlacedVariable
 
 LAYOUT_MAP = sw.LayoutMap(sw.DeviceMesh((2,), ("x",)))
 
@@ -44,6 +44,36 @@ def test_hooks_are_entered_in_order_and_left_in_reverse(monkeypatch: pytest.Monk
     with pytest.raises(KeyError), sw.layout_map_scope(LAYOUT_MAP):
         raise KeyError(7)
     assert said[2:] == [("second", "KeyError(7)"), ("first", "KeyError(7)")]
+
+
+def test_variables_of_a_framework_are_named_by_attributes_that_are_not_its_own_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Weight:
+        shape = (8,)
+        scope: LayoutScope | None = None
+        placed: PlacedVariable | None = None
+
+    class Layer:
+        def __init__(self) -> None:
+            self.kernel, self.later = Weight(), Weight()
+
+    layer = Layer()
+    # As frameworks do, which list what an object holds in the object itself, before all else.
+    vars(layer).update({"_tracked": [layer.kernel], **vars(layer)})
+    vars(layer).update({name: vars(layer).pop(name) for name in ("kernel", "later")})
+    assert list(vars(layer)) == ["_tracked", "kernel", "later"]
+    monkeypatch.setattr(hooks, "_VARIABLES", {})
+    hook = hooks.ForeignVariable(lambda one: one.scope, lambda one, placed: setattr(one, "placed", placed), "_tracked")
+    hooks.register_variable(Weight, hook)
+    layout_map = sw.LayoutMap(sw.DeviceMesh((2,), ("x",)))
+    layout_map["kernel"] = ("x",)
+    with sw.layout_map_scope(layout_map) as scope:
+        layer.kernel.scope = scope
+    assert sw.initialize_variables(layer) is layer
+    assert layer.kernel.placed is not None
+    assert (layer.kernel.placed.path, layer.kernel.placed.layout.axes) == ("kernel", ("x",))
+    assert layer.later.placed is None
 
 
 def test_the_part_of_a_framework_is_loaded_once_the_framework_is() -> None:

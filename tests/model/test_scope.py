@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
@@ -119,6 +120,10 @@ def test_nothing_matches_warns_once_with_the_nearest_paths() -> None:
 def test_many_rules_that_match_nothing_are_not_all_listed() -> None:
     with sw.layout_map_scope(layout_map(rules=tuple(f"rule_{i}" for i in range(9)))):
         made = variable()
+    with sw.layout_map_scope(layout_map(rules=tuple(f"rule_{i}" for i in range(5)))):
+        five = variable()
+    with pytest.warns(UserWarning, match=r"\(nearest to rule 'rule_4'\)$"):
+        sw.initialize_variables({"w": five})
     with pytest.warns(UserWarning, match="and 4 more rules$"):
         sw.initialize_variables(made)
 
@@ -184,6 +189,15 @@ def test_plain_objects_import_no_framework() -> None:
         "assert not {'keras', 'jax', 'tensorflow', 'torch'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_where_a_variable_is_does_not_change() -> None:
+    scope = LayoutScope(layout_map("x", rules=("w",)))
+    placed = scope.place("w", (8,))
+    assert scope.dialect("w", placed.layout) is placed.layout
+    assert (placed.path, placed.rule, placed.partition.shape) == ("w", "w", (8,))
+    with pytest.raises(FrozenInstanceError):
+        placed.path = "v"  # type: ignore[misc]
 
 
 def test_the_warning_looks_at_so_many_names_only() -> None:

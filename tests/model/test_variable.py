@@ -187,6 +187,18 @@ def test_an_initializer_with_an_index_is_called_for_each_box_of_the_local_device
         variable.numpy()
 
 
+def test_outside_of_a_scope_an_initializer_with_an_index_makes_the_whole() -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def boxed(shape: tuple[int, ...], dtype: np.dtype[Any], index: tuple[slice, ...]) -> npt.NDArray[Any]:
+        calls.append((shape, index))
+        return numbered((6, 8), dtype)[index]
+
+    variable = sw.Variable((6, 8), "int16", boxed, name="w")
+    np.testing.assert_array_equal(variable.numpy(), numbered((6, 8), "int16"))
+    assert calls == [((6, 8), (slice(0, 6), slice(0, 8)))]
+
+
 def test_an_initializer_without_an_index_is_called_once_and_only_local_shards_are_kept() -> None:
     calls = []
 

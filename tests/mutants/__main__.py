@@ -1,9 +1,9 @@
 """`python -m tests.mutants FILE …`: change modules place by place, and see whether their tests notice.
 
 First the tests are run as they are, to see which of them reach which lines. Then each change is made in a process of
-its own, which runs the tests that reach the place, the quickest first, until one fails. It is forked from one that has
-collected the tests, and puts the changed function in the place of the other; for what is done when a module is
-imported, from one that has imported only what takes long. What no test reaches, or notices, is printed.
+its own, which runs the tests that reach the place, the quickest first, until one fails or does not end. It is forked
+from one that has collected the tests, and puts the changed function in the place of the other; for what is done when a
+module is imported, from one that has imported only what takes long. What no test reaches, or notices, is printed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
+from itertools import chain
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 import coverage
 import hypothesis
@@ -44,12 +46,20 @@ VALUES = ["tests/laws/test_values.py", "tests/test_hard_arguments.py", "tests/te
 #: Where the tests of a room are, besides its own doctests.
 TESTS = {
     "array": ["tests/array", "tests/test_arrays.py", "tests/test_replicas.py", "tests/laws"],
-    "cli": ["tests/cli"],
+    "cli": ["tests/cli", "tests/store/test_tasks.py"],
     "dtensor": ["tests/dtensor", *VALUES],
+    "execute": ["tests/execute"],
     "interop": ["tests/interop", "tests/test_packed.py", *VALUES],
     "model": ["tests/model", "tests/array", *VALUES],
     "packed": ["tests/test_packed.py", "tests/laws", "tests/reshard", "tests/test_edges.py"],
-    "reshard": ["tests/reshard", "tests/laws", "tests/array", "tests/test_edges.py", "tests/test_packed.py"],
+    "reshard": [
+        "tests/reshard",
+        "tests/laws",
+        "tests/array",
+        "tests/test_edges.py",
+        "tests/test_packed.py",
+        "tests/test_sub_axes.py",
+    ],
     "rules": ["tests/rules", "tests/model", *VALUES],
     "show": ["tests/show"],
     "store": ["tests/store"],
@@ -85,11 +95,23 @@ class Reached:
     def __init__(self, measured: coverage.Coverage) -> None:
         self.measured = measured
         self.seconds: dict[str, float] = {}
+        #: What is made once for several tests is reached by the first of them; by that one, all of them.
+        self.sharing: dict[str, list[str]] = {}
+        self._first: dict[Any, str] = {}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self.measured.switch_context(item.nodeid)
         return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        yield
+        fixtures = getattr(item, "_fixtureinfo", None)
+        for fixture in chain.from_iterable(fixtures.name2fixturedefs.values() if fixtures else ()):
+            if fixture.scope != "function" and fixture.baseid:  # Not those of pytest itself, which all tests share.
+                first = self._first.setdefault(fixture, item.nodeid)
+                self.sharing.setdefault(first, []).append(item.nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" and report.passed:
@@ -133,7 +155,7 @@ def in_child(work: Callable[[], int], seconds: float) -> int | None:
     return None
 
 
-def reach(files: list[Path], folder: Path) -> tuple[dict[Path, dict[int, list[str]]], dict[str, float]]:
+def reach(files: list[Path], folder: Path) -> tuple[dict[Path, dict[int, set[str]]], dict[str, float]]:
     """Which tests reach which lines of the files, and how long each test takes."""
     data, times = folder / "reached", folder / "seconds.json"
     tests = list(dict.fromkeys(name for file in files for name in tests_of(file)))
@@ -145,16 +167,23 @@ def reach(files: list[Path], folder: Path) -> tuple[dict[Path, dict[int, list[st
         status = pytest.main([*OPTIONS[1:], *tests], plugins=[plugin])
         measured.stop()
         measured.save()
-        times.write_text(json.dumps(plugin.seconds), "utf-8")
+        times.write_text(json.dumps([plugin.seconds, plugin.sharing]), "utf-8")
         return int(status)
 
     in_child(work, 3600)
-    seconds = json.loads(times.read_text("utf-8")) if times.exists() else {}
+    seconds, sharing = json.loads(times.read_text("utf-8")) if times.exists() else ({}, {})
     if not seconds:
         sys.exit("the tests do not run as they are; MUTANTS_LOG names a file for what they say")
     found = coverage.CoverageData(basename=str(data))
     found.read()
-    return {file: found.contexts_by_lineno(str(file)) for file in files}, seconds
+    by_line = {
+        file: {
+            line: {name for first in names for name in (first, *sharing.get(first, ()))}
+            for line, names in found.contexts_by_lineno(str(file)).items()
+        }
+        for file in files
+    }
+    return by_line, seconds
 
 
 @dataclass
@@ -200,12 +229,12 @@ class Trial:
             SourceFileLoader.get_code = changed  # type: ignore[assignment, method-assign]
             return int(pytest.main([*OPTIONS, *files_of(self.tests)], plugins=[Only(self.tests)]))
 
-        return KILLED if self.made(work) else SURVIVED
+        return SURVIVED if self.made(work) == 0 else KILLED
 
     def swapped(self, run: Run) -> str | None:
         """The outcome where the tests are collected already; `None` if the change cannot be made there."""
         status = self.made(lambda: not run(self.tests) if put_in_place(self.file, self.tree) else IMPOSSIBLE)
-        return None if status == IMPOSSIBLE else KILLED if status else SURVIVED
+        return None if status == IMPOSSIBLE else SURVIVED if status == 0 else KILLED
 
 
 def files_of(tests: Iterable[str]) -> list[str]:
@@ -239,7 +268,7 @@ def try_swapped(trials: list[Trial]) -> None:
             trials[int(index)].outcome = outcome
 
 
-def tests_that_reach(by_line: dict[int, list[str]], change: Change) -> set[str]:
+def tests_that_reach(by_line: dict[int, set[str]], change: Change) -> set[str]:
     lines = change.reached_by or by_line
     return {name for line in lines for name in by_line.get(line, ()) if name}
 
@@ -248,6 +277,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.split("\n\n")[0])
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--count", type=int, help="how many changes of each file are made, drawn by the seed (all)")
+    parser.add_argument("--every", type=int, default=1, help="make one change in so many, from the seed's on (all)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=5.0, help="tests that take no longer together, per change (5)")
     arguments = parser.parse_args()
@@ -269,10 +299,10 @@ def main() -> int:
         tree = ast.parse(file.read_text("utf-8"))
         every = changes_of(tree)
         found[file] = len(every)
-        chosen = every
-        if arguments.count is not None and arguments.count < len(every):
-            drawn = random.Random(arguments.seed).sample(range(len(every)), arguments.count)
-            chosen = [every[index] for index in sorted(drawn)]
+        chosen = every[arguments.seed % arguments.every :: arguments.every]
+        if arguments.count is not None and arguments.count < len(chosen):
+            drawn = random.Random(arguments.seed).sample(range(len(chosen)), arguments.count)
+            chosen = [chosen[index] for index in sorted(drawn)]
         for change in chosen:
             trial = Trial(file, tree, change, [], 0.0)
             for name in sorted(tests_that_reach(by_line[file], change) & times.keys(), key=lambda name: times[name]):

@@ -250,6 +250,24 @@ class TestRun:
         with pytest.raises(sw.LayoutError, match="src_shards is cut by"):
             plan.run(other)
 
+    @pytest.mark.parametrize("dtype", ["M8[s]", "S3", "U2", "V2", "i4,f4"])
+    def test_partial_sums_of_what_cannot_be_added(self, dtype: str) -> None:
+        mesh = sw.DeviceMesh((2,), ("x",))
+        sums, whole = (sw.TensorLayout((None,), mesh, unreduced=axes).partition((2,)) for axes in (("x",), ()))
+        plan, shards = sw.plan_reshard(sums, whole), [np.zeros(2, dtype)] * 2
+        with pytest.raises(TypeError, match=r"partial sums of dtype .* do not add up to a value of that dtype"):
+            plan.run(shards)
+        # Where nothing is added they are moved as they are.
+        assert [array.dtype for array in sw.plan_reshard(whole, whole).run(shards)] == [np.dtype(dtype)] * 2
+
+    @pytest.mark.parametrize("dtype", ["?", "i1", ">i2", "f2", "c8", "m8[s]", ml_dtypes.bfloat16])
+    def test_partial_sums_of_what_can(self, dtype: Any) -> None:
+        mesh = sw.DeviceMesh((2,), ("x",))
+        sums, whole = (sw.TensorLayout((None,), mesh, unreduced=axes).partition((2,)) for axes in (("x",), ()))
+        for array in sw.plan_reshard(sums, whole).run([np.ones(2, dtype), np.zeros(2, dtype)]):
+            assert array.dtype == np.dtype(dtype)
+            np.testing.assert_array_equal(array, np.ones(2, dtype))
+
     def test_subclasses_and_equal_dtypes_are_shards_too(self) -> None:
         class Own(np.ndarray[Any, Any]):
             pass

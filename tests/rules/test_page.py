@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from html.parser import HTMLParser
@@ -164,6 +165,90 @@ def test_any_names_are_text(tensors: dict[str, tuple[int, ...]], title: str, by_
     assert len(page) < 100_000
 
 
+def small_report(**more: object) -> sw.LayoutReport:
+    """w has 128 bytes, and a device 32 of them; b 8, a device 2; every device has the 3 of x."""
+    rules = sw.LayoutMap(sw.DeviceMesh((2, 4), ("dp", "tp")))
+    rules["w"], rules["b"] = (None, "tp"), ("tp",)
+    return rules.report({"w": ((4, 8), "float32"), "b": ((8,), "int8"), "x": ((3,), "int8"), **more})
+
+
+def test_the_figures_of_a_page() -> None:
+    assert figures_of(small_report()) == ["3", "139 B", "37 B", "2.16%", "1", "0"]
+    assert figures_of(small_report(**{"w.2": (8, 8)})) == ["4", "?", "?", "?", "1", "0"]
+    assert figures_of(small_report(**{"b.2": ((6,), "int8")})) == ["4", "145 B", "37 B", "2.16%", "1", "1"]
+
+
+def figures_of(report: sw.LayoutReport) -> list[str]:
+    page = report.to_html()
+    assert re.search(r'aria-label="bars"><svg [^>]*role="img"', page)
+    (figures,) = re.findall(r'<ul class="figures">.*?</ul>', page)
+    return re.findall(r"<b>(.*?)</b>", figures)
+
+
+def test_the_rows_of_a_page_sort_by_numbers_and_lead_to_who_holds_what() -> None:
+    more = {"x.0": ((2,), "int16"), "x.1": ((2,), "int16"), "b.2": ((6,), "int8"), "w.2": (4, 4)}
+    page = small_report(**more).to_html()
+    rows = re.findall(r'<tr class="g".*?</tr>', page)
+    values = {row[0]: row[1:] for row in (re.findall(r'data-v="(.*?)"', row) for row in rows)}
+    cells = {row[0]: row[3:7] for row in Reader(page).rows[-9:] if len(row) == 8}
+    # In the order of the rows: elements, dtype, layout, elements of a shard, bytes, bytes of a device, rule.
+    assert list(values.values()) == [
+        ["8", "int8", "('tp',)", "2", "8", "2", "b"],
+        ["6", "int8", "('tp',)", "-1", "6", "-1", "b"],
+        ["32", "float32", "(None, 'tp')", "8", "128", "32", "w"],
+        ["16", "", "(None, 'tp')", "4", "-1", "-1", "w"],
+        ["3", "int8", "(None,)", "3", "3", "3", ""],
+        ["2", "int16", "(None,)", "2", "8", "8", ""],
+    ]
+    assert list(values) == list("012345")
+    assert cells["b.2"][1:] == ["none", "6 B", "?"]
+    assert cells["w.2"][1:] == ["4 × 1", "?", "?"]
+    assert [row[1] for row in Reader(page).rows if row[0] in ("x.0", "x.1")] == ["as above; 4 B, 4 B per device"] * 2
+    assert re.findall(r'data-many="?(\d+)', page) == ["2"]
+    assert page.count("aria-expanded=") == 1
+    cuts = json.loads(Reader(page).data)["cuts"]
+    places = [re.findall(r' data-c="(\d+)"', row) for row in rows]
+    assert [[cuts[int(place)]["about"] for place in found] for found in places] == [
+        ["8, ('tp',)"],
+        [],
+        ["4 × 8, (None, 'tp')"],
+        ["4 × 4, (None, 'tp')"],
+        ["3, (None,)"],
+        ["2, (None,)"],
+    ]
+
+
+def test_two_dims_lie_in_the_plane_of_a_cut_and_a_packed_one_has_rows_only() -> None:
+    rules = sw.LayoutMap(sw.DeviceMesh((2, 4), ("dp", "tp")))
+    rules["w"], rules["p"] = (None, "tp"), (sw.packed.gate_up("tp"), None)
+    shapes = {"w": (4, 8), "x": (3,), "scalar": (), "box": (2, 3, 4), "p": (16, 5)}
+    data = json.loads(Reader(rules.report({name: (shape, "int8") for name, shape in shapes.items()}).to_html()).data)
+    planes = {cut["about"].split(",")[0]: cut["plane"] for cut in data["cuts"]}
+    assert planes["4 × 8"] == [0, 1]
+    assert planes["3"] == planes["16 × 5"] == [None, 0]
+    assert planes["scalar"] == [None, None]
+    assert len(planes["2 × 3 × 4"]) == 2
+    (packed,) = (cut for cut in data["cuts"] if "pieces" in cut)
+    # Gate is rows 0 to 8 and up 8 to 16; each of four devices has two of either.
+    assert packed["shape"] == ["16"]
+    assert {piece[1] for piece in packed["pieces"]} == {f"{at}:{at + 2}" for at in range(0, 16, 2)}
+
+
+def test_long_lists_are_cut_and_counted() -> None:
+    names = ["".join(letters) for letters in itertools.product("abcdefghijklmno", repeat=2)]
+    for count, more in ((200, []), (201, ["1"]), (225, ["25"])):
+        report = sw.LayoutMap(MESH).report(dict.fromkeys(names[:count], ((2,), "int8")))
+        # Of what is replicated, and of what no rule matches.
+        assert re.findall(r"<p>and (\d+) more</p>", report.to_html()) == more * 2
+        assert re.findall(r"<p>and (\d+) more</p>", report._repr_html_()) == more
+        page = Reader(report.to_html())
+        assert page.count["li"] == 6 + 2 * min(count, 200)
+        assert "None" not in page.texts
+    rules = sw.LayoutMap(MESH, default=("tp",))
+    page = Reader(rules.report({"a": ((8,), "int8")}).to_html())
+    assert [row[-1] for row in page.rows if row[0] == "a"] == ["the default"]
+
+
 def test_a_large_mesh_and_large_tensors() -> None:
     rules = sw.LayoutMap(sw.DeviceMesh((2**40,), ("x",)))
     rules["w"] = ("x", None)
@@ -192,6 +277,15 @@ def test_a_notebook_shows_the_tensors_folded() -> None:
     assert [row[0] for row in shown.rows if "gate_up" in row[0]] == ["model.layers.{0..110}.mlp.gate_up.weight × 111"]
     assert shown.count["li"] == len(large_report().warnings)
     assert "script" not in shown.count
+    small = small_report(**{"x.0": ((2,), "int16"), "x.1": ((2,), "int16"), "b.2": ((6,), "int8")})
+    assert Reader(small._repr_html_()).rows[-6:] == [
+        ["tensor", "shape", "layout", "bytes per device", "rule"],
+        ["b", "8", "('tp',)", "2 B", "b"],
+        ["b.2", "6", "('tp',)", "?", "b"],
+        ["w", "4 × 8", "(None, 'tp')", "32 B", "w"],
+        ["x", "3", "(None,)", "3 B", "replicated, no rule matches"],
+        ["x.{0,1} × 2", "2", "(None,)", "8 B", "replicated, no rule matches"],
+    ]
 
 
 def test_it_is_saved_as_a_whole(tmp_path: Path) -> None:

@@ -189,6 +189,7 @@ class TestProblems:
         assert report.ok
         assert len(report.indivisible) == 2
         assert [tensor.shard_shape for tensor in report.tensors] == [(2, 3), (5, 3), (2,)]
+        assert [tensor.is_uneven for tensor in report.tensors] == [True, True, False]
         assert report.device_bytes is not None
         assert report.device_bytes.tolist() == [rows[i] * 3 + columns[i % 4] * 10 + 2 for i in range(8)]
 
@@ -326,6 +327,16 @@ class TestForms:
             "all 6 devices hold 57 B, 4.75 times the tensors' size",
         )
 
+    def test_bits_of_uneven_shards_are_whole_bytes_on_each_device(self) -> None:
+        """9 elements of half a byte in shards of 3, 3, 3 and 0, and of 2 bytes each: 2 bytes and 6, in each tensor."""
+        layout_map = LayoutMap(DeviceMesh((4,), ("x",)))
+        layout_map["a"] = ("x",)
+        names = {f"a{i}": ((9,), dtype) for i, dtype in enumerate(("F4", "F4", "int16", "int16"))}
+        report = layout_map.report(names, uneven="ceil")
+        assert report.device_bytes is not None
+        assert report.device_bytes.tolist() == [2 + 2 + 6 + 6] * 3 + [0]
+        assert [tensor.bytes_per_device for tensor in report.tensors] == [2, 2, 6, 6]
+
     def test_a_mesh_that_no_array_can_list(self) -> None:
         layout_map = LayoutMap(DeviceMesh((2**61, 2), ("data", "model")))
         layout_map["kernel"] = (None, "model")
@@ -333,6 +344,7 @@ class TestForms:
         # A half of 96 bytes, and the whole of 5.
         assert report.totals[1] == "a device holds at most 53 B of 101 B"
         assert report.to_dict()["device_bytes"] is None
+        assert layout_map.report({"bias": ((0,), "int8")}).totals[1] == "a device holds at most 0 B of 0 B"
         with pytest.raises((SizeOverflowError, MemoryError)):
             _ = report.device_bytes
 

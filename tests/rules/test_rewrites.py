@@ -73,6 +73,7 @@ def test_any_text_is_a_template_that_writes_itself_or_an_error(text: str) -> Non
         ("{a-b}", "not a field"),
         ("{a}{b}", "two fields"),
         ("{a}_{b}", "two fields"),
+        ("x.{a}{b}", "two fields"),
         ("{a*}.{b*}", "only one field"),
         ("{a}.{a*}", "both there"),
         ("{a,a}", "repeats a text"),
@@ -131,7 +132,10 @@ PACKED = {"name": "x", "packed": "q:(2) + k:(3)"}
         ({"from": "a", "to": {"name": "b", "dim": "x"}}, TypeError, "dim must be an integer"),
         ({"from": "a", "to": {"name": "b", "pad_to": 0}}, sw.LayoutError, "pad_to is 0; it must be 1 to"),
         ({"from": "a", "to": {"name": "b", "pad_to": 2**70}}, sw.LayoutError, "it must be 1 to"),
+        ({"from": "a", "to": {"name": "b", "pad_to": 2**63}}, sw.LayoutError, "it must be 1 to 9223372036854775807"),
+        ({"from": "a", "to": {"name": "b", "dim": -65}}, sw.LayoutError, "dim is -65; it must be -64 to"),
         ({"from": "a", "to": "b", "size": True}, TypeError, "size must be an integer"),
+        ({"from": "a", "to": "b", "size": -1}, sw.LayoutError, "size is -1; it must be 0 to"),
         ({"from": "a", "to": "b", "optional": 1}, TypeError, "optional must be true or false"),
         ({"from": "a", "to": "b", "size": 3}, sw.LayoutError, "neither side has pad_to"),
         ({"from": {"name": "a", "pad_to": 8}, "to": "b"}, sw.LayoutError, "size is missing"),
@@ -155,6 +159,16 @@ PACKED = {"name": "x", "packed": "q:(2) + k:(3)"}
         ({"from": "a", "to": {"name": "b", "packed": "q:(h)", "g": 2}}, sw.LayoutError, "'g', which 'q:.h.' does not"),
         ({"from": "a", "to": {"name": "b", "packed": "q:("}}, sw.ParseError, "rewrite 1: "),
         ({"from": "a", "to": {"name": "b", "packed": 3}}, TypeError, "packed must be the text"),
+        (
+            {"from": "{q,k}", "to": {"name": "b", "packed": sw.packed.parse("q:(2) + k:(3)"), "g": 2}},
+            sw.LayoutError,
+            "to: 'g' is given, but packed is not text",
+        ),
+        (
+            {"from": {"parts": {"q": "a.{i}", "k": "b.{j}"}}, "to": {"parts": {"q": "c.{i}", "k": "d.{j}"}}},
+            sw.LayoutError,
+            "from: its templates do not have the same fields",
+        ),
     ],
 )
 def test_rewrites_that_are_refused(rewrite: Any, error: type[Exception], message: str) -> None:
@@ -162,6 +176,21 @@ def test_rewrites_that_are_refused(rewrite: Any, error: type[Exception], message
         sw.Rewrites([rewrite])
     assert "rewrite 1: " in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+def test_rewrites_are_true_if_there_is_anything_to_do() -> None:
+    assert not sw.Rewrites()
+    assert not sw.Rewrites() + sw.Rewrites(unmatched="keep")
+    assert sw.Rewrites([{"from": "a", "to": "b"}])
+    assert sw.Rewrites(drop=["a"])
+    assert sw.Rewrites(unmatched="drop")
+    assert sw.Rewrites() + sw.Rewrites(unmatched="refuse")
+
+
+def test_dims_count_from_the_end_too() -> None:
+    for dim in (-64, -1, 0):
+        rewrites = sw.Rewrites([{"from": "a", "to": {"name": "b", "dim": dim}}])
+        assert rewrites.sets[0].rewrites[0].target.dim == dim
 
 
 def test_too_many_choices_are_refused() -> None:

@@ -206,6 +206,11 @@ def test_what_is_written_is_read_back_equal_and_in_order(layout_map: LayoutMap) 
             "[rules]\nw = [{ packed = '(3 h@tp d)', hh = 4, d = 2 }]",
             "rule 'w': dim 0: unknown key 'hh': .* does not name it",
         ),
+        ("[rules]\nw = [{ packed = '(3 h@tp d)', h = 2.5, d = 2 }]", "rule 'w': dim 0: h must be an integer, got 2.5"),
+        (
+            "[rules]\nw = [{ packed = '(3 h@tp d)', h = 4, d = true }]",
+            "rule 'w': dim 0: d must be an integer, got True",
+        ),
         ("match = 'find'\n[rules]", "match must be one of.*'find'"),
         ("match = ['search']\n[rules]", r"match must be one of.*\['search'\]"),
         ("[rules]\nkernel = 'model'", "rule 'kernel': axes must be a list, got 'model'"),
@@ -279,7 +284,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_labels_that_toml_has_no_word_for() -> None:
-    for label in [("a", 1), 1.5, True, 2**63, "\ud800"]:
+    for label in [("a", 1), 1.5, True, 2**63, -(2**63) - 1, "\ud800"]:
         with pytest.raises(LayoutError, match="cannot be written"):
             written(LayoutMap(DeviceMesh((1,), ("x",), [label])))
 

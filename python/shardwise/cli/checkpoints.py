@@ -24,7 +24,7 @@ from ..store import (
 )
 from .notation import parse_memory, parse_mesh
 from .progress import ShownProgress
-from .tasks import write_parts, write_report
+from .tasks import parts_of, write_parts, write_report
 from .terminal import Screen
 
 __all__ = ["run_diff", "run_inspect", "run_reshard", "run_verify"]
@@ -84,8 +84,10 @@ def _run_planned(
     with _refused():
         plan = plan_checkpoint(options.source, options.target, layouts, **settings)
     if options.workers is not None:
-        _write_outline(screen, options, plan.outline(parse_memory(options.memory), options.jobs))
-        write_parts(screen, plan, options.workers, options.json)
+        parts = parts_of(plan, options.workers)
+        _write_outline(screen, options, plan.outline(parse_memory(options.memory), options.jobs), parts=parts)
+        if not options.json:
+            write_parts(screen, parts)
         return 0
     with _refused():
         plan.save(options.plan_to)
@@ -125,9 +127,9 @@ def _pair(text: str) -> tuple[str, str]:
     return pattern, replacement
 
 
-def _write_outline(screen: Screen, options: argparse.Namespace, outline: WriteOutline) -> None:
+def _write_outline(screen: Screen, options: argparse.Namespace, outline: WriteOutline, **more: object) -> None:
     if options.json:
-        print(json.dumps(vars(outline)))
+        print(json.dumps({**vars(outline), **more}))
         return
     screen.write(
         (str(options.target), "bold"),

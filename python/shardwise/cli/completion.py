@@ -9,6 +9,9 @@ from .arguments import make_parser
 
 __all__ = ["run_completion"]
 
+#: The arguments that are files or folders, and may be something else: a URL, or the name of rules of the package.
+_FILES = ("source", "target", "first", "second", "rules", "source_rules")
+
 
 def run_completion(options: argparse.Namespace) -> int:
     """Print the script, and give the exit status."""
@@ -18,7 +21,7 @@ def run_completion(options: argparse.Namespace) -> int:
         raise ImportError("completion needs shtab: pip install 'shardwise[cli]'") from error
     parser = make_parser()
     for action in _actions(parser):
-        if action.type is Path or action.dest == "rules":
+        if action.type is Path or action.dest in _FILES:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
         elif action.dest == "name":
             action.choices = list(example_rules())

@@ -13,7 +13,7 @@ from .notation import parse_memory
 from .progress import ShownProgress
 from .terminal import Screen
 
-__all__ = ["run_commit", "run_run", "write_parts", "write_report"]
+__all__ = ["parts_of", "run_commit", "run_run", "write_parts", "write_report"]
 
 _PART = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 _MOST_SHOWN = 20
@@ -66,21 +66,26 @@ def write_report(screen: Screen, done: WriteReport, as_json: bool) -> None:
     )
 
 
-def write_parts(screen: Screen, plan: CheckpointPlan, parts: int, as_json: bool) -> None:
+def parts_of(plan: CheckpointPlan, parts: int) -> list[dict[str, int]]:
+    """Count what each part of a plan reads and writes."""
+    found = plan.part_bytes(parts).tolist()
+    return [
+        {"part": number, "tasks": len(plan.part(number, parts)), "reads": reads, "writes": writes}
+        for number, (reads, writes) in enumerate(found, start=1)
+    ]
+
+
+def write_parts(screen: Screen, parts: list[dict[str, int]]) -> None:
     """Say what each part of a plan reads and writes."""
-    found = plan.part_bytes(parts)
-    rows = [(number, len(plan.part(number, parts)), *found[number - 1].tolist()) for number in range(1, parts + 1)]
-    if as_json:
-        print(json.dumps([dict(zip(("part", "tasks", "reads", "writes"), row, strict=True)) for row in rows]))
-        return
     cells = [
-        [(f"{number}/{parts}", ""), (str(tasks), ""), (bytes_text(reads), ""), (bytes_text(writes), "")]
-        for number, tasks, reads, writes in rows[:_MOST_SHOWN]
+        [(f"{row['part']}/{len(parts)}", ""), (str(row["tasks"]), "")]
+        + [(bytes_text(row[what]), "") for what in ("reads", "writes")]
+        for row in parts[:_MOST_SHOWN]
     ]
     for line in table_lines(("part", ">tasks", ">reads", ">writes"), cells, screen.size and screen.size.columns):
         screen.write(*line)
-    least, most = found.min(axis=0).tolist(), found.max(axis=0).tolist()
+    reads, writes = ([row[what] for row in parts] for what in ("reads", "writes"))
     screen.write(
-        f"{parts} parts: each reads {bytes_text(least[0])} to {bytes_text(most[0])} and writes "
-        f"{bytes_text(least[1])} to {bytes_text(most[1])}"
+        f"{len(parts)} parts: each reads {bytes_text(min(reads))} to {bytes_text(max(reads))} and writes "
+        f"{bytes_text(min(writes))} to {bytes_text(max(writes))}"
     )

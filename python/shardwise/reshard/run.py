@@ -105,9 +105,13 @@ def _check_copyable(dtype: np.dtype[Any], count: int) -> None:
 
 
 def check_addable(dtype: np.dtype[Any]) -> None:
-    """Refuse dtypes whose sums are of another dtype."""
+    """Refuse dtypes that have no sums, or whose sums are of another dtype."""
     probe = np.empty(0, dtype)
-    if dtype.hasobject or np.add(probe, probe).dtype != dtype.newbyteorder("="):
+    try:
+        adds = not dtype.hasobject and np.add(probe, probe).dtype == dtype.newbyteorder("=")
+    except TypeError:  # numpy cannot add them, as text and dates.
+        adds = False
+    if not adds:
         raise TypeError(f"partial sums of dtype {dtype} do not add up to a value of that dtype")
 
 
@@ -153,8 +157,9 @@ def view_of(array: Array, window: Window | None, box: tuple[slice, ...]) -> Arra
 
 
 def views_of(plan: Runnable) -> Iterator[tuple[int, int, Window | None, tuple[slice, ...]]]:
-    """The new arrays that are a part of what their holder has: its number, that in the source, window and box there.
+    """The new arrays that are a part of what their holder has already: who they are, and where they are in it.
 
+    For each the number of its holder in the destination and in the source, and window and box in the array there.
     Partial sums have none: a holder of one of the addends receives the others.
     """
     kept = plan.kept

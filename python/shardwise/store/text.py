@@ -96,7 +96,8 @@ def _check_density(data: bytes, path: Path | str, offset: int) -> None:
         marks = _marks_outside_texts(data)  # In a text they take what any character takes.
     if marks > _MANY and marks > len(data) // 8:
         raise ParseError(
-            f"{path}: byte {offset}: {marks} brackets and colons in {len(data)} bytes of JSON; at most 1 in 8 may be"
+            f"{path}: byte {offset}: {marks} brackets and colons in {len(data)} bytes of JSON; "
+            "at most one byte in 8 may be one"
         )
 
 

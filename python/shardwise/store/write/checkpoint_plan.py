@@ -9,7 +9,8 @@ from typing import Any
 
 from ..._arguments import path_of
 from ..objects import ObjectPath
-from .drive import check_retries, commit_plan, numbers_of, outline_of, run_part
+from .crew import check_retries
+from .drive import commit_plan, numbers_of, outline_of, run_part
 from .object_drive import commit_objects, run_objects
 from .object_parts import outline_of as objects_outline
 from .place import Workplace
@@ -69,7 +70,7 @@ class CheckpointPlan(WritePlan):
         places = [source.path for source in self.sources if isinstance(source, SourceObject)]
         if isinstance(self.path, ObjectPath):
             places.append(self.path)
-        for place in {place.protocol: place for place in places}.values():
+        for place in {id(place.filesystem): place for place in places}.values():
             place.refuse_options("a plan file")
         save_plan(self, path_of(path))
 

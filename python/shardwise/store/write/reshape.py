@@ -99,7 +99,7 @@ def save_checkpoint(
     wanted = []
     for name, value in tensors.items():
         check_name(name)
-        if isinstance(value, ShardedArray) and check and isinstance(value.tiling, Partition):
+        if isinstance(value, ShardedArray) and check and value._array is None:
             check_replicas(value.tiling, value._data())
         shape = tuple(np.shape(value)) if not isinstance(value, ShardedArray) else value.shape
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))

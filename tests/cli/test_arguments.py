@@ -1,0 +1,65 @@
+"""Every argument says what it is for, and what cannot be its value is refused in one line."""
+
+import argparse
+from collections.abc import Iterator
+
+import pytest
+
+from shardwise.cli import main
+from shardwise.cli.arguments import make_parser
+
+
+def commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str | None, argparse.ArgumentParser]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            helps = {choice.dest: choice.help for choice in action._choices_actions}
+            for name, command in action.choices.items():
+                yield name, helps.get(name), command
+
+
+def test_every_command_and_every_argument_says_what_it_is_for() -> None:
+    parser = make_parser()
+    assert "usage: shardwise [-h] [--version] COMMAND ..." in parser.format_help()
+    assert parser.epilog == "Run shardwise COMMAND --help for more about a command."
+    found = list(commands(parser))
+    assert len(found) == 11
+    for name, summary, command in found:
+        assert summary, name
+        assert command.description, name
+        for action in command._actions:
+            assert action.help, (name, action.dest)
+            takes_a_value = action.nargs != 0 and not action.choices
+            assert bool(action.metavar) or not takes_a_value, (name, action.dest)
+
+
+RESHARD = ["reshard", "a", "b"]
+TRANSLATE = ["translate", "--mesh", "x=2", "--layout", "x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (TRANSLATE[:3], "--layout"),
+        ([TRANSLATE[0], *TRANSLATE[3:]], "--mesh"),
+        (["plan", "a.safetensors", "--mesh", "x=2"], "--rules"),
+        (["plan", "a", "--rules", "gpt2", "--uneven", "odd"], "invalid choice: 'odd'"),
+        ([*RESHARD, "--uneven", "odd"], "invalid choice: 'odd'"),
+        ([*RESHARD, "--replicas", "last"], "invalid choice: 'last'"),
+        ([*RESHARD, "--to", "numpy"], "invalid choice: 'numpy'"),
+        ([*RESHARD, "--jobs", "two"], "--jobs: invalid int value: 'two'"),
+        ([*RESHARD, "--plan", "--workers", "1.5"], "--workers: invalid int value: '1.5'"),
+        ([*RESHARD, "--workers", "3"], "--workers says how many workers to plan for; it needs --plan"),
+        ([*RESHARD, "--mesh", "x=2"], "--rules must say how the tensors are cut"),
+        ([*RESHARD, "--rules", "gpt2"], "--mesh is missing"),
+        ([*RESHARD, "--rename", "no equals sign"], "--rename 'no equals sign': write PATTERN=REPLACEMENT"),
+        ([*RESHARD, "--plan-to", "p", "--dtype", "float16"], "tasks copy bytes and cannot convert them"),
+        (["run", "p", "--part", "1"], "--part '1': write PART/PARTS"),
+        (["run", "p", "--part", "1/2/3"], "--part '1/2/3': write PART/PARTS"),
+        (["completion", "tcsh"], "invalid choice: 'tcsh'"),
+    ],
+)
+def test_values_that_cannot_be(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err

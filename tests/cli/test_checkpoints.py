@@ -1,0 +1,198 @@
+"""What `reshard`, `run`, `commit`, `verify`, `diff` and `inspect` print, and that every option reaches the library."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise._text import bytes_text
+from shardwise.cli import checkpoints, main
+from shardwise.store import CheckpointPlan
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in a folder with a.safetensors, of 512 KiB and 3 bytes, and give what it prints."""
+    monkeypatch.chdir(tmp_path)
+    tensors = {"w": np.arange(2**17, dtype="f4").reshape(4, 2**15), "b": np.arange(3, dtype="i1")}
+    sw.save_checkpoint("a.safetensors", tensors, sync=False)
+    Path("rules.toml").write_text("[rules]\nw = ['x', []]\nb = [[]]\n")
+
+    def call(*arguments: str, status: int = 0) -> str:
+        assert main(list(arguments)) == status
+        return capsys.readouterr().out
+
+    return call
+
+
+def reshard(target: str, *options: str) -> list[str]:
+    rules = ("--rules", "rules.toml", "--mesh", "x=2", "--to", "sharded")
+    return ["reshard", "a.safetensors", target, *rules, *options]
+
+
+def test_inspect_and_verify(run: Run) -> None:
+    assert run("inspect", "a.safetensors").splitlines() == [
+        "a.safetensors: safetensors, 2 tensors (1 float32, 1 int8), 512.0 KiB",
+        "tensor  dtype        shape      bytes  pieces",
+        "w       float32  4 x 32768  512.0 KiB       1",
+        "b       int8             3        3 B       1",
+    ]
+    described = json.loads(run("inspect", "a.safetensors", "--json"))
+    assert described["tensors"].pop("w") == {
+        "dtype": "float32",
+        "shape": [4, 2**15],
+        "bytes": 2**19,
+        "alias_of": None,
+        "pieces": [{"file": "a.safetensors", "box": [[0, 4], [0, 2**15]]}],
+        "replicas": 0,
+    }
+    assert list(described["tensors"]) == ["b"]
+    described = {key: value for key, value in described.items() if key != "tensors"}
+    assert described == {"path": "a.safetensors", "format": "safetensors", "bytes": 2**19 + 3, "objects": []}
+    said = run("verify", "a.safetensors")
+    assert said == "a.safetensors: safetensors, 2 tensors, 512.0 KiB: all 2 digests are right\n"
+    found = json.loads(run("verify", "a.safetensors", "--json"))
+    assert found["path"] == "a.safetensors"
+    assert [found[name] for name in ("tensors", "bytes", "digests", "crcs")] == [2, 2**19 + 3, 2, 0]
+
+
+def test_diff_lists_twenty_and_counts_the_rest(run: Run) -> None:
+    zeros = {f"t{i:02}": np.zeros(2, "i1") for i in range(21)}
+    sw.save_checkpoint("zeros.safetensors", zeros, sync=False)
+    sw.save_checkpoint("ones.safetensors", {name: array + 1 for name, array in zeros.items()}, sync=False)
+    assert run("diff", "zeros.safetensors", "zeros.safetensors") == "the same tensors\n"
+    lines = run("diff", "zeros.safetensors", "ones.safetensors", status=1).splitlines()
+    assert lines[0] == "'t00': 2 elements differ, the first at (0,): 0 and 1"
+    assert lines[19].startswith("'t19'")
+    assert lines[20:] == ["and 1 more"]
+    sw.save_checkpoint("fewer.safetensors", {name: zeros[name] + 1 for name in list(zeros)[1:]}, sync=False)
+    assert len(run("diff", "ones.safetensors", "fewer.safetensors", status=1).splitlines()) == 1
+    sw.save_checkpoint("twenty.safetensors", {name: zeros[name] for name in list(zeros)[1:]}, sync=False)
+    assert len(run("diff", "twenty.safetensors", "fewer.safetensors", status=1).splitlines()) == 20
+    found = json.loads(run("diff", "zeros.safetensors", "ones.safetensors", "--json", status=1))
+    assert len(found) == 21
+    assert found[0] == {"name": "t00", "what": "values", "first": "0", "second": "1", "index": [0], "count": 2}
+
+
+def test_a_plan_says_what_it_would_take_and_writes_nothing(run: Run) -> None:
+    lines = run(*reshard("new", "--plan")).splitlines()
+    assert lines[0].startswith("new would be 2 files, 512.5 KiB, in 1 task; up to 16.0 MiB of memory in 1 thread; ")
+    assert [line.split()[0] for line in lines[1:]] == ["file", *(name for name, _ in files_of(run))]
+    assert not Path("new").exists()
+
+
+def files_of(run: Run) -> list[list[Any]]:
+    """The files of the plan, with their sizes, from the JSON of it."""
+    outline = json.loads(run(*reshard("new", "--plan", "--json")))
+    assert (len(outline["files"]), outline["tasks"]) == (2, 1)
+    assert outline["bytes"] == sum(size for _, size in outline["files"])
+    assert 2**19 + 3 < outline["bytes"] < 2**19 + 1000
+    return outline["files"]  # type: ignore[no-any-return]
+
+
+def test_what_each_worker_would_do(run: Run) -> None:
+    """There are 8 tasks of 64 KiB for w, and one for b; all that is read is written."""
+    options = ("--plan", "--workers", "9", "--task-bytes", "64KiB")
+    document = json.loads(run(*reshard("new", *options, "--json")))
+    assert document["tasks"] == 9
+    parts = document["parts"]
+    assert [part["part"] for part in parts] == list(range(1, 10))
+    assert sum(part["tasks"] for part in parts) == 9
+    assert sum(part["reads"] for part in parts) == sum(part["writes"] for part in parts) == 2**19 + 3
+    lines = run(*reshard("new", *options)).splitlines()
+    assert "in 9 tasks; " in lines[0]
+    expected = [
+        f"{part['part']}/9 {part['tasks']} {bytes_text(part['reads'])} {bytes_text(part['writes'])}" for part in parts
+    ]
+    assert [" ".join(line.split()) for line in lines[5:-1]] == expected
+    both = " to ".join(bytes_text(pick(part["reads"] for part in parts)) for pick in (min, max))
+    assert lines[-1] == f"9 parts: each reads {both} and writes {both}"
+    many = run(*reshard("new", "--plan", "--workers", "21", "--task-bytes", "64KiB")).splitlines()
+    assert sum("/21 " in line for line in many) == 20
+
+
+def test_the_parts_of_a_saved_plan(run: Run) -> None:
+    said = run(*reshard("new", "--plan-to", "p.swplan", "--task-bytes", "65536"))
+    assert said.startswith("p.swplan: 9 tasks of up to 64.0 KiB, 512.5 KiB in all; ")
+    document = json.loads(run(*reshard("new", "--plan-to", "p.swplan", "--task-bytes", "64K", "--json")))
+    assert document == {"plan": "p.swplan", "tasks": 9, "bytes": sum(size for _, size in files_of(run))}
+    first = json.loads(run("run", "p.swplan", "--part", "1/2", "--json", "--no-sync"))
+    assert first == {"plan": "p.swplan", "tasks": first["of"], "of": first["of"]}
+    assert 1 <= (before := first["of"]) <= 8
+    assert run("run", "p.swplan") == f"p.swplan: {9 - before} tasks done, {before} were done before\n"
+    assert run("run", "p.swplan") == "p.swplan: 0 tasks done, 9 were done before\n"
+    done = json.loads(run("commit", "p.swplan", "--json", "--no-sync"))
+    assert done["path"] == str(Path.cwd() / "new")
+    assert [done[name] for name in ("tensors", "bytes_read", "bytes_written")] == [2, 2**19 + 3, 2**19 + 3]
+    assert run("inspect", "new").splitlines()[2].split()[-1] == "2"
+    assert run("diff", "a.safetensors", "new") == "the same tensors\n"
+    run(*reshard("one", "--plan-to", "one.swplan"))
+    assert run("run", "one.swplan") == "one.swplan: 1 task done\n"
+
+
+class Asked(Exception):
+    """Ends a command where the library would begin."""
+
+
+def asked(
+    monkeypatch: pytest.MonkeyPatch, where: Any, name: str, arguments: list[str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a command passes on to a function of the library."""
+    got: list[Any] = []
+
+    def note(*positional: Any, **named: Any) -> None:
+        got.extend((positional, named))
+        raise Asked
+
+    with monkeypatch.context() as context:
+        context.setattr(where, name, note)
+        with pytest.raises(Asked):
+            main(arguments)
+    return got[0], {key: value for key, value in got[1].items() if key != "progress"}
+
+
+WORK = ["--memory", "32MiB", "--jobs", "3", "--quiet"]
+GIVEN = {"memory": 32 << 20, "threads": 3}
+USUAL = {"memory": 256 << 20, "threads": None}
+
+
+def test_every_option_reaches_the_library(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for function, files in (("verify", ["a"]), ("diff", ["a", "b"])):
+        name = f"{function}_checkpoint{'s' * (function == 'diff')}"
+        assert asked(monkeypatch, checkpoints, name, [function, *files]) == ((*files,), USUAL)
+        assert asked(monkeypatch, checkpoints, name, [function, *files, *WORK]) == ((*files,), GIVEN)
+
+    every: dict[str, Any] = {"to": None, "uneven": "even", "dtype": None, "rename": [], "rewrites": None}
+    every |= {"only": None, "replicas": "check", "task_bytes": None}
+    local = {"sync": True, "resume": False, "plan": False}
+    found = asked(monkeypatch, checkpoints, "reshard_checkpoint", ["reshard", "a", "b"])
+    assert found == (("a", "b", None), {**every, **local, **USUAL})
+    options = ["--uneven", "ceil", "--to", "hf", "--rename", "a=b", "--rename", "c==", "--only", "w"]
+    options += ["--replicas", "first", "--task-bytes", "1MB"]
+    changed: dict[str, Any] = {"uneven": "ceil", "to": "hf", "rename": [("a", "b"), ("c", "=")], "only": "w"}
+    changed |= {"replicas": "first", "task_bytes": 10**6}
+    command = ["reshard", "a", "b", *options, *WORK]
+    found = asked(monkeypatch, checkpoints, "reshard_checkpoint", [*command, "--no-sync", "--resume", "--dtype", "f2"])
+    assert found == (
+        ("a", "b", None),
+        {**every, **local, **changed, **GIVEN, "sync": False, "resume": True, "dtype": "f2"},
+    )
+    planned = {name: value for name, value in {**every, **changed}.items() if name != "dtype"}
+    found = asked(monkeypatch, checkpoints, "plan_checkpoint", [*command, "--plan-to", "p"])
+    assert found == (("a", "b", None), planned)
+
+    run(*reshard("new", "--plan-to", "p.swplan", "--task-bytes", "64KiB"))
+    plan = CheckpointPlan
+    assert asked(monkeypatch, plan, "run", ["run", "p.swplan"])[1] == {**USUAL, "sync": True}
+    found = asked(monkeypatch, plan, "run", ["run", "p.swplan", "--part", "2/3", "--no-sync", *WORK])
+    assert (found[0][-1], found[1]) == ((2, 3), {**GIVEN, "sync": False})
+    usual = {"check": False, "memory": 256 << 20, "sync": True}
+    assert asked(monkeypatch, plan, "commit", ["commit", "p.swplan"])[1] == usual
+    found = asked(monkeypatch, plan, "commit", ["commit", "p.swplan", "--check", "--no-sync", "--memory", "1G"])
+    assert found[1] == {"check": True, "memory": 2**30, "sync": False}
