@@ -243,7 +243,10 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         store.Difference("a", "values", 1.5, -0.0, (1, 2), 3),
     ],
     store.VerifyReport: lambda: [store.VerifyReport(Path("model"), "safetensors", 2, 24, 0, 0)],
-    store.WriteOutline: lambda: [store.WriteOutline((("model.safetensors", 24),), 24, 1 << 20, 2, 1, 1 << 30)],
+    store.WriteOutline: lambda: [
+        store.WriteOutline((("model.safetensors", 24),), 24, 1 << 20, 2, 1, 1 << 30),
+        store.WriteOutline((("model.safetensors", 24),), 24, 1 << 20, 2, 1, 1 << 30, 32, 3, 0.5),
+    ],
     store.WriteReport: lambda: [store.WriteReport(Path("model"), 2, 24, 24, 20, 4)],
     store.TaskReceipt: lambda: [store.TaskReceipt("ab", 3, ((0, 8, 24),), (5,), (), 16, 16, 0.25, "host:1")],
     store.Entry: lambda: [store.Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors"))],

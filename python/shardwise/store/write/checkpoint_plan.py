@@ -38,8 +38,16 @@ class CheckpointPlan(WritePlan):
         nbytes: Bytes of all files.
     """
 
-    def outline(self, memory: int = _MEMORY, threads: int | None = None) -> WriteOutline:
-        """Say what it takes to run it in this process; nothing is written.
+    def outline(self, memory: int = _MEMORY, threads: int | None = None, *, sync: bool = True) -> WriteOutline:
+        """Say what it takes to run it in this process.
+
+        Nothing is written but a sample of up to 16 MiB, to a file without a name beside the destination: it says
+        how fast files are read and written there.
+
+        Args:
+            memory: Bytes for the buffers of all workers.
+            threads: Their number; one per core if left out.
+            sync: Whether the data is to be synced to disk.
 
         Raises:
             LayoutError: if the memory is too little.
@@ -47,7 +55,7 @@ class CheckpointPlan(WritePlan):
         """
         if self.is_in_store:
             return objects_outline(self.files, memory, threads)
-        return outline_of(self, memory, threads)
+        return outline_of(self, memory, threads, sync)
 
     def task(self, number: int) -> Any:
         """Make a task."""

@@ -17,6 +17,7 @@ from ...errors import LayoutError, ParseError
 from ..engine import check_memory
 from ..mapped import MappedFiles
 from .crew import Crew, Flight, check_retries, crew_for
+from .forecast import bytes_to_read, estimated_seconds, runs_to_copy
 from .ledger import Ledger
 from .place import Recorder, Workplace
 from .plan import WritePlan
@@ -206,8 +207,9 @@ def commit_plan(plan: WritePlan, *, check: bool, memory: int, sync: bool) -> Wri
     return _report(plan, ledger, 0)
 
 
-def outline_of(plan: WritePlan, memory: int, threads: int | None) -> WriteOutline:
+def outline_of(plan: WritePlan, memory: int, threads: int | None, sync: bool) -> WriteOutline:
     """Say what it takes to run a plan in this process; see `CheckpointPlan.outline`."""
+    to_read = bytes_to_read(plan)
     with _crew(plan, None, memory, threads) as crew:
         names = (file.name for file in plan.files)
         return WriteOutline(
@@ -217,6 +219,9 @@ def outline_of(plan: WritePlan, memory: int, threads: int | None) -> WriteOutlin
             crew.workers,
             len(plan.tasks),
             _core.free_space(plan.path.parent),
+            to_read,
+            runs_to_copy(plan),
+            estimated_seconds(plan, to_read, sync=sync),
         )
 
 

@@ -69,8 +69,8 @@ class ObjectJob:
         """Bytes of all objects."""
         return sum(self._sizes)
 
-    def outline(self, memory: int, threads: int | None) -> WriteOutline:
-        """Say what it would take; nothing is written.
+    def outline(self, memory: int, threads: int | None, *, sync: bool = True) -> WriteOutline:
+        """Say what it would take; nothing is written. What a store has acknowledged is always on its disks.
 
         Raises:
             LayoutError: if the memory is too little.
