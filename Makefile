@@ -15,7 +15,7 @@ JOBS ?= 2
 
 # Of the Python tests marked `slow`: how many seconds they may take together, and the seed of their order; what there is
 # no time for is skipped, and the next seed begins with others.
-SLOW_SECONDS ?= 60
+SLOW_SECONDS ?= 20
 SLOW_SEED ?= 20261121
 
 .PHONY: help dev demo test test-fast test-rust test-release test-python test-oracle test-clusters test-slow prove frameworks check format bench fuzz valgrind coverage mutants mutants-python docs look wheel licences build clean

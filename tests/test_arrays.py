@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array as stdlib_array
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,3 +90,43 @@ def test_numpy_scalars_are_0_d() -> None:
     sharded = sw.distribute_tensor(np.float32(3), sw.TensorLayout((), halves().device_mesh))
     assert sharded.shape == ()
     assert sharded.shard("cpu:1") == 3
+
+
+class TestMasksAreKeptOrRefused:
+    """What copies values alone would lose a mask without a word."""
+
+    array = np.ma.masked_array(np.arange(4.0), mask=[False, True, False, False])
+    mesh = sw.DeviceMesh((2,), ("x",))
+    packed = sw.TensorLayout((sw.packed.parse("(2 n@x)"),), mesh)
+
+    def sharded(self) -> sw.ShardedArray:
+        return sw.distribute_tensor(self.array, sw.TensorLayout(("x",), self.mesh))
+
+    def test_kept(self) -> None:
+        whole = sw.TensorLayout((None,), self.mesh)
+        for made in (
+            sw.gather(self.sharded()),
+            self.sharded().numpy(),
+            self.sharded().reshard(whole).shard("cpu:1"),
+            sw.distribute_tensor(self.array, self.packed).numpy(),
+            sw.gather(sw.distribute_tensor(self.array, self.packed)),
+        ):
+            assert isinstance(made, np.ma.MaskedArray)
+            assert made.mask.tolist() == [False, True, False, False]
+
+    @pytest.mark.parametrize("sharded", [False, True])
+    def test_checkpoints_refuse_it_and_nothing_is_written(self, sharded: bool, tmp_path: Path) -> None:
+        value = self.sharded() if sharded else self.array
+        with refused(TypeError, "tensor 'w'", "masked array", "filled()"):
+            sw.save_checkpoint(tmp_path / "made.safetensors", {"w": value})
+        assert list(tmp_path.iterdir()) == []
+
+    def test_copies_refuse_it(self) -> None:
+        other = sw.DeviceMesh((2,), ("y",), ["a", "b"])
+        plan = sw.plan_reshard(self.sharded().partition, sw.TensorLayout(("y",), other).partition((4,)))
+        with refused(TypeError, "source", "masked array"):
+            plan.run(self.sharded())
+        with refused(TypeError, "packed", "masked array"):
+            sw.distribute_tensor(self.array, self.packed).shard("cpu:0")
+        with refused(sw.LayoutError, "initializer", "masked array"):
+            sw.initialize_variables(sw.Variable((4,), "float64", lambda *_: self.array, name="w"))

@@ -108,5 +108,32 @@ assert rules.report({"a": ((6,), "torch.bfloat16")}).tensors[0].nbytes == 12
     subprocess.run([sys.executable, "-c", ready], check=True)
 
 
+def test_a_name_means_the_same_before_and_after_ml_dtypes_is_imported() -> None:
+    code = """
+import shardwise as sw
+from shardwise._dtypes import bits_of
+import sys
+def known(name):
+    try:
+        return bits_of(name)
+    except TypeError:
+        return None
+names = sys.argv[1].split()
+before = [known(name) for name in names]
+assert "ml_dtypes" not in sys.modules
+import ml_dtypes, numpy as np
+assert before == [known(name) for name in names] == [8 * np.dtype(name).itemsize for name in names], before
+"""
+    names = [name for name in dir(ml_dtypes) if _is_dtype(getattr(ml_dtypes, name))]
+    assert {"bfloat16", "int4", "float6_e3m2fn"} <= set(names)
+    subprocess.run([sys.executable, "-c", code, " ".join(names)], check=True)
+    for name in set(names) - {"complex32"}:  # Of PyTorch, which numpy lacked for long.
+        assert dtype_of(name) == np.dtype(getattr(ml_dtypes, name))
+
+
+def _is_dtype(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, np.generic)
+
+
 def test_the_codes_are_those_of_the_package() -> None:
     assert {code for code, dtype in CODES.items() if dtype.bits % 8} == {"F4", "F6_E2M3", "F6_E3M2"}

@@ -393,3 +393,14 @@ def test_axes_that_are_not_names(wrong: Any) -> None:
 def test_blocks_that_are_not_pairs(wrong: Any) -> None:
     with pytest.raises(TypeError, match="blocks must be pairs of a name and a size"):
         packed.part((2, 3), 0, "tp", blocks=wrong)
+
+
+def test_a_size_whose_index_is_no_integer_is_refused() -> None:
+    class Text:
+        def __index__(self) -> Any:
+            return "3"
+
+    with refused(TypeError, "heads", "integer"):
+        packed.qkv(Text(), 1, 1, "tp")  # type: ignore[arg-type]
+    with refused(TypeError, "heads", "integer"):
+        packed.qkv(np.array([3, 4]), 1, 1, "tp")  # type: ignore[arg-type]

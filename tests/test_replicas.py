@@ -61,6 +61,11 @@ def test_the_check_can_be_left_out() -> None:
     assert [len(shard.data) for shard in array.reshard(cut, check_replicas=False).shards] == [1] * 4
 
 
+class Unprintable:
+    def __repr__(self) -> str:
+        raise ZeroDivisionError
+
+
 @pytest.mark.parametrize(
     ("one", "other", "said"),
     [
@@ -80,6 +85,10 @@ def test_the_check_can_be_left_out() -> None:
         (np.array(["x" * 100]), np.array(["x" * 99 + "y"]), ("…",)),
         (np.array([True]), np.array([False]), ("True", "False")),
         (np.array([None]), np.array(["a"], object), ("None", "a")),
+        (np.array([1], object), np.array(["1"], object), ("is 1 on", "'1' on")),
+        (np.array([float("nan")], object), np.array([float("nan")], object), ("is nan on", "and nan on")),
+        (np.array([float("nan")], object), np.array([np.float64("nan")], object), ("is nan on",)),
+        (np.array([Unprintable()], object), np.array([None], object), ("is <Unprintable instance at",)),
         (np.array([(1, [2, 3])], "i1,(2,)i8"), np.array([(1, [2, 4])], "i1,(2,)i8"), ("element (0,)",)),
         (np.array(["2024-01-01"], "M8[D]"), np.array(["NaT"], "M8[D]"), ("2024-01-01", "NaT")),
     ],
@@ -141,6 +150,16 @@ def test_padding_of_packed_replicas_is_not_a_value() -> None:
     other["a"] = other["b"] = 0
     partition = sw.TensorLayout((sw.packed.gate_up("x", 1),), sw.DeviceMesh((1, 2), ("x", "y"))).partition((2,))
     assert sw.ShardedArray(partition, [one, other]).numpy()["b"].tolist() == [0, 0]
+
+
+def test_addends_of_packed_dims_are_not_replicas_of_one_another() -> None:
+    """Over x the values are added; along y they are replicas."""
+    partition = sw.TensorLayout((sw.packed.gate_up((), 1),), mesh(), unreduced=("x",)).partition((2,))
+    sums = [np.array([1, 2]), np.array([1, 2]), np.array([10, 20]), np.array([10, 20])]
+    replicas.check_replicas(partition, sums)
+    sums[3] = np.array([10, 21])
+    with refused(LayoutError, "element (1,) is 20 in 'd0' and 21 in 'd2'"):
+        replicas.check_replicas(partition, sums)
 
 
 def test_partial_sums_are_not_replicas_of_one_another() -> None:

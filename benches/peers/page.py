@@ -265,4 +265,5 @@ def _machine(results: Results) -> str:
         machines.setdefault(f"{result.run['machine']}; {installed}", []).append(name)
     if len(machines) == 1:
         return f"The machine: {next(iter(machines))}."
-    return "\n".join(f"- {', '.join(parts)}: {machine}." for machine, parts in machines.items())
+    lines = "\n".join(f"- {', '.join(parts)}: {machine}." for machine, parts in machines.items())
+    return f"What was measured where:\n\n{lines}"

@@ -27,12 +27,13 @@ __all__ = [
     "is_masked",
     "optional",
     "path_of",
+    "refuse_mask",
     "sizes_of",
 ]
 
 _INT64_MAX = 2**63 - 1
-#: No system accepts a path of so many characters, and its message would repeat them all.
-_LONGEST_PATH = 1 << 16
+#: No system accepts a path of more characters, and its message would repeat them all.
+_LONGEST_PATH = 1 << 15 if os.name == "nt" else 1 << 12
 
 Kind = TypeVar("Kind")
 
@@ -124,6 +125,17 @@ def path_of(file: str | os.PathLike[str]) -> Path:
 def is_masked(value: object) -> bool:
     """Whether it is a masked array, whose mask `numpy.asarray` loses; numpy imports `numpy.ma` late."""
     return isinstance(value, np.ndarray) and type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray)
+
+
+def refuse_mask(name: str, value: object) -> None:
+    """Refuse a masked array where only its values would be copied.
+
+    >>> refuse_mask("tensor", np.ma.masked_array([1, 2], [True, False]))
+    Traceback (most recent call last):
+    TypeError: tensor is a masked array, whose mask would be lost; give its filled() values
+    """
+    if is_masked(value):
+        raise TypeError(f"{name} is a masked array, whose mask would be lost; give its filled() values")
 
 
 def int64_array(name: str, value: Any) -> npt.NDArray[np.int64]:

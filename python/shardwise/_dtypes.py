@@ -92,8 +92,17 @@ DTYPES = {dtype.name: dtype for dtype in _table()}
 #: Every dtype that the safetensors format has, by its code there.
 CODES = {dtype.code: dtype for dtype in DTYPES.values() if dtype.code is not None}
 
+#: What ml_dtypes has beyond them, and no file has; small elements have a byte each.
+_ARRAYS_ONLY = {
+    name: Dtype(name, 32 if name == "bcomplex32" else 8, None, "ml_dtypes")
+    for name in (
+        *("int1", "int2", "int4", "uint1", "uint2", "uint4"),
+        *("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "bcomplex32"),
+    )
+}
+
 # Codes in lower case are understood where numpy does not read them as something else: its `i8` is int64.
-_BY_TEXT = {**DTYPES, **{f"torch.{name}": dtype for name, dtype in DTYPES.items()}, **CODES}
+_BY_TEXT = {**DTYPES, **{f"torch.{name}": dtype for name, dtype in DTYPES.items()}, **CODES, **_ARRAYS_ONLY}
 
 
 def find_dtype(value: Any) -> Dtype | None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["frozen"]
+__all__ = ["frozen", "frozen_objects"]
 
 
 def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -22,3 +22,26 @@ def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """
     made: npt.NDArray[Any] = np.ndarray(array.shape, array.dtype, array.tobytes())
     return made
+
+
+class _Held:
+    """The memory of an array, for arrays of the same memory that nobody can make writeable."""
+
+    __slots__ = ("__array_interface__", "_array")
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._array = array  # Keeps the memory.
+        address, _ = array.__array_interface__["data"]
+        self.__array_interface__ = {**array.__array_interface__, "data": (address, True)}
+
+
+def frozen_objects(array: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
+    """Give a read-only array of the same objects, whose base is not an array; nothing is copied.
+
+    `frozen` copies numbers into bytes; objects cannot be there.
+
+    >>> made = frozen_objects(np.array(["cpu:0", ("gpu", 1)], dtype=object))
+    >>> made[1], made.flags.writeable, isinstance(made.base, np.ndarray)
+    (('gpu', 1), False, False)
+    """
+    return np.asarray(_Held(array))

@@ -13,6 +13,7 @@ import numpy as np
 from . import _core
 from ._arguments import is_masked
 from ._drawn import Drawn
+from ._frozen import frozen_objects
 from ._text import shown
 from .errors import MeshError
 from .sub_axis import parse_sub_axis
@@ -170,9 +171,7 @@ class DeviceMesh(Drawn):
             # Assigned one by one: numpy would unpack labels that are tuples.
             for i, label in enumerate(labels):
                 flat[i] = label
-            # Before reshaping: numpy never makes a view of a read-only array writable again.
-            flat.flags.writeable = False
-            self._devices = flat.reshape(self.shape)
+            self._devices = frozen_objects(flat).reshape(self.shape)
         return self._devices
 
     @property

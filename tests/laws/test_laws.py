@@ -1,4 +1,4 @@
-"""The laws of DESIGN.md 2.7 that concern meshes, partitions and views, each as a property."""
+"""The laws of docs/semantics.md 2.7 that concern meshes, partitions and views, each as a property."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DESIGN.md section 2 a second time, as plainly and as slowly as it can be said, and without the package.
+"""docs/semantics.md a second time, as plainly and as slowly as it can be said, and without the package.
 
 Nothing here computes a position: devices are listed one by one, the elements of each shard are listed, boxes are read
 off the lists, and owners are found by searching them. Use it for small tensors only. Lists that are asked for again and

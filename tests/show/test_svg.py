@@ -284,7 +284,7 @@ def test_many_are_blocks_with_their_numbers(name: str, unit: str, total: int, dr
 
 
 def test_packed_parts_stand_where_they_are(drawn: dict[str, Drawing]) -> None:
-    """The rows of device 5 of the table in DESIGN.md 2.9: 64 / 8 / 8 heads of 128, k and v on two devices each."""
+    """The rows of device 5 in docs/semantics.md 2.9: 64 / 8 / 8 heads of 128, k and v on two devices each."""
     drawing = drawn["packed"]
     mine = [tile for tile in drawing.tiles if tile.held.startswith("cpu:5,")]
     assert [tile.bounds[0] for tile in mine] == [(2560, 3072), (8448, 8576), (9472, 9600)]

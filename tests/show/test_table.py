@@ -104,6 +104,17 @@ def test_no_value_is_cut_however_narrow(width: int) -> None:
     assert all(len(line) <= max(width, 53) and (len(line) <= width or line.count("  ") <= 1) for line in lines)
 
 
+def test_wide_characters_take_two_columns() -> None:
+    """In columns of a terminal the first name takes 2 + 1 + 1 + 1 + 2 + 2."""
+    rows = [[("层.0.权重", ""), ("12", "")], [("h.0.w", ""), ("3", "")]]
+    lines = ["".join(text for text, _ in line) for line in table_lines(["name", ">bytes"], rows)]
+    assert lines == ["name       bytes", "层.0.权重     12", "h.0.w          3"]
+    names = ["模型.第一层.权重", "模型.第二层.权重"]
+    assert fit_names(names, 16) == names
+    assert fit_names(names, 15) == fit_names(names, 12) == ["…第一层.权重", "…第二层.权重"]
+    assert fit_names(names, 11) is None
+
+
 def test_wide_enough() -> None:
     assert texts(LLAMA, None) == texts(LLAMA, max(map(len, texts(LLAMA, None))))
     assert texts([], 3) == ["tensor", "  shape  layout  bytes"]

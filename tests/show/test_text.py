@@ -37,15 +37,13 @@ def test_it_says_who_holds_each_part(name: str) -> None:
 
 
 def test_a_row_of_a_packed_partition_is_a_line() -> None:
-    """Device 5 of the table in DESIGN.md 2.9."""
+    """Device 5 of docs/semantics.md 2.9."""
     lines = sw.draw(MADE["packed"](), form="text").splitlines()
     (line,) = (line for line in lines if line.startswith("  cpu:5,"))
     assert line.endswith("q 2560:3072, k 8448:8576, v 9472:9600")
     bar = line.split("  ")[2].strip()
     # Of 10240 elements in 11 letters: 2560 is in the third, 8448 in the tenth, 9472 in the eleventh.
-    assert [
-        bar.index(letter) * 10240 // len(bar) <= start for letter, start in zip("█▓▒", (2560, 8448, 9472), strict=True)
-    ]
+    assert [bar.index(letter) for letter in "█▓▒"] == [start * len(bar) // 10240 for start in (2560, 8448, 9472)]
     assert sorted(set(bar)) == sorted("█▓▒·")
 
 

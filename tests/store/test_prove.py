@@ -1,7 +1,9 @@
 """Proofs about checkpoints: what differs is what numpy finds, and what was changed by hand is named."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import safetensors.numpy
 
 import shardwise as sw
 from shardwise.store.engine import digest_array
+from tests.checks import refused
 
 #: The least memory that the engine works with: rows of the tensors below are compared some at a time.
 MEMORY = 16 * 2**10
@@ -100,3 +103,51 @@ def test_a_header_that_was_changed_is_found(tmp_path: Path) -> None:
     file.write_bytes(data.replace(b"right", b"wrong"))
     with pytest.raises(sw.ParseError, match=f"{file.name}: its header is not what was written"):
         sw.verify_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"threads": 0}, sw.LayoutError, "threads is 0; it must be at least 1"),
+        ({"threads": -1}, sw.LayoutError, "threads is -1; it must be at least 1"),
+        ({"threads": 2.5}, TypeError, "threads must be an integer, got 2.5"),
+        ({"threads": True}, TypeError, "threads must be an integer, got True"),
+        ({"memory": MEMORY - 1}, sw.LayoutError, "memory is 16383 bytes; at least 16384 bytes are needed"),
+        ({"memory": 1e9}, TypeError, "memory must be an integer"),
+    ],
+)
+def test_threads_and_memory_that_cannot_be(tmp_path: Path, given: Any, error: Any, message: str) -> None:
+    """Of proofs, of writing to a disk and to a store, and of tasks; nothing is left."""
+    pytest.importorskip("fsspec")
+    path, place = tmp_path / "a", sw.ObjectPath("memory://impossible")
+    sw.save_checkpoint(path, {"w": np.arange(6)}, to="hf")
+    plan = sw.plan_checkpoint(path, tmp_path / "c")
+    calls: list[Callable[[], object]] = [
+        lambda: sw.verify_checkpoint(path, **given),
+        lambda: sw.diff_checkpoints(path, path, **given),
+        lambda: sw.save_checkpoint(tmp_path / "b", {"w": np.arange(6)}, to="hf", **given),
+        lambda: plan.outline(**given),
+    ]
+    if "threads" in given:
+        calls += [
+            lambda: sw.save_checkpoint(place, {"w": np.arange(6)}, to="hf", **given),
+            lambda: sw.plan_checkpoint(path, place).outline(**given),
+            lambda: sw.plan_checkpoint(path, place).run(**given),
+        ]
+    else:
+        calls.append(lambda: plan.tasks[0].run(**given))
+    for call in calls:
+        with refused(error, message):
+            call()
+    assert not place.exists()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize(("retries", "error"), [(-1, sw.LayoutError), (1.5, TypeError)])
+def test_retries_that_cannot_be(tmp_path: Path, retries: Any, error: Any) -> None:
+    pytest.importorskip("fsspec")
+    sw.save_checkpoint(tmp_path / "a", {"w": np.arange(6)}, to="hf")
+    for place in (tmp_path / "b", sw.ObjectPath("memory://never")):
+        with refused(error, f"retries {'is' if error is sw.LayoutError else 'must be an integer, got'} {retries}"):
+            sw.reshard_checkpoint(tmp_path / "a", place, retries=retries)
+        assert not place.exists()

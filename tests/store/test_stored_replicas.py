@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,59 @@ def test_two_dtypes_of_one_tensor_are_refused(tmp_path: Path) -> None:
     write(tmp_path, 2, np.ones((3, 4), "f2"), "F16")
     with pytest.raises(sw.ParseError, match=r"'w'.*(float16|F16).*(float32|F32)|'w'.*(float32|F32).*(float16|F16)"):
         sw.open_checkpoint(tmp_path)
+
+
+def qkv(*axes: str) -> sw.TensorLayout:
+    """Of 4 heads, with 2 key-value heads."""
+    mesh = sw.DeviceMesh((4,) if len(axes) == 1 else (2, 2), axes)
+    return sw.TensorLayout((sw.packed.qkv(4, 2, 2, axes[0]), None), mesh)
+
+
+BOXES: dict[str, Any] = {"a": [((0, 9), (0, 5))], "b": [((9, 16), (0, 5))], "c": [((9, 16), (0, 5))]}
+#: Tilings of a tensor of 16 x 5; a holder, an element of its own array, and which element of the tensor that is.
+SHARED: dict[str, tuple[sw.Tiling, int, int, str]] = {
+    "shards": (sw.TensorLayout(("x", None), sw.DeviceMesh((2, 2), ("x", "y"))).partition((16, 5)), 3, 7, "(9, 2)"),
+    "parts of different shards": (qkv("x").partition((16, 5)), 3, 29, "(15, 4)"),
+    "all parts of shards": (qkv("x", "y").partition((16, 5)), 1, 21, "(8, 1)"),
+    "boxes": (sw.Tiling.from_boxes((16, 5), BOXES, replicas=True), 2, 6, "(10, 1)"),
+    "ranges": (sw.Tiling.from_flat_ranges((16, 5), [(0, 43), (43, 80), (0, 43)], replicas=True), 2, 42, "(8, 2)"),
+}
+
+
+@pytest.mark.parametrize("case", SHARED)
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_replicas_in_files_of_their_own_are_compared(tmp_path: Path, case: str, mode: Any) -> None:
+    tiling, holder, at, element = SHARED[case]
+    values = np.arange(80, dtype="f4").reshape(16, 5)
+
+    def sharded(name: str, change: int) -> sw.ShardedArray:
+        shards = []
+        for number, label in enumerate(tiling.holders):
+            shard = np.zeros(tiling.holder_shape(label), "f4")
+            for piece in tiling.pieces(label):
+                piece.view(shard)[...] = values[piece.box]
+            if number == holder:
+                shard.reshape(-1)[at] += change
+            shard.tofile(tmp_path / f"{name}{number}")
+            shards.append(np.memmap(tmp_path / f"{name}{number}", "f4", mode, shape=shard.shape))
+        return sw.ShardedArray(tiling, shards)
+
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(sw.LayoutError, match=f"element {re.escape(element)} is "):
+        sw.save_checkpoint(out / "new", {"w": sharded("a", 1)})
+    assert list(out.iterdir()) == []
+    sw.save_checkpoint(out / "first", {"w": sharded("b", 1)}, check=False)
+    sw.save_checkpoint(out / "same", {"w": sharded("c", 0)})
+    for name in ("first", "same"):
+        with sw.open_checkpoint(out / name) as checkpoint:
+            assert checkpoint.read("w").tolist() == values.tolist()
+
+
+def test_what_pads_a_shard_is_not_compared(tmp_path: Path) -> None:
+    layout = sw.TensorLayout((sw.packed.parse("(3@x/pad4)"),), sw.DeviceMesh((2, 2), ("x", "y")))
+    shards = [np.array(shard, "f4") for shard in ([0, 1], [0, 1], [2, 98], [2, 99])]
+    array = sw.ShardedArray(layout.partition((3,)), shards)
+    sw.save_checkpoint(tmp_path / "new", {"w": array})
+    with sw.open_checkpoint(tmp_path / "new") as checkpoint:
+        assert checkpoint.read("w").tolist() == [0, 1, 2]

@@ -281,6 +281,14 @@ def test_what_would_fail_again_is_not_tried_again(source: Path, error: Exception
     assert set(executor.tries.values()) == {1}
 
 
+def test_a_plan_whose_executor_broke_is_just_run_again(source: Path) -> None:
+    """`run` has no argument for it, so the message names none."""
+    plan = planned(source)
+    with pytest.raises(BrokenExecutor, match=r"after 0 of .* the next run continues$"):
+        plan.run(executor=Flaky(9, BrokenExecutor("gone"), False))
+    assert plan.run() == len(plan.tasks)
+
+
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -308,7 +316,7 @@ def test_workers_that_are_killed_cost_their_tasks_only(source: Path) -> None:
             sw.reshard_checkpoint(
                 source, source.parent / "new", rules(), executor=executor, task_bytes=TASK, resume=True
             )
-        found = re.search(r"a worker died.*after (\d+) of (\d+) tasks", str(died.value))
+        found = re.search(r"a worker died.*after (\d+) of (\d+) tasks.* \(resume=True\)$", str(died.value))
         assert found
         assert int(found[2]) <= left
         left = int(found[2]) - int(found[1])
@@ -466,6 +474,7 @@ def test_receipts_that_are_missing_forged_or_of_another_plan_stop_the_commit(sou
         "one past the last": (b"".join(lines) + forged(task=len(plan.tasks)), "the plan has"),
         "negative": (b"".join(lines) + forged(task=-1), "the plan has"),
         "text": (b"".join(lines) + forged(task="3"), "no task writes"),
+        "late": (b"".join(lines) + forged(seconds=10**400), "no task writes"),
         "disagree": (b"".join(lines) + forged(digests=(1,) * len(first.digests)), "two receipts of task 3 disagree"),
         "foreign": (b"".join(lines[:3]) + foreign, "is of the plan"),
     }

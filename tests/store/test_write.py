@@ -393,3 +393,16 @@ def test_a_flipped_bit_anywhere_in_the_manifest_is_found(tmp_path: Path, to: Any
             sw.verify_checkpoint(tmp_path / "s")
     path.write_bytes(text)
     sw.verify_checkpoint(tmp_path / "s")
+
+
+@pytest.mark.parametrize("to", ["safetensors", "hf", "sharded", "dcp"])
+def test_a_name_that_no_reader_here_takes_is_not_written(to: Any, tmp_path: Path) -> None:
+    values = np.arange(4, dtype="float32")
+    longest, path = "é" * 2048, tmp_path / ("made.safetensors" if to == "safetensors" else "made")
+    with pytest.raises(sw.LayoutError, match="4097 bytes; a name that can be read has at most 4096") as caught:
+        sw.save_checkpoint(path, {longest + "a": values}, to=to)
+    assert len(str(caught.value)) < 1000
+    assert list(tmp_path.iterdir()) == []
+    sw.save_checkpoint(path, {longest: values}, to=to)
+    with sw.open_checkpoint(path) as checkpoint:
+        assert checkpoint[longest].read().tolist() == values.tolist()

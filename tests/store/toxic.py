@@ -100,13 +100,13 @@ class Times:
 
     def __init__(self, harm: str, times: int, which: Callable[[Request], bool]) -> None:
         self._harm = harm
-        self._left = times
+        self.left = times
         self._which = which
         self._lock = threading.Lock()
 
     def __call__(self, request: Request) -> str | None:
         with self._lock:
-            if self._left and self._which(request):
-                self._left -= 1
+            if self.left and self._which(request):
+                self.left -= 1
                 return self._harm
         return None

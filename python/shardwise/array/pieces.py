@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._arguments import refuse_mask
 from .._text import shown
 from ..errors import LayoutError
 from .replicas import first_difference, texts_of
@@ -22,6 +23,7 @@ __all__ = ["assembled", "place_of", "put_together"]
 
 def assembled(partition: Partition, array: npt.NDArray[Any], position: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """What the device at `position` holds of an array, in an array of its own: read-only, zeros where it is padded."""
+    refuse_mask("the array, whose shards are copies because a dim is packed,", array)
     shard: npt.NDArray[Any] = np.zeros(shape, array.dtype)
     pieces = partition.pieces(partition.device_mesh.device(position))
     for piece, view in zip(pieces, partition.view(array, partition.device_mesh.device(position)), strict=True):

@@ -45,10 +45,15 @@ def check_replicas(tiling: Tiling, shards: Sequence[Array]) -> None:
     """
     if not isinstance(tiling, Partition):
         if tiling._has_replicas:
-            _check_pieces(tiling, shards)
+            _check_pieces(tiling, shards, [()] * len(shards))
         return
     partition = tiling
     mesh = partition.device_mesh
+    if partition.layout._packed:
+        # Two shards may have some of their parts in common, and what pads them is not a value.
+        axes = [mesh.axis_names.index(name) for name in partition.layout.unreduced]
+        _check_pieces(partition, shards, mesh.coordinates()[:, axes].tolist())
+        return
     if _values(partition) == mesh.size:
         return
     groups: dict[int, list[int]] = {}
@@ -68,14 +73,14 @@ def check_replicas(tiling: Tiling, shards: Sequence[Array]) -> None:
         )
 
 
-def _check_pieces(tiling: Tiling, shards: Sequence[Array]) -> None:
-    """The same for boxes: replicas are the pieces of the identical box."""
-    groups: dict[tuple[tuple[int, int], ...], list[tuple[Any, Array]]] = {}
-    for holder, shard in zip(tiling.holders, shards, strict=True):
+def _check_pieces(tiling: Tiling, shards: Sequence[Array], addends: Sequence[Sequence[int]]) -> None:
+    """The same for boxes: replicas are pieces of the identical box, and of the same addend if there are several."""
+    groups: dict[tuple[Any, ...], list[tuple[Any, Array]]] = {}
+    for holder, shard, addend in zip(tiling.holders, shards, addends, strict=True):
         for piece in tiling.pieces(holder):
             sides = tuple((side.start, side.stop) for side in piece.box)
-            groups.setdefault(sides, []).append((holder, piece.view(shard)))
-    for sides, ((first, one), *others) in groups.items():
+            groups.setdefault((sides, *addend), []).append((holder, piece.view(shard)))
+    for (sides, *_), ((first, one), *others) in groups.items():
         found = first_difference(one, [other for _, other in others]) if others else None
         if found is None:
             continue
@@ -156,9 +161,9 @@ def _same_memory(one: Array, other: Array) -> bool:
 
 
 def texts_of(one: Any, other: Any) -> tuple[str, str]:
-    """Give two values that differ as texts that differ."""
+    """Give two values that differ as texts, which differ too, unless the values are objects that print alike."""
     texts = _short(one), _short(other)
-    if texts[0] != texts[1]:
+    if texts[0] != texts[1] or not (isinstance(one, np.generic) and isinstance(other, np.generic)):
         return texts
     # Numbers that print alike, such as NaNs: their bytes, the most significant first.
     bits = [np.array(value).astype(np.dtype(value.dtype).newbyteorder(">")).tobytes().hex() for value in (one, other)]
@@ -166,5 +171,7 @@ def texts_of(one: Any, other: Any) -> tuple[str, str]:
 
 
 def _short(value: Any) -> str:
+    if not isinstance(value, np.generic):
+        return shown(value)  # An object of any class, whose own text may be of any length, or raise.
     text = str(value)
     return text if len(text) <= 40 else f"{text[:39]}…"

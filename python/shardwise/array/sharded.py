@@ -358,9 +358,9 @@ def gathered(sharded: ShardedArray, check_replicas: bool) -> npt.NDArray[Any]:
     """Put an array together from its shards by a plan, adding up partial sums; see `shardwise.gather`."""
     from ..reshard.plan import plan_reshard  # Late, to keep `import shardwise` fast.
 
-    if sharded._is_packed:
+    if sharded._is_packed or sharded._array is not None:
         return sharded.numpy(check_replicas=check_replicas)
-    if check_replicas and sharded._array is None:
+    if check_replicas:
         check_equal_replicas(sharded.tiling, sharded._data())
 
     whole = TensorLayout((None,) * sharded.ndim, DeviceMesh((1,), ("whole",), [object()]))

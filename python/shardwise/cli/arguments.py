@@ -146,7 +146,7 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
     reshard.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
     reshard.add_argument(
         "--to",
-        metavar="FORM",
+        metavar="FORMAT",
         type=_form,
         choices=("safetensors", "hf", "sharded", "dcp"),
         help="safetensors, a file; hf, a folder in Hugging Face's format; sharded, a folder with a file per device; "
@@ -221,7 +221,7 @@ def _add_verify(commands: "argparse._SubParsersAction[_Parser]") -> None:
         description="Read all of a checkpoint and compare it with the digests that were written beside it, and with "
         "the CRC-32 of PyTorch's zip containers.",
     )
-    verify.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any form")
+    verify.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any format")
     _add_work(verify)
 
 
@@ -231,7 +231,7 @@ def _add_diff(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="compare two checkpoints, however each is cut",
         description="Compare two checkpoints of any formats without merging either; exit with status 1 if they differ.",
     )
-    diff.add_argument("first", metavar="A", type=str, help="a checkpoint of any form")
+    diff.add_argument("first", metavar="A", type=str, help="a checkpoint of any format")
     diff.add_argument("second", metavar="B", type=str, help="another")
     _add_work(diff)
 
@@ -242,7 +242,7 @@ def _add_inspect(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="show a checkpoint's format, tensors, dtypes and pieces",
         description="Describe a checkpoint of any format. Only headers and indexes are read.",
     )
-    inspect.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any form")
+    inspect.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any format")
     _add_json(inspect)
 
 

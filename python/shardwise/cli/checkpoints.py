@@ -85,7 +85,8 @@ def _run_planned(
         plan = plan_checkpoint(options.source, options.target, layouts, **settings)
     if options.workers is not None:
         parts = parts_of(plan, options.workers)
-        _write_outline(screen, options, plan.outline(parse_memory(options.memory), options.jobs), parts=parts)
+        outline = plan.outline(parse_memory(options.memory), options.jobs, sync=not options.no_sync)
+        _write_outline(screen, options, outline, parts=parts)
         if not options.json:
             write_parts(screen, parts)
         return 0
@@ -137,11 +138,26 @@ def _write_outline(screen: Screen, options: argparse.Namespace, outline: WriteOu
         f"{outline.tasks} task{'s' * (outline.tasks != 1)}; up to {bytes_text(outline.memory)} of memory in "
         f"{outline.threads} thread{'s' * (outline.threads != 1)}; {bytes_text(outline.free)} are free",
     )
+    if outline.bytes_read is not None and outline.operations is not None:
+        seconds = outline.seconds
+        screen.write(
+            f"{bytes_text(outline.bytes_read)} are read, in {outline.operations:,} contiguous "
+            f"part{'s' * (outline.operations != 1)}; "
+            + ("no estimate of the time" if seconds is None else _about(seconds)),
+        )
     rows = [[(name, ""), (bytes_text(size), "")] for name, size in outline.files[:_MOST_SHOWN]]
     for line in table_lines(("file", ">bytes"), rows, screen.size and screen.size.columns):
         screen.write(*line)
     if len(outline.files) > _MOST_SHOWN:
         screen.write(f"and {len(outline.files) - _MOST_SHOWN} more")
+
+
+def _about(seconds: float) -> str:
+    """Write an estimate of a time, which is known by a sample only."""
+    size, unit = next(
+        ((size, unit) for size, unit in ((3600, "hours"), (60, "minutes")) if seconds >= 2 * size), (1, "seconds")
+    )
+    return f"about {seconds / size:.0f} {unit}, by a sample" if seconds >= 2 else "some seconds at most, by a sample"
 
 
 def run_verify(screen: Screen, options: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import optional, sizes_of
+from .._arguments import optional, refuse_mask, sizes_of
 from .._dtypes import dtype_of
 from .._text import shown
 from .._tree import children, named_leaves
@@ -269,6 +269,7 @@ class Variable:
                 made = self._initializer(shape, self._dtype, index=whole if box is None else box)
             else:
                 made = self._initializer(shape, self._dtype)
+            refuse_mask("its value", made)
             array = np.asarray(made)
         except Exception as error:
             raise LayoutError(f"{what} raised {type(error).__name__}: {error}") from error

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .._arguments import integer
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from .written import says_all, text_of
@@ -309,9 +310,7 @@ def concat(*parts: Part) -> PackedDim:
 
 
 def _integer(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an integer, got {shown(value)}")
-    number = int(value.__index__())
+    number = integer(name, value)
     if number < least:
         raise LayoutError(f"{name} is {shown(number)}; it must be at least {least}")
     if number > _LARGEST:

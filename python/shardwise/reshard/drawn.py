@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .._text import bytes_text
 from ..show.lanes import holder_bars
-from ..show.picture import MOST_KEYS, MOST_NAMED, Panel, Picture, Side, Span, Tile, View, held_text
+from ..show.picture import MOST_KEYS, Panel, Picture, Side, Span, Tile, View, held_text
 from ..show.views import tilings_picture
 from ..tiling import Tiling
 
@@ -79,8 +79,7 @@ class _Groups:
 
     def name(self, group: int) -> str:
         start, stop = group * self.each, min((group + 1) * self.each, self._holders)
-        named = range(start, min(stop, start + MOST_NAMED) if stop - start <= MOST_NAMED else start + 1)
-        return held_text([self._tiling._label(holder) for holder in named], stop - start)
+        return held_text(map(self._tiling._label, range(start, stop)), stop - start)
 
     def side(self, title: str) -> Side:
         title += f" {self._holders:,} holders" if self.each > 1 else ""

@@ -223,6 +223,8 @@ class ReshardPlan(Drawn):
 
     def __getitem__(self, number: int) -> Transfer:
         number = operator.index(number)
+        if not -len(self) <= number < len(self):  # numpy has another exception for what does not fit in 64 bits.
+            raise IndexError(f"transfer {shown(number)} is outside the plan, which has {len(self)}")
         row = self.transfers[number]
         if self._pieces is None:
             self._pieces = self._core.pieces()
@@ -468,7 +470,7 @@ class ReshardPlan(Drawn):
     def run_collectives(self, src_shards: ShardSource, links: LinkModel | None = None) -> list[npt.NDArray[Any]]:
         """Carry out the plan one collective at a time, as the devices of a cluster would, in plain numpy.
 
-        This shows what the steps of `collectives` mean, and it tests them; `run` is faster.
+        This shows what the steps of `collectives` mean, and is how the tests check them; `run` is faster.
 
         Returns:
             One array per destination device, in device-index order.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import is_masked
+from .._arguments import refuse_mask
 from .._core import count_fitting
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
@@ -89,6 +89,8 @@ def run_plan(
         new |= there
         results = [new[device] for device in range(count)]
     if copied:
+        if sources:
+            refuse_mask("the source", sources[0])  # Views of one array may be, and stay so; all are or none is.
         plan._core.run(sources, copied, outputs, progress)
     elif progress is not None:
         progress(0, 0)
@@ -130,8 +132,7 @@ def checked_arrays(name: str, arrays: Sequence[Array], tiling: Tiling, dtype: np
         array, shape = checked[i], shapes[i]
         if not isinstance(array, np.ndarray):
             raise TypeError(f"{name}[{i}] must be a numpy array, got {type(array).__name__}")
-        if is_masked(array):
-            raise TypeError(f"{name}[{i}] is a masked array, whose mask would be lost; give its filled() values")
+        refuse_mask(f"{name}[{i}]", array)
         if array.shape != shape or array.dtype != dtype:
             raise LayoutError(
                 f"{name}[{i}] ({shown(tiling._label(i))}) is of shape {array.shape} and dtype {array.dtype}; "
@@ -156,8 +157,9 @@ def view_of(array: Array, window: Window | None, box: tuple[slice, ...]) -> Arra
 
 
 def views_of(plan: Runnable) -> Iterator[tuple[int, int, Window | None, tuple[slice, ...]]]:
-    """The new arrays that are a part of what their holder has: its number, that in the source, window and box there.
+    """The new arrays that are a part of what their holder has already: who they are, and where they are in it.
 
+    For each the number of its holder in the destination and in the source, and window and box in the array there.
     Partial sums have none: a holder of one of the addends receives the others.
     """
     kept = plan.kept

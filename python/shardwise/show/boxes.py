@@ -11,7 +11,7 @@ import numpy as np
 
 from ..tiling import Tiling
 from .lanes import ROW
-from .picture import MOST_KEYS, MOST_NAMED, Panel, Side, Span, Tile, View, held_text
+from .picture import MOST_KEYS, Panel, Side, Span, Tile, View, held_text, replicas_text
 
 __all__ = ["boxes_view"]
 
@@ -112,11 +112,8 @@ def _held(tiling: Tiling, groups: Sequence[int], each: int, count: int) -> str:
     """Say who has a box: holders each of which has it, or groups of holders that have it together."""
     holders = [range(group * each, min((group + 1) * each, count)) for group in groups]
     many = sum(map(len, holders))
-    named = itertools.islice(itertools.chain.from_iterable(holders), MOST_NAMED)
-    text = held_text([tiling._label(holder) for holder in named], many)
-    if each > 1:
-        return f"{text} ({many:,} holders)"
-    return f"{text} ({many:,} replicas)" if many > 1 else text
+    text = held_text(map(tiling._label, itertools.chain.from_iterable(holders)), many)
+    return f"{text} ({many:,} holders)" if each > 1 else replicas_text(text, many)
 
 
 def _range(side: tuple[int, int]) -> str:

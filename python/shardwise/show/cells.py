@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ..mesh import DeviceMesh
 from ..partition import Partition
 from ..tiling import Tiling
-from .picture import MOST_NAMED, Panel, Side, Span, Tile, held_text, plain, short
+from .picture import MOST_NAMED, Panel, Side, Span, Tile, held_text, plain, replicas_text, short
 
 __all__ = [
     "Block",
@@ -309,7 +309,7 @@ def held_in(block: Block) -> str:
     held, many = held_text(labels, count), f"{block.size:,} {block.cells.unit}s"
     if block.size > 1:
         return f"{many}, {held}" if count == block.size else f"{many}, {count:,} devices: {held}"
-    return f"{held} ({count:,} replicas)" if count > 1 else held
+    return replicas_text(held, count)
 
 
 def _tile(block: Block, key: int | None, down: int | None, across: int | None) -> Tile:

@@ -5,6 +5,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from .lines import width_of
+
 __all__ = ["fit_names"]
 
 # What is between dots or slashes; the dots of {0..79} do not count.
@@ -15,7 +17,7 @@ _MOST_PARTS = 32
 
 
 def fit_names(names: Sequence[str], size: int) -> list[str] | None:
-    """Give the names in at most `size` characters each; None if that would leave out what tells them apart.
+    """Give the names in at most `size` columns each; None if that would leave out what tells them apart.
 
     The parts that are left out are neighbours, and common to many of the names. Different names stay different.
 
@@ -25,10 +27,10 @@ def fit_names(names: Sequence[str], size: int) -> list[str] | None:
     """
     parts = [_PART.findall(name) for name in names]
     counts = Counter(part for name in parts for part in set(name))
-    taken = {name for name in names if len(name) <= size}
+    taken = {name for name in names if width_of(name) <= size}
     fitting: dict[str, str] = {}
     for name, own in zip(names, parts, strict=True):
-        if len(name) > size and name not in fitting:
+        if width_of(name) > size and name not in fitting:
             short = next((text for text in _shortened(own, counts, len(names), size) if text not in taken), None)
             if short is None:
                 return None
@@ -47,6 +49,6 @@ def _shortened(parts: Sequence[str], counts: Counter[str], names: int, size: int
     for begin in range(len(parts)):
         for end in range(begin + 1, len(parts)):
             text = f"{''.join(parts[:begin])}…{''.join(parts[end:])}"
-            if len(text) <= size and not begin <= rarest < end:
+            if width_of(text) <= size and not begin <= rarest < end:
                 found.append((sum(worth[begin:end]), -len(text), begin, text))
     yield from (text for _, _, _, text in sorted(found))

@@ -11,7 +11,7 @@ from ..errors import LayoutError
 from ..packed import PackedDim
 from ..partition import Partition
 from .cells import ShardCells
-from .picture import MOST_KEYS, MOST_NAMED, Panel, Side, Span, Tile, View, held_text, plain, short
+from .picture import MOST_KEYS, MOST_NAMED, Panel, Side, Span, Tile, View, held_text, plain, replicas_text, short
 
 __all__ = ["ROW", "bars", "packed_view"]
 
@@ -114,7 +114,7 @@ def _lane(partition: Partition, dim: int, start: int, stop: int) -> tuple[str, s
     if stop - start > 1:
         many = f"{stop - start:,} shards"
         return f"{held} ({many})", f"{many}, {held}" if replicas == 1 else f"{many}, {count:,} devices: {held}"
-    held = f"{held} ({replicas:,} replicas)" if replicas > 1 else held
+    held = replicas_text(held, replicas)
     pieces = partition.pieces(holders[0])[:1]
     others = [other for other in _others(partition, dim) if partition.num_shards[other] > 1] if pieces else []
     at = "".join(f", dim {other} at {pieces[0].box[other].start}:{pieces[0].box[other].stop}" for other in others)
@@ -197,11 +197,5 @@ def holder_bars(title: str, names: Sequence[Any], sizes: Sequence[int], key: int
         each = f"{text(most)} each" if len(members) > 1 else text(most)
         value = each if least == most else f"{text(least)} to {text(most)}"
         many = f" ({len(members):,})" if len(members) > 1 else ""
-        listed.append(
-            (
-                f"{held_text(members[: MOST_NAMED + 1] if len(members) > MOST_NAMED else members, len(members))}{many}",
-                most,
-                value,
-            )
-        )
+        listed.append((f"{held_text(members, len(members))}{many}", most, value))
     return bars(title, listed, key)

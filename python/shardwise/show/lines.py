@@ -2,7 +2,7 @@
 
 import unicodedata
 
-__all__ = ["Line", "Part", "printable", "width_of"]
+__all__ = ["Line", "Part", "padded", "printable", "width_of"]
 
 Part = tuple[str, str]
 """Text and its style, in the words of rich; "" is plain."""
@@ -28,3 +28,13 @@ def width_of(text: str) -> int:
     (2, 2)
     """
     return len(text) + (0 if text.isascii() else sum(unicodedata.east_asian_width(letter) in "WF" for letter in text))
+
+
+def padded(text: str, size: int, right: bool = False) -> str:
+    """Fill text with spaces to this many columns of a terminal; `right` puts them before it.
+
+    >>> padded("tp", 4), padded("漢", 4, right=True)
+    ('tp  ', '  漢')
+    """
+    spaces = " " * (size - width_of(text))
+    return spaces + text if right else text + spaces

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .names import brief
 
-__all__ = ["MOST_KEYS", "Drawable", "Panel", "Picture", "Side", "Span", "Tile", "View", "held_text", "plain", "short"]
+__all__ = [
+    "MOST_KEYS",
+    "Drawable",
+    "Panel",
+    "Picture",
+    "Side",
+    "Span",
+    "Tile",
+    "View",
+    "held_text",
+    "plain",
+    "replicas_text",
+    "short",
+]
 
 #: The number of kinds of tiles that a picture tells apart by colour and pattern.
 MOST_KEYS = 32
@@ -135,16 +149,21 @@ def short(text: str, size: int) -> str:
     return f"{text[:head]}…{text[len(text) - (size - 1 - head) :]}"
 
 
-def held_text(labels: Sequence[Any], count: int) -> str:
-    """Write holders briefly: `labels` are all of them, or the first ones where there are many.
+def held_text(labels: Iterable[Any], count: int) -> str:
+    """Write holders briefly: `labels` are all of them, or the first ones where there are many; few are looked at.
 
     >>> held_text(["cpu:0", "cpu:1"], 2), held_text(["cpu:0", "cpu:1"], 4096)
     ('cpu:0,1', 'cpu:0 and 4,095 more')
     """
-    names = [short(plain(_text(label)), 40) for label in labels[:MOST_NAMED]]
+    names = [short(plain(_text(label)), 40) for label in itertools.islice(labels, MOST_NAMED)]
     if not names:
         return "no holder"
     return brief(names) if len(names) == count else f"{names[0]} and {count - 1:,} more"
+
+
+def replicas_text(held: str, count: int) -> str:
+    """Add to the holders of something how many they are, if there is more than one."""
+    return f"{held} ({count:,} replicas)" if count > 1 else held
 
 
 def _text(label: Any) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from .fit import fit_names
-from .lines import Line, Part, printable
+from .lines import Line, Part, padded, printable, width_of
 
 __all__ = ["table_lines"]
 
@@ -29,16 +29,16 @@ def table_lines(titles: Sequence[str], rows: Sequence[Sequence[Part]], width: in
     rights = [title.startswith(">") for title in titles]
     header: list[Part] = [(title.removeprefix(">"), "bold") for title in titles]
     lines = [header, *([(printable(text), style) for text, style in row] for row in rows)]
-    widths = [max(len(line[column][0]) for line in lines) for column in range(len(titles))]
+    widths = [max(width_of(line[column][0]) for line in lines) for column in range(len(titles))]
     rest = sum(widths[1:]) + len(_GAP) * (len(widths) - 1)
     if width is None or widths[0] + rest <= width:
         yield from _aligned(lines, widths, rights)
         return
     names = [row[0][0] for row in lines[1:]]
-    shortened = fit_names(names, width - rest) if width - rest >= max(_SHORTEST, len(header[0][0])) else None
+    shortened = fit_names(names, width - rest) if width - rest >= max(_SHORTEST, width_of(header[0][0])) else None
     if shortened is not None:
         lines[1:] = [[(name, row[0][1]), *row[1:]] for name, row in zip(shortened, lines[1:], strict=True)]
-        widths[0] = max(len(line[0][0]) for line in lines)
+        widths[0] = max(width_of(line[0][0]) for line in lines)
         yield from _aligned(lines, widths, rights)
         return
     names = fit_names(names, width) or names
@@ -58,7 +58,7 @@ def _flowing(titles: Sequence[Part], values: Sequence[Part], width: int) -> Iter
     line: Line = []
     used = 0
     for (title, bold), (text, style) in zip(titles, values, strict=True):
-        size = len(title) + 1 + len(text)
+        size = width_of(title) + 1 + width_of(text)
         if line and used + len(_GAP) + size > width:
             yield line
             line, used = [], 0
@@ -72,6 +72,6 @@ def _aligned(lines: Sequence[Sequence[Part]], widths: Sequence[int], rights: Seq
     for line in lines:
         parts: Line = []
         for (text, style), size, right in zip(line, widths, rights, strict=True):
-            parts.append((text.rjust(size) if right else text.ljust(size), style))
+            parts.append((padded(text, size, right), style))
             parts.append((_GAP, ""))
         yield parts[:-1]

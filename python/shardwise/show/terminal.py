@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from .grid import LOOKS, Grid, grid_panel
-from .lines import Line, width_of
+from .lines import Line, padded, width_of
 from .picture import Panel, Side, Tile, short
 
 __all__ = ["grid_lines", "is_grid", "named", "panel_lines"]
@@ -70,7 +70,7 @@ def panel_lines(
     margin = max(map(width_of, labels))
     over = panel.across.title if titles and panel.across is not None else ""
     columns_named = [named(panel.across, column, most) for column in columns]
-    yield from _framed([" " * (margin - width_of(text)) + text for text in labels], over, columns_named, cells)
+    yield from _framed([padded(text, margin, right=True) for text in labels], over, columns_named, cells)
 
 
 def _cell(tile: Tile | None, most: int, level: int, stacked: bool) -> Cell:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from .lines import printable, width_of
+from .lines import padded, printable, width_of
 from .picture import Panel, Picture, Tile, short
 from .terminal import is_grid, named, panel_lines
 
@@ -42,7 +42,9 @@ def text_of(picture: Picture) -> str:
     lines: list[str] = []
     for number, view in enumerate(picture.views):
         if number:
-            lines += ["", "↓" if picture.turns and number == 1 else ""][: 1 + (picture.turns and number == 1)]
+            lines.append("")
+        if number == 1 and picture.turns:
+            lines.append("↓")
         lines += _wrapped(view.captions)
         for panel in view.panels:
             lines += _panel(panel)
@@ -127,10 +129,7 @@ def _list(panel: Panel) -> Iterator[str]:
         if side is not None
     ]
     widths = [max(map(width_of, texts)) for texts in sides]
-    names = [
-        "  ".join(text + " " * (width - width_of(text)) for text, width in zip(texts, widths, strict=True))
-        for texts in zip(*sides, strict=True)
-    ]
+    names = ["  ".join(map(padded, texts, widths)) for texts in zip(*sides, strict=True)]
     yield from _listed(panel, names or [""] * len(panel.tiles), [[tile] for tile in panel.tiles])
 
 
@@ -146,7 +145,7 @@ def _listed(panel: Panel, names: Sequence[str], rows: Sequence[Sequence[Tile]]) 
         texts = [_text(tiles, 0) for tiles in rows]
     bar = max(min(_BAR, room if below else room - longest), _SHORTEST)
     for name, tiles, text in zip(names, rows, texts, strict=True):
-        line = f"  {name}{' ' * (left - width_of(name))}  {_bar(panel, tiles, bar)}"
+        line = f"  {padded(name, left)}  {_bar(panel, tiles, bar)}"
         if not below:
             yield f"{line}  {text}"
             continue

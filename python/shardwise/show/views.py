@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,12 +12,11 @@ from ..tiling import Tiling
 from .boxes import boxes_view
 from .cells import Block, Cells, ChunkCells, DeviceCells, ShardCells, blocks_of, panels_of, plane_of
 from .lanes import packed_view
-from .picture import MOST_KEYS, MOST_NAMED, Picture, View, held_text, plain, short
+from .picture import MOST_KEYS, MOST_NAMED, Picture, View, held_text, plain, replicas_text, short
 
 __all__ = ["mesh_picture", "tilings_picture"]
 
 _MOST_DIMS = 64
-_MOST_EMPTY = 64
 #: The most holders by which two blocks are compared.
 _MOST_COMPARED = 4096
 
@@ -137,7 +135,7 @@ def _entry(block: Block) -> str:
     held = short(held_text(labels, count), 80)
     if block.size > 1:
         return f"{held} ({block.size:,} {block.cells.unit}s)"
-    return f"{held} ({count:,} replicas)" if count > 1 else held
+    return replicas_text(held, count)
 
 
 def _notes(blocks: Sequence[Block]) -> tuple[str, ...]:
@@ -147,7 +145,7 @@ def _notes(blocks: Sequence[Block]) -> tuple[str, ...]:
     if len(empty) == len(blocks):
         return ("the tensor has no elements",)
     held = [block.holders() for block in empty]
-    labels = list(itertools.islice((label for found, _ in held for label in found), _MOST_EMPTY))
+    labels = (label for found, _ in held for label in found)
     return (f"empty: {held_text(labels, sum(count for _, count in held))}",)
 
 

@@ -15,19 +15,26 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .._arguments import is_masked, path_of
+from .._arguments import integer, is_masked, path_of
+from ..errors import LayoutError
 
 __all__ = [
     "DIGEST_MODULUS",
+    "LEAST_MEMORY",
     "CopyJob",
     "CopyReport",
     "HeldPiece",
     "add_digests",
+    "check_memory",
+    "check_threads",
     "digest_array",
 ]
 
 DIGEST_MODULUS = 2**127 - 1
 """Digests of the pieces of a tensor add up to the tensor's modulo this prime."""
+
+LEAST_MEMORY = 16 * 2**10
+"""The least bytes of memory that a job takes."""
 
 _BUDGET = 64 * 2**20
 
@@ -208,12 +215,14 @@ class CopyJob:
 
         Raises:
             LayoutError: if pieces of a tensor reach outside of it or of their holders; source pieces overlap, or do not
-                cover what is wanted; destination pieces overlap in a file; the budget is too small.
+                cover what is wanted; destination pieces overlap in a file; the budget is too small; there are no
+                threads.
             ParseError: if a source is not a regular file, is not as described, ends too early, or changed
                 meanwhile.
             OSError: if a file cannot be created, read or written, or the disk is full; names file and byte. The
                 files that were created are removed.
         """
+        check_threads(threads)
         done = self._compiled().run(budget, threads, sync, progress)
         return CopyReport(*done[0], *done[1:])
 
@@ -251,6 +260,26 @@ def _c_strides(start: Sequence[int], stop: Sequence[int], itemsize: int) -> list
         strides[dim] = step
         step *= max(stop[dim] - start[dim], 1)
     return strides
+
+
+def check_threads(threads: int | None) -> None:
+    """Refuse a number of threads that is not positive; `None` stands for one per core.
+
+    Raises:
+        LayoutError, TypeError: if it is below 1, or not an integer.
+    """
+    if threads is not None and integer("threads", threads) < 1:
+        raise LayoutError(f"threads is {threads}; it must be at least 1")
+
+
+def check_memory(memory: int) -> None:
+    """Refuse less memory than a job takes.
+
+    Raises:
+        LayoutError, TypeError: if it is too little, or not an integer.
+    """
+    if integer("memory", memory) < LEAST_MEMORY:
+        raise LayoutError(f"memory is {memory} bytes; at least {LEAST_MEMORY} bytes are needed")
 
 
 def add_digests(digests: Iterable[int]) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import _core
 from ..errors import ParseError
@@ -12,11 +14,16 @@ from ..errors import ParseError
 __all__ = ["MappedFiles"]
 
 
+Array = npt.NDArray[Any]
+#: The bytes of a file, and when it was last written to, if that is not for this process to do.
+_Status = tuple[int, int | None]
+
+
 class MappedFiles:
-    """The files that arrays are mapped from, as they are now.
+    """The files that arrays are mapped from, as they are when the arrays are added.
 
     Args:
-        holders: The arrays; what is not an array is left out.
+        holders: The arrays, to which `add` adds more; what is not an array is left out.
 
     Raises:
         ParseError: if a file is shorter than what an array has of it.
@@ -25,20 +32,20 @@ class MappedFiles:
     there on; one that is written anew has old ones and new ones meanwhile. Only Linux says where memory is mapped from.
     """
 
-    def __init__(self, holders: Iterable[object]) -> None:
-        self._arrays = [holder for holder in holders if isinstance(holder, np.ndarray)]
-        self._found = self._look()
+    def __init__(self, holders: Iterable[object] = ()) -> None:
+        self._added: dict[int, Array] = {}
+        self._mapped: list[Array] = []
+        self._found: dict[str, _Status] = {}
+        self.add(holders)
 
-    def _look(self) -> dict[str, tuple[int, int | None]]:
-        found: dict[str, tuple[int, int | None]] = {}
-        for file in _core.mapped_files(self._arrays):
-            if file is None:
-                continue
-            path, end, size, modified = file
-            if size < end:
-                raise ParseError(f"{path}: has {size} bytes; it was cut short after an array of its {end} was mapped")
-            found[path] = size, modified
-        return found
+    def add(self, holders: Iterable[object]) -> None:
+        """Add arrays; those that were added before are known, and take no time."""
+        given = {id(holder): holder for holder in holders if isinstance(holder, np.ndarray)}
+        new = {key: array for key, array in given.items() if key not in self._added}
+        self._added |= new
+        for array, path, status in _look(list(new.values())):
+            self._mapped.append(array)
+            self._found.setdefault(path, status)
 
     def check(self) -> None:
         """Look at the files again.
@@ -47,9 +54,24 @@ class MappedFiles:
             ParseError: if one was written to, or cut short. One that another file has replaced under its name is not:
                 the arrays still have the old one.
         """
-        for path, now in self._look().items():
+        for _, path, now in _look(self._mapped):
             known = self._found.get(path, now)
             if now[0] != known[0]:
-                raise ParseError(f"{path}: had {known[0]} bytes when arrays of it began to be read, has {now[0]} now")
+                raise ParseError(
+                    f"{path}: had {known[0]} bytes when arrays of it began to be read, but has {now[0]} now"
+                )
             if now[1] != known[1]:
                 raise ParseError(f"{path}: was written to while arrays that are mapped from it were read")
+
+
+def _look(arrays: list[Array]) -> Iterator[tuple[Array, str, _Status]]:
+    """Those of the arrays that are mapped, and for each its file."""
+    for array, file in zip(arrays, _core.mapped_files(arrays), strict=True):
+        if file is None:
+            continue
+        path, end, size, modified = file
+        if size < end:
+            raise ParseError(
+                f"{path}: has {size} bytes; it was cut short after an array was mapped from it, up to byte {end}"
+            )
+        yield array, path, (size, modified)

@@ -14,6 +14,7 @@ import numpy as np
 from .._text import shown
 from ..errors import ParseError
 from .digests import Progress, tensor_digests, verified_digests
+from .engine import check_memory, check_threads
 from .object_files import open_file
 from .objects import ObjectPath, place_of
 from .open import open_checkpoint
@@ -99,6 +100,7 @@ def verify_checkpoint(
     Raises:
         ParseError: if a file is missing, has a different size or changed, or a tensor is not what was written; names
             it.
+        LayoutError: if the memory is less than 16 KiB, or `threads` less than 1.
         OSError: if a file cannot be read.
 
     >>> import tempfile
@@ -112,6 +114,8 @@ def verify_checkpoint(
     Traceback (most recent call last):
     shardwise.errors.ParseError: ...: tensor 'w' is not what was written: its digest is ...
     """
+    check_memory(memory)
+    check_threads(threads)
     given = place_of(path)
     with open_checkpoint(given) as checkpoint:
         expected = _expected(given, checkpoint)
@@ -200,6 +204,7 @@ def diff_checkpoints(
         Values are compared as bytes: -0.0 is not 0.0, and the bits of a NaN count.
 
     Raises:
+        LayoutError: as for `verify_checkpoint`.
         ParseError, OSError: as for `open_checkpoint`.
 
     Tensors that both have, with the same dtype and shape, are digested where they are, so neither checkpoint is merged.
@@ -213,6 +218,8 @@ def diff_checkpoints(
     ...     print(*diff_checkpoints(Path(folder, "a.safetensors"), Path(folder, "b.safetensors")))
     'w': 1 elements differ, the first at (2,): 3 and 4
     """
+    check_memory(memory)
+    check_threads(threads)
     with open_checkpoint(first) as one, open_checkpoint(second) as other:
         # Tensors that only one of them has, or with another dtype or shape, differ whatever their bytes are.
         alike = [

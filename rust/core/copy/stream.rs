@@ -397,7 +397,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_width_stores_the_rows_and_nothing_else(
-            row in 64..1200_usize,
+            row in prop_oneof![64..1200_usize, (1..9_usize).prop_map(|lines| lines * LINE)],
             gaps in prop::collection::vec(prop::sample::select(vec![0_usize, 0, 1, 40, 64]), 2),
             extents in (1..4_i64, 1..12_i64),
             shifts in prop::collection::vec(0..64_usize, 2),

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..._arguments import path_of
 from ..objects import ObjectPath
-from .drive import check_retries, commit_plan, numbers_of, outline_of, run_part
+from .crew import check_retries
+from .drive import commit_plan, numbers_of, outline_of, run_part
 from .object_drive import commit_objects, run_objects
 from .object_parts import outline_of as objects_outline
 from .place import Workplace
@@ -37,8 +38,16 @@ class CheckpointPlan(WritePlan):
         nbytes: Bytes of all files.
     """
 
-    def outline(self, memory: int = _MEMORY, threads: int | None = None) -> WriteOutline:
-        """Say what it takes to run it in this process; nothing is written.
+    def outline(self, memory: int = _MEMORY, threads: int | None = None, *, sync: bool = True) -> WriteOutline:
+        """Say what it takes to run it in this process.
+
+        Nothing is written but a sample of up to 16 MiB, to a file without a name beside the destination: it says
+        how fast files are read and written there.
+
+        Args:
+            memory: Bytes for the buffers of all workers.
+            threads: Their number; one per core if left out.
+            sync: Whether the data is to be synced to disk.
 
         Raises:
             LayoutError: if the memory is too little.
@@ -46,7 +55,7 @@ class CheckpointPlan(WritePlan):
         """
         if self.is_in_store:
             return objects_outline(self.files, memory, threads)
-        return outline_of(self, memory, threads)
+        return outline_of(self, memory, threads, sync)
 
     def task(self, number: int) -> Any:
         """Make a task."""
@@ -69,7 +78,7 @@ class CheckpointPlan(WritePlan):
         places = [source.path for source in self.sources if isinstance(source, SourceObject)]
         if isinstance(self.path, ObjectPath):
             places.append(self.path)
-        for place in {place.protocol: place for place in places}.values():
+        for place in {id(place.filesystem): place for place in places}.values():
             place.refuse_options("a plan file")
         save_plan(self, path_of(path))
 

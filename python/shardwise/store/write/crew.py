@@ -13,13 +13,14 @@ from typing import Any, Generic, TypeVar
 
 from ..._arguments import integer
 from ...errors import LayoutError, ShardwiseError
+from ..engine import LEAST_MEMORY, check_threads
 
-__all__ = ["Crew", "Flight", "crew_for", "crew_of"]
+__all__ = ["Crew", "Flight", "check_retries", "crew_for", "crew_of"]
 
 #: The number of tasks per worker that are under way or waiting.
 _WINDOW = 2
-#: With less memory per thread than the first, fewer threads with larger buffers are better; the second is the minimum.
-_SMALL, _LEAST = 512 * 2**10, 16 * 2**10
+#: With less memory per thread, fewer threads with larger buffers are better.
+_SMALL = 512 * 2**10
 #: The work that one thread does before another has started.
 _PARALLEL_FROM = 4 * 2**20
 _MOST_THREADS = 256
@@ -102,8 +103,7 @@ def crew_for(executor: Executor | None, memory: int, threads: int | None, *, nby
 
 
 def _threads(nbytes: int, tasks: int, memory: int, threads: int | None) -> int:
-    if threads is not None and integer("threads", threads) < 1:
-        raise LayoutError(f"threads is {threads}; it must be at least 1")
+    check_threads(threads)
     if nbytes < _PARALLEL_FROM:
         return 1
     wanted = threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads or os.cpu_count()
@@ -111,10 +111,18 @@ def _threads(nbytes: int, tasks: int, memory: int, threads: int | None) -> int:
 
 
 def _budget(memory: int, workers: int) -> int:
-    if memory // workers < _LEAST:
-        needed = f"at least {_LEAST} bytes are needed" + (f" for each of {workers} workers" if workers > 1 else "")
+    if memory // workers < LEAST_MEMORY:
+        needed = f"at least {LEAST_MEMORY} bytes are needed" + (
+            f" for each of {workers} workers" if workers > 1 else ""
+        )
         raise LayoutError(f"memory is {memory} bytes; {needed}")
     return memory // workers
+
+
+def check_retries(retries: int) -> None:
+    """Refuse, with LayoutError, a negative number of retries."""
+    if integer("retries", retries) < 0:
+        raise LayoutError(f"retries is {retries}; it must be at least 0")
 
 
 def _workers(executor: Executor) -> tuple[int, int]:
@@ -143,7 +151,7 @@ class Flight(Generic[Task, Receipt]):
         arguments: Its arguments after the task.
         retries: How often a task is retried.
         keep: Called with each finished task and its receipt, even if the run ends with another task's error.
-        hint: For a broken executor: what happens to finished tasks.
+        hint: For a broken executor: what happens to finished tasks, and how to continue.
     """
 
     def __init__(
@@ -181,7 +189,7 @@ class Flight(Generic[Task, Receipt]):
             self._drain()
             raise BrokenExecutor(
                 f"a worker died, and the executor with it ({type(error).__name__}), after {count} of {total} tasks; "
-                f"{self._hint} (resume=True)"
+                f"{self._hint}"
             ) from error
         except Exception:
             self._drain()

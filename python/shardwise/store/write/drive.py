@@ -14,15 +14,17 @@ import numpy.typing as npt
 from ... import _core
 from ..._arguments import integer
 from ...errors import LayoutError, ParseError
+from ..engine import check_memory
 from ..mapped import MappedFiles
-from .crew import Crew, Flight, crew_for
+from .crew import Crew, Flight, check_retries, crew_for
+from .forecast import bytes_to_read, estimated_seconds, runs_to_copy
 from .ledger import Ledger
 from .place import Recorder, Workplace
 from .plan import WritePlan
 from .reports import WriteOutline, WriteReport
-from .task import CheckpointTask, TaskReceipt
+from .task import CheckpointTask, SameFiles, TaskReceipt
 
-__all__ = ["check_retries", "commit_plan", "numbers_of", "outline_of", "run_part", "run_whole"]
+__all__ = ["commit_plan", "numbers_of", "outline_of", "run_part", "run_whole"]
 
 #: The most bytes that the two buffers of a thread take.
 _MOST_BUFFERS = 16 * 2**20
@@ -50,8 +52,9 @@ def _run_tasks(
     sync: bool,
     retries: int,
     progress: Callable[[int, int], object] | None,
+    hint: str = "",
 ) -> int:
-    """Run the tasks with these numbers, and give how many were run."""
+    """Run the tasks with these numbers, and give how many were run; `hint` says how another run continues."""
     sizes = plan.grid.bytes[np.asarray(numbers, np.int64)] if len(numbers) else np.zeros(0, np.int64)
     done, total = 0, int(sizes.sum())
 
@@ -66,8 +69,8 @@ def _run_tasks(
             progress(done, total)
 
     arguments = crew.memory, sync and not crew.is_here
-    hint = "finished tasks stay, and the next run continues"
-    flight: Flight[CheckpointTask, TaskReceipt] = Flight(crew, _run, arguments, retries, keep, hint)
+    stays = f"finished tasks stay, and the next run continues{hint}"
+    flight: Flight[CheckpointTask, TaskReceipt] = Flight(crew, _run, arguments, retries, keep, stays)
     try:
         return flight.run(map(plan.task, _spread(numbers, sizes, crew.workers)), len(numbers), shown)
     finally:
@@ -161,7 +164,7 @@ def run_whole(
     with _crew(plan, executor, memory, threads) as crew, place.locked():
         place.claim(resume)
         try:
-            ledger, mapped = Ledger(plan), MappedFiles(plan.sources)
+            ledger, mapped, files = Ledger(plan), MappedFiles(plan.sources), SameFiles(plan.sources)
             place.begin(parts=False)
             for receipt in place.receipts():
                 ledger.add(receipt)
@@ -169,9 +172,13 @@ def run_whole(
             ledger.bytes_read = ledger.bytes_written = 0
             numbers = [number for number in range(len(plan.tasks)) if number not in ledger]
             recorder = place.recorder(None, sync=sync, gather=crew.is_here)
-            _run_tasks(plan, numbers, crew, ledger, recorder, sync=sync, retries=retries, progress=progress)
+            _run_tasks(
+                plan, numbers, crew, ledger, recorder, sync=sync, retries=retries, progress=progress,
+                hint=" (resume=True)",
+            )  # fmt: skip
             ledger.check_complete()
             mapped.check()
+            files.check()
             place.finish(ledger, sync=sync)
         except (ParseError, LayoutError):
             place.discard()  # Another run would end in the same way.
@@ -194,13 +201,15 @@ def commit_plan(plan: WritePlan, *, check: bool, memory: int, sync: bool) -> Wri
         if not len(plan.tasks):
             place.begin(parts=True)  # Tensors without elements have no tasks.
         if check:
+            check_memory(memory)
             place.check_written(ledger, memory)
         place.finish(ledger, sync=sync)
     return _report(plan, ledger, 0)
 
 
-def outline_of(plan: WritePlan, memory: int, threads: int | None) -> WriteOutline:
+def outline_of(plan: WritePlan, memory: int, threads: int | None, sync: bool) -> WriteOutline:
     """Say what it takes to run a plan in this process; see `CheckpointPlan.outline`."""
+    to_read = bytes_to_read(plan)
     with _crew(plan, None, memory, threads) as crew:
         names = (file.name for file in plan.files)
         return WriteOutline(
@@ -210,13 +219,10 @@ def outline_of(plan: WritePlan, memory: int, threads: int | None) -> WriteOutlin
             crew.workers,
             len(plan.tasks),
             _core.free_space(plan.path.parent),
+            to_read,
+            runs_to_copy(plan),
+            estimated_seconds(plan, to_read, sync=sync),
         )
-
-
-def check_retries(retries: int) -> None:
-    """Refuse, with LayoutError, a negative number of retries."""
-    if integer("retries", retries) < 0:
-        raise LayoutError(f"retries is {retries}; it must be at least 0")
 
 
 def _report(plan: WritePlan, ledger: Ledger, resumed: int) -> WriteReport:

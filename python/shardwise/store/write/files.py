@@ -113,6 +113,13 @@ class TargetFile(ABC):
         stretches = map(self.before, range(len(self.slots) + 1))
         return (stretch for stretch in stretches if stretch[1])
 
+    def boxes(self) -> dict[int, list[Bounds]]:
+        """The boxes that it holds of each tensor, by the tensor's position."""
+        found: dict[int, list[Bounds]] = {}
+        for slot in self.slots:
+            found.setdefault(slot.tensor, []).append(slot.box)
+        return found
+
     def of(self, wanted: Mapping[int, Named]) -> TargetFile:
         """Give a copy without digests, which knows only the tensors that it holds."""
         other = copy.copy(self)

@@ -32,8 +32,7 @@ class Gatherer:
     def __init__(self, wanted: Sequence[Wanted] | Mapping[int, Wanted], threads: int | None) -> None:
         self._wanted = wanted
         self._threads = threads
-        tensors = wanted.values() if isinstance(wanted, Mapping) else wanted
-        self._mapped = MappedFiles(piece.holder for tensor in tensors for piece in tensor.pieces)
+        self._mapped = MappedFiles()
         self._boxes: dict[int, npt.NDArray[np.int64]] = {}
         #: Bytes that were read from files and objects.
         self.bytes_read = 0
@@ -51,6 +50,7 @@ class Gatherer:
         job = CopyJob()
         target = job.write_array(buffer)
         holders: dict[int, int] = {}
+        arrays: list[npt.NDArray[Any]] = []
         fetched: list[tuple[Extent, list[int], npt.NDArray[Any]]] = []
 
         def source(tensor: Wanted, piece: SourcePiece, box: Bounds) -> HeldPiece:
@@ -62,11 +62,11 @@ class Gatherer:
                 fetched.append((Extent(holder, piece.offset, piece.strides), inner, values))
                 return HeldPiece(job.read_array(values), 0, *_corners(common), values.strides)
             if id(holder) not in holders:
-                holders[id(holder)] = (
-                    job.read_file(holder.path, holder.size, holder.status[3])
-                    if isinstance(holder, DataFile)
-                    else job.read_array(holder)
-                )
+                if isinstance(holder, DataFile):
+                    holders[id(holder)] = job.read_file(holder.path, holder.size, holder.status[3])
+                else:
+                    holders[id(holder)] = job.read_array(holder)
+                    arrays.append(holder)
             return HeldPiece(holders[id(holder)], piece.offset, *_corners(piece.box), piece.strides)
 
         for position, box, at in blocks:
@@ -74,6 +74,7 @@ class Gatherer:
             pieces = [source(tensor, piece, box) for piece in self.meeting(position, box)]
             wanted = HeldPiece(target, at, *_corners(box))
             job.add_tensor(tensor.shape, tensor.itemsize, pieces, [wanted], digest=True, crc=crc)
+        self._mapped.add(arrays)
         self._fetch(fetched)
         done = job.run(budget=_BUDGET, threads=self._threads)
         self._mapped.check()

@@ -12,11 +12,10 @@ from ..._text import shown
 from ...errors import ParseError
 from ..engine import add_digests
 from .plan import WritePlan
+from .receipts import refuse_missing
 from .task import CheckpointTask, TaskReceipt
 
 __all__ = ["Ledger", "joined_crc"]
-
-_MOST_SHOWN = 5
 
 
 class Ledger:
@@ -76,13 +75,7 @@ class Ledger:
 
     def check_complete(self) -> None:
         """Raise ParseError if receipts are missing; names some."""
-        missing = np.flatnonzero(self._seen == 0)
-        if len(missing):
-            some = ", ".join(map(str, missing[:_MOST_SHOWN].tolist()))
-            more = f" and {len(missing) - _MOST_SHOWN} more" if len(missing) > _MOST_SHOWN else ""
-            raise ParseError(
-                f"{self._plan.path}: receipts of {len(missing)} of {len(self._seen)} tasks are missing: {some}{more}"
-            )
+        refuse_missing(self._plan.path, np.flatnonzero(self._seen == 0).tolist(), len(self._seen))
 
     def crcs(self, number: int) -> dict[int, int]:
         """The CRC-32 of each slot of a file, by its position."""

@@ -8,19 +8,19 @@ from concurrent.futures import Executor
 from typing import Any, cast
 
 from ...errors import ParseError
+from ..engine import check_threads
 from ..objects import ObjectPath
 from .crew import Crew, Flight
-from .object_parts import finish, object_crew, parts_for, parts_of_crew
+from .object_parts import finish, object_crew, parts_for, parts_of_crew, refuse_existing
 from .object_place import ObjectPlace
 from .plan import WritePlan
 from .planned_object import PlannedObject, PlannedReceipt, planned_object
+from .receipts import refuse_missing
 from .reports import WriteReport
 from .task import SourceObject
 from .uploads import put_object
 
 __all__ = ["commit_objects", "run_objects"]
-
-_MOST_SHOWN = 5
 
 
 def _run(task: PlannedObject, memory: int) -> PlannedReceipt:
@@ -39,9 +39,10 @@ def run_objects(
     progress: Callable[[int, int], object] | None,
 ) -> int:
     """Run tasks of a plan and keep their receipts; those that have one are run only `again`."""
+    check_threads(threads)
     crew = _crew(plan, executor, memory)
     place = ObjectPlace(plan)
-    place.refuse_existing()
+    refuse_existing(place.path, plan.texts)
     if not again:
         known = place.receipts(numbers)
         numbers = [number for number in numbers if number not in known]
@@ -61,7 +62,7 @@ def run_objects(
     def keep(task: PlannedObject, receipt: PlannedReceipt) -> None:
         place.add(receipt)
 
-    hint = "what is done stays, and the next run goes on with it"
+    hint = "finished tasks stay, and the next run continues"
     flight: Flight[PlannedObject, PlannedReceipt] = Flight(crew, _run, (crew.memory,), retries, keep, hint)
     return flight.run(
         (planned_object(plan, number) for number in numbers), len(numbers), lambda task: more(task.nbytes)
@@ -82,17 +83,13 @@ def commit_objects(plan: WritePlan, *, check: bool, memory: int) -> WriteReport:
     """Finish a checkpoint whose objects were made; see `CheckpointPlan.commit`."""
     place = ObjectPlace(plan)
     try:
-        place.refuse_existing()
+        refuse_existing(place.path, plan.texts)
     except FileExistsError:
         place.discard()  # Of a commit that was killed when all was done, or of no use any more.
         raise
     tasks = range(len(plan.files))
     receipts = place.receipts(tasks)
-    missing = [number for number in tasks if number not in receipts]
-    if missing:
-        some = ", ".join(map(str, missing[:_MOST_SHOWN]))
-        more = f" and {len(missing) - _MOST_SHOWN} more" if len(missing) > _MOST_SHOWN else ""
-        raise ParseError(f"{plan.path}: receipts of {len(missing)} of {len(tasks)} tasks are missing: {some}{more}")
+    refuse_missing(plan.path, [number for number in tasks if number not in receipts], len(tasks))
     if check:
         for number in tasks:
             found = planned_object(plan, number).run(memory=memory, threads=None, check=True).made

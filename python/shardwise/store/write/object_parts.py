@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..._arguments import integer
 from ..._text import bytes_text
 from ...errors import LayoutError
-from ..engine import add_digests
+from ..engine import add_digests, check_threads
 from ..objects import ObjectPath
 from ..sharded import MANIFEST
 from .crew import Crew, crew_of
@@ -19,9 +19,9 @@ from .files import TargetFile
 from .manifest import manifest_text
 from .object_task import ObjectReceipt
 from .reports import WriteOutline
-from .uploads import put_object
+from .uploads import put_object, refusal
 
-__all__ = ["Parts", "finish", "last_of", "object_crew", "outline_of", "parts_for", "parts_of_crew"]
+__all__ = ["Parts", "finish", "last_of", "object_crew", "outline_of", "parts_for", "parts_of_crew", "refuse_existing"]
 
 #: S3 takes at least 5 MiB for each part but the last, and at most 10,000 parts. Parts are filled to at least three
 #: quarters, with blocks of at most a quarter.
@@ -68,7 +68,7 @@ def parts_for(files: Sequence[TargetFile], memory: int, workers: int = 1) -> Par
 
 
 def parts_of_crew(files: Sequence[TargetFile], memory: int, crew: Crew) -> Parts:
-    """The same of each worker of a crew, which share the memory of a host."""
+    """Say what parts each worker of a crew makes objects of; the workers of a host share its memory."""
     return parts_for(files, crew.memory, memory // crew.memory)
 
 
@@ -78,6 +78,7 @@ def outline_of(files: Sequence[TargetFile], memory: int, threads: int | None) ->
     Raises:
         LayoutError: if the memory is too little; says what would be needed.
     """
+    check_threads(threads)
     part, flight, holds = parts_for(files, memory)
     sizes = tuple((file.name, file.size) for file in files)
     total = sum(size for _, size in sizes)
@@ -85,7 +86,7 @@ def outline_of(files: Sequence[TargetFile], memory: int, threads: int | None) ->
 
 
 def object_crew(executor: Executor, memory: int, places: Iterable[ObjectPath]) -> Crew:
-    """Give who makes objects by a caller's executor; `memory` is that of one host.
+    """Give what makes objects through a caller's executor; `memory` is that of one host.
 
     Raises:
         TypeError: if it is not an executor, or does not run in this process, in whose memory one of the places is.
@@ -101,6 +102,12 @@ def object_crew(executor: Executor, memory: int, places: Iterable[ObjectPath]) -
 def last_of(texts: Mapping[str, bytes]) -> str:
     """The name of what makes a folder a checkpoint: PyTorch looks for its own index, and does not know the manifest."""
     return INDEX if INDEX in texts else MANIFEST
+
+
+def refuse_existing(path: ObjectPath, texts: Mapping[str, bytes]) -> None:
+    """Refuse, with FileExistsError, a name at which there is a checkpoint with such texts, or an object."""
+    if path.is_file() or (path / last_of(texts)).is_file():
+        raise refusal(path)
 
 
 def finish(

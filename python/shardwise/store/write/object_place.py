@@ -6,21 +6,17 @@ that is run twice must have made the same.
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import cast
 
 from ...errors import ParseError
-from ..engine import DIGEST_MODULUS
 from ..objects import ObjectPath, ObjectStatus
-from .object_parts import last_of
 from .object_task import ObjectReceipt
 from .plan import WritePlan
 from .planned_object import PlannedReceipt
+from .receipts import check_numbers, line_of, read_line
 from .uploads import put_object
 
 __all__ = ["ObjectPlace"]
@@ -38,13 +34,6 @@ class ObjectPlace:
         self.plan = plan
         self.path = cast(ObjectPath, plan.path)
         self._root = cast(ObjectPath, plan.workplace)
-
-    def refuse_existing(self) -> None:
-        """Refuse, with FileExistsError, a name at which there is a checkpoint, or an object."""
-        for place in (self.path, self.path / last_of(self.plan.texts)):
-            if place.is_file():
-                text = "exists already; a checkpoint is written to a new name"
-                raise FileExistsError(errno.EEXIST, text, str(self.path))
 
     def add(self, receipt: PlannedReceipt) -> None:
         """Keep a receipt.
@@ -99,11 +88,8 @@ class ObjectPlace:
         return self._checked(number, place.read(0, status.size, status.mark), place)
 
     def _checked(self, number: int, line: bytes, place: ObjectPath) -> ObjectReceipt:
-        digest, _, text = line.rstrip(b"\n").partition(b" ")
-        if hashlib.sha256(text).hexdigest()[:32].encode() != digest:
-            raise ParseError(f"{place}: a receipt was edited or is damaged: its digest differs")
-        try:
-            plan, task, size, mark, digests, crcs, read, written, _, _ = json.loads(text)
+        with read_line(line, place) as said:
+            plan, task, size, mark, digests, crcs, read, written, _, _ = said
             receipt = ObjectReceipt(
                 task,
                 ObjectStatus(size, str(mark)),
@@ -112,15 +98,8 @@ class ObjectPlace:
                 read,
                 written,
             )
-            numbers = [task, size, read, written, *receipt.digests, *receipt.crcs, *receipt.crcs.values()]
-            if not all(type(value) is int for value in numbers):
-                raise ValueError
-            if not all(0 <= value < DIGEST_MODULUS for value in receipt.digests.values()):
-                raise ValueError
-            if not all(0 <= value < 2**32 for value in receipt.crcs.values()):
-                raise ValueError
-        except (ValueError, TypeError, RecursionError):
-            raise ParseError(f"{place}: a receipt says something that no task says") from None
+            numbers = [task, size, read, written, *receipt.digests, *receipt.crcs]
+            check_numbers(numbers, receipt.digests.values(), receipt.crcs.values())
         if plan != self.plan.digest:
             raise ParseError(f"{place}: a receipt is of another plan than {self.plan.digest[:16]}")
         file = self.plan.files[number]
@@ -139,11 +118,17 @@ def _agree(one: ObjectReceipt, other: ObjectReceipt) -> bool:
 
 def _line(receipt: PlannedReceipt) -> bytes:
     made = receipt.made
-    digests: Mapping[int, int] = made.digests
-    said = [
-        receipt.plan, made.number, *made.status,
-        [[tensor, f"{digest:x}"] for tensor, digest in digests.items()], list(made.crcs.items()),
-        made.bytes_read, made.bytes_written, receipt.seconds, receipt.worker,
-    ]  # fmt: skip
-    text = json.dumps(said, separators=(",", ":")).encode()
-    return b"%s %s\n" % (hashlib.sha256(text).hexdigest()[:32].encode(), text)
+    digests = [[tensor, f"{digest:x}"] for tensor, digest in made.digests.items()]
+    return line_of(
+        [
+            receipt.plan,
+            made.number,
+            *made.status,
+            digests,
+            list(made.crcs.items()),
+            made.bytes_read,
+            made.bytes_written,
+            receipt.seconds,
+            receipt.worker,
+        ]
+    )

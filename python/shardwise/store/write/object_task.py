@@ -59,7 +59,7 @@ class ObjectTask:
         wanted: The tensors that it has something of, by their positions.
         part_bytes: The bytes of a part.
         flight: The number of parts under way at a time.
-                holds: Whether the memory has room for a part that is held back.
+        holds: Whether the memory has room for a part that is held back.
         is_new: Whether there must be no object of this name.
         run: Distinguishes the objects of this run from others.
     """
@@ -266,11 +266,8 @@ class _Stream:
 def task_for(task: ObjectTask) -> ObjectTask:
     """Give the task as it is sent to a worker: with the pieces that it reads, and nothing else."""
     gatherer = Gatherer(task.wanted, None)
-    boxes: dict[int, list[Bounds]] = {}
-    for slot in task.file.slots:
-        boxes.setdefault(slot.tensor, []).append(slot.box)
     wanted: dict[int, Wanted] = {}
-    for position, held in boxes.items():
+    for position, held in task.file.boxes().items():
         tensor = task.wanted[position]
         pieces = {}
         if tensor.nbytes:

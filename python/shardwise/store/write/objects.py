@@ -7,7 +7,6 @@ is complete.
 
 from __future__ import annotations
 
-import errno
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -15,21 +14,29 @@ from functools import partial
 from typing import Any, cast
 
 from ...errors import LayoutError
+from ..engine import check_threads
 from ..mapped import MappedFiles
 from ..object_files import ObjectFile
 from ..objects import ObjectPath
-from .crew import Flight
+from .crew import Flight, check_retries
 from .files import TargetFile
 from .gather import check_replicas
-from .object_parts import Parts, finish, last_of, object_crew, outline_of, parts_for, parts_of_crew
+from .object_parts import (
+    Parts,
+    finish,
+    last_of,
+    object_crew,
+    outline_of,
+    parts_for,
+    parts_of_crew,
+    refuse_existing,
+)
 from .object_task import ObjectReceipt, ObjectTask, task_for
 from .reports import WriteOutline, WriteReport
-from .uploads import check_writable, put_object
+from .uploads import check_writable, put_object, refusal
 from .wanted import Wanted
 
 __all__ = ["ObjectJob", "check_plannable"]
-
-_THERE = "exists already; a checkpoint is written to a new name"
 
 
 class ObjectJob:
@@ -62,8 +69,8 @@ class ObjectJob:
         """Bytes of all objects."""
         return sum(self._sizes)
 
-    def outline(self, memory: int, threads: int | None) -> WriteOutline:
-        """Say what it would take; nothing is written.
+    def outline(self, memory: int, threads: int | None, *, sync: bool = True) -> WriteOutline:
+        """Say what it would take; nothing is written. What a store has acknowledged is always on its disks.
 
         Raises:
             LayoutError: if the memory is too little.
@@ -81,6 +88,8 @@ class ObjectJob:
         progress: Callable[[int, int], object] | None,
     ) -> WriteReport:
         """Write the checkpoint; what a store acknowledges is on its disks."""
+        check_threads(threads)
+        check_retries(retries)
         holders = (piece.holder for tensor in self._wanted for piece in tensor.pieces)
         sources = (cast(Any, holder.path) for holder in holders if isinstance(holder, ObjectFile))
         crew = None if executor is None else object_crew(executor, memory, [self.path, *sources])
@@ -104,14 +113,14 @@ class ObjectJob:
 
         def refused(task: ObjectTask) -> ObjectTask:
             if not resume and self._is_folder and task.place.is_file():
-                raise FileExistsError(errno.EEXIST, f"{_THERE}; resume=True makes it again", str(task.place))
+                raise refusal(task.place, "; resume=True makes it again")
             return task
 
         if crew is None:
             for task in tasks:
                 keep(task, refused(task).make(threads=threads, progress=more))
         else:
-            hint = "the next run makes all objects again"
+            hint = "the next run makes all objects again (resume=True)"
             flight: Flight[ObjectTask, ObjectReceipt] = Flight(crew, _make, (), retries, keep, hint)
             flight.run((task_for(refused(task)) for task in tasks), len(tasks), lambda task: more(task.nbytes))
         if self._is_folder:
@@ -145,7 +154,7 @@ class ObjectJob:
         is_there = self.path.is_file() if goes_on else self.path.exists()
         if is_there or (self._is_folder and (self.path / self._last).is_file()):
             hint = "; resume=True writes over what an interrupted run left" if self._is_folder and not resume else ""
-            raise FileExistsError(errno.EEXIST, f"{_THERE}{hint}", str(self.path))
+            raise refusal(self.path, hint)
 
 
 def check_plannable(path: ObjectPath, is_folder: bool, texts: Mapping[str, bytes]) -> None:
@@ -160,8 +169,7 @@ def check_plannable(path: ObjectPath, is_folder: bool, texts: Mapping[str, bytes
         raise LayoutError(
             f"{path}: is one object, which is one task; reshard_checkpoint writes it, a plan writes folders"
         )
-    if path.is_file() or (path / last_of(texts)).is_file():
-        raise FileExistsError(errno.EEXIST, _THERE, str(path))
+    refuse_existing(path, texts)
 
 
 def _make(task: ObjectTask) -> ObjectReceipt:

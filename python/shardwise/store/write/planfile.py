@@ -101,7 +101,8 @@ class _Places:
     def object(self, url: str) -> ObjectPath:
         protocol = url.partition("://")[0]
         path = ObjectPath(url, filesystem=self._filesystems.get(protocol))
-        return ObjectPath(url, filesystem=self._filesystems.setdefault(protocol, path.filesystem))
+        self._filesystems[protocol] = path.filesystem
+        return path
 
 
 def _check_name(name: str) -> None:

@@ -18,7 +18,6 @@ from ..files import DataFile, opened_again
 from ..object_files import ObjectFile
 from ..objects import ObjectPath, ObjectStatus
 from .gather import check_replicas
-from .grid import FileGrid
 from .object_parts import parts_for
 from .object_task import ObjectReceipt, ObjectTask
 from .plan import PlannedTensor, WritePlan, split_rows
@@ -104,6 +103,7 @@ class PlannedObject:
         if not (check or self.place.is_file()):
             with suppress(FileExistsError):  # Another was faster: made by the same task, or not.
                 made = task.make(threads=threads, progress=progress)
+            progress = None  # All bytes were counted.
         if made is None:
             made = task.confirm(threads=threads, progress=progress)
         return PlannedReceipt(self.plan, made, round(time.perf_counter() - began, 6), worker_name())
@@ -117,17 +117,15 @@ def planned_object(plan: WritePlan, number: int) -> PlannedObject:
         OSError: if a source cannot be looked at.
     """
     file, path = plan.files[number], cast(Any, plan.path)
-    boxes: dict[int, list[Bounds]] = {}
-    for slot in file.slots:
-        boxes.setdefault(slot.tensor, []).append(slot.box)
+    boxes = file.boxes()
     wanted = {
         position: _wanted(plan, plan.tensors[position], _meeting(plan.tensors[position], held))
         for position, held in boxes.items()
     }
     compared = [
         _compared(plan, plan.tensors[position], row)
-        for position in boxes
-        for row in _first_here(plan, position, number)
+        for position, held in boxes.items()
+        for row in _beginning(plan.tensors[position], held)
     ]
     return PlannedObject(plan.digest, number, path / file.name, file.of(wanted), wanted, tuple(compared))
 
@@ -144,24 +142,24 @@ def _wanted(
 
 def _meeting(tensor: PlannedTensor, boxes: Sequence[Bounds]) -> npt.NDArray[np.int64]:
     """The rows of the pieces that share elements with one of these boxes."""
-    rank = len(tensor.shape)
-    _, starts, stops, _ = split_rows(tensor.sources, rank)
-    meets = np.zeros(len(tensor.sources), np.bool_)
+    _, starts, stops, _ = split_rows(tensor.sources, len(tensor.shape))
+    return tensor.sources[_meet(starts, stops, boxes)]
+
+
+def _beginning(tensor: PlannedTensor, boxes: Sequence[Bounds]) -> npt.NDArray[np.int64]:
+    """The rows of the replicas whose first element is in an object's boxes: its task compares all of them."""
+    _, starts, _, _ = split_rows(tensor.replicas, len(tensor.shape))
+    return tensor.replicas[_meet(starts, starts + 1, boxes)]
+
+
+def _meet(
+    starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], boxes: Sequence[Bounds]
+) -> npt.NDArray[np.bool_]:
+    meets = np.zeros(len(starts), np.bool_)
     for box in boxes:
-        sides = np.array(box, np.int64).reshape(rank, 2)
+        sides = np.array(box, np.int64).reshape(-1, 2)
         meets |= (np.maximum(starts, sides[:, 0]) < np.minimum(stops, sides[:, 1])).all(axis=1)
-    return tensor.sources[meets]
-
-
-def _first_here(plan: WritePlan, position: int, number: int) -> npt.NDArray[np.int64]:
-    """The rows of the replicas whose first element is in an object, whose task compares all of them."""
-    tensor, grid = plan.tensors[position], plan.grid
-    assert isinstance(grid, FileGrid), "tasks of stores make files"
-    if not len(tensor.replicas):
-        return tensor.replicas
-    _, starts, stops, _ = split_rows(tensor.replicas, len(tensor.shape))
-    found: npt.NDArray[np.int64] = tensor.replicas[grid.first_in(position, np.stack([starts, stops], axis=2)) == number]
-    return found
+    return meets
 
 
 def _compared(plan: WritePlan, tensor: PlannedTensor, row: npt.NDArray[np.int64]) -> Wanted:

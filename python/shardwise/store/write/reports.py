@@ -19,6 +19,11 @@ class WriteOutline:
         threads: The number of threads.
         tasks: The number of tasks.
         free: Bytes that the destination's file system has left.
+        bytes_read: Bytes that are read, with those of replicas to be compared. `None` for a destination in a store.
+        operations: The number of copies, each of bytes that are contiguous in a source and in a file; those that are
+            near one another are read and written together. `None` for a destination in a store.
+        seconds: About how long it takes, by a sample of it, in one thread. `None` for a destination in a store, or if
+            nothing can be written beside the destination.
     """
 
     files: tuple[tuple[str, int], ...]
@@ -27,6 +32,9 @@ class WriteOutline:
     threads: int
     tasks: int
     free: int
+    bytes_read: int | None = None
+    operations: int | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)

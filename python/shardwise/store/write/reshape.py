@@ -30,7 +30,7 @@ from .names import check_name, chosen, kept_values, key_paths, rename_pairs, ren
 from .objects import ObjectJob
 from .plan import uncollected
 from .reports import WriteOutline, WriteReport
-from .spool import is_addressable, is_converted, is_float, opened_spool, placeholder, unread
+from .spool import is_addressable, is_converted, is_float, opened_spool, unread
 from .wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
 
 __all__ = ["plan_checkpoint", "reshard_checkpoint", "save_checkpoint"]
@@ -99,7 +99,7 @@ def save_checkpoint(
     wanted = []
     for name, value in tensors.items():
         check_name(name)
-        if isinstance(value, ShardedArray) and check and isinstance(value.tiling, Partition):
+        if isinstance(value, ShardedArray) and check and value._array is None:
             check_replicas(value.tiling, value._data())
         shape = tuple(np.shape(value)) if not isinstance(value, ShardedArray) else value.shape
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
@@ -197,7 +197,7 @@ def reshard_checkpoint(
     )  # fmt: skip
     with planned as made:
         if plan:
-            return made.outline(memory, threads)
+            return made.outline(memory, threads, sync=sync)
         return _run(made, target, executor, memory, threads, sync, resume, retries, progress)
 
 
@@ -332,10 +332,10 @@ def _planning(
             tensor = checkpoint[old]
             # The engine reads local files; data in a store is fetched first, unless it goes to a store again.
             is_direct = is_addressable(tensor) and (isinstance(target, ObjectPath) or not is_remote)
-            if how == "placeholder" and not is_direct:
-                return placeholder(new, tensor, partition)
-            if how == "placeholder" or (is_direct and not is_converted(tensor, converted)):
+            if is_direct and not is_converted(tensor, converted):
                 return wanted_stored(new, tensor, partition)
+            if how == "placeholder":
+                return spool.placeholder(new, tensor, converted, partition)
             if how == "refuse" and is_remote and not isinstance(target, ObjectPath) and is_addressable(tensor):
                 raise TypeError(
                     f"src is {source}, and dst is not in a store; tasks for a disk read files: reshard_checkpoint "

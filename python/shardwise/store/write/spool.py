@@ -23,9 +23,9 @@ from ..files import DataFile
 from ..objects import ObjectPath
 from ..protocol import StoredTensor
 from .assembled import Assembled
-from .wanted import SourcePiece, Wanted
+from .wanted import SourcePiece, Wanted, wanted_stored
 
-__all__ = ["Spool", "is_addressable", "is_converted", "is_float", "opened_spool", "placeholder", "unread"]
+__all__ = ["Spool", "is_addressable", "is_converted", "is_float", "opened_spool", "unread"]
 
 #: The ending of the name of the folder beside the destination that holds converted tensors.
 _SPOOL = ".spool"
@@ -46,15 +46,22 @@ def is_float(dtype: Dtype) -> bool:
     return "float" in dtype.name
 
 
-def placeholder(name: str, tensor: StoredTensor, partition: Partition | None) -> Wanted:
-    """For a plan: the tensor, as if its elements were already in memory, although none is."""
-    return unread(name, tensor._dtype, tensor.shape, partition)
+def _identity(tensor: StoredTensor, kept: Dtype) -> Any:
+    """Equal for tied tensors, whose pieces lie in the same places and are converted to the same dtype."""
+    if is_addressable(tensor):
+        return wanted_stored("", tensor, None).identity, kept.name
+    return id(tensor.pieces), kept.name
+
+
+def _kept(tensor: StoredTensor, dtype: Dtype | None) -> Dtype:
+    """The dtype that a tensor is written with."""
+    return dtype if dtype is not None and is_converted(tensor, dtype) else tensor._dtype
 
 
 def unread(name: str, dtype: Dtype, shape: tuple[int, ...], partition: Partition | None) -> Wanted:
-    """For a plan: a tensor of this shape, without reading it."""
+    """For a plan: a tensor of this shape, in C order, without reading it."""
     whole = np.broadcast_to(np.zeros((), f"V{dtype.bits // 8}"), shape)
-    piece = SourcePiece(tuple((0, size) for size in shape), whole, 0, whole.strides)
+    piece = SourcePiece(tuple((0, size) for size in shape), whole, 0, contiguous_strides(shape, dtype.bits // 8))
     return Wanted(name, dtype, shape, [piece] if 0 not in shape else [], (), partition, None)
 
 
@@ -66,15 +73,28 @@ class Spool:
         self._folder: Path | None = None
         self._count = 0
         self._made: list[DataFile] = []
+        #: What was written, by what it is made of.
+        self._known: dict[Any, Wanted] = {}
 
     def tensor(
         self, name: str, tensor: StoredTensor, dtype: Dtype | None, partition: Partition | None, memory: int
     ) -> Wanted:
-        """Write the tensor whole, converted if necessary, and give it as a tensor in that file."""
-        kept = dtype if dtype is not None and is_converted(tensor, dtype) else tensor._dtype
+        """Write the tensor whole, converted if necessary, and give it as a tensor in that file; tied ones once."""
+        kept = _kept(tensor, dtype)
+        identity = _identity(tensor, kept)
+        if identity in self._known:
+            return replace(self._known[identity], name=name, partition=partition)
         into = kept.numpy(f"tensor {shown(name)}")
         blocks = (tensor.read(block).astype(into, copy=False) for block in _blocks(tensor, memory))
-        return self._written(name, tensor.shape, kept, partition, blocks)
+        written = self._written(name, tensor.shape, kept, partition, blocks)
+        return self._known.setdefault(identity, replace(written, identity=identity))
+
+    def placeholder(self, name: str, tensor: StoredTensor, dtype: Dtype | None, partition: Partition | None) -> Wanted:
+        """For a plan: the tensor as if it were written and converted, without reading it."""
+        kept = _kept(tensor, dtype)
+        identity = _identity(tensor, kept)
+        known = self._known.setdefault(identity, replace(unread(name, kept, tensor.shape, None), identity=identity))
+        return replace(known, name=name, partition=partition)
 
     def assembled(self, name: str, tensor: Assembled, partition: Partition | None, memory: int) -> Wanted:
         """Put a tensor together in that file, whose pieces are too many and too short to be copied one by one."""

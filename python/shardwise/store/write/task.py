@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +18,14 @@ import numpy.typing as npt
 from ..._atomic import naming
 from ..._text import bytes_text
 from ...errors import ParseError
-from ..engine import DIGEST_MODULUS, CopyJob
+from ..engine import CopyJob, check_memory
 from ..objects import ObjectPath
 from .manifest import differing_replica
+from .receipts import check_numbers, line_of, read_line
 
 __all__ = [
     "CheckpointTask",
+    "SameFiles",
     "SourceFile",
     "SourceObject",
     "TaskReceipt",
@@ -55,6 +57,32 @@ class SourceFile(NamedTuple):
     begin: int
     end: int
     digest: str
+
+
+class SameFiles:
+    """Notes which files have the names of the sources, to see at the end whether one of them was replaced meanwhile.
+
+    A copy of another checkpoint may have the size, the time and the headers of the first.
+    """
+
+    def __init__(self, sources: Sequence[object]) -> None:
+        self._paths = [source.path for source in sources if isinstance(source, SourceFile)]
+        self._found = [self._look(path) for path in self._paths]
+
+    @staticmethod
+    def _look(path: str) -> tuple[tuple[int, int], int]:
+        status = Path(path).stat()
+        return (status.st_dev, status.st_ino), status.st_ctime_ns
+
+    def check(self) -> None:
+        """Refuse the files, with ParseError, if one of them is not the same.
+
+        Another file has another number and another time of change. A new number alone may be a network filesystem's
+        way, a new time a change of the file's rights.
+        """
+        for path, found in zip(self._paths, self._found, strict=True):
+            if all(one != other for one, other in zip(self._look(path), found, strict=True)):
+                raise ParseError(f"{path}: was replaced by another file while it was read")
 
 
 class SourceObject(NamedTuple):
@@ -158,11 +186,13 @@ class CheckpointTask:
             sync: Whether to sync the data to disk before this returns.
 
         Raises:
+            LayoutError: if the memory is too little.
             ParseError: if a source is not what it was when the plan was made, or replicas disagree.
             FileNotFoundError: if the files do not exist: the plan was not begun, or was committed or given up.
             OSError: if a file cannot be read or written.
         """
         began = time.perf_counter()
+        check_memory(memory)
         job = CopyJob.of_program(np.frombuffer(self._program, np.int64))
         for source in self._sources:
             if isinstance(source, SourceFile):
@@ -195,12 +225,19 @@ class CheckpointTask:
         return differing_replica(name, shape, self._compared[file].path, element)
 
 
-@functools.lru_cache(maxsize=4096)
 def check_head(source: SourceFile) -> None:
-    """Refuse a file whose headers are not those of the plan; once in a process, since the engine looks at the time."""
-    size = Path(source.path).stat().st_size
-    if size != source.size:
-        raise ParseError(f"{source.path}: has {size} bytes, but had {source.size} when the plan was made")
+    """Refuse a file whose headers are not those of the plan; the engine looks at the time.
+
+    They are read once in a process, and once more if the name is given to another file.
+    """
+    status = Path(source.path).stat()
+    if status.st_size != source.size:
+        raise ParseError(f"{source.path}: has {status.st_size} bytes, but had {source.size} when the plan was made")
+    _check_digest(source, status.st_dev, status.st_ino)
+
+
+@functools.lru_cache(maxsize=4096)
+def _check_digest(source: SourceFile, _device: int, _number: int) -> None:
     if head_digest(source.path, source.size, source.begin, source.end) != source.digest:
         raise ParseError(f"{source.path}: is not the same file as when the plan was made: its headers differ")
 
@@ -216,10 +253,8 @@ def _worker(process: int) -> str:
 
 
 def receipt_line(receipt: TaskReceipt) -> bytes:
-    """Write a receipt as a line of JSON, with a digest of itself."""
-    said = [*receipt[:3], [f"{digest:x}" for digest in receipt.digests], *receipt[4:]]
-    text = json.dumps(said, separators=(",", ":")).encode()
-    return b"%s %s\n" % (hashlib.sha256(text).hexdigest()[:32].encode(), text)
+    """Write a receipt as a line."""
+    return line_of([*receipt[:3], [f"{digest:x}" for digest in receipt.digests], *receipt[4:]])
 
 
 def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
@@ -228,12 +263,8 @@ def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
     Raises:
         ParseError: if the line is not what `receipt_line` wrote.
     """
-    seal, _, text = line.rstrip(b"\n").partition(b" ")
-    if hashlib.sha256(text).hexdigest()[:32].encode() != seal:
-        raise ParseError(f"{where}: a receipt is not what was written: its digest differs")
-    try:
-        plan, task, ranges, digests, crcs, *counts, seconds, worker = json.loads(text)
-        read, written = counts
+    with read_line(line, where) as said:
+        plan, task, ranges, digests, crcs, read, written, seconds, worker = said
         receipt = TaskReceipt(
             str(plan),
             task,
@@ -245,15 +276,8 @@ def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
             float(seconds),
             str(worker),
         )
-        numbers = [task, read, written, *crcs, *(number for row in receipt.ranges for number in row)]
-        if not all(type(number) is int for number in numbers):
-            raise ValueError
-        if not all(0 <= digest < DIGEST_MODULUS for digest in receipt.digests):
-            raise ValueError
-        if not all(0 <= crc < 2**32 for crc in receipt.crcs):
-            raise ValueError
-    except (ValueError, TypeError, RecursionError):
-        raise ParseError(f"{where}: a receipt has contents that no task writes") from None
+        numbers = (number for row in receipt.ranges for number in row)
+        check_numbers([task, read, written, *numbers], receipt.digests, receipt.crcs)
     return receipt
 
 

@@ -16,12 +16,11 @@ from typing import Any, Protocol
 from ...errors import LayoutError
 from ..objects import ObjectPath
 
-__all__ = ["Comparison", "Upload", "check_writable", "put_object", "upload_to"]
+__all__ = ["Comparison", "Upload", "check_writable", "put_object", "refusal", "upload_to"]
 
 #: Bytes that are read at a time to be compared.
 _COMPARED = 8 * 2**20
 _MARK = "shardwise-run"
-_THERE = "exists already; a checkpoint is written to a new name"
 
 
 class Upload(Protocol):
@@ -75,8 +74,9 @@ def put_object(path: ObjectPath, data: bytes, *, is_new: bool) -> None:
         raise
 
 
-def _refusal(path: ObjectPath) -> FileExistsError:
-    return FileExistsError(errno.EEXIST, _THERE, str(path))
+def refusal(path: ObjectPath, hint: str = "") -> FileExistsError:
+    """Give the error for a name that is taken."""
+    return FileExistsError(errno.EEXIST, f"exists already; a checkpoint is written to a new name{hint}", str(path))
 
 
 class Comparison:
@@ -96,17 +96,17 @@ class Comparison:
     def put(self, number: int, part: bytearray) -> None:
         """Compare the part that follows."""
         if self._at + len(part) > self._noted.size:
-            raise _refusal(self._path)
+            raise refusal(self._path)
         for begin in range(0, len(part), _COMPARED):
             wanted = part[begin : begin + _COMPARED]
             if self._path.read(self._at, self._at + len(wanted), self._noted.mark) != wanted:
-                raise _refusal(self._path)
+                raise refusal(self._path)
             self._at += len(wanted)
 
     def commit(self) -> None:
         """See that there is nothing else, and that it is the same object still."""
         if self._at != self._noted.size or self._path.status() != self._noted:
-            raise _refusal(self._path)
+            raise refusal(self._path)
 
     def abort(self) -> None:
         """Nothing was written."""
@@ -177,14 +177,14 @@ class _Multipart:
             if self._is_ours():
                 return
             if self._is_new and self._path.exists():
-                raise _refusal(self._path) from None
+                raise refusal(self._path) from None
             raise
         except OSError as error:
             if not condition or error.errno != errno.ENOSYS:
                 raise
             # A store without conditions: this is the best that can be done.
             if self._path.exists():
-                raise _refusal(self._path) from None
+                raise refusal(self._path) from None
             self._ask(request, **arguments)
 
     def _is_ours(self) -> bool:
@@ -221,7 +221,7 @@ class _Kept:
         try:
             self._path.ask(lambda: self._path.filesystem.pipe_file(self._path.key, data, mode=mode))
         except FileExistsError:
-            raise _refusal(self._path) from None
+            raise refusal(self._path) from None
 
     def abort(self) -> None:
         self._parts.clear()
@@ -246,7 +246,7 @@ class _Stream:
         try:
             self._file.close()
         except FileExistsError:
-            raise _refusal(self._path) from None
+            raise refusal(self._path) from None
 
     def abort(self) -> None:
         # A file that is merely dropped would be closed, and so be created.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._arguments import instance
+from ..._arguments import instance, refuse_mask
 from ..._dtypes import DTYPES, Dtype, find_dtype
 from ..._text import shown
 from ...array.sharded import ShardedArray
@@ -160,6 +160,7 @@ def wanted_array(name: str, value: Any, partition: Partition | None) -> Wanted:
     """
     if isinstance(value, ShardedArray):
         return _wanted_sharded(name, value, partition)
+    refuse_mask(f"tensor {shown(name)}", value)
     array = np.asarray(value)
     dtype = _file_dtype(name, array.dtype)
     bounds = tuple((0, size) for size in array.shape)
@@ -182,6 +183,7 @@ def _wanted_sharded(name: str, value: ShardedArray, partition: Partition | None)
     pieces: list[SourcePiece] = []
     replicas: list[SourcePiece] = []
     for holder, array in zip(tiling.holders, value._data(), strict=True):
+        refuse_mask(f"tensor {shown(name)}", array)
         array = _little_endian(array)
         for piece in tiling.pieces(holder):
             box = tuple((side.start, side.stop) for side in piece.box)

@@ -1,0 +1,129 @@
+"""A source that is cut short, grown, written to or replaced in the middle of a reshard."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+
+FORMS = ("safetensors", "hf", "sharded", "dcp")
+
+
+def tensors(seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(seed)
+    return {f"h.{i}.w": rng.standard_normal((64, 128)).astype("f4") for i in range(8)}
+
+
+def rules() -> sw.LayoutMap:
+    layouts = sw.LayoutMap(sw.DeviceMesh((4,), ("x",)))
+    layouts["w"] = ("x", None)
+    return layouts
+
+
+def written(folder: Path, to: Any, seed: int) -> Path:
+    folder.mkdir()
+    path = folder / ("made.safetensors" if to == "safetensors" else "made")
+    settings: dict[str, Any] = {"max_file_bytes": 1 << 17} if to == "hf" else {}
+    layouts = rules() if to in ("sharded", "dcp") else None
+    sw.save_checkpoint(path, tensors(seed), layouts, to=to, sync=False, **settings)
+    return path
+
+
+def files_of(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.suffix in (".safetensors", ".distcp")) or [path]
+
+
+def with_times(file: Path, status: os.stat_result) -> None:
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def another_checkpoint(file: Path, other: bytes) -> None:
+    """Of the same model: only the elements differ."""
+    status, new = file.stat(), file.with_name("new")
+    assert len(other) == status.st_size
+    new.write_bytes(other)
+    with_times(new, status)
+    new.replace(file)
+
+
+def another_header(file: Path, other: bytes) -> None:
+    """Other bytes everywhere, but as many, and written at the same time."""
+    another_checkpoint(file, other[::-1])
+
+
+def some_bytes(file: Path, other: bytes) -> None:
+    with file.open("r+b") as stream:
+        stream.seek(-9, os.SEEK_END)
+        stream.write(b"x" * 9)
+
+
+def longer(file: Path, other: bytes) -> None:
+    with file.open("ab") as stream:
+        stream.write(b"more")
+
+
+CHANGES: dict[str, Callable[[Path, bytes], object]] = {
+    "a third": lambda file, _: os.truncate(file, file.stat().st_size // 3),
+    "shorter": lambda file, _: os.truncate(file, file.stat().st_size - 1),
+    "longer": longer,
+    "written to": some_bytes,
+    "gone": lambda file, _: file.unlink(),
+    "another checkpoint": another_checkpoint,
+    "another header": another_header,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("to", ["safetensors", "dcp"])
+def test_a_source_that_changes_meanwhile_is_named(tmp_path: Path, form: str, to: Any, change: str) -> None:
+    source, other = written(tmp_path / "source", form, 0), written(tmp_path / "other", form, 1)
+    file, with_it = files_of(source)[-1], files_of(other)[-1]
+    data, status = file.read_bytes(), file.stat()
+    rest = {each: each.read_bytes() for each in source.rglob("*") if each.is_file() and each != file}
+    out = tmp_path / "out"
+    out.mkdir()
+    new = out / ("new.safetensors" if to == "safetensors" else "new")
+    changed: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        if 0 < done < total and not changed:
+            changed.append(done)
+            CHANGES[change](file, with_it.read_bytes())
+
+    settings: dict[str, Any] = {"to": to, "threads": 1, "memory": 1 << 16, "task_bytes": 1 << 16, "sync": False}
+    layouts = rules() if to == "dcp" else None
+    with pytest.raises((sw.ParseError, OSError), match=file.name):
+        sw.reshard_checkpoint(source, new, layouts, progress=progress, **settings)
+    assert changed
+    assert not new.exists()
+    assert rest == {each: each.read_bytes() for each in source.rglob("*") if each.is_file() and each != file}
+    file.write_bytes(data)
+    with_times(file, status)
+    sw.reshard_checkpoint(source, new, layouts, resume=True, **settings)
+    with sw.open_checkpoint(new) as checkpoint:
+        for name, value in tensors(0).items():
+            assert checkpoint.read(name).tobytes() == value.tobytes()
+    assert list(out.iterdir()) == [new]
+
+
+def test_a_source_whose_rights_change_meanwhile_is_the_same_file(tmp_path: Path) -> None:
+    source = written(tmp_path / "source", "safetensors", 0)
+    changed: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        if 0 < done < total and not changed:
+            changed.append(source.stat().st_ctime_ns)
+            source.chmod(0o400)
+
+    sw.reshard_checkpoint(
+        source, tmp_path / "new.safetensors", progress=progress, threads=1, memory=1 << 16, task_bytes=1 << 16
+    )
+    assert changed != [source.stat().st_ctime_ns]
+    assert source.read_bytes()[-100:] == (tmp_path / "new.safetensors").read_bytes()[-100:]

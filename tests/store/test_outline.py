@@ -1,0 +1,170 @@
+"""What a plan says before anything is written: files, bytes, copies, memory, time; and what then becomes of it."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shardwise as sw
+from shardwise.cli import main
+from shardwise.store.write import forecast
+from shardwise.store.write.forecast import runs_to_copy
+
+FORMS = ("safetensors", "hf", "sharded", "dcp")
+TURNED = {"from": {"name": "tied.{n}", "transpose": True}, "to": "turned.tied.{n}"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "converted": {"dtype": "bfloat16"},
+    "wider": {"dtype": "float64"},
+    "rewritten": {"rewrites": sw.Rewrites([TURNED])},
+    "rewritten and converted": {"rewrites": sw.Rewrites([TURNED]), "dtype": "float16"},
+    "a choice": {"only": "tied|rows", "rename": [("^", "all.")]},
+}
+
+
+def layouts(*axes: str | None) -> sw.LayoutMap:
+    rules = sw.LayoutMap(sw.DeviceMesh((3,), ("x",)))
+    rules["rows|tied"] = axes
+    return rules
+
+
+def written(folder: Path, to: Any) -> Path:
+    tied = np.arange(6 * 9, dtype="f4").reshape(6, 9)
+    tensors = {"rows": tied + 1, "tied.a": tied, "tied.b": tied, "counts": np.arange(5), "scalar": np.array(2.5)}
+    path = folder / ("old.safetensors" if to == "safetensors" else "old")
+    sw.save_checkpoint(path, tensors, layouts("x", None) if to in ("sharded", "dcp") else None, to=to)
+    return path
+
+
+@pytest.mark.parametrize("how", SETTINGS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("to", FORMS)
+def test_it_becomes_what_was_said(tmp_path: Path, form: str, to: Any, how: str) -> None:
+    source = written(tmp_path, form)
+    target = tmp_path / ("new.safetensors" if to == "safetensors" else "new")
+    arguments = {**SETTINGS[how], "to": to, "layouts": layouts(None, "x") if to in ("sharded", "dcp") else None}
+    before = sorted(tmp_path.rglob("*"))
+    outline = sw.reshard_checkpoint(source, target, plan=True, **arguments)
+    assert sorted(tmp_path.rglob("*")) == before
+    report = sw.reshard_checkpoint(source, target, **arguments)
+    assert isinstance(outline, sw.WriteOutline)
+    assert isinstance(report, sw.WriteReport)
+    assert outline.bytes == report.bytes == sum(size for _, size in outline.files)
+    assert outline.bytes_read is not None
+    assert outline.bytes_read == report.bytes_written  # What is between the tensors of a source may be read as well.
+    assert outline.bytes_read <= report.bytes_read
+    for name, size in outline.files:
+        assert (target / name if target.is_dir() else target).stat().st_size == size
+    with sw.open_checkpoint(target) as checkpoint:
+        ties = [name for name, tensor in checkpoint.items() if tensor.alias_of is not None]
+        assert len(ties) == 1
+        assert ties[0].endswith("tied.b")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "runs"),
+    [
+        # Six rows of nine, cut in three: of two rows each, or of three columns.
+        ((None, None), (None, None), 1),
+        (("x", None), (None, None), 3),
+        ((None, "x"), (None, None), 18),
+        (("x", None), ("x", None), 3),
+        (("x", None), (None, "x"), 18),
+        ((None, "x"), ("x", None), 18),
+    ],
+)
+def test_copies_of_contiguous_bytes(tmp_path: Path, before: Any, after: Any, runs: int) -> None:
+    sw.save_checkpoint(tmp_path / "a", {"rows": np.zeros((6, 9), "f4")}, layouts(*before), to="sharded")
+    outline = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", layouts(*after), to="dcp", plan=True)
+    assert isinstance(outline, sw.WriteOutline)
+    assert outline.operations == runs
+
+
+def one_by_one(plan: sw.CheckpointPlan) -> int:
+    """The same, of each element whether it is next to the one before it, in the source and in the file."""
+    runs = 0
+    for tensor in plan.tensors:
+        rank = len(tensor.shape)
+        for source, target in itertools.product(tensor.sources.tolist(), tensor.targets.tolist()):
+            sides = [
+                range(max(source[2 + d], target[2 + d]), min(source[2 + rank + d], target[2 + rank + d]))
+                for d in range(rank)
+            ]
+            last: list[int] | None = None
+            for element in itertools.product(*sides):
+                at = [
+                    sum((i - row[2 + d]) * row[2 + 2 * rank + d] for d, i in enumerate(element))
+                    for row in (source, target)
+                ]
+                runs += last is None or at != [each + tensor.itemsize for each in last]
+                last = at
+    return runs
+
+
+SPECS = [(), ("x",), ("y",), ("x", "y"), ("y", "x")]
+
+
+@settings(max_examples=60)
+@given(data=st.data(), pairs=st.sampled_from([1, 3, 1 << 18]))
+def test_any_cut_to_any_other(data: st.DataObject, pairs: int) -> None:
+    mesh = sw.DeviceMesh((2, 3), ("x", "y"))
+    shape = tuple(data.draw(st.lists(st.integers(0, 5), max_size=3)))
+
+    def layout() -> sw.TensorLayout:
+        specs: list[tuple[str, ...]] = []
+        for _ in shape:
+            used = {axis for spec in specs for axis in spec}
+            specs.append(data.draw(st.sampled_from([spec for spec in SPECS if not used & set(spec)])))
+        return sw.TensorLayout(specs, mesh)
+
+    values: npt.NDArray[Any] = np.zeros(shape, "f4")
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(forecast, "_PAIRS", pairs)
+        sw.save_checkpoint(Path(folder, "a"), {"w": values}, {"w": layout()}, to="sharded", uneven="balanced")
+        plan = sw.plan_checkpoint(
+            Path(folder, "a"), Path(folder, "b"), {"w": layout()}, to="sharded", uneven="balanced"
+        )
+        assert runs_to_copy(plan) == one_by_one(plan)
+
+
+def test_the_command_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = written(tmp_path, "safetensors")
+    assert main(["reshard", str(source), str(tmp_path / "new.safetensors"), "--plan"]) == 0
+    said = capsys.readouterr().out
+    assert "would be 1 file" in said
+    assert "480 B are read, in 4 contiguous parts; some seconds at most, by a sample" in said
+    assert "are free" in said
+
+
+def test_where_nothing_can_be_written_there_is_no_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    source = written(tmp_path, "hf")
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    outline = sw.reshard_checkpoint(source, tmp_path / "new", plan=True)
+    assert isinstance(outline, sw.WriteOutline)
+    assert outline.seconds is None
+    assert main(["reshard", str(source), str(tmp_path / "new"), "--plan"]) == 0
+    assert "no estimate of the time" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 21])
+def test_a_sample_of_any_size(tmp_path: Path, size: int) -> None:
+    sw.save_checkpoint(tmp_path / "a.safetensors", {"w": np.zeros(size, "u1")})
+    for dtype in (None, "float16"):
+        outline = sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", dtype=dtype, plan=True)
+        assert isinstance(outline, sw.WriteOutline)
+        assert outline.seconds is not None
+        assert outline.seconds >= 0
+        assert outline.bytes_read == size
