@@ -47,6 +47,10 @@ CALLS: dict[str, tuple[Callable[[int], Any], Callable[[Any], object]]] = {
         lambda n: sw.TensorLayout(("x",), sw.DeviceMesh((n >> 3,), ("x",), range(n >> 3))).partition((n,)),
         lambda partition: partition.devices_indices_map(),
     ),
+    "shapes": (
+        lambda n: sw.TensorLayout(("x",), sw.DeviceMesh((n >> 2,), ("x",))).partition((n,)),
+        lambda partition: partition._shapes(),
+    ),
 }
 
 

@@ -32,8 +32,8 @@ __all__ = [
 ]
 
 _INT64_MAX = 2**63 - 1
-#: No system accepts a path of so many characters, and its message would repeat them all.
-_LONGEST_PATH = 1 << 16
+#: No system accepts a path of more characters, and its message would repeat them all.
+_LONGEST_PATH = 1 << 15 if os.name == "nt" else 1 << 12
 
 Kind = TypeVar("Kind")
 

@@ -24,6 +24,9 @@ __all__ = ["Partition"]
 #: Up to this many devices, one call for each is faster than arithmetic on an array of all.
 _FEW = 16
 
+#: Of more devices, so many are listed in one call, which does not look at signals.
+_AT_ONCE = 1 << 16
+
 
 class Partition(Tiling):
     """Where each shard of a tensor begins and ends, and who holds it: the tiling that a layout makes of a shape.
@@ -467,7 +470,11 @@ class Partition(Tiling):
                 self._few_shapes = shapes
             return shapes
         boxes = self._core.boxes()
-        return list(map(tuple, (boxes[..., 1] - boxes[..., 0]).tolist()))
+        sizes = boxes[..., 1] - boxes[..., 0]
+        shapes = []
+        for start in range(0, len(sizes), _AT_ONCE):  # Between the turns Ctrl-C is heard.
+            shapes += map(tuple, sizes[start : start + _AT_ONCE].tolist())
+        return shapes
 
     def _covered(self) -> npt.NDArray[np.bool_] | None:
         if isinstance(self._core, _core.PackedPartition):

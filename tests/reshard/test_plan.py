@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from tests.checks import lets_others_run
+from tests.checks import lets_others_run, refused
 
 MESH = sw.DeviceMesh((2, 2), ("x", "y"))
 ROWS = sw.TensorLayout((("x", "y"), None), MESH)
@@ -82,8 +82,9 @@ class TestPlan:
         assert pickle.loads(pickle.dumps(by_hand)) == by_hand
         assert eval(repr(by_hand), vars(sw)) == by_hand
         assert plan[-1] == list(plan)[-1]
-        with pytest.raises(IndexError):
-            plan[len(plan)]
+        for number in (len(plan), -len(plan) - 1, np.uint64(2**64 - 1), 10**5000):
+            with refused(IndexError, f"which has {len(plan)}"):
+                plan[number]
 
     def test_a_huge_tensor(self) -> None:
         shape = (2**31, 2**31)

@@ -187,3 +187,18 @@ def test_an_empty_tensor_may_begin_where_another_does(tmp_path: Path) -> None:
         path.write_bytes(encode(header, b"\1\2"))
         with open_safetensors(path) as checkpoint:
             assert {name: checkpoint[name].tolist() for name in checkpoint} == {"full": [1, 2], "empty": []}
+
+
+@pytest.mark.parametrize("text", ["[" * 1_100_000, '\\":{' * 600_000, "\\\\" * 500_000 + ":[" * 600_000])
+def test_a_text_may_hold_as_many_brackets_and_quotes_as_it_likes(text: str, write: Write) -> None:
+    """The metadata of a real file is often JSON itself."""
+    with open_safetensors(write({"__metadata__": {"said": text}, "a": tensor()}, b"\0")) as checkpoint:
+        assert checkpoint.metadata["said"] == text
+
+
+@pytest.mark.parametrize("before", ["", '"\\\\":1,', '"\\"":[1],', '"a":"\\\\\\"",'])
+def test_lists_outside_of_texts_are_counted_exactly(before: str, write: Write) -> None:
+    lists = ",".join(["[]"] * 1_100_000)
+    count = 1_100_000 + 3 + before.count(":") + before.count("[")
+    with pytest.raises(ParseError, match=rf": {count} brackets and colons"):
+        open_safetensors(write(("{" + before + f'"a":[{lists}]' + "}").encode()))

@@ -315,3 +315,13 @@ def test_metadata_of_names_that_are_json(tmp_path: Path) -> None:
     path.write_bytes(encode({"__metadata__": {"k": json.dumps({"a": 1})}}))
     with sw.open_checkpoint(path) as checkpoint:
         assert (len(checkpoint), dict(checkpoint.metadata)) == (0, {"k": '{"a": 1}'})
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no FIFOs")
+def test_what_is_not_a_file_is_called_what_it_is(tmp_path: Path) -> None:
+    """Nothing is read from it, so it is not "empty" either."""
+    os.mkfifo(tmp_path / "fifo")
+    for path, kind in ((tmp_path / "fifo", "a FIFO"), (Path("/dev/zero"), "a character device")):
+        for call in (sw.open_checkpoint, sw.verify_checkpoint):
+            with pytest.raises(sw.ParseError, match=f"is {kind}; a regular file is needed"):
+                call(path)

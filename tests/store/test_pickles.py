@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise import _core
-from shardwise.store.torch.pickles import Record, read_objects, read_strict
+from shardwise.store.torch.pickles import Record, dtype_of_global, named_dtype, read_objects, read_strict, sizes_of
 
 from .torch_files import META, Call, Dcp, Global, dumps, save, tensor
 
@@ -253,6 +253,41 @@ values = st.recursive(
 def test_plain_values_are_read_as_python_reads_them(value: Any, protocol: int) -> None:
     for data in (pickle.dumps(value, protocol), pickletools.optimize(pickle.dumps(value, protocol))):
         assert read_objects(data, "here") == value
+
+
+def test_of_the_builtins_only_plain_values_are_known() -> None:
+    def named(name: str) -> bytes:
+        return b"\x80\x02cbuiltins\n" + name.encode() + b"\n."
+
+    for name in ("set", "frozenset", "bytearray", "complex", "slice", "range"):
+        assert read_strict(named(name), "here").name == f"builtins.{name}"
+    for name in ("print", "list", "int", "object", "type", "sorted", "help"):
+        with pytest.raises(sw.ParseError, match=f'here: names "builtins.{name}", which is not supported here'):
+            read_strict(named(name), "here")
+    with pytest.raises(sw.ParseError, match="which serves to run programs"):
+        read_strict(named("eval"), "here")
+
+
+def test_sizes_and_dtypes_are_what_they_say() -> None:
+    ends = [0, 1, 2**63 - 1]
+    assert sizes_of(ends) == sizes_of(tuple(ends)) == (0, 1, 2**63 - 1)
+    assert sizes_of([]) == ()
+    for wrong in ([-1], [2**63], [True], [1.0], "ab", 3, None, {1: 2}):
+        assert sizes_of(wrong) is None
+    for name, expected in (("torch.float32", "float32"), ("torch.FloatStorage", "float32"), ("torch.bool", "bool")):
+        assert (found := named_dtype(name)) is not None
+        assert found.name == expected
+    assert named_dtype("torch.float31") is None
+    # As pickles since PyTorch 2.4 say it: by a call with the name.
+    call = b"\x80\x02ctorch.serialization\n_get_dtype\n(%stR."
+    name_of = b"X\x0d\0\0\0torch.float32"
+    found = dtype_of_global(read_strict(call % name_of, "here"))
+    assert found is not None
+    assert found.name == "float32"
+    for count in (0, 2):
+        assert dtype_of_global(read_strict(call % (name_of * count), "here")) is None
+    for value in ("torch.float32", None, 3):
+        assert dtype_of_global(value) is None
 
 
 def test_sharing_and_containers_of_classes() -> None:

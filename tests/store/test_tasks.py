@@ -471,6 +471,7 @@ def test_receipts_that_are_missing_forged_or_of_another_plan_stop_the_commit(sou
         "digests": (b"".join(lines[:3]) + forged(digests=first.digests[1:]), "digests"),
         "large": (b"".join(lines[:3]) + forged(digests=(2**130,) * len(first.digests)), "no task writes"),
         "task": (b"".join(lines) + forged(task=10**6), "the plan has"),
+        "one past the last": (b"".join(lines) + forged(task=len(plan.tasks)), "the plan has"),
         "negative": (b"".join(lines) + forged(task=-1), "the plan has"),
         "text": (b"".join(lines) + forged(task="3"), "no task writes"),
         "late": (b"".join(lines) + forged(seconds=10**400), "no task writes"),

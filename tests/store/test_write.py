@@ -168,6 +168,11 @@ def test_names_dtypes_and_choice(tmp_path: Path) -> None:
         sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "c", rename=[("wte|h.0.w", "x")])
     with pytest.raises(sw.LayoutError, match="does not match any name"):
         sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "c", only="nothing")
+    for name in ("", "__metadata__"):
+        with pytest.raises(sw.LayoutError, match=f"a tensor cannot be called '{name}'"):
+            sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "c", rename=[("^wte$", name)])
+        with pytest.raises(sw.LayoutError, match=f"a tensor cannot be called '{name}'"):
+            sw.save_checkpoint(tmp_path / "c", {name: np.ones(2)})
     with pytest.raises(TypeError, match="floating-point"):
         sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "c", dtype="int8")
     assert not (tmp_path / "c").exists()
@@ -388,3 +393,16 @@ def test_a_flipped_bit_anywhere_in_the_manifest_is_found(tmp_path: Path, to: Any
             sw.verify_checkpoint(tmp_path / "s")
     path.write_bytes(text)
     sw.verify_checkpoint(tmp_path / "s")
+
+
+@pytest.mark.parametrize("to", ["safetensors", "hf", "sharded", "dcp"])
+def test_a_name_that_no_reader_here_takes_is_not_written(to: Any, tmp_path: Path) -> None:
+    values = np.arange(4, dtype="float32")
+    longest, path = "é" * 2048, tmp_path / ("made.safetensors" if to == "safetensors" else "made")
+    with pytest.raises(sw.LayoutError, match="4097 bytes; a name that can be read has at most 4096") as caught:
+        sw.save_checkpoint(path, {longest + "a": values}, to=to)
+    assert len(str(caught.value)) < 1000
+    assert list(tmp_path.iterdir()) == []
+    sw.save_checkpoint(path, {longest: values}, to=to)
+    with sw.open_checkpoint(path) as checkpoint:
+        assert checkpoint[longest].read().tolist() == values.tolist()

@@ -503,3 +503,20 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path, to: Any) -> None:
     assert sw.diff_checkpoints(source, target) == []
     sw.verify_checkpoint(target)
     assert [path.name for path in small_disk.iterdir()] == ["made"]
+
+
+def test_the_crc_of_a_member_that_many_tasks_write(tmp_path: Path) -> None:
+    """512 KiB in tasks of 64 KiB: each half, of one device, is written by four, and zip's own reader agrees."""
+    whole = np.random.default_rng(5).integers(0, 2**32, (4, 2**15), "u4").view("f4")
+    sw.save_checkpoint(tmp_path / "a.safetensors", {"w": whole}, sync=False)
+    rules = sw.LayoutMap(sw.DeviceMesh((2,), ("x",)))
+    rules["w"] = ("x", None)
+    plan = sw.plan_checkpoint(tmp_path / "a.safetensors", tmp_path / "new", rules, to="dcp", task_bytes=2**16)
+    assert plan.run() == len(plan.tasks) == 8
+    plan.commit(sync=False)
+    members = 0
+    for path in (tmp_path / "new").glob("*.distcp"):
+        with zipfile.ZipFile(path) as container:
+            assert container.testzip() is None
+            members += len(container.namelist())
+    assert sw.verify_checkpoint(tmp_path / "new").crcs == members

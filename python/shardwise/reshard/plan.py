@@ -223,6 +223,8 @@ class ReshardPlan(Drawn):
 
     def __getitem__(self, number: int) -> Transfer:
         number = operator.index(number)
+        if not -len(self) <= number < len(self):  # numpy has another exception for what does not fit in 64 bits.
+            raise IndexError(f"transfer {shown(number)} is outside the plan, which has {len(self)}")
         row = self.transfers[number]
         if self._pieces is None:
             self._pieces = self._core.pieces()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ParseError
+from .files import DataFile
 from .kinds import kind_of
 from .object_files import open_file
 from .objects import ObjectPath, entries_of, place_of
@@ -231,6 +232,8 @@ def open_checkpoint(path: str | os.PathLike[str] | ObjectPath) -> StoredCheckpoi
     target = Target(given)
     if not given.exists():
         given.stat()  # Raises the operating system's error.
+    if isinstance(given, Path) and not (target.is_folder or given.is_file()):
+        DataFile(given)  # Says what it is instead.
     for form in FORMS:
         if form.knows(target):
             if not form.module:

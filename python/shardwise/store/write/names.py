@@ -15,6 +15,7 @@ from ...errors import LayoutError
 from ...partition import Partition
 from ...rules.rewrites import Rewrites
 from ..protocol import StoredCheckpoint
+from ..text import MAX_NAME
 from .assembled import Assembled
 from .dcp import KeyPath
 from .rewrite import kept_objects, rewritten
@@ -135,6 +136,8 @@ def check_name(name: Any) -> None:
     if not name or name == "__metadata__":
         raise LayoutError(f"a tensor cannot be called {name!r}")
     try:
-        name.encode()
+        length = len(name.encode())
     except UnicodeEncodeError:
         raise LayoutError(f"the name {shown(name)} holds a lone surrogate, which no file can hold") from None
+    if length > MAX_NAME:
+        raise LayoutError(f"the name {shown(name)} has {length} bytes; a name that can be read has at most {MAX_NAME}")

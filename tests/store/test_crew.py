@@ -1,0 +1,170 @@
+"""How many workers there are and what memory each has, by hand; and which failures are tried again."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import shardwise as sw
+from shardwise.store.write.crew import Flight, crew_for, crew_of
+
+KIB, MIB = 2**10, 2**20
+
+
+@pytest.mark.parametrize(
+    ("memory", "threads", "nbytes", "tasks", "workers"),
+    [
+        (8 * MIB, 3, 4 * MIB, 10, 3),
+        (8 * MIB, 3, 4 * MIB - 1, 10, 1),  # Too little to do for a second thread.
+        (8 * MIB, 3, 4 * MIB, 2, 2),
+        (8 * MIB, 3, 4 * MIB, 0, 1),
+        (MIB, 3, 4 * MIB, 10, 2),  # Half a MiB at least for each.
+        (MIB - 1, 3, 4 * MIB, 10, 1),
+        (16 * KIB, 3, 4 * MIB, 10, 1),
+        (1024 * MIB, 300, 4 * MIB, 1000, 256),
+        (1024 * MIB, 1, 4 * MIB, 1000, 1),
+    ],
+)
+def test_threads_and_their_memory(memory: int, threads: int, nbytes: int, tasks: int, workers: int) -> None:
+    with crew_for(None, memory, threads, nbytes=nbytes, tasks=tasks) as crew:
+        assert (crew.workers, crew.memory, crew.is_here) == (workers, memory // workers, True)
+        assert crew.window == (1 if workers == 1 else 2 * workers)
+        assert crew.executor.submit(lambda: 7).result() == 7
+        assert isinstance(crew.executor, ThreadPoolExecutor) == (workers > 1)
+
+
+def test_a_thread_for_each_core_if_nothing_is_said() -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with crew_for(None, 1024 * MIB, None, nbytes=4 * MIB, tasks=1000) as crew:
+        assert crew.workers == min(cores, 256)
+
+
+def test_what_cannot_be() -> None:
+    def asked(memory: Any, threads: Any = None, executor: Any = None) -> None:
+        with crew_for(executor, memory, threads, nbytes=4 * MIB, tasks=10):
+            raise AssertionError("refused")
+
+    for threads in (0, -1):
+        with pytest.raises(sw.LayoutError, match=f"threads is {threads}; it must be at least 1"):
+            asked(MIB, threads)
+    with pytest.raises(TypeError, match="threads must be an integer"):
+        asked(MIB, 2.5)
+    with pytest.raises(sw.LayoutError, match=r"memory is 16383 bytes; at least 16384 bytes are needed$"):
+        asked(16 * KIB - 1)
+    with pytest.raises(TypeError, match=r"executor must be a concurrent\.futures\.Executor, got int"):
+        asked(MIB, executor=3)
+    with ThreadPoolExecutor(5) as pool:
+        assert crew_of(pool, 80 * KIB).memory == 16 * KIB
+        with pytest.raises(sw.LayoutError, match="at least 16384 bytes are needed for each of 5 workers"):
+            crew_of(pool, 80 * KIB - 1)
+
+
+class Given(Executor):
+    """Runs functions at once; what it is like is given."""
+
+    def __init__(self, **given: Any) -> None:
+        vars(self).update(given)
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class Client:
+    """Of Dask: the threads of each worker."""
+
+    def __init__(self, counts: dict[str, int]) -> None:
+        self._counts = counts
+
+    def nthreads(self) -> dict[str, int]:
+        return self._counts
+
+
+def test_executors_of_others() -> None:
+    with ThreadPoolExecutor(3) as pool:
+        crew = crew_of(pool, 3 * MIB)
+        assert (crew.executor, crew.workers, crew.memory, crew.is_here, crew.window) == (pool, 3, MIB, True, 6)
+    with ProcessPoolExecutor(2) as processes:
+        crew = crew_of(processes, 3 * MIB)
+        assert (crew.workers, crew.memory, crew.is_here) == (2, 3 * MIB // 2, False)
+    mpi = crew_of(Given(num_workers=4), 4 * MIB)
+    assert (mpi.workers, mpi.memory) == (4, MIB)
+    unknown = crew_of(Given(num_workers=0), 2**40)
+    assert unknown.workers == os.cpu_count()
+    # Two workers of 2 and 4 threads share one host, one of 3 has the other: 9 in all, and 6 share memory.
+    hosts = {"tcp://10.0.0.1:4711": 2, "tcp://10.0.0.1:4712": 4, "tcp://10.0.0.2:4711": 3}
+    dask = crew_of(Given(_client=Client(hosts)), 6 * MIB)
+    assert (dask.workers, dask.memory, dask.window) == (9, MIB, 18)
+    nobody = crew_of(Given(_client=Client({})), MIB)
+    assert (nobody.workers, nobody.memory) == (1, MIB)
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("error", "may_pass"),
+    [
+        (OSError(errno.EIO, "input"), True),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), True),
+        (TimeoutError("slow"), True),
+        (RuntimeError("odd"), True),
+        (OSError(errno.ENOSPC, "full"), False),
+        (PermissionError(errno.EACCES, "no"), False),
+        (FileNotFoundError(errno.ENOENT, "gone"), False),
+        (sw.ParseError("wrong"), False),
+        (ValueError("wrong"), False),
+        (TypeError("wrong"), False),
+        (MemoryError("none"), False),
+    ],
+)
+def test_failures_that_may_pass_are_tried_again(error: Exception, may_pass: bool, failures: int) -> None:
+    calls: Counter[int] = Counter()
+    kept: list[tuple[int, int]] = []
+    shown: list[int] = []
+
+    def call(task: int, factor: int) -> int:
+        calls[task] += 1
+        if task == 2 and calls[task] <= failures:
+            raise error
+        return task * factor
+
+    flight: Flight[int, int] = Flight(
+        crew_of(Given(num_workers=1), MIB), call, (10,), 2, lambda task, receipt: kept.append((task, receipt)), "hint"
+    )
+    if failures <= (2 if may_pass else 0):
+        assert flight.run(iter([1, 2, 3, 4]), 4, shown.append) == 4
+        assert sorted(kept) == [(1, 10), (2, 20), (3, 30), (4, 40)]
+        assert sorted(shown) == [1, 2, 3, 4]
+        assert calls == {1: 1, 2: failures + 1, 3: 1, 4: 1}
+    else:
+        with pytest.raises(type(error)) as caught:
+            flight.run(iter([1, 2, 3, 4]), 4, shown.append)
+        assert caught.value is error
+        assert calls[2] == (3 if may_pass else 1)
+        # What has ended well is kept.
+        assert (1, 10) in kept
+        assert {task for task, _ in kept} == calls.keys() - {2}
+
+
+def test_a_worker_that_dies_is_named_as_such() -> None:
+    def call(task: int) -> int:
+        if task == 3:
+            raise BrokenExecutor("gone")
+        return task
+
+    kept: list[int] = []
+    flight: Flight[int, int] = Flight(
+        crew_of(Given(num_workers=1), MIB), call, (), 2, lambda task, receipt: kept.append(task), "they stay"
+    )
+    said = r"a worker died, and the executor with it \(BrokenExecutor\), after 2 of 4 tasks; they stay$"
+    with pytest.raises(BrokenExecutor, match=said):
+        flight.run(iter([1, 2, 3, 4]), 4, lambda task: None)
+    assert kept[:2] == [1, 2]

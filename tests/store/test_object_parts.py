@@ -1,0 +1,60 @@
+"""The parts that objects are uploaded in, by hand: of S3's sizes, and within the memory."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import shardwise as sw
+from shardwise.store.write.object_parts import outline_of, parts_for
+
+KIB, MIB = 2**10, 2**20
+
+
+def file(size: int, has_digests: bool = False, needs_crcs: bool = False) -> Any:
+    return SimpleNamespace(name="a", size=size, has_digests=has_digests, needs_crcs=needs_crcs)
+
+
+@pytest.mark.parametrize(
+    ("size", "digests", "memory", "part", "flight", "holds"),
+    [
+        # A part is filled from another: of a sixth of the memory each, so three are under way, or two and one held.
+        (1024 * MIB, False, 96 * MIB, 16 * MIB, 3, False),
+        (1024 * MIB, True, 96 * MIB, 16 * MIB, 2, True),
+        # At least 8 MiB each, of which four are needed, five to hold one back.
+        (1024 * MIB, True, 32 * MIB, 8 * MIB, 1, False),
+        (1024 * MIB, True, 40 * MIB - 1, 8 * MIB, 1, False),
+        (1024 * MIB, True, 40 * MIB, 8 * MIB, 1, True),
+        (1024 * MIB, True, 48 * MIB, 8 * MIB, 2, True),
+        # At most 64 MiB each, and 8 under way.
+        (1024 * MIB, False, 1024 * MIB, 64 * MIB, 8, False),
+        (1024 * MIB, False, 10 * 64 * MIB, 64 * MIB, 7, False),
+        # No larger than the largest object, and at most 7,000 of it.
+        (1000, False, 8 * KIB, 1000, 5, False),
+        (0, False, 8 * KIB, 1, 8, False),
+        (7000 * 8 * MIB, False, 32 * MIB, 8 * MIB, 1, False),
+        (7000 * 8 * MIB + 1, False, 64 * MIB, 64 * MIB // 6, 3, False),
+        (7000 * 16 * MIB + 1, False, 65 * MIB, 16 * MIB + 1, 1, False),
+    ],
+)
+def test_parts_are_within_the_memory(
+    size: int, digests: bool, memory: int, part: int, flight: int, holds: bool
+) -> None:
+    for files in ([file(size, digests)], [file(0), file(size, needs_crcs=digests)]):
+        assert parts_for(files, memory) == (part, flight, holds)
+        outline = outline_of(files, memory, None)
+        assert outline.memory == part * (3 + holds + flight) <= max(memory, 11 * part)
+        assert (outline.bytes, outline.tasks, outline.threads) == (size, len(files), 1)
+        assert outline.free == 2**63 - 1
+
+
+def test_too_little_memory_says_what_is_needed() -> None:
+    said = "at least 32.0 MiB are needed for objects that are uploaded in parts of 8.0 MiB"
+    with pytest.raises(sw.LayoutError, match=f"memory is 32.0 MiB; {said}"):
+        parts_for([file(1024 * MIB)], 32 * MIB - 1)
+    with pytest.raises(sw.LayoutError, match=f"memory is 1.0 MiB for each of 3 workers; {said}"):
+        parts_for([file(1024 * MIB)], MIB, 3)
+    with pytest.raises(TypeError, match="memory must be an integer"):
+        parts_for([file(1)], 1.5)  # type: ignore[arg-type]
