@@ -168,3 +168,18 @@ def test_a_sample_of_any_size(tmp_path: Path, size: int) -> None:
         assert outline.seconds is not None
         assert outline.seconds >= 0
         assert outline.bytes_read == size
+
+
+def test_a_sample_goes_through_small_files(tmp_path: Path) -> None:
+    """Twelve of 300,000 bytes: three blocks of a MiB and the rest, each byte from its place in a tensor."""
+    values = np.random.default_rng(0).integers(0, 256, (12, 300_000), np.uint8)
+    mesh = sw.DeviceMesh((12,), ("x",))
+    sw.save_checkpoint(tmp_path / "a", {"w": values}, {"w": sw.TensorLayout(("x", None), mesh)}, to="sharded")
+    plan = sw.plan_checkpoint(tmp_path / "a", tmp_path / "b.safetensors")
+    found = [bytes(block) for block in forecast._sample(plan, 1 << 24)]
+    assert sum(map(len, found)) == 4 << 20  # The last block overlaps the one before it.
+    whole = values.tobytes()
+    assert b"".join(found)[: 1 << 20] == whole[: 1 << 20]
+    assert b"".join(found)[-(1 << 20) :] == whole[-(1 << 20) :]
+    few = b"".join(forecast._sample(plan, 1000))
+    assert few == whole[:1000]

@@ -112,6 +112,8 @@ def estimated_seconds(plan: WritePlan, to_read: int, *, sync: bool) -> float | N
     except OSError:
         return None
     size = sum(map(len, blocks))
+    if not size:  # The sources were cut short meanwhile.
+        return None
     if not is_read:
         read_in = written_in
     return ((to_read + spooled) * read_in + (written + spooled) * written_in) / size
@@ -126,8 +128,12 @@ def _sample(plan: WritePlan, most: int) -> Iterator[bytes]:
     ends = np.cumsum([file.end - file.begin for file in files])
     for number in range(count):
         at = (total - min(_BLOCK, most)) * number // max(count - 1, 1)
-        place = int(np.searchsorted(ends, at, side="right"))
-        file = files[place]
-        with open(file.path, "rb", buffering=0) as stream:  # noqa: PTH123 (as in a plan, not as a Path follows it)
-            stream.seek(file.end - (int(ends[place]) - at))
-            yield stream.read(min(_BLOCK, most))
+        place, left = int(np.searchsorted(ends, at, side="right")), min(_BLOCK, most)
+        begin = files[place].end - (int(ends[place]) - at)
+        while left and place < len(files):
+            file = files[place]
+            with open(file.path, "rb", buffering=0) as stream:  # noqa: PTH123 (as in a plan, not as a Path follows it)
+                stream.seek(max(begin, file.begin))
+                data = stream.read(min(left, file.end - max(begin, file.begin)))
+            yield data
+            left, place, begin = left - len(data), place + 1, 0
