@@ -1,0 +1,296 @@
+"""The numbers that writing goes by, one rule at a time: against numpy, against Python's pickler, and by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import pickle
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardwise as sw
+from shardwise._dtypes import DTYPES
+from shardwise.store.boxes import contiguous_strides
+from shardwise.store.objects import ObjectStatus
+from shardwise.store.write import plan, planned_object, spool, uploads
+from shardwise.store.write.files import Slot
+from shardwise.store.write.pickles import pickled
+from shardwise.store.write.place import _may_hold
+from shardwise.store.write.planfile import _check_name, _check_rows, _Places, _source
+from shardwise.store.write.planning import make_plan
+from shardwise.store.write.rewrite import kept_objects
+from shardwise.store.write.task import SourceFile, head_digest
+from shardwise.store.write.wanted import SourcePiece, Wanted, is_one_run
+
+MIB = 2**20
+EDGES = sorted(
+    {sign * (2**bits + more) for bits in (0, 7, 8, 15, 16, 31, 32) for more in (-1, 0, 1) for sign in (1, -1)}
+)
+
+
+@pytest.mark.parametrize("value", EDGES)
+def test_integers_are_written_as_python_writes_them(value: int) -> None:
+    assert pickled(value) == pickle.dumps(value, 2)
+
+
+def test_the_largest_integers_of_a_size_are_read_back() -> None:
+    for value in (sign * (2**bits + more) for bits in (63, 64, 71, 72) for more in (-1, 0, 1) for sign in (1, -1)):
+        assert pickle.loads(pickled(value)) == value
+
+
+@pytest.mark.parametrize("size", range(7))
+def test_tuples_of_any_size_are_read_back(size: int) -> None:
+    assert pickle.loads(pickled([(*range(size),), (*"abcdef"[:size],)])) == [(*range(size),), (*"abcdef"[:size],)]
+
+
+def test_every_number_of_a_memo_is_read_back() -> None:
+    texts = [str(i) for i in range(258)]
+    assert pickle.loads(pickled(texts + texts)) == texts + texts
+
+
+def addresses(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Where the elements begin, in C order."""
+    return [sum(map(int.__mul__, at, strides)) for at in itertools.product(*map(range, sizes))]
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([2, 4, 6, 12, 8])), max_size=3))
+def test_a_piece_is_one_run_if_its_elements_follow_one_another(dims: list[tuple[int, int]]) -> None:
+    sizes, strides = tuple(size for size, _ in dims), tuple(stride for _, stride in dims)
+    box = tuple((5, 5 + size) for size in sizes)
+    expected = addresses(sizes, strides) == list(range(0, 2 * int(np.prod(sizes)), 2))
+    assert is_one_run(SourcePiece(box, np.zeros(0), 0, strides), 2) == expected
+    rows = np.array([[0, 0, *(start for start, _ in box), *(stop for _, stop in box), *strides]], np.int64)
+    tensor = plan.PlannedTensor("a", DTYPES["int16"], (9,) * len(dims), rows, rows, rows)
+    assert plan._are_runs(rows, tensor) == expected
+
+
+@st.composite
+def boxes(draw: st.DrawFn, rank: int, most: int = 5) -> tuple[tuple[int, int], ...]:
+    starts = [draw(st.integers(0, most - 1)) for _ in range(rank)]
+    return tuple((start, draw(st.integers(start + 1, most))) for start in starts)
+
+
+@given(st.data())
+def test_pieces_within_a_box_are_the_elements_in_both(data: st.DataObject) -> None:
+    rank = data.draw(st.integers(0, 3))
+    held = data.draw(st.lists(boxes(rank), max_size=4))
+    box = data.draw(boxes(rank))
+    rows = np.zeros((len(held), 2 + 3 * rank), np.int64)
+    expected: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for number, piece in enumerate(held):
+        strides = [data.draw(st.integers(1, 100)) for _ in range(rank)]
+        holder, offset = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 1000))
+        rows[number] = [holder, offset, *(a for a, _ in piece), *(b for _, b in piece), *strides]
+        for at in itertools.product(*(range(*side) for side in piece)):
+            if all(start <= place < stop for place, (start, stop) in zip(at, box, strict=True)):
+                address = offset + sum((x - a) * s for x, (a, _), s in zip(at, piece, strides, strict=True))
+                expected.setdefault(at, []).append((holder, address))
+    holders: dict[int, int] = {}
+    bounds = np.array(box, np.int64).reshape(-1, 2)
+    clipped = plan._clipped(rows, bounds, holders, 7)
+    called = {7 + number: holder for holder, number in holders.items()}
+    found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for row in clipped.tolist():
+        starts, stops, strides = row[2 : 2 + rank], row[2 + rank : 2 + 2 * rank], row[2 + 2 * rank :]
+        for at in itertools.product(*map(range, starts, stops)):
+            address = row[1] + sum((x - a) * s for x, a, s in zip(at, starts, strides, strict=True))
+            found.setdefault(at, []).append((called[row[0]], address))
+    assert found == expected
+    starts, stops = rows[:, 2 : 2 + rank], rows[:, 2 + rank : 2 + 2 * rank]
+    meets = [all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(piece, box, strict=True)) for piece in held]
+    assert planned_object._meet(starts, stops, [box]).tolist() == meets
+    assert len(clipped) == sum(meets)
+
+
+@given(st.lists(st.integers(0, 5), max_size=4).map(tuple), st.integers(1, 3), st.integers(1, 70))
+def test_runs_of_a_tensor_follow_one_another_and_none_is_too_long(
+    shape: tuple[int, ...], itemsize: int, most: int
+) -> None:
+    whole = np.arange(int(np.prod(shape))).reshape(shape)
+    found = [whole[tuple(slice(*side) for side in box)].reshape(-1) for box in spool._runs(shape, itemsize, most)]
+    assert np.array_equal(np.concatenate([[], *found]), whole.reshape(-1))
+    assert all(part.size * itemsize <= most or part.size <= 1 for part in found)
+    # What fits is one run.
+    if whole.size and whole.size * itemsize <= most:
+        assert len(found) == 1
+
+
+@pytest.mark.parametrize(("memory", "rows"), [(80, [1] * 5), (159, [1] * 5), (320, [2, 2, 1]), (800, [5]), (900, [5])])
+def test_blocks_to_be_converted_take_a_quarter_of_the_memory(memory: int, rows: list[int]) -> None:
+    """Rows of 40 bytes; two of them must fit in the memory."""
+    tensor: Any = SimpleNamespace(shape=(5, 10), nbytes=200, name="w")
+    blocks = list(spool._blocks(tensor, memory))
+    assert [block[0].stop - block[0].start for block in blocks] == rows
+    assert [block[0].start for block in blocks] == [sum(rows[:i]) for i in range(len(rows))]
+    assert all(block[1] == slice(0, 10) for block in blocks)
+    with pytest.raises(sw.LayoutError, match=r"memory is 79 B; a row of tensor 'w' takes 40 B .* at least 80 B"):
+        list(spool._blocks(tensor, 79))
+
+
+def of(count: int, task_bytes: int | None = None) -> Any:
+    """A plan for so many bytes, of which nothing is there."""
+    settings: dict[str, Any] = {"is_folder": False, "texts": {}, "manifest": {}, "compare_replicas": True}
+    return make_plan(Path("x"), [Wanted("a", DTYPES["uint8"], (count,), [])], [], task_bytes=task_bytes, **settings)
+
+
+def test_tasks_have_from_16_to_64_mib_and_128_of_them_in_between() -> None:
+    for total, each in ((0, 16), (128 * 16, 16), (128 * 17, 17), (128 * 64, 64), (128 * 65, 64)):
+        assert of(total * MIB).task_bytes == each * MIB
+    assert of(MIB, 2**16).task_bytes == 2**16
+    with pytest.raises(sw.LayoutError, match="task_bytes is 65535; it must be at least 65536"):
+        of(MIB, 2**16 - 1)
+
+
+def test_a_plan_knows_from_where_to_where_it_reads_a_file(tmp_path: Path) -> None:
+    sw.save_checkpoint(tmp_path / "a.safetensors", {"a": np.zeros((2, 3), "f4"), "b": np.zeros(5, "u1")})
+    size = (tmp_path / "a.safetensors").stat().st_size
+    (source,) = sw.plan_checkpoint(tmp_path / "a.safetensors", tmp_path / "b.safetensors").sources
+    assert isinstance(source, SourceFile)
+    assert (source.begin, source.end, source.size) == (size - 29, size, size)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (10, 0), (0, 10), (MIB + 9, 7), (5, 2**16 + 9), (MIB, 2**16)])
+def test_headers_are_digested_up_to_their_limits(tmp_path: Path, before: int, after: int) -> None:
+    data = np.random.default_rng(1).bytes(before + 100 + after)
+    (tmp_path / "x").write_bytes(data)
+    expected = data[: min(before, MIB)] + data[len(data) - min(after, 2**16) :]
+    found = head_digest(tmp_path / "x", len(data), before, before + 100)
+    assert found == hashlib.sha256(expected if after else data[: min(before, MIB)]).hexdigest()
+
+
+def test_receipts_are_looked_for_where_they_may_be() -> None:
+    for first, end, start, stop in itertools.product(range(4), repeat=4):
+        if first < end and start < stop:
+            meets = bool(set(range(first, end)) & set(range(start, stop)))
+            assert _may_hold(f"{first}-{end}-host-7-1-9.jsonl", range(start, stop)) == meets
+    assert _may_hold("other-9.jsonl", range(1))
+    assert _may_hold("9-other.jsonl", range(1))
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "a\\b", "a\0"])
+def test_a_plan_names_files_of_its_folder_only(name: str) -> None:
+    with pytest.raises(ValueError, match="not in its own folder"):
+        _check_name(name)
+    _check_name(f"...a{len(name)}")
+
+
+def test_pieces_of_a_plan_are_in_their_tensor_and_their_source() -> None:
+    """Rows are holder, offset, starts, stops and strides; each number is moved over its bound by one."""
+    right = [1, 0, 0, 2, 3, 4, 8, 0]
+    _check_rows(np.array([right], np.int64), (3, 4), 2)
+    for at, wrong in ((0, 2), (0, -1), (1, -1), (2, -1), (3, -1), (2, 3), (3, 4), (4, 4), (5, 5), (6, -1), (7, -1)):
+        rows = np.array([right, [wrong if at == place else number for place, number in enumerate(right)]], np.int64)
+        with pytest.raises(ValueError, match="not in its tensor, or in no source"):
+            _check_rows(rows, (3, 4), 2)
+
+
+def test_sources_of_a_plan_are_within_their_size() -> None:
+    for begin, end, size in ((0, 0, 0), (0, 7, 7), (7, 7, 7), (2, 3, 2**63 - 1)):
+        assert _source(["/a", size, 5, begin, end, "d"], _Places()) == ("/a", size, 5, begin, end, "d")
+    for begin, end, size in ((-1, 3, 7), (4, 3, 7), (0, 8, 7), (0, 1, 2**63)):
+        with pytest.raises(ValueError, match=f"it has a source of {size} bytes, with tensors from {begin} to {end}"):
+            _source(["/a", size, 5, begin, end, "d"], _Places())
+    for said in (["/a", 7, 5, 0, 3, 4], [3, 7, 5, 0, 3, "d"], ["/a", 7, 5.0, 0, 3, "d"], ["/a", True, 5, 0, 3, "d"]):
+        with pytest.raises(ValueError, match="neither a file nor an object"):
+            _source(said, _Places())
+
+
+def test_a_forged_number_of_a_plan_is_found_when_it_is_read(tmp_path: Path) -> None:
+    """One tensor of four elements of 4 bytes; the numbers are its piece, and the part of the file that it fills."""
+    sw.save_checkpoint(tmp_path / "a.safetensors", {"w": np.zeros(4, "f4")})
+    path = tmp_path / "plan"
+    sw.plan_checkpoint(tmp_path / "a.safetensors", tmp_path / "b.safetensors").save(path)
+    head, _, packed = path.read_bytes().partition(b"\n")
+    body, size = zlib.decompress(packed), int(head.split()[-2])
+    said, right = body[:size], np.frombuffer(body[size:], "<i8").tolist()
+    assert [right[0], *right[2:]] == [0, 0, 4, 4, 0, 0, 16, 0, 4]
+
+    def load(numbers: list[int], said: bytes = said) -> sw.CheckpointPlan:
+        data = said + np.array(numbers, "<i8").tobytes()
+        line = f"shardwise plan 1 {hashlib.sha256(data).hexdigest()} {len(said)} {8 * len(numbers)}\n"
+        path.write_bytes(line.encode() + zlib.compress(data))
+        return sw.CheckpointPlan.load(path)
+
+    assert load(right).nbytes == (tmp_path / "a.safetensors").stat().st_size
+    forged = [
+        *([*right[:5], *part] for part in ([1, 0, 16, 0, 4], [-1, 0, 16, 0, 4], [0, -1, 15, 0, 4], [0, 0, 17, 0, 4])),
+        *([*right[:5], *part] for part in ([0, 0, 16, -1, 3], [0, 0, 16, 1, 5], [0, 0, 16, 1, 4], [0, 0, 12, 0, 4])),
+        [1, *right[1:]],
+        right[:-1],
+        right[:4],
+        [*right, 0],
+    ]
+    for numbers in forged:
+        with pytest.raises(sw.ParseError):
+            load(numbers)
+    text = json.loads(said)
+    for counts in ([-1, 0], [2, 0], [1, 1], [1, -1]):
+        text["tensors"][0][4:] = counts
+        with pytest.raises(sw.ParseError):
+            load(right, json.dumps(text, separators=(",", ":")).encode())
+
+
+class Held:
+    """An object of a store, as far as a comparison asks."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.mark = data, "1"
+
+    def status(self) -> ObjectStatus:
+        return ObjectStatus(len(self.data), self.mark)
+
+    def read(self, begin: int, end: int, mark: str) -> bytes:
+        assert mark == self.mark
+        assert 0 < end - begin <= 4
+        return self.data[begin:end]
+
+
+def test_what_is_there_is_compared_to_its_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "_COMPARED", 4)
+    wanted = bytes(range(11))
+
+    def compare(data: bytes, sizes: Sequence[int], changes: bool = False) -> None:
+        held: Any = Held(data)
+        comparison, at = uploads.Comparison(held), 0
+        for number, size in enumerate(sizes):
+            comparison.put(number, bytearray(wanted[at : at + size]))
+            at += size
+        if changes:
+            held.mark = "2"
+        comparison.commit()
+
+    for sizes in ([11], [4, 7], [5, 5, 1], [8, 3]):
+        compare(wanted, sizes)
+        for at in range(11):
+            with pytest.raises(FileExistsError, match="exists already"):
+                compare(wanted[:at] + b"\xff" + wanted[at + 1 :], sizes)
+        for other in (wanted[:-1], wanted + b"\x0b", b""):
+            with pytest.raises(FileExistsError, match="exists already"):
+                compare(other, sizes)
+        with pytest.raises(FileExistsError, match="exists already"):
+            compare(wanted, sizes, changes=True)
+
+
+def test_values_that_are_dropped_are_not_kept() -> None:
+    names = ["epoch", "opt.lr", "opt.step", "x"]
+    rename = {"from": "w", "to": "v"}
+    assert kept_objects(names, sw.Rewrites([rename])) == set(names)
+    assert kept_objects(names, sw.Rewrites([rename], drop=["opt.{a}"])) == {"epoch", "x"}
+    assert kept_objects(names, sw.Rewrites([rename], unmatched="drop")) == set()
+
+
+def test_rows_of_what_is_written_are_in_c_order() -> None:
+    file: Any = SimpleNamespace(start=100, slots=[Slot(0, ((1, 3), (0, 4), (2, 5)), 8, 104), Slot(1, (), 0, 8)])
+    rows, scalar, nothing = plan.target_rows([file], [(3, 4, 5), (), (2,)], [4, 8, 2])
+    assert rows.tolist() == [[0, 108, 1, 0, 2, 3, 4, 5, *contiguous_strides((2, 4, 3), 4)]]
+    assert scalar.tolist() == [[0, 100]]
+    assert nothing.shape == (0, 5)
