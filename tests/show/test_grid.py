@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise import DeviceMesh, Partition, TensorLayout
-from shardwise.show.cells import ShardCells, blocks_of, plane_of
+from shardwise.show.cells import Block, ShardCells, blocks_of, plane_of
 from shardwise.show.grid import Grid
 from tests.strategies import partitions
 
@@ -68,6 +68,20 @@ def test_the_plane_of_two_pictures_has_dims_that_either_cuts() -> None:
     assert plane_of([before]) == (0, 2)
     assert plane_of([before, after]) == (0, 1)
     assert plane_of([ShardCells(TensorLayout((), mesh).partition(()))]) == ()
+
+
+def test_blocks_that_end_in_empty_shards_end_with_the_elements() -> None:
+    """Three rows on four devices: the last has none."""
+    cells = ShardCells(TensorLayout(("x", "y"), DeviceMesh((4, 2), ("x", "y"))).partition((3, 4), "ceil"))
+    assert [cells.span(0, start, stop) for start, stop in ((0, 2), (2, 4), (3, 4))] == [(0, 2), (2, 3), (3, 3)]
+    assert cells.span(1, 0, 2) == (0, 4)
+
+
+def test_blocks_are_cut_where_their_shards_are_up_to_64_of_them() -> None:
+    cells = ShardCells(TensorLayout(("x",), DeviceMesh((200,), ("x",))).partition((400,)))
+    assert Block(cells, [(196, 200)]).seams(0) == (394, 396, 398)
+    assert Block(cells, [(100, 164)]).seams(0) == tuple(range(202, 328, 2))
+    assert Block(cells, [(100, 165)]).seams(0) == Block(cells, [(0, 4)]).seams(None) == ()
 
 
 def test_a_grid_beyond_memory() -> None:

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
+from shardwise.show import colours
 from shardwise.show.boxes import _joined
+from shardwise.show.lanes import holder_bars
 from tests.show.drawings import SVG, Drawing
 from tests.show.test_svg import MADE
 
@@ -174,3 +176,31 @@ def test_numbers_in_a_legend_are_whole() -> None:
     entries = [text for text in drawing.written() if " more (" in text]
     assert len(entries) == 32
     assert all(text.endswith(f" and {each - 1:,} more ({each:,} devices)") for text in entries)
+
+
+def test_bars_share_a_row_in_pairs_until_there_are_few() -> None:
+    """33 holders of 1 to 33: sixteen pairs, and the last alone; 65 of them in fours, and the last alone."""
+    panel = holder_bars("held", range(33), range(1, 34), None, str)
+    assert panel.down is not None
+    assert [span.text for span in panel.down.spans] == [
+        *(f"{i},{i + 1} (2): {i + 1} to {i + 2}" for i in range(0, 32, 2)),
+        "32: 33",
+    ]
+    assert [tile.across for tile in panel.tiles] == [(0, i + 2) for i in range(0, 32, 2)] + [(0, 33)]
+    panel = holder_bars("held", range(65), range(1, 66), None, str)
+    assert [tile.across for tile in panel.tiles] == [(0, i + 4) for i in range(0, 64, 4)] + [(0, 65)]
+
+
+def test_neighbours_of_one_size_share_a_bar() -> None:
+    panel = holder_bars("held", "abcd", [5, 5, 0, 5], None, "{} B".format)
+    assert panel.down is not None
+    assert [span.text for span in panel.down.spans] == ["a,b (2): 5 B each", "c: 0 B", "d: 5 B"]
+    assert [(tile.down, tile.across) for tile in panel.tiles] == [((0, 1), (0, 5)), ((2, 3), (0, 5))]
+
+
+def test_more_holders_than_colours_have_none() -> None:
+    drawing = Drawing(sw.draw(sw.Tiling.from_boxes((40,), [[(i, i + 1)] for i in range(40)])))
+    assert [(tile.key, tile.look) for tile in drawing.tiles] == [(None, (colours.NEUTRAL, ""))] * 40
+    assert drawing.swatches == []
+    drawing = Drawing(sw.draw(sw.Tiling.from_boxes((32,), [[(i, i + 1)] for i in range(32)])))
+    assert [tile.key for tile in drawing.tiles] == [key for key, _ in drawing.swatches] == list(range(32))

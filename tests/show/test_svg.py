@@ -117,6 +117,8 @@ def drawn() -> dict[str, Drawing]:
 @pytest.mark.parametrize("name", MADE)
 def test_nothing_is_written_over_anything_and_all_is_on_the_page(name: str, drawn: dict[str, Drawing]) -> None:
     drawing = drawn[name]
+    # Two views that are wider are below one another; there is a margin of 12 on either side.
+    assert drawing.page.right - drawing.page.left <= 1040 + 24
     for text, box, fill in drawing.texts:
         assert drawing.page.has(box), text
         if fill:
@@ -127,6 +129,8 @@ def test_nothing_is_written_over_anything_and_all_is_on_the_page(name: str, draw
         assert not box.meets(another), (one, other)
     for tile in drawing.tiles:
         assert drawing.page.has(tile.box)
+        assert tile.box.left < tile.box.right
+        assert tile.box.top < tile.box.bottom
 
 
 @pytest.mark.parametrize("name", sorted(set(MADE) - {"overlap"}))
@@ -246,6 +250,17 @@ def test_a_tensor_of_one_dim_says_as_much(drawn: dict[str, Drawing]) -> None:
     assert [drawing.labels_on(tile) for tile in drawing.tiles] == [[f"cpu:{i}"] for i in range(8)]
     ranges = [f"{512 * i}:{512 * (i + 1)}" for i in range(8)]
     assert [text for text in drawing.written() if text in ranges] == ranges
+
+
+def test_a_scalar_is_one_tile(drawn: dict[str, Drawing]) -> None:
+    (tile,) = drawn["scalar"].tiles
+    assert drawn["scalar"].labels_on(tile) == ["cpu:0..7", "8 replicas"]
+
+
+def test_only_dims_that_are_cut_are_in_the_headings_of_slices() -> None:
+    layout = sw.TensorLayout((None, "a", "b", "c"), sw.DeviceMesh((2, 2, 2), list("abc")))
+    written = Drawing(sw.draw(layout.partition((3, 4, 4, 4)))).written()
+    assert [text for text in written if " at " in text] == [f"dim 1 at {at}" for at in ("0:2", "2:4")]
 
 
 def test_replicas_can_be_seen(drawn: dict[str, Drawing]) -> None:
