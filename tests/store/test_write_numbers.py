@@ -23,13 +23,13 @@ from shardwise.store.boxes import contiguous_strides
 from shardwise.store.objects import ObjectStatus
 from shardwise.store.write import plan, planned_object, spool, uploads
 from shardwise.store.write.files import Slot
-from shardwise.store.write.pickles import pickled
+from shardwise.store.write.pickles import Call, Global, pickled
 from shardwise.store.write.place import _may_hold
 from shardwise.store.write.planfile import _check_name, _check_rows, _Places, _source
 from shardwise.store.write.planning import make_plan
 from shardwise.store.write.rewrite import kept_objects
 from shardwise.store.write.task import SourceFile, head_digest
-from shardwise.store.write.wanted import SourcePiece, Wanted, is_one_run
+from shardwise.store.write.wanted import SourcePiece, Wanted, is_one_run, wanted_array
 
 MIB = 2**20
 EDGES = sorted(
@@ -55,6 +55,12 @@ def test_tuples_of_any_size_are_read_back(size: int) -> None:
 def test_every_number_of_a_memo_is_read_back() -> None:
     texts = [str(i) for i in range(258)]
     assert pickle.loads(pickled(texts + texts)) == texts + texts
+
+
+def test_calls_with_equal_arguments_of_other_types_stay_apart() -> None:
+    values: list[tuple[int, ...]] = [(True, 1), (1, True), (1, 1), (True, True), (1, True), (True, 1)]
+    made = pickle.loads(pickled([Call(Global("builtins", "list"), (value,)) for value in values]))
+    assert repr(made) == repr(list(map(list, values)))
 
 
 def addresses(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
@@ -294,3 +300,29 @@ def test_rows_of_what_is_written_are_in_c_order() -> None:
     assert rows.tolist() == [[0, 108, 1, 0, 2, 3, 4, 5, *contiguous_strides((2, 4, 3), 4)]]
     assert scalar.tolist() == [[0, 100]]
     assert nothing.shape == (0, 5)
+
+
+def test_a_sharded_array_is_cut_as_it_is_unless_a_layout_says_otherwise() -> None:
+    mesh = sw.DeviceMesh((2, 2), ("x", "y"))
+    array = sw.distribute_tensor(np.arange(12).reshape(4, 3), sw.TensorLayout(("x", None), mesh))
+    other = sw.TensorLayout((None, "y"), mesh).partition((4, 3), "ceil")
+    halves = [((0, 2), (0, 3)), ((2, 4), (0, 3))]
+    for given_one, expected in ((None, array.tiling), (other, other)):
+        wanted = wanted_array("a", array, given_one)
+        assert wanted.partition is expected
+        assert [piece.box for piece in wanted.pieces] == [piece.box for piece in wanted.replicas] == halves
+    assert wanted_array("a", np.zeros((4, 3)), None).partition is None
+    assert wanted_array("a", np.zeros((4, 3)), other).partition is other
+
+
+def test_what_is_converted_is_of_another_floating_point_dtype() -> None:
+    def is_converted(stored: str, to: str | None) -> bool:
+        tensor: Any = SimpleNamespace(_dtype=DTYPES[stored], dtype=stored)
+        return spool.is_converted(tensor, None if to is None else DTYPES[to])
+
+    assert is_converted("float32", "float16")
+    assert is_converted("bfloat16", "float32")
+    assert not is_converted("float32", "float32")
+    assert not is_converted("float32", None)
+    assert not is_converted("int32", "float16")
+    assert not is_converted("bool", "float16")
