@@ -64,3 +64,9 @@ def test_wide_letters_take_two_columns() -> None:
     mesh = sw.DeviceMesh((2,), ("x",), ["漢字", "cpu:1"])
     frame = sw.draw(mesh, form="text").splitlines()[3:]
     assert len({width_of(line) for line in frame[1:]}) == 1
+
+
+def test_columns_that_are_too_many_go_on_in_further_frames() -> None:
+    text = sw.draw(MADE["mesh 16 x 16"](), form="text")
+    assert text.count("┌") == text.count("┘") > 1
+    assert "█" not in text
