@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 import shardwise as sw
 
@@ -221,8 +220,16 @@ def view_pairs(draw: st.DrawFn) -> tuple[sw.Partition, sw.Partition]:
     return (sides[0], sides[1]) if draw(st.booleans()) else (sides[1], sides[0])
 
 
+def rounding_pair() -> tuple[sw.Partition, sw.Partition]:
+    """The search goes along an axis of six devices in parts of 2 and 3, whose seconds do not add up to those of six."""
+    mesh = sw.DeviceMesh((6, 2), ("x", "y"))
+    other = sw.DeviceMesh((4, 3), ("a", "b"), [f"cpu:{i}" for i in (0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11)])
+    return sw.TensorLayout((("y", "x"),), mesh).partition((12,)), sw.TensorLayout((None,), other).partition((12,))
+
+
 @settings(deadline=None)
 @given(view_pairs())
+@example(rounding_pair())
 def test_two_views_of_one_list_of_devices_have_collectives(pair: tuple[sw.Partition, sw.Partition]) -> None:
     a, b = pair
     plan = sw.plan_reshard(a, b)
@@ -234,8 +241,6 @@ def test_two_views_of_one_list_of_devices_have_collectives(pair: tuple[sw.Partit
     assert all(map(same, stepped, b.views(whole)))
     cost = plan.cost("i8")
     assert cost is not None
-    # A price of its own for what the search has found, up to the rounding of seconds; no exchange can be below it.
-    price = sw.cost_of(cost.steps, a, "i8")
-    assert [replace(step, seconds=0.0) for step in price.steps] == [replace(step, seconds=0.0) for step in cost.steps]
-    assert price.seconds == pytest.approx(cost.seconds, rel=1e-9)
+    # A price of its own for what the search has found, and one that no exchange can be below.
+    assert sw.cost_of(cost.steps, a, "i8") == cost
     assert plan.bytes_received("i8").max() <= cost.bytes

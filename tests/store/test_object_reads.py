@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import shardwise as sw
@@ -63,17 +63,19 @@ def boxes(draw: st.DrawFn) -> tuple[int, int, list[int], list[int]]:
 
 
 @given(boxes(), st.booleans())
+@example((60, 8, [6, 6, 6], [968, 88, 8]), False)
 def test_boxes_are_read_in_requests_of_a_bounded_size(box: tuple[int, int, list[int], list[int]], spaced: bool) -> None:
     start, itemsize, shape, strides = box
     kind = np.dtype(f"u{itemsize}")
-    expected = np.ndarray(shape, kind, BYTES[start:].tobytes(), strides=strides)
+    length = itemsize + sum(max(size - 1, 0) * stride for size, stride in zip(shape, strides, strict=True))
+    data = np.random.default_rng(1).bytes(start + length)
+    expected = np.ndarray(shape, kind, data, start, strides)
     room = np.zeros([*shape[:-1], 2 * shape[-1]] if shape else [], kind)
     out = room[..., ::2] if spaced and shape else np.empty(shape, kind)
-    asked = Asked()
+    asked = Asked(data)
     ObjectFile(place(asked)).read_box(start, strides, out)
     np.testing.assert_array_equal(out, expected)
     assert not room[..., 1::2].any() if shape else True
-    length = itemsize + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     assert all(start <= first < last <= start + length for first, last in asked.ranges)
     assert all(last - first <= max(200, itemsize) for first, last in asked.ranges)
     read = sum(last - first for first, last in asked.ranges)

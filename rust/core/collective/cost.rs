@@ -59,8 +59,8 @@ pub struct Tensor {
     pub itemsize: i64,
     /// The sizes of the factors.
     pub sizes: Vec<i64>,
-    /// For each factor, the seconds of a message to the next device along it.
-    pub hop: Vec<f64>,
+    /// For each factor, how many devices of its mesh axis a message to the next device along it passes.
+    pub hops: Vec<i64>,
     /// The links.
     pub links: Links,
     /// For each factor, the mesh axis that it is of.
@@ -71,12 +71,11 @@ impl Tensor {
     /// A tensor of `shape`, with elements of `itemsize` bytes, on meshes with common sub-axes and these links.
     #[must_use]
     pub fn new(views: &Views, shape: &[i64], itemsize: i64, links: Links) -> Self {
-        let hop = |(factor, &latency): (usize, &f64)| latency * views.hops(factor) as f64;
         Self {
             shape: shape.to_vec(),
             itemsize,
             sizes: views.sizes(),
-            hop: links.latency.iter().enumerate().map(hop).collect(),
+            hops: (0..views.factors().len()).map(|factor| views.hops(factor)).collect(),
             links,
             axes: views.factors().iter().map(|factor| factor.sub_axis.axis).collect(),
         }
@@ -126,19 +125,29 @@ impl Tensor {
     /// How long it takes.
     #[must_use]
     pub fn seconds(&self, before: &State, step: &Collective) -> f64 {
-        let around = |factor: usize| (self.sizes[factor] - 1) as f64 * self.hop[factor];
-        let waits: f64 = match step.kind {
+        let waits = match step.kind {
             Kind::Slice => return 0.0,
-            Kind::Permute => {
-                let first = |i: usize| !step.axes[..i].iter().any(|&other| self.axes[other] == self.axes[step.axes[i]]);
-                let once = (0..step.axes.len()).filter(|&i| first(i));
-                once.map(|i| self.links.latency[step.axes[i]]).sum()
-            }
-            Kind::AllReduce => 2.0 * step.axes.iter().map(|&factor| around(factor)).sum::<f64>(),
-            _ => step.axes.iter().map(|&factor| around(factor)).sum(),
+            Kind::Permute => self.waits(&step.axes, |_| 1.0),
+            Kind::AllReduce => self.waits(&step.axes, |around| 2.0 * around),
+            _ => self.waits(&step.axes, |around| around),
         };
         let slowest = step.axes.iter().map(|&factor| self.links.bandwidth[factor]).fold(f64::INFINITY, f64::min);
         waits + self.bytes(before, step) as f64 / slowest
+    }
+
+    /// The seconds of messages one after another along factors; of each mesh axis `messages` are sent, given how many
+    /// take one from each device to all others.
+    ///
+    /// They are counted before they are timed, so that a whole axis takes exactly as long at once and in parts.
+    fn waits(&self, factors: &[usize], messages: impl Fn(f64) -> f64) -> f64 {
+        let is_of = |factor: usize| move |&other: &usize| self.axes[other] == self.axes[factor];
+        let firsts = factors.iter().enumerate().filter(|&(i, &factor)| !factors[..i].iter().any(is_of(factor)));
+        let axis = |(i, &factor): (usize, &usize)| {
+            let of_axis = factors[i..].iter().copied().filter(is_of(factor));
+            let around: i64 = of_axis.map(|part| (self.sizes[part] - 1) * self.hops[part]).sum();
+            messages(around as f64) * self.links.latency[factor]
+        };
+        firsts.map(axis).sum()
     }
 
     /// The collective with its price.
