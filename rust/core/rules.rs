@@ -9,19 +9,14 @@
 //! Kelvin sign. So the caller says of what [`CharClass`] a character is, and a path is searched in up to three forms
 //! (`translate::Group`); and in a path that ends in a newline, that one is told from the others (`translate::Ending`).
 
+mod automaton;
 mod translate;
 
 use std::{collections::HashMap, sync::OnceLock};
 
-use regex::bytes::{Regex, RegexBuilder, RegexSet, RegexSetBuilder};
-
-use translate::{Ending, Group, LAST_NEWLINE, Traits, translate};
-
-/// The most memory that one automaton may take before it is run, in bytes; rules that need more are shared among several.
-const PROGRAM_LIMIT: usize = 16 << 20;
-
-/// The most memory that the states found while running may take, in bytes for each thread; past it they are forgotten.
-const STATES_LIMIT: usize = 16 << 20;
+use crate::{error::Result, parallel};
+use automaton::{Automaton, Poll};
+use translate::{Ending, Group, LAST_NEWLINE, TAKEN_FOR, Traits, translate};
 
 /// What stands for a lone surrogate, which Python has in its texts and Rust has not. Python takes both for neither a digit,
 /// nor a word character, nor white space.
@@ -64,16 +59,17 @@ impl CharClass {
 
     /// What the `regex` crate takes a character for.
     fn of_regex(c: char) -> Self {
-        static CLASSES: OnceLock<Vec<(Regex, CharClass)>> = OnceLock::new();
-        let classes = CLASSES.get_or_init(|| {
-            let compiled = |pattern| RegexBuilder::new(pattern).unicode(true).build().ok();
-            [(r"\d", Self::Digit), (r"\w", Self::Word), (r"\s", Self::Space)]
-                .into_iter()
-                .filter_map(|(pattern, class)| Some((compiled(pattern)?, class)))
-                .collect()
-        });
+        static CLASSES: OnceLock<Option<Automaton>> = OnceLock::new();
+        let classes = CLASSES.get_or_init(|| Automaton::new([r"(?u:\d)", r"(?u:\w)", r"(?u:\s)"], b'\n'));
         let text = c.to_string();
-        classes.iter().find(|(regex, _)| regex.is_match(text.as_bytes())).map_or(Self::Other, |&(_, class)| class)
+        let found = classes.as_ref().and_then(|classes| classes.find(text.as_bytes(), &mut parallel::never).ok());
+        // A digit is a word character too.
+        match found.as_deref() {
+            Some([0, ..]) => Self::Digit,
+            Some([1, ..]) => Self::Word,
+            Some([2, ..]) => Self::Space,
+            _ => Self::Other,
+        }
     }
 }
 
@@ -90,11 +86,12 @@ pub struct Found {
 ///
 /// # Examples
 /// ```
-/// use shardwise_core::rules::{CharClass, MatchMode, RuleSet};
+/// use shardwise_core::{parallel, rules::{CharClass, MatchMode, RuleSet}};
 ///
 /// let rules = RuleSet::new(&["dense.*kernel", "dense.*bias", "(?<!conv)bias"], MatchMode::Search);
-/// let found = rules.find("dense_1/bias", &mut |_| CharClass::Other);
+/// let found = rules.find("dense_1/bias", &mut |_| CharClass::Other, &mut parallel::never)?;
 /// assert_eq!((found.matches, found.rest), (vec![1], vec![2]));
+/// # Ok::<(), shardwise_core::error::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct RuleSet {
@@ -125,25 +122,33 @@ impl RuleSet {
 
     /// The rules that only a backtracking search can find, whatever the path, in order: those that cannot be translated,
     /// and those too large for an automaton.
-    #[must_use]
-    pub fn backtracking(&self) -> Vec<usize> {
-        let mut rest: Vec<usize> = (0..3).flat_map(|group| self.automata(group, 0).rest.iter().copied()).collect();
+    ///
+    /// # Errors
+    /// What `poll` returns.
+    pub fn backtracking(&self, poll: Poll<'_>) -> Result<Vec<usize>> {
+        let mut rest = Vec::new();
+        for group in 0..3 {
+            rest.extend(&self.automata(group, 0, poll)?.rest);
+        }
         rest.sort_unstable();
         rest.dedup();
-        rest
+        Ok(rest)
     }
 
     /// Which rules match the path, and which are still to be tried. `class_of` is asked about characters beyond ASCII. A lone
     /// surrogate is [`SURROGATE`].
-    #[must_use]
-    pub fn find(&self, path: &str, class_of: &mut dyn FnMut(char) -> CharClass) -> Found {
+    ///
+    /// # Errors
+    /// What `poll` returns, which is called now and then; [`Error::TooMany`](crate::error::Error::TooMany) if there is no
+    /// memory to search in.
+    pub fn find(&self, path: &str, class_of: &mut dyn FnMut(char) -> CharClass, poll: Poll<'_>) -> Result<Found> {
         if is_plain(path) {
-            let automata = self.plain.get_or_init(|| Automata::new(self, None, Ending::Plain, |_| true));
+            let automata = kept(&self.plain, || Automata::new(self, None, Ending::Plain, |_| true, poll))?;
             let mut found = Found { matches: Vec::new(), rest: automata.rest.clone() };
-            automata.find(path.as_bytes(), &mut found.matches);
-            return found;
+            automata.find(path.as_bytes(), &mut found.matches, poll)?;
+            return Ok(found);
         }
-        self.find_other(path, class_of)
+        self.find_other(path, class_of, poll)
     }
 
     /// Whether the rules are compiled that a search for this path needs, as far as that is certain.
@@ -152,16 +157,13 @@ impl RuleSet {
         self.plain.get().is_some() && is_plain(path)
     }
 
-    fn find_other(&self, path: &str, class_of: &mut dyn FnMut(char) -> CharClass) -> Found {
+    fn find_other(&self, path: &str, class_of: &mut dyn FnMut(char) -> CharClass, poll: Poll<'_>) -> Result<Found> {
         let mut classes: HashMap<char, CharClass> = HashMap::new();
         let mut agree = true;
         let mut form = |folded: bool| -> String {
             let stands_for = |c: char| match c {
                 _ if c.is_ascii() => c,
-                // What Python's `(?i)` takes for an ASCII letter.
-                'İ' | 'ı' if folded => 'i',
-                'ſ' if folded => 's',
-                '\u{212a}' if folded => 'k',
+                _ if folded && TAKEN_FOR.iter().any(|&(taken, _)| taken == c) => c,
                 _ => classes
                     .entry(c)
                     .or_insert_with(|| {
@@ -177,18 +179,19 @@ impl RuleSet {
         let mut found = Found::default();
         for (group, form) in forms.iter().enumerate() {
             let mut search = |ending: usize, bytes: &[u8]| {
-                let automata = self.automata(group, ending);
-                automata.find(bytes, &mut found.matches);
+                let automata = self.automata(group, ending, poll)?;
+                automata.find(bytes, &mut found.matches, poll)?;
                 found.rest.extend(&automata.rest);
+                Ok(())
             };
             if form.ends_with('\n') {
-                search(1, form.as_bytes());
+                search(1, form.as_bytes())?;
                 let mut marked = form.clone().into_bytes();
                 marked.pop();
                 marked.push(LAST_NEWLINE);
-                search(2, &marked);
+                search(2, &marked)?;
             } else {
-                search(0, form.as_bytes());
+                search(0, form.as_bytes())?;
             }
         }
         // What depends on classes of which the two engines differ, and what depends on the version of Python.
@@ -205,22 +208,32 @@ impl RuleSet {
             list.sort_unstable();
             list.dedup();
         }
-        found
+        Ok(found)
     }
 
     /// The automata of the rules for one form of the path; of the endings, 0 is none, 1 a newline as it is, for the rules
     /// that have no `$`, and 2 a newline that is marked, for those that have.
-    fn automata(&self, group: usize, ending: usize) -> &Automata {
-        self.other[group][ending].get_or_init(|| {
+    fn automata(&self, group: usize, ending: usize, poll: Poll<'_>) -> Result<&Automata> {
+        kept(&self.other[group][ending], || {
             let group = [Group::Classed, Group::Folded, Group::Original][group];
             let written = if ending == 2 { Ending::Marked } else { Ending::Plain };
-            Automata::new(self, Some(group), written, |traits| match ending {
+            let wanted = |traits: &Traits| match ending {
                 0 => true,
                 1 => !traits.has_end,
                 _ => traits.has_end,
-            })
+            };
+            Automata::new(self, Some(group), written, wanted, poll)
         })
     }
+}
+
+/// What a cell holds, made first if it is empty. Two threads may both make it.
+fn kept<T>(cell: &OnceLock<T>, make: impl FnOnce() -> Result<T>) -> Result<&T> {
+    if let Some(made) = cell.get() {
+        return Ok(made);
+    }
+    let made = make()?;
+    Ok(cell.get_or_init(|| made))
 }
 
 /// Whether a path is of printable ASCII characters.
@@ -232,14 +245,20 @@ fn is_plain(path: &str) -> bool {
 #[derive(Debug)]
 struct Automata {
     /// Each with the rules of its expressions.
-    sets: Vec<(RegexSet, Vec<usize>)>,
+    sets: Vec<(Automaton, Vec<usize>)>,
     /// The rules that no automaton serves.
     rest: Vec<usize>,
 }
 
 impl Automata {
     /// Of the rules of a group (for plain paths, of all), those that are `wanted`.
-    fn new(rules: &RuleSet, group: Option<Group>, ending: Ending, wanted: impl Fn(&Traits) -> bool) -> Self {
+    fn new(
+        rules: &RuleSet,
+        group: Option<Group>,
+        ending: Ending,
+        wanted: impl Fn(&Traits) -> bool,
+        poll: Poll<'_>,
+    ) -> Result<Self> {
         let mut served: Vec<(usize, String)> = Vec::new();
         let mut rest = Vec::new();
         for (position, pattern) in rules.patterns.iter().enumerate() {
@@ -263,38 +282,39 @@ impl Automata {
             }
         }
         let mut automata = Self { sets: Vec::new(), rest };
-        automata.compile(&served, ending);
+        automata.compile(&served, ending, poll)?;
         automata.rest.sort_unstable();
-        automata
+        Ok(automata)
     }
 
     /// Compiles the rules together, or where they are too large together, each half by itself.
-    fn compile(&mut self, served: &[(usize, String)], ending: Ending) {
-        let mut builder = RegexSetBuilder::new(served.iter().map(|(_, expression)| expression));
-        builder.unicode(false).size_limit(PROGRAM_LIMIT).dfa_size_limit(STATES_LIMIT);
-        if ending == Ending::Marked {
-            builder.line_terminator(LAST_NEWLINE);
+    fn compile(&mut self, served: &[(usize, String)], ending: Ending, poll: Poll<'_>) -> Result<()> {
+        if served.is_empty() {
+            return Ok(());
         }
-        match (builder.build(), served) {
-            (_, []) => {}
-            (Ok(set), _) => self.sets.push((set, served.iter().map(|(position, _)| *position).collect())),
-            (Err(_), [(position, _)]) => self.rest.push(*position),
-            (Err(_), _) => {
+        let line_terminator = if ending == Ending::Marked { LAST_NEWLINE } else { b'\n' };
+        match (Automaton::new(served.iter().map(|(_, expression)| expression.as_str()), line_terminator), served) {
+            (Some(set), _) => self.sets.push((set, served.iter().map(|(position, _)| *position).collect())),
+            (None, [(position, _)]) => self.rest.push(*position),
+            (None, _) => {
+                poll()?;
                 let (first, second) = served.split_at(served.len() / 2);
-                self.compile(first, ending);
-                self.compile(second, ending);
+                self.compile(first, ending, poll)?;
+                self.compile(second, ending, poll)?;
             }
         }
+        Ok(())
     }
 
     /// Adds the rules that match; in order, if there is one automaton.
-    fn find(&self, path: &[u8], matches: &mut Vec<usize>) {
+    fn find(&self, path: &[u8], matches: &mut Vec<usize>, poll: Poll<'_>) -> Result<()> {
         for (set, rules) in &self.sets {
-            matches.extend(set.matches(path).into_iter().map(|expression| rules[expression]));
+            matches.extend(set.find(path, poll)?.into_iter().map(|expression| rules[expression]));
         }
         if self.sets.len() > 1 {
             matches.sort_unstable();
         }
+        Ok(())
     }
 }
 
@@ -312,9 +332,13 @@ mod tests {
         }
     }
 
+    fn search(rules: &RuleSet, path: &str) -> Found {
+        rules.find(path, &mut python, &mut parallel::never).unwrap()
+    }
+
     fn matches(patterns: &[&str], mode: MatchMode, path: &str) -> Vec<usize> {
         let rules = RuleSet::new(patterns, mode);
-        let found = rules.find(path, &mut python);
+        let found = search(&rules, path);
         assert!(found.rest.is_empty(), "{path}: {:?} left over", found.rest);
         found.matches
     }
@@ -352,21 +376,28 @@ mod tests {
         assert_eq!(matches(&[r"^\w$", r"^\W$", r"a\b", "^.$", "^[^a]$", "[a-z]"], MatchMode::Search, "é"), [0, 3, 4]);
         assert_eq!(matches(&[r"^\w$", r"^\W$"], MatchMode::Search, "€"), [1]);
         assert_eq!(matches(&["(?i)k", "(?ia)k", "(?i)[^k]"], MatchMode::Search, "\u{212a}"), [0]);
+        // What ignores case in one part does not in another.
+        for (letter, taken) in [("k", "\u{212a}"), ("s", "ſ"), ("i", "İ"), ("i", "ı")] {
+            let patterns = [format!("(?i:a)|{letter}"), format!("(?i:a)|[^{letter}]"), format!("(?i:{letter})|a")];
+            let patterns: Vec<&str> = patterns.iter().map(String::as_str).collect();
+            assert_eq!(matches(&patterns, MatchMode::Search, taken), [1, 2], "{taken}");
+        }
         assert_eq!(matches(&["é", r"é\w", "[à-ü]", "[^é]"], MatchMode::Search, "éü"), [0, 1, 2, 3]);
         let rules = RuleSet::new(&[r"é\W", r"\W"], MatchMode::Search);
-        let found = rules.find("é\u{308}", &mut |c| if c == 'é' { CharClass::Word } else { CharClass::Other });
+        let mut class_of = |c| if c == 'é' { CharClass::Word } else { CharClass::Other };
+        let found = rules.find("é\u{308}", &mut class_of, &mut parallel::never).unwrap();
         assert_eq!(found, Found { matches: vec![1], rest: vec![0] });
     }
 
     #[test]
     fn a_rule_that_needs_backtracking_is_left_over() {
         let rules = RuleSet::new(&["a", r"\w", "(?=a)", "é", "(?i)a", r"(a)\1"], MatchMode::Search);
-        assert_eq!(rules.backtracking(), [2, 5]);
+        assert_eq!(rules.backtracking(&mut parallel::never).unwrap(), [2, 5]);
         for (path, found) in
             [("a", &[0, 1, 4][..]), ("né", &[1, 3]), ("a\x1c", &[0, 1, 4]), ("", &[]), ("a\nb", &[0, 1, 4])]
         {
             let expected = Found { matches: found.to_vec(), rest: vec![2, 5] };
-            assert_eq!(rules.find(path, &mut python), expected, "{path:?}");
+            assert_eq!(search(&rules, path), expected, "{path:?}");
         }
     }
 
@@ -375,9 +406,9 @@ mod tests {
         let rules = RuleSet::new(&["kernel"], MatchMode::Search);
         assert!(!rules.is_compiled_for("kernel"));
         // Other paths have automata of their own.
-        assert_eq!(rules.find("é", &mut python), Found::default());
+        assert_eq!(search(&rules, "é"), Found::default());
         assert!(!rules.is_compiled_for("kernel") && !rules.is_compiled_for("é"));
-        assert_eq!(rules.find("bias", &mut python), Found::default());
+        assert_eq!(search(&rules, "bias"), Found::default());
         for (path, compiled) in
             [("kernel", true), (" ~", true), ("é", false), ("a\nb", false), ("\x7f", false), ("", false)]
         {
@@ -389,8 +420,8 @@ mod tests {
     fn a_rule_that_is_too_large_leaves_the_others_compiled() {
         let deep = format!("{}a{}", "(".repeat(5_000), ")".repeat(5_000));
         let rules = RuleSet::new(&["a", "((a{1000}){1000}){1000}", &deep, "b"], MatchMode::Search);
-        assert_eq!(rules.find("ab", &mut python), Found { matches: vec![0, 3], rest: vec![1, 2] });
-        assert_eq!(rules.backtracking(), [1, 2]);
+        assert_eq!(search(&rules, "ab"), Found { matches: vec![0, 3], rest: vec![1, 2] });
+        assert_eq!(rules.backtracking(&mut parallel::never).unwrap(), [1, 2]);
     }
 
     #[test]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shardwise import LayoutError, LayoutMap, TensorLayout
 from shardwise._core import RuleSet
 from shardwise.rules.search import MATCH_MODES, MatchMode
+from tests.checks import interrupted
 
 # Pieces of which the syntaxes of Python and of the compiled core make the same, or different things, or an error.
 PIECES = r"""
@@ -50,6 +51,7 @@ def is_pattern(pattern: str) -> bool:
 @given(st.lists(patterns, min_size=1, max_size=6, unique=True), st.lists(paths, min_size=1, max_size=6))
 @example(["a$"], ["a\n", "a\nb", "a"])
 @example([r"\s", r"\B", "(?i)k", "[^a]"], ["\x1c", "", "\u212a", "\n"])
+@example(["(?i:a)|k"], ["\u212a"])
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_all_rules_that_python_matches_and_no_others(keys: list[str], asked: list[str]) -> None:
     keys = [key for key in keys if is_pattern(key)]
@@ -183,3 +185,32 @@ def test_a_message_has_80_characters_of_a_rule() -> None:
 def test_the_modes_are_those_of_python() -> None:
     with pytest.raises(ValueError, match="find"):
         RuleSet([], "find")
+
+
+def test_a_search_is_interrupted() -> None:
+    # Short rules, each of which is in a thousand states for each letter of a name.
+    layout_map = LayoutMap()
+    for i in range(64):
+        layout_map[f"[a-z]{{2,{1000 + i}}}$"] = (None,)
+    assert layout_map.matching_rules("!") == ()  # All that is compiled for such names.
+    assert interrupted(lambda length: layout_map["a" * length + "!"], range(500, 200_000, 500), KeyboardInterrupt)
+    assert layout_map.matching_rules("a" * 1063) == tuple(layout_map)
+
+
+def test_a_search_is_interrupted_beside_a_unicode_word_boundary() -> None:
+    layout_map = LayoutMap()
+    layout_map[r"\B[a-zé]{2,2000}$"] = (None,)
+    assert interrupted(lambda length: layout_map["éa" * length + "!"], range(500, 200_000, 500), KeyboardInterrupt)
+    assert layout_map["é" * 9] is not None
+
+
+@pytest.mark.parametrize("taken", ["\u212a", "\u017f", "\u0130", "\u0131"])
+@pytest.mark.parametrize(
+    "pattern",
+    ["(?i:a)|k", "(?i:a)|[^k]", "(?i:a)|[^s]", "s(?i:s)|(?i:k)", "(?i:[i-k])", "(?i:a)|i", r"(?i:I)\b|\W(?i:s)"],
+)
+def test_case_is_ignored_only_where_a_rule_says_so(pattern: str, taken: str) -> None:
+    layout_map = LayoutMap()
+    layout_map[pattern] = (None,)
+    for path in (taken, f"s{taken}", f"{taken}/w"):
+        assert (layout_map[path] is not None) is (re.search(pattern, path) is not None), path

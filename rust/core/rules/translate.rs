@@ -29,13 +29,17 @@ use std::str::Chars;
 /// byte of UTF-8, so no pattern can name it.
 pub(super) const LAST_NEWLINE: u8 = 0xff;
 
+/// The characters beyond ASCII that Python takes for ASCII letters when it ignores case, with these letters.
+pub(super) const TAKEN_FOR: [(char, char); 4] = [('İ', 'i'), ('ı', 'i'), ('ſ', 's'), ('\u{212a}', 'k')];
+
 /// Which form of a path a pattern is searched in. They differ in the characters beyond ASCII only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Group {
     /// Each such character is one that stands for its class (digit, other word character, space, anything else): the
     /// pattern names none of them, and Python and the `regex` crate agree on the classes of the four.
     Classed,
-    /// As [`Group::Classed`], but the characters that Python takes for ASCII letters when it ignores case are these.
+    /// As [`Group::Classed`], but the characters that Python takes for ASCII letters where it ignores case are left, for a
+    /// part of the pattern may ignore case and another not.
     Folded,
     /// As it is: the pattern names characters beyond ASCII.
     Original,
@@ -272,7 +276,8 @@ impl Translator<'_> {
     fn literal(&mut self, c: char) {
         let text = self.one(c);
         if self.flags.ignore_case && c.is_ascii_alphabetic() {
-            self.text.push_str(&format!("[{}{}]", c.to_ascii_lowercase(), c.to_ascii_uppercase()));
+            let others = self.taken_for(c, c);
+            self.text.push_str(&format!("[{}{}{others}]", c.to_ascii_lowercase(), c.to_ascii_uppercase()));
         } else {
             self.class_text(&text, c == '\n');
         }
@@ -402,7 +407,17 @@ impl Translator<'_> {
                     class.text.push_str(&format!("{}-{}", fold(from), fold(to)));
                 }
             }
+            class.text.push_str(&self.taken_for(first, last));
         }
+    }
+
+    /// The characters beyond ASCII that Python takes for letters of a range when it ignores case.
+    fn taken_for(&self, first: char, last: char) -> String {
+        let taken = |&(_, letter): &(char, char)| {
+            (first..=last).contains(&letter) || (first..=last).contains(&letter.to_ascii_uppercase())
+        };
+        let is_wanted = self.unicode && !self.ascii;
+        TAKEN_FOR.iter().filter(|pair| is_wanted && taken(pair)).map(|&(c, _)| c).collect()
     }
 
     fn eat(&mut self, text: &str) -> bool {
@@ -448,8 +463,9 @@ mod tests {
             (r"[\w.\-+-/]", r"[[\w]\.\-\+-\/]"),
             ("[[a&&b||c~~d]", r"[\[a\&\&b\|\|c\~\~d]"),
             (r"\<a\>", "<a>"),
-            ("(?i)Kb|[h-j_]", "[kK][bB]|[h-jH-J\\_]"),
-            ("(?i:k)k", "(?:[kK])k"),
+            ("(?i)Kb|[h-j_]", "[kK\u{212a}][bB]|[h-jH-Jİı\\_]"),
+            ("(?i:k)k[s-]", "(?:[kK\u{212a}])k[s\\-]"),
+            ("(?ia)k[^S]", "[kK][^Ss-s]"),
             ("(?ms)^a.$", "(?m:^)a(?s:.)(?m:$)"),
             ("(?x) a b # c\n [ #] \\  d", r"ab[ \#] d"),
             (r"\n\x41\u00e9[\t-\r]", r"\x0aAé[\x09-\x0d]"),

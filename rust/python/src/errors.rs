@@ -125,3 +125,14 @@ fn poll_signals(pending: &mut Option<PyErr>) -> CoreResult<()> {
         Error::Interrupted
     })
 }
+
+/// Leaves what a signal handler raised in `pending`, in a call that holds the interpreter. Other threads get their turn:
+/// handlers run in the main one, which may be waiting.
+#[inline(never)]
+pub(crate) fn poll_holding(py: Python<'_>, pending: &mut Option<PyErr>) -> CoreResult<()> {
+    py.detach(|| ());
+    py.check_signals().map_err(|error| {
+        *pending = Some(error);
+        Error::Interrupted
+    })
+}

@@ -8,7 +8,11 @@ use pyo3::{
 };
 use shardwise_core::rules::{CharClass, MatchMode, RuleSet as CoreRuleSet, SURROGATE};
 
-use crate::{convert::strings, errors::guard, memory::room};
+use crate::{
+    convert::strings,
+    errors::{guard, poll_holding, to_py},
+    memory::room,
+};
 
 /// The bytes that translating a rule takes at most for each of its own.
 const TRANSLATING: usize = 64;
@@ -57,7 +61,11 @@ impl RuleSet {
 
     /// The positions of the patterns that only a backtracking search can find.
     fn backtracking<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| PyTuple::new(py, self.core.backtracking()))
+        guard(|| {
+            let mut pending = None;
+            let rest = self.core.backtracking(&mut || poll_holding(py, &mut pending));
+            PyTuple::new(py, rest.map_err(|error| pending.unwrap_or_else(|| to_py(error)))?)
+        })
     }
 
     /// The positions of the patterns that match the path, and of those that Python's engine still has to try.
@@ -76,14 +84,16 @@ impl RuleSet {
             // A path may be longer than the rules, and what is searched is a copy of it.
             let limit = if self.core.is_compiled_for(text) { FINDING_LIMIT } else { SEARCHING_LIMIT };
             room("the search", self.searching.min(limit).saturating_add(text.len().saturating_mul(16)))?;
-            let mut failed = None;
-            let found = self.core.find(text, &mut |c| {
+            let (mut failed, mut pending) = (None, None);
+            let mut class_of = |c| {
                 class_of(py, c).unwrap_or_else(|error| {
                     failed = Some(error);
                     CharClass::Other
                 })
-            });
+            };
+            let found = self.core.find(text, &mut class_of, &mut || poll_holding(py, &mut pending));
             failed.map_or(Ok(()), Err)?;
+            let found = found.map_err(|error| pending.unwrap_or_else(|| to_py(error)))?;
             Ok((PyTuple::new(py, found.matches)?, PyTuple::new(py, found.rest)?))
         })
     }
