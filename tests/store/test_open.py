@@ -1,7 +1,9 @@
 """What a path is taken for, what is refused with which sentence, and files that change while they are read."""
 
+import copy
 import json
 import os
+import pickle
 import sys
 import threading
 import time
@@ -15,7 +17,7 @@ import safetensors.numpy
 import shardwise as sw
 from shardwise.store import FORMS, Form, StoredCheckpoint, files
 from shardwise.store.files import DataFile
-from tests.checks import open_below
+from tests.checks import open_below, refused
 
 from .conftest import encode
 from .torch_files import save, tensor
@@ -325,3 +327,33 @@ def test_what_is_not_a_file_is_called_what_it_is(tmp_path: Path) -> None:
         for call in (sw.open_checkpoint, sw.verify_checkpoint):
             with pytest.raises(sw.ParseError, match=f"is {kind}; a regular file is needed"):
                 call(path)
+
+
+def test_what_reads_from_files_is_equal_to_itself_alone_and_stays_in_its_process(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file({"a": np.arange(4.0), "b": np.arange(2.0)}, path)
+    with sw.open_safetensors(path) as arrays, sw.open_safetensors(path) as again, sw.open_checkpoint(path) as stored:
+        tensor = stored["a"]
+        with sw.open_checkpoint(path) as other:
+            for one, another in ((arrays, again), (arrays, dict(arrays)), (stored, other), (stored, dict(stored))):
+                assert one != another
+                assert (one == another) is False
+            assert (tensor == other["a"]) is False
+        for opened in (arrays, stored, tensor, tensor.pieces[0], tensor.pieces[0].extent().file):
+            assert opened == opened
+            assert {opened: 1}[opened] == 1
+            for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+                with refused(TypeError, "cannot be pickled or copied; pass the path of the checkpoint, and open it"):
+                    copied(opened)
+
+
+def test_boxes_are_given_away_as_copies(tmp_path: Path) -> None:
+    safetensors.numpy.save_file({"a": np.arange(4.0)}, tmp_path / "model.safetensors")
+    mesh = sw.DeviceMesh((2,), ("x",))
+    sw.reshard_checkpoint(
+        tmp_path / "model.safetensors", tmp_path / "dcp", {"a": sw.TensorLayout(("x",), mesh)}, to="dcp"
+    )
+    with sw.open_checkpoint(tmp_path / "dcp") as stored:
+        assert stored["a"].boxes.tolist() == [[[0, 2]], [[2, 4]]]
+        stored["a"].boxes[:] = 0
+        assert stored.read("a").tolist() == [0, 1, 2, 3]

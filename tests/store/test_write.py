@@ -406,3 +406,13 @@ def test_a_name_that_no_reader_here_takes_is_not_written(to: Any, tmp_path: Path
     sw.save_checkpoint(path, {longest: values}, to=to)
     with sw.open_checkpoint(path) as checkpoint:
         assert checkpoint[longest].read().tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "é" * 127, "n" * 231, "n" * 230])
+def test_names_may_be_as_long_as_the_file_system_allows(name: str, tmp_path: Path) -> None:
+    saved, again = tmp_path / name, tmp_path / f"{name[:-1]}m"
+    sw.save_checkpoint(saved, {"a": np.arange(4.0)})
+    sw.reshard_checkpoint(saved, again)
+    with sw.open_checkpoint(again) as stored:
+        assert stored.read("a").tolist() == [0, 1, 2, 3]
+    assert {path.name for path in tmp_path.iterdir()} == {saved.name, again.name}

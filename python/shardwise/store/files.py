@@ -12,6 +12,7 @@ descriptor to another; it is opened again for the next read, and must then still
 from __future__ import annotations
 
 import errno
+import hashlib
 import mmap
 import os
 import stat
@@ -21,12 +22,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from .._atomic import naming
+from .._text import shown
 from ..errors import ParseError
 
-__all__ = ["DataFile", "FileStatus", "opened_again"]
+__all__ = ["DataFile", "FileStatus", "ReadsFiles", "hidden_name", "opened_again"]
 
 T = TypeVar("T")
 
@@ -45,12 +47,50 @@ _KINDS = {
 # needs the rest for itself: the outputs of a job may be open at the same time.
 _MOST_OPEN = 256
 
+# The longest name that leaves room for a dot before it and 24 bytes after it, and how much is kept of a longer one.
+_LONGEST_NAME = 230
+_BEGINNING = 200
+
 FileStatus = tuple[int, int, int, int]
 """Device, inode, size and time of modification of a file."""
 
 _open_files: OrderedDict[int, weakref.ref[_Descriptor]] = OrderedDict()
 # Reentrant: a finalizer may run while it is held.
 _open_lock = threading.RLock()
+
+
+def hidden_name(name: str) -> str:
+    """Give the beginning of the names of what lies hidden beside a file or folder while it is written.
+
+    A file system allows for 255 bytes; where the name leaves no room for an ending, a digest stands for its end.
+
+    >>> hidden_name("model"), len(hidden_name("m" * 255))
+    ('.model', 217)
+    """
+    encoded = os.fsencode(name)
+    if len(encoded) <= _LONGEST_NAME:
+        return f".{name}"
+    digest = hashlib.sha256(encoded).hexdigest()[:16]
+    return f".{encoded[:_BEGINNING].decode(errors='ignore')}{digest}"
+
+
+class ReadsFiles:
+    """Something that reads from open files: it is equal to itself alone, as a file is, and stays in its process."""
+
+    __slots__ = ()
+
+    # A mapping would compare its values, which a user of `==` on files does not expect to be read, and have no hash.
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            f"{shown(self)} reads from open files, so it cannot be pickled or copied; pass the path of the "
+            "checkpoint, and open it there"
+        )
 
 
 class _Descriptor:
@@ -123,7 +163,7 @@ def _where_there_is_room(take: Callable[[], T]) -> T:
     return take()
 
 
-class DataFile:
+class DataFile(ReadsFiles):
     """A regular file, open for reading.
 
     Attributes:

@@ -15,13 +15,13 @@ import numpy.typing as npt
 from .._dtypes import Dtype, bytes_for
 from ..tiling import Tiling
 from .boxes import Bounds, Extent, check_box, check_out, read_extent
-from .files import DataFile
+from .files import DataFile, ReadsFiles
 from .text import box_text, shorten
 
 __all__ = ["ListedPieces", "StoredCheckpoint", "StoredObject", "StoredPiece", "StoredTensor", "whole_box"]
 
 
-class StoredPiece:
+class StoredPiece(ReadsFiles):
     """A box of a tensor, and where it lies.
 
     Attributes:
@@ -110,7 +110,7 @@ class ListedPieces(Sequence[StoredPiece]):
         return self.make(position, tuple((start, stop) for start, stop in self.boxes[position].tolist()))
 
 
-class StoredTensor:
+class StoredTensor(ReadsFiles):
     """A tensor of a checkpoint: its dtype and shape, and which file holds which box of it.
 
     Attributes:
@@ -175,9 +175,8 @@ class StoredTensor:
     @property
     def boxes(self) -> npt.NDArray[np.int64]:
         """The boxes of `pieces`: int64 of shape (pieces, dims, 2)."""
-        if isinstance(self.pieces, ListedPieces):
-            return self.pieces.boxes
-        boxes = np.array([piece.box for piece in self.pieces], np.int64)
+        pieces = self.pieces
+        boxes = np.array(pieces.boxes if isinstance(pieces, ListedPieces) else [p.box for p in pieces], np.int64)
         return boxes.reshape(len(self.pieces), self.ndim, 2)
 
     @property
@@ -236,7 +235,8 @@ class StoredTensor:
     def _overlapping(self, bounds: Bounds) -> Sequence[int]:
         if len(self.pieces) == 1:
             return range(1)
-        boxes, box = self.boxes, np.array(bounds, np.int64).reshape(self.ndim, 2)
+        boxes = self.pieces.boxes if isinstance(self.pieces, ListedPieces) else self.boxes
+        box = np.array(bounds, np.int64).reshape(self.ndim, 2)
         meets = (np.maximum(boxes[..., 0], box[:, 0]) < np.minimum(boxes[..., 1], box[:, 1])).all(axis=1)
         found: list[int] = np.flatnonzero(meets).tolist()
         return found
@@ -276,7 +276,7 @@ class StoredTensor:
         return f"<StoredTensor {shorten(self.name)}: {self.dtype} {_shape_text(self.shape)}, {pieces}{alias}>"
 
 
-class StoredObject:
+class StoredObject(ReadsFiles):
     """A value of a checkpoint that is not a tensor.
 
     Attributes:
@@ -325,8 +325,10 @@ class _Closable(Protocol):
     def close(self) -> None: ...
 
 
-class StoredCheckpoint(Mapping[str, StoredTensor]):
+class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
     """A checkpoint of any format, open for reading; `open_checkpoint` makes it and lists what it takes.
+
+    As an open file it is equal to itself alone, and cannot be pickled; `diff_checkpoints` compares the tensors of two.
 
     Attributes:
         path: The file or folder.

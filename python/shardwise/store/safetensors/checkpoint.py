@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._arguments import path_of
 from ..boxes import Extent, check_box, check_out, contiguous_strides, read_extent
-from ..files import DataFile
+from ..files import DataFile, ReadsFiles
 from .folder import locate_checkpoint, open_entries
 from .header import Entry
 
@@ -45,12 +45,14 @@ def open_safetensors(path: str | os.PathLike[str]) -> "Checkpoint":
     return Checkpoint(path)
 
 
-class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
+class Checkpoint(ReadsFiles, Mapping[str, np.ndarray[Any, Any]]):
     """A safetensors checkpoint, open for reading; `open_safetensors` makes it and lists what it takes.
 
     Arrays outlive the checkpoint: each keeps its file's map alive. No library can keep an array alive whose file is
     truncated: reading it then kills the process (SIGBUS). Every access looks at the file first and raises ParseError if
     it changed; if a file may shrink during the work, `read` is safe, at the price of a copy.
+
+    As an open file it is equal to itself alone, and cannot be pickled; `diff_checkpoints` compares the tensors of two.
 
     Attributes:
         path: The file, or the index of several.

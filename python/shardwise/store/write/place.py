@@ -22,6 +22,7 @@ from ..._atomic import naming
 from ..._text import bytes_text, shown
 from ...errors import ParseError
 from ..engine import CopyJob, HeldPiece, add_digests
+from ..files import hidden_name
 from ..sharded import MANIFEST
 from .ledger import Ledger
 from .manifest import manifest_text
@@ -52,7 +53,7 @@ class Workplace:
         """Hold the checkpoint's lock: BlockingIOError if another process has it."""
         path = self.plan.path
         _check_parent(path)
-        lock = _core.FileLock(path.with_name(f".{path.name}.lock"))
+        lock = _core.FileLock(path.with_name(f"{hidden_name(path.name)}.lock"))
         try:
             yield
         finally:

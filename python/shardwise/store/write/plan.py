@@ -21,6 +21,7 @@ from ..._arguments import integer
 from ..._dtypes import Dtype
 from ..._text import bytes_text
 from ...errors import LayoutError, SizeOverflowError
+from ..files import hidden_name
 from ..objects import ObjectPath
 from .files import TargetFile
 from .grid import FileGrid, TaskGrid
@@ -168,7 +169,7 @@ class WritePlan:
     @property
     def workplace(self) -> Path:
         """The folder beside the checkpoint that holds what is not finished."""
-        return self.path.with_name(f".{self.path.name}.partial") / self.digest[:16]
+        return self.path.with_name(f"{hidden_name(self.path.name)}.partial") / self.digest[:16]
 
     @property
     def folder(self) -> Path:

@@ -19,7 +19,7 @@ from ..._text import bytes_text, shown
 from ...errors import LayoutError
 from ...partition import Partition
 from ..boxes import Bounds, contiguous_strides
-from ..files import DataFile
+from ..files import DataFile, hidden_name
 from ..objects import ObjectPath
 from ..protocol import StoredTensor
 from .assembled import Assembled
@@ -111,7 +111,7 @@ class Spool:
         blocks: Iterable[np.ndarray[Any, Any]],
     ) -> Wanted:
         if self._folder is None:
-            name_of_folder = f".{self._target.name}."
+            name_of_folder = f"{hidden_name(self._target.name)}."
             beside = None if isinstance(self._target, ObjectPath) else self._target.parent
             self._folder = Path(tempfile.mkdtemp(prefix=name_of_folder, suffix=_SPOOL, dir=beside))
         path = self._folder / f"{self._count}.bin"
@@ -138,7 +138,7 @@ def opened_spool(target: Path) -> Iterator[Spool]:
     if not isinstance(target, ObjectPath):
         if not target.parent.is_dir():
             raise FileNotFoundError(2, "the folder for the checkpoint does not exist", str(target.parent))
-        for stale in target.parent.glob(f".{glob.escape(target.name)}.*{_SPOOL}"):
+        for stale in target.parent.glob(f"{glob.escape(hidden_name(target.name))}.*{_SPOOL}"):
             shutil.rmtree(stale, ignore_errors=True)  # Left by a run that was killed.
     spool = Spool(target)
     try:
