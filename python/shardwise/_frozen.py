@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["frozen", "frozen_objects"]
+__all__ = ["frozen", "frozen_objects", "handed_out"]
 
 
 def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -45,3 +45,17 @@ def frozen_objects(array: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
     (('gpu', 1), False, False)
     """
     return np.asarray(_Held(array))
+
+
+def handed_out(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Give an array that a value keeps to a caller: another one of the same memory.
+
+    An array that cannot be written to can still be given another shape or dtype in place.
+
+    >>> kept = frozen(np.arange(4))
+    >>> handed_out(kept).shape = (2, 2)
+    >>> kept.shape
+    (4,)
+    """
+    another: npt.NDArray[Any] = array.view()
+    return another

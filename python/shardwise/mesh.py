@@ -13,7 +13,7 @@ import numpy as np
 from . import _core
 from ._arguments import is_masked
 from ._drawn import Drawn
-from ._frozen import frozen_objects
+from ._frozen import frozen_objects, handed_out
 from ._text import shown
 from .errors import MeshError
 from .sub_axis import parse_sub_axis
@@ -172,7 +172,7 @@ class DeviceMesh(Drawn):
             for i, label in enumerate(labels):
                 flat[i] = label
             self._devices = frozen_objects(flat).reshape(self.shape)
-        return self._devices
+        return handed_out(self._devices)
 
     @property
     def has_default_devices(self) -> bool:

@@ -178,6 +178,8 @@ def test_a_text_of_a_wrong_type(text: Any) -> None:
             ParseError,
             "in the order of the mesh, but 'x' comes after 'y'",
         ),
+        ('#sdy.sharding<@m, [{}], unreduced={"y", "x"}>', ParseError, "unreduced axes .* but 'x' comes after 'y'"),
+        ('#sdy.sharding<@m, [{}], unreduced={"y":(2)2, "y":(1)2}>', ParseError, "unreduced axes are listed once"),
         ("#sdy.sharding<@m, [{}], replicated={}, replicated={}>", ParseError, "replicated axes are listed twice"),
     ],
 )

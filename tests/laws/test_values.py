@@ -7,6 +7,7 @@ import enum
 import importlib
 import inspect
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -369,7 +370,14 @@ def test_a_value_cannot_be_changed(kind: type, i: int) -> None:
             setattr(value, name, None)
         with pytest.raises((AttributeError, TypeError)):
             delattr(value, name)
-    for array in arrays_of(value):
+    for name, array in arrays_of(value):
+        shape = array.shape
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # numpy 2.5 would rather have `reshape`.
+            array.shape = (1, *shape)
+        # The items of a tuple are what they are.
+        assert getattr(value, name).shape == shape or kind is torch.LocalShards
+        array.shape = shape
         assert not array.flags.writeable
         with pytest.raises(ValueError, match="WRITEABLE"):
             array.flags.writeable = True
@@ -384,13 +392,18 @@ def test_a_value_cannot_be_changed(kind: type, i: int) -> None:
     assert (repr(value), hash(value)) == (before, hashed)
 
 
-def arrays_of(value: Any) -> Iterator[npt.NDArray[Any]]:
-    """The arrays that a value keeps: an attribute that gives the same one twice."""
+def arrays_of(value: Any) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """The arrays that a value keeps: attributes that give the same memory twice."""
     for name in dir(value):
         with suppress(sw.LayoutError):  # A layout without its mesh has no answer.
             array = None if name.startswith("_") else getattr(value, name)
-            if isinstance(array, np.ndarray) and array is getattr(value, name):
-                yield array
+            if isinstance(array, np.ndarray) and np.shares_memory(array, getattr(value, name)):
+                yield name, array
+
+
+def test_arrays_that_values_keep_are_found() -> None:
+    kept = {name for made in (mesh(), plan(), report_of()) for name, _ in arrays_of(made)}
+    assert kept == {"devices", "device_bytes", "kept", "transfers"}
 
 
 def test_a_sharded_array_and_its_shards_are_pickled_with_their_values() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ def test_refused() -> None:
         (lambda: sw.plan_model(layouts, {}, {"w": ((8,), "f4")}), sw.LayoutError, "dst has no layout for 'w'"),
         (lambda: sw.plan_model(3, layouts, {"w": ((8,), "f4")}), TypeError, "src must be a LayoutMap or a mapping"),
         (lambda: sw.plan_model(layouts, layouts, [("w", (8,))]), TypeError, "tensors must map names"),  # type: ignore[arg-type]
-        (lambda: sw.plan_model(layouts, layouts, {"w": (8,)}), TypeError, r"tensors\['w'\] must be \(shape, dtype\)"),  # type: ignore[dict-item]
+        (lambda: sw.plan_model(layouts, layouts, {"w": (8,)}), TypeError, r"tensors\['w'\] must be \(shape, dtype\)"),
         (lambda: sw.plan_model(layouts, layouts, {"w": ((8,), "nope")}), TypeError, "the dtype of 'w'"),
         (lambda: sw.plan_model(layouts, layouts, {"w": ((9,), "f4")}), sw.LayoutError, r"src\['w'\]: dim 0 has 9"),
         (
@@ -135,3 +136,19 @@ def test_senders_that_do_not_hold_what_they_send() -> None:
     ):
         with pytest.raises(sw.LayoutError, match=message):
             sw.ReshardPlan(halves, reader, senders)
+
+
+def test_tensors_may_be_what_a_checkpoint_has(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    sw.save_checkpoint(path, {"a": np.zeros((4, 8), "float16"), "b": np.zeros(6)})
+    mesh = sw.DeviceMesh((2,), ("x",))
+    src, dst = sw.LayoutMap(mesh), sw.LayoutMap(mesh)
+    src["a"], src["b"], dst["a"], dst["b"] = ("x", None), ("x",), (None, "x"), (None,)
+    expected = sw.plan_model(src, dst, {"a": ((4, 8), "float16"), "b": ((6,), "float64")})
+    # Half of each half of a, and half of b.
+    assert expected.bytes_received() == {"cpu:0": 2 * 4 * 2 + 3 * 8, "cpu:1": 2 * 4 * 2 + 3 * 8}
+    with sw.open_safetensors(path) as arrays, sw.open_checkpoint(path) as stored:
+        for tensors in (arrays, arrays.entries, stored):
+            plan = sw.plan_model(src, dst, tensors)
+            assert plan.bytes_received() == expected.bytes_received()
+            assert plan["a"] == expected["a"]

@@ -101,8 +101,7 @@ def from_shardy(text: str, mesh: DeviceMesh | None = None) -> TensorLayout:
                 f"{name} axes are to be reduced by {reader.word()!r}; a layout can only express axes that are summed"
             )
         lists[name] = _read_axes(reader)
-        if name == "replicated":
-            _check_sorted(lists[name], written if mesh is None else mesh)
+        _check_sorted(name, lists[name], written if mesh is None else mesh)
     reader.end()
     mesh = _one_mesh(mesh, written)
     axes = [tuple(_axis_of(mesh, axis) for axis in dim) for dim in dims]
@@ -258,14 +257,14 @@ def _labelled(mesh: DeviceMesh, ids: list[int] | None, labels: list[Hashable] | 
     return DeviceMesh(mesh.shape, mesh.axis_names, [f"cpu:{i}" if labels is None else labels[i] for i in ids])
 
 
-def _check_sorted(axes: list[_AxisRef], mesh: DeviceMesh | None) -> None:
-    """Shardy lists replicated axes once, in the order of the mesh, and parts of one axis major first."""
+def _check_sorted(what: str, axes: list[_AxisRef], mesh: DeviceMesh | None) -> None:
+    """Shardy lists such axes once, in the order of the mesh, and parts of one axis major first."""
     names = [] if mesh is None else list(mesh.axis_names)
     places = [(names.index(axis.name) if axis.name in names else len(names), axis.part or (1, 1)) for axis in axes]
     for first, second, before, after in zip(axes, axes[1:], places, places[1:], strict=False):
         if first == second or (before >= after and first.name in names):
             raise ParseError(
-                f"replicated axes are listed once, in the order of the mesh, but {shown(second.name)} comes after "
+                f"{what} axes are listed once, in the order of the mesh, but {shown(second.name)} comes after "
                 f"{shown(first.name)}"
             )
 

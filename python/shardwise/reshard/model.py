@@ -54,9 +54,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     _labels: tuple[Any, ...]
     _made: dict[str, ReshardPlan]
 
-    def __init__(
-        self, src: Any, dst: Any, tensors: Mapping[str, tuple[Sequence[int], Any]], uneven: UnevenRule = "even"
-    ) -> None:
+    def __init__(self, src: Any, dst: Any, tensors: Mapping[str, Any], uneven: UnevenRule = "even") -> None:
         if not isinstance(tensors, Mapping):
             raise TypeError(f"tensors must map names to (shape, dtype), got {type(tensors).__name__}")
         self._ends, self._tensors, self._made = {}, {}, {}
@@ -67,7 +65,8 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         used, sizes = [], []
         for name, tensor in tensors.items():
             try:
-                shape, dtype = tensor
+                described = hasattr(tensor, "shape") and hasattr(tensor, "dtype")
+                shape, dtype = (tensor.shape, tensor.dtype) if described else tensor
                 shape = tuple(shape)
             except (TypeError, ValueError):
                 raise TypeError(f"tensors[{shown(name)}] must be (shape, dtype), got {shown(tensor)}") from None
@@ -171,16 +170,15 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         return plan_model, (src, dst, self._tensors)
 
 
-def plan_model(
-    src: Any, dst: Any, tensors: Mapping[str, tuple[Sequence[int], Any]], *, uneven: UnevenRule = "even"
-) -> ModelPlan:
+def plan_model(src: Any, dst: Any, tensors: Mapping[str, Any], *, uneven: UnevenRule = "even") -> ModelPlan:
     """Plan how to go from one layout of a model to another, with the load balanced over all tensors.
 
     Args:
         src: who holds what now: a `LayoutMap`, or a mapping from names to layouts that have their mesh, partitions or
             other tilings.
         dst: who should hold what, given in the same way.
-        tensors: the shape and the dtype of each tensor, by name.
+        tensors: the shape and the dtype of each tensor, by name: a pair, or anything that has them as attributes, such
+            as what a checkpoint has.
         uneven: how layouts cut dims that do not divide, unless a rule of the map says so; see
             `TensorLayout.partition`.
 

@@ -15,6 +15,7 @@ from .._arguments import int64_array, integer
 from .._core import ReshardPlan as CorePlan
 from .._drawn import Drawn
 from .._dtypes import dtype_of, itemsize_of
+from .._frozen import handed_out
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
@@ -154,7 +155,7 @@ class ReshardPlan(Drawn):
         """
         if self._transfers is None:
             self._transfers = self._structured(self._core.transfers())
-        return self._transfers
+        return handed_out(self._transfers)
 
     @property
     def kept(self) -> npt.NDArray[np.void]:
@@ -168,7 +169,7 @@ class ReshardPlan(Drawn):
         """
         if self._kept is None:
             self._kept = self._structured(self._core.kept())
-        return self._kept
+        return handed_out(self._kept)
 
     def _structured(self, rows: bytes) -> npt.NDArray[np.void]:
         rank = len(self._dst.shape)

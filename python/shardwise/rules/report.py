@@ -17,7 +17,7 @@ from .._arguments import instance
 from .._atomic import replace_file
 from .._drawn import Drawn
 from .._dtypes import bytes_for
-from .._frozen import frozen
+from .._frozen import frozen, handed_out
 from .._text import bytes_text, shown
 from ..errors import SizeOverflowError
 from ..layout import TensorLayout
@@ -178,7 +178,7 @@ class LayoutReport(Drawn):
         replicated = _sum(tensor.nbytes for tensor in self.placed if tensor.is_replicated)
         return replicated / whole if whole and replicated is not None else None
 
-    @cached_property
+    @property
     def device_bytes(self) -> npt.NDArray[np.int64] | None:
         """Bytes of all placed tensors on each device: a read-only int64 array, in the order of device indices.
 
@@ -187,6 +187,10 @@ class LayoutReport(Drawn):
         Raises:
             SizeOverflowError: if a device would hold more than 2**63 - 1 bytes.
         """
+        return None if self._device_bytes is None else handed_out(self._device_bytes)
+
+    @cached_property
+    def _device_bytes(self) -> npt.NDArray[np.int64] | None:
         mesh = self.device_mesh
         largest = _sum(tensor.bytes_per_device for tensor in self.placed)
         meshes = {tensor.layout.device_mesh for tensor in self.placed if tensor.layout is not None}
