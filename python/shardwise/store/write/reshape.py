@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,10 +28,10 @@ from .forms import Target, plan_form
 from .gather import check_replicas as check_stored_replicas
 from .names import check_name, chosen, kept_values, key_paths, rename_pairs, renamed_tensors
 from .objects import ObjectJob
-from .place import check_room
+from .place import check_room, claim_name, locked, refuse_existing
 from .plan import uncollected
 from .reports import WriteOutline, WriteReport
-from .spool import is_addressable, is_converted, is_float, opened_spool, unread
+from .spool import is_addressable, is_converted, is_float, opened_spool
 from .wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
 
 __all__ = ["plan_checkpoint", "reshard_checkpoint", "save_checkpoint"]
@@ -106,7 +106,8 @@ def save_checkpoint(
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
     target = place_of(path)
     made = plan_form(target, wanted, to, metadata or {}, max_file_bytes, {}, {}, compare=False)
-    return _run(made, target, None, memory, threads, sync, False, _RETRIES, progress)
+    with _held(target):
+        return _run(made, target, None, memory, threads, sync, False, _RETRIES, progress)
 
 
 def reshard_checkpoint(
@@ -326,7 +327,14 @@ def _planning(
     source = place_of(src)
     if _is_same(source, target):
         raise FileExistsError(17, "dst is the source", str(target))
-    with open_checkpoint(source) as checkpoint, opened_spool(target) as spool:
+    is_written = how == "spool"
+    with (
+        open_checkpoint(source) as checkpoint,
+        _held(target) if is_written else nullcontext(),
+        opened_spool(target, is_written=is_written) as spool,
+    ):
+        if not isinstance(target, ObjectPath):
+            (claim_name if is_written else refuse_existing)(target)
         is_remote = isinstance(source, ObjectPath)
         converted = None if dtype is None else _float_dtype(dtype)
         if is_new and not (converted is None and all(map(is_addressable, checkpoint.values()))):
@@ -373,13 +381,14 @@ def _planning(
             elif how == "refuse":
                 raise _not_in_tasks(name)
             elif how == "placeholder":
-                wanted.append(unread(name, made.dtype, made.shape, partition))
+                wanted.append(spool.unassembled(name, made, partition))
             else:
                 wanted.append(spool.assembled(name, made, partition, memory))
         if to == "dcp":
             for old, name in kept_values(checkpoint, rename, rewrites, only, tensors).items():
                 names[old] = name
                 wanted.append(wanted_object(name, checkpoint.objects[old], is_read=not isinstance(target, ObjectPath)))
+        spool.finish()
         paths = key_paths(checkpoint, names)
         with uncollected():
             planned = plan_form(
@@ -387,6 +396,11 @@ def _planning(
                 compare=replicas == "check", is_saved=how == "refuse",
             )  # fmt: skip
         yield planned
+
+
+def _held(target: Path) -> AbstractContextManager[None]:
+    """Hold the lock of a new checkpoint; in a store there is none."""
+    return nullcontext() if isinstance(target, ObjectPath) else locked(target)
 
 
 def _check_room_beside(rough: CheckpointPlan | ObjectJob) -> None:
