@@ -157,7 +157,8 @@ def _about(seconds: float) -> str:
     size, unit = next(
         ((size, unit) for size, unit in ((3600, "hours"), (60, "minutes")) if seconds >= 2 * size), (1, "seconds")
     )
-    return f"about {seconds / size:.0f} {unit}, by a sample" if seconds >= 2 else "some seconds at most, by a sample"
+    said = f"about {seconds / size:.0f} {unit}" if seconds >= 2 else "a few seconds at most"
+    return f"{said}, estimated from a sample"
 
 
 def run_verify(screen: Screen, options: argparse.Namespace) -> int:
