@@ -128,7 +128,9 @@ def test_any_cut_to_any_other(data: st.DataObject, pairs: int) -> None:
     values: npt.NDArray[Any] = np.zeros(shape, "f4")
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         patched.setattr(forecast, "_PAIRS", pairs)
-        sw.save_checkpoint(Path(folder, "a"), {"w": values}, {"w": layout()}, to="sharded", uneven="balanced")
+        sw.save_checkpoint(
+            Path(folder, "a"), {"w": values}, {"w": layout()}, to="sharded", uneven="balanced", sync=False
+        )
         plan = sw.plan_checkpoint(
             Path(folder, "a"), Path(folder, "b"), {"w": layout()}, to="sharded", uneven="balanced"
         )
@@ -162,6 +164,16 @@ def test_the_command_says_it(
     assert "would be 1 file" in said
     assert f"480 B are read, in 4 contiguous parts; {time}, estimated from a sample\n" in said
     assert "are free" in said
+
+
+def test_of_a_store_only_what_is_known_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fsspec")
+    assert main(["reshard", str(written(tmp_path, "hf")), "memory://outlined", "--to", "hf", "--plan"]) == 0
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert first.startswith("memory://outlined would be 1 file, ")
+    assert first.endswith(" of memory in 1 thread")
+    assert second.split() == ["file", "bytes"]
+    assert not sw.ObjectPath("memory://outlined").exists()
 
 
 def test_where_nothing_can_be_written_there_is_no_estimate(
