@@ -137,7 +137,7 @@ mutants: ## change the core's arithmetic line by line and see whether its unit t
 
 # A second for each change, of which COUNT are drawn by SEED from each file; FILE is one or several.
 COUNT ?=
-mutants-python: build ## the same for the Python package: FILE=python/shardwise/layout.py, COUNT=50 per file, EVERY=4th change
+mutants-python: build ## the same for the Python package: FILE=python/shardwise/layout.py, COUNT=50 per file or EVERY=4 for a quarter
 	$(BIN)/python -m tests.mutants $(if $(COUNT),--count $(COUNT)) $(if $(EVERY),--every $(EVERY)) $(if $(SEED),--seed $(SEED)) $(FILE)
 
 # Needs no network once its tools are there: what the pages link to is theirs, or is not followed.
