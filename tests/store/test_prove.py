@@ -13,6 +13,8 @@ import shardwise as sw
 from shardwise.store.engine import digest_array
 from tests.checks import refused
 
+from .conftest import encode
+
 #: The least memory that the engine works with: rows of the tensors below are compared some at a time.
 MEMORY = 16 * 2**10
 
@@ -40,6 +42,24 @@ def test_bits_that_numbers_do_not_tell_apart_differ(tmp_path: Path) -> None:
     sw.save_checkpoint(tmp_path / "b.safetensors", {"zero": np.array([1.0, -0.0]), "nan": nans[[1, 1, 2]]})
     found = sw.diff_checkpoints(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     assert [(each.name, each.index, each.count) for each in found] == [("nan", (0,), 1), ("zero", (1,), 1)]
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("F4", 4), ("F6_E2M3", 6)])
+@pytest.mark.parametrize("places", [[], [0], [11_999], [3, 7777, 9001]])
+def test_packed_elements_are_verified_and_compared(tmp_path: Path, dtype: str, bits: int, places: list[int]) -> None:
+    """The first element in the lowest bits; several blocks."""
+    shape = (120, 100)
+    one = np.random.default_rng(0).integers(0, 1 << bits, 12_000).tolist()
+    other = [value ^ 1 << bits - 1 if place in places else value for place, value in enumerate(one)]
+    for name, values in (("a", one), ("b", other)):
+        number = sum(value << bits * place for place, value in enumerate(values))
+        data = number.to_bytes(12_000 * bits // 8, "little")
+        said = {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}
+        (tmp_path / f"{name}.safetensors").write_bytes(encode({"w": said}, data))
+    assert sw.verify_checkpoint(tmp_path / "a.safetensors").bytes == 12_000 * bits // 8
+    found = sw.diff_checkpoints(tmp_path / "a.safetensors", tmp_path / "b.safetensors", memory=MEMORY)
+    expected = [(divmod(place, 100), one[place], other[place], len(places)) for place in places[:1]]
+    assert [(each.index, each.first, each.second, each.count) for each in found] == expected
 
 
 def test_differences_in_words(tmp_path: Path) -> None:

@@ -107,6 +107,18 @@ def test_a_destination_that_exists_is_refused_before_anything_is_converted(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "source.safetensors"]
 
 
+@pytest.mark.parametrize("plan", [False, True])
+def test_too_little_memory_for_a_row_is_refused_before_anything_is_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: bool
+) -> None:
+    tensors = {"a": np.ones((4, 3)), "z": np.ones((2, 9000))}
+    sw.save_checkpoint(tmp_path / "a", tensors)
+    monkeypatch.setattr(sw.StoredTensor, "read", None)
+    with pytest.raises(sw.LayoutError, match=r"'z' takes 70\.3 KiB .* at least 140\.6 KiB are needed"):
+        sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", dtype="float32", memory=2**17, plan=plan)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 @pytest.mark.parametrize("to", ["safetensors", "hf", "sharded", "dcp"])
 @pytest.mark.parametrize("dtype", [None, "float32"])
 def test_tied_tensors_stay_tied_if_they_are_put_together_in_a_file(

@@ -92,6 +92,8 @@ def _digests(
         tensor = checkpoint[name]
         if not tensor.size:
             continue
+        if tensor.bits % 8:
+            tensor = tensor._packed_bytes()
         if is_remote or not all(piece.is_addressable for piece in tensor.pieces):
             arrays[name] = tensor
             continue

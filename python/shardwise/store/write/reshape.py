@@ -353,7 +353,7 @@ def _planning(
             if is_direct and not is_converted(tensor, converted):
                 return wanted_stored(new, tensor, partition)
             if how == "placeholder":
-                return spool.placeholder(new, tensor, converted, partition)
+                return spool.placeholder(new, tensor, converted, partition, memory)
             if how == "refuse" and is_remote and not isinstance(target, ObjectPath) and is_addressable(tensor):
                 raise TypeError(
                     f"src is {source}, and dst is not in a store; tasks for a disk read files: reshard_checkpoint "

@@ -141,9 +141,12 @@ class Spool:
         written = self._written(name, tensor.shape, kept, partition, blocks)
         return self._known.setdefault(identity, replace(written, identity=identity))
 
-    def placeholder(self, name: str, tensor: StoredTensor, dtype: Dtype | None, partition: Partition | None) -> Wanted:
+    def placeholder(
+        self, name: str, tensor: StoredTensor, dtype: Dtype | None, partition: Partition | None, memory: int
+    ) -> Wanted:
         """For a plan: the tensor as if it were written and converted, without reading it."""
         kept = _kept(tensor, dtype)
+        _rows_of(tensor, memory)
         identity = _identity(tensor, kept)
         known = self._known.setdefault(identity, replace(_unread(name, kept, tensor.shape, None), identity=identity))
         return replace(known, name=name, partition=partition)
@@ -226,16 +229,26 @@ def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:
         yield ()
         return
     rest = tuple(slice(0, size) for size in tensor.shape[1:])
-    row = max(tensor.nbytes // max(tensor.shape[0], 1), 1)
-    # A block, the piece that it is decoded from, and its conversion.
-    rows = min(max(memory // (4 * row), 1), tensor.shape[0])
+    rows = _rows_of(tensor, memory)
+    for start in range(0, tensor.shape[0], rows):
+        yield (slice(start, min(start + rows, tensor.shape[0])), *rest)
+
+
+def _rows_of(tensor: StoredTensor, memory: int) -> int:
+    """How many rows of a tensor are converted or decoded at once.
+
+    Raises:
+        LayoutError: if the memory is too little for one.
+    """
+    count = tensor.shape[0] if tensor.shape else 1
+    row = max(tensor.nbytes // max(count, 1), 1)
     if row * 2 > memory:
         raise LayoutError(
             f"memory is {bytes_text(memory)}; a row of tensor {shown(tensor.name)} takes {bytes_text(row)} and must "
             f"be converted or decoded in memory: at least {bytes_text(2 * row)} are needed"
         )
-    for start in range(0, tensor.shape[0], max(rows, 1)):
-        yield (slice(start, min(start + rows, tensor.shape[0])), *rest)
+    # A block, the piece that it is decoded from, and its conversion.
+    return max(min(memory // (4 * row), count), 1)
 
 
 def _runs(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[Bounds]:
