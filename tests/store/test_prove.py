@@ -15,6 +15,7 @@ from tests.checks import refused
 
 from .conftest import encode
 
+ROOT = Path(__file__).resolve().parents[2]
 #: The least memory that the engine works with: rows of the tensors below are compared some at a time.
 MEMORY = 16 * 2**10
 
@@ -123,6 +124,30 @@ def test_a_header_that_was_changed_is_found(tmp_path: Path) -> None:
     file.write_bytes(data.replace(b"right", b"wrong"))
     with pytest.raises(sw.ParseError, match=f"{file.name}: its header is not what was written"):
         sw.verify_checkpoint(folder)
+
+
+@pytest.mark.parametrize("to", ["hf", "sharded", "dcp"])
+def test_a_flipped_bit_anywhere_is_found(tmp_path: Path, to: Any) -> None:
+    """In elements, values, headers, padding, index and manifest: up to 150 bytes of each file."""
+    source = ROOT / "tests" / "data" / "checkpoints" / "torch" / "dcp"
+    with sw.open_checkpoint(source) as checkpoint:
+        assert checkpoint.objects
+        names = list(checkpoint)[:3]
+        cut = {name: checkpoint[name].ndim * ((),) for name in names}
+    mesh = sw.DeviceMesh((2,), ("x",))
+    layouts = {name: sw.TensorLayout((("x",), *axes[1:]), mesh) for name, axes in cut.items() if axes}
+    only = "^(" + "|".join([*names, *checkpoint.objects]).replace(".", r"\.") + ")$"
+    made = tmp_path / "made"
+    sw.reshard_checkpoint(source, made, layouts, to=to, uneven="chunk", only=only)
+    assert sw.verify_checkpoint(made).tensors == 3
+    for path in sorted(made.iterdir()):
+        data = path.read_bytes()
+        for at in range(3, len(data), max(11, len(data) // 150)):
+            path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+            with pytest.raises((sw.ShardwiseError, OSError)):
+                sw.verify_checkpoint(made)
+        path.write_bytes(data)
+    assert sw.diff_checkpoints(made, made) == []
 
 
 @pytest.mark.parametrize(

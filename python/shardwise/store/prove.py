@@ -15,6 +15,7 @@ from .._text import shown
 from ..errors import ParseError
 from .digests import Progress, tensor_digests, verified_digests
 from .engine import check_memory, check_threads
+from .frames import Frames
 from .object_files import open_file
 from .objects import ObjectPath, place_of
 from .open import open_checkpoint
@@ -118,8 +119,9 @@ def verify_checkpoint(
     check_threads(threads)
     given = place_of(path)
     with open_checkpoint(given) as checkpoint:
-        expected = _expected(given, checkpoint)
-        found, sums = verified_digests(checkpoint, memory, threads, progress)
+        expected, files = _expected(given, checkpoint)
+        frames = Frames(checkpoint, files)
+        found, sums = verified_digests(checkpoint, memory, threads, progress, frames.add)
         for name, digest in expected.items():
             if name not in found:
                 raise ParseError(f"{given}: tensor {shown(name)} was written, but is missing")
@@ -129,29 +131,30 @@ def verify_checkpoint(
                     f"{digest:032x} was recorded"
                 )
         # Last, since what is wrong with a tensor says more. This finds what nothing else speaks of, such as layouts.
+        frames.check()
         if given.is_dir() and (given / MANIFEST).is_file():
             check_seal(given)
         return VerifyReport(given, checkpoint.format, len(checkpoint), checkpoint.nbytes, len(expected), sums)
 
 
-def _expected(path: Path, checkpoint: StoredCheckpoint) -> dict[str, int]:
-    """The digests that were written beside the tensors."""
+def _expected(path: Path, checkpoint: StoredCheckpoint) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
+    """The digests that were written beside the tensors, and what the manifest says about each file."""
     if path.is_dir() and (path / MANIFEST).is_file():
         manifest = read_manifest(path)
         for name, said in manifest["files"].items():
             _check_header(path / name, said)
         tensors: dict[str, Any] = manifest["tensors"]
-        return {name: _number(said.get("digest"), path / MANIFEST) for name, said in tensors.items()}
+        return {name: _number(said.get("digest"), path / MANIFEST) for name, said in tensors.items()}, manifest["files"]
     text = checkpoint.metadata.get("shardwise.digests")
     if not isinstance(text, str):
-        return {}
+        return {}, {}
     try:
         said = json.loads(text)
     except (ValueError, RecursionError):
         raise ParseError(f"{path}: the digests in its header are not JSON") from None
     if not isinstance(said, dict):
         raise ParseError(f"{path}: the digests in its header are not a JSON object")
-    return {name: _number(digest, path) for name, digest in said.items()}
+    return {name: _number(digest, path) for name, digest in said.items()}, {}
 
 
 def _check_header(path: Path, said: dict[str, Any]) -> None:
