@@ -6,11 +6,14 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import numpy.typing as npt
 
 from ... import _core
+from ...errors import ParseError
+from ..files import opened_again
 from .plan import PlannedTensor, WritePlan, split_rows
 from .task import SourceFile
 
@@ -109,11 +112,9 @@ def estimated_seconds(plan: WritePlan, to_read: int, *, sync: bool) -> float | N
             if sync:
                 os.fsync(sample.fileno())
             written_in = time.perf_counter() - began
-    except OSError:
+    except (OSError, ParseError):
         return None
     size = sum(map(len, blocks))
-    if not size:  # The sources were cut short meanwhile.
-        return None
     if not is_read:
         read_in = written_in
     return ((to_read + spooled) * read_in + (written + spooled) * written_in) / size
@@ -132,8 +133,8 @@ def _sample(plan: WritePlan, most: int) -> Iterator[bytes]:
         begin = files[place].end - (int(ends[place]) - at)
         while left and place < len(files):
             file = files[place]
-            with open(file.path, "rb", buffering=0) as stream:  # noqa: PTH123 (as in a plan, not as a Path follows it)
-                stream.seek(max(begin, file.begin))
-                data = stream.read(min(left, file.end - max(begin, file.begin)))
+            begin = max(begin, file.begin)
+            with closing(opened_again(file.path, file.size, file.modified)) as source:
+                data = source.read(begin, min(left, file.end - begin))
             yield data
             left, place, begin = left - len(data), place + 1, 0
