@@ -118,8 +118,8 @@ SPECS = [(), ("x",), ("y",), ("x", "y"), ("y", "x")]
 
 
 @settings(max_examples=60)
-@given(data=st.data(), pairs=st.sampled_from([1, 3, 1 << 18]))
-def test_any_cut_to_any_other(data: st.DataObject, pairs: int) -> None:
+@given(data=st.data(), pairs=st.sampled_from([1, 3, 1 << 18]), few=st.sampled_from([1, 16]))
+def test_any_cut_to_any_other(data: st.DataObject, pairs: int, few: int) -> None:
     mesh = sw.DeviceMesh((2, 3), ("x", "y"))
     shape = tuple(data.draw(st.lists(st.integers(0, 5), max_size=3)))
 
@@ -133,6 +133,7 @@ def test_any_cut_to_any_other(data: st.DataObject, pairs: int) -> None:
     values: npt.NDArray[Any] = np.zeros(shape, "f4")
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         patched.setattr(forecast, "_PAIRS", pairs)
+        patched.setattr(forecast, "_FEW", few)
         sw.save_checkpoint(Path(folder, "a"), {"w": values}, {"w": layout()}, to="sharded", uneven="balanced")
         plan = sw.plan_checkpoint(
             Path(folder, "a"), Path(folder, "b"), {"w": layout()}, to="sharded", uneven="balanced"

@@ -19,8 +19,8 @@ from .task import SourceFile
 
 __all__ = ["bytes_to_read", "estimated_seconds", "runs_to_copy"]
 
-#: Pairs of pieces that are looked at at a time.
-_PAIRS = 1 << 18
+#: Pairs of pieces that are looked at at a time, and so few that none of them is left out.
+_PAIRS, _FEW = 1 << 18, 16
 #: The bytes of a sample, and of each of its reads.
 _SAMPLE, _BLOCK = 16 * 2**20, 2**20
 
@@ -48,11 +48,9 @@ def runs_to_copy(plan: WritePlan) -> int:
 
 def _pairs(tensor: PlannedTensor) -> Iterator[tuple[Rows, Rows]]:
     """Numbers of the sources and targets that may have elements in common, by their extents along one dim."""
-    rank = len(tensor.shape)
-    if not len(tensor.sources) or not len(tensor.targets):
-        return
-    if rank == 0:
-        yield np.zeros(1, np.int64), np.zeros(1, np.int64)
+    rank, count = len(tensor.shape), len(tensor.sources) * len(tensor.targets)
+    if count <= _FEW:
+        yield np.divmod(np.arange(count), len(tensor.targets))
         return
     _, starts, stops, _ = split_rows(tensor.sources, rank)
     dim = int(np.argmax([len(np.unique(starts[:, dim])) for dim in range(rank)]))
