@@ -28,7 +28,7 @@ from .manifest import manifest_text
 from .plan import WritePlan
 from .task import TaskReceipt, receipt_from_line, receipt_line
 
-__all__ = ["Recorder", "Workplace"]
+__all__ = ["Recorder", "Workplace", "check_room"]
 
 #: In a plan's folder, the file that says that parts of the plan are run by processes that do not know each other.
 _PARTS = "parts"
@@ -221,10 +221,6 @@ class Workplace:
         shutil.rmtree(self.root, ignore_errors=True)
         with suppress(OSError):  # Another plan has a folder there.
             self.root.parent.rmdir()
-
-    def check_room(self) -> None:
-        """Refuse a plan that does not fit in the destination's file system."""
-        check_room(self.plan.path, self.plan.nbytes)
 
 
 def check_room(path: Path, nbytes: int, what: str = "the checkpoint") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import math
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -25,7 +26,7 @@ from ..protocol import StoredTensor
 from .assembled import Assembled
 from .wanted import SourcePiece, Wanted, wanted_stored
 
-__all__ = ["Spool", "is_addressable", "is_converted", "is_float", "opened_spool", "unread"]
+__all__ = ["Spool", "is_addressable", "is_converted", "is_float", "opened_spool"]
 
 #: The ending of the name of the folder beside the destination that holds converted tensors.
 _SPOOL = ".spool"
@@ -58,20 +59,20 @@ def _kept(tensor: StoredTensor, dtype: Dtype | None) -> Dtype:
     return dtype if dtype is not None and is_converted(tensor, dtype) else tensor._dtype
 
 
-def unread(name: str, dtype: Dtype, shape: tuple[int, ...], partition: Partition | None) -> Wanted:
-    """For a plan: a tensor of this shape, in C order, without reading it."""
-    whole = np.broadcast_to(np.zeros((), f"V{dtype.bits // 8}"), shape)
-    piece = SourcePiece(tuple((0, size) for size in shape), whole, 0, contiguous_strides(shape, dtype.bits // 8))
-    return Wanted(name, dtype, shape, [piece] if 0 not in shape else [], (), partition, None)
-
-
 class Spool:
-    """A file beside the destination (for a store, a temporary one), for tensors that are not copied as they are."""
+    """A folder beside the destination (for a store, a temporary one), for tensors that are not copied as they are.
 
-    def __init__(self, target: Path) -> None:
+    Args:
+        target: The destination.
+        is_rough: Whether to write nothing: the tensors then have no values, and `nbytes` says what they would take.
+    """
+
+    def __init__(self, target: Path, *, is_rough: bool = False) -> None:
         self._target = target
+        self.is_rough = is_rough
+        #: Bytes of all the tensors.
+        self.nbytes = 0
         self._folder: Path | None = None
-        self._count = 0
         self._made: list[DataFile] = []
         #: What was written, by what it is made of.
         self._known: dict[Any, Wanted] = {}
@@ -82,47 +83,39 @@ class Spool:
         """Write the tensor whole, converted if necessary, and give it as a tensor in that file; tied ones once."""
         kept = _kept(tensor, dtype)
         identity = _identity(tensor, kept)
-        if identity in self._known:
-            return replace(self._known[identity], name=name, partition=partition)
-        into = kept.numpy(f"tensor {shown(name)}")
-        blocks = (tensor.read(block).astype(into, copy=False) for block in _blocks(tensor, memory))
-        written = self._written(name, tensor.shape, kept, partition, blocks)
-        return self._known.setdefault(identity, replace(written, identity=identity))
-
-    def placeholder(self, name: str, tensor: StoredTensor, dtype: Dtype | None, partition: Partition | None) -> Wanted:
-        """For a plan: the tensor as if it were written and converted, without reading it."""
-        kept = _kept(tensor, dtype)
-        identity = _identity(tensor, kept)
-        known = self._known.setdefault(identity, replace(unread(name, kept, tensor.shape, None), identity=identity))
-        return replace(known, name=name, partition=partition)
+        if identity not in self._known:
+            made = self._written(name, tensor.shape, kept, _converted(name, tensor, kept, memory))
+            self._known[identity] = replace(made, identity=identity)
+        return replace(self._known[identity], name=name, partition=partition)
 
     def assembled(self, name: str, tensor: Assembled, partition: Partition | None, memory: int) -> Wanted:
         """Put a tensor together in that file, whose pieces are too many and too short to be copied one by one."""
         blocks = (tensor.read(block) for block in _runs(tensor.shape, tensor.dtype.bits // 8, memory // 16))
+        made = self._written(name, tensor.shape, tensor.dtype, blocks)
         # Still compared one by one: nothing else would find replicas that disagree.
-        return replace(self._written(name, tensor.shape, tensor.dtype, partition, blocks), replicas=tensor.replicas())
+        return replace(made, replicas=() if self.is_rough else tensor.replicas(), partition=partition)
 
     def _written(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: Dtype,
-        partition: Partition | None,
-        blocks: Iterable[np.ndarray[Any, Any]],
+        self, name: str, shape: tuple[int, ...], dtype: Dtype, blocks: Iterable[np.ndarray[Any, Any]]
     ) -> Wanted:
+        itemsize = dtype.bits // 8
+        self.nbytes += math.prod(shape) * itemsize
+        holder = np.broadcast_to(np.zeros((), f"V{itemsize}"), shape) if self.is_rough else self._file(blocks)
+        piece = SourcePiece(tuple((0, size) for size in shape), holder, 0, contiguous_strides(shape, itemsize))
+        return Wanted(name, dtype, shape, [piece] if 0 not in shape else [])
+
+    def _file(self, blocks: Iterable[np.ndarray[Any, Any]]) -> DataFile:
         if self._folder is None:
             name_of_folder = f".{self._target.name}."
             beside = None if isinstance(self._target, ObjectPath) else self._target.parent
             self._folder = Path(tempfile.mkdtemp(prefix=name_of_folder, suffix=_SPOOL, dir=beside))
-        path = self._folder / f"{self._count}.bin"
-        self._count += 1
+        path = self._folder / f"{len(self._made)}.bin"
         with naming(path), path.open("wb") as stream:
             for values in blocks:
                 stream.write(np.ascontiguousarray(values).tobytes())
         file = DataFile(path)
         self._made.append(file)
-        piece = SourcePiece(tuple((0, size) for size in shape), file, 0, contiguous_strides(shape, dtype.bits // 8))
-        return Wanted(name, dtype, shape, [piece] if 0 not in shape else [], (), partition, None)
+        return file
 
     def close(self) -> None:
         """Close and remove what was made."""
@@ -145,6 +138,13 @@ def opened_spool(target: Path) -> Iterator[Spool]:
         yield spool
     finally:
         spool.close()
+
+
+def _converted(name: str, tensor: StoredTensor, dtype: Dtype, memory: int) -> Iterator[np.ndarray[Any, Any]]:
+    """The tensor in the order of its elements, in this dtype."""
+    into = dtype.numpy(f"tensor {shown(name)}")
+    for block in _blocks(tensor, memory):
+        yield tensor.read(block).astype(into, copy=False)
 
 
 def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:
