@@ -53,7 +53,7 @@ dev: $(VENV)/.extras ## build it unoptimised: an edit in Rust is seen from Pytho
 demo: build ## plan a checkpoint, cut it for 4 devices and for 8, merge it and compare; CKPT=… uses yours
 	@$(BIN)/python examples/demo.py $(if $(CKPT),"$(CKPT)")
 
-test: test-rust test-python ## run all tests: Rust, Python, doctests, the README's code
+test: test-rust test-python ## run the tests: Rust, Python, doctests, the pages; slow ones for SLOW_SECONDS (20) in all
 
 test-fast: dev ## in half a minute: no slow tests, few examples, only the unit tests of Rust
 	cargo test --quiet --lib

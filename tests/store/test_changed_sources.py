@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from tests.store.stores import Store
 
 FORMS = ("safetensors", "hf", "sharded", "dcp")
 
@@ -132,3 +133,34 @@ def test_a_source_whose_rights_change_meanwhile_is_the_same_file(tmp_path: Path)
     )
     assert changed
     assert source.read_bytes()[-100:] == (tmp_path / "new.safetensors").read_bytes()[-100:]
+
+
+@pytest.mark.parametrize("to", ["safetensors", "sharded"])
+def test_a_source_that_is_replaced_on_its_way_to_a_store_is_named(tmp_path: Path, memory: Store, to: Any) -> None:
+    """Between two parts of one object, and between two objects."""
+    source, other = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    for path, value in ((source, 1), (other, 2)):
+        sw.save_checkpoint(path, {f"{i}.w": np.full((4, 1 << 20), value, "u1") for i in range(4)}, sync=False)
+    place = memory.place("new.safetensors" if to == "safetensors" else "new")
+    changed: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        if 0 < done < total and not changed:
+            changed.append(done)
+            another_checkpoint(source, other.read_bytes())
+
+    layouts = rules() if to == "sharded" else None
+    with pytest.raises(sw.ParseError, match=r"a\.safetensors: was replaced by another file while it was read"):
+        sw.reshard_checkpoint(source, place, layouts, to=to, memory=32 << 20, progress=progress)
+    assert changed
+    with pytest.raises((FileNotFoundError, sw.ParseError)):
+        sw.open_checkpoint(place)
+
+
+def test_a_source_that_is_replaced_between_two_tasks_is_named(tmp_path: Path, memory: Store) -> None:
+    source, other = (written(tmp_path / name, "safetensors", seed) for seed, name in enumerate("ab"))
+    plan = sw.plan_checkpoint(source, memory.place("new"), rules(), to="sharded")
+    assert plan.run(tasks=[0]) == 1
+    another_header(source, other.read_bytes())
+    with pytest.raises(sw.ParseError, match="its headers differ"):
+        plan.run(tasks=[1])

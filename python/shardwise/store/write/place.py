@@ -237,10 +237,6 @@ class Workplace:
         with suppress(OSError):  # Another plan has a folder there.
             self.root.parent.rmdir()
 
-    def check_room(self) -> None:
-        """Refuse a plan that does not fit in the destination's file system."""
-        check_room(self.plan.path, self.plan.nbytes)
-
 
 def check_room(path: Path, nbytes: int, what: str = "the checkpoint") -> None:
     """Refuse, with OSError, what does not fit in the file system of a path."""

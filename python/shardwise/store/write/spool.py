@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -60,13 +61,6 @@ def _kept(tensor: StoredTensor, dtype: Dtype | None) -> Dtype:
     return dtype if dtype is not None and is_converted(tensor, dtype) else tensor._dtype
 
 
-def _unread(name: str, dtype: Dtype, shape: tuple[int, ...], partition: Partition | None) -> Wanted:
-    """For a plan: a tensor of this shape, in C order, without reading it."""
-    whole = np.broadcast_to(np.zeros((), f"V{dtype.bits // 8}"), shape)
-    piece = SourcePiece(tuple((0, size) for size in shape), whole, 0, contiguous_strides(shape, dtype.bits // 8))
-    return Wanted(name, dtype, shape, [piece] if 0 not in shape else [], (), partition, None)
-
-
 class _GrowingFile(DataFile):
     """A file to which tensors are added, and which can be read meanwhile."""
 
@@ -119,10 +113,18 @@ class _GrowingFile(DataFile):
 
 
 class Spool:
-    """A file beside the destination (for a store, a temporary one), for tensors that are not copied as they are."""
+    """A file beside the destination (for a store, a temporary one), for tensors that are not copied as they are.
 
-    def __init__(self, target: Path) -> None:
+    Args:
+        target: The destination.
+        is_rough: Whether to write nothing: the tensors then have no values, and `nbytes` says what they would take.
+    """
+
+    def __init__(self, target: Path, *, is_rough: bool = False) -> None:
         self._target = target
+        self.is_rough = is_rough
+        #: Bytes of all the tensors.
+        self.nbytes = 0
         self._folder: Path | None = None
         self._file: _GrowingFile | None = None
         #: What was written, by what it is made of.
@@ -134,60 +136,43 @@ class Spool:
         """Write the tensor whole, converted if necessary, and give it as a tensor in that file; tied ones once."""
         kept = _kept(tensor, dtype)
         identity = _identity(tensor, kept)
-        if identity in self._known:
-            return replace(self._known[identity], name=name, partition=partition)
-        into = kept.numpy(f"tensor {shown(name)}")
-        blocks = (tensor.read(block).astype(into, copy=False) for block in _blocks(tensor, memory))
-        written = self._written(name, tensor.shape, kept, partition, blocks)
-        return self._known.setdefault(identity, replace(written, identity=identity))
-
-    def placeholder(
-        self, name: str, tensor: StoredTensor, dtype: Dtype | None, partition: Partition | None, memory: int
-    ) -> Wanted:
-        """For a plan: the tensor as if it were written and converted, without reading it."""
-        kept = _kept(tensor, dtype)
         _rows_of(tensor, memory)
-        identity = _identity(tensor, kept)
-        known = self._known.setdefault(identity, replace(_unread(name, kept, tensor.shape, None), identity=identity))
-        return replace(known, name=name, partition=partition)
+        if identity not in self._known:
+            made = self._written(name, tensor.shape, kept, _converted(name, tensor, kept, memory))
+            self._known[identity] = replace(made, identity=identity)
+        return replace(self._known[identity], name=name, partition=partition)
 
     def assembled(self, name: str, tensor: Assembled, partition: Partition | None, memory: int) -> Wanted:
         """Put a tensor together in that file, whose pieces are too many and too short to be copied one by one."""
         identity = tensor.identity()
-        if identity in self._known:
-            return replace(self._known[identity], name=name, partition=partition)
-        blocks = (tensor.read(block) for block in _runs(tensor.shape, tensor.dtype.bits // 8, memory // 16))
-        written = self._written(name, tensor.shape, tensor.dtype, partition, blocks)
-        # Still compared one by one: nothing else would find replicas that disagree.
-        return self._known.setdefault(identity, replace(written, replicas=tensor.replicas(), identity=identity))
-
-    def unassembled(self, name: str, tensor: Assembled, partition: Partition | None) -> Wanted:
-        """For a plan: such a tensor as if it were put together."""
-        identity = tensor.identity()
-        blank = replace(_unread(name, tensor.dtype, tensor.shape, None), identity=identity)
-        return replace(self._known.setdefault(identity, blank), name=name, partition=partition)
+        if identity not in self._known:
+            blocks = (tensor.read(block) for block in _runs(tensor.shape, tensor.dtype.bits // 8, memory // 16))
+            made = self._written(name, tensor.shape, tensor.dtype, blocks)
+            # Still compared one by one: nothing else would find replicas that disagree.
+            replicas = () if self.is_rough else tensor.replicas()
+            self._known[identity] = replace(made, replicas=replicas, identity=identity)
+        return replace(self._known[identity], name=name, partition=partition)
 
     def _written(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: Dtype,
-        partition: Partition | None,
-        blocks: Iterable[np.ndarray[Any, Any]],
+        self, name: str, shape: tuple[int, ...], dtype: Dtype, blocks: Iterable[np.ndarray[Any, Any]]
     ) -> Wanted:
+        itemsize = dtype.bits // 8
+        self.nbytes += math.prod(shape) * itemsize
+        holder, begin = self._added(blocks) if not self.is_rough else (_blank(shape, itemsize), 0)
+        piece = SourcePiece(tuple((0, size) for size in shape), holder, begin, contiguous_strides(shape, itemsize))
+        return Wanted(name, dtype, shape, [piece] if 0 not in shape else [])
+
+    def _added(self, blocks: Iterable[np.ndarray[Any, Any]]) -> tuple[DataFile, int]:
+        """Add blocks to the file; say at which byte the first one begins."""
         if self._folder is None:
             if isinstance(self._target, ObjectPath):
                 self._folder = Path(tempfile.mkdtemp(prefix=f".{self._target.name}."))
             else:
+                _folder_beside(self._target).mkdir()
                 self._folder = _folder_beside(self._target)
-                self._folder.mkdir()
         if self._file is None:
             self._file = _GrowingFile(self._folder / "making.bin")
-        begin = self._file.add(blocks)
-        piece = SourcePiece(
-            tuple((0, size) for size in shape), self._file, begin, contiguous_strides(shape, dtype.bits // 8)
-        )
-        return Wanted(name, dtype, shape, [piece] if 0 not in shape else [], (), partition, None)
+        return self._file, self._file.add(blocks)
 
     def finish(self) -> None:
         """End the file: nothing more is written."""
@@ -221,6 +206,17 @@ def opened_spool(target: Path, *, is_written: bool) -> Iterator[Spool]:
 
 def _folder_beside(target: Path) -> Path:
     return target.with_name(f".{target.name}.spool")
+
+
+def _blank(shape: tuple[int, ...], itemsize: int) -> np.ndarray[Any, Any]:
+    return np.broadcast_to(np.zeros((), f"V{itemsize}"), shape)
+
+
+def _converted(name: str, tensor: StoredTensor, dtype: Dtype, memory: int) -> Iterator[np.ndarray[Any, Any]]:
+    """The tensor in the order of its elements, in this dtype."""
+    into = dtype.numpy(f"tensor {shown(name)}")
+    for block in _blocks(tensor, memory):
+        yield tensor.read(block).astype(into, copy=False)
 
 
 def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:
