@@ -126,6 +126,8 @@ class TestMasksAreKeptOrRefused:
         plan = sw.plan_reshard(self.sharded().partition, sw.TensorLayout(("y",), other).partition((4,)))
         with refused(TypeError, "source", "masked array"):
             plan.run(self.sharded())
+        with refused(TypeError, "source", "masked array"):
+            plan.run_collectives(self.sharded())
         with refused(TypeError, "packed", "masked array"):
             sw.distribute_tensor(self.array, self.packed).shard("cpu:0")
         with refused(sw.LayoutError, "initializer", "masked array"):

@@ -194,12 +194,15 @@ impl RuleSet {
                 search(0, form.as_bytes())?;
             }
         }
-        // What depends on classes of which the two engines differ, and what depends on the version of Python.
+        // What depends on classes of which the two engines differ, on the version of Python, and on newlines of two kinds
+        // where a `\r` would be taken for one.
+        let has_lines = path.ends_with('\n') && path.contains('\r');
         let undecided = |position: &usize| {
             self.traits[*position].is_some_and(|traits| {
                 (traits.group == Group::Original && traits.has_class && !agree)
                     || (traits.beyond_surrogates && path.contains(SURROGATE))
                     || (traits.has_not_boundary && path.is_empty())
+                    || (traits.has_end && traits.has_line && has_lines)
             })
         };
         found.matches.retain(|position| !undecided(position));
@@ -365,9 +368,21 @@ mod tests {
     fn the_end_is_also_before_a_last_newline_and_no_other() {
         assert_eq!(matches(&["a$", r"a\Z", "^a$", "a", "a$\n", r"a\s$"], MatchMode::Search, "a\n"), [0, 2, 3, 4, 5]);
         assert_eq!(matches(&["a$", "a$[^b]", r"a\n"], MatchMode::FullMatch, "a\n"), [1, 2]);
+        // Beside the newline that `$` is before, those at which lines end, and what is not a boundary of words.
+        let patterns = [r"$\B", r"-\B$", r"a\B$", "(?m:^b)$", "(?m:a$)\nb$", r"(?a)-\B$", r"$\n\B"];
+        assert_eq!(matches(&patterns, MatchMode::Search, "\n"), [0, 6]);
+        assert_eq!(matches(&patterns, MatchMode::Search, "-\n"), [0, 1, 5, 6]);
+        assert_eq!(matches(&patterns, MatchMode::Search, "a\nb\n"), [0, 3, 4, 6]);
         let patterns = ["a$", "b$", "a.b", "(?s)a.b$", "a[^x]b", "(?m)a$", "(?m)^b", "^b", r"b\n"];
         assert_eq!(matches(&patterns, MatchMode::Search, "a\nb"), [1, 3, 4, 5, 6]);
         assert_eq!(matches(&patterns, MatchMode::Search, "a\nb\n"), [1, 3, 4, 5, 6, 8]);
+    }
+
+    #[test]
+    fn lines_and_a_last_newline_are_not_told_beside_a_carriage_return() {
+        let rules = RuleSet::new(&["(?m:^b)$", "(?m)^b", "b$"], MatchMode::Search);
+        let found = search(&rules, "a\r\nb\n");
+        assert_eq!(found, Found { matches: vec![1, 2], rest: vec![0] });
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 
@@ -17,7 +18,7 @@ from tests.checks import interrupted
 # Pieces of which the syntaxes of Python and of the compiled core make the same, or different things, or an error.
 PIECES = r"""
     a b K k / . _ - 0 é s ſ # & ~ < ] } { ^ $ | ( (?: (?P<n> ) ) ) (?i) (?s: (?i:
-    (?-i:b) (?m:^) (?x: (?#c) (?=a) (?!b) (?<=a) (?i:a)
+    (?-i:b) (?m:^) (?m:$) (?-m:$) (?x: (?#c) (?=a) (?!b) (?<=a) (?i:a)
     * + ? *? +? ?? {2} {1,2} {0,} {,2} {1}? .* .+ (a|b) (a|) (a?)* (a*)+ (^a|b)+ ($|a)* (?:a?b?){2}
     [ab] [^a] [^/]* [a-c] [-a] [a-] []a] [^]] [[a] [a&&b] [a--] [0-9_] [\w-] [^\d] [\s\S] [^\S] [A-z] [Z-b] [é-ü] [^é]
     \d \w \s \D \W \S \b \B \A \Z \. \/ \- \< \> \{ \n \x61 \u00e9 \t [\n] [\t-\r] [^\n] {a} {2,} \1
@@ -34,6 +35,7 @@ paths = (
     plain_paths
     | st.text("aabkK/._-0 sé\n\x1cſ\u212aüİıi٣\u0308\u2003€\ud800", max_size=8)
     | plain_paths.map(lambda path: path + "\n")
+    | st.text("ab-\n\r", max_size=5)
 )
 
 
@@ -52,6 +54,7 @@ def is_pattern(pattern: str) -> bool:
 @example(["a$"], ["a\n", "a\nb", "a"])
 @example([r"\s", r"\B", "(?i)k", "[^a]"], ["\x1c", "", "\u212a", "\n"])
 @example(["(?i:a)|k"], ["\u212a"])
+@example([r"$\B", "(?m:^b)$", "(?m:a$)\nb$"], ["\n", "a\nb\n", "a\r\nb\n"])
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_all_rules_that_python_matches_and_no_others(keys: list[str], asked: list[str]) -> None:
     keys = [key for key in keys if is_pattern(key)]
@@ -67,6 +70,24 @@ def test_all_rules_that_python_matches_and_no_others(keys: list[str], asked: lis
             found, rest = linear.find(path)
             assert set(linear.backtracking()) <= set(rest)
             assert [keys[i] for i in found] == [key for i, key in enumerate(keys) if i not in rest and key in expected]
+
+
+def test_every_short_rule_on_every_short_path_about_ends_of_lines() -> None:
+    pieces = ["a", "\n", "\r", "é", "-", "^", "$", "(?m:^)", "(?m:$)", r"\b", r"\B", r"\Z", r"\s", r"[^\n]"]
+    keys = ["".join(parts) for count in (1, 2, 3) for parts in itertools.product(pieces, repeat=count)]
+    asked = ["".join(parts) for count in range(4) for parts in itertools.product("a\n\r-é", repeat=count)]
+    patterns = [re.compile(key) for key in keys]
+    rules = RuleSet(keys, "search")
+    assert rules.backtracking() == ()
+    told = 0
+    for path in asked:
+        found, rest = rules.find(path)
+        undecided = set(rest)
+        expected = [i for i, pattern in enumerate(patterns) if i not in undecided and pattern.search(path)]
+        assert list(found) == expected, path
+        told += len(keys) - len(undecided)
+    # Left over are, of the empty path, what has `\\B`, and of one with `\r` and a last newline, both kinds of anchors.
+    assert told > 0.99 * len(keys) * len(asked)
 
 
 @pytest.mark.parametrize(
@@ -147,14 +168,23 @@ def test_what_needs_backtracking_must_be_asked_for(pattern: str, path: str, mode
 def test_a_path_on_whose_classes_the_engines_differ_is_refused() -> None:
     # A combining mark is a word character for Unicode, and none for Python.
     path = "é\u0308"
-    with pytest.raises(LayoutError, match=r"names characters beyond ASCII.*backtracking=True"):
+    with pytest.raises(LayoutError, match=r"only a backtracking search can tell .*backtracking=True"):
         _map(r"é\w", False).matching_rules(path)
     several = LayoutMap()
     several["plain"], several[r"ü\w"], several[r"é\w"] = (), (), ()
-    with pytest.raises(LayoutError, match=r"^rule 'ü\\\\w' names characters beyond ASCII"):
+    with pytest.raises(LayoutError, match=r"^only a backtracking search can tell whether rule 'ü\\\\w' matches"):
         several.matching_rules("ü\u0308é\u0308")
     assert _map(r"é\w", True).matching_rules(path) == ()
     assert _map(r"é\W", True).matching_rules(path) == (r"é\W",)
+
+
+def test_two_kinds_of_newlines_under_two_kinds_of_anchors_are_refused() -> None:
+    rule = "(?m:^)b$"
+    assert [_map(rule, False).matching_rules(path) for path in ("a\nb\n", "a\nb", "a\rb")] == [(rule,), (rule,), ()]
+    with pytest.raises(LayoutError, match=r"only a backtracking search can tell whether rule '\(\?m:\^\)b\$' matches"):
+        _map(rule, False).matching_rules("a\rb\n")
+    assert _map(rule, True).matching_rules("a\rb\n") == ()
+    assert _map(rule, True).matching_rules("a\r\nb\n") == (rule,)
 
 
 def _map(rule: str, backtracking: bool) -> LayoutMap:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from tests.store.stores import Store
 
 FORMS = ("safetensors", "hf", "sharded", "dcp")
 
@@ -49,6 +50,8 @@ def another_checkpoint(file: Path, other: bytes) -> None:
     assert len(other) == status.st_size
     new.write_bytes(other)
     with_times(new, status)
+    while new.stat().st_ctime_ns <= status.st_ctime_ns:  # The clock of a file system ticks some times a second only.
+        with_times(new, status)
     new.replace(file)
 
 
@@ -58,9 +61,11 @@ def another_header(file: Path, other: bytes) -> None:
 
 
 def some_bytes(file: Path, other: bytes) -> None:
-    with file.open("r+b") as stream:
-        stream.seek(-9, os.SEEK_END)
-        stream.write(b"x" * 9)
+    before = file.stat().st_mtime_ns
+    while file.stat().st_mtime_ns == before:
+        with file.open("r+b") as stream:
+            stream.seek(-9, os.SEEK_END)
+            stream.write(b"x" * 9)
 
 
 def longer(file: Path, other: bytes) -> None:
@@ -120,10 +125,42 @@ def test_a_source_whose_rights_change_meanwhile_is_the_same_file(tmp_path: Path)
     def progress(done: int, total: int) -> None:
         if 0 < done < total and not changed:
             changed.append(source.stat().st_ctime_ns)
-            source.chmod(0o400)
+            while source.stat().st_ctime_ns == changed[0]:
+                source.chmod(0o400)
 
     sw.reshard_checkpoint(
         source, tmp_path / "new.safetensors", progress=progress, threads=1, memory=1 << 16, task_bytes=1 << 16
     )
-    assert changed != [source.stat().st_ctime_ns]
+    assert changed
     assert source.read_bytes()[-100:] == (tmp_path / "new.safetensors").read_bytes()[-100:]
+
+
+@pytest.mark.parametrize("to", ["safetensors", "sharded"])
+def test_a_source_that_is_replaced_on_its_way_to_a_store_is_named(tmp_path: Path, memory: Store, to: Any) -> None:
+    """Between two parts of one object, and between two objects."""
+    source, other = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    for path, value in ((source, 1), (other, 2)):
+        sw.save_checkpoint(path, {f"{i}.w": np.full((4, 1 << 20), value, "u1") for i in range(4)}, sync=False)
+    place = memory.place("new.safetensors" if to == "safetensors" else "new")
+    changed: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        if 0 < done < total and not changed:
+            changed.append(done)
+            another_checkpoint(source, other.read_bytes())
+
+    layouts = rules() if to == "sharded" else None
+    with pytest.raises(sw.ParseError, match=r"a\.safetensors: was replaced by another file while it was read"):
+        sw.reshard_checkpoint(source, place, layouts, to=to, memory=32 << 20, progress=progress)
+    assert changed
+    with pytest.raises((FileNotFoundError, sw.ParseError)):
+        sw.open_checkpoint(place)
+
+
+def test_a_source_that_is_replaced_between_two_tasks_is_named(tmp_path: Path, memory: Store) -> None:
+    source, other = (written(tmp_path / name, "safetensors", seed) for seed, name in enumerate("ab"))
+    plan = sw.plan_checkpoint(source, memory.place("new"), rules(), to="sharded")
+    assert plan.run(tasks=[0]) == 1
+    another_header(source, other.read_bytes())
+    with pytest.raises(sw.ParseError, match="its headers differ"):
+        plan.run(tasks=[1])

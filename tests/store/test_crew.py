@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import shardwise as sw
-from shardwise.store.write.crew import Flight, crew_for, crew_of
+from shardwise.store.write.crew import Flight, _Here, crew_for, crew_of
 
 KIB, MIB = 2**10, 2**20
 
@@ -59,24 +59,18 @@ def test_what_cannot_be() -> None:
     with pytest.raises(TypeError, match=r"executor must be a concurrent\.futures\.Executor, got int"):
         asked(MIB, executor=3)
     with ThreadPoolExecutor(5) as pool:
+        with pytest.raises(sw.LayoutError, match="threads is 0; it must be at least 1"):
+            asked(MIB, 0, pool)
         assert crew_of(pool, 80 * KIB).memory == 16 * KIB
         with pytest.raises(sw.LayoutError, match="at least 16384 bytes are needed for each of 5 workers"):
             crew_of(pool, 80 * KIB - 1)
 
 
-class Given(Executor):
+class Given(_Here):
     """Runs functions at once; what it is like is given."""
 
     def __init__(self, **given: Any) -> None:
         vars(self).update(given)
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 class Client:

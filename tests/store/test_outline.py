@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
+from shardwise import _core
 from shardwise.cli import main
-from shardwise.store.write import forecast
+from shardwise.store.write import assembled, drive, forecast, reshape
 from shardwise.store.write.forecast import runs_to_copy
+from tests.store.stores import Store
 
 FORMS = ("safetensors", "hf", "sharded", "dcp")
 TURNED = {"from": {"name": "tied.{n}", "transpose": True}, "to": "turned.tied.{n}"}
@@ -113,8 +118,8 @@ SPECS = [(), ("x",), ("y",), ("x", "y"), ("y", "x")]
 
 
 @settings(max_examples=60)
-@given(data=st.data(), pairs=st.sampled_from([1, 3, 1 << 18]))
-def test_any_cut_to_any_other(data: st.DataObject, pairs: int) -> None:
+@given(data=st.data(), pairs=st.sampled_from([1, 3, 1 << 18]), few=st.sampled_from([1, 16]))
+def test_any_cut_to_any_other(data: st.DataObject, pairs: int, few: int) -> None:
     mesh = sw.DeviceMesh((2, 3), ("x", "y"))
     shape = tuple(data.draw(st.lists(st.integers(0, 5), max_size=3)))
 
@@ -128,20 +133,53 @@ def test_any_cut_to_any_other(data: st.DataObject, pairs: int) -> None:
     values: npt.NDArray[Any] = np.zeros(shape, "f4")
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         patched.setattr(forecast, "_PAIRS", pairs)
-        sw.save_checkpoint(Path(folder, "a"), {"w": values}, {"w": layout()}, to="sharded", uneven="balanced")
+        patched.setattr(forecast, "_FEW", few)
+        sw.save_checkpoint(
+            Path(folder, "a"), {"w": values}, {"w": layout()}, to="sharded", uneven="balanced", sync=False
+        )
         plan = sw.plan_checkpoint(
             Path(folder, "a"), Path(folder, "b"), {"w": layout()}, to="sharded", uneven="balanced"
         )
         assert runs_to_copy(plan) == one_by_one(plan)
 
 
-def test_the_command_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "time"),
+    [
+        (0.0, "a few seconds at most"),
+        (1.9, "a few seconds at most"),
+        (2.0, "about 2 seconds"),
+        (119.0, "about 119 seconds"),
+        (120.0, "about 2 minutes"),
+        (7140.0, "about 119 minutes"),
+        (7200.0, "about 2 hours"),
+        (36000.0, "about 10 hours"),
+    ],
+)
+def test_the_command_says_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    seconds: float,
+    time: str,
+) -> None:
+    monkeypatch.setattr(drive, "estimated_seconds", lambda *_, **__: seconds)
     source = written(tmp_path, "safetensors")
     assert main(["reshard", str(source), str(tmp_path / "new.safetensors"), "--plan"]) == 0
     said = capsys.readouterr().out
     assert "would be 1 file" in said
-    assert "480 B are read, in 4 contiguous parts; some seconds at most, by a sample" in said
+    assert f"480 B are read, in 4 contiguous parts; {time}, estimated from a sample\n" in said
     assert "are free" in said
+
+
+def test_of_a_store_only_what_is_known_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fsspec")
+    assert main(["reshard", str(written(tmp_path, "hf")), "memory://outlined", "--to", "hf", "--plan"]) == 0
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert first.startswith("memory://outlined would be 1 file, ")
+    assert first.endswith(" of memory in 1 thread")
+    assert second.split() == ["file", "bytes"]
+    assert not sw.ObjectPath("memory://outlined").exists()
 
 
 def test_where_nothing_can_be_written_there_is_no_estimate(
@@ -183,3 +221,80 @@ def test_a_sample_goes_through_small_files(tmp_path: Path) -> None:
     assert b"".join(found)[-(1 << 20) :] == whole[-(1 << 20) :]
     few = b"".join(forecast._sample(plan, 1000))
     assert few == whole[:1000]
+
+
+TURNED_PARTS = sw.Rewrites(
+    [{"from": {"name": "w", "packed": "a:(3) + b:(3)"}, "to": {"name": "w", "packed": "b:(3) + a:(3)"}}]
+)
+
+
+@pytest.mark.parametrize(
+    ("case", "beside", "arguments"),
+    [
+        ("converted", 6 * 9 * 2, {"dtype": "bfloat16"}),
+        ("put together", 6 * 9 * 4, {"rewrites": TURNED_PARTS}),
+        ("fetched", 6 * 9 * 4, {}),
+    ],
+)
+def test_there_is_room_for_what_is_written_first(
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+    beside: int,
+    arguments: dict[str, Any],
+) -> None:
+    """Before anything is read; the source is opened once."""
+    source: Any = tmp_path / "old.safetensors"
+    sw.save_checkpoint(source, {"w": np.arange(54, dtype="f4").reshape(6, 9)})
+    if case == "fetched":
+        memory: Store = request.getfixturevalue("memory")
+        memory.put(source, source := memory.place("old.safetensors"))
+    monkeypatch.setattr(assembled, "_MOST_STRETCHES", 0)
+    target = tmp_path / "new" / "model.safetensors"
+    target.parent.mkdir()
+    outline = sw.reshard_checkpoint(source, target, plan=True, **arguments)
+    assert isinstance(outline, sw.WriteOutline)
+    opened = 0
+
+    def counted(path: Any) -> Any:
+        nonlocal opened
+        opened += 1
+        return sw.open_checkpoint(path)
+
+    monkeypatch.setattr(reshape, "open_checkpoint", counted)
+    monkeypatch.setattr(_core, "free_space", lambda _: outline.bytes + beside - 1)
+    with pytest.raises(OSError, match=r"written beside it first, takes .* are free") as caught:
+        sw.reshard_checkpoint(source, target, **arguments)
+    assert caught.value.errno == errno.ENOSPC
+    assert list(target.parent.iterdir()) == []
+    monkeypatch.setattr(_core, "free_space", lambda _: outline.bytes + beside)
+    sw.reshard_checkpoint(source, target, **arguments)
+    assert opened == 2
+    assert [path.name for path in target.parent.iterdir()] == ["model.safetensors"]
+
+
+def test_no_sample_says_how_fast_a_store_is(tmp_path: Path, memory: Store) -> None:
+    source = written(tmp_path, "safetensors")
+    place = memory.place("old.safetensors")
+    memory.put(source, place)
+    for src, dst in ((place, tmp_path / "new"), (source, memory.place("new"))):
+        outline = sw.reshard_checkpoint(src, dst, plan=True)
+        assert isinstance(outline, sw.WriteOutline)
+        assert outline.seconds is None
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no FIFOs")
+def test_no_sample_is_taken_of_a_source_that_changed(tmp_path: Path) -> None:
+    source = written(tmp_path, "safetensors")
+    plan = sw.plan_checkpoint(source, tmp_path / "new")
+    assert plan.outline().seconds is not None
+    source.write_bytes(source.read_bytes()[:-1])
+    assert plan.outline().seconds is None
+    source.unlink()
+    os.mkfifo(source)
+    found: list[float | None] = []
+    thread = threading.Thread(target=lambda: found.append(plan.outline().seconds), daemon=True)
+    thread.start()
+    thread.join(600)
+    assert found == [None]

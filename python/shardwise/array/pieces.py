@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._arguments import refuse_mask
-from .._text import shown
-from ..errors import LayoutError
-from .replicas import first_difference, texts_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -32,22 +29,14 @@ def assembled(partition: Partition, array: npt.NDArray[Any], position: int, shap
     return shard
 
 
-def put_together(partition: Partition, shards: Sequence[npt.NDArray[Any]], check_replicas: bool) -> npt.NDArray[Any]:
-    """Put an array together from the shards of a packed partition.
-
-    Raises:
-        LayoutError: if `check_replicas` and two devices hold different bytes of one element; names the element.
-    """
+def put_together(partition: Partition, shards: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Put an array together from the shards of a packed partition."""
     labels = partition.holders
     array: npt.NDArray[Any] = np.empty(partition.shape, shards[0].dtype)
     # From the last to the first, so that the values of the first device that has them win.
     for position in range(len(shards) - 1, -1, -1):
         for piece in partition.pieces(labels[position]):
             array[piece.box] = shards[position][place_of(piece)]
-    if check_replicas:
-        for position, shard in enumerate(shards):
-            for piece in partition.pieces(labels[position]):
-                _check_equal(labels[position], piece, array[piece.box], shard[place_of(piece)])
     return array
 
 
@@ -57,14 +46,3 @@ def place_of(piece: Piece) -> tuple[slice, ...]:
     return tuple(
         slice(start, start + side.stop - side.start) for start, side in zip(piece.start, piece.box, strict=True)
     )
-
-
-def _check_equal(device: Any, piece: Piece, first: npt.NDArray[Any], own: npt.NDArray[Any]) -> None:
-    found = first_difference(first, [own])
-    if found is not None:
-        element = tuple(side.start + i for side, i in zip(piece.box, found[0], strict=True))
-        value, drifted = texts_of(first[found[0]], own[found[0]])
-        raise LayoutError(
-            f"devices hold different values of the same element: that at {element} is {value} on the first device that "
-            f"holds it, but {drifted} on {shown(device)}"
-        )

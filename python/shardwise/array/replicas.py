@@ -49,7 +49,7 @@ def check_replicas(tiling: Tiling, shards: Sequence[Array]) -> None:
         return
     partition = tiling
     mesh = partition.device_mesh
-    if partition.layout._packed:
+    if partition.is_packed:
         # Two shards may have some of their parts in common, and what pads them is not a value.
         axes = [mesh.axis_names.index(name) for name in partition.layout.unreduced]
         _check_pieces(partition, shards, mesh.coordinates()[:, axes].tolist())

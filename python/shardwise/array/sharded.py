@@ -275,10 +275,10 @@ class ShardedArray(Drawn, ShardSource):
         unreduced = tiling.layout.unreduced if isinstance(tiling, Partition) else ()
         if partial := [axis for axis in unreduced if self.partition.device_mesh.axis_size(axis) > 1]:
             raise LayoutError(f"numpy() needs reduced values, but the layout is unreduced over {tuple(partial)}")
-        if self._is_packed:
-            return put_together(self.partition, self._data(), check_replicas)
         if check_replicas:
             check_equal_replicas(tiling, self._data())
+        if self._is_packed:
+            return put_together(self.partition, self._data())
         if not isinstance(tiling, Partition) or (self.nbytes >= _PLANNED and not self._dtype.hasobject):
             return gathered(self, check_replicas=False)
         array = np.empty(self.shape, self._dtype)
@@ -332,10 +332,7 @@ class ShardedArray(Drawn, ShardSource):
         if self._array is not None and isinstance(target, Partition) and target.shape == self.shape:
             return ShardedArray._of_array(target, self._array)
         if check_replicas and self._array is None:
-            if self._is_packed:
-                put_together(self.partition, self._data(), True)
-            else:
-                check_equal_replicas(self._tiling, self._data())
+            check_equal_replicas(self._tiling, self._data())
         return ShardedArray._of_shards(target, plan_reshard(self._tiling, target).run(self), self._dtype)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import int64_array, integer
+from .._arguments import int64_array, integer, refuse_mask
 from .._core import ReshardPlan as CorePlan
 from .._drawn import Drawn
 from .._dtypes import dtype_of, itemsize_of
@@ -491,6 +491,7 @@ class ReshardPlan(Drawn):
             raise TypeError(f"src_shards must be a ShardedArray, got {type(src_shards).__name__}")
         self._check_source(src_shards)
         shards = src_shards._data()
+        refuse_mask("the source", shards[0])  # As in `run`.
         found = self._collectives(shards[0].dtype.itemsize, links)
         if isinstance(found, CollectiveObstacle):
             raise LayoutError(f"the plan has no collectives: {found}")

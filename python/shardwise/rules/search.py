@@ -101,8 +101,8 @@ class RuleSearch:
             if path and not self._backtracking:
                 rule = self._rules[rest[0]][0]
                 raise LayoutError(
-                    f"rule {shortened(rule)} names characters beyond ASCII, and only a backtracking search can "
-                    f"tell whether the path {shortened(path)} matches; {ASKED_FOR} allows it"
+                    f"only a backtracking search can tell whether rule {shortened(rule)} matches the path "
+                    f"{shortened(path)}; {ASKED_FOR} allows it"
                 )
             return tuple(sorted([*found, *(position for position in rest if self._find_alone[position](path))]))
         return found

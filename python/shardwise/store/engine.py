@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .._arguments import integer, is_masked, path_of
+from .._arguments import integer, path_of, refuse_mask
 from ..errors import LayoutError
 
 __all__ = [
@@ -233,8 +233,7 @@ class CopyJob:
 def _array(name: str, value: Any) -> npt.NDArray[Any]:
     if not isinstance(value, np.ndarray):
         raise TypeError(f"{name} must be a numpy array, got {type(value).__name__}")
-    if is_masked(value):
-        raise TypeError(f"{name} is a masked array, whose mask is not in its bytes; give its filled() values")
+    refuse_mask(name, value)
     return value
 
 

@@ -51,7 +51,8 @@ pub(super) enum Ending {
     /// Not a newline: `$` is the end.
     Plain,
     /// A newline, which was replaced by [`LAST_NEWLINE`]; that is the line terminator, so `(?m:$)` is before it or at
-    /// the end. Whatever matches a newline matches it.
+    /// the end. Whatever matches a newline matches it. The anchors at the other newlines are those that take `\r` for
+    /// one too, so no path with a `\r` must be searched for them.
     Marked,
 }
 
@@ -62,6 +63,8 @@ pub(super) struct Traits {
     pub(super) group: Group,
     /// Whether it has a `$` that is not a line's end, so that a last newline must be marked.
     pub(super) has_end: bool,
+    /// Whether it has an anchor at lines, `^` or `$` under `(?m)`.
+    pub(super) has_line: bool,
     /// Whether it has `\d`, `\w`, `\s` or `\b`, whose meaning beyond ASCII is Unicode's.
     pub(super) has_class: bool,
     /// Whether it has `\B`, which depends on the version of Python for an empty path.
@@ -93,6 +96,7 @@ pub(super) fn translate(pattern: &str, ending: Ending, unicode: bool) -> Option<
         folds: flags.ignore_case,
         ascii: flags.ascii,
         has_end: false,
+        has_line: false,
         has_class: false,
         has_not_boundary: false,
         beyond_surrogates: false,
@@ -109,6 +113,7 @@ pub(super) fn translate(pattern: &str, ending: Ending, unicode: bool) -> Option<
     let traits = Traits {
         group,
         has_end: translator.has_end,
+        has_line: translator.has_line,
         has_class,
         has_not_boundary: translator.has_not_boundary,
         beyond_surrogates: translator.beyond_surrogates,
@@ -155,6 +160,7 @@ struct Translator<'pattern> {
     folds: bool,
     ascii: bool,
     has_end: bool,
+    has_line: bool,
     has_class: bool,
     has_not_boundary: bool,
     beyond_surrogates: bool,
@@ -188,9 +194,8 @@ impl Translator<'_> {
                 '*' | '+' | '?' | '{' => self.repetition(c)?,
                 '.' if self.flags.dot_all => self.class_text("(?s:.)", true),
                 '.' => self.text.push_str(r"[^\n]"),
-                '^' if self.flags.multi_line => self.text.push_str("(?m:^)"),
+                '^' | '$' if self.flags.multi_line => self.line(c),
                 '^' => self.text.push_str(r"\A"),
-                '$' if self.flags.multi_line => self.text.push_str("(?m:$)"),
                 '$' => {
                     self.has_end = true;
                     self.text.push_str(if self.ending == Ending::Marked { "(?m:$)" } else { r"\z" });
@@ -211,6 +216,15 @@ impl Translator<'_> {
         }
     }
 
+    /// The anchor at the beginning or at the end of a line.
+    fn line(&mut self, sign: char) {
+        self.has_line = true;
+        match self.ending {
+            Ending::Plain => self.text.push_str(&format!("(?m:{sign})")),
+            Ending::Marked => self.text.push_str(&format!("(?m:(?R:{sign})|{sign})")),
+        }
+    }
+
     /// What follows a backslash outside a class.
     fn escape(&mut self) -> Option<()> {
         match self.rest.next()? {
@@ -219,8 +233,14 @@ impl Translator<'_> {
             c @ ('b' | 'B') => {
                 self.has_class = true;
                 self.has_not_boundary |= c == 'B';
-                let flag = if self.ascii { "-u" } else { "" };
-                self.text.push_str(&format!(r"(?{flag}:\{c})"));
+                self.text.push_str(match (c, self.ascii, self.ending) {
+                    ('b', true, _) => r"(?-u:\b)",
+                    ('b', false, _) => r"(?:\b)",
+                    (_, true, _) => r"(?-u:\B)",
+                    (_, false, Ending::Plain) => r"(?:\B)",
+                    // `\B` never holds beside what is not UTF-8, as the mark is not.
+                    (_, false, Ending::Marked) => r"(?:\B|\z|(?m:$)\b{start-half})",
+                });
             }
             c @ ('d' | 'w' | 's' | 'D' | 'W' | 'S') => {
                 let text = self.perl_class(c);
@@ -518,13 +538,15 @@ mod tests {
         let none = Traits {
             group: Group::Classed,
             has_end: false,
+            has_line: false,
             has_class: false,
             has_not_boundary: false,
             beyond_surrogates: false,
         };
         assert_eq!(traits(r"a.*[^b]\Z"), none);
         assert_eq!(traits("a$"), Traits { has_end: true, ..none });
-        assert_eq!(traits("(?m)a$"), none);
+        assert_eq!(traits("(?m)a$"), Traits { has_line: true, ..none });
+        assert_eq!(traits("(?m:^)a$"), Traits { has_end: true, has_line: true, ..none });
         for pattern in [r"\d", r"[\s]", r"a\b"] {
             assert_eq!(traits(pattern), Traits { has_class: true, ..none }, "{pattern}");
         }

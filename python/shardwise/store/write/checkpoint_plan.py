@@ -13,7 +13,7 @@ from .crew import check_retries
 from .drive import commit_plan, numbers_of, outline_of, run_part
 from .object_drive import commit_objects, run_objects
 from .object_parts import outline_of as objects_outline
-from .place import Workplace
+from .place import check_room
 from .plan import WritePlan
 from .planfile import load_plan, save_plan
 from .planned_object import planned_object
@@ -63,7 +63,7 @@ class CheckpointPlan(WritePlan):
 
     def check_room(self) -> None:
         """Raise OSError if the destination's file system does not have room for it."""
-        Workplace(self).check_room()
+        check_room(self.path, self.nbytes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, which `load` reads on any machine that sees the plan's files.

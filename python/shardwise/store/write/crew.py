@@ -83,9 +83,10 @@ def crew_for(executor: Executor | None, memory: int, threads: int | None, *, nby
     """Give what runs this many tasks of this many bytes: a caller's executor, or threads for as long as this lasts.
 
     Raises:
-        LayoutError: if the memory is too little.
+        LayoutError: if the memory is too little, or `threads` is below 1.
         TypeError: if `executor` is not one.
     """
+    check_threads(threads)
     if executor is not None:
         yield crew_of(executor, memory)
         return
@@ -103,7 +104,6 @@ def crew_for(executor: Executor | None, memory: int, threads: int | None, *, nby
 
 
 def _threads(nbytes: int, tasks: int, memory: int, threads: int | None) -> int:
-    check_threads(threads)
     if nbytes < _PARALLEL_FROM:
         return 1
     wanted = threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads or os.cpu_count()
@@ -112,10 +112,8 @@ def _threads(nbytes: int, tasks: int, memory: int, threads: int | None) -> int:
 
 def _budget(memory: int, workers: int) -> int:
     if memory // workers < LEAST_MEMORY:
-        needed = f"at least {LEAST_MEMORY} bytes are needed" + (
-            f" for each of {workers} workers" if workers > 1 else ""
-        )
-        raise LayoutError(f"memory is {memory} bytes; {needed}")
+        each = f" for each of {workers} workers" if workers > 1 else ""
+        raise LayoutError(f"memory is {memory} bytes; at least {LEAST_MEMORY} bytes are needed{each}")
     return memory // workers
 
 

@@ -16,13 +16,14 @@ from ..._arguments import integer
 from ...errors import LayoutError, ParseError
 from ..engine import check_memory
 from ..mapped import MappedFiles
+from ..same_files import SameFiles
 from .crew import Crew, Flight, check_retries, crew_for
 from .forecast import bytes_to_read, estimated_seconds, runs_to_copy
 from .ledger import Ledger
 from .place import Recorder, Workplace
 from .plan import WritePlan
 from .reports import WriteOutline, WriteReport
-from .task import CheckpointTask, SameFiles, TaskReceipt
+from .task import CheckpointTask, SourceFile, TaskReceipt
 
 __all__ = ["commit_plan", "numbers_of", "outline_of", "run_part", "run_whole"]
 
@@ -158,13 +159,14 @@ def run_whole(
     retries: int,
     progress: Callable[[int, int], object] | None,
 ) -> WriteReport:
-    """Write a checkpoint, from the first task to the last rename."""
+    """Write a checkpoint, from the first task to the last rename; the caller holds its lock."""
     check_retries(retries)
     place = Workplace(plan)
-    with _crew(plan, executor, memory, threads) as crew, place.locked():
+    with _crew(plan, executor, memory, threads) as crew:
         place.claim(resume)
         try:
-            ledger, mapped, files = Ledger(plan), MappedFiles(plan.sources), SameFiles(plan.sources)
+            ledger, mapped = Ledger(plan), MappedFiles(plan.sources)
+            files = SameFiles(source.path for source in plan.sources if isinstance(source, SourceFile))
             place.begin(parts=False)
             for receipt in place.receipts():
                 ledger.add(receipt)

@@ -6,18 +6,21 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import numpy.typing as npt
 
 from ... import _core
+from ...errors import ParseError
+from ..files import opened_again
 from .plan import PlannedTensor, WritePlan, split_rows
 from .task import SourceFile
 
 __all__ = ["bytes_to_read", "estimated_seconds", "runs_to_copy"]
 
-#: Pairs of pieces that are looked at at a time.
-_PAIRS = 1 << 18
+#: Pairs of pieces that are looked at at a time, and so few that none of them is left out.
+_PAIRS, _FEW = 1 << 18, 16
 #: The bytes of a sample, and of each of its reads.
 _SAMPLE, _BLOCK = 16 * 2**20, 2**20
 
@@ -45,11 +48,9 @@ def runs_to_copy(plan: WritePlan) -> int:
 
 def _pairs(tensor: PlannedTensor) -> Iterator[tuple[Rows, Rows]]:
     """Numbers of the sources and targets that may have elements in common, by their extents along one dim."""
-    rank = len(tensor.shape)
-    if not len(tensor.sources) or not len(tensor.targets):
-        return
-    if rank == 0:
-        yield np.zeros(1, np.int64), np.zeros(1, np.int64)
+    rank, count = len(tensor.shape), len(tensor.sources) * len(tensor.targets)
+    if count <= _FEW:
+        yield np.divmod(np.arange(count), len(tensor.targets))
         return
     _, starts, stops, _ = split_rows(tensor.sources, rank)
     dim = int(np.argmax([len(np.unique(starts[:, dim])) for dim in range(rank)]))
@@ -109,11 +110,9 @@ def estimated_seconds(plan: WritePlan, to_read: int, *, sync: bool) -> float | N
             if sync:
                 os.fsync(sample.fileno())
             written_in = time.perf_counter() - began
-    except OSError:
+    except (OSError, ParseError):
         return None
     size = sum(map(len, blocks))
-    if not size:  # The sources were cut short meanwhile.
-        return None
     if not is_read:
         read_in = written_in
     return ((to_read + spooled) * read_in + (written + spooled) * written_in) / size
@@ -132,8 +131,8 @@ def _sample(plan: WritePlan, most: int) -> Iterator[bytes]:
         begin = files[place].end - (int(ends[place]) - at)
         while left and place < len(files):
             file = files[place]
-            with open(file.path, "rb", buffering=0) as stream:  # noqa: PTH123 (as in a plan, not as a Path follows it)
-                stream.seek(max(begin, file.begin))
-                data = stream.read(min(left, file.end - max(begin, file.begin)))
+            begin = max(begin, file.begin)
+            with closing(opened_again(file.path, file.size, file.modified)) as source:
+                data = source.read(begin, min(left, file.end - begin))
             yield data
             left, place, begin = left - len(data), place + 1, 0

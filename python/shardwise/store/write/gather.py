@@ -17,6 +17,7 @@ from ..engine import CopyJob, HeldPiece
 from ..files import DataFile
 from ..mapped import MappedFiles
 from ..object_files import FLIGHT, ObjectFile
+from ..same_files import SameFiles
 from .manifest import differing_replica
 from .wanted import SourcePiece, Wanted
 
@@ -32,7 +33,7 @@ class Gatherer:
     def __init__(self, wanted: Sequence[Wanted] | Mapping[int, Wanted], threads: int | None) -> None:
         self._wanted = wanted
         self._threads = threads
-        self._mapped = MappedFiles()
+        self._mapped, self._files = MappedFiles(), SameFiles()
         self._boxes: dict[int, npt.NDArray[np.int64]] = {}
         #: Bytes that were read from files and objects.
         self.bytes_read = 0
@@ -63,6 +64,7 @@ class Gatherer:
                 return HeldPiece(job.read_array(values), 0, *_corners(common), values.strides)
             if id(holder) not in holders:
                 if isinstance(holder, DataFile):
+                    self._files.add([holder.path])
                     holders[id(holder)] = job.read_file(holder.path, holder.size, holder.status[3])
                 else:
                     holders[id(holder)] = job.read_array(holder)
@@ -80,6 +82,10 @@ class Gatherer:
         self._mapped.check()
         self.bytes_read += done.bytes_read + sum(values.nbytes for _, _, values in fetched)
         return done.digests, done.crcs
+
+    def check(self) -> None:
+        """Refuse, with ParseError, what was read if a file was replaced meanwhile."""
+        self._files.check()
 
     def _fetch(self, wanted: list[tuple[Extent, list[int], npt.NDArray[Any]]]) -> None:
         if len(wanted) > 1:

@@ -114,6 +114,7 @@ class ObjectTask:
                 written += len(data)
                 if progress is not None:
                     progress(len(data))
+            gatherer.check()
             stream.check(self.place)
             upload.commit()
         except BaseException:

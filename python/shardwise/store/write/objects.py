@@ -15,9 +15,11 @@ from typing import Any, cast
 
 from ...errors import LayoutError
 from ..engine import check_threads
+from ..files import DataFile
 from ..mapped import MappedFiles
 from ..object_files import ObjectFile
 from ..objects import ObjectPath
+from ..same_files import SameFiles
 from .crew import Flight, check_retries
 from .files import TargetFile
 from .gather import check_replicas
@@ -90,7 +92,7 @@ class ObjectJob:
         """Write the checkpoint; what a store acknowledges is on its disks."""
         check_threads(threads)
         check_retries(retries)
-        holders = (piece.holder for tensor in self._wanted for piece in tensor.pieces)
+        holders = {id(piece.holder): piece.holder for tensor in self._wanted for piece in tensor.pieces}.values()
         sources = (cast(Any, holder.path) for holder in holders if isinstance(holder, ObjectFile))
         crew = None if executor is None else object_crew(executor, memory, [self.path, *sources])
         parts = parts_for(self._files, memory) if crew is None else parts_of_crew(self._files, memory, crew)
@@ -99,7 +101,9 @@ class ObjectJob:
         if self._compare_replicas:
             check_replicas(self._wanted, memory)
         made: dict[int, ObjectReceipt] = {}
-        mapped = MappedFiles(piece.holder for tensor in self._wanted for piece in tensor.pieces)
+        mapped = MappedFiles(holders)
+        local = (each for each in holders if isinstance(each, DataFile) and not isinstance(each, ObjectFile))
+        files = SameFiles(each.path for each in local)
         written = 0
 
         def more(nbytes: int) -> None:
@@ -125,6 +129,7 @@ class ObjectJob:
             flight.run((task_for(refused(task)) for task in tasks), len(tasks), lambda task: more(task.nbytes))
         if self._is_folder:
             mapped.check()
+            files.check()
             receipts = [made[task.number] for task in tasks]
             put_text = partial(put_object, is_new=not resume)
             finish(self.path, self._files, self._wanted, self._texts, self._manifest, receipts, put_text)

@@ -176,10 +176,15 @@ def _piece(plan: WritePlan, row: npt.NDArray[np.int64], rank: int) -> SourcePiec
     return SourcePiece(tuple(zip(starts, stops, strict=True)), held, offset, tuple(strides))
 
 
-@functools.lru_cache(maxsize=4096)
 def _opened(source: SourceFile | SourceObject) -> DataFile:
     """The same file for the same source, so that a task sends it once; which must be what it was."""
+    if isinstance(source, SourceFile):
+        check_head(source)
+    return _file(source)
+
+
+@functools.lru_cache(maxsize=4096)
+def _file(source: SourceFile | SourceObject) -> DataFile:
     if isinstance(source, SourceObject):
         return ObjectFile(source.path, ObjectStatus(source.size, source.mark))
-    check_head(source)
     return opened_again(source.path, source.size, source.modified)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,10 +29,10 @@ from .forms import Target, plan_form
 from .gather import check_replicas as check_stored_replicas
 from .names import check_name, chosen, kept_values, key_paths, rename_pairs, renamed_tensors
 from .objects import ObjectJob
-from .place import check_room
+from .place import check_room, claim_name, locked, refuse_existing
 from .plan import uncollected
 from .reports import WriteOutline, WriteReport
-from .spool import is_addressable, is_converted, is_float, opened_spool, unread
+from .spool import Spool, is_addressable, is_converted, is_float, opened_spool
 from .wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
 
 __all__ = ["plan_checkpoint", "reshard_checkpoint", "save_checkpoint"]
@@ -106,7 +107,8 @@ def save_checkpoint(
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
     target = place_of(path)
     made = plan_form(target, wanted, to, metadata or {}, max_file_bytes, {}, {}, compare=False)
-    return _run(made, target, None, memory, threads, sync, False, _RETRIES, progress)
+    with _held(target):
+        return _run(made, target, None, memory, threads, sync, False, _RETRIES, progress)
 
 
 def reshard_checkpoint(
@@ -198,7 +200,9 @@ def reshard_checkpoint(
     )  # fmt: skip
     with planned as made:
         if plan:
-            return made.outline(memory, threads, sync=sync)
+            outline = made.outline(memory, threads, sync=sync)
+            # A sample of files does not tell how fast a store is.
+            return replace(outline, seconds=None) if isinstance(place_of(src), ObjectPath) else outline
         return _run(made, target, executor, memory, threads, sync, resume, retries, progress)
 
 
@@ -326,74 +330,82 @@ def _planning(
     source = place_of(src)
     if _is_same(source, target):
         raise FileExistsError(17, "dst is the source", str(target))
-    with open_checkpoint(source) as checkpoint, opened_spool(target) as spool:
+    is_written = how == "spool"
+    with (
+        open_checkpoint(source) as checkpoint,
+        _held(target) if is_written else nullcontext(),
+        opened_spool(target, is_written=is_written) as spool,
+    ):
+        if not isinstance(target, ObjectPath):
+            (claim_name if is_written else refuse_existing)(target)
         is_remote = isinstance(source, ObjectPath)
         converted = None if dtype is None else _float_dtype(dtype)
-        if is_new and not (converted is None and all(map(is_addressable, checkpoint.values()))):
-            rough = _planning(
-                src, target, layouts, to, uneven, dtype, rename, rewrites, only, metadata, max_file_bytes, memory,
-                replicas, task_bytes,
-                how="placeholder",
-            )  # fmt: skip
-            with rough as outlined:
-                _check_room_beside(outlined)
 
-        def stored(old: str, new: str, partition: Partition | None) -> Wanted:
-            tensor = checkpoint[old]
-            # The engine reads local files; data in a store is fetched first, unless it goes to a store again.
-            is_direct = is_addressable(tensor) and (isinstance(target, ObjectPath) or not is_remote)
-            if is_direct and not is_converted(tensor, converted):
-                return wanted_stored(new, tensor, partition)
-            if how == "placeholder":
-                return spool.placeholder(new, tensor, converted, partition)
-            if how == "refuse" and is_remote and not isinstance(target, ObjectPath) and is_addressable(tensor):
-                raise TypeError(
-                    f"src is {source}, and dst is not in a store; tasks for a disk read files: reshard_checkpoint "
-                    "fetches them first"
-                )
-            if how == "refuse":
-                raise _not_in_tasks(old)
-            if replicas == "check" and tensor.replicas and is_addressable(tensor):
-                # As they are stored: values that differ may be equal once converted.
-                check_stored_replicas([wanted_stored(new, tensor, None)], memory)
-            return spool.tensor(new, tensor, converted, partition, memory)
+        @cache  # Read once, for both plans.
+        def value(old: str, name: str) -> Wanted:
+            return wanted_object(name, checkpoint.objects[old], is_read=not isinstance(target, ObjectPath))
 
-        wanted = []
-        aliases: dict[str, str] = {}
-        #: By their names in the source, the tensors that go to the destination as they are.
-        names: dict[str, str] = {}
-        tensors = renamed_tensors(checkpoint, rename, rewrites, converted, stored)
-        for name, made in chosen(tensors, only, checkpoint.path).items():
-            partition = partition_for(name, made.shape, layouts, uneven)
-            if made.stored is not None:
-                names[made.stored] = name
-                wanted.append(stored(made.stored, name, partition))
-            elif not made.is_scattered:
-                wanted.append(made.wanted(name, partition))
-            elif how == "refuse":
-                raise _not_in_tasks(name)
-            elif how == "placeholder":
-                wanted.append(unread(name, made.dtype, made.shape, partition))
-            else:
-                wanted.append(spool.assembled(name, made, partition, memory))
-        if to == "dcp":
-            for old, name in kept_values(checkpoint, rename, rewrites, only, tensors).items():
-                names[old] = name
-                wanted.append(wanted_object(name, checkpoint.objects[old], is_read=not isinstance(target, ObjectPath)))
-        paths = key_paths(checkpoint, names)
-        with uncollected():
-            planned = plan_form(
-                target, wanted, to, metadata or {}, max_file_bytes, aliases, paths, task_bytes,
-                compare=replicas == "check", is_saved=how == "refuse",
-            )  # fmt: skip
-        yield planned
+        def planned(spool: Spool) -> CheckpointPlan | ObjectJob:
+            def stored(old: str, new: str, partition: Partition | None) -> Wanted:
+                tensor = checkpoint[old]
+                # The engine reads local files; data in a store is fetched first, unless it goes to a store again.
+                is_direct = is_addressable(tensor) and (isinstance(target, ObjectPath) or not is_remote)
+                if is_direct and not is_converted(tensor, converted):
+                    return wanted_stored(new, tensor, partition)
+                if how == "refuse" and is_remote and not isinstance(target, ObjectPath) and is_addressable(tensor):
+                    raise TypeError(
+                        f"src is {source}, and dst is not in a store; tasks for a disk read files: reshard_checkpoint "
+                        "fetches them first"
+                    )
+                if how == "refuse":
+                    raise _not_in_tasks(old)
+                if replicas == "check" and not spool.is_rough and tensor.replicas and is_addressable(tensor):
+                    # As they are stored: values that differ may be equal once converted.
+                    check_stored_replicas([wanted_stored(new, tensor, None)], memory)
+                return spool.tensor(new, tensor, converted, partition, memory)
+
+            wanted = []
+            aliases: dict[str, str] = {}
+            #: By their names in the source, the tensors that go to the destination as they are.
+            names: dict[str, str] = {}
+            tensors = renamed_tensors(checkpoint, rename, rewrites, converted, stored)
+            for name, made in chosen(tensors, only, checkpoint.path).items():
+                partition = partition_for(name, made.shape, layouts, uneven)
+                if made.stored is not None:
+                    names[made.stored] = name
+                    wanted.append(stored(made.stored, name, partition))
+                elif not made.is_scattered:
+                    wanted.append(made.wanted(name, partition))
+                elif how == "refuse":
+                    raise _not_in_tasks(name)
+                else:
+                    wanted.append(spool.assembled(name, made, partition, memory))
+            if to == "dcp":
+                for old, name in kept_values(checkpoint, rename, rewrites, only, tensors).items():
+                    names[old] = name
+                    wanted.append(value(old, name))
+            spool.finish()
+            paths = key_paths(checkpoint, names)
+            with uncollected():
+                return plan_form(
+                    target, wanted, to, metadata or {}, max_file_bytes, aliases, paths, task_bytes,
+                    compare=replicas == "check", is_saved=how == "refuse",
+                )  # fmt: skip
+
+        # What must be written to a file first is counted before anything is.
+        rough = Spool(target, is_rough=True)
+        made = planned(rough)
+        if is_written and rough.nbytes:
+            if is_new and isinstance(made, CheckpointPlan):
+                beside = "the checkpoint, with what is written beside it first,"
+                check_room(made.path, made.nbytes + rough.nbytes, beside)
+            made = planned(spool)
+        yield made
 
 
-def _check_room_beside(rough: CheckpointPlan | ObjectJob) -> None:
-    """Refuse, with OSError, a plan for whose files there is no room together with what is converted beside them."""
-    if isinstance(rough, CheckpointPlan):
-        beside = sum(source.nbytes for source in rough.sources if isinstance(source, np.ndarray))
-        check_room(rough.path, rough.nbytes + beside, "the checkpoint, with what is converted beside it,")
+def _held(target: Path) -> AbstractContextManager[None]:
+    """Hold the lock of a new checkpoint; in a store there is none."""
+    return nullcontext() if isinstance(target, ObjectPath) else locked(target)
 
 
 def _not_in_tasks(name: str) -> TypeError:

@@ -7,7 +7,6 @@ import hashlib
 import os
 import socket
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +24,6 @@ from .receipts import check_numbers, line_of, read_line
 
 __all__ = [
     "CheckpointTask",
-    "SameFiles",
     "SourceFile",
     "SourceObject",
     "TaskReceipt",
@@ -57,32 +55,6 @@ class SourceFile(NamedTuple):
     begin: int
     end: int
     digest: str
-
-
-class SameFiles:
-    """Notes which files have the names of the sources, to see at the end whether one of them was replaced meanwhile.
-
-    A copy of another checkpoint may have the size, the time and the headers of the first.
-    """
-
-    def __init__(self, sources: Sequence[object]) -> None:
-        self._paths = [source.path for source in sources if isinstance(source, SourceFile)]
-        self._found = [self._look(path) for path in self._paths]
-
-    @staticmethod
-    def _look(path: str) -> tuple[tuple[int, int], int]:
-        status = Path(path).stat()
-        return (status.st_dev, status.st_ino), status.st_ctime_ns
-
-    def check(self) -> None:
-        """Refuse the files, with ParseError, if one of them is not the same.
-
-        Another file has another number and another time of change. A new number alone may be a network filesystem's
-        way, a new time a change of the file's rights.
-        """
-        for path, found in zip(self._paths, self._found, strict=True):
-            if all(one != other for one, other in zip(self._look(path), found, strict=True)):
-                raise ParseError(f"{path}: was replaced by another file while it was read")
 
 
 class SourceObject(NamedTuple):
