@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise import _core
 from shardwise.cli import main
-from shardwise.store.write import assembled, forecast, reshape
+from shardwise.store.write import assembled, forecast, reshape, spool
 from shardwise.store.write.forecast import runs_to_copy
 from tests.store.stores import Store
 
@@ -240,6 +240,28 @@ def test_there_is_room_for_what_is_written_first(
     sw.reshard_checkpoint(source, target, **arguments)
     assert opened == 2
     assert [path.name for path in target.parent.iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_nothing_is_written_first_for_a_name_that_is_taken(
+    tmp_path: Path, memory: Store, monkeypatch: pytest.MonkeyPatch, resume: bool
+) -> None:
+    source, target, place = written(tmp_path, "safetensors"), tmp_path / "new", memory.place("new")
+    arguments: dict[str, Any] = {"dtype": "float16", "resume": resume, "to": "sharded"}
+    for path in (target, place):
+        sw.reshard_checkpoint(source, path, **arguments)
+    (tmp_path / ".new.partial").mkdir()  # As of a run that was killed when all was done.
+    tensor = spool.Spool.tensor
+
+    def rough_only(self: spool.Spool, *given: Any) -> Any:
+        assert self.is_rough
+        return tensor(self, *given)
+
+    monkeypatch.setattr(spool.Spool, "tensor", rough_only)
+    for path in (target, place):
+        with pytest.raises(FileExistsError, match="exists already"):
+            sw.reshard_checkpoint(source, path, **arguments)
+    assert sorted(tmp_path.iterdir()) == [target, source]
 
 
 def test_no_sample_says_how_fast_a_store_is(tmp_path: Path, memory: Store) -> None:

@@ -65,15 +65,19 @@ class Workplace:
             raise FileExistsError(17, "exists already; a checkpoint is written to a new name", str(path))
         _check_parent(path)
 
+    def refuse_done(self) -> None:
+        """Refuse a path that exists, and remove what a run left there that was killed when all was done."""
+        if self.plan.path.exists():
+            shutil.rmtree(self.root.parent, ignore_errors=True)
+        self.refuse_existing()
+
     def claim(self, resume: bool) -> None:
         """Remove what other runs have left, including runs of this plan unless it is resumed.
 
         Raises:
             FileExistsError: if another plan is being run there in parts.
         """
-        if self.plan.path.exists():
-            shutil.rmtree(self.root.parent, ignore_errors=True)  # Left by a run killed when all was done.
-        self.refuse_existing()
+        self.refuse_done()
         others = [each for each in _folders(self.root.parent) if not resume or each != self.root]
         for other in others:
             if (other / _PARTS).exists():

@@ -29,7 +29,7 @@ from .forms import Target, plan_form
 from .gather import check_replicas as check_stored_replicas
 from .names import check_name, chosen, kept_values, key_paths, rename_pairs, renamed_tensors
 from .objects import ObjectJob
-from .place import check_room
+from .place import Workplace, check_room
 from .plan import uncollected
 from .reports import WriteOutline, WriteReport
 from .spool import Spool, is_addressable, is_converted, is_float, opened_spool
@@ -195,7 +195,7 @@ def reshard_checkpoint(
     planned = _planning(
         src, target, layouts, to, uneven, dtype, rename, rewrites, only, metadata, max_file_bytes, memory, replicas,
         task_bytes,
-        how=stored, is_new=not plan and not resume,
+        how=stored, resume=resume,
     )  # fmt: skip
     with planned as made:
         if plan:
@@ -321,7 +321,7 @@ def _planning(
     task_bytes: int | None,
     *,
     how: _Stored,
-    is_new: bool = False,
+    resume: bool = False,
 ) -> Iterator[CheckpointPlan | ObjectJob]:
     if replicas not in ("check", "first"):
         raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
@@ -387,9 +387,15 @@ def _planning(
         rough = Spool(target, is_rough=True)
         made = planned(rough)
         if how == "spool" and rough.nbytes:
-            if is_new and isinstance(made, CheckpointPlan):
-                beside = "the checkpoint, with what is written beside it first,"
-                check_room(made.path, made.nbytes + rough.nbytes, beside)
+            if isinstance(made, ObjectJob):
+                made.refuse_existing(resume)
+            else:
+                place = Workplace(made)
+                with place.locked():
+                    place.refuse_done()
+                if not resume:
+                    beside = "the checkpoint, with what is written beside it first,"
+                    check_room(made.path, made.nbytes + rough.nbytes, beside)
             made = planned(spool)
         yield made
 
