@@ -53,7 +53,7 @@ dev: $(VENV)/.extras ## build it unoptimised: an edit in Rust is seen from Pytho
 demo: build ## plan a checkpoint, cut it for 4 devices and for 8, merge it and compare; CKPT=… uses yours
 	@$(BIN)/python examples/demo.py $(if $(CKPT),"$(CKPT)")
 
-test: test-rust test-python ## run all tests: Rust, Python, doctests, the README's code
+test: test-rust test-python ## run the tests: Rust, Python, doctests, the pages; slow ones for SLOW_SECONDS (20) in all
 
 test-fast: dev ## in half a minute: no slow tests, few examples, only the unit tests of Rust
 	cargo test --quiet --lib
@@ -137,7 +137,7 @@ mutants: ## change the core's arithmetic line by line and see whether its unit t
 
 # A second for each change, of which COUNT are drawn by SEED from each file; FILE is one or several.
 COUNT ?=
-mutants-python: build ## the same for the Python package: FILE=python/shardwise/layout.py, COUNT=50 per file, EVERY=4th change
+mutants-python: build ## the same for the Python package: FILE=python/shardwise/layout.py, COUNT=50 per file or EVERY=4 for a quarter
 	$(BIN)/python -m tests.mutants $(if $(COUNT),--count $(COUNT)) $(if $(EVERY),--every $(EVERY)) $(if $(SEED),--seed $(SEED)) $(FILE)
 
 # Needs no network once its tools are there: what the pages link to is theirs, or is not followed.

@@ -98,7 +98,7 @@ def prove(checkpoint: shardwise.Checkpoint, name: str, layout: shardwise.TensorL
         file.seek(entry.start)
         check(whole.tobytes() == file.read(entry.nbytes), "the shards do not make up the tensor")
     print(f"\nGiving each of the {len(sharded.shards)} devices its shard took {1e6 * elapsed:.0f} microseconds.")
-    print("The shards are views of the memory-mapped file: no element was copied, and none read until then.")
+    print("The shards are views of the memory-mapped file: no element was copied or read.")
     print(f"Put back together, they are the tensor's {entry.nbytes:,} bytes in the file, bit for bit.")
 
 

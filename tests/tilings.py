@@ -9,15 +9,11 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 import shardwise as sw
+from tests.checks import view_index
 from tests.strategies import layouts
 
 Array = npt.NDArray[Any]
 Pairs = list[tuple[int, int]]
-
-
-def full(box: Any) -> tuple[Any, ...]:
-    """The index of a box; without the ellipsis, a 0-d array would give a scalar."""
-    return (*box, ...)
 
 
 @st.composite
@@ -117,7 +113,7 @@ def view(array: Array, piece: sw.Piece, shape: tuple[int, ...]) -> Array:
     extents = [side.stop - side.start for side in piece.box]
     if isinstance(piece.start, tuple):
         sides = [slice(start, start + extent) for start, extent in zip(piece.start, extents, strict=True)]
-        found: Array = array[full(sides)]
+        found: Array = array[view_index(sides)]
         return found
     size = int(np.prod(extents, dtype=np.int64))
     return array[piece.start : piece.start + size].reshape(extents)
@@ -129,7 +125,7 @@ def held(tiling: sw.Tiling, whole: Array, rest: int = -1) -> list[Array]:
     for holder in tiling.holders:
         array = np.full(tiling.holder_shape(holder), rest, whole.dtype)
         for piece in tiling.pieces(holder):
-            view(array, piece, whole.shape)[...] = whole[full(piece.box)]
+            view(array, piece, whole.shape)[...] = whole[view_index(piece.box)]
         arrays.append(array)
     return arrays
 

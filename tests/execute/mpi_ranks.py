@@ -17,8 +17,9 @@ from mpi4py import MPI
 import shardwise as sw
 from shardwise import packed
 from shardwise.execute import mpi
+from tests.checks import view_index
 from tests.strategies import layouts
-from tests.tilings import explicit, flat_ranges, full, grids, held, numbered, view
+from tests.tilings import explicit, flat_ranges, grids, held, numbered, view
 
 COMM = MPI.COMM_WORLD
 RANK = COMM.Get_rank()
@@ -72,7 +73,7 @@ def check(plan: sw.ReshardPlan, whole: Array, given_ranks: Any, memory: int, ord
         if with_out:
             # Every second element of a larger array, from its end.
             room = np.zeros([2 * n for n in plan.dst.holder_shape(label)], whole.dtype)
-            out = room[full(slice(None, None, -2) for _ in room.shape)]
+            out = room[view_index(slice(None, None, -2) for _ in room.shape)]
     got = mpi.run(plan, COMM, src, out, src_ranks=given_ranks[0], dst_ranks=given_ranks[1], memory=memory)
     if RANK not in targets:
         assert got is None
@@ -80,7 +81,7 @@ def check(plan: sw.ReshardPlan, whole: Array, given_ranks: Any, memory: int, ord
     assert got is not None
     assert out is None or got is out
     for piece in plan.dst.pieces(label):
-        assert view(got, piece, whole.shape).tobytes() == whole[full(piece.box)].tobytes()
+        assert view(got, piece, whole.shape).tobytes() == whole[view_index(piece.box)].tobytes()
 
 
 def random_plans() -> None:

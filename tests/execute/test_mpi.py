@@ -13,7 +13,7 @@ import pytest
 
 import shardwise as sw
 from shardwise._boxes import consecutive
-from tests.tilings import full
+from tests.checks import view_index
 
 ROOT = Path(__file__).parents[2]
 # The wheels of an MPI put it beside the interpreter.
@@ -63,7 +63,7 @@ def test_the_example_of_pytorch() -> None:
 @pytest.mark.parametrize("shape", [(), (7,), (2, 3, 4), (5, 1, 3), (1, 1), (0, 3), (3, 0)])
 def test_messages_follow_one_another_and_fill_the_box(shape: tuple[int, ...], most: int) -> None:
     whole = np.arange(np.prod(shape, dtype=np.int64)).reshape(shape)
-    parts = [whole[full(piece)].ravel() for piece in consecutive(shape, most)]
+    parts = [whole[view_index(piece)].ravel() for piece in consecutive(shape, most)]
     assert [value for part in parts for value in part.tolist()] == whole.ravel().tolist()
     assert all(part.size <= most for part in parts)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 
 import shardwise as sw
+from tests.checks import view_index
 
 Array = npt.NDArray[Any]
 
@@ -35,20 +35,15 @@ def layouts(draw: st.DrawFn, rank: int) -> sw.TensorLayout:
     return sw.TensorLayout(specs, mesh)
 
 
-def index(box: Iterable[Any]) -> tuple[Any, ...]:
-    """The slices with an ellipsis, which keeps a 0-d array an array."""
-    return (*box, ...)
-
-
 def strided(array: Array, how: int) -> Array:
     """The same values with other strides: as they are, in F order, every second one of a larger array, backwards."""
     result: Array = array.copy("F" if how == 1 else "C")
     if how == 2:
-        every_second = index(slice(None, None, 2) for _ in array.shape)
+        every_second = view_index(slice(None, None, 2) for _ in array.shape)
         result = np.zeros([2 * n for n in array.shape], array.dtype)[every_second]
         result[...] = array
     if how == 3:
-        turned = index(slice(None, None, -1) for _ in array.shape)
+        turned = view_index(slice(None, None, -1) for _ in array.shape)
         result = array[turned].copy()[turned]
     return result
 
@@ -123,9 +118,9 @@ def test_each_element_arrives_once_and_nothing_moves_needlessly(
             assert side.stop <= origin.stop
     for device, box in want.items():
         expected = np.zeros(b.shape, int)
-        expected[index(box)] = 1
+        expected[view_index(box)] = 1
         if device in have:
-            expected[index(have[device])] = 0
+            expected[view_index(have[device])] = 0
         assert (counts[device] == expected).all()
     sent, received = plan.bytes_sent("i4").sum(), plan.bytes_received("i4").sum()
     assert sent == received == plan.total_bytes("i4") == 4 * sum(count.sum() for count in counts.values())
@@ -164,7 +159,7 @@ def addends_of(a: sw.Partition) -> tuple[list[Array], Array]:
     shards = []
     for i, box in enumerate(a.devices_indices_map().values()):
         place = tuple(mesh.coordinate(i)[axis] for axis in axes)
-        shards.append(partial[place][index(box)].copy())
+        shards.append(partial[place][view_index(box)].copy())
     return shards, partial.sum(axis=tuple(range(len(axes))))
 
 

@@ -17,7 +17,7 @@ from .subject import Subject, answered, one_by_one, same, sampled
 
 KERAS = Framework("keras", "tests.oracle.worker_keras")
 
-WORDS = ("dense", "dense_1", "conv2d", "kernel", "bias", "h.0", "h.10", "é", "K", "ſ", "a b", "x\n", "")
+WORDS = ("dense", "dense_1", "conv2d", "kernel", "bias", "h.0", "h.10", "é", "K", "ſ", "a b", "x\n", "\r", "")
 PIECES: tuple[str, ...] = (
     *WORDS,
     ".*",
@@ -32,7 +32,7 @@ PIECES: tuple[str, ...] = (
     r"\.",
     "(?i:KERNEL)",
 )
-PIECES += ("k{1,2}", r"\b", r"(?<!\d)", "(e)", "x$", r"\w*", r"\s", "[^/]*")
+PIECES += ("k{1,2}", r"\b", r"\B", r"(?<!\d)", "(e)", "x$", r"\w*", r"\s", "[^/]*", "(?m:^)", "(?m:$)", "(?-m:$)", "\n")
 
 
 @dataclass(frozen=True)

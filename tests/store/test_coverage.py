@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from shardwise.errors import ParseError
 from shardwise.store.coverage import tile
-from tests.tilings import cut_boxes, full
+from tests.checks import view_index
+from tests.tilings import cut_boxes
 
 Box = list[tuple[int, int]]
 
@@ -57,7 +58,7 @@ def test_what_tiles_a_tensor_is_found_by_counting(case: tuple[tuple[int, ...], l
     first: list[int] = []
     again: list[int] = []
     for i, box in enumerate(boxes):
-        inside = held[full(slice(*side) for side in box)]
+        inside = held[view_index(slice(*side) for side in box)]
         if inside.size:
             (again if box in [boxes[j] for j in first] else first).append(i)
             inside += i in first

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from shardwise import _core
 from shardwise.errors import LayoutError, ParseError, SizeOverflowError
 from shardwise.store.engine import CopyJob, HeldPiece, add_digests, digest_array
+from tests.checks import view_index
 
 P = 2**127 - 1
 
@@ -43,11 +44,6 @@ def digest_by_definition(data: bytes) -> int:
 
 def whole(holder: int, value: npt.NDArray[Any]) -> HeldPiece:
     return HeldPiece(holder, 0, (0,) * value.ndim, value.shape, value.strides)
-
-
-def index(slices: Iterable[slice]) -> Any:
-    """With an ellipsis, so that an array without dims is indexed to a view as well."""
-    return (*slices, ...)
 
 
 def files_of(folder: Path, parts: list[npt.NDArray[Any]], name: str = "part") -> list[Path]:
@@ -85,9 +81,9 @@ def test_strided_views_are_written_right(shape: list[int], dtype: str, data: st.
     base = np.random.default_rng(1).integers(0, 256, size, np.uint8).view(dtype).reshape(shape)
     order = data.draw(st.permutations(range(len(shape))))
     steps = [data.draw(st.sampled_from([1, 2, -1])) for _ in shape]
-    view = base.transpose(order)[index(slice(None, None, step) for step in steps)]
+    view = base.transpose(order)[view_index(slice(None, None, step) for step in steps)]
     with_room = np.zeros([2 * n for n in view.shape], dtype)
-    out = with_room[index(slice(None, 2 * n, 2) for n in view.shape)]
+    out = with_room[view_index(slice(None, 2 * n, 2) for n in view.shape)]
     job = CopyJob()
     source, target = job.read_array(view), job.write_array(out)
     job.add_tensor(view.shape, view.itemsize, [whole(source, view)], [whole(target, out)], digest=True)

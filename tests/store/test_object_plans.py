@@ -290,7 +290,7 @@ def test_replicas_that_disagree_are_found_by_one_task(memory: Store, tmp_path: P
 
 @pytest.mark.parametrize("harm", ["503", "cut", "lost"])
 def test_a_store_that_fails_for_a_while(s3: Store, source: Path, harm: str) -> None:
-    """The first two requests of each kind, of a run and then of a commit, fail, and the end is the same."""
+    """The first three requests of each kind, of a run and then of a commit, fail, and the end is the same."""
     toxic, held = s3.toxic, s3.place("source")
     assert toxic is not None
     s3.put(source, held)
@@ -299,10 +299,10 @@ def test_a_store_that_fails_for_a_while(s3: Store, source: Path, harm: str) -> N
     for method in ("GET", "PUT", "HEAD", "POST"):
         plan = planned(held, s3.place("new"))
         for name, work in (("run", plan.run), ("commit", partial(plan.commit, check=True))):
-            poison = Times(harm, 2, lambda request, method=method: request[0] == method)  # type: ignore[misc]
+            poison = Times(harm, 3, lambda request, method=method: request[0] == method)  # type: ignore[misc]
             toxic.poison = poison
             work()
-            if poison.left < 2:
+            if poison.left < 3:
                 harmed.add((name, method))
         toxic.calm()
         assert s3.objects(plan.path) == wanted  # type: ignore[arg-type]

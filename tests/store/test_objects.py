@@ -16,10 +16,10 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.store.objects import ObjectPath, place_of
+from tests.checks import view_index
 from tests.store.stores import Store
 from tests.store.test_real import CASES, DATA, expected
 from tests.store.toxic import Request, Times, Toxic
-from tests.tilings import full
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -66,7 +66,7 @@ class TestReading:
             for name, array in expected(case).items():
                 assert checkpoint.read(name).tobytes() == array.tobytes(), name
                 half = tuple(slice(n // 3, n - n // 4) for n in array.shape)
-                assert checkpoint.read(name, half).tobytes() == array[full(half)].tobytes(), name
+                assert checkpoint.read(name, half).tobytes() == array[view_index(half)].tobytes(), name
 
     def test_boxes_of_any_kind(self, memory: Store, tmp_path: Path) -> None:
         """Runs that are longer than a request, and gaps that are longer than what is read for nothing."""

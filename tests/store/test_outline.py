@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise import _core
 from shardwise.cli import main
-from shardwise.store.write import assembled, forecast, reshape, spool
+from shardwise.store.write import assembled, drive, forecast, reshape, spool
 from shardwise.store.write.forecast import runs_to_copy
 from tests.store.stores import Store
 
@@ -134,20 +134,52 @@ def test_any_cut_to_any_other(data: st.DataObject, pairs: int, few: int) -> None
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         patched.setattr(forecast, "_PAIRS", pairs)
         patched.setattr(forecast, "_FEW", few)
-        sw.save_checkpoint(Path(folder, "a"), {"w": values}, {"w": layout()}, to="sharded", uneven="balanced")
+        sw.save_checkpoint(
+            Path(folder, "a"), {"w": values}, {"w": layout()}, to="sharded", uneven="balanced", sync=False
+        )
         plan = sw.plan_checkpoint(
             Path(folder, "a"), Path(folder, "b"), {"w": layout()}, to="sharded", uneven="balanced"
         )
         assert runs_to_copy(plan) == one_by_one(plan)
 
 
-def test_the_command_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "time"),
+    [
+        (0.0, "a few seconds at most"),
+        (1.9, "a few seconds at most"),
+        (2.0, "about 2 seconds"),
+        (119.0, "about 119 seconds"),
+        (120.0, "about 2 minutes"),
+        (7140.0, "about 119 minutes"),
+        (7200.0, "about 2 hours"),
+        (36000.0, "about 10 hours"),
+    ],
+)
+def test_the_command_says_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    seconds: float,
+    time: str,
+) -> None:
+    monkeypatch.setattr(drive, "estimated_seconds", lambda *_, **__: seconds)
     source = written(tmp_path, "safetensors")
     assert main(["reshard", str(source), str(tmp_path / "new.safetensors"), "--plan"]) == 0
     said = capsys.readouterr().out
     assert "would be 1 file" in said
-    assert "480 B are read, in 4 contiguous parts; some seconds at most, by a sample" in said
+    assert f"480 B are read, in 4 contiguous parts; {time}, estimated from a sample\n" in said
     assert "are free" in said
+
+
+def test_of_a_store_only_what_is_known_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fsspec")
+    assert main(["reshard", str(written(tmp_path, "hf")), "memory://outlined", "--to", "hf", "--plan"]) == 0
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert first.startswith("memory://outlined would be 1 file, ")
+    assert first.endswith(" of memory in 1 thread")
+    assert second.split() == ["file", "bytes"]
+    assert not sw.ObjectPath("memory://outlined").exists()
 
 
 def test_where_nothing_can_be_written_there_is_no_estimate(

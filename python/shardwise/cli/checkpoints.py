@@ -132,11 +132,13 @@ def _write_outline(screen: Screen, options: argparse.Namespace, outline: WriteOu
     if options.json:
         print(json.dumps({**vars(outline), **more}))
         return
+    # A store does not say how much room it has.
+    room = "" if outline.bytes_read is None else f"; {bytes_text(outline.free)} are free"
     screen.write(
         (str(options.target), "bold"),
         f" would be {len(outline.files)} file{'s' * (len(outline.files) != 1)}, {bytes_text(outline.bytes)}, in "
         f"{outline.tasks} task{'s' * (outline.tasks != 1)}; up to {bytes_text(outline.memory)} of memory in "
-        f"{outline.threads} thread{'s' * (outline.threads != 1)}; {bytes_text(outline.free)} are free",
+        f"{outline.threads} thread{'s' * (outline.threads != 1)}{room}",
     )
     if outline.bytes_read is not None and outline.operations is not None:
         seconds = outline.seconds
@@ -157,7 +159,8 @@ def _about(seconds: float) -> str:
     size, unit = next(
         ((size, unit) for size, unit in ((3600, "hours"), (60, "minutes")) if seconds >= 2 * size), (1, "seconds")
     )
-    return f"about {seconds / size:.0f} {unit}, by a sample" if seconds >= 2 else "some seconds at most, by a sample"
+    said = f"about {seconds / size:.0f} {unit}" if seconds >= 2 else "a few seconds at most"
+    return f"{said}, estimated from a sample"
 
 
 def run_verify(screen: Screen, options: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ class WriteOutline:
         memory: The most bytes of the buffers of all threads.
         threads: The number of threads.
         tasks: The number of tasks.
-        free: Bytes that the destination's file system has left.
+        free: Bytes that the destination's file system has left; 2**63 - 1 for a destination in a store.
         bytes_read: Bytes that are read, with those of replicas to be compared. `None` for a destination in a store.
         operations: The number of copies, each of bytes that are contiguous in a source and in a file; those that are
             near one another are read and written together. `None` for a destination in a store.
