@@ -13,6 +13,9 @@ import shardwise as sw
 from shardwise.store.engine import digest_array
 from tests.checks import refused
 
+from .conftest import encode
+
+ROOT = Path(__file__).resolve().parents[2]
 #: The least memory that the engine works with: rows of the tensors below are compared some at a time.
 MEMORY = 16 * 2**10
 
@@ -40,6 +43,24 @@ def test_bits_that_numbers_do_not_tell_apart_differ(tmp_path: Path) -> None:
     sw.save_checkpoint(tmp_path / "b.safetensors", {"zero": np.array([1.0, -0.0]), "nan": nans[[1, 1, 2]]})
     found = sw.diff_checkpoints(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     assert [(each.name, each.index, each.count) for each in found] == [("nan", (0,), 1), ("zero", (1,), 1)]
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("F4", 4), ("F6_E2M3", 6)])
+@pytest.mark.parametrize("places", [[], [0], [11_999], [3, 7777, 9001]])
+def test_packed_elements_are_verified_and_compared(tmp_path: Path, dtype: str, bits: int, places: list[int]) -> None:
+    """The first element in the lowest bits; several blocks."""
+    shape = (120, 100)
+    one = np.random.default_rng(0).integers(0, 1 << bits, 12_000).tolist()
+    other = [value ^ 1 << bits - 1 if place in places else value for place, value in enumerate(one)]
+    for name, values in (("a", one), ("b", other)):
+        number = sum(value << bits * place for place, value in enumerate(values))
+        data = number.to_bytes(12_000 * bits // 8, "little")
+        said = {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}
+        (tmp_path / f"{name}.safetensors").write_bytes(encode({"w": said}, data))
+    assert sw.verify_checkpoint(tmp_path / "a.safetensors").bytes == 12_000 * bits // 8
+    found = sw.diff_checkpoints(tmp_path / "a.safetensors", tmp_path / "b.safetensors", memory=MEMORY)
+    expected = [(divmod(place, 100), one[place], other[place], len(places)) for place in places[:1]]
+    assert [(each.index, each.first, each.second, each.count) for each in found] == expected
 
 
 def test_differences_in_words(tmp_path: Path) -> None:
@@ -103,6 +124,30 @@ def test_a_header_that_was_changed_is_found(tmp_path: Path) -> None:
     file.write_bytes(data.replace(b"right", b"wrong"))
     with pytest.raises(sw.ParseError, match=f"{file.name}: its header is not what was written"):
         sw.verify_checkpoint(folder)
+
+
+@pytest.mark.parametrize("to", ["hf", "sharded", "dcp"])
+def test_a_flipped_bit_anywhere_is_found(tmp_path: Path, to: Any) -> None:
+    """In elements, values, headers, padding, index and manifest: up to 150 bytes of each file."""
+    source = ROOT / "tests" / "data" / "checkpoints" / "torch" / "dcp"
+    with sw.open_checkpoint(source) as checkpoint:
+        assert checkpoint.objects
+        names = list(checkpoint)[:3]
+        cut = {name: checkpoint[name].ndim * ((),) for name in names}
+    mesh = sw.DeviceMesh((2,), ("x",))
+    layouts = {name: sw.TensorLayout((("x",), *axes[1:]), mesh) for name, axes in cut.items() if axes}
+    only = "^(" + "|".join([*names, *checkpoint.objects]).replace(".", r"\.") + ")$"
+    made = tmp_path / "made"
+    sw.reshard_checkpoint(source, made, layouts, to=to, uneven="chunk", only=only)
+    assert sw.verify_checkpoint(made).tensors == 3
+    for path in sorted(made.iterdir()):
+        data = path.read_bytes()
+        for at in range(3, len(data), max(11, len(data) // 150)):
+            path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+            with pytest.raises((sw.ShardwiseError, OSError)):
+                sw.verify_checkpoint(made)
+        path.write_bytes(data)
+    assert sw.diff_checkpoints(made, made) == []
 
 
 @pytest.mark.parametrize(

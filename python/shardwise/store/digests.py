@@ -44,9 +44,20 @@ def tensor_digests(
 
 
 def verified_digests(
-    checkpoint: StoredCheckpoint, memory: int, threads: int | None, progress: Progress | None
+    checkpoint: StoredCheckpoint,
+    memory: int,
+    threads: int | None,
+    progress: Progress | None,
+    note: Callable[[StoredSum], object] | None = None,
 ) -> tuple[dict[str, int], int]:
     """Digest each tensor as `tensor_digests` does, and check each CRC-32 that the checkpoint has in the same read.
+
+    Args:
+        checkpoint: The checkpoint.
+        memory: Bytes for the buffers of all threads.
+        threads: How many.
+        progress: Called now and then with the bytes done and the bytes in all.
+        note: Called with each stretch that has a CRC-32.
 
     Returns:
         The digests, and the number of CRC-32 checked.
@@ -58,6 +69,8 @@ def verified_digests(
     count = 0
     for each in checkpoint.sums():
         count += 1
+        if note is not None:
+            note(each)
         if isinstance(each.file, ObjectFile):
             _check_crc(each, _fetched_crc(each, memory))
         elif each.size > _SMALL:
@@ -92,6 +105,8 @@ def _digests(
         tensor = checkpoint[name]
         if not tensor.size:
             continue
+        if tensor.bits % 8:
+            tensor = tensor._packed_bytes()
         if is_remote or not all(piece.is_addressable for piece in tensor.pieces):
             arrays[name] = tensor
             continue

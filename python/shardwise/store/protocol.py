@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .._dtypes import Dtype, bytes_for
+from .._dtypes import DTYPES, Dtype, bytes_for
 from ..tiling import Tiling
 from .boxes import Bounds, Extent, check_box, check_out, read_extent
 from .files import DataFile
@@ -240,6 +240,16 @@ class StoredTensor:
         meets = (np.maximum(boxes[..., 0], box[:, 0]) < np.minimum(boxes[..., 1], box[:, 1])).all(axis=1)
         found: list[int] = np.flatnonzero(meets).tolist()
         return found
+
+    def _packed_bytes(self) -> StoredTensor:
+        """The bytes of a tensor whose elements are packed, several to a byte, which lies in one place."""
+
+        def locate() -> Extent:
+            extent = self.pieces[0].extent()
+            return Extent(extent.file, extent.start, (1,))
+
+        pieces = [StoredPiece(((0, self.nbytes),), piece.path, key=piece.key, locate=locate) for piece in self.pieces]
+        return StoredTensor(self.name, DTYPES["uint8"], (self.nbytes,), pieces)
 
     def array(self) -> npt.NDArray[Any]:
         """Give the tensor as a read-only, memory-mapped array, without a copy.

@@ -15,6 +15,7 @@ from .._text import shown
 from ..errors import ParseError
 from .digests import Progress, tensor_digests, verified_digests
 from .engine import check_memory, check_threads
+from .frames import Frames
 from .object_files import open_file
 from .objects import ObjectPath, place_of
 from .open import open_checkpoint
@@ -118,8 +119,9 @@ def verify_checkpoint(
     check_threads(threads)
     given = place_of(path)
     with open_checkpoint(given) as checkpoint:
-        expected = _expected(given, checkpoint)
-        found, sums = verified_digests(checkpoint, memory, threads, progress)
+        expected, files = _expected(given, checkpoint)
+        frames = Frames(checkpoint, files)
+        found, sums = verified_digests(checkpoint, memory, threads, progress, frames.add)
         for name, digest in expected.items():
             if name not in found:
                 raise ParseError(f"{given}: tensor {shown(name)} was written, but is missing")
@@ -129,29 +131,30 @@ def verify_checkpoint(
                     f"{digest:032x} was recorded"
                 )
         # Last, since what is wrong with a tensor says more. This finds what nothing else speaks of, such as layouts.
+        frames.check()
         if given.is_dir() and (given / MANIFEST).is_file():
             check_seal(given)
         return VerifyReport(given, checkpoint.format, len(checkpoint), checkpoint.nbytes, len(expected), sums)
 
 
-def _expected(path: Path, checkpoint: StoredCheckpoint) -> dict[str, int]:
-    """The digests that were written beside the tensors."""
+def _expected(path: Path, checkpoint: StoredCheckpoint) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
+    """The digests that were written beside the tensors, and what the manifest says about each file."""
     if path.is_dir() and (path / MANIFEST).is_file():
         manifest = read_manifest(path)
         for name, said in manifest["files"].items():
             _check_header(path / name, said)
         tensors: dict[str, Any] = manifest["tensors"]
-        return {name: _number(said.get("digest"), path / MANIFEST) for name, said in tensors.items()}
+        return {name: _number(said.get("digest"), path / MANIFEST) for name, said in tensors.items()}, manifest["files"]
     text = checkpoint.metadata.get("shardwise.digests")
     if not isinstance(text, str):
-        return {}
+        return {}, {}
     try:
         said = json.loads(text)
     except (ValueError, RecursionError):
         raise ParseError(f"{path}: the digests in its header are not JSON") from None
     if not isinstance(said, dict):
         raise ParseError(f"{path}: the digests in its header are not a JSON object")
-    return {name: _number(digest, path) for name, digest in said.items()}
+    return {name: _number(digest, path) for name, digest in said.items()}, {}
 
 
 def _check_header(path: Path, said: dict[str, Any]) -> None:
@@ -240,7 +243,8 @@ def diff_checkpoints(
             elif one[name].shape != other[name].shape:
                 differences.append(Difference(name, "shape", one[name].shape, other[name].shape))
             elif digests[0][name] != digests[1][name]:
-                differences.append(_values(name, one[name], other[name], memory))
+                values = _packed_values if one[name].bits % 8 else _values
+                differences.append(values(name, one[name], other[name], memory))
         return differences
 
 
@@ -264,5 +268,33 @@ def _values(name: str, one: StoredTensor, other: StoredTensor, memory: int) -> D
             index = (at[0] + start, *at[1:]) if one.shape else ()
             found = index, left[at], right[at]
     if found is None:
-        raise ParseError(f"tensor {shown(name)}: the digests differ but the values do not: a file changed meanwhile")
+        raise _changed(name)
     return Difference(name, "values", found[1], found[2], found[0], count)
+
+
+def _packed_values(name: str, one: StoredTensor, other: StoredTensor, memory: int) -> Difference:
+    """The same of elements that are packed, several to a byte, the first in the lowest bits; their bits as integers."""
+    count = 0
+    found: tuple[tuple[int, ...], int, int] | None = None
+    # 24 bits hold whole elements of 4 bits and of 6.
+    step = 3 * max(1, memory // 128)
+    for start in range(0, one.nbytes, step):
+        box = (slice(start, min(start + step, one.nbytes)),)
+        left, right = (
+            np.unpackbits(each._packed_bytes().read(box), bitorder="little").reshape(-1, each.bits)
+            for each in (one, other)
+        )
+        differs = (left != right).any(axis=1)
+        count += int(np.count_nonzero(differs))
+        if found is None and differs.any():
+            at = int(differs.argmax())
+            index = tuple(map(int, np.unravel_index(start * 8 // one.bits + at, one.shape)))
+            values = [int(np.packbits(bits[at], bitorder="little")[0]) for bits in (left, right)]
+            found = index, values[0], values[1]
+    if found is None:
+        raise _changed(name)
+    return Difference(name, "values", found[1], found[2], found[0], count)
+
+
+def _changed(name: str) -> ParseError:
+    return ParseError(f"tensor {shown(name)}: the digests differ but the values do not: a file changed meanwhile")

@@ -6,6 +6,7 @@ together in memory instead.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -167,16 +168,19 @@ class Assembled:
 
     def wanted(self, name: str, partition: Partition | None) -> Wanted:
         """The tensor, to be written under a name."""
-        pieces, _ = self._make()
-        identity = (
-            *(array.tobytes() for array in (pieces.boxes, pieces.offsets, pieces.strides)),
-            tuple(map(id, pieces.holders)),
-            self.dtype.name,
-            self.shape,
-        )
         if 0 in self.shape:
             return Wanted(name, self.dtype, self.shape, [], (), partition, None)
-        return Wanted(name, self.dtype, self.shape, pieces.pieces(), self.replicas(), partition, identity)
+        pieces = self._make()[0].pieces()
+        return Wanted(name, self.dtype, self.shape, pieces, self.replicas(), partition, self.identity())
+
+    def identity(self) -> Any:
+        """Equal for tied tensors, which are made of the same pieces in the same way."""
+        pieces, _ = self._make()
+        holders = np.fromiter(map(id, pieces.holders), np.uint64, len(pieces.holders))
+        digest = hashlib.sha256()
+        for array in (pieces.boxes, pieces.offsets, pieces.strides, holders):
+            digest.update(array.tobytes())
+        return digest.digest(), self.dtype.name, self.shape
 
     def replicas(self) -> list[SourcePiece]:
         """Further boxes, which repeat what others hold."""

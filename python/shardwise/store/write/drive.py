@@ -159,10 +159,10 @@ def run_whole(
     retries: int,
     progress: Callable[[int, int], object] | None,
 ) -> WriteReport:
-    """Write a checkpoint, from the first task to the last rename."""
+    """Write a checkpoint, from the first task to the last rename; the caller holds its lock."""
     check_retries(retries)
     place = Workplace(plan)
-    with _crew(plan, executor, memory, threads) as crew, place.locked():
+    with _crew(plan, executor, memory, threads) as crew:
         place.claim(resume)
         try:
             ledger, mapped = Ledger(plan), MappedFiles(plan.sources)

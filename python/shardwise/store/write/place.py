@@ -25,10 +25,10 @@ from ..engine import CopyJob, HeldPiece, add_digests
 from ..sharded import MANIFEST
 from .ledger import Ledger
 from .manifest import manifest_text
-from .plan import WritePlan
+from .plan import WritePlan, workplace_of
 from .task import TaskReceipt, receipt_from_line, receipt_line
 
-__all__ = ["Recorder", "Workplace", "check_room"]
+__all__ = ["Recorder", "Workplace", "check_room", "claim_name", "locked", "refuse_existing"]
 
 #: In a plan's folder, the file that says that parts of the plan are run by processes that do not know each other.
 _PARTS = "parts"
@@ -36,6 +36,31 @@ _PARTS = "parts"
 _MOST_LINE = 2**26
 #: Receipts are written after this many bytes with syncs, and after this many seconds without.
 _RECORD_BYTES, _RECORD_SECONDS = 2**30, 0.1
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a checkpoint's lock: BlockingIOError if another process has it, or another run of this one."""
+    _check_parent(path)
+    lock = _core.FileLock(path.with_name(f".{path.name}.lock"))
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def claim_name(path: Path) -> None:
+    """Refuse a path that exists, under its lock; remove what a run has left that was killed when all was done."""
+    if path.exists():
+        shutil.rmtree(workplace_of(path), ignore_errors=True)
+    refuse_existing(path)
+
+
+def refuse_existing(path: Path) -> None:
+    """Refuse a path that exists, or whose folder does not."""
+    if path.exists() or path.is_symlink():
+        raise FileExistsError(17, "exists already; a checkpoint is written to a new name", str(path))
+    _check_parent(path)
 
 
 class Workplace:
@@ -50,26 +75,12 @@ class Workplace:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the checkpoint's lock: BlockingIOError if another process has it."""
-        path = self.plan.path
-        _check_parent(path)
-        lock = _core.FileLock(path.with_name(f".{path.name}.lock"))
-        try:
+        with locked(self.plan.path):
             yield
-        finally:
-            lock.release()
 
     def refuse_existing(self) -> None:
         """Refuse a path that exists, or whose folder does not."""
-        path = self.plan.path
-        if path.exists() or path.is_symlink():
-            raise FileExistsError(17, "exists already; a checkpoint is written to a new name", str(path))
-        _check_parent(path)
-
-    def refuse_done(self) -> None:
-        """Refuse a path that exists, and remove what a run left there that was killed when all was done."""
-        if self.plan.path.exists():
-            shutil.rmtree(self.root.parent, ignore_errors=True)
-        self.refuse_existing()
+        refuse_existing(self.plan.path)
 
     def claim(self, resume: bool) -> None:
         """Remove what other runs have left, including runs of this plan unless it is resumed.
@@ -77,7 +88,7 @@ class Workplace:
         Raises:
             FileExistsError: if another plan is being run there in parts.
         """
-        self.refuse_done()
+        claim_name(self.plan.path)
         others = [each for each in _folders(self.root.parent) if not resume or each != self.root]
         for other in others:
             if (other / _PARTS).exists():

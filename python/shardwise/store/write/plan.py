@@ -26,7 +26,7 @@ from .files import TargetFile
 from .grid import FileGrid, TaskGrid
 from .task import CheckpointTask, SourceFile, SourceObject, program_of
 
-__all__ = ["PlannedTensor", "WritePlan", "split_rows", "target_rows", "uncollected"]
+__all__ = ["PlannedTensor", "WritePlan", "split_rows", "target_rows", "uncollected", "workplace_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +168,7 @@ class WritePlan:
     @property
     def workplace(self) -> Path:
         """The folder beside the checkpoint that holds what is not finished."""
-        return self.path.with_name(f".{self.path.name}.partial") / self.digest[:16]
+        return workplace_of(self.path) / self.digest[:16]
 
     @property
     def folder(self) -> Path:
@@ -246,6 +246,11 @@ class WritePlan:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {str(self.path)!r}: {len(self.tasks)} tasks, {bytes_text(self.nbytes)}>"
+
+
+def workplace_of(path: Path) -> Path:
+    """The folder beside a checkpoint in which each of its plans has a folder."""
+    return path.with_name(f".{path.name}.partial")
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,7 @@ from .forms import Target, plan_form
 from .gather import check_replicas as check_stored_replicas
 from .names import check_name, chosen, kept_values, key_paths, rename_pairs, renamed_tensors
 from .objects import ObjectJob
-from .place import Workplace, check_room
+from .place import check_room, claim_name, locked, refuse_existing
 from .plan import uncollected
 from .reports import WriteOutline, WriteReport
 from .spool import Spool, is_addressable, is_converted, is_float, opened_spool
@@ -107,7 +107,8 @@ def save_checkpoint(
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
     target = place_of(path)
     made = plan_form(target, wanted, to, metadata or {}, max_file_bytes, {}, {}, compare=False)
-    return _run(made, target, None, memory, threads, sync, False, _RETRIES, progress)
+    with _held(target):
+        return _run(made, target, None, memory, threads, sync, False, _RETRIES, progress)
 
 
 def reshard_checkpoint(
@@ -195,7 +196,7 @@ def reshard_checkpoint(
     planned = _planning(
         src, target, layouts, to, uneven, dtype, rename, rewrites, only, metadata, max_file_bytes, memory, replicas,
         task_bytes,
-        how=stored, resume=resume,
+        how=stored, is_new=not plan and not resume,
     )  # fmt: skip
     with planned as made:
         if plan:
@@ -321,7 +322,7 @@ def _planning(
     task_bytes: int | None,
     *,
     how: _Stored,
-    resume: bool = False,
+    is_new: bool = False,
 ) -> Iterator[CheckpointPlan | ObjectJob]:
     if replicas not in ("check", "first"):
         raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
@@ -329,7 +330,14 @@ def _planning(
     source = place_of(src)
     if _is_same(source, target):
         raise FileExistsError(17, "dst is the source", str(target))
-    with open_checkpoint(source) as checkpoint, opened_spool(target) as spool:
+    is_written = how == "spool"
+    with (
+        open_checkpoint(source) as checkpoint,
+        _held(target) if is_written else nullcontext(),
+        opened_spool(target, is_written=is_written) as spool,
+    ):
+        if not isinstance(target, ObjectPath):
+            (claim_name if is_written else refuse_existing)(target)
         is_remote = isinstance(source, ObjectPath)
         converted = None if dtype is None else _float_dtype(dtype)
 
@@ -376,6 +384,7 @@ def _planning(
                 for old, name in kept_values(checkpoint, rename, rewrites, only, tensors).items():
                     names[old] = name
                     wanted.append(value(old, name))
+            spool.finish()
             paths = key_paths(checkpoint, names)
             with uncollected():
                 return plan_form(
@@ -386,18 +395,19 @@ def _planning(
         # What must be written to a file first is counted before anything is.
         rough = Spool(target, is_rough=True)
         made = planned(rough)
-        if how == "spool" and rough.nbytes:
+        if is_written and rough.nbytes:
             if isinstance(made, ObjectJob):
-                made.refuse_existing(resume)
-            else:
-                place = Workplace(made)
-                with place.locked():
-                    place.refuse_done()
-                if not resume:
-                    beside = "the checkpoint, with what is written beside it first,"
-                    check_room(made.path, made.nbytes + rough.nbytes, beside)
+                made.refuse_existing(resume=not is_new)
+            elif is_new:
+                beside = "the checkpoint, with what is written beside it first,"
+                check_room(made.path, made.nbytes + rough.nbytes, beside)
             made = planned(spool)
         yield made
+
+
+def _held(target: Path) -> AbstractContextManager[None]:
+    """Hold the lock of a new checkpoint; in a store there is none."""
+    return nullcontext() if isinstance(target, ObjectPath) else locked(target)
 
 
 def _not_in_tasks(name: str) -> TypeError:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import glob
 import math
+import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ from .wanted import SourcePiece, Wanted, wanted_stored
 
 __all__ = ["Spool", "is_addressable", "is_converted", "is_float", "opened_spool"]
 
-#: The ending of the name of the folder beside the destination that holds converted tensors.
-_SPOOL = ".spool"
+#: The time that the file gets, 1 January 1980: a run that is continued makes the same file again, and its plan, which
+#: notes the times of all sources, must be the same too.
+_TIME = 315_532_800 * 10**9
 
 
 def is_addressable(tensor: StoredTensor) -> bool:
@@ -59,8 +61,59 @@ def _kept(tensor: StoredTensor, dtype: Dtype | None) -> Dtype:
     return dtype if dtype is not None and is_converted(tensor, dtype) else tensor._dtype
 
 
+class _GrowingFile(DataFile):
+    """A file to which tensors are added, and which can be read meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        with naming(path):
+            self._stream = path.open("wb", buffering=2**20)
+        self._crc: int | None = 0
+        super().__init__(path)
+
+    def add(self, blocks: Iterable[np.ndarray[Any, Any]]) -> int:
+        """Write the elements of arrays, and give the byte at which the first one begins."""
+        assert self._crc is not None
+        begin = self.size
+        with naming(self.path):
+            for values in blocks:
+                data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+                self._stream.write(data)
+                self._crc = zlib.crc32(data, self._crc)
+            self._stream.flush()
+            self._note(self._stream.fileno())
+        return begin
+
+    def finish(self) -> None:
+        """Name it by what is in it, and give it the time that it always has."""
+        path = self.path.with_name(f"{self._crc:08x}.bin")
+        self._crc = None
+        with naming(self.path):
+            self._stream.close()
+            self._descriptor.end()  # It is opened again when it is read.
+            os.utime(self.path, ns=(_TIME, _TIME))
+            self.path = self.path.rename(path)
+            with path.open("rb") as stream:
+                self._note(stream.fileno())
+
+    def check(self) -> None:
+        """Raise ParseError if it changed after it was finished."""
+        if self._crc is None:
+            super().check()
+
+    def close(self) -> None:
+        """Close it, once all reads of it are done."""
+        with suppress(OSError):  # It writes what is left, for which there may be no room.
+            self._stream.close()
+        super().close()
+
+    def _note(self, number: int) -> None:
+        status = os.fstat(number)
+        self.status = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        self.size = status.st_size
+
+
 class Spool:
-    """A folder beside the destination (for a store, a temporary one), for tensors that are not copied as they are.
+    """A file beside the destination (for a store, a temporary one), for tensors that are not copied as they are.
 
     Args:
         target: The destination.
@@ -73,7 +126,7 @@ class Spool:
         #: Bytes of all the tensors.
         self.nbytes = 0
         self._folder: Path | None = None
-        self._made: list[DataFile] = []
+        self._file: _GrowingFile | None = None
         #: What was written, by what it is made of.
         self._known: dict[Any, Wanted] = {}
 
@@ -83,6 +136,7 @@ class Spool:
         """Write the tensor whole, converted if necessary, and give it as a tensor in that file; tied ones once."""
         kept = _kept(tensor, dtype)
         identity = _identity(tensor, kept)
+        _rows_of(tensor, memory)
         if identity not in self._known:
             made = self._written(name, tensor.shape, kept, _converted(name, tensor, kept, memory))
             self._known[identity] = replace(made, identity=identity)
@@ -90,54 +144,72 @@ class Spool:
 
     def assembled(self, name: str, tensor: Assembled, partition: Partition | None, memory: int) -> Wanted:
         """Put a tensor together in that file, whose pieces are too many and too short to be copied one by one."""
-        blocks = (tensor.read(block) for block in _runs(tensor.shape, tensor.dtype.bits // 8, memory // 16))
-        made = self._written(name, tensor.shape, tensor.dtype, blocks)
-        # Still compared one by one: nothing else would find replicas that disagree.
-        return replace(made, replicas=() if self.is_rough else tensor.replicas(), partition=partition)
+        identity = tensor.identity()
+        if identity not in self._known:
+            blocks = (tensor.read(block) for block in _runs(tensor.shape, tensor.dtype.bits // 8, memory // 16))
+            made = self._written(name, tensor.shape, tensor.dtype, blocks)
+            # Still compared one by one: nothing else would find replicas that disagree.
+            replicas = () if self.is_rough else tensor.replicas()
+            self._known[identity] = replace(made, replicas=replicas, identity=identity)
+        return replace(self._known[identity], name=name, partition=partition)
 
     def _written(
         self, name: str, shape: tuple[int, ...], dtype: Dtype, blocks: Iterable[np.ndarray[Any, Any]]
     ) -> Wanted:
         itemsize = dtype.bits // 8
         self.nbytes += math.prod(shape) * itemsize
-        holder = np.broadcast_to(np.zeros((), f"V{itemsize}"), shape) if self.is_rough else self._file(blocks)
-        piece = SourcePiece(tuple((0, size) for size in shape), holder, 0, contiguous_strides(shape, itemsize))
+        holder, begin = self._added(blocks) if not self.is_rough else (_blank(shape, itemsize), 0)
+        piece = SourcePiece(tuple((0, size) for size in shape), holder, begin, contiguous_strides(shape, itemsize))
         return Wanted(name, dtype, shape, [piece] if 0 not in shape else [])
 
-    def _file(self, blocks: Iterable[np.ndarray[Any, Any]]) -> DataFile:
+    def _added(self, blocks: Iterable[np.ndarray[Any, Any]]) -> tuple[DataFile, int]:
+        """Add blocks to the file; say at which byte the first one begins."""
         if self._folder is None:
-            name_of_folder = f".{self._target.name}."
-            beside = None if isinstance(self._target, ObjectPath) else self._target.parent
-            self._folder = Path(tempfile.mkdtemp(prefix=name_of_folder, suffix=_SPOOL, dir=beside))
-        path = self._folder / f"{len(self._made)}.bin"
-        with naming(path), path.open("wb") as stream:
-            for values in blocks:
-                stream.write(np.ascontiguousarray(values).tobytes())
-        file = DataFile(path)
-        self._made.append(file)
-        return file
+            if isinstance(self._target, ObjectPath):
+                self._folder = Path(tempfile.mkdtemp(prefix=f".{self._target.name}."))
+            else:
+                _folder_beside(self._target).mkdir()
+                self._folder = _folder_beside(self._target)
+        if self._file is None:
+            self._file = _GrowingFile(self._folder / "making.bin")
+        return self._file, self._file.add(blocks)
+
+    def finish(self) -> None:
+        """End the file: nothing more is written."""
+        if self._file is not None:
+            self._file.finish()
 
     def close(self) -> None:
         """Close and remove what was made."""
-        for file in self._made:
-            file.close()
+        if self._file is not None:
+            self._file.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 @contextmanager
-def opened_spool(target: Path) -> Iterator[Spool]:
-    """A spool beside the target, removed at the end; leftovers of a killed run are removed too."""
-    if not isinstance(target, ObjectPath):
-        if not target.parent.is_dir():
-            raise FileNotFoundError(2, "the folder for the checkpoint does not exist", str(target.parent))
-        for stale in target.parent.glob(f".{glob.escape(target.name)}.*{_SPOOL}"):
-            shutil.rmtree(stale, ignore_errors=True)  # Left by a run that was killed.
+def opened_spool(target: Path, *, is_written: bool) -> Iterator[Spool]:
+    """A spool beside the target, removed at the end.
+
+    Args:
+        target: The new checkpoint.
+        is_written: Whether it is written now, under its lock: then what a killed run has left is removed.
+    """
+    if is_written and not isinstance(target, ObjectPath):
+        shutil.rmtree(_folder_beside(target), ignore_errors=True)
     spool = Spool(target)
     try:
         yield spool
     finally:
         spool.close()
+
+
+def _folder_beside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.spool")
+
+
+def _blank(shape: tuple[int, ...], itemsize: int) -> np.ndarray[Any, Any]:
+    return np.broadcast_to(np.zeros((), f"V{itemsize}"), shape)
 
 
 def _converted(name: str, tensor: StoredTensor, dtype: Dtype, memory: int) -> Iterator[np.ndarray[Any, Any]]:
@@ -153,16 +225,26 @@ def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:
         yield ()
         return
     rest = tuple(slice(0, size) for size in tensor.shape[1:])
-    row = max(tensor.nbytes // max(tensor.shape[0], 1), 1)
-    # A block, the piece that it is decoded from, and its conversion.
-    rows = min(max(memory // (4 * row), 1), tensor.shape[0])
+    rows = _rows_of(tensor, memory)
+    for start in range(0, tensor.shape[0], rows):
+        yield (slice(start, min(start + rows, tensor.shape[0])), *rest)
+
+
+def _rows_of(tensor: StoredTensor, memory: int) -> int:
+    """How many rows of a tensor are converted or decoded at once.
+
+    Raises:
+        LayoutError: if the memory is too little for one.
+    """
+    count = tensor.shape[0] if tensor.shape else 1
+    row = max(tensor.nbytes // max(count, 1), 1)
     if row * 2 > memory:
         raise LayoutError(
             f"memory is {bytes_text(memory)}; a row of tensor {shown(tensor.name)} takes {bytes_text(row)} and must "
             f"be converted or decoded in memory: at least {bytes_text(2 * row)} are needed"
         )
-    for start in range(0, tensor.shape[0], max(rows, 1)):
-        yield (slice(start, min(start + rows, tensor.shape[0])), *rest)
+    # A block, the piece that it is decoded from, and its conversion.
+    return max(min(memory // (4 * row), count), 1)
 
 
 def _runs(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[Bounds]:

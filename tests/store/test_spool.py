@@ -1,0 +1,148 @@
+"""What is converted or put together beside the destination: tied tensors, interrupted runs, two runs at once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise.store.write import assembled
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(3)
+    sw.save_checkpoint(tmp_path / "source.safetensors", {f"w.{i}": rng.standard_normal((64, 512)) for i in range(8)})
+    return tmp_path / "source.safetensors"
+
+
+def float32(source: Path) -> dict[str, bytes]:
+    with sw.open_checkpoint(source) as checkpoint:
+        return {name: checkpoint.read(name).astype("f4").tobytes() for name in checkpoint}
+
+
+def stored(path: Path) -> dict[str, bytes]:
+    with sw.open_checkpoint(path) as checkpoint:
+        return {name: checkpoint.read(name).tobytes() for name in checkpoint}
+
+
+class Stopped(Exception):
+    pass
+
+
+class After:
+    """Stops a run, or does something once, after this many tasks."""
+
+    def __init__(self, count: int, act: Any = None) -> None:
+        self.count, self.act = count, act
+
+    def __call__(self, done: int, total: int) -> None:
+        self.count -= 1
+        if self.count == 0:
+            if self.act is None:
+                raise Stopped
+            self.act()
+
+
+SETTINGS: dict[str, Any] = {"to": "hf", "dtype": "float32", "task_bytes": 2**16, "threads": 1}
+
+
+def test_an_interrupted_conversion_continues_after_the_tasks_that_are_done(tmp_path: Path, source: Path) -> None:
+    with pytest.raises(Stopped):
+        sw.reshard_checkpoint(source, tmp_path / "new", **SETTINGS, progress=After(5))
+    report = sw.reshard_checkpoint(source, tmp_path / "new", **SETTINGS, resume=True)
+    assert isinstance(report, sw.WriteReport)
+    assert 0 < report.bytes_resumed < 8 * 64 * 512 * 4
+    assert report.bytes_resumed + report.bytes_written == 8 * 64 * 512 * 4
+    assert stored(tmp_path / "new") == float32(source)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "source.safetensors"]
+
+
+def test_it_starts_over_if_the_source_is_another(tmp_path: Path, source: Path) -> None:
+    """With the same names, sizes and time, so that only the elements can tell."""
+    status = source.stat()
+    with pytest.raises(Stopped):
+        sw.reshard_checkpoint(source, tmp_path / "new", **SETTINGS, progress=After(5))
+    data = bytearray(source.read_bytes())
+    data[-4] ^= 1  # Of the last element, which float32 keeps.
+    source.write_bytes(data)
+    os.utime(source, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    report = sw.reshard_checkpoint(source, tmp_path / "new", **SETTINGS, resume=True)
+    assert isinstance(report, sw.WriteReport)
+    assert report.bytes_resumed == 0
+    assert stored(tmp_path / "new") == float32(source)
+
+
+def test_no_other_run_disturbs_a_conversion(tmp_path: Path, source: Path) -> None:
+    """A dry run, a plan, a run that is refused, and one whose destination has a shorter name."""
+    new = tmp_path / "new.x"
+
+    def others() -> None:
+        sw.reshard_checkpoint(source, new, **SETTINGS, plan=True)
+        sw.plan_checkpoint(source, new, to="hf")
+        for dtype in ("float32", "float16", None):
+            with pytest.raises(BlockingIOError, match="is locked by process"):
+                sw.reshard_checkpoint(source, new, **{**SETTINGS, "dtype": dtype})
+        with pytest.raises(BlockingIOError, match="is locked by process"):
+            sw.save_checkpoint(new, {"w": np.ones(3)})
+        sw.reshard_checkpoint(source, tmp_path / "new", **SETTINGS)
+
+    sw.reshard_checkpoint(source, new, **SETTINGS, progress=After(2, others))
+    assert stored(new) == stored(tmp_path / "new") == float32(source)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "new.x", "source.safetensors"]
+
+
+@pytest.mark.parametrize("plan", [False, True])
+def test_a_destination_that_exists_is_refused_before_anything_is_converted(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, plan: bool
+) -> None:
+    (tmp_path / "new").mkdir()
+    monkeypatch.setattr(sw.StoredTensor, "read", None)
+    with pytest.raises(FileExistsError, match="exists already"):
+        sw.reshard_checkpoint(source, tmp_path / "new", **SETTINGS, plan=plan)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "source.safetensors"]
+
+
+@pytest.mark.parametrize("plan", [False, True])
+def test_too_little_memory_for_a_row_is_refused_before_anything_is_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: bool
+) -> None:
+    tensors = {"a": np.ones((4, 3)), "z": np.ones((2, 9000))}
+    sw.save_checkpoint(tmp_path / "a", tensors)
+    monkeypatch.setattr(sw.StoredTensor, "read", None)
+    with pytest.raises(sw.LayoutError, match=r"'z' takes 70\.3 KiB .* at least 140\.6 KiB are needed"):
+        sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", dtype="float32", memory=2**17, plan=plan)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("to", ["safetensors", "hf", "sharded", "dcp"])
+@pytest.mark.parametrize("dtype", [None, "float32"])
+def test_tied_tensors_stay_tied_if_they_are_put_together_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: Any, dtype: str | None
+) -> None:
+    monkeypatch.setattr(assembled, "_MOST_STRETCHES", 0)
+    rows = np.arange(12.0).reshape(6, 2)
+    others = {"one_other": rows + 1, "two_other": rows + 1}
+    sw.save_checkpoint(tmp_path / "a", {"one": rows, "two": rows, **others})
+    fused = {"packed": "(3 [q:1 k:1])"}
+    rewrites = sw.Rewrites(
+        [{"from": {"name": "{n}", **fused}, "to": {"parts": {"q": "{n}.q", "k": "{n}.k"}}}], unmatched="refuse"
+    )
+    outline = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", to=to, rewrites=rewrites, dtype=dtype, plan=True)
+    report = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", to=to, rewrites=rewrites, dtype=dtype)
+    assert isinstance(report, sw.WriteReport)
+    assert isinstance(outline, sw.WriteOutline)
+    assert outline.bytes == report.bytes
+    into = np.dtype(dtype or "f8")
+    with sw.open_checkpoint(tmp_path / "b") as checkpoint:
+        for name, value in (("one", rows), ("two", rows), ("one_other", rows + 1), ("two_other", rows + 1)):
+            assert checkpoint.read(f"{name}.q").tobytes() == value[::2].astype(into).tobytes()
+            assert checkpoint.read(f"{name}.k").tobytes() == value[1::2].astype(into).tobytes()
+        ties = {name: tensor.alias_of for name, tensor in checkpoint.items() if tensor.alias_of is not None}
+    assert {frozenset(pair) for pair in ties.items()} == {frozenset({f"one.{part}", f"two.{part}"}) for part in "qk"}
+    # Equal values are not tied: each has its own elements.
+    assert report.bytes_written == 6 * 6 * into.itemsize
