@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise import _core
 from shardwise.cli import main
-from shardwise.store.write import assembled, drive, forecast, reshape
+from shardwise.store.write import assembled, drive, forecast, reshape, spool
 from shardwise.store.write.forecast import runs_to_copy
 from tests.store.stores import Store
 
@@ -272,6 +272,24 @@ def test_there_is_room_for_what_is_written_first(
     sw.reshard_checkpoint(source, target, **arguments)
     assert opened == 2
     assert [path.name for path in target.parent.iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_nothing_is_written_first_for_a_name_that_is_taken_in_a_store(
+    tmp_path: Path, memory: Store, monkeypatch: pytest.MonkeyPatch, resume: bool
+) -> None:
+    source, place = written(tmp_path, "safetensors"), memory.place("new")
+    arguments: dict[str, Any] = {"dtype": "float16", "resume": resume, "to": "sharded"}
+    sw.reshard_checkpoint(source, place, **arguments)
+    tensor = spool.Spool.tensor
+
+    def rough_only(self: spool.Spool, *given: Any) -> Any:
+        assert self.is_rough
+        return tensor(self, *given)
+
+    monkeypatch.setattr(spool.Spool, "tensor", rough_only)
+    with pytest.raises(FileExistsError, match="exists already"):
+        sw.reshard_checkpoint(source, place, **arguments)
 
 
 def test_no_sample_says_how_fast_a_store_is(tmp_path: Path, memory: Store) -> None:

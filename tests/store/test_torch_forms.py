@@ -189,6 +189,18 @@ def test_what_is_no_dense_tensor_is_named(tmp_path: Path, module: str, name: str
         plain(tmp_path, {"w": Call(module, name, ()), "x": tensor(ones(2), "0")})
 
 
+def test_elements_that_share_a_byte_are_named(tmp_path: Path) -> None:
+    message = r'names "torch\.float4_e2m1fn_x2", .*two elements to a byte; save tensor\.view\(torch\.uint8\)'
+    with pytest.raises(sw.ParseError, match=message):
+        plain(tmp_path, {"w": Global("torch", "float4_e2m1fn_x2")})
+    made = Dcp()
+    made.add("w", (4,), [((0,), ones(4))])
+    made.entries["w"].state["properties"] = made.properties("float4_e2m1fn_x2")
+    folder = made.write(tmp_path / "dcp")
+    with pytest.raises(sw.ParseError, match=message):
+        sw.open_checkpoint(folder)
+
+
 def test_a_storage_that_is_not_as_long_as_the_pickle_says(tmp_path: Path) -> None:
     long = Storage("0", "torch.FloatStorage", bytes(8), 3)
     checkpoint = plain(tmp_path, {"w": tensor(ones(3), "0", storage=long)})

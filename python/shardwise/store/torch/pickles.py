@@ -150,12 +150,13 @@ _DTYPES |= {"torch.float": DTYPES["float32"], "torch.double": DTYPES["float64"],
 _DTYPES |= {"torch.long": DTYPES["int64"], "torch.int": DTYPES["int32"], "torch.short": DTYPES["int16"]}
 
 
-#: What a tensor is if it is rebuilt by a global without a meaning here, and what to save instead.
+#: What a tensor is whose pickle names a global without a meaning here, and what to save instead.
 _OTHER_TENSORS = {
     "torch._utils._rebuild_sparse_tensor": "a sparse tensor; save tensor.to_dense()",
     "torch._utils._rebuild_nested_tensor": "a nested tensor; save tensor.unbind()",
     "torch._utils._rebuild_qtensor": "a quantised tensor; save tensor.dequantize(), or its int_repr() and scales",
     "torch._utils._rebuild_meta_tensor_no_storage": "a tensor of the device meta, which has no elements",
+    "torch.float4_e2m1fn_x2": "a dtype with two elements to a byte; save tensor.view(torch.uint8)",
 }
 
 
@@ -214,7 +215,7 @@ def read_index(data: bytes, where: object, attributes: Collection[str]) -> Any:
     try:
         return read_dcp_index(data, _is_allowed, list(attributes))
     except ParseError as error:
-        raise ParseError(f"{where}: {error}") from None
+        raise ParseError(f"{where}: {error}{_says_what(error)}") from None
 
 
 def read_objects(data: bytes, where: object, *, persistent: bool = True) -> Any:

@@ -97,7 +97,7 @@ class ObjectJob:
         crew = None if executor is None else object_crew(executor, memory, [self.path, *sources])
         parts = parts_for(self._files, memory) if crew is None else parts_of_crew(self._files, memory, crew)
         tasks = self._tasks(parts, resume)
-        self._refuse_existing(resume)
+        self.refuse_existing(resume)
         if self._compare_replicas:
             check_replicas(self._wanted, memory)
         made: dict[int, ObjectReceipt] = {}
@@ -153,7 +153,8 @@ class ObjectJob:
             for number, file in enumerate(self._files)
         ]
 
-    def _refuse_existing(self, resume: bool) -> None:
+    def refuse_existing(self, resume: bool) -> None:
+        """Refuse, with FileExistsError, a name at which there is something that a resumed run does not go on with."""
         # Only a manifest blocks a folder; other objects are refused one by one, when they are made.
         goes_on = resume and self._is_folder
         is_there = self.path.is_file() if goes_on else self.path.exists()

@@ -396,7 +396,9 @@ def _planning(
         rough = Spool(target, is_rough=True)
         made = planned(rough)
         if is_written and rough.nbytes:
-            if is_new and isinstance(made, CheckpointPlan):
+            if isinstance(made, ObjectJob):
+                made.refuse_existing(resume=not is_new)
+            elif is_new:
                 beside = "the checkpoint, with what is written beside it first,"
                 check_room(made.path, made.nbytes + rough.nbytes, beside)
             made = planned(spool)
