@@ -391,6 +391,10 @@ mod tests {
         assert_eq!(matches(&[r"^\w$", r"^\W$", r"a\b", "^.$", "^[^a]$", "[a-z]"], MatchMode::Search, "é"), [0, 3, 4]);
         assert_eq!(matches(&[r"^\w$", r"^\W$"], MatchMode::Search, "€"), [1]);
         assert_eq!(matches(&["(?i)k", "(?ia)k", "(?i)[^k]"], MatchMode::Search, "\u{212a}"), [0]);
+        // Between two bytes of é is not a place of the text.
+        let patterns = [r"(?a)\B", r"(?a)\B$", r"(?a)é\B", r"(?a)\Bé", r"(?a)a\B"];
+        assert_eq!(matches(&patterns, MatchMode::Search, "aéa"), [0_usize; 0]);
+        assert_eq!(matches(&patterns, MatchMode::Search, "éé\n"), [0, 1, 2, 3]);
         // What ignores case in one part does not in another.
         for (letter, taken) in [("k", "\u{212a}"), ("s", "ſ"), ("i", "İ"), ("i", "ı")] {
             let patterns = [format!("(?i:a)|{letter}"), format!("(?i:a)|[^{letter}]"), format!("(?i:{letter})|a")];

@@ -75,6 +75,7 @@ def test_all_rules_that_python_matches_and_no_others(keys: list[str], asked: lis
 def test_every_short_rule_on_every_short_path_about_ends_of_lines() -> None:
     pieces = ["a", "\n", "\r", "é", "-", "^", "$", "(?m:^)", "(?m:$)", r"\b", r"\B", r"\Z", r"\s", r"[^\n]"]
     keys = ["".join(parts) for count in (1, 2, 3) for parts in itertools.product(pieces, repeat=count)]
+    keys += [f"(?a){key}" for key in keys if r"\B" in key]
     asked = ["".join(parts) for count in range(4) for parts in itertools.product("a\n\r-é", repeat=count)]
     patterns = [re.compile(key) for key in keys]
     rules = RuleSet(keys, "search")

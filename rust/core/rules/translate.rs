@@ -236,7 +236,10 @@ impl Translator<'_> {
                 self.text.push_str(match (c, self.ascii, self.ending) {
                     ('b', true, _) => r"(?-u:\b)",
                     ('b', false, _) => r"(?:\b)",
-                    (_, true, _) => r"(?-u:\B)",
+                    // It holds amid the bytes of a character too, where neither of Unicode's does.
+                    (_, true, Ending::Plain) if self.unicode => r"(?:(?-u:\B)(?:\b|\B))",
+                    (_, true, Ending::Plain) => r"(?-u:\B)",
+                    (_, true, Ending::Marked) => r"(?:(?-u:\B)(?:\b|\B|\z|(?m:$)))",
                     (_, false, Ending::Plain) => r"(?:\B)",
                     // `\B` never holds beside what is not UTF-8, as the mark is not.
                     (_, false, Ending::Marked) => r"(?:\B|\z|(?m:$)\b{start-half})",
