@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import shutil
 import tempfile
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -67,26 +67,25 @@ class _GrowingFile(DataFile):
     def __init__(self, path: Path) -> None:
         with naming(path):
             self._stream = path.open("wb", buffering=2**20)
-        self._crc: int | None = 0
+        self._digest: Any = hashlib.sha256()
         super().__init__(path)
 
     def add(self, blocks: Iterable[np.ndarray[Any, Any]]) -> int:
         """Write the elements of arrays, and give the byte at which the first one begins."""
-        assert self._crc is not None
         begin = self.size
         with naming(self.path):
             for values in blocks:
                 data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
                 self._stream.write(data)
-                self._crc = zlib.crc32(data, self._crc)
+                self._digest.update(data)
             self._stream.flush()
             self._note(self._stream.fileno())
         return begin
 
     def finish(self) -> None:
         """Name it by what is in it, and give it the time that it always has."""
-        path = self.path.with_name(f"{self._crc:08x}.bin")
-        self._crc = None
+        path = self.path.with_name(f"{self._digest.hexdigest()}.bin")
+        self._digest = None
         with naming(self.path):
             self._stream.close()
             self._descriptor.end()  # It is opened again when it is read.
@@ -97,7 +96,7 @@ class _GrowingFile(DataFile):
 
     def check(self) -> None:
         """Raise ParseError if it changed after it was finished."""
-        if self._crc is None:
+        if self._digest is None:
             super().check()
 
     def close(self) -> None:
