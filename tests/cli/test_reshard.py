@@ -116,8 +116,6 @@ def test_lines_come_every_five_seconds_and_at_the_end(monkeypatch: pytest.Monkey
         (["reshard", "a.safetensors", "memory://a-store/new", "--plan-to", "new.swplan"], "tensor 'w' is F4"),
         (["reshard", "a.safetensors", "memory://a-store/new", "--plan", "--workers", "2"], "tensor 'w' is F4"),
         (["reshard", "a.safetensors", "new", "--to", "dcp"], "tensor 'w' is F4"),
-        (["verify", "a.safetensors"], "tensor 'w' is F4"),
-        (["diff", "a.safetensors", "a.safetensors"], "tensor 'w' is F4"),
     ],
 )
 def test_what_the_library_calls_a_wrong_type_is_one_line(
