@@ -13,8 +13,26 @@ slice(8576, 8704, None) (1024, 0)
 slice(9600, 9728, None) (1152, 0)
 """
 
-from .notation import parse
+from typing import TYPE_CHECKING, Any
+
 from .parts import PackedDim, Part, concat, part
 from .short import experts, gate_up, padded_vocab, qkv
 
+if TYPE_CHECKING:
+    from .notation import parse
+
 __all__ = ["PackedDim", "Part", "concat", "experts", "gate_up", "padded_vocab", "parse", "part", "qkv"]
+
+
+def __getattr__(name: str) -> Any:
+    # What reads the notation is compiled when it is first wanted, which keeps `import shardwise` quick.
+    if name != "parse":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .notation import parse
+
+    globals()[name] = parse
+    return parse
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
