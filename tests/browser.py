@@ -11,6 +11,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,15 +40,14 @@ def browser(profile: Path) -> Iterator[Page]:
     options = ["--headless", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
     if os.geteuid() == 0:
         options.append("--no-sandbox")
-
-    def take_ends() -> None:
-        os.dup2(read, 3)
-        os.dup2(said, 4)
-
+    # The new process takes them itself: a function that runs between fork and exec is unsafe beside threads.
+    take = (
+        "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); "
+        "os.execv(sys.argv[3], sys.argv[3:])"
+    )
     process = subprocess.Popen(
-        [PROGRAM, *options],
-        pass_fds=(3, 4),
-        preexec_fn=take_ends,
+        [sys.executable, "-c", take, str(read), str(said), PROGRAM, *options],
+        pass_fds=(read, said),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from shardwise import DeviceMesh, LayoutMap, TensorLayout, dtensor, initialize_variables, layout_map_scope
@@ -52,3 +54,31 @@ def test_the_dialect_of_dtensor() -> None:
 def test_outside_of_the_scope_nothing_changes() -> None:
     model = initialize_variables(Model())
     assert not hasattr(model.d1.kernel, "layout")
+
+
+def test_scopes_of_tasks_take_turns() -> None:
+    """TensorFlow's own scopes must be left in the reverse order; those of tasks are left as the tasks end."""
+    mesh = DeviceMesh((2,), ("x",))
+
+    async def work(rows: int, turns: int) -> object:
+        layout_map = LayoutMap(mesh)
+        layout_map["kernel"] = TensorLayout(("x", None) if rows == 2 else (None, "x"), mesh)
+        with layout_map_scope(layout_map):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            dense = initialize_variables(Dense(rows, 4))
+            await asyncio.sleep(0)
+        return dense.kernel.layout.axes
+
+    async def all_of_them() -> list[object]:
+        return list(await asyncio.gather(work(2, 1), work(3, 3), work(2, 2)))
+
+    assert asyncio.run(all_of_them()) == [("x", None), (None, "x"), ("x", None)]
+    # Nothing of TensorFlow's is left entered.
+    assert not hasattr(tf.Variable(1.0), "layout")
+    with (
+        tf.Graph().as_default(),
+        layout_map_scope(LayoutMap(mesh)),
+        tf.variable_creator_scope(lambda make, **k: make(**k)),
+    ):
+        assert asyncio.run(all_of_them()) == [("x", None), (None, "x"), ("x", None)]

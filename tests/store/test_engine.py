@@ -435,11 +435,13 @@ def test_a_lock_keeps_others_out_until_it_is_released(tmp_path: Path) -> None:
     assert not path.exists()
     path.write_text("999999")  # A lock file without a lock, as a crash leaves it.
     _core.FileLock(path).release()
-    pid = os.fork()
-    if pid == 0:
-        _core.FileLock(path)
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
+    killed = (
+        "import os, pathlib, signal, sys; from shardwise import _core; "
+        "lock = _core.FileLock(pathlib.Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    process = subprocess.run([sys.executable, "-c", killed, str(path)], check=False)
+    assert process.returncode == -signal.SIGKILL
+    assert path.exists()
     _core.FileLock(path).release()
 
 

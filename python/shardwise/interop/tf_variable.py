@@ -7,6 +7,7 @@ the path as `object_path`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,24 +15,52 @@ from typing import Any
 import tensorflow as tf
 
 from ..model.hooks import ForeignVariable, register, register_variable
-from ..model.scope import LayoutScope, PlacedVariable
+from ..model.scope import LayoutScope, PlacedVariable, current_scope
 
 __all__ = ["variables_known"]
 
 _SCOPE = "_shardwise_scope"
 
 
+class _Entered(threading.local):
+    """By graph, how many scopes of this thread are active, and TensorFlow's scope that serves all of them."""
+
+    def __init__(self) -> None:
+        self.graphs: dict[Any, tuple[int, Any]] = {}
+
+
+_ENTERED = _Entered()
+
+
 @contextmanager
 def variables_known(scope: LayoutScope) -> Iterator[None]:
-    """Have each `tf.Variable` that is made in the context remember the scope."""
+    """Have each `tf.Variable` that is made in the context remember the scope that is current where it is made.
 
-    def creator(next_creator: Any, **arguments: Any) -> Any:
-        variable = next_creator(**arguments)
-        setattr(variable, _SCOPE, scope)
-        return variable
-
-    with tf.variable_creator_scope(creator):
+    TensorFlow wants its own scopes to be left in the reverse order, by the tasks of a thread together. The scopes of
+    tasks take turns, so TensorFlow's is entered with the first of them and left with the last.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    count, entered = _ENTERED.graphs.get(graph, (0, None))
+    if entered is None:
+        entered = tf.variable_creator_scope(_creator)
+        entered.__enter__()
+    _ENTERED.graphs[graph] = (count + 1, entered)
+    try:
         yield
+    finally:
+        count, entered = _ENTERED.graphs.pop(graph)
+        if count > 1:
+            _ENTERED.graphs[graph] = (count - 1, entered)
+        else:
+            entered.__exit__(None, None, None)
+
+
+def _creator(next_creator: Any, **arguments: Any) -> Any:
+    variable = next_creator(**arguments)
+    scope = current_scope()
+    if scope is not None:
+        setattr(variable, _SCOPE, scope)
+    return variable
 
 
 def _scope_of(variable: Any) -> LayoutScope | None:
