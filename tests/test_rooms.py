@@ -53,7 +53,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("lib",),
     ),
     "rust/io/src": (
-        ("boxes", "crc32c", "digest", "error", "faults", "strided"),
+        ("crc32c", "digest", "error", "faults", "strided"),
         ("file", "piece"),
         ("check", "commit", "pair", "slot"),
         ("job",),

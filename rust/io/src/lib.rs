@@ -36,7 +36,6 @@
 //! | `file`, `table` | operations on files, and the files of a job |
 //! | [`faults`] | operations that fail on demand |
 
-mod boxes;
 mod check;
 pub mod commit;
 pub mod crc32c;
