@@ -31,6 +31,18 @@ def test_every_entry_is_guarded(path: Path) -> None:
     assert [name for name, body in bodies.items() if not re.match(r"\s*(guard|answer)\(", body)] == []
 
 
+#: What PyO3 makes an object of without asking for memory, or raises MemoryError for. It panics where there is no memory
+#: for another answer, and outside of `guard`; `answer` makes the object within.
+SAFE = re.compile(r"-> PyResult<(Bound<.*|Py<.*|\(\)|bool|Self|DtensorMesh)> \{$")
+
+
+@pytest.mark.parametrize("path", sorted(SOURCES.rglob("*.rs")), ids=lambda path: str(path.relative_to(SOURCES)))
+def test_every_answer_becomes_an_object_within_the_guard(path: Path) -> None:
+    heads = {name: body.partition("{\n")[:2] for name, body in entries(path.read_text(encoding="utf-8"))}
+    # A hash is a number for the interpreter, which makes the object of it.
+    assert [n for n, head in heads.items() if n != "__hash__" and not SAFE.search("".join(head).strip())] == []
+
+
 def test_the_entries_are_found() -> None:
     found = {name for path in SOURCES.rglob("*.rs") for name, _ in entries(path.read_text(encoding="utf-8"))}
     assert {"new", "shape", "coordinates", "locate", "default_index", "_panic", "__hash__"} <= found

@@ -2,7 +2,8 @@
 //!
 //! A box has a start and a stop for each dim, half open. Lists of boxes are rows of numbers, first all starts of a box,
 //! then all its stops; [`Region`] is a view of one row, [`RegionBuf`] owns one, [`Regions`] owns many, and no other place
-//! knows the order.
+//! knows the order. What comes from Python and goes there are *bounds*: start and stop of each dim, dim by dim
+//! ([`sides`], [`Region::bounds_into`]).
 
 use crate::{
     error::{Error, Result, box_text},
@@ -147,6 +148,13 @@ impl<'a> Region<'a> {
         }
     }
 
+    /// Writes start and stop of each dim, counted from `origin`, into `bounds`.
+    pub fn bounds_into(self, origin: &[i64], bounds: &mut [i64]) {
+        for ((side, origin), bounds) in self.sides().zip(origin).zip(bounds.chunks_exact_mut(2)) {
+            bounds.copy_from_slice(&[side.0 - origin, side.1 - origin]);
+        }
+    }
+
     /// The C-order offset of its first element in an array of row-major `strides`.
     #[must_use]
     pub fn offset(self, strides: &[i64]) -> i64 {
@@ -166,6 +174,11 @@ impl<'a> Region<'a> {
     pub fn text(self) -> String {
         box_text(self.start, self.stop)
     }
+}
+
+/// Start and stop of each dim of a box whose bounds these are, (dims, 2) in C order.
+pub fn sides(bounds: &[i64]) -> impl DoubleEndedIterator<Item = (i64, i64)> + ExactSizeIterator + Clone {
+    bounds.chunks_exact(2).map(|side| (side[0], side[1]))
 }
 
 /// A box that owns its numbers: what `PathBuf` is to `Path`.
@@ -241,8 +254,8 @@ impl Regions {
         let row = (2 * rank).max(1);
         for (row, bounds) in regions.rows.chunks_exact_mut(row).zip(bounds.chunks_exact(row)) {
             let (start, stop) = row.split_at_mut(rank);
-            for ((bounds, start), stop) in bounds.chunks_exact(2).zip(start).zip(stop) {
-                (*start, *stop) = (bounds[0], bounds[1]);
+            for ((side, start), stop) in sides(bounds).zip(start).zip(stop) {
+                (*start, *stop) = side;
             }
         }
         regions.count = count;
@@ -453,6 +466,10 @@ mod tests {
         assert_eq!((scalars.len(), scalars.get(2).elements()), (3, Ok(1)));
         let boxes = Regions::of_bounds(2, 1, &[1, 3, 5, 9]).unwrap();
         assert_eq!(boxes.rows(), [1, 5, 3, 9]);
+        let mut bounds = [0; 4];
+        boxes.get(0).bounds_into(&[1, 2], &mut bounds);
+        assert_eq!(bounds, [0, 2, 3, 7]);
+        assert_eq!(sides(&bounds).collect::<Vec<_>>(), [(0, 2), (3, 7)]);
         assert!(Regions::of_bounds(2, 2, &[1, 3, 5, 9]).is_err());
         assert_eq!(boxes.get(0).contiguous_from(&[4, 9]), 1);
         assert_eq!(Region::of_row(&[1, 0, 3, 9]).contiguous_from(&[4, 9]), 0);
