@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 use shardwise_core::{
     error::Error as CoreError,
-    parallel::never,
     region::{Region, Regions},
-    tiling::{Pieces, listed::Listed, tiles::Tiles},
+    tiling::{Pieces, Poll, listed::Listed, tiles::Tiles},
 };
 
 use crate::{
     error::{Error, Result},
     piece::{Piece, Tensor},
 };
+
+/// After how many pieces there is a poll.
+const PIECES_PER_POLL: usize = 1 << 12;
 
 pub(crate) fn check_box(tensor: &Tensor, piece: &Piece<'_>) -> std::result::Result<(), String> {
     for dim in 0..tensor.shape.len() - 1 {
@@ -57,8 +59,12 @@ pub(crate) fn is_one_run(piece: &Piece<'_>) -> bool {
 /// The boxes, to be found by position; or two of them, by their numbers, that share an element.
 ///
 /// # Errors
-/// [`Error::Memory`] if there is none for the list.
-pub(crate) fn listed<'a>(boxes: impl ExactSizeIterator<Item = Region<'a>>, rank: usize) -> Result<Apart> {
+/// [`Error::Memory`] if there is none for the list, [`Error::Interrupted`] if `poll` says so.
+pub(crate) fn listed<'a>(
+    boxes: impl ExactSizeIterator<Item = Region<'a>>,
+    rank: usize,
+    poll: Poll<'_>,
+) -> Result<Apart> {
     let memory = || Error::Memory { what: "the boxes of the pieces" };
     let mut regions = Regions::new(rank);
     regions.reserve(boxes.len()).map_err(|_| memory())?;
@@ -66,9 +72,10 @@ pub(crate) fn listed<'a>(boxes: impl ExactSizeIterator<Item = Region<'a>>, rank:
         regions.push(region).map_err(|_| memory())?;
     }
     let pieces = Pieces::one_each(regions).map_err(|_| memory())?;
-    match Listed::new(Arc::new(pieces), false, &mut never) {
+    match Listed::new(Arc::new(pieces), false, poll) {
         Ok(listed) => Ok(Ok(listed)),
         Err(CoreError::BoxesOverlap { first, second, .. }) => Ok(Err((first.min(second), first.max(second)))),
+        Err(CoreError::Interrupted) => Err(Error::Interrupted),
         Err(_) => Err(memory()),
     }
 }
@@ -79,15 +86,15 @@ pub(crate) type Apart = std::result::Result<Listed, (i64, i64)>;
 /// What is wrong if source pieces overlap, or a destination piece is not covered.
 ///
 /// # Errors
-/// [`Error::Memory`] if there is none to find out.
-pub(crate) fn problem_of_cover(tensor: &Tensor) -> Result<Option<String>> {
+/// [`Error::Memory`] if there is none to find out, [`Error::Interrupted`] if `poll` says so.
+pub(crate) fn problem_of_cover(tensor: &Tensor, poll: Poll<'_>) -> Result<Option<String>> {
     let regions = tensor.sources.regions();
     let held: i128 = regions.iter().map(|region| i128::from(region.volume())).sum();
     let is_whole = !tensor.shape.contains(&0) && held == i128::from(tensor.shape[0]) * i128::from(tensor.strides[0]);
     if is_whole && regions.len() == 1 {
         return Ok(None); // most tensors
     }
-    let listed = match listed(regions.iter(), regions.rank())? {
+    let listed = match listed(regions.iter(), regions.rank(), poll)? {
         Ok(listed) => listed,
         Err((a, b)) => return Ok(Some(format!("source pieces {a} and {b} overlap; of replicas, give one"))),
     };
@@ -96,6 +103,9 @@ pub(crate) fn problem_of_cover(tensor: &Tensor) -> Result<Option<String>> {
     }
     let mut finder = listed.finder();
     for (index, piece) in tensor.destinations.iter().enumerate() {
+        if (index + 1) % PIECES_PER_POLL == 0 {
+            poll().map_err(|_| Error::Interrupted)?;
+        }
         let (needed, mut covered) = (piece.volume(), 0);
         if needed > 0 {
             let found = finder.under(piece.region, &mut |_, common| {
@@ -126,6 +136,7 @@ mod tests {
     use super::*;
     use crate::piece::{Pieces as Held, Wanted};
     use proptest::prelude::*;
+    use shardwise_core::parallel::never;
 
     /// A tensor of elements of two bytes with these boxes, (start, stop) each, as source and destination pieces.
     fn tensor(shape: [i64; 2], sources: &[[i64; 4]], destinations: &[[i64; 4]]) -> Tensor {
@@ -157,7 +168,7 @@ mod tests {
             let (sources, destinations) = (cut.map_or(boxes(&sources), quarters), boxes(&destinations));
             let held: Vec<(i64, i64)> = sources.iter().flat_map(elements).collect();
             let times = |at: &(i64, i64)| held.iter().filter(|&other| other == at).count();
-            let problem = problem_of_cover(&tensor([6, 6], &sources, &destinations)).unwrap();
+            let problem = problem_of_cover(&tensor([6, 6], &sources, &destinations), &mut never).unwrap();
             if held.iter().any(|at| times(at) > 1) {
                 prop_assert!(problem.unwrap().contains("overlap; of replicas, give one"));
             } else {
@@ -176,6 +187,27 @@ mod tests {
     fn a_tensor_without_elements_needs_none() {
         // The other dims of it may be too many for 64 bits together.
         let huge = [0, 0, 1 << 62, 0];
-        assert_eq!(problem_of_cover(&tensor([1 << 62, 0], &[huge], &[huge, huge])).unwrap(), None);
+        assert_eq!(problem_of_cover(&tensor([1 << 62, 0], &[huge], &[huge, huge]), &mut never).unwrap(), None);
+    }
+
+    #[test]
+    fn it_can_be_interrupted() {
+        let rows: Vec<_> = (0..40_000).map(|i| [2 * i, 0, 2 * i + 1, 1]).collect();
+        let (tensor, mut calls) = (tensor([80_000, 1], &rows, &rows), 0);
+        problem_of_cover(&tensor, &mut || {
+            calls += 1;
+            Ok(())
+        })
+        .unwrap();
+        assert!(calls > 9);
+        // Early, while the boxes are put in order, and late, while the destination's are looked up.
+        for last in [1, calls - 1] {
+            let mut asked = 0;
+            let stopped = problem_of_cover(&tensor, &mut || {
+                asked += 1;
+                if asked > last { Err(CoreError::Interrupted) } else { Ok(()) }
+            });
+            assert!(matches!(stopped, Err(Error::Interrupted)));
+        }
     }
 }

@@ -9,6 +9,8 @@
 
 use std::{fs::File, path::PathBuf, sync::Arc};
 
+use shardwise_core::tiling::Poll;
+
 use crate::{
     check::{check_box, check_span, is_one_run, listed, problem_of_cover, short},
     error::{Error, Result},
@@ -151,7 +153,8 @@ impl Job {
     ///
     /// # Errors
     /// [`Error::Job`], naming the tensor and the piece: for a number out of range, source pieces that overlap, destination
-    /// pieces that the source pieces do not cover, and a checksum of a piece that is not one run.
+    /// pieces that the source pieces do not cover, and a checksum of a piece that is not one run; [`Error::Interrupted`] if
+    /// `poll` says so.
     pub fn add(
         &mut self,
         itemsize: i64,
@@ -159,6 +162,7 @@ impl Job {
         sources: &[i64],
         destinations: &[i64],
         wanted: Wanted,
+        poll: Poll<'_>,
     ) -> Result<()> {
         let number = self.tensors.len();
         let fail = |message: String| Err(Error::job(format!("tensors[{number}]: {message}")));
@@ -189,7 +193,7 @@ impl Job {
         let first = self.pieces;
         let tensor = Tensor { shape, strides, itemsize, wanted, sources, destinations, first };
         self.check(&tensor).or_else(fail)?;
-        if let Some(what) = problem_of_cover(&tensor)? {
+        if let Some(what) = problem_of_cover(&tensor, poll)? {
             return fail(what);
         }
         self.pieces += tensor.destinations.len();
@@ -229,8 +233,8 @@ impl Job {
     /// Checks what concerns all tensors together: that no byte is written twice.
     ///
     /// # Errors
-    /// [`Error::Job`] naming the file and the pieces.
-    pub fn check_destinations(&self) -> Result<()> {
+    /// [`Error::Job`] naming the file and the pieces; [`Error::Interrupted`] if `poll` says so.
+    pub fn check_destinations(&self, poll: Poll<'_>) -> Result<()> {
         let mut spans: Vec<(usize, i64, i64, usize, usize)> = Vec::new();
         spans.try_reserve_exact(self.pieces).map_err(|_| Error::Memory { what: "the list of pieces" })?;
         for (number, tensor) in self.tensors.iter().enumerate() {
@@ -253,7 +257,7 @@ impl Job {
                 end += 1;
             }
             if end > at + 1 {
-                self.check_cluster(&spans[at..end])?;
+                self.check_cluster(&spans[at..end], poll)?;
             }
             at = end;
         }
@@ -261,7 +265,7 @@ impl Job {
     }
 
     /// Pieces whose spans interleave are apart if they are disjoint boxes of one array.
-    fn check_cluster(&self, spans: &[(usize, i64, i64, usize, usize)]) -> Result<()> {
+    fn check_cluster(&self, spans: &[(usize, i64, i64, usize, usize)], poll: Poll<'_>) -> Result<()> {
         let piece = |at: usize| self.tensors[spans[at].3].destinations.get(spans[at].4);
         let first = piece(0);
         let same = |other: &Piece<'_>| {
@@ -277,7 +281,7 @@ impl Job {
                 let mut around = first.region.to_buf();
                 regions.clone().for_each(|region| around.include(region));
                 let whole = Piece { region: around.region(), ..first };
-                match listed(regions, first.region.rank())? {
+                match listed(regions, first.region.rank(), poll)? {
                     Err((a, b)) => Some((a as usize, b as usize)),
                     Ok(_) => whole.overlaps_itself().then_some((0, 1)),
                 }

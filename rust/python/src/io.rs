@@ -271,15 +271,17 @@ fn add_all(job: &mut Job, program: &[i64], poll: &mut dyn FnMut() -> CoreResult<
         if count % POLL_TENSORS == 0 {
             poll()?;
         }
-        if let Err(error) = add_one(job, &mut rest) {
-            return Ok(Err(error));
+        match add_one(job, &mut rest, poll) {
+            Err(Error::Interrupted) => return Err(CoreError::Interrupted),
+            Err(error) => return Ok(Err(error)),
+            Ok(()) => {}
         }
     }
     Ok(Ok(()))
 }
 
 /// Adds the first tensor of what is left of a program.
-fn add_one(job: &mut Job, rest: &mut &[i64]) -> Result<()> {
+fn add_one(job: &mut Job, rest: &mut &[i64], poll: &mut dyn FnMut() -> CoreResult<()>) -> Result<()> {
     let mut take = |count: Option<usize>| -> Result<&[i64]> {
         let taken = count.and_then(|count| rest.split_at_checked(count));
         let (taken, after) = taken.ok_or_else(|| Error::Job("program ends within a tensor".to_owned()))?;
@@ -293,7 +295,7 @@ fn add_one(job: &mut Job, rest: &mut &[i64]) -> Result<()> {
     let sources = take(rows(head[3]))?;
     let destinations = take(rows(head[4]))?;
     let wanted = Wanted { digest: head[1] & 1 != 0, crc: head[1] & 2 != 0 };
-    job.add(head[0], shape, sources, destinations, wanted)
+    job.add(head[0], shape, sources, destinations, wanted, poll)
 }
 
 fn to_py(error: Error) -> PyErr {
