@@ -193,7 +193,9 @@ def read_rust(path: Path, own: Place, files: Collection[Place]) -> RustFile:
             if (place := place_of(name, own, files)) is not None:
                 called = renamed or place[-1]
                 file.names[called] = place
-                if not public or re.search(rf"\b{called}\b", body):
+                # What it defines as well, for other platforms, it does not need from elsewhere.
+                own_too = re.search(rf"\b(?:enum|fn|struct|trait|type)\s+{called}\b", body)
+                if not public or (re.search(rf"\b{called}\b", body) and not own_too):
                     file.used.add(place)
     file.used |= {place for name in PATH.findall(body) if (place := place_of(name, own, files)) is not None}
     return file
@@ -342,9 +344,12 @@ class TestTheReaders:
             "room/given": "use super::{C, part};\n",
             "top": "mod inner;\npub use inner::I;\nfn f() { crate::room::G::new(I, inner::x()) }\n",
             "top/inner": "",
+            "side": "#[cfg(unix)]\npub use low::J;\n#[cfg(not(unix))]\npub struct J;\nimpl J {}\nconst K: i64 = 0;\n",
+            "side/low": "use super::K;\n",
             "low": "fn f() { crate::part::g(super::room::h()) }\n",
         }
         (tmp_path / "top").mkdir()
+        (tmp_path / "side").mkdir()
         for name, text in files.items():
             (tmp_path / f"{name}.rs").write_text(text)
         assert rust_imports(tmp_path) == {
@@ -354,6 +359,8 @@ class TestTheReaders:
             "room::given": {"low": False, "room::part": False},
             "top": {"room::given": False, "top::inner": False},
             "top::inner": {},
+            "side": {},
+            "side::low": {"side": False},
             "low": {"room::part": False, "room": False},
         }
         assert circles(rust_imports(tmp_path)) == [
