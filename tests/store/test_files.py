@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
+import shardwise as sw
 from shardwise.store import files
 from shardwise.store.files import DataFile, _Descriptor
 from tests.checks import open_below
@@ -110,3 +114,18 @@ print(bytes(held[0].map()) == bytes(10), bytes(DataFile(Path(sys.argv[1], "7")).
     command = [sys.executable, "-c", code, str(tmp_path / "files")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
     assert (done.stdout.split(), done.stderr) == (["True"] * 4, "")
+
+
+def bytes_of(file: DataFile) -> bytes:
+    with file.descriptor() as number:
+        return os.pread(number, file.size, 0)
+
+
+def test_a_file_goes_to_another_process_where_it_is_opened_again(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"data")
+    file = DataFile(tmp_path / "file")
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as others:
+        assert others.submit(bytes_of, file).result() == b"data"
+    (tmp_path / "file").write_bytes(b"other data")
+    with pytest.raises(sw.ParseError, match="is not the file that was opened"):
+        pickle.loads(pickle.dumps(file))

@@ -342,6 +342,7 @@ def test_what_reads_from_files_is_equal_to_itself_alone_and_stays_in_its_process
         for opened in (arrays, stored, tensor, tensor.pieces[0], tensor.pieces[0].extent().file):
             assert opened == opened
             assert {opened: 1}[opened] == 1
+        for opened in (arrays, stored, tensor, tensor.pieces[0]):
             for copied in (pickle.dumps, copy.copy, copy.deepcopy):
                 with refused(TypeError, "cannot be pickled or copied; pass the path of the checkpoint, and open it"):
                     copied(opened)

@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from .._atomic import naming
 from .._text import shown
@@ -86,7 +86,7 @@ class ReadsFiles:
     def __hash__(self) -> int:
         return object.__hash__(self)
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
+    def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
             f"{shown(self)} reads from open files, so it cannot be pickled or copied; pass the path of the "
             "checkpoint, and open it there"
