@@ -130,6 +130,11 @@ class Program(Sequence[Step]):
         Returns:
             `out`.
 
+        Raises:
+            ValueError: if `src`, `out` or received values do not have their shape, or `out` has another dtype than
+                `src`.
+            TypeError: if partial sums of the dtype do not add up to a value of it.
+
         >>> import numpy as np
         >>> from queue import Queue
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
@@ -153,6 +158,8 @@ class Program(Sequence[Step]):
             given = None if array is None else array.shape
             if given != shape:
                 raise ValueError(f"{name} must be {'None' if shape is None else f'of shape {shape}'}, got {given}")
+        if src is not None and out is not None and src.dtype != out.dtype:
+            raise ValueError(f"out must be of dtype {src.dtype}, as src is, got {out.dtype}")
         if any(step.adds for step in self.steps) and out is not None:
             check_addable(out.dtype)
         for step in self.steps:
@@ -167,6 +174,8 @@ class Program(Sequence[Step]):
             target = step.dst.view(out)
             if step.kind == "receive":
                 values = receive(step.peer, step.tag, step.shape, out.dtype)
+                if np.shape(values) != step.shape:  # numpy would repeat what is smaller
+                    raise ValueError(f"receive must return values of shape {step.shape}, got {np.shape(values)}")
             if step.adds:
                 np.add(target, values, out=target)
             else:
