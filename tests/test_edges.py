@@ -210,6 +210,10 @@ class TestViewsOfMeshes:
 
 
 class TestMeshes:
+    def test_a_label_that_comes_twice_is_named_with_both_places(self) -> None:
+        with refused(sw.MeshError, "devices[2] repeats the label 'a' of devices[0]"):
+            sw.DeviceMesh((3,), ("x",), ["a", "b", "a"])
+
     def test_an_array_of_devices_has_as_many_dims_as_numpy_allows(self) -> None:
         most = max(dims for dims in (32, 64) if _is_possible(dims))
         names = [f"a{i}" for i in range(most + 1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -27,6 +27,7 @@ __all__ = [
     "is_masked",
     "optional",
     "path_of",
+    "positions_of",
     "refuse_mask",
     "sizes_of",
 ]
@@ -99,6 +100,23 @@ def sizes_of(name: str, value: object) -> tuple[int, ...]:
         if size < 0:
             raise LayoutError(f"{name}[{dim}] is {shown(size)}, but a dim has at least 0 elements")
     return sizes
+
+
+def positions_of(name: str, labels: Sequence[Any], error: type[ValueError]) -> dict[Hashable, int]:
+    """Give the position of each label, which must be hashable and distinct.
+
+    >>> positions_of("devices", ["a", "b", "a"], ValueError)
+    Traceback (most recent call last):
+    ValueError: devices[2] repeats the label 'a' of devices[0]
+    """
+    try:
+        index = {label: i for i, label in enumerate(labels)}
+    except TypeError as unhashable:
+        raise TypeError(f"{name}: every label must be hashable ({unhashable})") from None
+    if len(index) != len(labels):
+        first, label = next((i, label) for i, label in enumerate(labels) if index[label] != i)
+        raise error(f"{name}[{index[label]}] repeats the label {shown(label)} of {name}[{first}]")
+    return index
 
 
 def path_of(file: str | os.PathLike[str]) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._arguments import instance, int64_array
+from ._arguments import instance, int64_array, positions_of
 from ._boxes import arguments_of, key_of, one_each, parse_holder
 from ._core import PackedPartition as CorePackedPartition
 from ._core import Partition as CorePartition
@@ -97,14 +97,7 @@ class Tiling(Drawn):
         labels = key[2]
         tiling._core, tiling._key, tiling._labels, tiling._index = core, key, labels, None
         if labels is not None:
-            try:
-                tiling._index = {label: i for i, label in enumerate(labels)}
-            except TypeError as error:
-                raise TypeError(f"holders: every label must be hashable ({error})") from None
-            if len(tiling._index) != len(labels):
-                first = next(i for i, label in enumerate(labels) if tiling._index[label] != i)
-                second = tiling._index[labels[first]]
-                raise LayoutError(f"holders[{second}] repeats the label {shown(labels[first])} of holders[{first}]")
+            tiling._index = positions_of("holders", labels, LayoutError)
         return tiling
 
     @classmethod
@@ -140,7 +133,7 @@ class Tiling(Drawn):
         shardwise.errors.LayoutError: the boxes leave a gap: none holds [3:4]
         """
         shape = _numbers("shape", shape)
-        replicas = _flag("replicas", replicas)
+        replicas = instance("replicas", replicas, bool)
         if not isinstance(boxes, Mapping):
             if arrays:
                 raise LayoutError("arrays is for holders with labels, whose boxes are given as Pieces")
@@ -184,7 +177,7 @@ class Tiling(Drawn):
         (((0, 0), (1, 0), (2, 0)), (2, 6), (slice(8, 10, None), slice(0, 6, None)))
         """
         shape, chunks = _numbers("shape", shape), _numbers("chunks", chunks)
-        core = CoreTiling.grid(shape, chunks, _flag("padded", padded))
+        core = CoreTiling.grid(shape, chunks, instance("padded", padded, bool))
         labels = None if holders is None else tuple(holders)
         if labels is not None and len(labels) != core.holders:
             raise LayoutError(f"holders has {len(labels)} labels but the grid has {core.holders} chunks")
@@ -220,7 +213,7 @@ class Tiling(Drawn):
         if pairs.ndim != 2 or pairs.shape[1] != 2:
             raise LayoutError(f"ranges is of shape {pairs.shape}; it must be (holders, 2): start and stop")
         labels = tuple(ranges) if isinstance(ranges, Mapping) else None
-        core = CoreTiling.flat(shape, pairs, _flag("replicas", replicas))
+        core = CoreTiling.flat(shape, pairs, instance("replicas", replicas, bool))
         return cls._made(core, ("from_flat_ranges", shape, labels, pairs.tobytes(), replicas))
 
     @property
@@ -394,7 +387,3 @@ def _sequence(name: str, value: Any) -> Sequence[Any]:
         raise TypeError(f"{name} must be a sequence of integers, got {shown(value)}")
     sequence: Sequence[Any] = value
     return sequence
-
-
-def _flag(name: str, value: Any) -> bool:
-    return instance(name, value, bool)
