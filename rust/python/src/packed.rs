@@ -15,7 +15,7 @@ use shardwise_core::{
 use crate::{
     arrays,
     convert::{integers, position},
-    errors::{LayoutError, answer, guard, to_py},
+    errors::{LayoutError, answer, guard, poll_among, to_py},
     layout::Layout,
     partition::{found, located},
     views,
@@ -92,7 +92,8 @@ impl PackedPartition {
         guard(|| {
             let list = PyList::empty(py);
             let rank = self.core.shape().len();
-            for row in self.rows_of(device)?.chunks_exact(PER_DIM * rank) {
+            for (number, row) in self.rows_of(device)?.chunks_exact(PER_DIM * rank).enumerate() {
+                poll_among(py, number)?;
                 let sides = || row.chunks_exact(PER_DIM);
                 let slices = sides().map(|side| views::slice(py, (side[0], side[1]))).collect::<PyResult<Vec<_>>>()?;
                 let start = PyTuple::new(py, sides().map(|side| side[2]))?;
@@ -121,7 +122,7 @@ impl PackedPartition {
     /// Start and stop of every device's one box: int64 (devices, dims, 2).
     fn boxes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
-            self.check_single()?;
+            self.check_single(py)?;
             let shape = [self.devices()?, self.core.shape().len(), 2];
             arrays::filled(py, &shape, |out, _| {
                 for (device, row) in out.chunks_exact_mut(2 * shape[1]).enumerate() {
@@ -140,7 +141,7 @@ impl PackedPartition {
     #[pyo3(signature = (labels, /))]
     fn devices_indices_map<'py>(&self, py: Python<'py>, labels: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyDict>> {
         guard(|| {
-            self.check_single()?;
+            self.check_single(py)?;
             let map = PyDict::new(py);
             for (device, label) in labels.iter_borrowed().enumerate() {
                 map.set_item(label, self.r#box(py, device as i64)?)?;
@@ -235,7 +236,8 @@ impl PackedPartition {
             self.core.pieces_into(&mut bounds, 2, &mut || Ok(())).map_err(to_py)?;
             let all = views::views(py, array, self.core.shape(), count, &bounds)?;
             let list = PyList::empty(py);
-            for ends in begins.windows(2) {
+            for (device, ends) in begins.windows(2).enumerate() {
+                poll_among(py, device)?;
                 list.append(all.get_slice(ends[0] as usize, ends[1] as usize))?;
             }
             Ok(list)
@@ -272,8 +274,9 @@ impl PackedPartition {
     }
 
     /// That no device holds several pieces.
-    fn check_single(&self) -> PyResult<()> {
+    fn check_single(&self, py: Python<'_>) -> PyResult<()> {
         for device in 0..self.core.mesh().size() {
+            poll_among(py, device as usize)?;
             let count = self.core.count(device).map_err(to_py)?;
             if count > 1 {
                 let message = format!(

@@ -9,6 +9,7 @@ use pyo3::{
 };
 use shardwise_core::{
     error::{Error, Result as CoreResult},
+    radix::product,
     region::Regions,
     tiling::{
         Piece, Place, Tiling as CoreTiling,
@@ -21,7 +22,7 @@ use shardwise_core::{
 use crate::{
     arrays,
     convert::{Numbers, integers},
-    errors::{detached, guard, to_py},
+    errors::{detached, guard, poll_among, to_py},
     packed::PackedPartition,
     partition::Partition,
     views,
@@ -58,7 +59,7 @@ impl Tiling {
     /// False for a flat one, or its shape and the starts in it.
     #[staticmethod]
     #[pyo3(signature = (shape, holders, replicas, /))]
-    fn boxes(shape: &Bound<'_, PyAny>, holders: &Bound<'_, PyList>, replicas: bool) -> PyResult<Self> {
+    fn boxes(py: Python<'_>, shape: &Bound<'_, PyAny>, holders: &Bound<'_, PyList>, replicas: bool) -> PyResult<Self> {
         guard(|| {
             let shape = integers("shape", shape)?;
             let parse = |holder: Bound<'_, PyAny>| -> PyResult<(Regions, Array)> {
@@ -73,7 +74,7 @@ impl Tiling {
                 Ok((regions, array))
             };
             let holders = holders.iter().map(parse).collect::<PyResult<Vec<_>>>()?;
-            Ok(Self { core: Arc::new(Boxes::new(&shape, &holders, replicas).map_err(to_py)?) })
+            Ok(Self { core: Arc::new(detached(py, |poll| Boxes::new(&shape, &holders, replicas, poll))?) })
         })
     }
 
@@ -118,39 +119,19 @@ impl Tiling {
 
     /// The elements of every holder's own array: int64 (holders,).
     fn array_sizes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        guard(|| {
-            let holders = arrays::length("holders", self.core.holders())?;
-            arrays::filled(py, &[holders], |out, poll| {
-                for (holder, out) in out.iter_mut().enumerate() {
-                    if holder % (1 << 12) == 0 {
-                        poll()?;
-                    }
-                    *out = shardwise_core::radix::product(
-                        "the array of a holder",
-                        &self.core.array_shape(holder as i64)?,
-                    )?;
-                }
-                CoreResult::Ok(())
-            })
-        })
+        guard(|| self.of_holders(py, &|holder| product("the array of a holder", &self.core.array_shape(holder)?)))
     }
 
     /// The elements of every holder's pieces: int64 (holders,).
     fn held_sizes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
-            let holders = arrays::length("holders", self.core.holders())?;
-            arrays::filled(py, &[holders], |out, poll| {
-                for (holder, out) in out.iter_mut().enumerate() {
-                    if holder % (1 << 12) == 0 {
-                        poll()?;
-                    }
-                    *out = 0;
-                    self.core.visit_pieces(holder as i64, &mut |piece| {
-                        *out = out.saturating_add(piece.region.elements()?);
-                        Ok(())
-                    })?;
-                }
-                CoreResult::Ok(())
+            self.of_holders(py, &|holder| {
+                let mut held = 0_i64;
+                self.core.visit_pieces(holder, &mut |piece| {
+                    held = held.saturating_add(piece.region.elements()?);
+                    Ok(())
+                })?;
+                Ok(held)
             })
         })
     }
@@ -160,13 +141,15 @@ impl Tiling {
     fn pieces<'py>(&self, py: Python<'py>, holder: i64) -> PyResult<Bound<'py, PyList>> {
         guard(|| {
             let list = PyList::empty(py);
-            let mut failure = None;
-            let add = |piece: Piece<'_>| -> PyResult<()> {
+            let (mut failure, mut number) = (None, 0);
+            let mut add = |piece: Piece<'_>| -> PyResult<()> {
                 let slices = piece.region.sides().map(|side| views::slice(py, side)).collect::<PyResult<Vec<_>>>()?;
                 let start = match piece.place {
                     Place::At(start) => PyTuple::new(py, start)?.into_any(),
                     Place::Flat(offset) => offset.into_pyobject(py)?.into_any(),
                 };
+                number += 1;
+                poll_among(py, number)?;
                 list.append((PyTuple::new(py, slices)?, start))
             };
             let done = self.core.visit_pieces(holder, &mut |piece| {
@@ -188,7 +171,26 @@ impl Tiling {
     }
 }
 
-/// The core's tiling of a `_core.Tiling` , a `_core.Partition` or a `_core.PackedPartition`.
+impl Tiling {
+    /// A number for each holder: int64 (holders,).
+    fn of_holders<'py>(
+        &self,
+        py: Python<'py>,
+        number: &(dyn Fn(i64) -> CoreResult<i64> + Sync),
+    ) -> PyResult<Bound<'py, PyAny>> {
+        arrays::filled(py, &[arrays::length("holders", self.core.holders())?], |out, poll| {
+            for (holder, out) in out.iter_mut().enumerate() {
+                if holder % (1 << 12) == 0 {
+                    poll()?;
+                }
+                *out = number(holder as i64)?;
+            }
+            CoreResult::Ok(())
+        })
+    }
+}
+
+/// The core's tiling of a `_core.Tiling`, a `_core.Partition` or a `_core.PackedPartition`.
 pub(crate) fn tiling(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Arc<dyn CoreTiling>> {
     if let Ok(partition) = value.cast::<Partition>() {
         return Ok(partition.get().core.clone());

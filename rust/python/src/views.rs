@@ -29,7 +29,10 @@ use pyo3::{
 use shardwise_core::{copy::strided::Strided, shown};
 use shardwise_io::job::Memory;
 
-use crate::{arrays, errors::LayoutError};
+use crate::{
+    arrays,
+    errors::{LayoutError, poll_among},
+};
 
 /// From this type number on, dtypes are of the new kind (`NPY_VSTRING`); below are numpy's own and those registered the
 /// classic way, such as bfloat16.
@@ -54,14 +57,18 @@ pub(crate) fn views<'py>(
     let rows = (0..boxes).map(|i| &bounds[i * row..(i + 1) * row]);
     let mut views = arrays::list("views", boxes)?;
     match Template::of(py, array)? {
-        Some(mut template) => rows.map(|row| template.view(py, array, row)).try_for_each(|view| {
-            views.push(view?);
-            Ok::<_, PyErr>(())
-        })?,
-        None => rows.map(|row| index(py, array, row)).try_for_each(|view| {
-            views.push(view?);
-            Ok::<_, PyErr>(())
-        })?,
+        Some(mut template) => {
+            for (number, row) in rows.enumerate() {
+                poll_among(py, number)?;
+                views.push(template.view(py, array, row)?);
+            }
+        }
+        None => {
+            for (number, row) in rows.enumerate() {
+                poll_among(py, number)?;
+                views.push(index(py, array, row)?);
+            }
+        }
     }
     PyList::new(py, views)
 }
