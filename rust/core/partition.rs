@@ -272,14 +272,6 @@ impl Partition {
         })
     }
 
-    /// The size in bytes of the whole tensor of elements of `itemsize` bytes.
-    ///
-    /// # Errors
-    /// [`Error::Overflow`] if it is over 2^63 - 1.
-    pub fn total_bytes(&self, itemsize: i64) -> Result<i64> {
-        radix::product("nbytes", &[self.size, itemsize])
-    }
-
     /// `shard_id`, the argument `what`, if there is such a shard.
     pub(crate) fn check_shard(&self, what: &'static str, shard_id: i64) -> Result<i64> {
         if shard_id < 0 || shard_id >= self.total_shards() {

@@ -132,10 +132,8 @@ impl ReshardPlan {
                         }
                     };
                     let Some(row) = rows.next() else { return Ok(()) };
-                    for ((bounds, (start, stop)), origin) in
-                        row.chunks_exact_mut(2).zip(transfer.region.sides()).zip(origin)
-                    {
-                        (bounds[0], bounds[1]) = (start - origin, stop - origin);
+                    for (bounds, side) in row.chunks_exact_mut(2).zip(transfer.region.relative_to(origin)) {
+                        (bounds[0], bounds[1]) = side;
                     }
                     Ok(())
                 };
