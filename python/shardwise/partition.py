@@ -11,7 +11,8 @@ from . import _core
 from ._arguments import instance
 from ._dtypes import bits_of, bytes_for
 from .errors import SizeOverflowError
-from .tiling import Piece, Tiling
+from .piece import Piece
+from .tiling import Tiling
 
 if TYPE_CHECKING:
     import numpy.typing as npt

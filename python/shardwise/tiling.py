@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,47 +16,12 @@ from ._drawn import Drawn
 from ._dtypes import bits_of, bytes_for
 from ._text import shown
 from .errors import LayoutError, SizeOverflowError
+from .piece import Piece
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Piece", "Tiling"]
-
-Slices = tuple[slice, ...]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A box of a tensor, and where it lies in its holder's array.
-
-    >>> Piece((slice(0, 4), slice(2, 6)), (0, 0))
-    Piece(box=(slice(0, 4, None), slice(2, 6, None)), start=(0, 0))
-    """
-
-    #: The box of the tensor.
-    box: Slices
-    #: Where it begins in the holder's own array: one position per dim, or, in an array of one dim in which the box lies
-    #: flattened in C order, the offset of its first element.
-    start: tuple[int, ...] | int
-
-    def view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Give the piece as a view of its holder's own array, in the shape of the box.
-
-        >>> Piece((slice(0, 2), slice(1, 3)), 1).view(np.arange(6))
-        array([[1, 2],
-               [3, 4]])
-        """
-        extents = tuple(side.stop - side.start for side in self.box)
-        if not isinstance(self.start, tuple):
-            return array[self.start : self.start + math.prod(extents)].reshape(extents)
-        sides = (slice(start, start + extent) for start, extent in zip(self.start, extents, strict=True))
-        key: tuple[Any, ...] = (*sides, ...)
-        view: npt.NDArray[Any] = array[key]
-        return view
-
-    def __hash__(self) -> int:
-        # Slices cannot be hashed before Python 3.12.
-        return hash((tuple((side.start, side.stop) for side in self.box), self.start))
+__all__ = ["Tiling"]
 
 
 class Tiling(Drawn):
@@ -141,7 +104,7 @@ class Tiling(Drawn):
             core = CoreTiling.one_each(shape, bounds, len(bounds), replicas)
             return cls._made(core, ("from_boxes", shape, None, (bounds.tobytes(), len(bounds)), replicas))
         given = dict(arrays or {})
-        holders = [parse_holder(label, value, shape, given.pop(label, None), Piece) for label, value in boxes.items()]
+        holders = [parse_holder(label, value, shape, given.pop(label, None)) for label, value in boxes.items()]
         if given:
             raise LayoutError(f"arrays has a shape for {shown(next(iter(given)))}, which boxes does not have")
         if holders and all(array is True for *_, array in holders):
@@ -360,7 +323,7 @@ class Tiling(Drawn):
         return hash(self._key)
 
     def __repr__(self) -> str:
-        name, arguments, keywords = arguments_of(self._key, Piece)
+        name, arguments, keywords = arguments_of(self._key)
         texts = [*map(repr, arguments), *(f"{key}={value!r}" for key, value in keywords.items())]
         return f"Tiling.{name}({', '.join(texts)})"
 
@@ -369,7 +332,7 @@ class Tiling(Drawn):
 
 
 def _restored(key: tuple[Any, ...]) -> Tiling:
-    name, arguments, keywords = arguments_of(key, Piece)
+    name, arguments, keywords = arguments_of(key)
     tiling: Tiling = getattr(Tiling, name)(*arguments, **keywords)
     return tiling
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from .._text import shown
 from ..errors import LayoutError
 from ..partition import Partition
+from ..piece import sides_of
 from ..reshard.run import addends_of
 from ..tiling import Tiling
 
@@ -81,8 +82,7 @@ def _check_pieces(tiling: Tiling, shards: Sequence[Array], addends: Sequence[int
     groups: dict[tuple[tuple[tuple[int, int], ...], int], list[tuple[Any, Array]]] = {}
     for holder, shard, addend in zip(tiling.holders, shards, addends, strict=True):
         for piece in tiling.pieces(holder):
-            sides = tuple((side.start, side.stop) for side in piece.box)
-            groups.setdefault((sides, addend), []).append((holder, piece.view(shard)))
+            groups.setdefault((sides_of(piece.box), addend), []).append((holder, piece.view(shard)))
     for (sides, _), ((first, one), *others) in groups.items():
         found = first_difference(one, [other for _, other in others]) if others else None
         if found is None:

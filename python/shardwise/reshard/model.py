@@ -17,7 +17,8 @@ from ..layout import TensorLayout, UnevenRule
 from ..partition import Partition
 from ..tiling import Tiling
 from .orders import check_packed
-from .plan import ReshardPlan, same_holders
+from .plan import ReshardPlan
+from .same import same_holders
 from .source import ShardSource
 
 if TYPE_CHECKING:

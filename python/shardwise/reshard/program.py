@@ -10,6 +10,7 @@ import numpy as np
 
 from .._text import shown
 from ..errors import LayoutError, MeshError
+from ..piece import Slices, sides_of
 from .run import Runnable, Window, check_addable, slices_of, view_of
 
 if TYPE_CHECKING:
@@ -19,12 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalBox", "Program", "Step", "program_of"]
 
-Slices = tuple[slice, ...]
 _KINDS: tuple[Literal["copy"], Literal["send"], Literal["receive"]] = ("copy", "send", "receive")
-
-
-def _sides(box: Slices) -> tuple[tuple[int, int], ...]:
-    return tuple((side.start, side.stop) for side in box)
 
 
 @dataclass(frozen=True)
@@ -48,8 +44,7 @@ class LocalBox:
         return view_of(array, self.window, self.box)
 
     def __hash__(self) -> int:
-        # Slices cannot be hashed before Python 3.12.
-        return hash((_sides(self.box), self.window))
+        return hash((sides_of(self.box), self.window))
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,7 @@ class Step:
         return tuple(side.stop - side.start for side in self.box)
 
     def __hash__(self) -> int:
-        return hash((self.kind, self.peer, self.tag, _sides(self.box), self.src, self.dst, self.adds))
+        return hash((self.kind, self.peer, self.tag, sides_of(self.box), self.src, self.dst, self.adds))
 
 
 @dataclass(frozen=True)

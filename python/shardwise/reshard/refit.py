@@ -14,7 +14,8 @@ from .._drawn import Drawn
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
-from ..tiling import Piece, Tiling
+from ..piece import Piece
+from ..tiling import Tiling
 from .orders import named_dims, segments_of
 from .plan import ReshardPlan, plan_reshard
 from .run import checked_arrays
