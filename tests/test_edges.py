@@ -204,6 +204,10 @@ class TestViewsOfMeshes:
                 MESH.submesh(names)
             assert str(raised.value).endswith("the axes of this mesh are ('dp', 'tp')")
 
+    def test_names_that_are_not_text_are_shown(self) -> None:
+        with refused(TypeError, "names must be an axis name or a sequence of them, got (0, 1)"):
+            MESH.submesh((0, 1))  # type: ignore[arg-type]
+
     def test_an_axis_named_twice_is_named_with_both_places(self) -> None:
         with refused(sw.MeshError, "names[2] repeats the axis 'dp' of names[0]"):
             MESH.submesh(("dp", "tp", "dp"))

@@ -85,7 +85,7 @@ class TensorLayout(Drawn):
             self._bind(device_mesh)
 
     def _bind(self, mesh: DeviceMesh) -> None:
-        instance("device_mesh", mesh, DeviceMesh, " or None")
+        instance("device_mesh", mesh, DeviceMesh)
         axes: tuple[Any, ...] = self._axes
         if self._packed:
             axes = tuple(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ._text import shown
 from .errors import MeshError
 from .sub_axis import parse_sub_axis
 
@@ -120,7 +121,7 @@ def factored(mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
 def _names(argument: str, names: Any) -> tuple[str, ...]:
     items = (names,) if isinstance(names, str) else names
     if not isinstance(items, Sequence) or not all(isinstance(name, str) for name in items):
-        raise TypeError(f"{argument} must be an axis name or a sequence of them, got {type(names).__name__}")
+        raise TypeError(f"{argument} must be an axis name or a sequence of them, got {shown(names)}")
     return tuple(items)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._arguments import instance, int64_array, positions_of
+from ._arguments import instance, int64_array, integers_of, positions_of
 from ._boxes import arguments_of, key_of, one_each, parse_holder
 from ._core import PackedPartition as CorePackedPartition
 from ._core import Partition as CorePartition
@@ -95,7 +95,7 @@ class Tiling(Drawn):
         Traceback (most recent call last):
         shardwise.errors.LayoutError: the boxes leave a gap: none holds [3:4]
         """
-        shape = _numbers("shape", shape)
+        shape = integers_of("shape", shape)
         replicas = instance("replicas", replicas, bool)
         if not isinstance(boxes, Mapping):
             if arrays:
@@ -139,7 +139,9 @@ class Tiling(Drawn):
         >>> grid.holders, grid.holder_shape((2, 0)), grid.pieces((2, 0))[0].box
         (((0, 0), (1, 0), (2, 0)), (2, 6), (slice(8, 10, None), slice(0, 6, None)))
         """
-        shape, chunks = _numbers("shape", shape), _numbers("chunks", chunks)
+        shape, chunks = integers_of("shape", shape), integers_of("chunks", chunks)
+        if holders is not None and not isinstance(holders, (Sequence, np.ndarray)):
+            raise TypeError(f"holders must be a sequence of labels or None, got {shown(holders)}")
         core = CoreTiling.grid(shape, chunks, instance("padded", padded, bool))
         labels = None if holders is None else tuple(holders)
         if labels is not None and len(labels) != core.holders:
@@ -169,7 +171,7 @@ class Tiling(Drawn):
         >>> [piece.box for piece in ranks.pieces(1)]
         [(slice(1, 2, None), slice(2, 4, None)), (slice(2, 3, None), slice(0, 4, None))]
         """
-        shape = _numbers("shape", shape)
+        shape = integers_of("shape", shape)
         pairs = int64_array("ranges", list(ranges.values()) if isinstance(ranges, Mapping) else ranges)
         if pairs.size == 0:
             pairs = pairs.reshape(0, 2)
@@ -335,18 +337,3 @@ def _restored(key: tuple[Any, ...]) -> Tiling:
     name, arguments, keywords = arguments_of(key)
     tiling: Tiling = getattr(Tiling, name)(*arguments, **keywords)
     return tiling
-
-
-def _numbers(name: str, value: Any) -> tuple[int, ...]:
-    """A sequence of integers as a tuple."""
-    array = int64_array(name, value if isinstance(value, np.ndarray) else list(_sequence(name, value)))
-    if array.ndim != 1:
-        raise TypeError(f"{name} must be a sequence of integers, got {shown(value)}")
-    return tuple(array.tolist())
-
-
-def _sequence(name: str, value: Any) -> Sequence[Any]:
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
-        raise TypeError(f"{name} must be a sequence of integers, got {shown(value)}")
-    sequence: Sequence[Any] = value
-    return sequence
