@@ -4,7 +4,7 @@ use multiversion::multiversion;
 
 use crate::{
     error::{Error, Result},
-    parallel,
+    parallel::{self, Poll},
     partition::Partition,
     radix,
     region::Region,
@@ -68,7 +68,7 @@ impl Runs {
     /// # Errors
     /// [`Error::Length`] if `out` has not two slots per run; what `poll` returns.
     #[inline(never)]
-    pub fn fill_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    pub fn fill_into(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
         if usize::try_from(self.count).ok().and_then(|n| n.checked_mul(2)) != Some(out.len()) {
             let runs = usize::try_from(self.count).unwrap_or(usize::MAX).saturating_mul(2);
             return Err(Error::Length { left: "out", left_len: out.len(), right: "the runs", right_len: runs });

@@ -29,7 +29,10 @@ mod opcode;
 #[cfg(test)]
 mod tests;
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    parallel::Poll,
+};
 
 /// The longest input in bytes; positions in it are held in 32 bits.
 pub const MAX_BYTES: usize = u32::MAX as usize - 1;
@@ -116,7 +119,7 @@ impl<'a> Pickle<'a> {
     /// # Errors
     /// [`Error::Pickle`] naming the byte at which the input stops making sense, [`Error::TooMany`] if its values are more
     /// than there is memory for; what `poll` returns, which is called every now and then.
-    pub fn new(input: &'a [u8], poll: &mut dyn FnMut() -> Result<()>) -> Result<Self> {
+    pub fn new(input: &'a [u8], poll: Poll<'_>) -> Result<Self> {
         machine::run(input, poll)
     }
 

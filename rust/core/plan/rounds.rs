@@ -94,12 +94,7 @@ pub fn rounds(rows: &[i64], rank: usize, budget: i64, itemsize: i64, poll: Poll<
 }
 
 /// The parts in the order in which they were placed: by round.
-fn listed(
-    placed: &[(usize, usize)],
-    parts: &[i64],
-    width: usize,
-    poll: &mut dyn FnMut() -> Result<()>,
-) -> Result<Rounds> {
+fn listed(placed: &[(usize, usize)], parts: &[i64], width: usize, poll: Poll<'_>) -> Result<Rounds> {
     let count = placed.last().map_or(0, |&(round, _)| round + 1);
     let mut ends: Vec<usize> = Vec::new();
     ends.try_reserve_exact(count).map_err(too_many)?;
@@ -154,13 +149,7 @@ impl Loads {
     }
 
     /// The first round from `round` on that has room for `elements`, which are no more than the limit.
-    fn next_open(
-        &mut self,
-        holder: i64,
-        round: usize,
-        elements: i64,
-        poll: &mut dyn FnMut() -> Result<()>,
-    ) -> Result<usize> {
+    fn next_open(&mut self, holder: i64, round: usize, elements: i64, poll: Poll<'_>) -> Result<usize> {
         let mut at = self.not_full(holder, round);
         while self.loads.get(&(holder, at)).is_some_and(|&load| load > self.limit - elements) {
             poll()?;
@@ -197,7 +186,7 @@ impl Loads {
 
 /// The rows, with every box of more than `limit` elements cut into slabs: one step along the dims before some dim, as
 /// many as fit along that, and all of those after it.
-fn cut(rows: &[i64], rank: usize, limit: i64, poll: &mut dyn FnMut() -> Result<()>) -> Result<Vec<i64>> {
+fn cut(rows: &[i64], rank: usize, limit: i64, poll: Poll<'_>) -> Result<Vec<i64>> {
     let width = Transfer::row_length(rank);
     let mut parts = Vec::new();
     let (mut start, mut stop) = (vec![0; rank], vec![0; rank]);

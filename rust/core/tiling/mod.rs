@@ -38,11 +38,9 @@ pub(crate) mod shards;
 pub mod tiles;
 mod tree;
 
+pub use crate::parallel::Poll;
 use listed::Listed;
 use tiles::Tiles;
-
-/// What long calls ask now and then, to be told to stop.
-pub type Poll<'a> = &'a mut dyn FnMut() -> Result<()>;
 
 /// After how many steps of tens of nanoseconds a loop polls.
 pub(crate) const STEPS_PER_POLL: usize = 1 << 14;

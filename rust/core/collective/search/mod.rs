@@ -36,7 +36,7 @@ use super::{
     kinds::{Collective, Kind, State, all_gather, all_reduce, slice},
     views::Views,
 };
-use crate::{error::Result, partition::Partition};
+use crate::{error::Result, parallel::Poll, partition::Partition};
 
 /// Up to how many factors all states are told apart by their names.
 const FEW_FACTORS: usize = 5;
@@ -49,9 +49,6 @@ const PRIME_FACTORS: usize = 16;
 
 /// Dims that are looked at; others only if one of the layouts cuts them.
 const DIMS: usize = 6;
-
-/// Looks for signals.
-type Poll<'a> = &'a mut dyn FnMut() -> Result<()>;
 
 /// A sequence of collectives, and the sub-axes that they are along.
 #[derive(Debug, Clone, PartialEq)]
