@@ -17,10 +17,10 @@ use crate::{
         choices,
         contest::{Contest, Way},
         form::Form,
-        kernel::{Place, copy_rows, prefetch},
+        kernel::{Job, Place, copy_rows, prefetch},
         overlap::Disjoint,
-        stream::{Rows, Stream},
-        tuning::{EXPECTED_AHEAD, LONGEST_ROW},
+        stream::{LINE, Streams},
+        tuning::LONGEST_ROW,
     },
     error::{Error, Result},
 };
@@ -39,15 +39,6 @@ impl Side {
     fn lies_within(self, start: i64, size: i64) -> bool {
         start >= 0 && self.extent >= 0 && start <= size && self.extent <= size - start
     }
-}
-
-/// One box to be copied.
-#[derive(Debug, Clone, Copy)]
-struct Job {
-    place: Place,
-    form: u32,
-    /// Which source and destination, for the order.
-    arrays: (u32, u32),
 }
 
 /// Boxes to be copied between regions, collected and put in order.
@@ -102,8 +93,16 @@ impl<'a> Copies<'a> {
     }
 
     /// Adds a box of source `source`, to go to destination `destination`; `sides` says where it lies in them, dim by dim.
-    /// The boxes added for one destination must not share an element.
-    pub(super) fn push(&mut self, source: usize, destination: usize, sides: &[Side]) -> Result<()> {
+    /// The boxes added for one destination must not share an element. `stream` is the number of the destination
+    /// among those of [`Self::go_on`]; for [`Self::arrange`] it may be any.
+    #[inline(always)]
+    pub(super) fn push(
+        &mut self,
+        source: usize,
+        destination: usize,
+        stream: usize,
+        sides: impl ExactSizeIterator<Item = Side> + Clone,
+    ) -> Result<()> {
         let (a, b) = (&self.regions.sources()[source], &self.regions.destinations()[destination]);
         if a.itemsize() != b.itemsize() {
             let (left, right) = ("an item of the source", "an item of the destination");
@@ -115,8 +114,8 @@ impl<'a> Copies<'a> {
         let (mut from, mut to) = (0_isize, 0_isize);
         let mut is_empty = a.itemsize() == 0;
         let mut is_new = a.itemsize() != self.newest.0 || self.newest.1.len() != sides.len();
-        for (dim, side) in sides.iter().enumerate() {
-            let ((size_from, stride_from), (size_to, stride_to)) = (a.dims()[dim], b.dims()[dim]);
+        let mut newest = self.newest.1.iter();
+        for ((side, &(size_from, stride_from)), &(size_to, stride_to)) in sides.clone().zip(a.dims()).zip(b.dims()) {
             if !side.lies_within(side.from, size_from) {
                 return Err(outside(source));
             }
@@ -127,27 +126,39 @@ impl<'a> Copies<'a> {
             from = from.wrapping_add((side.from as isize).wrapping_mul(stride_from));
             to = to.wrapping_add((side.to as isize).wrapping_mul(stride_to));
             is_empty |= side.extent == 0;
-            is_new = is_new || self.newest.1[dim] != (side.extent, stride_from, stride_to);
+            is_new |= newest.next() != Some(&(side.extent, stride_from, stride_to));
         }
         if is_empty {
             return Ok(());
         }
         if is_new {
-            let dims = sides.iter().zip(a.dims()).zip(b.dims()).map(|((side, a), b)| (side.extent, a.1, b.1));
-            self.newest = (a.itemsize(), dims.collect());
-            self.forms.push(Form::new(self.newest.1.clone(), a.itemsize() as i64));
+            self.add_form(
+                sides.zip(a.dims()).zip(b.dims()).map(|((side, a), b)| (side.extent, a.1, b.1)).collect(),
+                a.itemsize(),
+            );
         }
         let number = self.forms.len() - 1;
         self.wide_sources += usize::from(self.forms[number].wide_source);
         let place = Place::of(a, b).moved(from, to);
-        self.jobs.push(Job { place, form: number as u32, arrays: (source as u32, destination as u32) });
+        self.jobs.push(Job {
+            place,
+            form: number as u32,
+            arrays: (source as u32, destination as u32),
+            stream: stream as u32,
+        });
         Ok(())
+    }
+
+    #[cold]
+    fn add_form(&mut self, dims: Vec<(i64, isize, isize)>, itemsize: usize) {
+        self.forms.push(Form::new(dims.clone(), itemsize as i64));
+        self.newest = (itemsize, dims);
     }
 
     /// Cuts long rows and puts side by side what shares its wide array; gives the groups.
     pub(super) fn arrange(&mut self) -> Vec<Group> {
         self.shorten();
-        let by_source = 2 * self.wide_sources > self.jobs.len();
+        let by_source = self.have_wide_sources();
         let key = |job: &Job| (if by_source { job.arrays.0 } else { job.arrays.1 }) as usize;
         let mut groups = vec![Group::default(); self.jobs.iter().map(|job| key(job) + 1).max().unwrap_or(0)];
         for job in &self.jobs {
@@ -175,7 +186,13 @@ impl<'a> Copies<'a> {
         for group in groups.iter().filter(|group| group.least_turns < group.turns) {
             self.jobs[group.jobs.clone()].sort_by_key(|job| Reverse(self.forms[job.form as usize].blocks()));
         }
-        groups.iter().flat_map(Group::split).collect()
+        let groups: Vec<Group> = groups.iter().flat_map(Group::split).collect();
+        for group in &groups {
+            // One wide destination, or one for each job.
+            let jobs = self.jobs[group.jobs.clone()].iter_mut().zip(0..);
+            jobs.for_each(|(job, number)| job.stream = if by_source { number } else { 0 });
+        }
+        groups
     }
 
     /// Cuts the rows that are too long for one thread at a time.
@@ -204,18 +221,90 @@ impl<'a> Copies<'a> {
         }
     }
 
+    /// Forgets all boxes.
+    pub(super) fn clear(&mut self) {
+        self.jobs.clear();
+        self.forms.drain(..self.forms.len().saturating_sub(1));
+        self.wide_sources = 0;
+    }
+
+    /// Moves all boxes, which are of one source and lie along `dim` as `old` says, to another source and to where `new`
+    /// says; false, and nothing is done, if that would not be the same as to add them there.
+    pub(super) fn shift(&mut self, dim: usize, old: (usize, Side), new: (usize, Side)) -> bool {
+        let (a, b) = (&self.regions.sources()[old.0], &self.regions.sources()[new.0]);
+        let Some(first) = self.jobs.first() else { return true };
+        let along = |job: &Job| self.regions.destinations()[job.arrays.1 as usize].dims()[dim];
+        let (size, stride_to) = along(first);
+        let (size_from, stride_from) = a.dims()[dim];
+        let are_alike = (a.itemsize(), a.dims(), old.1.extent) == (b.itemsize(), b.dims(), new.1.extent)
+            && self.jobs.iter().all(|job| along(job) == (size, stride_to));
+        if !are_alike || !new.1.lies_within(new.1.from, size_from) || !new.1.lies_within(new.1.to, size) {
+            return false;
+        }
+        let further = |old: i64, new: i64, stride: isize| ((new - old) as isize).wrapping_mul(stride);
+        let from = further(old.1.from, new.1.from, stride_from);
+        let to = further(old.1.to, new.1.to, stride_to);
+        for job in &mut self.jobs {
+            let offset = job.place.source(0).addr().wrapping_sub(a.address()) as isize;
+            job.place = job.place.with_source(b, offset.wrapping_add(from)).moved(0, to);
+            job.arrays.0 = new.0 as u32;
+        }
+        true
+    }
+
+    /// Whether most boxes lie further apart in their source.
+    pub(super) fn have_wide_sources(&self) -> bool {
+        2 * self.wide_sources > self.jobs.len()
+    }
+
+    /// All copies as one group, in the order in which they were added; those that have the most blocks come first.
+    pub(super) fn as_added(&mut self) -> Group {
+        self.shorten();
+        let blocks = |job: &Job| self.forms[job.form as usize].blocks();
+        let turns = self.jobs.iter().map(blocks).max().unwrap_or(0);
+        let least_turns = self.jobs.iter().map(blocks).min().unwrap_or(0);
+        let bytes = self.jobs.iter().map(|job| &self.forms[job.form as usize]).map(|form| form.rows * form.row).sum();
+        let group = Group { jobs: 0..self.jobs.len(), turns, least_turns, bytes };
+        if least_turns < turns {
+            self.jobs.sort_by_key(|job| Reverse(self.forms[job.form as usize].blocks()));
+        }
+        group
+    }
+
     /// Copies the blocks of the given turns of each group's copies, and gives their bytes; `contest` says how.
     pub(super) fn copy<'g>(&self, groups: impl Iterator<Item = (&'g Group, Range<i64>)>, contest: &Contest) -> i64 {
         let mut bytes = 0;
         let mut groups = groups.peekable();
         while let Some((group, turns)) = groups.next() {
             let next = groups.peek().and_then(|(group, turns)| self.tiles(group, turns.clone()).next());
-            bytes += contest.round(|way| match (way, Stream::new()) {
-                (Way::Streaming, Some(mut stream)) => self.stream(group, turns, &mut stream),
-                _ => self.copy_tiles(self.tiles(group, turns), next),
+            bytes += contest.round(|way| match way {
+                Way::Streaming => {
+                    let jobs = &self.jobs[group.jobs.clone()];
+                    let mut streams = Streams::new(jobs.iter().map(|job| job.stream as usize + 1).max().unwrap_or(0));
+                    let bytes = self.stream(group, turns, &mut streams);
+                    // SAFETY: what is under way was valid when it was taken, and still is.
+                    unsafe { streams.finish() };
+                    bytes
+                }
+                Way::Ordinary => self.copy_tiles(self.tiles(group, turns), next),
             });
         }
         bytes
+    }
+
+    /// Copies all of a group. What it has of lines that `streams` have begun goes on where these have ended, and what it has
+    /// of lines that it does not end is left to them, until [`Self::finish`].
+    pub(super) fn go_on(&self, group: &Group, streams: &mut Streams, contest: &Contest) -> i64 {
+        contest.round(|way| match way {
+            Way::Streaming => self.stream(group, 0..group.turns, streams),
+            Way::Ordinary => self.copy_tiles(self.tiles(group, 0..group.turns), None),
+        })
+    }
+
+    /// Stores what is still under way.
+    pub(super) fn finish(&self, streams: &mut Streams) {
+        // SAFETY: what is under way was valid when it was taken, and still is: these are rows of the same arrays.
+        unsafe { streams.finish() };
     }
 
     /// Copies tiles with ordinary stores, and fetches ahead what each needs while the one before is copied; `next` comes
@@ -244,49 +333,36 @@ impl<'a> Copies<'a> {
     ///
     /// If the destination is the wide array, row by row through all sources, which together make whole lines of it; else
     /// array by array, a few rows at a time.
-    fn stream(&self, group: &Group, turns: Range<i64>, stream: &mut Stream) -> i64 {
+    pub(super) fn stream(&self, group: &Group, turns: Range<i64>, streams: &mut Streams) -> i64 {
         let mut bytes = 0;
         let jobs = &self.jobs[group.jobs.clone()];
         let form_of = |job: &Job| &self.forms[job.form as usize];
-        for turn in turns.clone() {
+        for turn in turns {
             let jobs = &jobs[..jobs.partition_point(|job| form_of(job).blocks() > turn)];
             let by_row = jobs.iter().all(|job| !form_of(job).wide_source && !form_of(job).is_stretch());
             let step = if by_row { 1 } else { choices::rows_streamed(form_of(&jobs[0]).row) };
             let most = jobs.iter().map(|job| form_of(job).rows_of(turn)).map(|rows| rows.end - rows.start).max();
             for at in (0..most.unwrap_or(0)).step_by(step as usize) {
-                // Of a form, the rows that come now, of all that come in these turns.
-                let rows_of = |number: u32| {
-                    let form = &self.forms[number as usize];
+                for jobs in jobs.chunk_by(|a, b| a.form == b.form) {
+                    let form = form_of(&jobs[0]);
                     let rows = form.rows_of(turn);
-                    let all = form.rows_of(turns.start).start..form.rows_of(turns.end - 1).end;
-                    (number, Rows::new(form, rows.start + at..(rows.start + at + step).min(rows.end), &all))
-                };
-                let mut now = rows_of(jobs[0].form);
-                for (i, job) in jobs.iter().enumerate() {
-                    if job.form != now.0 {
-                        now = rows_of(job.form);
+                    let rows = rows.start + at..(rows.start + at + step).min(rows.end);
+                    if rows.is_empty() {
+                        continue;
                     }
-                    match jobs.get(i + EXPECTED_AHEAD) {
-                        Some(next) if next.form == now.0 => now.1.expect(next.place),
-                        Some(next) => rows_of(next.form).1.expect(next.place),
-                        None => {}
-                    }
-                    let rows = &now.1;
-                    bytes += rows.bytes();
-                    // SAFETY: rows of the box that `push` checked (point 1); no other thread has them, for each turn of
-                    // each group is handed out once, and nothing else overlaps them (point 2).
+                    bytes += (rows.end - rows.start) * form.row * jobs.len() as i64;
+                    // SAFETY: rows of the boxes that `push` checked (point 1); no other thread has them, for each turn
+                    // of each group is handed out once, and nothing else overlaps them (point 2).
                     unsafe {
-                        match rows.have_lines() {
-                            _ if rows.rows.is_empty() => {}
-                            true => stream.copy_rows(rows, job.place),
-                            false => copy_rows(form_of(job), job.place, rows.rows.clone()),
+                        if form.row >= LINE as i64 {
+                            streams.copy_rows(form, &rows, jobs);
+                        } else {
+                            jobs.iter().for_each(|job| copy_rows(form, job.place, rows.clone()));
                         }
                     }
                 }
             }
         }
-        // SAFETY: what is under way was valid when it was taken, and still is.
-        unsafe { stream.finish() };
         bytes
     }
 

@@ -4,7 +4,7 @@ use crate::{
     copy::tuning::{
         BYTES_PER_BLOCK, LARGEST_TURN, LONG_BLOCK, LONG_ROW, LONGEST_PREFETCHED, PARALLEL_BYTES, PART,
         PARTS_PER_THREAD, PIECE_BYTES, PIECES, PREFETCHED_FROM, ROWS_PER_BLOCK, SHORT_TRANSFER, STREAMED_BYTES,
-        STREAMED_ROWS, TILE_BYTES,
+        STREAMED_ROWS, STRIP_BYTES, STRIP_HOLDERS, TILE_BYTES,
     },
     parallel, radix,
 };
@@ -63,4 +63,11 @@ pub(super) fn piece(bytes: i64) -> i64 {
 /// For [`parallel::for_each`], how many elements so many bytes are worth: as many as make it start threads, or none.
 pub(super) fn elements(bytes: i64) -> usize {
     if bytes < PARALLEL_BYTES { 0 } else { parallel::PARALLEL_FROM }
+}
+
+/// In how many ranges the holders of a plan of so many bytes are copied turn by turn, and in how many parts the turns of
+/// each range, so that all workers end together.
+pub(super) fn strips(bytes: i64, holders: usize) -> (usize, usize) {
+    let ranges = holders.div_ceil(STRIP_HOLDERS).max(1);
+    (ranges, (bytes / STRIP_BYTES / ranges as i64).max(1) as usize)
 }

@@ -32,6 +32,7 @@ unsafe impl Sync for Place {}
 
 impl Place {
     /// No box at all.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn nowhere() -> Self {
         Self { from: ptr::null(), to: ptr::null_mut() }
     }
@@ -52,6 +53,11 @@ impl Place {
         Self { from: self.from.wrapping_offset(from), to: self.to.wrapping_offset(to) }
     }
 
+    /// The same destination, and so many bytes behind the first item of a source.
+    pub(super) fn with_source(self, source: &Strided, offset: isize) -> Self {
+        Self { from: source.data().cast_const().wrapping_offset(offset), ..self }
+    }
+
     /// An address of the source.
     pub(super) fn source(self, offset: isize) -> *const u8 {
         self.from.wrapping_offset(offset)
@@ -61,6 +67,18 @@ impl Place {
     pub(super) fn destination(self, offset: isize) -> *mut u8 {
         self.to.wrapping_offset(offset)
     }
+}
+
+/// One box to be copied.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Job {
+    pub(super) place: Place,
+    /// The number of its form.
+    pub(super) form: u32,
+    /// Which source and destination, for the order.
+    pub(super) arrays: (u32, u32),
+    /// The number of its destination among those that are streamed to together.
+    pub(super) stream: u32,
 }
 
 /// Copies some rows of a box.
@@ -119,7 +137,7 @@ pub(super) unsafe fn copy_run(
 /// # Safety
 /// As for [`ptr::copy_nonoverlapping`].
 #[inline(always)]
-unsafe fn copy_item<const N: usize>(from: *const u8, to: *mut u8) {
+pub(super) unsafe fn copy_item<const N: usize>(from: *const u8, to: *mut u8) {
     // SAFETY: the caller's.
     unsafe { to.cast::<[u8; N]>().write_unaligned(from.cast::<[u8; N]>().read_unaligned()) };
 }
@@ -130,7 +148,7 @@ unsafe fn copy_item<const N: usize>(from: *const u8, to: *mut u8) {
 /// # Safety
 /// As for [`ptr::copy_nonoverlapping`].
 #[inline(always)]
-unsafe fn copy_short(from: *const u8, to: *mut u8, bytes: usize) {
+pub(super) unsafe fn copy_short(from: *const u8, to: *mut u8, bytes: usize) {
     const STEP: usize = 16;
     let mut at = 0;
     // SAFETY: the caller's; no step goes past the end.
@@ -142,38 +160,6 @@ unsafe fn copy_short(from: *const u8, to: *mut u8, bytes: usize) {
         if at < bytes {
             copy_item::<STEP>(from.wrapping_add(bytes - STEP), to.wrapping_add(bytes - STEP));
         }
-    }
-}
-
-/// Copies less than a line: at most 64 bytes.
-///
-/// # Safety
-/// As for [`ptr::copy_nonoverlapping`].
-#[inline(always)]
-pub(super) unsafe fn copy_part(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: the caller's; no item goes past the end.
-    unsafe {
-        match bytes {
-            16.. => copy_short(from, to, bytes),
-            8..16 => copy_ends::<8>(from, to, bytes),
-            4..8 => copy_ends::<4>(from, to, bytes),
-            2..4 => copy_ends::<2>(from, to, bytes),
-            1 => copy_item::<1>(from, to),
-            0 => {}
-        }
-    }
-}
-
-/// Copies the first and the last `N` of at most `2 * N` bytes.
-///
-/// # Safety
-/// As for [`ptr::copy_nonoverlapping`]; `bytes` must be at least `N`.
-#[inline(always)]
-unsafe fn copy_ends<const N: usize>(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: the caller's.
-    unsafe {
-        copy_item::<N>(from, to);
-        copy_item::<N>(from.wrapping_add(bytes - N), to.wrapping_add(bytes - N));
     }
 }
 

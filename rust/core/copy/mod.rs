@@ -12,6 +12,8 @@
 //! | `choices` | what depends on sizes: blocks, parts, threads |
 //! | `tuning` | the numbers that were measured, and how to measure them again |
 //! | [`run`] | a whole plan, on all cores |
+//! | `sides` | where a plan's boxes lie in the arrays that it is run on |
+//! | `strips` | many short boxes, found by the workers that copy them |
 
 #[allow(unsafe_code)]
 mod blocks;
@@ -22,8 +24,10 @@ mod form;
 mod kernel;
 pub mod overlap;
 pub mod run;
+mod sides;
 #[allow(unsafe_code)]
 mod stream;
 #[allow(unsafe_code)]
 pub mod strided;
+mod strips;
 mod tuning;

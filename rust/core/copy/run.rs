@@ -7,19 +7,17 @@ use std::{
 
 use crate::{
     copy::{
-        blocks::{Copies, Group, Side},
+        blocks::Group,
         choices,
         contest::{Contest, Way},
         overlap::Disjoint,
+        sides::Sides,
         strided::Strided,
+        strips::Strip,
     },
     error::{Error, Result},
     parallel,
-    plan::{
-        Plan, Transfer,
-        places::{Places, Window},
-    },
-    tiling::Poll,
+    plan::{Plan, places::Places},
 };
 
 /// Copies what each destination device receives and keeps into its array. `outputs[d]` is the destination among
@@ -51,167 +49,84 @@ pub fn run(
     // Each byte of a piece is written once.
     let sides = Sides::new(places, regions, outputs)?;
     let total = sides.to.bytes(outputs, regions.destinations().first().map_or(0, Strided::itemsize));
-    let parts = plan.ranges(choices::parts_of_plan(total, plan.transfers(), devices));
-    run_parts(plan, &sides, regions, outputs, &Contest::new(way, total), (total, parts), poll)
+    let regions = sides.views(regions, &mut || poll(0, total))?;
+    let shares = Shares::new(plan, &sides, regions, outputs, total)?;
+    run_shares(plan, &sides, regions, outputs, &Contest::new(way, total), (total, shares), poll)
 }
 
-/// [`run`], with the destination devices in parts: by one worker each, or if there is only one part, by all.
-fn run_parts(
+/// How the work is shared among workers.
+enum Shares {
+    /// The boxes of these devices are found first, and cut into pieces.
+    Pieces(Range<usize>),
+    /// The boxes of each part's devices are found and copied by one worker.
+    Parts(Vec<Range<usize>>),
+    /// The same, turn by turn: so many ranges of devices, the turns of each in so many parts.
+    Strips { ranges: usize, parts: usize },
+}
+
+impl Shares {
+    /// For work of `total` bytes.
+    fn new(
+        plan: &Plan,
+        sides: &Sides<'_>,
+        regions: Disjoint<'_>,
+        outputs: &[Option<usize>],
+        total: i64,
+    ) -> Result<Self> {
+        let mut parts = plan.ranges(choices::parts_of_plan(total, plan.transfers(), outputs.len()));
+        if parts.len() <= 1 {
+            return Ok(Self::Pieces(parts.pop().unwrap_or_default()));
+        }
+        // The first device stands for all.
+        let is_wide = sides.collect(plan, regions, outputs, 0..1)?.have_wide_sources();
+        if !is_wide {
+            return Ok(Self::Parts(parts));
+        }
+        let (ranges, parts) = choices::strips(total, outputs.len());
+        Ok(Self::Strips { ranges, parts })
+    }
+}
+
+/// [`run`], with the work shared as it is said.
+fn run_shares(
     plan: &Plan,
     sides: &Sides<'_>,
     regions: Disjoint<'_>,
     outputs: &[Option<usize>],
     contest: &Contest,
-    (total, mut parts): (i64, Vec<Range<usize>>),
+    (total, shares): (i64, Shares),
     poll: &mut dyn FnMut(i64, i64) -> Result<()>,
 ) -> Result<()> {
-    let regions = sides.views(regions, &mut || poll(0, total))?;
     let collect = |devices| sides.collect(plan, regions, outputs, devices);
     let done = AtomicI64::new(0);
+    let add = |bytes| _ = done.fetch_add(bytes, Ordering::Relaxed);
     let mut poll_done = || poll(done.load(Ordering::Relaxed), total);
     let elements = choices::elements(total);
-    if parts.len() <= 1 {
-        let mut copies = collect(parts.pop().unwrap_or_default())?;
-        let groups = copies.arrange();
-        let pieces = Pieces::new(total, &groups);
-        parallel::for_each(elements, pieces, &mut poll_done, |piece| {
-            done.fetch_add(copies.copy(std::iter::once(piece), contest), Ordering::Relaxed);
-            Ok(())
-        })?;
-    } else {
-        parallel::for_each(elements, parts.into_iter(), &mut poll_done, |devices| {
+    match shares {
+        Shares::Pieces(devices) => {
             let mut copies = collect(devices)?;
             let groups = copies.arrange();
-            done.fetch_add(copies.copy(groups.iter().map(|group| (group, 0..group.turns)), contest), Ordering::Relaxed);
-            Ok(())
-        })?;
+            let pieces = Pieces::new(total, &groups);
+            parallel::for_each(elements, pieces, &mut poll_done, |piece| {
+                add(copies.copy(std::iter::once(piece), contest));
+                Ok(())
+            })?;
+        }
+        Shares::Parts(parts) => {
+            parallel::for_each(elements, parts.into_iter(), &mut poll_done, |devices| {
+                let mut copies = collect(devices)?;
+                let groups = copies.arrange();
+                add(copies.copy(groups.iter().map(|group| (group, 0..group.turns)), contest));
+                Ok(())
+            })?;
+        }
+        Shares::Strips { ranges, parts } => {
+            parallel::for_each(elements, Strip::all(plan, ranges, parts), &mut poll_done, |strip| {
+                strip.copy(plan, sides, regions, outputs, contest, add)
+            })?;
+        }
     }
     poll_done()
-}
-
-/// Both sides of a plan.
-struct Sides<'p> {
-    from: Holders<'p>,
-    to: Holders<'p>,
-}
-
-impl<'p> Sides<'p> {
-    fn new([from, to]: [&'p Places; 2], regions: Disjoint<'_>, outputs: &[Option<usize>]) -> Result<Self> {
-        Ok(Self {
-            from: Holders::new(from, regions.sources(), Some)?,
-            to: Holders::new(to, regions.destinations(), |device| outputs[device])?,
-        })
-    }
-
-    /// What the boxes are copied from and to: the arrays, or the parts of them that the pieces are seen in.
-    fn views<'a>(&'a self, regions: Disjoint<'a>, poll: Poll<'_>) -> Result<Disjoint<'a>> {
-        if self.from.views.is_empty() && self.to.views.is_empty() {
-            return Ok(regions);
-        }
-        let of =
-            |side: &'a Holders<'p>, arrays: &'a [Strided]| if side.views.is_empty() { arrays } else { &side.views };
-        Disjoint::new(of(&self.from, regions.sources()), of(&self.to, regions.destinations()), poll)
-    }
-
-    /// The plan's boxes for some of the destination devices.
-    fn collect<'a>(
-        &self,
-        plan: &Plan,
-        regions: Disjoint<'a>,
-        outputs: &[Option<usize>],
-        devices: Range<usize>,
-    ) -> Result<Copies<'a>> {
-        // About: a transfer more or less makes the list grow.
-        let share = plan.transfers().div_ceil(outputs.len().max(1)) * devices.len();
-        let kept = plan.kept().div_ceil(outputs.len().max(1)) * devices.len();
-        let mut copies = Copies::new(regions, share + kept)?;
-        let mut sides = vec![Side::default(); plan.destination().shape().len()];
-        let mut collect = |transfer: Transfer<'_>| {
-            let Some(output) = outputs[transfer.destination as usize] else { return Ok(()) };
-            if plan.addend_of(transfer.source) != 0 {
-                return Ok(());
-            }
-            let (source, have) = self.from.piece(transfer.source, transfer.source_piece, transfer.source as usize);
-            let (output, want) = self.to.piece(transfer.destination, transfer.destination_piece, output);
-            for (((side, have), want), (start, stop)) in
-                sides.iter_mut().zip(have).zip(want).zip(transfer.region.sides())
-            {
-                *side = Side { from: start - have, to: start - want, extent: stop - start };
-            }
-            copies.push(source, output, &sides)
-        };
-        plan.visit_kept(devices.clone(), &mut collect)?;
-        plan.visit_transfers(devices, &mut parallel::never, collect)?;
-        Ok(copies)
-    }
-}
-
-/// Where the pieces of one side lie in the holders' arrays.
-struct Holders<'p> {
-    places: &'p Places,
-    /// If an array is flat: what the pieces are seen in, which is a flat piece's part of the array, in its shape, or else
-    /// the array itself.
-    views: Vec<Strided>,
-    /// The view of each piece.
-    of_piece: Vec<usize>,
-}
-
-impl<'p> Holders<'p> {
-    /// `array` says which of `arrays` a holder has, if any.
-    fn new(places: &'p Places, arrays: &[Strided], array: impl Fn(usize) -> Option<usize>) -> Result<Self> {
-        let (mut views, mut of_piece) = (Vec::new(), Vec::new());
-        if places.has_flat() {
-            let too_many = |_| Error::TooMany { what: "the views of flat arrays".to_owned() };
-            of_piece.try_reserve_exact(places.pieces().len()).map_err(too_many)?;
-            for holder in 0..places.pieces().holders() {
-                let whole = array(holder).and_then(|at| arrays.get(at));
-                let mut is_seen_whole = false;
-                for piece in 0..places.pieces().of_holder(holder).len() {
-                    let Some(whole) = whole else {
-                        of_piece.push(usize::MAX);
-                        continue;
-                    };
-                    let window = places.window(holder as i64, piece as i64);
-                    if window != Window::Whole || !is_seen_whole {
-                        views.try_reserve(1).map_err(too_many)?;
-                        views.push(seen(whole, window)?);
-                        is_seen_whole = window == Window::Whole;
-                    }
-                    of_piece.push(views.len() - 1);
-                }
-            }
-        }
-        Ok(Self { places, views, of_piece })
-    }
-
-    /// What a piece is seen in, and the position in the tensor of its position 0; `array` is the holder's.
-    fn piece(&self, holder: i64, piece: i64, array: usize) -> (usize, &[i64]) {
-        let view = match self.of_piece.is_empty() {
-            true => array,
-            false => self.of_piece[self.places.pieces().position(holder, piece)],
-        };
-        (view, self.places.origin(holder, piece))
-    }
-
-    /// The bytes of the pieces of the holders that have an array.
-    fn bytes(&self, arrays: &[Option<usize>], itemsize: usize) -> i64 {
-        let pieces = self.places.pieces();
-        let held = arrays.iter().enumerate().filter(|(_, array)| array.is_some());
-        let volumes = held.flat_map(|(holder, _)| pieces.of_holder(holder)).map(|at| pieces.regions().get(at).volume());
-        volumes.fold(0_i64, i64::saturating_add).saturating_mul(itemsize as i64)
-    }
-}
-
-/// An array as a piece of it is seen.
-fn seen(whole: &Strided, window: Window<'_>) -> Result<Strided> {
-    let Window::Flat { offset, piece } = window else { return Ok(whole.clone()) };
-    let extents: Vec<i64> = piece.extents().collect();
-    whole.shaped(offset, &extents).ok_or_else(|| Error::OutOfRange {
-        what: "the end of a piece in a flat array",
-        position: None,
-        value: offset.saturating_add(piece.volume()),
-        limit: whole.dims().first().map_or(0, |dim| dim.0).saturating_add(1),
-    })
 }
 
 /// The turns of all groups, cut into pieces.
@@ -253,7 +168,7 @@ impl<'a> Iterator for Pieces<'a> {
 #[allow(unsafe_code)]
 mod tests {
     use super::*;
-    use crate::{layout::Layout, mesh::Mesh, partition::Partition, uneven::Uneven};
+    use crate::{copy::tuning::STREAMED_FROM, layout::Layout, mesh::Mesh, partition::Partition, uneven::Uneven};
     use proptest::prelude::*;
     use std::sync::Arc;
 
@@ -283,12 +198,14 @@ mod tests {
     proptest! {
         #[test]
         fn in_however_many_parts_every_device_gets_its_box(
-            shape in (0..9_i64, 0..9_i64),
+            shape in (0..30_i64, prop_oneof![0..9_i64, 190..400_i64]),
             specs in prop::collection::vec(prop::sample::subsequence(vec!["a", "b", "c"], 0..4), 2),
             swapped: bool,
             first_same in -1..4_i64,
             parts in 1..7_usize,
-            streaming: bool,
+            turns in prop::option::of(1..4_usize),
+            streaming in prop::option::of(any::<bool>()),
+            shift in 0..40_usize,
         ) {
             let mesh = Arc::new(Mesh::new(&["a", "b", "c"], &[2, 3, 1]).unwrap());
             let cut = |dim: usize, spec: &Vec<&'static str>| {
@@ -301,10 +218,12 @@ mod tests {
             let same = (0..6).map(|device| if first_same < 0 { -1 } else { (device + first_same) % 6 }).collect();
             let plan = Plan::new(source.clone(), target.clone(), same, &mut parallel::never).unwrap();
             let (have, want) = (shards(&source), shards(&target));
-            let mut got: Vec<Vec<u16>> = want.iter().map(|(values, _)| vec![u16::MAX; values.len()]).collect();
+            // Each begins somewhere in its lines.
+            let mut got: Vec<Vec<u16>> = want.iter().map(|(values, _)| vec![u16::MAX; shift + values.len()]).collect();
             let from: Vec<Strided> = have.iter().map(|(values, extents)| region(values.as_ptr(), extents)).collect();
-            let to: Vec<Strided> =
-                got.iter_mut().zip(&want).map(|(values, (_, extents))| region(values.as_mut_ptr(), extents)).collect();
+            let to: Vec<Strided> = (got.iter_mut().zip(&want))
+                .map(|(values, (_, extents))| region(values[shift..].as_mut_ptr(), extents))
+                .collect();
             let regions = Disjoint::new(&from, &to, &mut parallel::never).unwrap();
             let total = to.iter().map(Strided::bytes).sum();
             let outputs: Vec<_> = (0..6).map(Some).collect();
@@ -315,34 +234,51 @@ mod tests {
                 seen = (done, total);
                 Ok(())
             };
-            let contest = Contest::new(streaming.then_some(Way::Streaming), total);
-            run_parts(&plan, &sides, regions, &outputs, &contest, (total, plan.ranges(parts)), &mut poll).unwrap();
+            // In one way, or in both in turn.
+            let ways = streaming.map(|is| if is { Way::Streaming } else { Way::Ordinary });
+            let contest = Contest::new(ways, STREAMED_FROM);
+            let mut ranges = plan.ranges(parts);
+            let shares = match turns {
+                _ if ranges.len() == 1 => Shares::Pieces(ranges.pop().unwrap()),
+                None => Shares::Parts(ranges),
+                Some(turns) => Shares::Strips { ranges: parts, parts: turns },
+            };
+            run_shares(&plan, &sides, regions, &outputs, &contest, (total, shares), &mut poll).unwrap();
             prop_assert_eq!(seen, (total, total));
             for (got, (want, _)) in got.iter().zip(&want) {
-                prop_assert_eq!(got, want);
+                prop_assert!(got[..shift].iter().all(|&value| value == u16::MAX));
+                prop_assert_eq!(&got[shift..], want);
             }
         }
     }
 
     #[test]
     fn many_short_transfers_are_copied() {
-        // 512 rows of one device each to 512 columns: enough for the workers to find their own.
-        let mesh = Arc::new(Mesh::new(&["x"], &[512]).unwrap());
+        // 512 times two rows to columns of 33, and back: enough for the workers to find their own.
+        const N: i64 = 512;
+        let mesh = Arc::new(Mesh::new(&["x"], &[N]).unwrap());
         let cut = |specs: [&[&str]; 2]| {
             let layout = Arc::new(Layout::new(mesh.clone(), &specs, &[]).unwrap());
-            Arc::new(Partition::new(layout, &[512, 512], Uneven::Even).unwrap())
+            Arc::new(Partition::new(layout, &[2 * N, 33 * N], Uneven::Even).unwrap())
         };
-        let plan = Plan::new(cut([&["x"], &[]]), cut([&[], &["x"]]), vec![-1; 512], &mut parallel::never).unwrap();
-        let mut columns: Vec<Vec<u16>> = vec![vec![0; 512]; 512];
-        let rows: Vec<Vec<u16>> = (0..512).map(|i| (0..512).map(|j| i * 100 + j).collect()).collect();
-        let from: Vec<Strided> = rows.iter().map(|row| region(row.as_ptr(), &[1, 512])).collect();
-        let to: Vec<Strided> = columns.iter_mut().map(|column| region(column.as_mut_ptr(), &[512, 1])).collect();
-        let outputs: Vec<_> = (0..512).map(Some).collect();
-        let regions = Disjoint::new(&from, &to, &mut parallel::never).unwrap();
-        let places = places_of(&plan);
-        run(&plan, [&places[0], &places[1]], regions, &outputs, None, &mut |_, _| Ok(())).unwrap();
-        for (j, column) in columns.iter().enumerate() {
-            assert!(column.iter().enumerate().all(|(i, &value)| usize::from(value) == i * 100 + j));
+        let (by_row, by_column) = (cut([&["x"], &[]]), cut([&[], &["x"]]));
+        for (source, target) in [(&by_row, &by_column), (&by_column, &by_row)] {
+            let plan = Plan::new(source.clone(), target.clone(), vec![-1; 512], &mut parallel::never).unwrap();
+            let (have, want) = (shards(source), shards(target));
+            for way in [Way::Ordinary, Way::Streaming] {
+                let mut got: Vec<Vec<u16>> = want.iter().map(|(values, _)| vec![0; values.len()]).collect();
+                let from: Vec<_> = have.iter().map(|(values, extents)| region(values.as_ptr(), extents)).collect();
+                let to: Vec<_> =
+                    got.iter_mut().zip(&want).map(|(got, (_, extents))| region(got.as_mut_ptr(), extents)).collect();
+                let outputs: Vec<_> = (0..512).map(Some).collect();
+                let regions = Disjoint::new(&from, &to, &mut parallel::never).unwrap();
+                let places = places_of(&plan);
+                let sides = Sides::new([&places[0], &places[1]], regions, &outputs).unwrap();
+                let shares = Shares::new(&plan, &sides, regions, &outputs, 4 * 33 * N * N).unwrap();
+                assert_eq!(matches!(shares, Shares::Strips { .. }), Arc::ptr_eq(source, &by_row));
+                run(&plan, [&places[0], &places[1]], regions, &outputs, Some(way), &mut |_, _| Ok(())).unwrap();
+                assert!(got.iter().zip(&want).all(|(got, (want, _))| got == want), "{way:?}");
+            }
         }
     }
 

@@ -42,6 +42,12 @@ pub(super) const SHORT_TRANSFER: i64 = 1 << 14;
 /// How many short transfers, and to how many devices, a worker at least finds and copies by itself. With fewer devices it
 /// would see too little of each row of a wide source.
 pub(super) const PART: (usize, usize) = (1 << 16, 128);
+/// How many destinations are copied side by side, turn by turn. On the newer machine, of rows of 128 bytes, 64 and 128 took
+/// 10 and 5 % longer; with 512 a worker's lines no longer stay in its caches, and it took 2 to 8 % longer.
+pub(super) const STRIP_HOLDERS: usize = 256;
+/// About how many bytes of such destinations a worker copies at a time: the ends of all their stretches are stored the
+/// ordinary way, but the workers are to end together.
+pub(super) const STRIP_BYTES: i64 = 1 << 25;
 /// How many such parts there must be for each thread.
 pub(super) const PARTS_PER_THREAD: usize = 2;
 /// From how many bytes on a second thread is started. To start and join one takes 50 µs on the newer machine, in which one
@@ -51,18 +57,17 @@ pub(super) const PARALLEL_BYTES: i64 = 1 << 22;
 /// From how many bytes on streaming stores are tried: what is less may be wanted in the cache by those who read it next.
 pub(super) const STREAMED_FROM: i64 = 1 << 26;
 /// How many rounds are tried, half of them in each way: of 0.25 to 4 MiB each, so at most some milliseconds.
-pub(super) const ROUNDS: usize = 16;
+pub(super) const ROUNDS: usize = 8;
 /// How many rows are streamed together, a stretch of [`STRETCH`] bytes of each in turn. On the newer machine, of all
 /// pairs from 4 × 64 to 32 × 8192, none was faster for 8 and for 64 shards; 8 rows as they come took 30 % longer.
 pub(super) const STREAMED_ROWS: i64 = 8;
-/// Of short rows as many as make so many bytes: 32 rows of 128 bytes that lie 64 KiB apart evict one another from the first
-/// cache before they are copied, and took 12 % longer than 8.
-pub(super) const STREAMED_BYTES: i64 = 1 << 10;
+/// Of short rows as many as make so many bytes: of rows of 128 bytes that lie 64 KiB apart 8 and 32 took 3 to 5 % longer
+/// than 16; more evict one another from the first cache before they are copied.
+pub(super) const STREAMED_BYTES: i64 = 1 << 11;
 /// See [`STREAMED_ROWS`].
+#[cfg(target_arch = "x86_64")]
 pub(super) const STRETCH: usize = 1 << 9;
 /// How far ahead in its row the source of a streaming store is fetched: 0 took 3 % longer, 1,024 and more up to 30 % with
 /// 512 shards.
+#[cfg(target_arch = "x86_64")]
 pub(super) const FETCHED_AHEAD: usize = 1 << 9;
-/// How many copies ahead the ends of a copy's destination are fetched, which are stored the ordinary way: without, 512
-/// shards took 30 % longer; 2, 8 and 16 were no faster.
-pub(super) const EXPECTED_AHEAD: usize = 4;

@@ -87,13 +87,18 @@ impl Closed {
         self.source.replicas() == 1
     }
 
-    fn rank(&self) -> usize {
+    pub(super) fn rank(&self) -> usize {
         self.overlaps.len()
     }
 
     /// The shard index of each destination device.
     fn destination_of(&self, device: usize) -> &[i64] {
         &self.destination_index[device * self.rank()..(device + 1) * self.rank()]
+    }
+
+    /// What lies under a device's box along each dim.
+    pub(super) fn sides(&self, device: usize) -> impl Iterator<Item = &[Placed]> {
+        self.overlaps.iter().zip(self.destination_of(device)).map(|(dim, &index)| dim.of(index))
     }
 
     /// Where, among the overlaps of each dim, the part lies that the device holds itself; false if it holds none.
@@ -192,9 +197,8 @@ impl Closed {
             if (device + 1) % DEVICES_PER_POLL == 0 {
                 poll()?;
             }
-            let want = self.destination_of(device);
             grid.sides.clear();
-            grid.sides.extend(self.overlaps.iter().zip(want).map(|(dim, &index)| dim.of(index)));
+            grid.sides.extend(self.sides(device));
             if grid.sides.iter().any(|side| side.is_empty()) {
                 continue;
             }

@@ -154,7 +154,7 @@ impl List {
         &self.rows
     }
 
-    fn get(&self, number: usize) -> Transfer<'_> {
+    pub(super) fn get(&self, number: usize) -> Transfer<'_> {
         let row = Transfer::row_length(self.rank);
         let mut transfer = Transfer::of_row(&self.rows[number * row..(number + 1) * row]);
         if let Some(&[source, destination]) = self.pieces.get(number) {
@@ -163,14 +163,24 @@ impl List {
         transfer
     }
 
-    /// Shows `visit` the transfers to some of the destination holders.
-    pub(super) fn visit(&self, holders: Range<usize>, visit: impl FnMut(Transfer<'_>) -> Result<()>) -> Result<()> {
+    /// The first transfer to this destination holder, or to one behind it.
+    fn first_to(&self, holder: usize) -> usize {
         let (mut low, mut high) = (0, self.len());
         while low < high {
             let middle = low + (high - low) / 2;
-            if (self.get(middle).destination as usize) < holders.start { low = middle + 1 } else { high = middle }
+            if (self.get(middle).destination as usize) < holder { low = middle + 1 } else { high = middle }
         }
-        let here = (low..self.len()).map(|number| self.get(number));
+        low
+    }
+
+    /// Which transfers go to a destination holder.
+    pub(super) fn of_holder(&self, holder: usize) -> Range<usize> {
+        self.first_to(holder)..self.first_to(holder + 1)
+    }
+
+    /// Shows `visit` the transfers to some of the destination holders.
+    pub(super) fn visit(&self, holders: Range<usize>, visit: impl FnMut(Transfer<'_>) -> Result<()>) -> Result<()> {
+        let here = (self.first_to(holders.start)..self.len()).map(|number| self.get(number));
         here.take_while(|transfer| holders.contains(&(transfer.destination as usize))).try_for_each(visit)
     }
 

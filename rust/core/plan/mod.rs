@@ -10,6 +10,7 @@
 //! | [`model`] | the plans of many tensors with one balance over all |
 //! | [`program`] | what each holder has to do, in which order |
 //! | [`rounds`] | the transfers in rounds, each within a budget of memory |
+//! | [`turns`] | the first box of each holder, then the second of each, and so on |
 
 use std::{ops::Range, sync::Arc};
 
@@ -27,6 +28,7 @@ pub mod places;
 pub mod program;
 pub mod rounds;
 pub mod transfer;
+pub mod turns;
 
 use closed::Closed;
 use listed::Listed;

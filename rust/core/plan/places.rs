@@ -107,6 +107,7 @@ impl Places {
 
     /// The position in the tensor, dim by dim, that is position 0 of a piece's window.
     #[must_use]
+    #[inline(always)]
     pub fn origin(&self, holder: i64, piece: i64) -> &[i64] {
         let position = self.pieces.position(holder, piece);
         &self.origins[position * self.rank..(position + 1) * self.rank]

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};
 
 mod any;
+mod turns;
 
 /// All layouts of `rank` dims over the mesh's axes, each in every order; and with the last axis unreduced, if asked.
 fn layouts(mesh: &Arc<Mesh>, rank: usize, unreduced: bool) -> Vec<Arc<Layout>> {
@@ -73,6 +74,7 @@ fn check(source: &Arc<Partition>, destination: &Arc<Partition>, same: &[i64]) {
     }
     assert_eq!(wanted, arrived.len());
     check_kept(&plan, source, destination, same);
+    turns::check(&plan);
     check_balance(&plan, source);
 }
 

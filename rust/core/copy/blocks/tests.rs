@@ -95,7 +95,7 @@ fn check_way(
     for (source, from, destination, to, extent) in boxes {
         let sides: Vec<Side> =
             (from.iter().zip(to).zip(extent)).map(|((&from, &to), &extent)| Side { from, to, extent }).collect();
-        copies.push(*source, *destination, &sides).unwrap();
+        copies.push(*source, *destination, 0, sides.into_iter()).unwrap();
     }
     let groups = copies.arrange();
     let mut bytes = 0;
@@ -294,7 +294,7 @@ fn arrays_of_other_items_and_boxes_outside_are_refused_and_empty_ones_cost_nothi
     let mut copies = Copies::new(Disjoint::new(&from, &to, &mut parallel::never).unwrap(), 1).unwrap();
     let mut push = |destination, from: [i64; 2], to: [i64; 2], extent: [i64; 2]| {
         let sides = [0, 1].map(|dim| Side { from: from[dim], to: to[dim], extent: extent[dim] });
-        copies.push(0, destination, &sides)
+        copies.push(0, destination, 0, sides.into_iter())
     };
     let (left, right) = ("an item of the source", "an item of the destination");
     let refused = Error::Length { left, left_len: 2, right, right_len: 4 };
@@ -309,7 +309,7 @@ fn arrays_of_other_items_and_boxes_outside_are_refused_and_empty_ones_cost_nothi
     }
     assert_eq!(push(0, [4, 5], [3, 6], [0, 0]), Ok(()));
     assert_eq!(push(2, [0, 0], [0, 0], [1, 1]), Err(outside(0)));
-    assert_eq!(copies.push(0, 0, &[Side::default()]), Err(outside(0)));
+    assert_eq!(copies.push(0, 0, 0, [Side::default()].into_iter()), Err(outside(0)));
     assert_eq!(copies.arrange().len(), 0);
     assert!(matches!(
         Copies::new(Disjoint::new(&from, &to, &mut parallel::never).unwrap(), usize::MAX),

@@ -66,6 +66,7 @@ fn check_any(source: &Arc<dyn Tiling>, destination: &Arc<dyn Tiling>, same: &[i6
         })
         .unwrap();
     }
+    super::turns::check(&plan);
     // The rows and the numbers of the pieces say the same, and so do the ranges one by one.
     let (rows, mut pieces) = (plan.transfer_rows(&mut never).unwrap(), vec![0; 2 * plan.transfers()]);
     plan.pieces_into(&mut pieces).unwrap();
