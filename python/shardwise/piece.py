@@ -1,4 +1,4 @@
-"""Pieces: a box of a tensor, and where it lies in the array of whoever holds it."""
+"""Pieces: a box of a tensor, and where it lies in its holder's array."""
 
 from __future__ import annotations
 

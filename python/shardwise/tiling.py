@@ -230,7 +230,7 @@ class Tiling(Drawn):
         >>> Tiling.from_flat_ranges((3, 4), [(0, 6), (6, 12)]).nbytes("float32").tolist()
         [24, 24]
         """
-        bits, elements = bits_of(dtype), self._core_tiling.array_sizes()
+        bits, elements = bits_of(dtype), self._array_sizes()
         if len(elements) and int(elements.max()) * bits > 8 * (2**63 - 1):
             raise SizeOverflowError(f"nbytes: {int(elements.max())} elements of {bits} bits are over {2**63 - 1} bytes")
         return bytes_for(elements, bits)
@@ -262,6 +262,10 @@ class Tiling(Drawn):
     def _shape_of(self, position: int) -> tuple[int, ...]:
         """The shape of the array of the holder of this number."""
         return self._core_tiling.array_shape(position)
+
+    def _array_sizes(self) -> npt.NDArray[np.int64]:
+        """The elements of each holder's own array, with its padding: int64 (holders,)."""
+        return self._core_tiling.array_sizes()
 
     def _kind_text(self) -> str:
         """What sort of tiling this is, in plain words."""
