@@ -232,7 +232,9 @@ class Tiling(Drawn):
         """
         bits, elements = bits_of(dtype), self._array_sizes()
         if len(elements) and int(elements.max()) * bits > 8 * (2**63 - 1):
-            raise SizeOverflowError(f"nbytes: {int(elements.max())} elements of {bits} bits are over {2**63 - 1} bytes")
+            raise SizeOverflowError(
+                f"nbytes: {int(elements.max())} elements of {bits} bits, padding included, are over {2**63 - 1} bytes"
+            )
         return bytes_for(elements, bits)
 
     def check(self) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TextIO, cast, get_args
+from typing import Any, Literal, TextIO, get_args
 
+from .._arguments import integer
 from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..packed import PackedDim, parse
@@ -354,9 +355,7 @@ def _check_keys(value: Mapping[Any, Any], known: Sequence[str], place: str | Non
 
 
 def _integer(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an integer, got {shown(value)}")
-    number = cast(int, value.__index__())
+    number = integer(name, value)
     if not least <= number <= _LARGEST:
         raise LayoutError(f"{name} is {shown(number)}; it must be {least} to {_LARGEST}")
     return number

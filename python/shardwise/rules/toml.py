@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from .._arguments import path_of
+from .._arguments import integer, path_of
 from .._atomic import naming, replace_file
 from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
@@ -121,7 +121,10 @@ def _check_file(file: object, method: str) -> None:
 def _text(file: str | os.PathLike[str] | TextIO, source: str) -> str:
     _check_file(file, "read")
     if not isinstance(file, (str, os.PathLike)):
-        return file.read()
+        text = file.read()
+        if not isinstance(text, str):
+            raise TypeError(f"file must be open as text, but read() gives {type(text).__name__}")
+        return text
     path = path_of(file)
     if path.exists() and not path.is_file():
         # Reading a pipe may block forever, and a device may never end.
@@ -226,7 +229,7 @@ def _spec(entry: Any, place: str) -> str | tuple[str, ...] | PackedDim | None:
         if isinstance(text, str) and (unused := sizes.keys() - set(re.findall(r"\w+", text))):
             raise ParseError(f"{place}: unknown key {shown(min(unused))}: packed = {shown(text)} does not name it")
         with located(place):
-            return parse(text, **{name: _size(name, size) for name, size in sizes.items()})
+            return parse(text, **{name: integer(name, size) for name, size in sizes.items()})
     if entry in ("", []):
         return None
     if isinstance(entry, str):
@@ -236,12 +239,6 @@ def _spec(entry: Any, place: str) -> str | tuple[str, ...] | PackedDim | None:
     raise ParseError(
         f"{place} must be the name of a mesh axis, a list of names or a table with packed, got {shown(entry)}"
     )
-
-
-def _size(name: str, size: Any) -> int:
-    if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"{name} must be an integer, got {shown(size)}")
-    return size
 
 
 def _mesh_lines(mesh: DeviceMesh) -> list[str]:
