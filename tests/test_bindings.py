@@ -27,8 +27,22 @@ def entries(text: str) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("path", sorted(SOURCES.rglob("*.rs")), ids=lambda path: str(path.relative_to(SOURCES)))
 def test_every_entry_is_guarded(path: Path) -> None:
-    bodies = {name: body.partition("{\n")[2] for name, body in entries(path.read_text(encoding="utf-8"))}
-    assert [name for name, body in bodies.items() if not re.match(r"\s*(guard|answer)\(", body)] == []
+    found = entries(path.read_text(encoding="utf-8"))
+    assert [name for name, body in found if not re.match(r"\s*(guard|answer)\(", body.partition("{\n")[2])] == []
+
+
+#: What PyO3 makes an object of without asking for memory, or raises MemoryError for. It panics where there is no memory
+#: for another answer, and outside of `guard`; `answer` makes the object within.
+SAFE = re.compile(r"-> PyResult<(Bound<.*|Py<.*|\(\)|bool|Self|DtensorMesh)> \{$")
+
+
+@pytest.mark.parametrize("path", sorted(SOURCES.rglob("*.rs")), ids=lambda path: str(path.relative_to(SOURCES)))
+def test_every_answer_becomes_an_object_within_the_guard(path: Path) -> None:
+    heads = [
+        (name, "".join(body.partition("{\n")[:2]).strip()) for name, body in entries(path.read_text(encoding="utf-8"))
+    ]
+    # A hash is a number for the interpreter, which makes the object of it.
+    assert [name for name, head in heads if name != "__hash__" and not SAFE.search(head)] == []
 
 
 def test_the_entries_are_found() -> None:

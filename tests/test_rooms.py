@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("lib",),
     ),
     "rust/io/src": (
-        ("boxes", "crc32c", "digest", "error", "faults", "strided"),
+        ("crc32c", "digest", "error", "faults", "strided"),
         ("file", "piece"),
         ("check", "commit", "pair", "slot"),
         ("job",),
@@ -109,6 +110,9 @@ def python_imports(house: Path) -> Imports:
     return found
 
 
+IMPORTERS = ("import_module", "importlib.import_module", "__import__")
+
+
 def imported(node: ast.AST, folder: tuple[str, ...], types_only: bool = False) -> Iterator[tuple[str, bool]]:
     """What a module imports of the package, wherever it does: dotted names within the package, and if for types."""
     for child in ast.iter_child_nodes(node):
@@ -123,51 +127,111 @@ def imported(node: ast.AST, folder: tuple[str, ...], types_only: bool = False) -
             for alias in child.names:
                 if alias.name.split(".")[0] == "shardwise":
                     yield alias.name.removeprefix("shardwise").lstrip(".") or "__init__", types_only
-        elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-            yield from imported(child, folder, types_only=True)
+        elif isinstance(child, ast.Call) and ast.unparse(child.func) in IMPORTERS:
+            # A name that is made at run time is not read: that is for what is found by its name, as a format is.
+            name = child.args[0] if child.args else None
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                dots = len(name.value) - len(name.value.lstrip("."))
+                base = folder[: len(folder) - dots + 1] if dots else ()
+                if dots or name.value.split(".")[0] == "shardwise":
+                    yield ".".join((*base, name.value[dots:].removeprefix("shardwise").lstrip("."))), types_only
+        elif isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            yield from imported(ast.Module(child.body, []), folder, types_only=True)
+            yield from imported(ast.Module(child.orelse, []), folder, types_only)
         else:
             yield from imported(child, folder, types_only)
 
 
 COMMENT = re.compile(r"//[^\n]*")
-USE = re.compile(r"\buse\s+([^;]+);")
-PUBLIC = re.compile(r"\bpub use\s+([^;]+);")
-PATH = re.compile(r"\b((?:crate|super)(?:::\w+)+)")
+USE = re.compile(r"\b(pub(?:\([^)]*\))? )?use\s+([^;]+);")
+#: What is compiled for tests only, as rustfmt writes it: to the end of the item, which is as far in as its start.
+TESTS_ONLY = re.compile(
+    r"^( *)#\[cfg\(test\)\]\n(?:\1#\[.*\n)*(?:\1\S.*;\n|(?:\1\S.*\n)(?:(?!\1\}).*\n)*\1\}.*\n)", re.MULTILINE
+)
+PATH = re.compile(r"(?<![\w:])([a-z_]\w*(?:::\w+)+)")
+
+#: A path from the root of a crate.
+Place = tuple[str, ...]
+
+
+@dataclass
+class RustFile:
+    """What a file says of the rest of its crate."""
+
+    #: What it uses.
+    used: set[Place] = field(default_factory=set)
+    #: The names that it has of others, and whose they are.
+    names: dict[str, Place] = field(default_factory=dict)
 
 
 def rust_imports(house: Path) -> Imports:
-    """The files of a crate without their tests: `#[cfg(test)]` stands last in a file, and `tests` is a file's name."""
-    files = {}
+    """The files of a crate without their tests, in files of that name and in items that are compiled for them only.
+
+    A file imports what it uses: by a path from the root, from the module around it, or from one within it. A name that
+    it only gives on (`pub use`) is whoever's it is, and so is one that is used by way of a file that gives it on.
+    """
+    paths = {}
     for path in house.rglob("*.rs"):
         parts = path.relative_to(house).with_suffix("").parts
         if "tests" not in parts:
-            files["::".join(parts[:-1] if parts[-1] == "mod" else parts)] = path
-    texts = {name: COMMENT.sub("", path.read_text(encoding="utf-8")) for name, path in files.items()}
-    # What the root gives a second name: `pub use index::radix` makes it `crate::radix` as well.
-    aliases = {tree.rpartition("::")[2]: tree for use in PUBLIC.findall(texts["lib"]) for tree in spelled_out(use)}
+            paths[() if parts == ("lib",) else parts[:-1] if parts[-1] == "mod" else parts] = path
+    files = {own: read_rust(path, own, paths) for own, path in paths.items()}
     found: Imports = {}
-    for name, text in texts.items():
-        code = text.partition("#[cfg(test)]")[0]
-        own = () if name == "lib" else tuple(name.split("::"))
-        paths = [path for use in USE.findall(code) for path in spelled_out(use)] + PATH.findall(USE.sub("", code))
-        imports = {file_of(target, files, aliases) for path in paths if (target := target_of(path, own)) is not None}
-        found[name] = dict.fromkeys(sorted(imports - {name}), False)
+    for own, file in files.items():
+        owners = {owner_of(place, files) for place in file.used} - {own}
+        found["::".join(own) or "lib"] = dict.fromkeys(sorted("::".join(owner) or "lib" for owner in owners), False)
     return found
 
 
-def file_of(target: tuple[str, ...], files: Mapping[str, Path], aliases: Mapping[str, str]) -> str:
-    """The file that has the last name of a path from the root: a module's own, or that of the module around it."""
-    if target and target[0] not in files and target[0] in aliases:
-        target = (*aliases[target[0]].split("::"), *target[1:])
-    modules = ("::".join(target[:length]) for length in range(len(target), 0, -1))
-    return next((module for module in modules if module in files), "lib")
+def read_rust(path: Path, own: Place, files: Collection[Place]) -> RustFile:
+    code = TESTS_ONLY.sub("", COMMENT.sub("", path.read_text(encoding="utf-8")))
+    assert "cfg(test)" not in code, path
+    file, body = RustFile(), USE.sub("", code)
+    for public, tree in USE.findall(code):
+        for spelled in spelled_out(tree):
+            name, renamed = re.fullmatch(r"(.*?)(?:\s+as\s+(\w+))?", spelled, re.DOTALL).groups()  # type: ignore[union-attr]
+            if (place := place_of(name, own, files)) is not None:
+                called = renamed or place[-1]
+                file.names[called] = place
+                # What it defines as well, for other platforms, it does not need from elsewhere.
+                own_too = re.search(rf"\b(?:enum|fn|struct|trait|type)\s+{called}\b", body)
+                if not public or (re.search(rf"\b{called}\b", body) and not own_too):
+                    file.used.add(place)
+    file.used |= {place for name in PATH.findall(body) if (place := place_of(name, own, files)) is not None}
+    return file
+
+
+def place_of(name: str, own: Place, files: Collection[Place]) -> Place | None:
+    """The place that a path means in the file `own`; `None` for those of other crates, and of a file's own types."""
+    first, *rest = name.replace(" ", "").split("::")
+    if first == "crate":
+        return tuple(rest)
+    if first == "self":
+        return (*own, *rest)
+    if first == "super":
+        place = own[:-1]
+        while rest and rest[0] == "super":
+            place, rest = place[:-1], rest[1:]
+        return (*place, *rest)
+    return (*own, first, *rest) if (*own, first) in files else None
+
+
+def owner_of(place: Place, files: Mapping[Place, RustFile]) -> Place:
+    """The file that has the last name of a path: behind all names that others give on."""
+    for _ in range(9):
+        length = next(length for length in range(len(place), -1, -1) if place[:length] in files)
+        owner, rest = place[:length], place[length:]
+        if not rest or rest[0] not in files[owner].names:
+            return owner
+        place = (*files[owner].names[rest[0]], *rest[1:])
+    raise AssertionError(f"{place} is given on in a circle")
 
 
 def spelled_out(tree: str) -> Iterator[str]:
-    """The paths of a `use`: `a::{b, c::d}` is `a::b` and `a::c::d`."""
+    """The paths of a `use`: `a::{b, c::d as e}` is `a::b` and `a::c::d as e`."""
     head, brace, rest = tree.partition("{")
     if not brace:
-        yield re.sub(r"\s+as\s+\w+$", "", tree.strip())
+        yield tree.strip()
         return
     depth, item = 0, ""
     for character in rest[: rest.rindex("}")] + ",":
@@ -178,21 +242,6 @@ def spelled_out(tree: str) -> Iterator[str]:
             item = ""
         else:
             item += character
-
-
-def target_of(path: str, own: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The path from the root of the crate; `None` for paths of other crates."""
-    first, *rest = path.replace(" ", "").split("::")
-    if first == "crate":
-        return tuple(rest)
-    if first == "self":
-        return (*own, *rest)
-    if first != "super":
-        return None
-    place = own[:-1]
-    while rest and rest[0] == "super":
-        place, rest = place[:-1], rest[1:]
-    return (*place, *rest)
 
 
 def imports_of(house: str) -> Imports:
@@ -265,27 +314,55 @@ class TestTheReaders:
             "from typing import TYPE_CHECKING\nfrom ..low import g\nif TYPE_CHECKING:\n    from ..top import T\n"
             "def f():\n    import shardwise.low.part\n    from shardwise.top import x\n"
         )
+        (tmp_path / "high" / "named.py").write_text(
+            "if typing.TYPE_CHECKING:\n    from ..top import T\nelse:\n    from ..low import g\n"
+            "x = importlib.import_module('.file', __package__), __import__('shardwise.high'), import_module(f'.{y}')\n"
+        )
         (tmp_path / "low.py").write_text("import numpy\nif TYPE_CHECKING:\n    from .high.file import f\n")
         (tmp_path / "top.py").write_text("from . import low\n")
         assert python_imports(tmp_path) == {
             "high": {"high.file": False, "_core": False},
             "high.file": {"low": False, "top": False},
+            "high.named": {"top": True, "low": False, "high.file": False, "high": False},
             "low": {"high.file": True},
             "top": {"low": False},
         }
 
     def test_rust(self, tmp_path: Path) -> None:
         (tmp_path / "room").mkdir()
-        (tmp_path / "lib.rs").write_text("pub mod room;\npub mod low;\npub use room::part;\n")
-        (tmp_path / "room" / "mod.rs").write_text("mod part;\nuse crate::{low::{A, B as C}, room::part::D};\n")
-        (tmp_path / "room" / "part.rs").write_text(
-            "use std::sync::Arc;\n// use crate::low;\nuse super::E;\n#[cfg(test)]\nmod tests { use crate::low; }\n"
-        )
-        (tmp_path / "low.rs").write_text("fn f() { crate::part::g(super::room::h()) }\n")
+        files = {
+            "lib": "pub mod room;\npub mod low;\npub use room::part;\n",
+            "room/mod": "mod given;\nuse crate::{low::{A, B as C}, room::part::D};\npub use given::{G, H};\n",
+            "room/part": (
+                "#[cfg(test)]\nmod tests;\n"
+                "use std::sync::Arc;\n// use crate::low;\nuse super::E;\n"
+                "impl A {\n    #[cfg(test)]\n    #[inline]\n    fn f(\n        x: i64,\n    ) {\n"
+                "        crate::low::g();\n    }\n\n    fn h() {\n        crate::top::g();\n    }\n}\n"
+                "#[cfg(test)]\nmod more {\n    use crate::low;\n}\n"
+            ),
+            # What it takes by way of the module around it is another file's, which that gives on.
+            "room/given": "use super::{C, part};\n",
+            "top": "mod inner;\npub use inner::I;\nfn f() { crate::room::G::new(I, inner::x()) }\n",
+            "top/inner": "",
+            "side": "#[cfg(unix)]\npub use low::J;\n#[cfg(not(unix))]\npub struct J;\nimpl J {}\nconst K: i64 = 0;\n",
+            "side/low": "use super::K;\n",
+            "low": "fn f() { crate::part::g(super::room::h()) }\n",
+        }
+        (tmp_path / "top").mkdir()
+        (tmp_path / "side").mkdir()
+        for name, text in files.items():
+            (tmp_path / f"{name}.rs").write_text(text)
         assert rust_imports(tmp_path) == {
             "lib": {},
             "room": {"low": False, "room::part": False},
-            "room::part": {"room": False},
+            "room::part": {"room": False, "top": False},
+            "room::given": {"low": False, "room::part": False},
+            "top": {"room::given": False, "top::inner": False},
+            "top::inner": {},
+            "side": {},
+            "side::low": {"side": False},
             "low": {"room::part": False, "room": False},
         }
-        assert circles(rust_imports(tmp_path)) == [("low", "room", "room::part")]
+        assert circles(rust_imports(tmp_path)) == [
+            ("low", "room", "room::given", "room::part", "top"),
+        ]

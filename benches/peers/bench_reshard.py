@@ -1,4 +1,4 @@
-"""Rows to columns beside a memcpy with two threads, and beside a loop in numpy; three times the tensor in memory."""
+"""Rows to columns and back beside a memcpy with two threads, and a loop in numpy; three times the tensor in memory."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ def beside_memcpy(devices: int, memcpy_goal: Goal | None, loop_goal: Goal | None
     copying = "copying it with two threads"
     yield compare(name, work.run, copying, memcpy, goal=memcpy_goal, floor=("that", memcpy), turns=7)
     yield compare(name, work.run, "numpy, a loop", loop, goal=loop_goal, turns=5)
+    name = f"columns → rows of {SIZE}, {devices} shards"
+    yield compare(name, work.back, copying, memcpy, floor=("that", memcpy), turns=7)
 
 
 def rows() -> Iterator[Row]:

@@ -27,6 +27,8 @@ class RowsToColumns(NamedTuple):
     run: Callable[[], Any]
     #: Into memory of its own, as JAX does.
     run_new: Callable[[], Any]
+    #: From the columns to the rows again.
+    back: Callable[[], Any]
 
 
 def rows_to_columns(devices: int) -> RowsToColumns:
@@ -38,7 +40,13 @@ def rows_to_columns(devices: int) -> RowsToColumns:
     array = np.random.default_rng(0).random((SIDE, SIDE), np.float32)
     shards = [view.copy() for view in src.views(array)]
     out = [np.zeros(dst.shard_shape(device), np.float32) for device in other.devices]
-    plan = sw.plan_reshard(src, dst)
+    plan, back = sw.plan_reshard(src, dst), sw.plan_reshard(dst, src)
     plan.run(shards, out)
     assert all(np.array_equal(got, view) for got, view in zip(out, dst.views(array), strict=True))
-    return RowsToColumns(array, shards, out, lambda: plan.run(shards, out), lambda: plan.run(shards))
+    for shard in shards:
+        shard[...] = 0
+    back.run(out, shards)
+    assert all(np.array_equal(got, view) for got, view in zip(shards, src.views(array), strict=True))
+    return RowsToColumns(
+        array, shards, out, lambda: plan.run(shards, out), lambda: plan.run(shards), lambda: back.run(out, shards)
+    )

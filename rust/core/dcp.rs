@@ -9,6 +9,7 @@ use crate::{
     error::{Error, Result},
     parallel::Poll,
     pickle::{Id, Pickle, Value},
+    region::sides,
     tiling::boxes::one_each,
 };
 
@@ -294,7 +295,7 @@ impl<'p, 'a> Reader<'p, 'a> {
 /// Whether boxes tile a tensor; `false` also for what is not a tensor, so that it is looked at and refused.
 fn tiled(shape: &[i64], count: usize, bounds: &[i64], poll: Poll<'_>) -> Result<bool> {
     if count == 1 {
-        return Ok(bounds.chunks_exact(2).zip(shape).all(|(side, &size)| side == [0, size]));
+        return Ok(sides(bounds).zip(shape).all(|(side, &size)| side == (0, size)));
     }
     match one_each(shape, count, bounds, false).and_then(|boxes| boxes.check(poll)) {
         Ok(()) => Ok(true),

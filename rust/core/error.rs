@@ -386,6 +386,17 @@ pub enum Error {
         /// Where it stops.
         stop: Vec<i64>,
     },
+    /// One box asked for, where a device has several.
+    #[error(
+        "device index {device} holds {count} pieces, not one box; pieces(device) gives them, all_pieces() those of all \
+         devices"
+    )]
+    ManyPieces {
+        /// The device.
+        device: i64,
+        /// How many it has.
+        count: i64,
+    },
     /// Elements that no box holds.
     #[error("the boxes leave a gap: none holds {}", box_text(start, stop))]
     BoxMissing {
@@ -545,6 +556,7 @@ impl Error {
             | Self::Sender { .. }
             | Self::BoxesOverlap { .. }
             | Self::BoxMissing { .. }
+            | Self::ManyPieces { .. }
             | Self::Collective { .. }
             | Self::Budget { .. }
             | Self::OverlapsItself { .. }

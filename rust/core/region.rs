@@ -1,7 +1,9 @@
 //! The algebra of boxes: overlap, one box relative to another, volume, offset, runs.
 //!
 //! A box has a start and a stop for each dim, half open. Lists of boxes are rows of numbers, first all starts of a box,
-//! then all its stops; [`Region`] is a view of one row, and the only place that knows the order.
+//! then all its stops; [`Region`] is a view of one row, [`RegionBuf`] owns one, [`Regions`] owns many, and no other place
+//! knows the order. What comes from Python and goes there are *bounds*: start and stop of each dim, dim by dim
+//! ([`sides`], [`Region::bounds_into`]).
 
 use crate::{
     error::{Error, Result, box_text},
@@ -68,6 +70,12 @@ impl<'a> Region<'a> {
         self.sides().map(|(start, stop)| stop - start)
     }
 
+    /// The extent of one dim.
+    #[must_use]
+    pub fn extent(self, dim: usize) -> i64 {
+        self.stop[dim] - self.start[dim]
+    }
+
     /// Whether it holds no element.
     #[must_use]
     pub fn is_empty(self) -> bool {
@@ -87,7 +95,8 @@ impl<'a> Region<'a> {
     }
 
     /// [`Region::elements`] of a box that lies in a tensor, whose own elements have been counted.
-    pub(crate) fn volume(self) -> i64 {
+    #[must_use]
+    pub fn volume(self) -> i64 {
         self.extents().fold(1, i64::saturating_mul)
     }
 
@@ -114,9 +123,36 @@ impl<'a> Region<'a> {
         common
     }
 
-    /// Start and stop of each dim, counted from `origin`.
-    pub fn relative_to(self, origin: &[i64]) -> impl Iterator<Item = (i64, i64)> {
-        self.sides().zip(origin).map(|((start, stop), origin)| (start - origin, stop - origin))
+    /// What the two have in common, if that holds an element.
+    #[must_use]
+    pub fn overlap(self, other: Region<'_>) -> Option<RegionBuf> {
+        if !self.meets(other) {
+            return None;
+        }
+        let mut common = RegionBuf { row: vec![0; 2 * self.rank()] };
+        self.overlap_into(other, &mut common.row);
+        Some(common)
+    }
+
+    /// The same box with numbers of its own.
+    #[must_use]
+    pub fn to_buf(self) -> RegionBuf {
+        RegionBuf { row: [self.start, self.stop].concat() }
+    }
+
+    /// Writes the same box, counted from `origin`, into `row`.
+    pub fn relative_into(self, origin: &[i64], row: &mut [i64]) {
+        let (start, stop) = row.split_at_mut(row.len() / 2);
+        for (((side, origin), start), stop) in self.sides().zip(origin).zip(start).zip(stop) {
+            (*start, *stop) = (side.0 - origin, side.1 - origin);
+        }
+    }
+
+    /// Writes start and stop of each dim, counted from `origin`, into `bounds`.
+    pub fn bounds_into(self, origin: &[i64], bounds: &mut [i64]) {
+        for ((side, origin), bounds) in self.sides().zip(origin).zip(bounds.chunks_exact_mut(2)) {
+            bounds.copy_from_slice(&[side.0 - origin, side.1 - origin]);
+        }
     }
 
     /// The C-order offset of its first element in an array of row-major `strides`.
@@ -137,6 +173,52 @@ impl<'a> Region<'a> {
     #[must_use]
     pub fn text(self) -> String {
         box_text(self.start, self.stop)
+    }
+}
+
+/// Start and stop of each dim of a box whose bounds these are, (dims, 2) in C order.
+pub fn sides(bounds: &[i64]) -> impl DoubleEndedIterator<Item = (i64, i64)> + ExactSizeIterator + Clone {
+    bounds.chunks_exact(2).map(|side| (side[0], side[1]))
+}
+
+/// A box that owns its numbers: what `PathBuf` is to `Path`.
+///
+/// ```
+/// use shardwise_core::region::Region;
+/// let mut around = Region::of_row(&[0, 4, 2, 5]).to_buf(); // [0:2, 4:5]
+/// around.include(Region::of_row(&[1, 2, 7, 3])); // and [1:7, 2:3]
+/// assert_eq!(around.region().text(), "[0:7, 2:5]");
+/// let [low, high] = around.split(0, 3);
+/// assert_eq!((low.region().text(), high.region().text()), ("[0:3, 2:5]".to_owned(), "[3:7, 2:5]".to_owned()));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RegionBuf {
+    row: Vec<i64>,
+}
+
+impl RegionBuf {
+    /// The box.
+    #[must_use]
+    pub fn region(&self) -> Region<'_> {
+        Region::of_row(&self.row)
+    }
+
+    /// Grows to the smallest box that holds both.
+    pub fn include(&mut self, other: Region<'_>) {
+        let (start, stop) = self.row.split_at_mut(other.rank());
+        for ((start, stop), side) in start.iter_mut().zip(stop).zip(other.sides()) {
+            (*start, *stop) = ((*start).min(side.0), (*stop).max(side.1));
+        }
+    }
+
+    /// The part before position `at` of `dim`, which lies within the box, and the part from there on.
+    #[must_use]
+    pub fn split(self, dim: usize, at: i64) -> [Self; 2] {
+        let rank = self.row.len() / 2;
+        let (mut low, mut high) = (self.clone(), self);
+        low.row[rank + dim] = at;
+        high.row[dim] = at;
+        [low, high]
     }
 }
 
@@ -172,8 +254,8 @@ impl Regions {
         let row = (2 * rank).max(1);
         for (row, bounds) in regions.rows.chunks_exact_mut(row).zip(bounds.chunks_exact(row)) {
             let (start, stop) = row.split_at_mut(rank);
-            for ((bounds, start), stop) in bounds.chunks_exact(2).zip(start).zip(stop) {
-                (*start, *stop) = (bounds[0], bounds[1]);
+            for ((side, start), stop) in sides(bounds).zip(start).zip(stop) {
+                (*start, *stop) = side;
             }
         }
         regions.count = count;
@@ -316,16 +398,31 @@ mod tests {
             prop_assert_eq!(a.meets(b), !common.is_empty());
             let mut written = vec![0; rows[0].len()];
             prop_assert_eq!(a.overlap_into(b, &mut written), !common.is_empty());
-            if !common.is_empty() {
-                prop_assert_eq!(elements(Region::of_row(&written)), common);
+            let shared = a.overlap(b);
+            prop_assert_eq!(shared.is_some(), !common.is_empty());
+            if let Some(shared) = shared {
+                prop_assert_eq!(elements(Region::of_row(&written)), common.clone());
+                prop_assert_eq!(elements(shared.region()), common);
+            }
+            let mut around = a.to_buf();
+            prop_assert_eq!(around.region(), a);
+            around.include(b);
+            prop_assert!(around.region().contains(a) && around.region().contains(b));
+            for dim in 0..a.rank() {
+                let ends = (a.start()[dim].min(b.start()[dim]), a.stop()[dim].max(b.stop()[dim]));
+                prop_assert_eq!(around.region().extent(dim), ends.1 - ends.0);
+                let [low, high] = a.to_buf().split(dim, a.start()[dim] + a.extent(dim) / 2);
+                let (low, high) = (elements(low.region()), elements(high.region()));
+                prop_assert!(low.is_disjoint(&high));
+                prop_assert_eq!(&low | &high, in_a.clone());
             }
             if !in_b.is_empty() {
                 prop_assert_eq!(a.contains(b), in_b.is_subset(&in_a));
             }
-            let (start, stop): (Vec<_>, Vec<_>) = a.relative_to(&origin[..a.rank()]).unzip();
+            a.relative_into(&origin[..a.rank()], &mut written);
             let moved: HashSet<Vec<i64>> =
                 in_a.iter().map(|p| p.iter().zip(&origin).map(|(at, from)| at - from).collect()).collect();
-            prop_assert_eq!(elements(Region::new(&start, &stop)), moved);
+            prop_assert_eq!(elements(Region::of_row(&written)), moved);
         }
 
         #[test]
@@ -369,6 +466,10 @@ mod tests {
         assert_eq!((scalars.len(), scalars.get(2).elements()), (3, Ok(1)));
         let boxes = Regions::of_bounds(2, 1, &[1, 3, 5, 9]).unwrap();
         assert_eq!(boxes.rows(), [1, 5, 3, 9]);
+        let mut bounds = [0; 4];
+        boxes.get(0).bounds_into(&[1, 2], &mut bounds);
+        assert_eq!(bounds, [0, 2, 3, 7]);
+        assert_eq!(sides(&bounds).collect::<Vec<_>>(), [(0, 2), (3, 7)]);
         assert!(Regions::of_bounds(2, 2, &[1, 3, 5, 9]).is_err());
         assert_eq!(boxes.get(0).contiguous_from(&[4, 9]), 1);
         assert_eq!(Region::of_row(&[1, 0, 3, 9]).contiguous_from(&[4, 9]), 0);

@@ -288,7 +288,7 @@ def test_renames_that_are_not_pairs(tmp_path: Path, wrong: Any) -> None:
 @pytest.mark.parametrize(
     ("most", "expected"),
     [(10**6, [["a", "b", "c"]]), (48, [["a", "b", "c"]]), (47, [["a", "b"], ["c"]]), (32, [["a", "b"], ["c"]]),
-     (31, [["a"], ["b"], ["c"]]), (16, [["a"], ["b"], ["c"]]), (1, [["a"], ["b"], ["c"]])],
+     (31, [["a"], ["b"], ["c"]]), (16, [["a"], ["b"], ["c"]]), (np.int64(1), [["a"], ["b"], ["c"]])],
 )  # fmt: skip
 def test_files_of_at_most_so_many_bytes(tmp_path: Path, most: int, expected: list[list[str]]) -> None:
     """Three tensors of 16 bytes; one that is larger than a file may be has its own."""
@@ -297,9 +297,13 @@ def test_files_of_at_most_so_many_bytes(tmp_path: Path, most: int, expected: lis
     assert [sorted(safetensors.numpy.load_file(file)) for file in files] == expected
 
 
-@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "9", None])
-def test_files_of_no_bytes(tmp_path: Path, wrong: Any) -> None:
-    with pytest.raises(sw.LayoutError, match=r"max_file_bytes is .*; it must be a positive integer"):
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [(n, sw.LayoutError, f"max_file_bytes is {n}; it must be a positive integer") for n in (0, -1, np.int8(0))]
+    + [(what, TypeError, f"max_file_bytes must be an integer, got {what!r}") for what in (True, 1.5, "9", None)],
+)
+def test_files_of_no_bytes(tmp_path: Path, wrong: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         sw.save_checkpoint(tmp_path / "made", {"a": np.ones(2)}, to="hf", max_file_bytes=wrong)
     assert not list(tmp_path.iterdir())
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .._arguments import integer
+from .._arguments import instance, integer
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from .written import says_all, text_of
@@ -249,8 +249,7 @@ def part(
         if cut >= len(sizes):
             raise LayoutError(f"cut is {cut}, but the part has the factors 0 to {len(sizes) - 1}")
     for flag, given in (("split", split), ("pad_each", pad_each)):
-        if not isinstance(given, bool):
-            raise TypeError(f"{flag} must be True or False, got {shown(given)}")
+        instance(flag, given, bool)
     if cut is None and (names or uneven is not None or at_most is not None or pad_to is not None or split):
         raise LayoutError("cut is None, but axes, uneven, at_most, split or pad_to say how to cut")
     if not names and pad_to is None:

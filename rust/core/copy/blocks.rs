@@ -331,8 +331,8 @@ impl<'a> Copies<'a> {
 
     /// Copies the given turns of a group with streaming stores.
     ///
-    /// If the destination is the wide array, row by row through all sources, which together make whole lines of it; else
-    /// array by array, a few rows at a time.
+    /// If the destination is the wide array, row by row through all sources, which together make whole lines of it, or some
+    /// rows of each source if they are short; else array by array, a few rows at a time.
     pub(super) fn stream(&self, group: &Group, turns: Range<i64>, streams: &mut Streams) -> i64 {
         let mut bytes = 0;
         let jobs = &self.jobs[group.jobs.clone()];
@@ -340,7 +340,8 @@ impl<'a> Copies<'a> {
         for turn in turns {
             let jobs = &jobs[..jobs.partition_point(|job| form_of(job).blocks() > turn)];
             let by_row = jobs.iter().all(|job| !form_of(job).wide_source && !form_of(job).is_stretch());
-            let step = if by_row { 1 } else { choices::rows_streamed(form_of(&jobs[0]).row) };
+            let is_across = by_row && choices::streams_across(form_of(&jobs[0]).row);
+            let step = if by_row && !is_across { 1 } else { choices::rows_streamed(form_of(&jobs[0]).row) };
             let most = jobs.iter().map(|job| form_of(job).rows_of(turn)).map(|rows| rows.end - rows.start).max();
             for at in (0..most.unwrap_or(0)).step_by(step as usize) {
                 for jobs in jobs.chunk_by(|a, b| a.form == b.form) {
@@ -354,10 +355,10 @@ impl<'a> Copies<'a> {
                     // SAFETY: rows of the boxes that `push` checked (point 1); no other thread has them, for each turn
                     // of each group is handed out once, and nothing else overlaps them (point 2).
                     unsafe {
-                        if form.row >= LINE as i64 {
-                            streams.copy_rows(form, &rows, jobs);
-                        } else {
-                            jobs.iter().for_each(|job| copy_rows(form, job.place, rows.clone()));
+                        match form.row >= LINE as i64 {
+                            true if is_across => streams.copy_across(form, &rows, jobs),
+                            true => streams.copy_rows(form, &rows, jobs),
+                            false => jobs.iter().for_each(|job| copy_rows(form, job.place, rows.clone())),
                         }
                     }
                 }

@@ -2,7 +2,7 @@
 
 use crate::{
     copy::tuning::{
-        BYTES_PER_BLOCK, LARGEST_TURN, LONG_BLOCK, LONG_ROW, LONGEST_PREFETCHED, PARALLEL_BYTES, PART,
+        BYTES_PER_BLOCK, LARGEST_TURN, LONG_BLOCK, LONG_ROW, LONGEST_ACROSS, LONGEST_PREFETCHED, PARALLEL_BYTES, PART,
         PARTS_PER_THREAD, PIECE_BYTES, PIECES, PREFETCHED_FROM, ROWS_PER_BLOCK, SHORT_TRANSFER, STREAMED_BYTES,
         STREAMED_ROWS, STRIP_BYTES, STRIP_HOLDERS, TILE_BYTES,
     },
@@ -38,6 +38,11 @@ pub(super) fn side_by_side(row: i64) -> usize {
 /// How many rows of `row` bytes of one copy are streamed before the next has its turn.
 pub(super) fn rows_streamed(row: i64) -> i64 {
     (STREAMED_BYTES / row.max(1)).max(STREAMED_ROWS)
+}
+
+/// Whether rows of `row` bytes of a wide destination are streamed some rows of each box in turn, not row by row.
+pub(super) fn streams_across(row: i64) -> bool {
+    row <= LONGEST_ACROSS
 }
 
 /// In how many parts a group is shared among workers that has so many bytes in a turn.

@@ -45,6 +45,18 @@ impl Streams {
     }
 
     /// # Safety
+    /// As for [`Self::copy_rows`].
+    pub(super) unsafe fn copy_across(
+        &mut self,
+        form: &super::form::Form,
+        rows: &std::ops::Range<i64>,
+        jobs: &[super::kernel::Job],
+    ) {
+        // SAFETY: the caller's.
+        unsafe { self.copy_rows(form, rows, jobs) };
+    }
+
+    /// # Safety
     /// None is needed.
     pub(super) unsafe fn finish(&mut self) {}
 }

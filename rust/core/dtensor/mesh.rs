@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::{DeviceList, DeviceProblem, DeviceSpec, Error, MAX_AXES, MeshMessage, Result};
+use super::{DeviceList, DeviceProblem, DeviceSpec, Error, MAX_AXES, Result};
 use crate::{error::Error as CoreError, mesh::Mesh as Axes};
 
 /// The names that mean something in a layout, and so cannot name an axis.
@@ -402,21 +402,4 @@ fn check_device(what: &str, device: &str) -> Result<()> {
 
 fn no_device(what: String, device: &str, problem: DeviceProblem) -> Error {
     Error::Device { what, text: device.to_owned(), problem: problem.to_string() }
-}
-
-/// Checks that the message of a mesh without axes has nothing that only a mesh with axes has.
-pub(super) fn not_tiled(form: &'static str, message: &MeshMessage) -> Result<()> {
-    let fields = [
-        ("mesh_dimensions", message.mesh_dimensions.is_empty()),
-        ("global_device_ids", message.global_device_ids.is_empty()),
-        ("name", message.name.is_empty()),
-        ("local_device_ids", message.local_device_ids.is_empty()),
-        ("local_devices", message.local_devices.is_empty()),
-        ("global_devices", message.global_devices.is_empty()),
-        ("use_xla_spmd", !message.use_xla_spmd),
-    ];
-    match fields.into_iter().find(|(_, absent)| !absent) {
-        Some((field, _)) => Err(Error::NotTiled { form, field }),
-        None => Ok(()),
-    }
 }

@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use super::{
-    DeviceList, Ids, Layout, LayoutKind, MAX_AXES, MAX_RANK, Mesh, MeshParts, Result,
-    mesh::{TiledMesh, not_tiled},
+    DeviceList, Error, Ids, Layout, LayoutKind, MAX_AXES, MAX_RANK, Mesh, MeshParts, Result,
+    mesh::TiledMesh,
     wire::{Field, Reader, put_bytes, put_number, put_packed, put_text},
 };
 
@@ -256,6 +256,23 @@ struct MeshFields<'a, A, I> {
     global_devices: Option<&'a DeviceList>,
     use_xla_spmd: bool,
     single_device: &'a str,
+}
+
+/// Checks that the message of a mesh without axes has nothing that only a mesh with axes has.
+fn not_tiled(form: &'static str, message: &MeshMessage) -> Result<()> {
+    let fields = [
+        ("mesh_dimensions", message.mesh_dimensions.is_empty()),
+        ("global_device_ids", message.global_device_ids.is_empty()),
+        ("name", message.name.is_empty()),
+        ("local_device_ids", message.local_device_ids.is_empty()),
+        ("local_devices", message.local_devices.is_empty()),
+        ("global_devices", message.global_devices.is_empty()),
+        ("use_xla_spmd", !message.use_xla_spmd),
+    ];
+    match fields.into_iter().find(|(_, absent)| !absent) {
+        Some((field, _)) => Err(Error::NotTiled { form, field }),
+        None => Ok(()),
+    }
 }
 
 fn encode_mesh<'a, A, I>(mesh: MeshFields<'a, A, I>) -> Vec<u8>

@@ -19,7 +19,7 @@ use crate::{
     layout::Layout,
     mesh::Mesh,
     parallel::Poll,
-    partition::Partition,
+    partition::{Bounds, Partition},
     radix,
     sections::{
         dim::Sections,
@@ -156,6 +156,43 @@ impl Packed {
     pub fn intervals(&self, device: i64) -> Result<Vec<Vec<Interval>>> {
         let index = self.shards.shard_index(device)?;
         self.dims.iter().zip(index).map(|(dim, i)| dim.intervals(i)).collect()
+    }
+
+    /// The one box of a device, which starts and stops at the end of the tensor if the device holds nothing.
+    ///
+    /// # Errors
+    /// [`Error::DeviceIndex`] if the mesh has no such device, [`Error::ManyPieces`] if the device holds several.
+    pub fn box_of(&self, device: i64) -> Result<Bounds> {
+        let count = self.count(device)?;
+        if count > 1 {
+            return Err(Error::ManyPieces { device, count });
+        }
+        let dims = self.intervals(device)?;
+        let side = |(dim, &n): (&Vec<Interval>, &i64)| dim.first().map_or((n, n), |piece| (piece.start, piece.stop));
+        Ok(dims.iter().zip(&self.shape).map(side).collect())
+    }
+
+    /// Fills `out`, of (devices, dims, 2) in C order, with every device's one box.
+    ///
+    /// # Errors
+    /// [`Error::ManyPieces`] if a device holds several, [`Error::Length`] if `out` has not one row per device; what `poll`
+    /// returns.
+    #[inline(never)]
+    pub fn boxes_into(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
+        let (devices, row) = (self.mesh().size() as usize, 2 * self.dims.len());
+        if devices.checked_mul(row) != Some(out.len()) {
+            return Err(Error::Length { left: "out", left_len: out.len(), right: "the devices", right_len: devices });
+        }
+        for (device, row) in out.chunks_exact_mut(row).enumerate() {
+            if device % DEVICES == 0 {
+                poll()?;
+            }
+            for (slot, bound) in row.iter_mut().zip(self.box_of(device as i64)?.into_iter().flat_map(<[i64; 2]>::from))
+            {
+                *slot = bound;
+            }
+        }
+        Ok(())
     }
 
     /// The number of pieces of a device.

@@ -70,6 +70,25 @@ fn a_vocabulary_is_padded() {
 }
 
 #[test]
+fn whoever_holds_one_piece_has_a_box() {
+    let boxes = |parts: Vec<PartSpec<&str>>, n| {
+        let p = packed(mesh(4), parts, n, Uneven::Ceil).unwrap();
+        let mut all = vec![-1; 8];
+        let done = p.boxes_into(&mut all, &mut never).map(|()| all);
+        let each: Result<Vec<_>> = (0..4).map(|device| Ok(p.box_of(device)?[0])).collect();
+        let flat = each.map(|each| each.into_iter().flat_map(|(start, stop)| [start, stop]).collect());
+        assert_eq!(done, flat);
+        done
+    };
+    // Six in four at most two each, so that nothing is left for the last.
+    assert_eq!(boxes(vec![part(&[6], Some(0), &["tp"])], 6), Ok(vec![0, 2, 2, 4, 4, 6, 6, 6]));
+    let half = part(&[8], Some(0), &["tp"]);
+    assert_eq!(boxes(vec![half.clone(), half.clone()], 16), Err(Error::ManyPieces { device: 0, count: 2 }));
+    let p = packed(mesh(4), vec![half], 8, Uneven::Even).unwrap();
+    assert!(matches!(p.boxes_into(&mut [0; 6], &mut never), Err(Error::Length { .. })));
+}
+
+#[test]
 fn sizes_may_be_left_to_the_shape() {
     let free = |ratio| PartSpec { factors: vec![Factor::Free(ratio)], ..part(&[], Some(0), &["tp"]) };
     assert_eq!(rows(&packed(mesh(2), vec![free(1), free(1)], 12, Uneven::Even).unwrap(), 1), [(3, 6), (9, 12)]);

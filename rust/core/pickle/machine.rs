@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::{Id, MAX_BYTES, MAX_INTEGER, Pickle, Record, Span, Value, opcode as op, too_many};
+use super::{
+    opcode as op,
+    value::{Id, MAX_BYTES, MAX_INTEGER, Pickle, Record, Span, Value, too_many},
+};
 use crate::{
     error::{Error, Result},
     parallel::Poll,

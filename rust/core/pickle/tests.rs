@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::error::Error;
 
 fn read(input: &[u8]) -> Result<Pickle<'_>> {
     Pickle::new(input, &mut || Ok(()))

@@ -18,8 +18,7 @@ use crate::{
     partition::Partition,
     plan::{
         intersect::{Overlaps, Placed},
-        transfer::Transfer,
-        zeros,
+        transfer::{Transfer, zeros},
     },
     region::Region,
     tiling::{

@@ -32,7 +32,9 @@ pub mod turns;
 
 use closed::Closed;
 use listed::Listed;
+use places::{Places, Seen};
 pub use transfer::Transfer;
+use transfer::zeros;
 
 /// What must move between two tilings of one tensor.
 ///
@@ -59,6 +61,15 @@ pub struct Plan {
     addends: usize,
     /// A source holder's unreduced coordinate, as one number; `None` if nothing is unreduced.
     addend: Option<Linear>,
+}
+
+/// One of the two ends of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Where boxes come from.
+    Source,
+    /// Where they go.
+    Destination,
 }
 
 #[derive(Debug)]
@@ -171,6 +182,15 @@ impl Plan {
             return Err(Error::DeviceIndex { index, size: source.holders() });
         }
         Ok(())
+    }
+
+    /// The tiling of one end.
+    #[must_use]
+    pub fn end(&self, end: End) -> &Arc<dyn Tiling> {
+        match end {
+            End::Source => &self.source,
+            End::Destination => &self.destination,
+        }
     }
 
     /// The source.
@@ -345,15 +365,48 @@ impl Plan {
         }
         Ok(())
     }
-}
 
-fn zeros(rows: usize, row: usize) -> Result<Vec<i64>> {
-    let too_many = || Error::TooMany { what: format!("{rows} times {row} numbers") };
-    let len = rows.checked_mul(row).ok_or_else(too_many)?;
-    let mut numbers = Vec::new();
-    numbers.try_reserve_exact(len).map_err(|_| too_many())?;
-    numbers.resize(len, 0);
-    Ok(numbers)
+    /// Fills `out`, of ([`Self::transfers`], dims, 2), or of ([`Self::kept`], dims, 2) if `kept`, with the bounds of each box
+    /// in what the pieces of one end are seen in. `places` are those of that end, if they are known: for a few of many
+    /// holders it takes less time to look at these.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if `out` has not as many elements; what `poll` returns.
+    #[inline(never)]
+    pub fn local_boxes_into(
+        &self,
+        end: End,
+        kept: bool,
+        places: Option<&Places>,
+        out: &mut [i64],
+        poll: Poll<'_>,
+    ) -> Result<()> {
+        let row = 2 * self.destination.shape().len();
+        check_length(out, row * if kept { self.kept() } else { self.transfers() })?;
+        let tiling = self.end(end);
+        let mut rows = out.chunks_exact_mut(row.max(1));
+        let mut write = |transfer: Transfer<'_>| {
+            let (holder, piece) = match end {
+                End::Source => (transfer.source, transfer.source_piece),
+                End::Destination => (transfer.destination, transfer.destination_piece),
+            };
+            let Some(row) = rows.next() else { return Ok(()) }; // boxes of no dims
+            match places {
+                Some(places) => transfer.region.bounds_into(places.origin(holder, piece), row),
+                None => transfer.region.bounds_into(&Seen::new(&**tiling, holder, piece)?.origin, row),
+            }
+            Ok(())
+        };
+        let all = 0..self.destination.holders() as usize;
+        if kept { self.visit_kept(all, &mut write) } else { self.visit_transfers(all, poll, &mut write) }
+    }
+
+    /// Whether the places of all pieces of one end are more than those of some boxes: of a large grid a few chunks may be
+    /// asked for.
+    #[must_use]
+    pub fn is_far_larger(&self, end: End, boxes: usize) -> bool {
+        self.end(end).holders() as u64 > 4 * boxes as u64 + 1024
+    }
 }
 
 fn check_length(out: &[i64], expected: usize) -> Result<()> {

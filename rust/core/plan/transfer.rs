@@ -1,6 +1,9 @@
 //! One box on its way from a holder to another.
 
-use crate::region::Region;
+use crate::{
+    error::{Error, Result},
+    region::Region,
+};
 
 /// A box of the tensor that goes from a piece of one holder to a piece of another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,4 +47,14 @@ impl<'a> Transfer<'a> {
         row[2..2 + rank].copy_from_slice(self.region.start());
         row[2 + rank..].copy_from_slice(self.region.stop());
     }
+}
+
+/// So many rows of zeros.
+pub(super) fn zeros(rows: usize, row: usize) -> Result<Vec<i64>> {
+    let too_many = || Error::TooMany { what: format!("{rows} times {row} numbers") };
+    let len = rows.checked_mul(row).ok_or_else(too_many)?;
+    let mut numbers = Vec::new();
+    numbers.try_reserve_exact(len).map_err(|_| too_many())?;
+    numbers.resize(len, 0);
+    Ok(numbers)
 }

@@ -8,7 +8,7 @@ use crate::{
     layout::Layout,
     mesh::Mesh,
     partition::Partition,
-    region::Region,
+    region::{Region, sides},
     tiling::{
         Piece, Pieces, Place, Poll, Tiling,
         cells::CutFinder,
@@ -63,18 +63,19 @@ impl Grid {
     /// `None` if they are those of no grid.
     pub(super) fn of_bounds(shape: &[i64], count: usize, bounds: &[i64]) -> Option<Self> {
         let row = 2 * shape.len();
-        let first = bounds.get(..row).filter(|first| first.iter().step_by(2).all(|&start| start == 0))?;
-        let chunks: Vec<i64> = first.iter().skip(1).step_by(2).copied().collect();
+        let first = sides(bounds.get(..row)?);
+        let chunks: Option<Vec<i64>> = first.map(|(start, stop)| (start == 0).then_some(stop)).collect();
+        let chunks = chunks?;
         let grid = Self::new(shape, &chunks, false).ok()?;
         if i64::try_from(count) != Ok(grid.holders) || count.checked_mul(row) != Some(bounds.len()) {
             return None;
         }
         let mut at = vec![0_i64; shape.len()];
-        for sides in bounds.chunks_exact(row.max(1)) {
+        for bounds in bounds.chunks_exact(row.max(1)) {
             let mut carries = true;
-            for (((side, at), &chunk), &n) in sides.chunks_exact(2).zip(&mut at).zip(&grid.chunks).zip(shape).rev() {
+            for (((side, at), &chunk), &n) in sides(bounds).zip(&mut at).zip(&grid.chunks).zip(shape).rev() {
                 let stop = n.min(at.saturating_add(chunk));
-                if side != [*at, stop] {
+                if side != (*at, stop) {
                     return None;
                 }
                 if carries {

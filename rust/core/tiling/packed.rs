@@ -43,6 +43,14 @@ impl Tiling for Packed {
         true
     }
 
+    fn array_sizes_into(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
+        self.elements_into(out, poll)
+    }
+
+    fn held_sizes_into(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
+        self.held_into(out, poll)
+    }
+
     /// The parts tile their dims, and whoever holds the same elements holds the same piece.
     fn check(&self, _: Poll<'_>) -> Result<()> {
         Ok(())

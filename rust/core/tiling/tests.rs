@@ -1,5 +1,11 @@
 use super::{boxes::*, flat::FlatRanges, grid::Grid, *};
-use crate::{index::radix, layout::Layout, mesh::Mesh, parallel::never, uneven::Uneven};
+use crate::{
+    layout::Layout,
+    mesh::Mesh,
+    parallel::never,
+    region::{Region, Regions},
+    uneven::Uneven,
+};
 use proptest::prelude::*;
 use std::collections::HashSet;
 
@@ -141,7 +147,15 @@ proptest! {
         let tiling = tiling_of(&shape, kind, &seeds);
         prop_assert_eq!(tiling.check(&mut never), Ok(()));
         prop_assert_eq!(tiling.pieces(&mut never), pieces_one_by_one(&*tiling, &mut never));
-        let held: HashSet<i64> = arrays(&*tiling).concat().into_iter().filter(|&offset| offset >= 0).collect();
+        let own = arrays(&*tiling);
+        let (mut sizes, mut filled) = (vec![-1; own.len()], vec![-1; own.len()]);
+        tiling.array_sizes_into(&mut sizes, &mut never).unwrap();
+        tiling.held_sizes_into(&mut filled, &mut never).unwrap();
+        for (array, (size, filled)) in own.iter().zip(sizes.into_iter().zip(filled)) {
+            let there = array.iter().filter(|&&offset| offset >= 0).count();
+            prop_assert_eq!((size, filled), (array.len() as i64, there as i64));
+        }
+        let held: HashSet<i64> = own.concat().into_iter().filter(|&offset| offset >= 0).collect();
         prop_assert_eq!(held.len() as i64, shape.iter().product::<i64>());
         // Some box, and what is found under it: each element once, in pieces of the holder that is said to hold it.
         let row: Vec<i64> = shape.iter().enumerate()

@@ -9,9 +9,10 @@
 
 use std::{fs::File, path::PathBuf, sync::Arc};
 
+use shardwise_core::tiling::Poll;
+
 use crate::{
-    boxes::find_overlap,
-    check::{check_box, check_cover, check_span, is_one_run, short},
+    check::{check_box, check_span, is_one_run, listed, problem_of_cover, short},
     error::{Error, Result},
     piece::{Piece, Pieces, Tensor},
 };
@@ -152,7 +153,8 @@ impl Job {
     ///
     /// # Errors
     /// [`Error::Job`], naming the tensor and the piece: for a number out of range, source pieces that overlap, destination
-    /// pieces that the source pieces do not cover, and a checksum of a piece that is not one run.
+    /// pieces that the source pieces do not cover, and a checksum of a piece that is not one run; [`Error::Interrupted`] if
+    /// `poll` says so.
     pub fn add(
         &mut self,
         itemsize: i64,
@@ -160,6 +162,7 @@ impl Job {
         sources: &[i64],
         destinations: &[i64],
         wanted: Wanted,
+        poll: Poll<'_>,
     ) -> Result<()> {
         let number = self.tensors.len();
         let fail = |message: String| Err(Error::job(format!("tensors[{number}]: {message}")));
@@ -190,6 +193,9 @@ impl Job {
         let first = self.pieces;
         let tensor = Tensor { shape, strides, itemsize, wanted, sources, destinations, first };
         self.check(&tensor).or_else(fail)?;
+        if let Some(what) = problem_of_cover(&tensor, poll)? {
+            return fail(what);
+        }
         self.pieces += tensor.destinations.len();
         self.tensors.push(tensor);
         Ok(())
@@ -221,14 +227,14 @@ impl Job {
                 return Err(fail("is not one run of bytes, so it has no CRC-32".to_owned()));
             }
         }
-        check_cover(tensor)
+        Ok(())
     }
 
     /// Checks what concerns all tensors together: that no byte is written twice.
     ///
     /// # Errors
-    /// [`Error::Job`] naming the file and the pieces.
-    pub fn check_destinations(&self) -> Result<()> {
+    /// [`Error::Job`] naming the file and the pieces; [`Error::Interrupted`] if `poll` says so.
+    pub fn check_destinations(&self, poll: Poll<'_>) -> Result<()> {
         let mut spans: Vec<(usize, i64, i64, usize, usize)> = Vec::new();
         spans.try_reserve_exact(self.pieces).map_err(|_| Error::Memory { what: "the list of pieces" })?;
         for (number, tensor) in self.tensors.iter().enumerate() {
@@ -251,7 +257,7 @@ impl Job {
                 end += 1;
             }
             if end > at + 1 {
-                self.check_cluster(&spans[at..end])?;
+                self.check_cluster(&spans[at..end], poll)?;
             }
             at = end;
         }
@@ -259,7 +265,7 @@ impl Job {
     }
 
     /// Pieces whose spans interleave are apart if they are disjoint boxes of one array.
-    fn check_cluster(&self, spans: &[(usize, i64, i64, usize, usize)]) -> Result<()> {
+    fn check_cluster(&self, spans: &[(usize, i64, i64, usize, usize)], poll: Poll<'_>) -> Result<()> {
         let piece = |at: usize| self.tensors[spans[at].3].destinations.get(spans[at].4);
         let first = piece(0);
         let same = |other: &Piece<'_>| {
@@ -267,17 +273,20 @@ impl Job {
             other.origin() == first.origin() && other.strides == first.strides
         };
         let other = (1..spans.len()).find(|&at| spans[at].3 != spans[0].3 || !same(&piece(at)));
-        let clash = other.map(|at| (at - 1, at)).or_else(|| {
-            let boxes: Vec<(&[i64], &[i64])> = (0..spans.len()).map(|at| (piece(at).start, piece(at).stop)).collect();
-            // Boxes that are apart are bytes that are apart only if the array that holds them does not overlap itself.
-            let (mut start, mut stop) = (first.start.to_vec(), first.stop.to_vec());
-            for dim in 0..start.len() {
-                start[dim] = boxes.iter().map(|corners| corners.0[dim]).min().unwrap_or(0);
-                stop[dim] = boxes.iter().map(|corners| corners.1[dim]).max().unwrap_or(0);
+        let clash = match other {
+            Some(at) => Some((at - 1, at)),
+            None => {
+                let regions = (0..spans.len()).map(|at| piece(at).region);
+                // Boxes that are apart are bytes that are apart only if the array that holds them does not overlap itself.
+                let mut around = first.region.to_buf();
+                regions.clone().for_each(|region| around.include(region));
+                let whole = Piece { region: around.region(), ..first };
+                match listed(regions, first.region.rank(), poll)? {
+                    Err((a, b)) => Some((a as usize, b as usize)),
+                    Ok(_) => whole.overlaps_itself().then_some((0, 1)),
+                }
             }
-            let whole = Piece { start: &start, stop: &stop, ..first };
-            find_overlap(&boxes).or_else(|| whole.overlaps_itself().then_some((0, 1)))
-        });
+        };
         let Some((a, b)) = clash else { return Ok(()) };
         let path = match &self.destinations[spans[0].0] {
             Destination::File { path, .. } => path.display().to_string(),

@@ -17,7 +17,7 @@
 //! let mut job = Job::new(vec![file(&left), file(&right)], vec![destination]).unwrap();
 //! // [holder, offset, start…, stop…, strides…]
 //! let sources = [0, 0, 0, 0, 2, 2, 2, 1, /* and */ 1, 0, 0, 2, 2, 4, 2, 1];
-//! job.add(1, &[2, 4], &sources, &[0, 0, 0, 0, 2, 4, 4, 1], Wanted::default()).unwrap();
+//! job.add(1, &[2, 4], &sources, &[0, 0, 0, 0, 2, 4, 4, 1], Wanted::default(), &mut || Ok(())).unwrap();
 //! run(&job, &Options::default(), &mut |_, _| Ok(())).unwrap();
 //! assert_eq!(std::fs::read(&whole).unwrap(), b"abcdABCD");
 //! ```
@@ -36,7 +36,6 @@
 //! | `file`, `table` | operations on files, and the files of a job |
 //! | [`faults`] | operations that fail on demand |
 
-mod boxes;
 mod check;
 pub mod commit;
 pub mod crc32c;

@@ -1,7 +1,8 @@
 //! What a source piece and a destination piece share: how its bytes are fetched, and where they are put.
 
+use shardwise_core::region::Region;
+
 use crate::{
-    boxes::Bounds,
     piece::{Piece, Tensor},
     strided::{Dim, collapsed},
 };
@@ -42,8 +43,8 @@ impl Fetch {
     /// The box `bounds` of a piece, to go to memory with these strides; in blocks of no more than `limit` bytes.
     /// `alone` if no other pair reads from the piece. Dims with a negative stride, as memory may have them, are read
     /// from their last position to their first.
-    pub(crate) fn new(piece: &Piece<'_>, bounds: &Bounds, to: &[i64], limit: i64, alone: bool) -> Self {
-        let (mut first, mut shift) = (piece.at(&bounds.start), 0);
+    pub(crate) fn new(piece: &Piece<'_>, bounds: Region<'_>, to: &[i64], limit: i64, alone: bool) -> Self {
+        let (mut first, mut shift) = (piece.at(bounds.start()), 0);
         let dims = (0..to.len()).map(|dim| {
             let (extent, from, to) = (bounds.extent(dim), piece.strides[dim], to[dim]);
             if from >= 0 || extent <= 1 {
@@ -82,7 +83,7 @@ impl Fetch {
 
 /// The strides of a buffer that holds the box `bounds` densely, its dims in the order that they have in the holder, so
 /// that what is one run there is one run here.
-pub(crate) fn dense_strides(order: &[i64], bounds: &Bounds) -> Vec<i64> {
+pub(crate) fn dense_strides(order: &[i64], bounds: Region<'_>) -> Vec<i64> {
     let mut dims: Vec<usize> = (0..order.len()).collect();
     dims.sort_by_key(|&dim| (order[dim].abs(), std::cmp::Reverse(dim)));
     let mut strides = vec![1; order.len()];
@@ -96,7 +97,7 @@ pub(crate) fn dense_strides(order: &[i64], bounds: &Bounds) -> Vec<i64> {
 
 /// The dim along which a box is halved: the outermost one of both pieces. Where they disagree (a transposition), the
 /// longer of the two, which keeps the runs of both sides equally long.
-pub(crate) fn dim_to_split(tensor: &Tensor, bounds: &Bounds, from: Option<&Piece<'_>>, to: &Piece<'_>) -> usize {
+pub(crate) fn dim_to_split(tensor: &Tensor, bounds: Region<'_>, from: Option<&Piece<'_>>, to: &Piece<'_>) -> usize {
     let outermost = |strides: &[i64]| {
         let long = (0..strides.len()).filter(|&dim| bounds.extent(dim) > 1);
         long.max_by_key(|&dim| (strides[dim].abs(), std::cmp::Reverse(dim))).unwrap_or(0)

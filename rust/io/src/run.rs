@@ -11,6 +11,8 @@ use std::{
     thread,
 };
 
+use shardwise_core::error::Error as CoreError;
+
 use crate::{
     commit, digest,
     error::{Error, Result},
@@ -95,7 +97,14 @@ fn share(job: &Job, options: &Options, bytes: i64) -> Result<(usize, i64)> {
 pub fn run(job: &Job, options: &Options, poll: &mut dyn FnMut(i64, i64) -> Result<()>) -> Result<Report> {
     let total = job.bytes()?;
     let (threads, limit) = share(job, options, total)?;
-    job.check_destinations()?;
+    let mut stopped = None;
+    let checked = job.check_destinations(&mut || {
+        poll(0, total).map_err(|error| {
+            stopped = Some(error);
+            CoreError::Interrupted
+        })
+    });
+    checked.map_err(|error| stopped.unwrap_or(error))?;
     poll(0, total)?;
     let sources = Table::sources(&job.sources)?;
     let compared = Table::compared(&job.destinations)?;

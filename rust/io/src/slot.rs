@@ -1,7 +1,8 @@
 //! Slots: where the parts of destination pieces are put together, digested, and taken from.
 
+use shardwise_core::region::RegionBuf;
+
 use crate::{
-    boxes::Bounds,
     digest::Digest,
     piece::Tensor,
     strided::{Dim, Pointer, collapsed, positions},
@@ -24,7 +25,7 @@ pub(crate) struct Finding {
 pub(crate) struct Slot<'t> {
     pub(crate) tensor: &'t Tensor,
     pub(crate) piece: usize,
-    pub(crate) bounds: Bounds,
+    pub(crate) bounds: RegionBuf,
     pub(crate) strides: Vec<i64>,
     pub(crate) start: Pointer,
 }
@@ -32,17 +33,17 @@ pub(crate) struct Slot<'t> {
 impl Slot<'_> {
     /// Where the element at `position` of the tensor, which is in the slot, begins.
     pub(crate) fn at(&self, position: &[i64]) -> Pointer {
-        let steps = position.iter().zip(&self.bounds.start).zip(&self.strides);
+        let steps = position.iter().zip(self.bounds.region().start()).zip(&self.strides);
         self.start.offset(steps.map(|((position, start), stride)| (position - start) * stride).sum())
     }
 
     /// The byte of the tensor, in C order, that byte `index` of a dense slot is.
     pub(crate) fn position(&self, index: i64) -> i64 {
-        let mut dims: Vec<usize> = (0..self.strides.len()).filter(|&dim| self.bounds.extent(dim) > 1).collect();
+        let bounds = self.bounds.region();
+        let mut dims: Vec<usize> = (0..self.strides.len()).filter(|&dim| bounds.extent(dim) > 1).collect();
         dims.sort_by_key(|&dim| std::cmp::Reverse(self.strides[dim]));
         let mut rest = index;
-        let mut at: i64 =
-            self.bounds.start.iter().zip(&self.tensor.strides).map(|(start, stride)| start * stride).sum();
+        let mut at = bounds.offset(&self.tensor.strides);
         for dim in dims {
             at += rest / self.strides[dim] * self.tensor.strides[dim];
             rest %= self.strides[dim];
@@ -56,28 +57,28 @@ impl Slot<'_> {
 
     /// The runs of the file that a dense slot is: byte of the file, bytes, and where they are in memory.
     pub(crate) fn file_runs(&self, mut each: impl FnMut(i64, i64, Pointer)) {
-        let piece = self.tensor.destinations.get(self.piece);
+        let (piece, bounds) = (self.tensor.destinations.get(self.piece), self.bounds.region());
         let dims = (0..self.strides.len()).map(|dim| Dim {
-            extent: self.bounds.extent(dim),
+            extent: bounds.extent(dim),
             from: piece.strides[dim],
             to: self.strides[dim],
         });
         let (dims, run) = collapsed(dims);
-        let first = piece.at(&self.bounds.start);
+        let first = piece.at(bounds.start());
         positions(&dims, |offset, to| each(first + offset, run, self.start.offset(to)));
     }
 
     pub(crate) fn checksums(&self) -> Finding {
         let mut finding = self.nothing();
         if self.tensor.wanted.digest {
+            let bounds = self.bounds.region();
             let dims = (0..self.strides.len()).map(|dim| Dim {
-                extent: self.bounds.extent(dim),
+                extent: bounds.extent(dim),
                 from: self.tensor.strides[dim],
                 to: self.strides[dim],
             });
             let (dims, run) = collapsed(dims);
-            let steps = self.bounds.start.iter().zip(&self.tensor.strides);
-            let first: i64 = steps.map(|(start, stride)| start * stride).sum();
+            let first = bounds.offset(&self.tensor.strides);
             let mut digest = Digest::default();
             positions(&dims, |position, to| {
                 // SAFETY: a run of the slot, which has just been put together and which nobody writes now.

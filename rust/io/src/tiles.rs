@@ -6,8 +6,9 @@
 //! Pieces that have nothing in a half are not looked at again, so tiles of a tensor in 10⁵ pieces cost no more than
 //! others. Tiles of small tensors share a unit, and so their reads and writes.
 
+use shardwise_core::region::{Region, RegionBuf};
+
 use crate::{
-    boxes::Bounds,
     error::{Error, Result},
     job::{Destination, Job, Source},
     pair::{Fetch, dense_strides, dim_to_split},
@@ -22,7 +23,7 @@ const MAX_CALLS: i64 = 16 * 1024;
 #[derive(Debug)]
 pub(crate) struct Tile {
     pub(crate) tensor: usize,
-    pub(crate) bounds: Bounds,
+    pub(crate) bounds: RegionBuf,
     pub(crate) sources: Vec<u32>,
     pub(crate) destinations: Vec<u32>,
 }
@@ -82,7 +83,7 @@ impl<'a> Units<'a> {
             };
             let tensor = &self.job.tensors[tile.tensor];
             let cost = self.cost_of(tensor, &tile);
-            if !self.fits(cost) && tile.bounds.volume() > 1 {
+            if !self.fits(cost) && tile.bounds.region().volume() > 1 {
                 self.split(tensor, tile)?;
                 continue;
             }
@@ -121,22 +122,19 @@ impl<'a> Units<'a> {
                 }
             };
             let tensor = &self.job.tensors[tile.tensor];
-            let mut held: Option<Bounds> = None;
+            let mut held: Option<RegionBuf> = None;
             tile.destinations.retain(|&index| {
                 let piece = tensor.destinations.get(index as usize);
-                let Some(part) = tile.bounds.overlap(piece.start, piece.stop) else { return false };
+                let Some(part) = tile.bounds.region().overlap(piece.region) else { return false };
                 match &mut held {
-                    Some(held) => held.include(&part),
+                    Some(held) => held.include(part.region()),
                     None => held = Some(part),
                 }
                 true
             });
             let Some(held) = held else { continue };
             tile.bounds = held;
-            tile.sources.retain(|&index| {
-                let piece = tensor.sources.get(index as usize);
-                tile.bounds.overlap(piece.start, piece.stop).is_some()
-            });
+            tile.sources.retain(|&index| tile.bounds.region().meets(tensor.sources.regions().get(index as usize)));
             return Ok(Some(tile));
         }
     }
@@ -147,19 +145,19 @@ impl<'a> Units<'a> {
         let mut slots = Vec::with_capacity(tile.destinations.len());
         for &d in &tile.destinations {
             let piece = tensor.destinations.get(d as usize);
-            let Some(bounds) = tile.bounds.overlap(piece.start, piece.stop) else { continue };
-            let volume = bounds.volume();
+            let Some(bounds) = tile.bounds.region().overlap(piece.region) else { continue };
+            let volume = bounds.region().volume();
             cost.bytes += volume;
             let strides = match self.job.destinations[piece.holder] {
                 Destination::Memory(_) => piece.strides.to_vec(),
-                _ => dense_strides(piece.strides, &bounds),
+                _ => dense_strides(piece.strides, bounds.region()),
             };
             match self.job.destinations[piece.holder] {
                 Destination::Memory(_) => {}
                 Destination::Nowhere => cost.write += volume,
                 Destination::File { .. } | Destination::Compared(_) => {
                     cost.write += volume;
-                    cost.calls += Fetch::new(&piece, &bounds, &strides, 0, true).blocks();
+                    cost.calls += Fetch::new(&piece, bounds.region(), &strides, 0, true).blocks();
                 }
             }
             slots.push((bounds, strides));
@@ -171,14 +169,14 @@ impl<'a> Units<'a> {
             let piece = tensor.sources.get(s as usize);
             let parts: Vec<_> = slots
                 .iter()
-                .filter_map(|(slot, strides)| Some((slot.overlap(piece.start, piece.stop)?, strides)))
+                .filter_map(|(slot, strides)| Some((slot.region().overlap(piece.region)?, strides)))
                 .collect();
             if matches!(self.job.sources[piece.holder], Source::Memory(_)) {
                 continue;
             }
             let (mut span, mut bytes) = ((i64::MAX, 0), 0_i64);
             for (bounds, strides) in &parts {
-                let fetch = Fetch::new(&piece, bounds, strides, self.limit, parts.len() == 1);
+                let fetch = Fetch::new(&piece, bounds.region(), strides, self.limit, parts.len() == 1);
                 cost.calls += fetch.blocks();
                 if fetch.cramped {
                     // In halves it is read in blocks, instead of run by run.
@@ -202,11 +200,10 @@ impl<'a> Units<'a> {
     fn split(&mut self, tensor: &Tensor, tile: Tile) -> Result<()> {
         let to = tensor.destinations.get(tile.destinations[0] as usize);
         let from = tile.sources.first().map(|&s| tensor.sources.get(s as usize));
-        let dim = dim_to_split(tensor, &tile.bounds, from.as_ref(), &to);
-        let middle = tile.bounds.start[dim] + tile.bounds.extent(dim) / 2;
-        let (mut first, mut second) = (tile.bounds.clone(), tile.bounds);
-        first.stop[dim] = middle;
-        second.start[dim] = middle;
+        let bounds = tile.bounds.region();
+        let dim = dim_to_split(tensor, bounds, from.as_ref(), &to);
+        let middle = bounds.start()[dim] + bounds.extent(dim) / 2;
+        let [first, second] = tile.bounds.split(dim, middle);
         let sources = copied(&tile.sources)?;
         let destinations = copied(&tile.destinations)?;
         self.stack.push(Tile { tensor: tile.tensor, bounds: second, sources, destinations });
@@ -226,7 +223,7 @@ fn whole(tensor: &Tensor, number: usize) -> Result<Tile> {
     };
     Ok(Tile {
         tensor: number,
-        bounds: Bounds::of(&vec![0; tensor.shape.len()], &tensor.shape),
+        bounds: Region::new(&vec![0; tensor.shape.len()], &tensor.shape).to_buf(),
         sources: all(tensor.sources.len())?,
         destinations: all(tensor.destinations.len())?,
     })

@@ -115,16 +115,16 @@ impl<'a> Worker<'a> {
             let tensor = &self.job.tensors[tile.tensor];
             for &d in &tile.destinations {
                 let piece = tensor.destinations.get(d as usize);
-                let Some(bounds) = tile.bounds.overlap(piece.start, piece.stop) else { continue };
-                let at = piece.at(&bounds.start);
+                let Some(bounds) = tile.bounds.region().overlap(piece.region) else { continue };
+                let at = piece.at(bounds.region().start());
                 let strides = match &self.job.destinations[piece.holder] {
                     Destination::Memory(_) => piece.strides.to_vec(),
-                    _ => dense_strides(piece.strides, &bounds),
+                    _ => dense_strides(piece.strides, bounds.region()),
                 };
                 let start = match &self.job.destinations[piece.holder] {
                     Destination::Memory(memory) => Pointer::new(memory.start).offset(at),
                     _ => {
-                        buffered.push((piece.holder, at, slots.len(), bounds.volume()));
+                        buffered.push((piece.holder, at, slots.len(), bounds.region().volume()));
                         Pointer::new(std::ptr::null_mut())
                     }
                 };
@@ -151,15 +151,14 @@ impl<'a> Worker<'a> {
             let slots = &slots[first[at]..first[at + 1]];
             for &s in &tile.sources {
                 let piece = tensor.sources.get(s as usize);
-                let parts: Vec<_> = slots
-                    .iter()
-                    .filter_map(|slot| Some((slot.bounds.overlap(piece.start, piece.stop)?, slot)))
-                    .collect();
+                let parts: Vec<_> =
+                    slots.iter().filter_map(|slot| Some((slot.bounds.region().overlap(piece.region)?, slot))).collect();
                 for (bounds, slot) in &parts {
-                    let to = slot.at(&bounds.start);
+                    let bounds = bounds.region();
+                    let to = slot.at(bounds.start());
                     if let Source::Memory(memory) = &self.job.sources[piece.holder] {
-                        let from = Pointer::new(memory.start).offset(piece.at(&bounds.start));
-                        let dims = (0..bounds.start.len()).map(|dim| Dim {
+                        let from = Pointer::new(memory.start).offset(piece.at(bounds.start()));
+                        let dims = (0..bounds.rank()).map(|dim| Dim {
                             extent: bounds.extent(dim),
                             from: piece.strides[dim],
                             to: slot.strides[dim],

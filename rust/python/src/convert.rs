@@ -9,7 +9,7 @@ use pyo3::{
     types::{PyBool, PyByteArray, PyBytes, PyDict, PyInt, PyIterator, PyList, PyString, PyTuple},
 };
 
-use crate::errors::{InternalError, SizeOverflowError, guard};
+use crate::errors::{InternalError, SizeOverflowError, answer};
 
 /// An integer: a Python int or anything with `__index__` (numpy integers), but no bool.
 pub(crate) fn integer(name: &str, value: &Bound<'_, PyAny>) -> PyResult<i64> {
@@ -172,12 +172,12 @@ fn int64_array<'py>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py
 /// itself. Whether the next one will do all the same is for the caller to say.
 #[pyfunction]
 #[pyo3(signature = (arrays, shapes, dtype, /))]
-pub(crate) fn count_fitting(
-    arrays: &Bound<'_, PyList>,
-    shapes: &Bound<'_, PyList>,
-    dtype: &Bound<'_, PyAny>,
-) -> PyResult<usize> {
-    guard(|| {
+pub(crate) fn count_fitting<'py>(
+    arrays: &Bound<'py, PyList>,
+    shapes: &Bound<'py, PyList>,
+    dtype: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    answer(arrays.py(), || {
         let fits = |array: &Bound<'_, PyAny>, shape: &Bound<'_, PyAny>| {
             let (Ok(array), Ok(shape)) = (array.cast_exact::<PyUntypedArray>(), shape.cast::<PyTuple>()) else {
                 return false;

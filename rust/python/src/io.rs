@@ -1,7 +1,6 @@
 //! `_core.CopyJob` and what makes files appear at once: the bindings of `shardwise-io`.
 
 use std::{
-    ffi::OsString,
     fs::File,
     path::{Path, PathBuf},
     sync::Arc,
@@ -27,7 +26,7 @@ use shardwise_io::{
 };
 
 use crate::{
-    errors::{InternalError, LayoutError, ParseError, detached, guard},
+    errors::{InternalError, LayoutError, ParseError, answer, detached, guard},
     views,
 };
 
@@ -95,16 +94,15 @@ impl CopyJob {
 
     /// Does the job; gives (bytes read, written, calls), digests, CRCs, differences.
     #[pyo3(signature = (budget, threads, sync, progress, /))]
-    #[allow(clippy::type_complexity)]
-    fn run(
+    fn run<'py>(
         &self,
-        py: Python<'_>,
+        py: Python<'py>,
         budget: i64,
         threads: Option<usize>,
         sync: bool,
         progress: Option<Py<PyAny>>,
-    ) -> PyResult<((i64, i64, i64), Vec<u128>, Vec<u32>, Vec<(usize, i64)>)> {
-        guard(|| {
+    ) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || {
             let options = Options { budget, threads, sync };
             let report = watched(py, progress, |poll| run(&self.job, &options, poll))?;
             let traffic = report.traffic;
@@ -182,16 +180,15 @@ fn with_maps(mut sources: Vec<Source>) -> Vec<Source> {
 /// bytes and when it was last written to, if that is not for this process to do.
 #[pyfunction]
 #[pyo3(signature = (arrays, /))]
-#[allow(clippy::type_complexity)]
-pub(crate) fn mapped_files(
-    py: Python<'_>,
-    arrays: Vec<Bound<'_, PyUntypedArray>>,
-) -> PyResult<Vec<Option<(OsString, i64, i64, Option<i64>)>>> {
-    guard(|| {
+pub(crate) fn mapped_files<'py>(
+    py: Python<'py>,
+    arrays: Vec<Bound<'py, PyUntypedArray>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    answer(py, || {
         let memories: Vec<Memory> = arrays.iter().map(|array| views::memory(array, &views::strided(array))).collect();
         let found = py.detach(|| maps::mapped_files(&memories));
         let said = |file: MappedFile| (file.path.into_os_string(), file.end, file.size, file.modified);
-        Ok(found.into_iter().map(|file| file.map(said)).collect())
+        Ok(found.into_iter().map(|file| file.map(said)).collect::<Vec<_>>())
     })
 }
 
@@ -274,15 +271,17 @@ fn add_all(job: &mut Job, program: &[i64], poll: &mut dyn FnMut() -> CoreResult<
         if count % POLL_TENSORS == 0 {
             poll()?;
         }
-        if let Err(error) = add_one(job, &mut rest) {
-            return Ok(Err(error));
+        match add_one(job, &mut rest, poll) {
+            Err(Error::Interrupted) => return Err(CoreError::Interrupted),
+            Err(error) => return Ok(Err(error)),
+            Ok(()) => {}
         }
     }
     Ok(Ok(()))
 }
 
 /// Adds the first tensor of what is left of a program.
-fn add_one(job: &mut Job, rest: &mut &[i64]) -> Result<()> {
+fn add_one(job: &mut Job, rest: &mut &[i64], poll: &mut dyn FnMut() -> CoreResult<()>) -> Result<()> {
     let mut take = |count: Option<usize>| -> Result<&[i64]> {
         let taken = count.and_then(|count| rest.split_at_checked(count));
         let (taken, after) = taken.ok_or_else(|| Error::Job("program ends within a tensor".to_owned()))?;
@@ -296,7 +295,7 @@ fn add_one(job: &mut Job, rest: &mut &[i64]) -> Result<()> {
     let sources = take(rows(head[3]))?;
     let destinations = take(rows(head[4]))?;
     let wanted = Wanted { digest: head[1] & 1 != 0, crc: head[1] & 2 != 0 };
-    job.add(head[0], shape, sources, destinations, wanted)
+    job.add(head[0], shape, sources, destinations, wanted, poll)
 }
 
 fn to_py(error: Error) -> PyErr {
@@ -364,6 +363,6 @@ pub(crate) fn publish(py: Python<'_>, source: PathBuf, target: PathBuf) -> PyRes
 /// The bytes that can still be written to a folder's file system.
 #[pyfunction]
 #[pyo3(signature = (folder, /))]
-pub(crate) fn free_space(py: Python<'_>, folder: PathBuf) -> PyResult<i64> {
-    guard(|| py.detach(|| commit::free_space(&folder)).map_err(to_py))
+pub(crate) fn free_space(py: Python<'_>, folder: PathBuf) -> PyResult<Bound<'_, PyAny>> {
+    answer(py, || py.detach(|| commit::free_space(&folder)).map_err(to_py))
 }

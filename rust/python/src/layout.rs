@@ -15,7 +15,7 @@ use shardwise_core::{
 use crate::{
     arrays,
     convert::{repr, strings},
-    errors::{guard, to_py},
+    errors::{answer, guard, to_py},
     memory::room,
     mesh::Mesh,
 };
@@ -63,8 +63,8 @@ impl Layout {
 
     /// The names and the sizes of the axes of the mesh, which is factored where specs name sub-axes.
     #[getter]
-    fn mesh_axes<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyTuple>)> {
-        guard(|| {
+    fn mesh_axes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || {
             let mesh = self.core.mesh();
             Ok((PyTuple::new(py, mesh.names())?, PyTuple::new(py, mesh.sizes())?))
         })

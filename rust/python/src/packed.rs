@@ -9,15 +9,15 @@ use pyo3::{
 };
 use shardwise_core::{
     packed::{PER_DIM, Packed as CorePacked, runs::PackedRuns},
-    sections::part::Interval,
+    tiling::Tiling as CoreTiling,
 };
 
 use crate::{
     arrays,
     convert::{integers, position},
-    errors::{LayoutError, answer, guard, poll_among, to_py},
+    errors::{answer, guard, poll_among, to_py},
     layout::Layout,
-    partition::{found, located},
+    partition::{found, located, slices},
     views,
 };
 
@@ -63,15 +63,7 @@ impl PackedPartition {
     /// The device's one box as a tuple of slices.
     #[pyo3(signature = (device, /))]
     fn r#box<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| {
-            let count = self.core.count(device).map_err(to_py)?;
-            if count > 1 {
-                let message = format!("the device holds {count} pieces, not one box; pieces(device) gives them");
-                return Err(LayoutError::new_err(message));
-            }
-            let slices = self.one_box(device)?.into_iter().map(|side| views::slice(py, side));
-            PyTuple::new(py, slices.collect::<PyResult<Vec<_>>>()?)
-        })
+        guard(|| slices(py, self.core.box_of(device).map_err(to_py)?))
     }
 
     /// The one box of a shard as a tuple of slices.
@@ -89,18 +81,7 @@ impl PackedPartition {
     /// The device's pieces: a tuple of slices each, and the start in its own array.
     #[pyo3(signature = (device, /))]
     fn pieces<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyList>> {
-        guard(|| {
-            let list = PyList::empty(py);
-            let rank = self.core.shape().len();
-            for (number, row) in self.rows_of(device)?.chunks_exact(PER_DIM * rank).enumerate() {
-                poll_among(py, number)?;
-                let sides = || row.chunks_exact(PER_DIM);
-                let slices = sides().map(|side| views::slice(py, (side[0], side[1]))).collect::<PyResult<Vec<_>>>()?;
-                let start = PyTuple::new(py, sides().map(|side| side[2]))?;
-                list.append((PyTuple::new(py, slices)?, start))?;
-            }
-            Ok(list)
-        })
+        guard(|| views::pieces(py, &*self.core, device))
     }
 
     /// The pieces of all devices: where each device's begin, int64 (devices + 1,), and start, stop and local start of each
@@ -122,18 +103,8 @@ impl PackedPartition {
     /// Start and stop of every device's one box: int64 (devices, dims, 2).
     fn boxes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
-            self.check_single(py)?;
             let shape = [self.devices()?, self.core.shape().len(), 2];
-            arrays::filled(py, &shape, |out, _| {
-                for (device, row) in out.chunks_exact_mut(2 * shape[1]).enumerate() {
-                    let dims = self.core.intervals(device as i64)?;
-                    for ((side, dim), &n) in row.chunks_exact_mut(2).zip(dims).zip(self.core.shape()) {
-                        let found = dim.first().map_or((n, n), |piece| (piece.start, piece.stop));
-                        (side[0], side[1]) = found;
-                    }
-                }
-                shardwise_core::error::Result::Ok(())
-            })
+            arrays::filled(py, &shape, |out, poll| self.core.boxes_into(out, poll))
         })
     }
 
@@ -141,10 +112,10 @@ impl PackedPartition {
     #[pyo3(signature = (labels, /))]
     fn devices_indices_map<'py>(&self, py: Python<'py>, labels: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyDict>> {
         guard(|| {
-            self.check_single(py)?;
             let map = PyDict::new(py);
             for (device, label) in labels.iter_borrowed().enumerate() {
-                map.set_item(label, self.r#box(py, device as i64)?)?;
+                poll_among(py, device)?;
+                map.set_item(label, slices(py, self.core.box_of(device as i64).map_err(to_py)?)?)?;
             }
             Ok(map)
         })
@@ -253,9 +224,15 @@ impl PackedPartition {
         device: i64,
     ) -> PyResult<Bound<'py, PyList>> {
         guard(|| {
-            let rows = self.rows_of(device)?;
-            let bounds: Vec<i64> = rows.chunks_exact(PER_DIM).flat_map(|side| [side[0], side[1]]).collect();
-            let count = rows.len() / (PER_DIM * self.core.shape().len()); // A packed partition has a dim.
+            let (rank, mut bounds, mut count) = (self.core.shape().len(), Vec::new(), 0);
+            let origin = vec![0; rank];
+            let pieces = CoreTiling::visit_pieces(&*self.core, device, &mut |piece| {
+                count += 1;
+                bounds.resize(2 * rank * count, 0);
+                piece.region.bounds_into(&origin, &mut bounds[2 * rank * (count - 1)..]);
+                Ok(())
+            });
+            pieces.map_err(to_py)?;
             views::views(py, array, self.core.shape(), count, &bounds)
         })
     }
@@ -264,40 +241,5 @@ impl PackedPartition {
 impl PackedPartition {
     fn devices(&self) -> PyResult<usize> {
         arrays::length("devices", self.core.mesh().size())
-    }
-
-    /// The device's box; an empty one if it holds nothing.
-    fn one_box(&self, device: i64) -> PyResult<Vec<(i64, i64)>> {
-        let dims = self.core.intervals(device).map_err(to_py)?;
-        let side = |(dim, &n): (&Vec<Interval>, &i64)| dim.first().map_or((n, n), |piece| (piece.start, piece.stop));
-        Ok(dims.iter().zip(self.core.shape()).map(side).collect())
-    }
-
-    /// That no device holds several pieces.
-    fn check_single(&self, py: Python<'_>) -> PyResult<()> {
-        for device in 0..self.core.mesh().size() {
-            poll_among(py, device as usize)?;
-            let count = self.core.count(device).map_err(to_py)?;
-            if count > 1 {
-                let message = format!(
-                    "device index {device} holds {count} pieces, not one box; pieces(device) gives them, \
-                     all_pieces() those of all devices"
-                );
-                return Err(LayoutError::new_err(message));
-            }
-        }
-        Ok(())
-    }
-
-    /// Start, stop and local start along each dim of each of the device's pieces.
-    fn rows_of(&self, device: i64) -> PyResult<Vec<i64>> {
-        let count = arrays::length("pieces", self.core.count(device).map_err(to_py)?)?;
-        let mut rows = arrays::scratch("pieces", count, PER_DIM * self.core.shape().len())?;
-        rows.clear();
-        let dims = self.core.intervals(device).map_err(to_py)?;
-        self.core.visit(&dims, |pieces| {
-            rows.extend(pieces.iter().flat_map(|piece| [piece.start, piece.stop, piece.local]));
-        });
-        Ok(rows)
     }
 }

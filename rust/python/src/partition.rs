@@ -13,7 +13,7 @@ use shardwise_core::{
     packed::Packed as CorePacked,
     partition::{Bounds, Partition as CorePartition},
     runs::Runs,
-    tiling::Poll,
+    tiling::{Poll, Tiling},
     uneven::Cut,
 };
 
@@ -90,10 +90,7 @@ impl Partition {
     /// The shape of the device's shard.
     #[pyo3(signature = (device, /))]
     fn shard_shape<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| {
-            let bounds = self.roomy()?.box_of(device).map_err(to_py)?;
-            PyTuple::new(py, bounds.into_iter().map(|(start, stop)| stop - start))
-        })
+        guard(|| PyTuple::new(py, self.roomy()?.array_shape(device).map_err(to_py)?))
     }
 
     /// Start and stop of every device's box: int64 (devices, dims, 2).
@@ -265,7 +262,7 @@ impl Partition {
 }
 
 /// A box as a tuple of slices.
-fn slices(py: Python<'_>, bounds: Bounds) -> PyResult<Bound<'_, PyTuple>> {
+pub(crate) fn slices(py: Python<'_>, bounds: Bounds) -> PyResult<Bound<'_, PyTuple>> {
     let slices = bounds.into_iter().map(|bounds| views::slice(py, bounds)).collect::<PyResult<Vec<_>>>()?;
     PyTuple::new(py, slices)
 }

@@ -13,7 +13,7 @@ use shardwise_core::{
     pickle::{Id, Pickle, Record as CoreRecord, Value},
 };
 
-use crate::errors::{ParseError, detached, guard};
+use crate::errors::{ParseError, answer, detached, guard};
 
 /// How deep values may lie in one another; a value that contains itself is deeper than any.
 const MAX_DEPTH: usize = 200;
@@ -46,8 +46,8 @@ pub(crate) struct Record {
 
 #[pymethods]
 impl Record {
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        guard(|| Ok(format!("<Record {}>", self.name.bind(py).to_cow()?)))
+    fn __repr__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(format!("<Record {}>", self.name.bind(py).to_cow()?)))
     }
 }
 
@@ -61,8 +61,8 @@ pub(crate) struct Persistent {
 
 #[pymethods]
 impl Persistent {
-    fn __repr__(&self) -> PyResult<String> {
-        guard(|| Ok("<Persistent>".to_owned()))
+    fn __repr__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok("<Persistent>"))
     }
 }
 
@@ -89,29 +89,19 @@ pub(crate) fn read_pickle<'py>(
     })
 }
 
-/// What there is of a distributed checkpoint's index: the tensors, as tuples of name, dtype, shape, first chunk, number of
-/// chunks, where its bounds begin, and whether its chunks tile it; the objects, as tuples of name and place; the bounds
-/// of all chunks; the places of the chunks; the places, as rows of file, offset and length; the files; and the attributes
-/// that are not in `strict`, or `None` where they cannot be read.
-type Columns<'py> = (
-    Bound<'py, PyList>,
-    Bound<'py, PyList>,
-    Bound<'py, PyArray1<i64>>,
-    Bound<'py, PyArray1<i64>>,
-    Bound<'py, PyArray1<i64>>,
-    Vec<String>,
-    Bound<'py, PyDict>,
-);
-
-/// Reads the index of a distributed checkpoint; `judge` and `strict` are those of `read_pickle`.
+/// Reads the index of a distributed checkpoint; `judge` and `strict` are those of `read_pickle`. Gives
+/// the tensors, as tuples of name, dtype, shape, first chunk, number of chunks, where its bounds begin, and whether its
+/// chunks tile it; the objects, as tuples of name and place; the bounds of all chunks; the places of the chunks; the
+/// places, as rows of file, offset and length; the files; and the attributes that are not in `strict`, or `None` where
+/// they cannot be read.
 #[pyfunction]
 #[pyo3(signature = (data, judge, strict, /))]
 pub(crate) fn read_dcp_index<'py>(
     data: &Bound<'py, PyBytes>,
     judge: &Bound<'py, PyAny>,
     strict: Vec<String>,
-) -> PyResult<Columns<'py>> {
-    guard(|| {
+) -> PyResult<Bound<'py, PyAny>> {
+    answer(data.py(), || {
         let py = data.py();
         let bytes = data.as_bytes();
         let pickle = detached(py, |poll| Pickle::new(bytes, poll))?;
@@ -146,7 +136,7 @@ pub(crate) fn read_dcp_index<'py>(
             PyArray1::from_vec(py, index.bounds),
             PyArray1::from_vec(py, index.chunk_places),
             PyArray1::from_vec(py, places),
-            index.files.into_iter().map(str::to_owned).collect(),
+            index.files,
             rest,
         ))
     })

@@ -15,7 +15,7 @@ use shardwise_core::{
     copy::{contest::Way, overlap::Disjoint, run::run, strided::Strided},
     error::{Error, Result as CoreResult},
     plan::{
-        Plan, Transfer,
+        End, Plan,
         model::{Model, Sort},
         places::{Places, Seen},
         program::Programs,
@@ -26,7 +26,7 @@ use shardwise_core::{
 use crate::{
     arrays,
     convert::integers,
-    errors::{detached, guard, poll_among, to_py},
+    errors::{answer, detached, guard, poll_among, to_py},
     memory::room,
     tiling::{numbers, tiling},
     views,
@@ -71,14 +71,14 @@ impl ReshardPlan {
 
     /// The number of transfers.
     #[getter]
-    fn count(&self) -> PyResult<usize> {
-        guard(|| Ok(self.core.transfers()))
+    fn count<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.core.transfers()))
     }
 
     /// How many partial sums make one value.
     #[getter]
-    fn addends(&self) -> PyResult<usize> {
-        guard(|| Ok(self.core.addends()))
+    fn addends<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.core.addends()))
     }
 
     /// The bytes of int64 (transfers, 2 + 2 dims): source device, destination device, start, stop.
@@ -109,37 +109,11 @@ impl ReshardPlan {
     #[pyo3(signature = (side, kept, /))]
     fn local_boxes<'py>(&self, py: Python<'py>, side: usize, kept: bool) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
-            let plan = &self.core;
-            let tiling = if side == 0 { plan.source() } else { plan.destination() };
-            let rank = plan.destination().shape().len();
+            let (plan, end) = (&self.core, end(side)?);
             let count = if kept { plan.kept() } else { plan.transfers() };
-            // Of a large grid a few chunks may be asked for: then all places are more than those of the transfers.
-            let few = tiling.holders() as u64 > 4 * count as u64 + 1024;
-            let places = if few { None } else { Some(self.places(py, side)?) };
-            arrays::filled(py, &[count, rank, 2], |out, poll| {
-                let mut rows = out.chunks_exact_mut((2 * rank).max(1));
-                let mut write = |transfer: Transfer<'_>| {
-                    let (holder, piece) = match side {
-                        0 => (transfer.source, transfer.source_piece),
-                        _ => (transfer.destination, transfer.destination_piece),
-                    };
-                    let seen;
-                    let origin = match places {
-                        Some(places) => places.origin(holder, piece),
-                        None => {
-                            seen = Seen::new(&**tiling, holder, piece)?;
-                            &seen.origin
-                        }
-                    };
-                    let Some(row) = rows.next() else { return Ok(()) };
-                    for (bounds, side) in row.chunks_exact_mut(2).zip(transfer.region.relative_to(origin)) {
-                        (bounds[0], bounds[1]) = side;
-                    }
-                    Ok(())
-                };
-                let all = 0..plan.destination().holders() as usize;
-                if kept { plan.visit_kept(all, &mut write) } else { plan.visit_transfers(all, poll, &mut write) }
-            })
+            let places = if plan.is_far_larger(end, count) { None } else { Some(self.places(py, side)?) };
+            let shape = [count, plan.destination().shape().len(), 2];
+            arrays::filled(py, &shape, |out, poll| plan.local_boxes_into(end, kept, places, out, poll))
         })
     }
 
@@ -148,8 +122,7 @@ impl ReshardPlan {
     #[pyo3(signature = (side, holder, piece, /))]
     fn place<'py>(&self, py: Python<'py>, side: usize, holder: i64, piece: i64) -> PyResult<Bound<'py, PyTuple>> {
         guard(|| {
-            let tiling = if side == 0 { self.core.source() } else { self.core.destination() };
-            let seen = Seen::new(&**tiling, holder, piece).map_err(to_py)?;
+            let seen = Seen::new(&**self.core.end(end(side)?), holder, piece).map_err(to_py)?;
             let window = match seen.flat {
                 None => None,
                 Some((offset, extents)) => Some((offset, PyTuple::new(py, extents)?)),
@@ -183,13 +156,8 @@ impl ReshardPlan {
 
     /// The pieces of the transfers in the order of their rounds, and the number of pieces up to the end of each round.
     #[pyo3(signature = (budget, itemsize, /))]
-    fn rounds<'py>(
-        &self,
-        py: Python<'py>,
-        budget: i64,
-        itemsize: i64,
-    ) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyAny>)> {
-        guard(|| {
+    fn rounds<'py>(&self, py: Python<'py>, budget: i64, itemsize: i64) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || {
             let rank = self.core.destination().shape().len();
             let done = detached(py, |poll| rounds(&self.core.transfer_rows(poll)?, rank, budget, itemsize, poll))?;
             let rows = arrays::frozen(py, &[done.rows.len()], |out, _| {
@@ -256,11 +224,10 @@ impl ReshardPlan {
 impl ReshardPlan {
     /// The places of the pieces of one side, found once.
     fn places(&self, py: Python<'_>, side: usize) -> PyResult<&Places> {
-        let place = self.places.get(side).ok_or_else(|| PyValueError::new_err("side must be 0 or 1"))?;
+        let (tiling, place) = (self.core.end(end(side)?), &self.places[side]);
         if let Some(places) = place.get() {
             return Ok(places);
         }
-        let tiling = if side == 0 { self.core.source() } else { self.core.destination() };
         let places = detached(py, |poll| Places::new(&**tiling, poll))?;
         Ok(place.get_or_init(|| places))
     }
@@ -274,6 +241,11 @@ impl ReshardPlan {
         }
         Err(PyValueError::new_err("the number of arrays is not that of the plan's holders"))
     }
+}
+
+/// The end of a plan that `side` means: 0 the source, 1 the destination.
+fn end(side: usize) -> PyResult<End> {
+    [End::Source, End::Destination].get(side).copied().ok_or_else(|| PyValueError::new_err("side must be 0 or 1"))
 }
 
 /// The bytes that an array takes at most while it is copied from or to: its reference, its strides, its place among the
@@ -302,15 +274,14 @@ fn memory<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound<
 /// sends, receives and keeps, and for each tensor the senders of its transfers, or None if no box has replicas.
 #[pyfunction]
 #[pyo3(signature = (sorts, tensors, itemsizes, participants, /))]
-#[expect(clippy::type_complexity, reason = "it is a tuple for Python")]
 pub(crate) fn balance_model<'py>(
     py: Python<'py>,
     sorts: &Bound<'py, PyList>,
     tensors: Vec<usize>,
     itemsizes: Vec<i64>,
     participants: usize,
-) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyList>)> {
-    guard(|| {
+) -> PyResult<Bound<'py, PyAny>> {
+    answer(py, || {
         type Ends<'py> =
             (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
         let mut made = Vec::new();

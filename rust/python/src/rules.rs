@@ -10,7 +10,7 @@ use shardwise_core::rules::{CharClass, MatchMode, RuleSet as CoreRuleSet, SURROG
 
 use crate::{
     convert::strings,
-    errors::{guard, poll_holding, to_py},
+    errors::{answer, guard, poll_holding, to_py},
     memory::room,
 };
 
@@ -25,8 +25,6 @@ const SEARCHING_LIMIT: usize = 96 << 20;
 /// The bytes that a search takes at most once the rules are compiled: the list of the states, of at most 16 MiB, grows to
 /// twice its size. It is less than glibc maps apart, 32 MiB, which would take ten times as long as the search.
 const FINDING_LIMIT: usize = 31 << 20;
-
-type Positions<'py> = (Bound<'py, PyTuple>, Bound<'py, PyTuple>);
 
 /// Regular expressions that Python has accepted, searched for together.
 #[pyclass(frozen, module = "shardwise._core")]
@@ -70,8 +68,8 @@ impl RuleSet {
 
     /// The positions of the patterns that match the path, and of those that Python's engine still has to try.
     #[pyo3(signature = (path, /))]
-    fn find<'py>(&self, path: &Bound<'py, PyString>) -> PyResult<Positions<'py>> {
-        guard(|| {
+    fn find<'py>(&self, path: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
+        answer(path.py(), || {
             let py = path.py();
             let replaced;
             let text = match path.to_str() {

@@ -8,11 +8,9 @@ use pyo3::{
     types::{PyBool, PyList, PyTuple},
 };
 use shardwise_core::{
-    error::{Error, Result as CoreResult},
-    radix::product,
     region::Regions,
     tiling::{
-        Piece, Place, Tiling as CoreTiling,
+        Tiling as CoreTiling,
         boxes::{Array, Boxes, one_each},
         flat::FlatRanges,
         grid::Grid,
@@ -22,7 +20,7 @@ use shardwise_core::{
 use crate::{
     arrays,
     convert::{Numbers, integers},
-    errors::{detached, guard, poll_among, to_py},
+    errors::{answer, detached, guard, to_py},
     packed::PackedPartition,
     partition::Partition,
     views,
@@ -107,8 +105,8 @@ impl Tiling {
 
     /// The number of holders.
     #[getter]
-    fn holders(&self) -> PyResult<i64> {
-        guard(|| Ok(self.core.holders()))
+    fn holders<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.core.holders()))
     }
 
     /// The shape of a holder's own array.
@@ -119,74 +117,29 @@ impl Tiling {
 
     /// The elements of every holder's own array: int64 (holders,).
     fn array_sizes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        guard(|| self.of_holders(py, &|holder| product("the array of a holder", &self.core.array_shape(holder)?)))
+        guard(|| {
+            let holders = arrays::length("holders", self.core.holders())?;
+            arrays::filled(py, &[holders], |out, poll| self.core.array_sizes_into(out, poll))
+        })
     }
 
     /// The elements of every holder's pieces: int64 (holders,).
     fn held_sizes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
-            self.of_holders(py, &|holder| {
-                let mut held = 0_i64;
-                self.core.visit_pieces(holder, &mut |piece| {
-                    held = held.saturating_add(piece.region.elements()?);
-                    Ok(())
-                })?;
-                Ok(held)
-            })
+            let holders = arrays::length("holders", self.core.holders())?;
+            arrays::filled(py, &[holders], |out, poll| self.core.held_sizes_into(out, poll))
         })
     }
 
     /// A holder's pieces: a tuple of slices each, and the start in its own array, a tuple or the offset in a flat one.
     #[pyo3(signature = (holder, /))]
     fn pieces<'py>(&self, py: Python<'py>, holder: i64) -> PyResult<Bound<'py, PyList>> {
-        guard(|| {
-            let list = PyList::empty(py);
-            let (mut failure, mut number) = (None, 0);
-            let mut add = |piece: Piece<'_>| -> PyResult<()> {
-                let slices = piece.region.sides().map(|side| views::slice(py, side)).collect::<PyResult<Vec<_>>>()?;
-                let start = match piece.place {
-                    Place::At(start) => PyTuple::new(py, start)?.into_any(),
-                    Place::Flat(offset) => offset.into_pyobject(py)?.into_any(),
-                };
-                number += 1;
-                poll_among(py, number)?;
-                list.append((PyTuple::new(py, slices)?, start))
-            };
-            let done = self.core.visit_pieces(holder, &mut |piece| {
-                add(piece).map_err(|error| {
-                    failure = Some(error);
-                    Error::Interrupted
-                })
-            });
-            match failure {
-                Some(error) => Err(error),
-                None => done.map(|()| list).map_err(to_py),
-            }
-        })
+        guard(|| views::pieces(py, &*self.core, holder))
     }
 
     /// That the pieces hold each element of the tensor, once except for replicas.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         guard(|| detached(py, |poll| self.core.check(poll)))
-    }
-}
-
-impl Tiling {
-    /// A number for each holder: int64 (holders,).
-    fn of_holders<'py>(
-        &self,
-        py: Python<'py>,
-        number: &(dyn Fn(i64) -> CoreResult<i64> + Sync),
-    ) -> PyResult<Bound<'py, PyAny>> {
-        arrays::filled(py, &[arrays::length("holders", self.core.holders())?], |out, poll| {
-            for (holder, out) in out.iter_mut().enumerate() {
-                if holder % (1 << 12) == 0 {
-                    poll()?;
-                }
-                *out = number(holder as i64)?;
-            }
-            CoreResult::Ok(())
-        })
     }
 }
 

@@ -26,12 +26,18 @@ use pyo3::{
     types::{PyEllipsis, PyList, PyTuple},
 };
 
-use shardwise_core::{copy::strided::Strided, shown};
+use shardwise_core::{
+    copy::strided::Strided,
+    error::Error,
+    region::sides,
+    shown,
+    tiling::{Piece, Place, Tiling},
+};
 use shardwise_io::job::Memory;
 
 use crate::{
     arrays,
-    errors::{LayoutError, poll_among},
+    errors::{LayoutError, poll_among, to_py},
 };
 
 /// From this type number on, dtypes are of the new kind (`NPY_VSTRING`); below are numpy's own and those registered the
@@ -82,6 +88,32 @@ pub(crate) fn slice<'py>(py: Python<'py>, (start, stop): (i64, i64)) -> PyResult
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PySlice_New(start.as_ptr(), stop.as_ptr(), std::ptr::null_mut())) }
 }
 
+/// A holder's pieces: a tuple of slices each, and the start in its own array, a tuple or the offset in a flat one.
+pub(crate) fn pieces<'py>(py: Python<'py>, tiling: &dyn Tiling, holder: i64) -> PyResult<Bound<'py, PyList>> {
+    let list = PyList::empty(py);
+    let (mut failure, mut number) = (None, 0);
+    let mut add = |piece: Piece<'_>| -> PyResult<()> {
+        let slices = piece.region.sides().map(|side| slice(py, side)).collect::<PyResult<Vec<_>>>()?;
+        let start = match piece.place {
+            Place::At(start) => PyTuple::new(py, start)?.into_any(),
+            Place::Flat(offset) => offset.into_pyobject(py)?.into_any(),
+        };
+        number += 1;
+        poll_among(py, number)?;
+        list.append((PyTuple::new(py, slices)?, start))
+    };
+    let done = tiling.visit_pieces(holder, &mut |piece| {
+        add(piece).map_err(|error| {
+            failure = Some(error);
+            Error::Interrupted
+        })
+    });
+    match failure {
+        Some(error) => Err(error),
+        None => done.map(|()| list).map_err(to_py),
+    }
+}
+
 /// Whether numpy lets `array` be written.
 pub(crate) fn writeable(array: &Bound<'_, PyUntypedArray>) -> bool {
     // SAFETY: `array` is a live ndarray, so its fields are initialised; they are only read.
@@ -117,7 +149,7 @@ pub(crate) fn memory(array: &Bound<'_, PyUntypedArray>, strided: &Strided) -> Me
 
 /// `array[start:stop, …, ...]`. Without the ellipsis, a 0-d array would give a scalar.
 fn index<'py>(py: Python<'py>, array: &Bound<'py, PyUntypedArray>, row: &[i64]) -> PyResult<Bound<'py, PyAny>> {
-    let mut key = row.chunks_exact(2).map(|b| slice(py, (b[0], b[1]))).collect::<PyResult<Vec<_>>>()?;
+    let mut key = sides(row).map(|side| slice(py, side)).collect::<PyResult<Vec<_>>>()?;
     key.push(PyEllipsis::get(py).to_owned().into_any());
     array.as_any().get_item(PyTuple::new(py, key)?)
 }
@@ -168,14 +200,14 @@ impl Template {
         row: &[i64],
     ) -> PyResult<Bound<'py, PyAny>> {
         let mut data = self.data;
-        let empty = row.chunks_exact(2).any(|b| b[0] == b[1]);
-        for ((bounds, stride), extent) in row.chunks_exact(2).zip(&self.strides).zip(&mut self.dims) {
-            *extent = (bounds[1] - bounds[0]) as npy_intp;
+        let empty = sides(row).any(|(start, stop)| start == stop);
+        for (((start, stop), stride), extent) in sides(row).zip(&self.strides).zip(&mut self.dims) {
+            *extent = (stop - start) as npy_intp;
             // An empty view points at the array's first element: none of its own exists to point at.
             if !empty {
                 // Wrapping, because a zero-copy view may step outside and back (negative strides); the address of its
                 // first element, reached at the end of the loop, is that of an element of the array.
-                data = data.wrapping_offset((bounds[0] as isize).wrapping_mul(*stride));
+                data = data.wrapping_offset((start as isize).wrapping_mul(*stride));
             }
         }
         // SAFETY: `ndarray` is numpy's static; `descr` is alive and gets the reference that the call steals; `dims` and

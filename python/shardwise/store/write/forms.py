@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ..._arguments import integer
 from ..._text import shown
 from ...errors import LayoutError
 from ...partition import Partition
@@ -90,7 +91,8 @@ def plan_form(
     if to == "safetensors":
         files = single_file(path.name, kept, said)
     elif to == "hf":
-        if isinstance(max_file_bytes, bool) or not isinstance(max_file_bytes, int) or max_file_bytes < 1:
+        max_file_bytes = integer("max_file_bytes", max_file_bytes)
+        if max_file_bytes < 1:
             raise LayoutError(f"max_file_bytes is {shown(max_file_bytes)}; it must be a positive integer")
         files = whole = hugging_face_files(kept, max_file_bytes, said)
         if len(whole) > 1:

@@ -11,12 +11,13 @@ use std::{
 };
 
 use super::{
-    Change, Poll,
+    change::Change,
     explore::{Cost, Scale},
 };
 use crate::{
     collective::{cost::Tensor, kinds::State, views::prime_factors},
     error::Result,
+    tiling::Poll,
 };
 
 /// Moves that are looked at before the rest is given up.

@@ -8,6 +8,12 @@ use std::{
 
 use super::super::kinds::Collective;
 
+/// Up to how many factors all states are told apart by their names.
+pub(super) const FEW_FACTORS: usize = 5;
+
+/// States that a search over layouts visits before it gives up.
+pub(super) const STATES: usize = 5_000;
+
 /// Seconds and the number of steps: what the searches put in order.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Cost {

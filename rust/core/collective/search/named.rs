@@ -1,9 +1,15 @@
 //! The cheapest sequence without a permute: A* over layouts.
 
-use super::{Change, FEW_FACTORS, Poll, STATES, bound::Bound, explore::Cost, explore::Explorer, moves::Moves};
+use super::{
+    bound::Bound,
+    change::Change,
+    explore::{Cost, Explorer, FEW_FACTORS, STATES},
+    moves::Moves,
+};
 use crate::{
     collective::kinds::{Collective, Role},
     error::Result,
+    tiling::Poll,
 };
 
 /// The cheapest sequence below `most`, if one is found.

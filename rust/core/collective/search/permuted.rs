@@ -6,10 +6,16 @@
 
 use std::collections::HashMap;
 
-use super::{Change, FEW_FACTORS, Poll, STATES, bound::Bound, explore::Cost, explore::Explorer, moves::Moves};
+use super::{
+    bound::Bound,
+    change::Change,
+    explore::{Cost, Explorer, FEW_FACTORS, STATES},
+    moves::Moves,
+};
 use crate::{
     collective::kinds::{Collective, State, permute},
     error::Result,
+    tiling::Poll,
 };
 
 /// Layouts after the permute that are kept for each number of shards.

@@ -5,7 +5,13 @@ use std::{
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{
+    super::{
+        cost::Tensor,
+        kinds::{Kind, State, all_gather},
+    },
+    *,
+};
 use crate::{layout::Layout, mesh::Mesh, parallel::never, uneven::Uneven};
 
 fn mesh(names: &[&str], sizes: &[i64]) -> Arc<Mesh> {

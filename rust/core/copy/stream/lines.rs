@@ -81,6 +81,35 @@ impl Streams {
         });
     }
 
+    /// [`Self::copy_rows`] for boxes that lie side by side in one destination: box by box, so that the rows of each source
+    /// are read one after the other. The lines in which two boxes meet are whole, row by row.
+    ///
+    /// # Safety
+    /// As for [`Self::copy_rows`].
+    #[inline]
+    pub(in crate::copy) unsafe fn copy_across(&mut self, form: &Form, rows: &Range<i64>, jobs: &[Job]) {
+        let (stride_from, stride_to) = form.row_strides();
+        let row = form.row as usize;
+        let count = (rows.end - rows.start).max(0) as usize;
+        if self.ends.len() < count {
+            self.ends.resize(count, End { place: Place::nowhere(), owed: 0 });
+        }
+        let mut first = 0;
+        form.each_run(rows.start, rows.end - rows.start, |from, to, count| {
+            let run = Run { from, to, stride_from, stride_to, row, count: count as usize };
+            let ends = &mut self.ends[first..first + run.count];
+            first += run.count;
+            // SAFETY: as in `copy_rows`.
+            unsafe {
+                match self.width {
+                    Width::Avx512 => across_512(ends, run, jobs),
+                    Width::Avx => across_256(ends, run, jobs),
+                    Width::Sse2 => across_128(ends, run, jobs),
+                }
+            }
+        });
+    }
+
     /// Stores what is still to be stored, and lets no later store overtake those before.
     ///
     /// # Safety
@@ -179,6 +208,25 @@ unsafe fn take_long<L: Lines>(end: &mut End, run: Run, place: Place) {
             place = place.moved(stride_from, stride_to);
         }
         at += STRETCH;
+    }
+}
+
+/// Takes the rows of a run in each of the boxes, which lie side by side; `ends` has one for each row.
+///
+/// # Safety
+/// As for [`take`].
+#[inline(always)]
+unsafe fn across<L: Lines>(ends: &mut [End], run: Run, jobs: &[Job]) {
+    for job in jobs {
+        let mut place = job.place.moved(run.from, run.to);
+        for end in &mut *ends {
+            // SAFETY: the caller's; `head` and the whole lines are within the row.
+            unsafe {
+                let head = begin::<L>(end, place, run.row);
+                store_lines::<L>(place.moved(head as isize, head as isize), (run.row - head) / LINE);
+            }
+            place = place.moved(run.stride_from, run.stride_to);
+        }
     }
 }
 
@@ -314,6 +362,14 @@ unsafe fn take_512(ends: &mut [End], run: Run, jobs: &[Job]) {
 
 /// # Safety
 /// As for [`take`].
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn across_512(ends: &mut [End], run: Run, jobs: &[Job]) {
+    // SAFETY: the caller's.
+    unsafe { across::<Avx512>(ends, run, jobs) }
+}
+
+/// # Safety
+/// As for [`take`].
 #[target_feature(enable = "avx")]
 unsafe fn take_256(ends: &mut [End], run: Run, jobs: &[Job]) {
     // SAFETY: the caller's.
@@ -322,9 +378,24 @@ unsafe fn take_256(ends: &mut [End], run: Run, jobs: &[Job]) {
 
 /// # Safety
 /// As for [`take`].
+#[target_feature(enable = "avx")]
+unsafe fn across_256(ends: &mut [End], run: Run, jobs: &[Job]) {
+    // SAFETY: the caller's.
+    unsafe { across::<Avx>(ends, run, jobs) }
+}
+
+/// # Safety
+/// As for [`take`].
 unsafe fn take_128(ends: &mut [End], run: Run, jobs: &[Job]) {
     // SAFETY: the caller's.
     unsafe { take::<Sse2>(ends, run, jobs) }
+}
+
+/// # Safety
+/// As for [`take`].
+unsafe fn across_128(ends: &mut [End], run: Run, jobs: &[Job]) {
+    // SAFETY: the caller's.
+    unsafe { across::<Sse2>(ends, run, jobs) }
 }
 
 /// Copies less than a line: at most 64 bytes.

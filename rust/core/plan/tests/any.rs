@@ -82,6 +82,37 @@ fn check_any(source: &Arc<dyn Tiling>, destination: &Arc<dyn Tiling>, same: &[i6
         .unwrap();
     }
     assert_eq!(number, plan.transfers());
+    // Seen in its piece's array, a box is as far from the piece's first element as it is in the tensor.
+    for (end, pieces, tiling) in [(End::Source, &from, source), (End::Destination, &to, destination)] {
+        let places = Places::new(&**tiling, &mut never).unwrap();
+        for kept in [false, true] {
+            let count = if kept { plan.kept() } else { plan.transfers() };
+            let mut boxes = vec![-1; 2 * zeros.len() * count];
+            let mut again = boxes.clone();
+            plan.local_boxes_into(end, kept, Some(&places), &mut boxes, &mut never).unwrap();
+            plan.local_boxes_into(end, kept, None, &mut again, &mut never).unwrap();
+            assert_eq!(boxes, again);
+            assert!(plan.local_boxes_into(end, kept, None, &mut [0], &mut never).is_err());
+            let mut expected = Vec::new();
+            let mut add = |transfer: Transfer<'_>| {
+                let (holder, piece) = match end {
+                    End::Source => (transfer.source, transfer.source_piece),
+                    End::Destination => (transfer.destination, transfer.destination_piece),
+                };
+                let piece = pieces.get(pieces.position(holder, piece), &zeros);
+                for (dim, (start, stop)) in transfer.region.sides().enumerate() {
+                    let local = if let Place::At(at) = piece.place { at[dim] } else { 0 };
+                    let shift = local - piece.region.start()[dim];
+                    expected.extend([start + shift, stop + shift]);
+                }
+                Ok(())
+            };
+            let all = 0..want.len();
+            if kept { plan.visit_kept(all, &mut add) } else { plan.visit_transfers(all, &mut never, &mut add) }
+                .unwrap();
+            assert_eq!(boxes, expected);
+        }
+    }
 }
 
 proptest! {

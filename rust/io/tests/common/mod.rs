@@ -222,7 +222,7 @@ impl Case {
         for tensor in &self.tensors {
             let rows = |parts: &[Part]| parts.iter().flat_map(Part::row).collect::<Vec<i64>>();
             let (from, to) = (rows(&tensor.sources), rows(&tensor.destinations));
-            job.add(tensor.itemsize, &tensor.shape, &from, &to, wanted).unwrap();
+            job.add(tensor.itemsize, &tensor.shape, &from, &to, wanted, &mut || Ok(())).unwrap();
         }
         job
     }

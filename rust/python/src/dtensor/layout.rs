@@ -150,10 +150,10 @@ impl DtensorLayout {
 
     /// The number that TensorFlow gives the form of the layout, in `LayoutType`.
     #[getter]
-    fn layout_type(&self) -> PyResult<u8> {
-        guard(|| {
+    fn layout_type<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || {
             Ok(match self.layout.kind() {
-                LayoutKind::Empty => 0,
+                LayoutKind::Empty => 0_u8,
                 LayoutKind::Static => 1,
                 LayoutKind::SingleDevice => 2,
                 LayoutKind::Parted => 3,

@@ -1,0 +1,210 @@
+//! What a pickle says, in tables.
+
+use crate::error::{Error, Result};
+
+/// The longest input in bytes; positions in it are held in 32 bits.
+pub const MAX_BYTES: usize = u32::MAX as usize - 1;
+
+/// The longest integer in bytes.
+pub const MAX_INTEGER: usize = 64;
+
+/// The number of a value in its [`Pickle`].
+pub type Id = u32;
+
+/// A stretch of the input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    pub(super) start: u32,
+    pub(super) length: u32,
+}
+
+/// What an opcode left on the stack. Containers and records are numbers to ask the [`Pickle`] for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Value {
+    /// `None`.
+    None,
+    /// `True` or `False`.
+    Bool(bool),
+    /// An integer of 64 bits.
+    Int(i64),
+    /// A longer one: little-endian two's complement.
+    Long(Span),
+    /// A float.
+    Float(f64),
+    /// A text, which may not be valid UTF-8.
+    Text(Span),
+    /// Bytes, or a bytearray.
+    Bytes(Span),
+    /// A tuple.
+    Tuple(Span),
+    /// A list.
+    List(u32),
+    /// A dict, as its pairs in the order of writing; a key may come twice.
+    Dict(u32),
+    /// A set or a frozenset.
+    Set(u32),
+    /// What the input names.
+    Global(u32),
+    /// A call, or an object made of its class.
+    Record(u32),
+    /// A value that the container of the input holds: the id says which.
+    Persistent(Id),
+}
+
+/// A call that was noted down and not made, and what would then have been done to its result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record {
+    /// What is called: a [`Value::Global`].
+    pub callee: Id,
+    /// Its arguments: a tuple.
+    pub arguments: Id,
+    /// Its keyword arguments: a dict.
+    pub keywords: Option<Id>,
+    /// The state that the result would be given.
+    pub state: Option<Id>,
+    /// The dict, by its number, of the pairs that would be set on it.
+    pub(super) items: Option<u32>,
+    /// The list, by its number, of what would be appended to it.
+    pub(super) elements: Option<u32>,
+}
+
+/// What an input says, in tables; a value is never copied, so that what is shared stays shared.
+#[derive(Debug)]
+pub struct Pickle<'a> {
+    pub(super) input: &'a [u8],
+    pub(super) values: Vec<Value>,
+    pub(super) tuples: Vec<Id>,
+    pub(super) lists: Vec<Vec<Id>>,
+    pub(super) dicts: Vec<Vec<(Id, Id)>>,
+    pub(super) globals: Vec<(&'a [u8], &'a [u8])>,
+    pub(super) records: Vec<Record>,
+    pub(super) root: Id,
+}
+
+impl<'a> Pickle<'a> {
+    /// What the input is.
+    #[must_use]
+    pub fn root(&self) -> Id {
+        self.root
+    }
+
+    /// How many values there are; their numbers are those below.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Never: a pickle is a value at least.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    /// A value by its number.
+    #[must_use]
+    pub fn value(&self, id: Id) -> Value {
+        self.values[id as usize]
+    }
+
+    /// The bytes of a text, bytes or a long integer.
+    #[must_use]
+    pub fn bytes(&self, span: Span) -> &'a [u8] {
+        &self.input[span.start as usize..][..span.length as usize]
+    }
+
+    /// The items of a tuple.
+    #[must_use]
+    pub fn tuple(&self, span: Span) -> &[Id] {
+        &self.tuples[span.start as usize..][..span.length as usize]
+    }
+
+    /// The items of a list or a set.
+    #[must_use]
+    pub fn list(&self, number: u32) -> &[Id] {
+        &self.lists[number as usize]
+    }
+
+    /// The pairs of a dict.
+    #[must_use]
+    pub fn dict(&self, number: u32) -> &[(Id, Id)] {
+        &self.dicts[number as usize]
+    }
+
+    /// Module and name of a global.
+    #[must_use]
+    pub fn global(&self, number: u32) -> (&'a [u8], &'a [u8]) {
+        self.globals[number as usize]
+    }
+
+    /// Every global that the input names, each once.
+    #[must_use]
+    pub fn globals(&self) -> &[(&'a [u8], &'a [u8])] {
+        &self.globals
+    }
+
+    /// A record.
+    #[must_use]
+    pub fn record(&self, number: u32) -> &Record {
+        &self.records[number as usize]
+    }
+
+    /// The pairs that would be set on a record's result.
+    #[must_use]
+    pub fn items(&self, record: &Record) -> &[(Id, Id)] {
+        record.items.map_or(&[], |number| self.dict(number))
+    }
+
+    /// What would be appended to a record's result.
+    #[must_use]
+    pub fn elements(&self, record: &Record) -> &[Id] {
+        record.elements.map_or(&[], |number| self.list(number))
+    }
+
+    /// Whether each value can be reached from `roots`, by its number.
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] if there is not the memory for it.
+    pub fn reachable(&self, roots: &[Id]) -> Result<Vec<bool>> {
+        let mut seen = Vec::new();
+        seen.try_reserve_exact(self.len()).map_err(|_| too_many(self.len()))?;
+        seen.resize(self.len(), false);
+        let mut open: Vec<Id> = Vec::new();
+        let mut visit = |id: Id, open: &mut Vec<Id>| -> Result<()> {
+            if !std::mem::replace(&mut seen[id as usize], true) {
+                open.try_reserve(1).map_err(|_| too_many(self.len()))?;
+                open.push(id);
+            }
+            Ok(())
+        };
+        roots.iter().try_for_each(|&id| visit(id, &mut open))?;
+        while let Some(id) = open.pop() {
+            match self.value(id) {
+                Value::Tuple(span) => self.tuple(span).iter().try_for_each(|&id| visit(id, &mut open))?,
+                Value::List(number) | Value::Set(number) => {
+                    self.list(number).iter().try_for_each(|&id| visit(id, &mut open))?;
+                }
+                Value::Dict(number) => {
+                    self.dict(number)
+                        .iter()
+                        .try_for_each(|&(k, v)| visit(k, &mut open).and_then(|()| visit(v, &mut open)))?;
+                }
+                Value::Record(number) => {
+                    let record = self.record(number);
+                    let ids = [Some(record.callee), Some(record.arguments), record.keywords, record.state];
+                    ids.into_iter().flatten().try_for_each(|id| visit(id, &mut open))?;
+                    self.elements(record).iter().try_for_each(|&id| visit(id, &mut open))?;
+                    self.items(record)
+                        .iter()
+                        .try_for_each(|&(k, v)| visit(k, &mut open).and_then(|()| visit(v, &mut open)))?;
+                }
+                Value::Persistent(inner) => visit(inner, &mut open)?,
+                _ => {}
+            }
+        }
+        Ok(seen)
+    }
+}
+
+pub(super) fn too_many(values: usize) -> Error {
+    Error::TooMany { what: format!("the {values} values of a pickle") }
+}
