@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import shardwise as sw
@@ -23,6 +24,12 @@ def slow_partition() -> sw.Partition:
     names = [f"a{i}" for i in range(32)]
     axes = [tuple(names[i : i + 8]) for i in (0, 8, 16, 24)]
     return sw.TensorLayout(axes, sw.DeviceMesh((2,) * 32, names)).partition((999,) * 4, "chunk")
+
+
+def apart(count: int) -> npt.NDArray[np.int64]:
+    """Boxes of one dim, of lengths 1 and 2 in turn, with gaps between them."""
+    starts = 3 * np.arange(count)
+    return np.stack([starts, starts + 1 + starts % 2], axis=1)[:, None]
 
 
 def run(program: str, timeout: float = 3600) -> list[str]:
@@ -46,6 +53,22 @@ CALLS: dict[str, tuple[Callable[[int], Any], Callable[[Any], object]]] = {
     "devices_indices_map": (
         lambda n: sw.TensorLayout(("x",), sw.DeviceMesh((n >> 3,), ("x",), range(n >> 3))).partition((n,)),
         lambda partition: partition.devices_indices_map(),
+    ),
+    "views": (
+        lambda n: sw.TensorLayout(("x",), sw.DeviceMesh((n >> 3,), ("x",))).partition((n,)),
+        lambda partition: partition.views(np.broadcast_to(np.int8(), partition.shape)),
+    ),
+    "views of packed dims": (
+        lambda n: sw.TensorLayout((sw.packed.gate_up("x"),), sw.DeviceMesh((n >> 4,), ("x",))).partition((n,)),
+        lambda partition: partition.views(np.broadcast_to(np.int8(), partition.shape)),
+    ),
+    "pieces": (
+        lambda n: sw.Tiling.from_boxes((3 * (n >> 4),), {"a": apart(n >> 4)}),
+        lambda tiling: tiling._core.pieces(0),
+    ),
+    "boxes": (
+        lambda n: (apart(n >> 5), n >> 5, ((3 * (n >> 5),), apart(n >> 5)[:, 0, 0])),
+        lambda holder: sw._core.Tiling.boxes(holder[2][0], [holder], False),
     ),
     "shapes": (
         lambda n: sw.TensorLayout(("x",), sw.DeviceMesh((n >> 2,), ("x",))).partition((n,)),

@@ -204,12 +204,20 @@ class TestViewsOfMeshes:
                 MESH.submesh(names)
             assert str(raised.value).endswith("the axes of this mesh are ('dp', 'tp')")
 
+    def test_names_that_are_not_text_are_shown(self) -> None:
+        with refused(TypeError, "names must be an axis name or a sequence of them, got (0, 1)"):
+            MESH.submesh((0, 1))  # type: ignore[arg-type]
+
     def test_an_axis_named_twice_is_named_with_both_places(self) -> None:
         with refused(sw.MeshError, "names[2] repeats the axis 'dp' of names[0]"):
             MESH.submesh(("dp", "tp", "dp"))
 
 
 class TestMeshes:
+    def test_a_label_that_comes_twice_is_named_with_both_places(self) -> None:
+        with refused(sw.MeshError, "devices[2] repeats the label 'a' of devices[0]"):
+            sw.DeviceMesh((3,), ("x",), ["a", "b", "a"])
+
     def test_an_array_of_devices_has_as_many_dims_as_numpy_allows(self) -> None:
         most = max(dims for dims in (32, 64) if _is_possible(dims))
         names = [f"a{i}" for i in range(most + 1)]

@@ -182,6 +182,26 @@ def test_from_one_order_to_another_and_back(before: int, after: int) -> None:
     assert plan.total_bytes("int64") + kept == needed
 
 
+def test_tensors_apart_may_be_on_devices_of_their_own() -> None:
+    """Gate whole on both devices, up on one of each of four: totals over all tensors have no common devices then."""
+    src = sw.TensorLayout((packed.gate_up("tp"),), line(2)).partition((8,))
+    dst = {
+        "gate": sw.TensorLayout((None,), line(2)).partition((4,)),
+        "up": sw.TensorLayout(("tp",), line(4)).partition((4,)),
+    }
+    plan = sw.plan_refit(src, dst)
+    moved = plan.run([np.array([0, 1, 4, 5]), np.array([2, 3, 6, 7])])
+    assert [array.tolist() for array in moved["gate"]] == [[0, 1, 2, 3]] * 2
+    assert [array.tolist() for array in moved["up"]] == [[4], [5], [6], [7]]
+    with refused(sw.LayoutError, "the tensors of dst are on different devices"):
+        plan.bytes_received("int64")
+    alone = {**dst, "up": sw.TensorLayout((None,), line(2)).partition((4,))}
+    assert sw.plan_refit(src, alone).bytes_received("int64").tolist() == [32, 32]
+    ranges = sw.Tiling.from_flat_ranges((8,), [(0, 8)])
+    with refused(sw.LayoutError, "src_shards is not cut as the plan's source is"):
+        plan.run(sw.ShardedArray(ranges, [np.arange(8)]))
+
+
 def test_text_of_too_many_parts_or_factors_is_refused_before_it_is_read() -> None:
     """So that what is wrong otherwise is not found."""
     with refused(sw.LayoutError, "parts", "65536"):

@@ -167,6 +167,18 @@ def test_partial_sums_are_not_replicas_of_one_another() -> None:
         sw.gather(sw.ShardedArray(partition, sums))
 
 
+def test_partial_sums_over_a_sub_axis_are_not_replicas_of_one_another() -> None:
+    """Of eight devices the first four hold one addend, the last four the other."""
+    layout = sw.TensorLayout((None,), sw.DeviceMesh((8,), ("tp",)), unreduced=("tp:(1)2",))
+    addends = [np.array([1, 2, 3])] * 4 + [np.array([10, 20, 30])] * 4
+    sums = sw.ShardedArray(layout.partition((3,)), addends)
+    assert sw.gather(sums).tolist() == [11, 22, 33]
+    assert sw.all_reduce(sums).shard("cpu:5").tolist() == [11, 22, 33]
+    drifted = sw.ShardedArray(layout.partition((3,)), [*addends[:7], np.array([10, 20, 31])])
+    with refused(LayoutError, "element (2,) is 30 on device 'cpu:4' and 31 on 'cpu:7'"):
+        sw.gather(drifted)
+
+
 def test_the_views_of_one_array_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     def compared(*_: object) -> None:
         raise AssertionError

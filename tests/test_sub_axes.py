@@ -289,6 +289,7 @@ class TestViews:
             (lambda m: m.unflatten("tp", (2, 2), ("a", "dp")), sw.MeshError, "dp"),
             (lambda m: m.unflatten(7, (2, 2), ("a", "b")), sw.MeshError, "7"),
             (lambda m: m.unflatten(True, (2, 2), ("a", "b")), TypeError, "axis"),
+            (lambda m: m.unflatten(np.arange(2), (2, 2), ("a", "b")), TypeError, "axis, if it is not a name, must be"),
             (lambda m: m.transpose("tp"), sw.MeshError, "each once"),
         ],
     )

@@ -86,6 +86,10 @@ def test_the_ways_to_write_a_box() -> None:
         (lambda: sw.Tiling.from_boxes((4,), "ab"), TypeError, "boxes must be a mapping"),
         (lambda: sw.Tiling.from_boxes((4,), 3), TypeError, "boxes must be a mapping"),  # type: ignore[arg-type]
         (lambda: sw.Tiling.from_boxes(4, []), TypeError, "shape must be a sequence of integers"),  # type: ignore[arg-type]
+        (lambda: sw.Tiling.grid((4, True), (2, 1)), TypeError, "shape must be a sequence of integers"),
+        (lambda: sw.Tiling.grid({4}, (2,)), TypeError, "shape must be a sequence of integers"),  # type: ignore[arg-type]
+        (lambda: sw.Tiling.grid((4,), (2,), 3), TypeError, "holders must be a sequence of labels"),  # type: ignore[arg-type]
+        (lambda: sw.Tiling.grid((4,), (2,), {"a", "b"}), TypeError, "holders must be a sequence"),  # type: ignore[arg-type]
         (lambda: sw.Tiling.from_boxes((-1,), []), sw.LayoutError, r"shape\[0\] is -1"),
         (lambda: sw.Tiling.from_boxes((2**62, 4), []), sw.SizeOverflowError, "over the limit"),
         (lambda: sw.Tiling.from_boxes((4,), {"a": [(0, 5)]}), sw.LayoutError, r"holders\[0\]: its box is \[0, 5\)"),

@@ -25,7 +25,8 @@ from .layout import Axes, TensorLayout, UnevenRule
 from .mesh import DeviceMesh, list_devices
 from .model.hooks import load_with
 from .partition import Partition
-from .tiling import Piece, Tiling
+from .piece import Piece
+from .tiling import Tiling
 
 if TYPE_CHECKING:
     from . import dtensor as dtensor
@@ -37,9 +38,10 @@ if TYPE_CHECKING:
     from .reshard.cost import CollectiveCost, LinkModel, cost_of
     from .reshard.kinds import Collective, CollectiveStep
     from .reshard.model import ModelPlan, plan_model
-    from .reshard.plan import ReshardPlan, Transfer, plan_reshard
+    from .reshard.plan import ReshardPlan, plan_reshard
     from .reshard.program import LocalBox, Program, Step
     from .reshard.refit import RefitPlan, plan_refit
+    from .reshard.transfer import Transfer
     from .rules.layout_map import LayoutMap
     from .rules.layout_rule import LayoutRule
     from .rules.report import LayoutReport, TensorReport
@@ -150,8 +152,9 @@ _LAZY = {
     "reshard.kinds": ("Collective", "CollectiveStep"),
     "reshard.model": ("ModelPlan", "plan_model"),
     "reshard.program": ("LocalBox", "Program", "Step"),
-    "reshard.plan": ("ReshardPlan", "Transfer", "plan_reshard"),
+    "reshard.plan": ("ReshardPlan", "plan_reshard"),
     "reshard.refit": ("RefitPlan", "plan_refit"),
+    "reshard.transfer": ("Transfer",),
     "rules.layout_map": ("LayoutMap",),
     "rules.layout_rule": ("LayoutRule",),
     "rules.report": ("LayoutReport", "TensorReport"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -24,9 +24,11 @@ __all__ = [
     "instance",
     "int64_array",
     "integer",
+    "integers_of",
     "is_masked",
     "optional",
     "path_of",
+    "positions_of",
     "refuse_mask",
     "sizes_of",
 ]
@@ -79,6 +81,24 @@ def integer(name: str, value: object) -> int:
         raise TypeError(f"{name} must be an integer, got {shown(value)}: {error}") from None
 
 
+def integers_of(name: str, value: Any) -> tuple[int, ...]:
+    """Give a sequence of integers as a tuple of Python's own.
+
+    >>> integers_of("shape", {2, 3})
+    Traceback (most recent call last):
+    TypeError: shape must be a sequence of integers, got {2, 3}
+    """
+    try:
+        # Without a length it may never end, without positions it has no order.
+        is_sequence = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+        if not is_sequence or isinstance(value, (str, bytes, bytearray, Mapping)):
+            raise TypeError
+        # All at once: a sequence longer than memory gives a MemoryError.
+        return tuple([number if type(number) is int else integer(name, number) for number in tuple(value)])
+    except TypeError:
+        raise TypeError(f"{name} must be a sequence of integers, got {shown(value)}") from None
+
+
 def sizes_of(name: str, value: object) -> tuple[int, ...]:
     """Give a shape as a tuple of integers, none of them negative.
 
@@ -88,17 +108,28 @@ def sizes_of(name: str, value: object) -> tuple[int, ...]:
     >>> sizes_of("shape", [2, np.int64(3)])
     (2, 3)
     """
-    try:
-        if isinstance(value, str) or not isinstance(value, Iterable) or not hasattr(value, "__len__"):
-            raise TypeError  # Without a length it may never end.
-        # All at once: a sequence longer than memory gives a MemoryError.
-        sizes = tuple([size if type(size) is int else integer(name, size) for size in tuple(value)])
-    except TypeError:
-        raise TypeError(f"{name} must be a sequence of integers, got {shown(value)}") from None
+    sizes = integers_of(name, value)
     for dim, size in enumerate(sizes):
         if size < 0:
             raise LayoutError(f"{name}[{dim}] is {shown(size)}, but a dim has at least 0 elements")
     return sizes
+
+
+def positions_of(name: str, labels: Sequence[Any], error: type[ValueError]) -> dict[Hashable, int]:
+    """Give the position of each label, which must be hashable and distinct.
+
+    >>> positions_of("devices", ["a", "b", "a"], ValueError)
+    Traceback (most recent call last):
+    ValueError: devices[2] repeats the label 'a' of devices[0]
+    """
+    try:
+        index = {label: i for i, label in enumerate(labels)}
+    except TypeError as unhashable:
+        raise TypeError(f"{name}: every label must be hashable ({unhashable})") from None
+    if len(index) != len(labels):
+        first, label = next((i, label) for i, label in enumerate(labels) if index[label] != i)
+        raise error(f"{name}[{index[label]}] repeats the label {shown(label)} of {name}[{first}]")
+    return index
 
 
 def path_of(file: str | os.PathLike[str]) -> Path:

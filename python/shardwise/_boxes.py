@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from ._arguments import int64_array
 from ._text import shown
 from .errors import LayoutError
+from .piece import Piece
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -38,16 +39,14 @@ def one_each(shape: tuple[int, ...], boxes: Any) -> Bounds:
     return array
 
 
-def parse_holder(
-    label: Any, value: Any, shape: tuple[int, ...], own: Sequence[int] | None, piece_type: type[Any]
-) -> Holder:
+def parse_holder(label: Any, value: Any, shape: tuple[int, ...], own: Sequence[int] | None) -> Holder:
     """Read the entry of `from_boxes` for one label; `own` is the shape of its array, if given."""
     name = f"boxes[{shown(label)}]"
     if isinstance(value, (str, bytes, Mapping, Set)) or not hasattr(value, "__len__"):
         raise TypeError(f"{name} must be a box or a list of boxes, got {shown(value)}")
     rank = len(shape)
-    if len(value) and not isinstance(value, np.ndarray) and isinstance(value[0], piece_type):
-        if not all(isinstance(piece, piece_type) for piece in value):
+    if len(value) and not isinstance(value, np.ndarray) and isinstance(value[0], Piece):
+        if not all(isinstance(piece, Piece) for piece in value):
             raise TypeError(f"{name} mixes Pieces and other boxes; give one or the other")
         if own is None:
             raise LayoutError(f"arrays has no shape for {shown(label)}, whose boxes are given as Pieces")
@@ -117,7 +116,7 @@ def key_of(holder: Holder) -> tuple[Any, ...]:
     return bounds.tobytes(), count, array if isinstance(array, bool) else (array[0], tuple(array[1]))
 
 
-def arguments_of(key: tuple[Any, ...], piece_type: Callable[..., Any]) -> tuple[str, list[Any], dict[str, Any]]:
+def arguments_of(key: tuple[Any, ...]) -> tuple[str, list[Any], dict[str, Any]]:
     """The method that a tiling's key names, and arguments that make the same tiling again."""
     name, shape, labels, content, flag = key
     keywords: dict[str, Any] = {}
@@ -146,7 +145,7 @@ def arguments_of(key: tuple[Any, ...], piece_type: Callable[..., Any]) -> tuple[
             step = 1 if flat else rank
             places = [tuple(starts[i * step : (i + 1) * step]) for i in range(count)]
             boxes[label] = [
-                piece_type(tuple(slice(*side) for side in box), start[0] if flat else start)
+                Piece(tuple(slice(*side) for side in box), start[0] if flat else start)
                 for box, start in zip(listed, places, strict=True)
             ]
             arrays[label] = own

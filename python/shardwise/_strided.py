@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["Piece", "strided_pieces"]
+__all__ = ["Ranges", "strided_pieces"]
 
 #: Elements of a dim: ascending ranges, none of them empty, none of them touching the next.
-Piece = list[tuple[int, int]]
+Ranges = list[tuple[int, int]]
 
 
-def strided_pieces(size: int, cuts: Sequence[tuple[int, int]]) -> list[Piece]:
+def strided_pieces(size: int, cuts: Sequence[tuple[int, int]]) -> list[Ranges]:
     """Give the elements that each coordinate over some mesh axes holds, in the C order of the coordinates.
 
     Args:
@@ -23,16 +23,16 @@ def strided_pieces(size: int, cuts: Sequence[tuple[int, int]]) -> list[Piece]:
     >>> strided_pieces(8, [(2, 1), (2, 2)])
     [[(0, 1), (2, 3)], [(1, 2), (3, 4)], [(4, 5), (6, 7)], [(5, 6), (7, 8)]]
     """
-    pieces: list[Piece] = [[(0, size)] if size else []]
+    pieces: list[Ranges] = [[(0, size)] if size else []]
     for count, factor in cuts:
         pieces = [part for piece in pieces for part in _cut(piece, count, factor)]
     return pieces
 
 
-def _cut(piece: Piece, count: int, factor: int) -> list[Piece]:
+def _cut(piece: Ranges, count: int, factor: int) -> list[Ranges]:
     """Cut a piece over an axis of size `count`."""
     length = sum(stop - start for start, stop in piece)
-    parts: list[Piece] = [[] for _ in range(count)]
+    parts: list[Ranges] = [[] for _ in range(count)]
     ranges = iter(piece)
     start = stop = 0
     outer = -(-length // factor)
@@ -52,7 +52,7 @@ def _cut(piece: Piece, count: int, factor: int) -> list[Piece]:
     return parts
 
 
-def _append(piece: Piece, start: int, stop: int) -> None:
+def _append(piece: Ranges, start: int, stop: int) -> None:
     if piece and piece[-1][1] == start:
         piece[-1] = (piece[-1][0], stop)
     else:

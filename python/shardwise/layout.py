@@ -85,7 +85,7 @@ class TensorLayout(Drawn):
             self._bind(device_mesh)
 
     def _bind(self, mesh: DeviceMesh) -> None:
-        instance("device_mesh", mesh, DeviceMesh, " or None")
+        instance("device_mesh", mesh, DeviceMesh)
         axes: tuple[Any, ...] = self._axes
         if self._packed:
             axes = tuple(
@@ -184,7 +184,7 @@ class TensorLayout(Drawn):
     @property
     def is_fully_replicated(self) -> bool:
         """Whether every device holds the whole tensor: no axis larger than 1 cuts a dim or is unreduced."""
-        mesh = self._with_mesh("is_fully_replicated")
+        mesh = self._require_mesh("is_fully_replicated")
         return all(n == 1 for n in self.num_shards) and all(mesh.axis_size(name) == 1 for name in self._unreduced)
 
     def refined(self) -> TensorLayout:
@@ -200,7 +200,7 @@ class TensorLayout(Drawn):
         >>> layout.refined()
         TensorLayout((None, 'tp:(1)4'), DeviceMesh((2, 4, 2), ('dp', 'tp:(1)4', 'tp:(4)2')))
         """
-        bound, mesh = self._require_bound("refined"), self._with_mesh("refined")
+        bound, mesh = self._require_bound("refined"), self._require_mesh("refined")
         names, sizes = bound.mesh_axes
         if names == mesh.axis_names and all(name in names for name in self._named_axes()):
             return self
@@ -268,8 +268,8 @@ class TensorLayout(Drawn):
             if name in place:
                 return [name]
             wanted = parse_sub_axis(name)
-            if wanted is None or wanted.axis not in self._with_mesh("a view").axis_names:
-                wanted = SubAxis(name, 1, self._with_mesh("a view").axis_size(name))
+            if wanted is None or wanted.axis not in self._require_mesh("a view").axis_names:
+                wanted = SubAxis(name, 1, self._require_mesh("a view").axis_size(name))
             parts = [(other, parse_sub_axis(other)) for other in mesh.axis_names]
             if wanted.axis in place:
                 # An axis that is not factored has only the sub-axes of size 1 and the whole axis.
@@ -290,7 +290,7 @@ class TensorLayout(Drawn):
         axes = [mapped(spec) for spec in self._axes]
         return TensorLayout(axes, mesh, unreduced=[part for name in self._unreduced for part in factors(name)])
 
-    def _with_mesh(self, what: str) -> DeviceMesh:
+    def _require_mesh(self, what: str) -> DeviceMesh:
         if self._mesh is None:
             raise self._no_mesh(what)
         return self._mesh

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core
-from ._arguments import is_masked
+from ._arguments import is_masked, positions_of
 from ._drawn import Drawn
 from ._frozen import frozen_objects, handed_out
 from ._text import shown
@@ -113,13 +113,7 @@ class DeviceMesh(Drawn):
     def _set_devices(self, labels: list[Any]) -> None:
         if len(labels) != self.size:
             raise _wrong_count(len(labels), self.shape, self.size)
-        try:
-            index = {label: i for i, label in enumerate(labels)}
-        except TypeError as error:
-            raise TypeError(f"devices: every label must be hashable ({error})") from None
-        if len(index) != len(labels):
-            second, label = next((i, label) for i, label in enumerate(labels) if index[label] != i)
-            raise MeshError(f"devices[{second}] repeats the label {shown(label)} of devices[{index[label]}]")
+        index = positions_of("devices", labels, MeshError)
         # The default labels, written out, are the default mesh.
         if any(type(label) is not str or label != f"{_PREFIX}{i}" for i, label in enumerate(labels)):
             self._labels = tuple(labels)

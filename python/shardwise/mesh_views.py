@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ._arguments import integer
+from ._text import shown
 from .errors import MeshError
 from .sub_axis import parse_sub_axis
 
@@ -58,7 +60,7 @@ def unflatten(mesh: DeviceMesh, axis: str | int, sizes: Sequence[int], names: Se
     if isinstance(axis, str):
         position = _positions(mesh, (axis,))[0]
     else:
-        position = _index("axis", axis)
+        position = integer("axis, if it is not a name,", axis)
         if not 0 <= position < mesh.ndim:
             raise MeshError(f"axis is {position}; the mesh has the {mesh.ndim} axes {mesh.axis_names}")
     parts = type(mesh)(sizes, names)
@@ -120,14 +122,8 @@ def factored(mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
 def _names(argument: str, names: Any) -> tuple[str, ...]:
     items = (names,) if isinstance(names, str) else names
     if not isinstance(items, Sequence) or not all(isinstance(name, str) for name in items):
-        raise TypeError(f"{argument} must be an axis name or a sequence of them, got {type(names).__name__}")
+        raise TypeError(f"{argument} must be an axis name or a sequence of them, got {shown(names)}")
     return tuple(items)
-
-
-def _index(argument: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{argument} must be an axis name or its position, got {type(value).__name__}")
-    return int(value.__index__())
 
 
 def _positions(mesh: DeviceMesh, names: Sequence[str]) -> list[int]:

@@ -9,9 +9,10 @@ import numpy as np
 
 from . import _core
 from ._arguments import instance
-from ._dtypes import bits_of, bytes_for
+from ._dtypes import bits_of
 from .errors import SizeOverflowError
-from .tiling import Piece, Tiling
+from .piece import Piece
+from .tiling import Tiling
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -385,17 +386,7 @@ class Partition(Tiling):
         if self.size * bits > 8 * (2**63 - 1):
             size = f"{bits} bits" if bits % 8 else f"{bits // 8} bytes"
             raise SizeOverflowError(f"nbytes: {self.size} elements of {size} are over the limit of {2**63 - 1} bytes")
-        if isinstance(self._core, _core.PackedPartition):
-            held = self._core.array_sizes()
-            if int(held.max()) * bits > 8 * (2**63 - 1):
-                raise SizeOverflowError(
-                    f"nbytes: {int(held.max())} elements of {bits} bits, with their padding, are too many"
-                )
-            return bytes_for(held, bits)
-        boxes = self.boxes()
-        extents = boxes[:, :, 1] - boxes[:, :, 0]
-        elements: npt.NDArray[np.int64] = extents.prod(axis=1, dtype=np.int64)
-        return bytes_for(elements, bits)
+        return super().nbytes(dtype)
 
     @property
     def holders(self) -> tuple[Any, ...]:
@@ -453,6 +444,13 @@ class Partition(Tiling):
 
     def check(self) -> None:
         """Do nothing: the shards of a partition hold every element, and devices with the same shard are replicas."""
+
+    def _array_sizes(self) -> npt.NDArray[np.int64]:
+        if isinstance(self._core, _core.PackedPartition):
+            return self._core.array_sizes()
+        boxes = self._core.boxes()
+        sizes: npt.NDArray[np.int64] = (boxes[..., 1] - boxes[..., 0]).prod(axis=1, dtype=np.int64)
+        return sizes
 
     @property
     def _count(self) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._arguments import instance, int64_array
+from ._arguments import instance, int64_array, integers_of, positions_of
 from ._boxes import arguments_of, key_of, one_each, parse_holder
 from ._core import PackedPartition as CorePackedPartition
 from ._core import Partition as CorePartition
@@ -18,47 +16,12 @@ from ._drawn import Drawn
 from ._dtypes import bits_of, bytes_for
 from ._text import shown
 from .errors import LayoutError, SizeOverflowError
+from .piece import Piece
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Piece", "Tiling"]
-
-Slices = tuple[slice, ...]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A box of a tensor, and where it lies in its holder's array.
-
-    >>> Piece((slice(0, 4), slice(2, 6)), (0, 0))
-    Piece(box=(slice(0, 4, None), slice(2, 6, None)), start=(0, 0))
-    """
-
-    #: The box of the tensor.
-    box: Slices
-    #: Where it begins in the holder's own array: one position per dim, or, in an array of one dim in which the box lies
-    #: flattened in C order, the offset of its first element.
-    start: tuple[int, ...] | int
-
-    def view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Give the piece as a view of its holder's own array, in the shape of the box.
-
-        >>> Piece((slice(0, 2), slice(1, 3)), 1).view(np.arange(6))
-        array([[1, 2],
-               [3, 4]])
-        """
-        extents = tuple(side.stop - side.start for side in self.box)
-        if not isinstance(self.start, tuple):
-            return array[self.start : self.start + math.prod(extents)].reshape(extents)
-        sides = (slice(start, start + extent) for start, extent in zip(self.start, extents, strict=True))
-        key: tuple[Any, ...] = (*sides, ...)
-        view: npt.NDArray[Any] = array[key]
-        return view
-
-    def __hash__(self) -> int:
-        # Slices cannot be hashed before Python 3.12.
-        return hash((tuple((side.start, side.stop) for side in self.box), self.start))
+__all__ = ["Tiling"]
 
 
 class Tiling(Drawn):
@@ -97,14 +60,7 @@ class Tiling(Drawn):
         labels = key[2]
         tiling._core, tiling._key, tiling._labels, tiling._index = core, key, labels, None
         if labels is not None:
-            try:
-                tiling._index = {label: i for i, label in enumerate(labels)}
-            except TypeError as error:
-                raise TypeError(f"holders: every label must be hashable ({error})") from None
-            if len(tiling._index) != len(labels):
-                first = next(i for i, label in enumerate(labels) if tiling._index[label] != i)
-                second = tiling._index[labels[first]]
-                raise LayoutError(f"holders[{second}] repeats the label {shown(labels[first])} of holders[{first}]")
+            tiling._index = positions_of("holders", labels, LayoutError)
         return tiling
 
     @classmethod
@@ -139,8 +95,8 @@ class Tiling(Drawn):
         Traceback (most recent call last):
         shardwise.errors.LayoutError: the boxes leave a gap: none holds [3:4]
         """
-        shape = _numbers("shape", shape)
-        replicas = _flag("replicas", replicas)
+        shape = integers_of("shape", shape)
+        replicas = instance("replicas", replicas, bool)
         if not isinstance(boxes, Mapping):
             if arrays:
                 raise LayoutError("arrays is for holders with labels, whose boxes are given as Pieces")
@@ -148,7 +104,7 @@ class Tiling(Drawn):
             core = CoreTiling.one_each(shape, bounds, len(bounds), replicas)
             return cls._made(core, ("from_boxes", shape, None, (bounds.tobytes(), len(bounds)), replicas))
         given = dict(arrays or {})
-        holders = [parse_holder(label, value, shape, given.pop(label, None), Piece) for label, value in boxes.items()]
+        holders = [parse_holder(label, value, shape, given.pop(label, None)) for label, value in boxes.items()]
         if given:
             raise LayoutError(f"arrays has a shape for {shown(next(iter(given)))}, which boxes does not have")
         if holders and all(array is True for *_, array in holders):
@@ -183,8 +139,10 @@ class Tiling(Drawn):
         >>> grid.holders, grid.holder_shape((2, 0)), grid.pieces((2, 0))[0].box
         (((0, 0), (1, 0), (2, 0)), (2, 6), (slice(8, 10, None), slice(0, 6, None)))
         """
-        shape, chunks = _numbers("shape", shape), _numbers("chunks", chunks)
-        core = CoreTiling.grid(shape, chunks, _flag("padded", padded))
+        shape, chunks = integers_of("shape", shape), integers_of("chunks", chunks)
+        if holders is not None and not isinstance(holders, (Sequence, np.ndarray)):
+            raise TypeError(f"holders must be a sequence of labels or None, got {shown(holders)}")
+        core = CoreTiling.grid(shape, chunks, instance("padded", padded, bool))
         labels = None if holders is None else tuple(holders)
         if labels is not None and len(labels) != core.holders:
             raise LayoutError(f"holders has {len(labels)} labels but the grid has {core.holders} chunks")
@@ -213,14 +171,14 @@ class Tiling(Drawn):
         >>> [piece.box for piece in ranks.pieces(1)]
         [(slice(1, 2, None), slice(2, 4, None)), (slice(2, 3, None), slice(0, 4, None))]
         """
-        shape = _numbers("shape", shape)
+        shape = integers_of("shape", shape)
         pairs = int64_array("ranges", list(ranges.values()) if isinstance(ranges, Mapping) else ranges)
         if pairs.size == 0:
             pairs = pairs.reshape(0, 2)
         if pairs.ndim != 2 or pairs.shape[1] != 2:
             raise LayoutError(f"ranges is of shape {pairs.shape}; it must be (holders, 2): start and stop")
         labels = tuple(ranges) if isinstance(ranges, Mapping) else None
-        core = CoreTiling.flat(shape, pairs, _flag("replicas", replicas))
+        core = CoreTiling.flat(shape, pairs, instance("replicas", replicas, bool))
         return cls._made(core, ("from_flat_ranges", shape, labels, pairs.tobytes(), replicas))
 
     @property
@@ -272,9 +230,11 @@ class Tiling(Drawn):
         >>> Tiling.from_flat_ranges((3, 4), [(0, 6), (6, 12)]).nbytes("float32").tolist()
         [24, 24]
         """
-        bits, elements = bits_of(dtype), self._core_tiling.array_sizes()
+        bits, elements = bits_of(dtype), self._array_sizes()
         if len(elements) and int(elements.max()) * bits > 8 * (2**63 - 1):
-            raise SizeOverflowError(f"nbytes: {int(elements.max())} elements of {bits} bits are over {2**63 - 1} bytes")
+            raise SizeOverflowError(
+                f"nbytes: {int(elements.max())} elements of {bits} bits, padding included, are over {2**63 - 1} bytes"
+            )
         return bytes_for(elements, bits)
 
     def check(self) -> None:
@@ -304,6 +264,10 @@ class Tiling(Drawn):
     def _shape_of(self, position: int) -> tuple[int, ...]:
         """The shape of the array of the holder of this number."""
         return self._core_tiling.array_shape(position)
+
+    def _array_sizes(self) -> npt.NDArray[np.int64]:
+        """The elements of each holder's own array, with its padding: int64 (holders,)."""
+        return self._core_tiling.array_sizes()
 
     def _kind_text(self) -> str:
         """What sort of tiling this is, in plain words."""
@@ -367,7 +331,7 @@ class Tiling(Drawn):
         return hash(self._key)
 
     def __repr__(self) -> str:
-        name, arguments, keywords = arguments_of(self._key, Piece)
+        name, arguments, keywords = arguments_of(self._key)
         texts = [*map(repr, arguments), *(f"{key}={value!r}" for key, value in keywords.items())]
         return f"Tiling.{name}({', '.join(texts)})"
 
@@ -376,25 +340,6 @@ class Tiling(Drawn):
 
 
 def _restored(key: tuple[Any, ...]) -> Tiling:
-    name, arguments, keywords = arguments_of(key, Piece)
+    name, arguments, keywords = arguments_of(key)
     tiling: Tiling = getattr(Tiling, name)(*arguments, **keywords)
     return tiling
-
-
-def _numbers(name: str, value: Any) -> tuple[int, ...]:
-    """A sequence of integers as a tuple."""
-    array = int64_array(name, value if isinstance(value, np.ndarray) else list(_sequence(name, value)))
-    if array.ndim != 1:
-        raise TypeError(f"{name} must be a sequence of integers, got {shown(value)}")
-    return tuple(array.tolist())
-
-
-def _sequence(name: str, value: Any) -> Sequence[Any]:
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
-        raise TypeError(f"{name} must be a sequence of integers, got {shown(value)}")
-    sequence: Sequence[Any] = value
-    return sequence
-
-
-def _flag(name: str, value: Any) -> bool:
-    return instance(name, value, bool)

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use crate::{
     error::{Error, Result},
+    parallel::Poll,
     pickle::{Id, Pickle, Value},
     region::sides,
     tiling::boxes::one_each,
@@ -83,7 +84,7 @@ impl<'a> Index<'a> {
     ///
     /// # Errors
     /// [`Error::PickledIndex`] if it is not one, [`Error::TooMany`] if there is no memory for it; what `poll` returns.
-    pub fn new(pickle: &Pickle<'a>, poll: &mut dyn FnMut() -> Result<()>) -> Result<Self> {
+    pub fn new(pickle: &Pickle<'a>, poll: Poll<'_>) -> Result<Self> {
         let mut reader = Reader { pickle, found: HashMap::new(), index: Self::default() };
         let state = reader
             .state(pickle.root(), &[b"Metadata"])
@@ -172,7 +173,7 @@ impl<'p, 'a> Reader<'p, 'a> {
     }
 
     /// The stretches, by what lies in them.
-    fn places(&mut self, storage: &[(Id, Id)], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    fn places(&mut self, storage: &[(Id, Id)], poll: Poll<'_>) -> Result<()> {
         let not_one = || wrong("storage_data holds an entry that is not a chunk and its place");
         let mut files: HashMap<&'a str, i64> = HashMap::new();
         self.found
@@ -225,7 +226,7 @@ impl<'p, 'a> Reader<'p, 'a> {
         Ok(())
     }
 
-    fn entry(&mut self, name: Id, entry: Id, poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    fn entry(&mut self, name: Id, entry: Id, poll: Poll<'_>) -> Result<()> {
         let name = self.text(Some(name)).ok_or_else(|| wrong("state_dict_metadata has a name that is not text"))?;
         if self.state(entry, &[b"BytesStorageMetadata"]).is_some() {
             let place = self.found.get(&(name.as_bytes(), None)).copied();
@@ -292,7 +293,7 @@ impl<'p, 'a> Reader<'p, 'a> {
 }
 
 /// Whether boxes tile a tensor; `false` also for what is not a tensor, so that it is looked at and refused.
-fn tiled(shape: &[i64], count: usize, bounds: &[i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<bool> {
+fn tiled(shape: &[i64], count: usize, bounds: &[i64], poll: Poll<'_>) -> Result<bool> {
     if count == 1 {
         return Ok(sides(bounds).zip(shape).all(|(side, &size)| side == (0, size)));
     }

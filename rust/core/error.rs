@@ -481,7 +481,6 @@ pub enum Error {
     WorkerPanicked(String),
 }
 
-/// The holders of two boxes.
 /// A box as numpy would write it: `[0:4, 2:6]`, cut short if it has many dims.
 pub(crate) fn box_text(start: &[i64], stop: &[i64]) -> String {
     const MOST: usize = 16;
@@ -489,6 +488,7 @@ pub(crate) fn box_text(start: &[i64], stop: &[i64]) -> String {
     format!("[{}{}]", sides.join(", "), if start.len() > MOST { ", …" } else { "" })
 }
 
+/// The holders of two boxes.
 fn holders_text(first: i64, second: i64) -> String {
     if first == second {
         format!("two boxes of holders[{first}]")

@@ -10,7 +10,7 @@ mod kernel;
 
 use crate::{
     error::{Error, Result},
-    parallel::{self, PIECE},
+    parallel::{self, PIECE, Poll},
     partition::Partition,
     radix::product,
 };
@@ -76,7 +76,7 @@ impl Partition {
         offsets: &[i64],
         shard_ids: &mut [i64],
         local_offsets: &mut [i64],
-        poll: &mut dyn FnMut() -> Result<()>,
+        poll: Poll<'_>,
     ) -> Result<()> {
         same_length(("offsets", offsets.len()), ("shard_ids", shard_ids.len()))?;
         same_length(("offsets", offsets.len()), ("local_offsets", local_offsets.len()))?;
@@ -104,7 +104,7 @@ impl Partition {
         shard_ids: &[i64],
         local_offsets: &[i64],
         offsets: &mut [i64],
-        poll: &mut dyn FnMut() -> Result<()>,
+        poll: Poll<'_>,
     ) -> Result<()> {
         same_length(("shard_ids", shard_ids.len()), ("local_offsets", local_offsets.len()))?;
         same_length(("shard_ids", shard_ids.len()), ("offsets", offsets.len()))?;

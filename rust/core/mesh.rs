@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use crate::{
     error::{Error, Result},
     index::linear::Linear,
-    parallel, radix,
+    parallel::{self, Poll},
+    radix,
 };
 
 /// Named axes with sizes. The devices are known by their row-major index; what they are called is the caller's affair.
@@ -136,7 +137,7 @@ impl Mesh {
     /// # Errors
     /// [`Error::Length`] if `out` has not as many elements; what `poll` returns.
     #[inline(never)]
-    pub fn coordinates_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    pub fn coordinates_into(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
         let axes = self.sizes.len();
         let expected = usize::try_from(self.size).ok().and_then(|n| n.checked_mul(axes));
         if expected != Some(out.len()) {

@@ -16,6 +16,9 @@ use std::{
 
 use crate::error::{Error, Result};
 
+/// What long calls ask now and then, to be told to stop.
+pub type Poll<'a> = &'a mut dyn FnMut() -> Result<()>;
+
 /// How many elements make it worth starting a second thread.
 pub const PARALLEL_FROM: usize = 1 << 17;
 
@@ -47,7 +50,7 @@ pub fn threads() -> usize {
 ///
 /// # Errors
 /// What `poll` or `work` returns; [`Error::WorkerPanicked`] if `work` panicked while several threads were at it.
-pub fn for_each<T, P, W>(elements: usize, mut pieces: P, poll: &mut dyn FnMut() -> Result<()>, work: W) -> Result<()>
+pub fn for_each<T, P, W>(elements: usize, mut pieces: P, poll: Poll<'_>, work: W) -> Result<()>
 where
     T: Send,
     P: Iterator<Item = T> + Send,
@@ -71,7 +74,7 @@ where
         stop.store(true, Ordering::Relaxed);
         lock(&failure).get_or_insert(error);
     };
-    let worker = |poll: &mut dyn FnMut() -> Result<()>| {
+    let worker = |poll: Poll<'_>| {
         loop {
             let batch: Vec<T> = lock(&pieces).by_ref().take(batch).collect();
             if batch.is_empty() {

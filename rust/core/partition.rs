@@ -7,7 +7,8 @@ use crate::{
     index::linear::Linear,
     layout::{AxisRole, Layout},
     mesh::Mesh,
-    parallel, radix,
+    parallel::{self, Poll},
+    radix,
     uneven::{Cut, Uneven},
 };
 
@@ -221,7 +222,7 @@ impl Partition {
     /// # Errors
     /// [`Error::Length`] if `out` has not one slot per device; what `poll` returns.
     #[inline(never)]
-    pub fn shard_ids_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    pub fn shard_ids_into(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
         self.fill(&self.shard_id_function(), out, poll)
     }
 
@@ -230,7 +231,7 @@ impl Partition {
     /// # Errors
     /// [`Error::Length`] if `out` has not one slot per device; what `poll` returns.
     #[inline(never)]
-    pub fn replica_ids_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    pub fn replica_ids_into(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
         self.fill(&self.replica_id_function(), out, poll)
     }
 
@@ -240,7 +241,7 @@ impl Partition {
     /// [`Error::Length`] if `out` has not as many elements; [`Error::TooMany`] if there is no memory for the bounds of
     /// the shards along each dim; what `poll` returns.
     #[inline(never)]
-    pub fn boxes_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    pub fn boxes_into(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
         let row = 2 * self.shape.len();
         self.check_out(out.len(), row)?;
         if row == 0 {
@@ -272,14 +273,6 @@ impl Partition {
         })
     }
 
-    /// The size in bytes of the whole tensor of elements of `itemsize` bytes.
-    ///
-    /// # Errors
-    /// [`Error::Overflow`] if it is over 2^63 - 1.
-    pub fn total_bytes(&self, itemsize: i64) -> Result<i64> {
-        radix::product("nbytes", &[self.size, itemsize])
-    }
-
     /// `shard_id`, the argument `what`, if there is such a shard.
     pub(crate) fn check_shard(&self, what: &'static str, shard_id: i64) -> Result<i64> {
         if shard_id < 0 || shard_id >= self.total_shards() {
@@ -297,7 +290,7 @@ impl Partition {
         Err(Error::Length { left: "out", left_len: given, right: "the values of all devices", right_len })
     }
 
-    fn fill(&self, value: &Linear, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    fn fill(&self, value: &Linear, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
         self.check_out(out.len(), 1)?;
         let pieces = out.chunks_mut(parallel::PIECE).enumerate();
         parallel::for_each(self.mesh().size() as usize, pieces, poll, |(number, piece)| {

@@ -14,8 +14,11 @@ mod translate;
 
 use std::{collections::HashMap, sync::OnceLock};
 
-use crate::{error::Result, parallel};
-use automaton::{Automaton, Poll};
+use crate::{
+    error::Result,
+    parallel::{self, Poll},
+};
+use automaton::Automaton;
 use translate::{Ending, Group, LAST_NEWLINE, TAKEN_FOR, Traits, translate};
 
 /// What stands for a lone surrogate, which Python has in its texts and Rust has not. Python takes both for neither a digit,

@@ -4,9 +4,10 @@ use multiversion::multiversion;
 
 use crate::{
     error::{Error, Result},
-    parallel,
+    parallel::{self, Poll},
     partition::Partition,
     radix,
+    region::Region,
 };
 
 /// The runs of one box: equally long, at offsets that an odometer over the outer dims gives.
@@ -28,27 +29,24 @@ impl Runs {
     /// # Errors
     /// [`Error::DeviceIndex`] if the mesh has no such device.
     pub fn of(partition: &Partition, device: i64) -> Result<Self> {
-        let bounds = partition.box_of(device)?;
-        if bounds.iter().any(|(start, stop)| start == stop) {
+        let (start, stop): (Vec<i64>, Vec<i64>) = partition.box_of(device)?.into_iter().unzip();
+        let region = Region::new(&start, &stop);
+        if region.is_empty() {
             return Ok(Self { length: 0, count: 0, first: 0, outer: Vec::new() });
         }
         let (shape, strides) = (partition.shape(), partition.strides());
-        let first = bounds.iter().zip(strides).map(|((start, _), stride)| start * stride).sum();
-        // The trailing dims that the box spans whole, and the one before them, are contiguous.
-        let whole = (0..shape.len()).rev().take_while(|&dim| bounds[dim] == (0, shape[dim])).count();
-        let inner = (shape.len() - whole).saturating_sub(1);
-        let extent = |&(start, stop): &(i64, i64)| stop - start;
+        let inner = region.contiguous_from(shape);
         let mut outer: Vec<(i64, i64)> = Vec::with_capacity(inner);
-        for (size, &stride) in bounds[..inner].iter().map(extent).zip(strides).filter(|&(size, _)| size > 1) {
+        for (size, &stride) in region.extents().take(inner).zip(strides).filter(|&(size, _)| size > 1) {
             match outer.last_mut() {
                 Some(last) if last.1 == size * stride => *last = (last.0 * size, stride),
                 _ => outer.push((size, stride)),
             }
         }
         Ok(Self {
-            length: bounds[inner..].iter().map(extent).product(),
+            length: region.extents().skip(inner).product(),
             count: outer.iter().map(|(size, _)| size).product(),
-            first,
+            first: region.offset(strides),
             outer,
         })
     }
@@ -70,7 +68,7 @@ impl Runs {
     /// # Errors
     /// [`Error::Length`] if `out` has not two slots per run; what `poll` returns.
     #[inline(never)]
-    pub fn fill_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    pub fn fill_into(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
         if usize::try_from(self.count).ok().and_then(|n| n.checked_mul(2)) != Some(out.len()) {
             let runs = usize::try_from(self.count).unwrap_or(usize::MAX).saturating_mul(2);
             return Err(Error::Length { left: "out", left_len: out.len(), right: "the runs", right_len: runs });

@@ -296,3 +296,36 @@ def test_verbs_name_a_dim_that_is_not_there(dim: int) -> None:
         sw.reduce_scatter(sw.ShardedArray(sums, [np.ones((4, 4))] * 4), "x", dim=dim)
     with refused(IndexError, "dim is 0, but rank is 0"):
         sw.all_to_all(sw.distribute_tensor(np.array(1.0), sw.TensorLayout((), mesh())), "y", dim=0)
+
+
+def test_verbs_leave_other_dims_packed() -> None:
+    """A device holds rows of both parts before and after, and all columns after."""
+    axes = (sw.packed.gate_up("x"), "y")
+    whole = np.arange(32).reshape(8, 4)
+    cut = sw.distribute_tensor(whole, sw.TensorLayout(axes, sw.DeviceMesh((2, 2), ("x", "y"))))
+    rows = sw.all_gather(cut, "y")
+    assert rows.layout.axes == (axes[0], None)
+    assert np.array_equal(rows.shard("cpu:2"), whole[[2, 3, 6, 7]])
+    columns = sw.all_gather(cut, "x")
+    assert columns.layout.axes == (None, "y")
+    assert np.array_equal(columns.shard("cpu:3"), whole[:, 2:])
+    with refused(LayoutError, "dim 0 is packed"):
+        sw.all_to_all(cut, "y", dim=0)
+    with refused(LayoutError, "'x'", "not the minor axes of a dim"):
+        sw.all_to_all(cut, "x", dim=1)
+
+
+def test_verbs_keep_the_axes_of_a_packed_dim_that_are_not_gathered() -> None:
+    """The first part is cut by both axes, the second by one: without that it is whole."""
+    dim = sw.packed.concat(sw.packed.part(4, axes=("x", "y")), sw.packed.part(2, axes="y"))
+    cut = sw.distribute_tensor(np.arange(6), sw.TensorLayout((dim,), sw.DeviceMesh((2, 2), ("x", "y"))))
+    found = sw.all_gather(cut, "y")
+    assert [shard.data.tolist() for shard in found.shards] == [[0, 1, 4, 5], [0, 1, 4, 5], [2, 3, 4, 5], [2, 3, 4, 5]]
+    assert found.layout.axes == (sw.packed.concat(sw.packed.part(4, axes="x"), sw.packed.part(2)),)
+
+
+def test_packed_dims_are_not_cut_by_the_axis_of_partial_sums() -> None:
+    layout = sw.TensorLayout((sw.packed.gate_up("x"),), mesh(), unreduced=("y",))
+    sums = sw.ShardedArray(layout.partition((4,)), [np.ones(2)] * 4)
+    with refused(LayoutError, "dim 0 is packed"):
+        sw.reduce_scatter(sums, "y", dim=0)

@@ -253,8 +253,9 @@ class TestCost:
             sw.cost_of([], rows, "f4", {})  # type: ignore[arg-type]
         with pytest.raises(sw.LayoutError, match="kind is 'gather'; the kinds are slice"):
             sw.Collective("gather", ("x",))  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="axes must be a tuple"):
-            sw.Collective("slice", "x")  # type: ignore[arg-type]
+        for axes in ("x", 3, {"x": 1}, [3]):
+            with pytest.raises(TypeError, match="axes must be a tuple"):
+                sw.Collective("slice", axes)  # type: ignore[arg-type]
         with pytest.raises(sw.LayoutError, match="from_dim is -1"):
             sw.Collective("all-gather", ("x",), from_dim=-1)
         with pytest.raises(TypeError, match="to_dim must be an integer"):

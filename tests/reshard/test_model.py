@@ -96,6 +96,8 @@ def test_refused() -> None:
         (lambda: sw.plan_model(layouts, layouts, [("w", (8,))]), TypeError, "tensors must map names"),  # type: ignore[arg-type]
         (lambda: sw.plan_model(layouts, layouts, {"w": (8,)}), TypeError, r"tensors\['w'\] must be \(shape, dtype\)"),
         (lambda: sw.plan_model(layouts, layouts, {"w": ((8,), "nope")}), TypeError, "the dtype of 'w'"),
+        (lambda: sw.plan_model(layouts, layouts, {"w": ((8,), ["nope"])}), TypeError, "the dtype of 'w'"),
+        (lambda: sw.plan_model(layouts, layouts, {"w": (([8],), "f4")}), TypeError, r"tensors\['w'\] must be \(shape"),
         (lambda: sw.plan_model(layouts, layouts, {"w": ((9,), "f4")}), sw.LayoutError, r"src\['w'\]: dim 0 has 9"),
         (
             lambda: sw.plan_model({"w": 3}, layouts, {"w": ((8,), "f4")}),
@@ -112,6 +114,13 @@ def test_refused() -> None:
     for make, error, message in cases:
         with pytest.raises(error, match=message):
             make()
+
+
+def test_the_fields_of_a_dtype_may_be_listed() -> None:
+    """Eight elements of six bytes, which every new device receives."""
+    here, there = sw.TensorLayout(("model",), OLD), sw.TensorLayout((None,), NEW)
+    plan = sw.plan_model({"w": here}, {"w": there}, {"w": ((8,), [("a", "i4"), ("b", "i2")])})
+    assert plan.total_bytes() == 8 * 6 * NEW.size
 
 
 def test_missing_shards_are_counted() -> None:

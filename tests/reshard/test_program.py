@@ -153,6 +153,11 @@ def test_programs_are_values() -> None:
     with pytest.raises(ValueError, match=r"src must be of shape \(2, 4\), got \(4, 2\)"):
         program.run(np.empty((4, 2)), np.empty((4, 2)), print, print)  # type: ignore[arg-type]
 
+    with pytest.raises(ValueError, match="out must be of dtype float64, as src is, got int64"):
+        program.run(np.empty((2, 4)), np.empty((4, 2), np.int64), print, print)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"receive must return values of shape \(2, 2\), got \(2,\)"):
+        program.run(np.empty((2, 4)), np.empty((4, 2)), print, lambda *_: np.empty(2))
+
 
 def test_who_is_who() -> None:
     chunks = sw.Tiling.from_boxes((4,), [[(0, 2)], [(2, 4)]])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise import DeviceMesh, LayoutError, LayoutMap, SizeOverflowError, TensorLayout
+from shardwise import DeviceMesh, LayoutError, LayoutMap, SizeOverflowError, TensorLayout, packed
 from shardwise._text import bytes_text
 from shardwise.layout import UnevenRule
 from shardwise.rules.problems import Clash, IndivisibleDim, RankMismatch
@@ -118,6 +118,27 @@ class TestTensors:
         report = layout_map.report({"kernel": ((6, 8), "int8"), "other": ((6,), "int8")})
         assert report.device_bytes is None
         assert [tensor.bytes_total for tensor in report.tensors] == [96, 6]
+
+    def test_parts_of_packed_dims_are_counted_one_by_one(self) -> None:
+        """Rows of gate and up: 3 and 2 of 5 each. Heads of 128 rows: 4 of 64, and of 8 one each, twice."""
+        layout_map = LayoutMap(DeviceMesh((2,), ("tp",)))
+        layout_map["gate_up"] = (packed.parse("gate:(n@tp/ceil) + up:(n@tp/ceil)"),)
+        report = layout_map.report({"gate_up": ((10,), "int16")})
+        assert report.device_bytes is not None
+        assert report.device_bytes.tolist() == [12, 8]
+        assert (report.tensors[0].is_uneven, report.tensors[0].bytes_total) == (True, 20)
+        layout_map = LayoutMap(DeviceMesh((16,), ("tp",)))
+        layout_map["qkv"] = (packed.qkv(64, 8, 128, "tp"),)
+        report = layout_map.report({"qkv": ((10240,), "int16")})
+        assert report.device_bytes is not None
+        assert report.device_bytes.tolist() == [2 * 6 * 128] * 16
+        assert (report.tensors[0].is_uneven, report.tensors[0].bytes_total) == (False, 16 * 2 * 6 * 128)
+
+    def test_packed_dims_on_meshes_too_large_to_list(self) -> None:
+        layout_map = LayoutMap(DeviceMesh((2**40,), ("tp",)))
+        layout_map["qkv"] = (packed.qkv(64, 8, 128, "tp:(1)8"),)
+        (tensor,) = layout_map.report({"qkv": ((10240,), "int16")}).tensors
+        assert (tensor.bytes_per_device, tensor.bytes_total, tensor.is_uneven) == (2 * 10 * 128, None, True)
 
     def test_an_unreduced_tensor_is_not_replicated(self) -> None:
         layout_map = LayoutMap(MESH)

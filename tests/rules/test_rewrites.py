@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,6 +136,7 @@ PACKED = {"name": "x", "packed": "q:(2) + k:(3)"}
         ({"from": "a", "to": {"name": "b", "pad_to": 2**63}}, sw.LayoutError, "it must be 1 to 9223372036854775807"),
         ({"from": "a", "to": {"name": "b", "dim": -65}}, sw.LayoutError, "dim is -65; it must be -64 to"),
         ({"from": "a", "to": "b", "size": True}, TypeError, "size must be an integer"),
+        ({"from": "a", "to": "b", "size": np.arange(2)}, TypeError, "size must be an integer"),
         ({"from": "a", "to": "b", "size": -1}, sw.LayoutError, "size is -1; it must be 0 to"),
         ({"from": "a", "to": "b", "optional": 1}, TypeError, "optional must be true or false"),
         ({"from": "a", "to": "b", "size": 3}, sw.LayoutError, "neither side has pad_to"),

@@ -16,6 +16,7 @@ from shardwise import (
     LayoutRule,
     MeshError,
     ParseError,
+    Rewrites,
     SizeOverflowError,
     TensorLayout,
     UnevenRule,
@@ -293,3 +294,9 @@ def test_a_large_mesh_is_written_without_its_labels() -> None:
     layout_map = LayoutMap(DeviceMesh((2**40,), ("x",)))
     assert "devices" not in written(layout_map)
     assert read(written(layout_map)) == layout_map
+
+
+def test_a_file_that_is_not_open_as_text_is_refused() -> None:
+    for read in (LayoutMap.from_toml, Rewrites.from_toml):
+        with pytest.raises(TypeError, match=r"file must be open as text, but read\(\) gives bytes"):
+            read(io.BytesIO(b"[rules]"))  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..partition import Partition
-    from ..tiling import Piece
+    from ..piece import Piece
 
 __all__ = ["assembled", "place_of", "put_together"]
 

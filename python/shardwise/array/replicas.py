@@ -12,6 +12,8 @@ import numpy.typing as npt
 from .._text import shown
 from ..errors import LayoutError
 from ..partition import Partition
+from ..piece import sides_of
+from ..reshard.run import addends_of
 from ..tiling import Tiling
 
 __all__ = ["check_replicas", "first_difference", "texts_of"]
@@ -45,19 +47,21 @@ def check_replicas(tiling: Tiling, shards: Sequence[Array]) -> None:
     """
     if not isinstance(tiling, Partition):
         if tiling._has_replicas:
-            _check_pieces(tiling, shards, [()] * len(shards))
+            _check_pieces(tiling, shards, [0] * len(shards))
         return
     partition = tiling
     mesh = partition.device_mesh
     if partition.is_packed:
         # Two shards may have some of their parts in common, and what pads them is not a value.
-        axes = [mesh.axis_names.index(name) for name in partition.layout.unreduced]
-        _check_pieces(partition, shards, mesh.coordinates()[:, axes].tolist())
+        _check_pieces(partition, shards, addends_of(partition).tolist())
         return
-    if _values(partition) == mesh.size:
+    addends = math.prod(map(mesh.axis_size, partition.layout.unreduced))
+    if partition.total_shards * addends == mesh.size:
         return
+    # One number for each value; replicas have the same.
+    values = partition.shard_ids() * addends + addends_of(partition)
     groups: dict[int, list[int]] = {}
-    for device, value in enumerate(_value_ids(partition).tolist()):
+    for device, value in enumerate(values.tolist()):
         groups.setdefault(value, []).append(device)
     for first, *others in groups.values():
         found = first_difference(shards[first], [shards[device] for device in others])
@@ -73,14 +77,13 @@ def check_replicas(tiling: Tiling, shards: Sequence[Array]) -> None:
         )
 
 
-def _check_pieces(tiling: Tiling, shards: Sequence[Array], addends: Sequence[Sequence[int]]) -> None:
+def _check_pieces(tiling: Tiling, shards: Sequence[Array], addends: Sequence[int]) -> None:
     """The same for boxes: replicas are pieces of the identical box, and of the same addend if there are several."""
-    groups: dict[tuple[Any, ...], list[tuple[Any, Array]]] = {}
+    groups: dict[tuple[tuple[tuple[int, int], ...], int], list[tuple[Any, Array]]] = {}
     for holder, shard, addend in zip(tiling.holders, shards, addends, strict=True):
         for piece in tiling.pieces(holder):
-            sides = tuple((side.start, side.stop) for side in piece.box)
-            groups.setdefault((sides, *addend), []).append((holder, piece.view(shard)))
-    for (sides, *_), ((first, one), *others) in groups.items():
+            groups.setdefault((sides_of(piece.box), addend), []).append((holder, piece.view(shard)))
+    for (sides, _), ((first, one), *others) in groups.items():
         found = first_difference(one, [other for _, other in others]) if others else None
         if found is None:
             continue
@@ -91,21 +94,6 @@ def _check_pieces(tiling: Tiling, shards: Sequence[Array], addends: Sequence[Seq
             f"the replicas of a box differ: element {element} is {value} in {shown(first)} "
             f"and {drifted} in {shown(holder)}"
         )
-
-
-def _values(partition: Partition) -> int:
-    """How many different values there are: shards, times the addends of each."""
-    mesh = partition.device_mesh
-    return partition.total_shards * math.prod(map(mesh.axis_size, partition.layout.unreduced))
-
-
-def _value_ids(partition: Partition) -> npt.NDArray[np.int64]:
-    """For each device the number of its value; replicas have the same number."""
-    mesh, ids = partition.device_mesh, partition.shard_ids()
-    coordinates = mesh.coordinates() if partition.layout.unreduced else ids
-    for name in partition.layout.unreduced:
-        ids = ids * mesh.axis_size(name) + coordinates[:, mesh.axis_names.index(name)]
-    return ids
 
 
 def first_difference(one: Array, others: Sequence[Array]) -> tuple[tuple[int, ...], int] | None:

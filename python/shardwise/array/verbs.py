@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -10,7 +10,8 @@ import numpy.typing as npt
 from .._arguments import instance, integer
 from .._text import shown
 from ..errors import LayoutError
-from ..layout import TensorLayout, _names, _spec_names
+from ..layout import Spec, TensorLayout, _names, _spec_names
+from ..packed import PackedDim
 from .sharded import ShardedArray, gathered
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "gather", "reduce_scatter"]
@@ -59,7 +60,7 @@ def all_gather(sharded: ShardedArray, axes: str | Sequence[str] | None = None) -
     cutting = [name for spec in layout.axes for name in _spec_names(spec)]
     names = cutting if axes is None else [axes] if isinstance(axes, str) else list(_names("axes", axes))
     _check_among("axes", names, cutting, "cut a dim")
-    specs = [[name for name in _spec_names(spec) if name not in names] for spec in layout.axes]
+    specs = [_without(spec, names) for spec in layout.axes]
     return _become(sharded, TensorLayout(specs, layout.device_mesh, unreduced=layout.unreduced))
 
 
@@ -86,7 +87,7 @@ def all_to_all(sharded: ShardedArray, axes: str | Sequence[str], dim: int) -> Sh
         dim: the dim that they are to cut, as its minor axes and in the order given.
 
     Raises:
-        LayoutError: if the axes are not the minor axes of a dim, or that dim is `dim` already.
+        LayoutError: if the axes are not the minor axes of a dim, or that dim is `dim` already; if either is packed.
         IndexError: if there is no such dim.
 
     The axes leave the minor end of one spec and join that of another, as in `jax.lax.all_to_all`: only then is the
@@ -103,14 +104,15 @@ def all_to_all(sharded: ShardedArray, axes: str | Sequence[str], dim: int) -> Sh
     layout = _checked(sharded).layout
     dim = _dim(dim, sharded.ndim)
     names = [axes] if isinstance(axes, str) else list(_names("axes", axes))
-    specs = [list(_spec_names(spec)) for spec in layout.axes]
-    source = next((i for i, spec in enumerate(specs) if names and sorted(spec[-len(names) :]) == sorted(names)), None)
+    minor = [() if isinstance(spec, PackedDim) else _spec_names(spec)[-len(names) :] for spec in layout.axes]
+    source = next((i for i, last in enumerate(minor) if names and sorted(last) == sorted(names)), None)
     if source is None:
         raise LayoutError(f"axes are {shown(names)}, which are not the minor axes of a dim of {shown(layout.axes)}")
     if source == dim:
         raise LayoutError(f"dim is {dim}, which {shown(names)} cut already")
-    del specs[source][-len(names) :]
-    specs[dim] += names
+    specs = list(layout.axes)
+    specs[source] = _without(specs[source], names)
+    specs[dim] = _cut_by(specs[dim], names, dim)
     return _become(sharded, TensorLayout(specs, layout.device_mesh, unreduced=layout.unreduced))
 
 
@@ -123,7 +125,7 @@ def reduce_scatter(sharded: ShardedArray, axis: str, dim: int) -> ShardedArray:
         dim: the dim that `axis` is to cut, as the minor axis of its spec.
 
     Raises:
-        LayoutError: if the array is not unreduced over the axis alone.
+        LayoutError: if the array is not unreduced over the axis alone, or the dim is packed.
         IndexError: if there is no such dim.
 
     >>> import numpy as np
@@ -140,7 +142,8 @@ def reduce_scatter(sharded: ShardedArray, axis: str, dim: int) -> ShardedArray:
         raise LayoutError(
             f"reduce_scatter needs an array unreduced over {shown(axis)} alone, not over {shown(layout.unreduced)}"
         )
-    specs = [[*_spec_names(spec), axis] if i == dim else _spec_names(spec) for i, spec in enumerate(layout.axes)]
+    specs = list(layout.axes)
+    specs[dim] = _cut_by(specs[dim], [axis], dim)
     return _become(sharded, TensorLayout(specs, layout.device_mesh))
 
 
@@ -155,6 +158,21 @@ def _dim(dim: int, rank: int) -> int:
             f"dim is {shown(found)}, outside 0 to {rank - 1}" if rank else f"dim is {shown(found)}, but rank is 0"
         )
     return found
+
+
+def _without(spec: Spec, names: Collection[str]) -> Spec:
+    """What remains of a spec without these axes; a packed dim stays packed while any axis cuts it."""
+    if not isinstance(spec, PackedDim):
+        return tuple(name for name in _spec_names(spec) if name not in names)
+    rest = spec._mapped({name: () if name in names else (name,) for name in spec.axis_names})
+    return rest if rest.axis_names else None
+
+
+def _cut_by(spec: Spec, names: Sequence[str], dim: int) -> Spec:
+    """The spec of a dim with these axes as its minor ones."""
+    if isinstance(spec, PackedDim):
+        raise LayoutError(f"dim {dim} is packed; reshard cuts its parts")
+    return (*_spec_names(spec), *names)
 
 
 def _become(sharded: ShardedArray, layout: TensorLayout) -> ShardedArray:

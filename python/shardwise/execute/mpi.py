@@ -25,9 +25,10 @@ from .._boxes import consecutive
 from .._dtypes import find_dtype
 from .._text import bytes_text, shown
 from ..errors import LayoutError
-from ..reshard.plan import ReshardPlan, same_holders
+from ..reshard.plan import ReshardPlan
 from ..reshard.program import Program
 from ..reshard.run import check_addable
+from ..reshard.same import same_holders
 
 __all__ = ["run"]
 

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from .._arguments import instance
 from .._frozen import frozen
-from .._strided import Piece, strided_pieces
+from .._strided import Ranges, strided_pieces
 from .._text import shown
 from ..array.sharded import ShardedArray
 from ..errors import LayoutError, MeshError
@@ -328,7 +328,7 @@ def _cut_strided(dim: int, size: int, placements: list[Placement], mesh: DeviceM
 
 def _pieces_along(
     dim: int, size: int, placements: list[Placement], mesh: DeviceMesh
-) -> tuple[npt.NDArray[np.int64], list[Piece]]:
+) -> tuple[npt.NDArray[np.int64], list[Ranges]]:
     """What PyTorch cuts a dim into, and which of these every rank holds."""
     coordinates = mesh.coordinates()
     ids = np.zeros(mesh.size, np.int64)
@@ -482,9 +482,9 @@ def _check_pieces_agree(sharded: ShardedArray, placements: list[Placement]) -> N
             )
 
 
-def _joined(ranges: Piece) -> Piece:
+def _joined(ranges: Ranges) -> Ranges:
     """Ascending ranges, with those that touch as one."""
-    joined: Piece = []
+    joined: Ranges = []
     for start, stop in ranges:
         if joined and joined[-1][1] == start:
             joined[-1] = (joined[-1][0], stop)

@@ -167,9 +167,14 @@ class PackedDim:
 
     def _mapped(self, axes: dict[str, tuple[str, ...]]) -> PackedDim:
         """The same with each axis replaced by others."""
-        return PackedDim(
-            tuple(replace(one, axes=tuple(new for name in one.axes for new in axes[name])) for one in self.parts)
-        )
+
+        def mapped(one: Part) -> Part:
+            names = tuple(new for name in one.axes for new in axes[name])
+            if names or one.pad_to is not None:
+                return replace(one, axes=names)
+            return replace(one, axes=(), cut=None, uneven=None, at_most=None, split=False)  # as `part` makes it
+
+        return PackedDim(tuple(map(mapped, self.parts)))
 
     def __str__(self) -> str:
         return text_of(self)

@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from .. import _core
+from ..partition import Partition
 from .cost import LinkModel, priced_steps
 from .kinds import CollectiveStep
+from .same import same_devices
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
     from ..mesh import DeviceMesh
-    from ..partition import Partition
+    from ..tiling import Tiling
 
-__all__ = ["CollectiveObstacle", "ObstacleKind", "device_map", "no_layout", "obstacle_between", "steps_between"]
+__all__ = ["CollectiveObstacle", "ObstacleKind", "device_map", "obstacle_between", "steps_between"]
 
 #: Why a change of layout is not a sequence of collectives.
 ObstacleKind = Literal[
@@ -57,45 +58,42 @@ class CollectiveObstacle:
         return self.message
 
 
-#: Why explicit boxes have no collectives.
-no_layout = CollectiveObstacle("no-layout", "a side of the plan is made of boxes, not by a layout")
-
-
-#: Why packed dims have no collectives.
-packed = CollectiveObstacle("packed", "a side of the plan has a packed dim, whose parts are cut separately")
+_NO_LAYOUT = CollectiveObstacle("no-layout", "a side of the plan is made of boxes, not by a layout")
+_PACKED = CollectiveObstacle("packed", "a side of the plan has a packed dim, whose parts are cut separately")
 
 
 def device_map(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64] | None:
-    """For each device of `dst`, the device index that its label has in `src`, or -1; `None` if they are the same."""
-    if src.size != dst.size or src._labels == dst._labels:
-        return None
-    index = {label: i for i, label in enumerate(src._all_labels())}
-    return np.array([index.get(label, -1) for label in dst._all_labels()], np.int64)
+    """The devices of `dst` in `src`, as `same_devices` gives them; `None` if all are the same, or not as many."""
+    return None if src.size != dst.size or src._labels == dst._labels else same_devices(src, dst)
 
 
-def _search(src: Partition, dst: Partition) -> _core.CollectiveSearch:
+def _search(src: Tiling, dst: Tiling) -> _core.CollectiveSearch | CollectiveObstacle:
+    if not (isinstance(src, Partition) and isinstance(dst, Partition)):
+        return _NO_LAYOUT
+    if not (isinstance(src._core, _core.Partition) and isinstance(dst._core, _core.Partition)):
+        return _PACKED
     from_mesh, to_mesh = src.device_mesh, dst.device_mesh
     same = device_map(from_mesh, to_mesh)
-    assert isinstance(src._core, _core.Partition)
-    assert isinstance(dst._core, _core.Partition)
     return _core.CollectiveSearch(from_mesh._core, src._core, to_mesh._core, dst._core, same)
 
 
-def obstacle_between(src: Partition, dst: Partition) -> CollectiveObstacle | None:
+def obstacle_between(src: Tiling, dst: Tiling) -> CollectiveObstacle | None:
     """Say why there are no collectives; `None` if there are."""
-    if src.is_packed or dst.is_packed:
-        return packed
-    found = _search(src, dst).obstacle
-    return None if found is None else CollectiveObstacle(*found)
+    search = _search(src, dst)
+    if isinstance(search, CollectiveObstacle):
+        return search
+    return None if search.obstacle is None else CollectiveObstacle(*search.obstacle)
 
 
 def steps_between(
-    src: Partition, dst: Partition, itemsize: int, links: LinkModel
+    src: Tiling, dst: Tiling, itemsize: int, links: LinkModel
 ) -> tuple[CollectiveStep, ...] | CollectiveObstacle:
     """Find the cheapest sequence; see `ReshardPlan.collectives`."""
-    if src.is_packed or dst.is_packed:
-        return packed
     search = _search(src, dst)
+    if isinstance(search, CollectiveObstacle):
+        return search
+    assert isinstance(src, Partition)
+    assert isinstance(dst, Partition)
     along = [links._along(*names) for names in search.axes]
     found = search.steps(itemsize, [bandwidth for bandwidth, _ in along], [latency for _, latency in along])
     if isinstance(found, tuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -51,7 +52,8 @@ class Collective:
     def __post_init__(self) -> None:
         if self.kind not in get_args(CollectiveKind):
             raise LayoutError(f"kind is {shown(self.kind)}; the kinds are {', '.join(get_args(CollectiveKind))}")
-        if isinstance(self.axes, str) or not all(isinstance(name, str) for name in self.axes):
+        is_sequence = isinstance(self.axes, Sequence) and not isinstance(self.axes, str)
+        if not is_sequence or not all(isinstance(name, str) for name in self.axes):
             raise TypeError(f"axes must be a tuple of axis names, got {shown(self.axes)}")
         optional("layout", self.layout, TensorLayout)
         object.__setattr__(self, "axes", tuple(map(str, self.axes)))

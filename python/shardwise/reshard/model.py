@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +10,15 @@ import numpy as np
 
 from .._core import balance_model
 from .._drawn import Drawn
-from .._dtypes import bits_of, bytes_for
+from .._dtypes import bits_of, bytes_for, dtype_of
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..partition import Partition
 from ..tiling import Tiling
 from .orders import check_packed
-from .plan import ReshardPlan, same_holders
+from .plan import ReshardPlan
+from .same import same_holders
 from .source import ShardSource
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
             try:
                 described = hasattr(tensor, "shape") and hasattr(tensor, "dtype")
                 shape, dtype = (tensor.shape, tensor.dtype) if described else tensor
-                shape = tuple(shape)
+                shape = tuple(map(operator.index, shape))
             except (TypeError, ValueError):
                 raise TypeError(f"tensors[{shown(name)}] must be (shape, dtype), got {shown(tensor)}") from None
             ends = [_end(tilings, side, layouts, name, shape, uneven) for side, layouts in (("src", src), ("dst", dst))]
@@ -75,6 +77,8 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
             if key not in sorts:
                 sorts[key] = len(pairs)
                 pairs.append((name, ends[0], ends[1]))
+            if isinstance(dtype, list):
+                dtype = dtype_of(dtype, f"the dtype of {shown(name)}")  # The fields of a structured one.
             if dtype not in bits:
                 bits[dtype] = bits_of(dtype, f"the dtype of {shown(name)}")
             used.append(sorts[key])

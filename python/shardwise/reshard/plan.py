@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,62 +18,21 @@ from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
 from ..tiling import Tiling
-from .collectives import CollectiveObstacle, device_map, no_layout, obstacle_between, steps_between
+from .collectives import CollectiveObstacle, device_map, obstacle_between, steps_between
 from .cost import CollectiveCost, LinkModel, checked_links
 from .kinds import CollectiveStep
 from .orders import check_packed
 from .program import Program, program_of
-from .run import Window, run_plan, slices_of, view_of, views_of
+from .run import run_plan, slices_of, views_of
 from .run_collectives import run_steps
+from .same import same_holders
 from .source import ShardSource
+from .transfer import Transfer
 
 if TYPE_CHECKING:
-    from ..mesh import DeviceMesh
     from ..show.picture import Picture
 
-__all__ = ["ReshardPlan", "Transfer", "plan_reshard", "same_holders"]
-
-Slices = tuple[slice, ...]
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """One box on its way from one holder to another."""
-
-    #: The sender's label.
-    src_device: Any
-    #: The receiver's label.
-    dst_device: Any
-    #: The box in the global tensor.
-    box: Slices
-    #: The same box in the sender's array; if that is flat, in the part of it that `src_window` gives.
-    src_box: Slices
-    #: The same box in the receiver's array; if that is flat, in the part of it that `dst_window` gives.
-    dst_box: Slices
-    #: The number of its elements.
-    size: int
-    #: `None` if the sender's array has the tensor's rank. If it has one dim, offset and shape of the piece there:
-    #: `src_box` lies in `array[offset : offset + prod(shape)].reshape(shape)`.
-    src_window: Window | None = None
-    #: The same for the receiver.
-    dst_window: Window | None = None
-
-    def nbytes(self, dtype: npt.DTypeLike) -> int:
-        """Give the bytes of the box for a dtype."""
-        return self.size * itemsize_of(dtype)
-
-    def src_view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Give the box as a view of the sender's array."""
-        return view_of(array, self.src_window, self.src_box)
-
-    def dst_view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Give the box as a view of the receiver's array."""
-        return view_of(array, self.dst_window, self.dst_box)
-
-    def __hash__(self) -> int:
-        # Slices cannot be hashed before Python 3.12.
-        sides = tuple((side.start, side.stop) for box in (self.box, self.src_box, self.dst_box) for side in box)
-        return hash((self.src_device, self.dst_device, sides, self.src_window, self.dst_window))
+__all__ = ["ReshardPlan", "plan_reshard"]
 
 
 class ReshardPlan(Drawn):
@@ -359,8 +316,6 @@ class ReshardPlan(Drawn):
         >>> plan.obstacle.kind, str(plan.obstacle)
         ('indivisible', 'dim 0 of src has 6 elements, which 4 shards do not divide evenly')
         """
-        if not (isinstance(self._src, Partition) and isinstance(self._dst, Partition)):
-            return no_layout
         return obstacle_between(self._src, self._dst)
 
     def collectives(self, dtype: npt.DTypeLike, links: LinkModel | None = None) -> tuple[CollectiveStep, ...] | None:
@@ -502,10 +457,7 @@ class ReshardPlan(Drawn):
         return arrays if places is None else [arrays[place] for place in places.tolist()]
 
     def _collectives(self, itemsize: int, links: LinkModel | None) -> tuple[CollectiveStep, ...] | CollectiveObstacle:
-        links = checked_links(links)
-        if not (isinstance(self._src, Partition) and isinstance(self._dst, Partition)):
-            return no_layout
-        return steps_between(self._src, self._dst, itemsize, links)
+        return steps_between(self._src, self._dst, itemsize, checked_links(links))
 
     def _picture(self) -> Picture:
         from .drawn import plan_picture
@@ -562,33 +514,6 @@ def plan_reshard(src: Tiling, dst: Tiling) -> ReshardPlan:
     shardwise.errors.LayoutError: src does not hold [5:6], which holders[1] of dst needs
     """
     return ReshardPlan(src, dst)
-
-
-def same_holders(src: Tiling, dst: Tiling) -> npt.NDArray[np.int64]:
-    """For each holder of `dst`, the position that its label has in `src`, or -1."""
-    if isinstance(src, Partition) and isinstance(dst, Partition):
-        return _same_devices(src._mesh, dst._mesh)
-    if not (src._is_named and dst._is_named):
-        return np.full(dst._count, -1, np.int64)
-    index = {label: i for i, label in enumerate(src.holders)}
-    return np.array([index.get(label, -1) for label in dst.holders], np.int64)
-
-
-@lru_cache(maxsize=16)  # the tensors of a checkpoint share their meshes
-def _same_devices(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64]:
-    """For each device of `dst`, the device index that its label has in `src`, or -1."""
-    if (src._labels is None and dst._labels is None) or src._labels is dst._labels:
-        try:
-            same = np.arange(dst.size, dtype=np.int64)
-        except ValueError:  # what numpy raises for a size that no address space holds
-            raise SizeOverflowError(f"a plan for {dst.size} devices does not fit in the address space") from None
-        same[src.size :] = -1
-        same.flags.writeable = False
-        return same
-    index = {label: i for i, label in enumerate(src._all_labels())}
-    same = np.array([index.get(label, -1) for label in dst._all_labels()], np.int64)
-    same.flags.writeable = False
-    return same
 
 
 def _volumes(transfers: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from .._text import shown
 from ..errors import LayoutError, MeshError
+from ..piece import Slices, sides_of
 from .run import Runnable, Window, check_addable, slices_of, view_of
 
 if TYPE_CHECKING:
@@ -19,12 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalBox", "Program", "Step", "program_of"]
 
-Slices = tuple[slice, ...]
 _KINDS: tuple[Literal["copy"], Literal["send"], Literal["receive"]] = ("copy", "send", "receive")
-
-
-def _sides(box: Slices) -> tuple[tuple[int, int], ...]:
-    return tuple((side.start, side.stop) for side in box)
 
 
 @dataclass(frozen=True)
@@ -48,8 +44,7 @@ class LocalBox:
         return view_of(array, self.window, self.box)
 
     def __hash__(self) -> int:
-        # Slices cannot be hashed before Python 3.12.
-        return hash((_sides(self.box), self.window))
+        return hash((sides_of(self.box), self.window))
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,7 @@ class Step:
         return tuple(side.stop - side.start for side in self.box)
 
     def __hash__(self) -> int:
-        return hash((self.kind, self.peer, self.tag, _sides(self.box), self.src, self.dst, self.adds))
+        return hash((self.kind, self.peer, self.tag, sides_of(self.box), self.src, self.dst, self.adds))
 
 
 @dataclass(frozen=True)
@@ -130,6 +125,11 @@ class Program(Sequence[Step]):
         Returns:
             `out`.
 
+        Raises:
+            ValueError: if `src`, `out` or received values do not have their shape, or `out` has another dtype than
+                `src`.
+            TypeError: if partial sums of the dtype do not add up to a value of it.
+
         >>> import numpy as np
         >>> from queue import Queue
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
@@ -153,6 +153,8 @@ class Program(Sequence[Step]):
             given = None if array is None else array.shape
             if given != shape:
                 raise ValueError(f"{name} must be {'None' if shape is None else f'of shape {shape}'}, got {given}")
+        if src is not None and out is not None and src.dtype != out.dtype:
+            raise ValueError(f"out must be of dtype {src.dtype}, as src is, got {out.dtype}")
         if any(step.adds for step in self.steps) and out is not None:
             check_addable(out.dtype)
         for step in self.steps:
@@ -167,6 +169,8 @@ class Program(Sequence[Step]):
             target = step.dst.view(out)
             if step.kind == "receive":
                 values = receive(step.peer, step.tag, step.shape, out.dtype)
+                if np.shape(values) != step.shape:  # numpy would repeat what is smaller
+                    raise ValueError(f"receive must return values of shape {step.shape}, got {np.shape(values)}")
             if step.adds:
                 np.add(target, values, out=target)
             else:

@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from .._drawn import Drawn
 from .._text import shown
-from ..errors import LayoutError
+from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
-from ..tiling import Piece, Tiling
+from ..piece import Piece
+from ..tiling import Tiling
 from .orders import named_dims, segments_of
 from .plan import ReshardPlan, plan_reshard
 from .run import checked_arrays
@@ -63,7 +64,16 @@ class RefitPlan(Drawn):
         return dict(self._plans)
 
     def bytes_received(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
-        """Give the bytes of all tensors that each destination device receives: int64 (destination devices,)."""
+        """Give the bytes of all tensors that each destination device receives: int64 (destination devices,).
+
+        Raises:
+            LayoutError: if the tensors of `dst` are on different devices.
+            SizeOverflowError: if all that is sent is over 2**63 - 1 bytes.
+        """
+        if len({plan.dst.holders for plan in self._plans.values()}) > 1:
+            raise LayoutError("the tensors of dst are on different devices; plans has the plan of each tensor")
+        if self.total_bytes(dtype) > 2**63 - 1:
+            raise SizeOverflowError(f"the bytes that all devices receive are over the limit of {2**63 - 1}")
         each = [plan.bytes_received(dtype) for plan in self._plans.values()]
         total: npt.NDArray[np.int64] = np.sum(each, axis=0, dtype=np.int64)
         return total
@@ -257,7 +267,7 @@ def _within(
 
 def _arrays(name: str, arrays: Any, partition: Partition) -> list[Array]:
     if isinstance(arrays, ShardSource):
-        if arrays.partition != partition:  # type: ignore[attr-defined]
+        if arrays.tiling != partition:
             raise LayoutError(f"{name} is not cut as the plan's source is")
         return arrays._data()
     return checked_arrays(name, arrays, partition, None)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .._core import ReshardPlan as CorePlan
     from ..tiling import Tiling
 
-__all__ = ["Window", "check_addable", "checked_arrays", "run_plan", "slices_of", "view_of", "views_of"]
+__all__ = ["Window", "addends_of", "check_addable", "checked_arrays", "run_plan", "slices_of", "view_of", "views_of"]
 
 Array = npt.NDArray[Any]
 #: The part of a flat array that a piece is: its offset, and its shape.
@@ -231,14 +231,22 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // _LINE) * _LINE
 
 
+def addends_of(partition: Partition) -> npt.NDArray[np.int64]:
+    """Which of the partial sums of its shard each device holds: its unreduced coordinate, as one number."""
+    layout = partition.layout.refined()
+    mesh = layout._require_mesh("a plan")
+    addends = np.zeros(mesh.size, np.int64)
+    if layout.unreduced:
+        coordinates = mesh.coordinates()
+        for axis in sorted(map(mesh.axis_names.index, layout.unreduced)):
+            addends = addends * mesh.shape[axis] + coordinates[:, axis]
+    return addends
+
+
 def _add(plan: Runnable, sources: list[Array], results: list[Array]) -> None:
     """Add the second and further addends to the first, which is there, in the order of their coordinates."""
     assert isinstance(plan.src, Partition)
-    layout = plan.src.layout.refined()
-    mesh = layout._with_mesh("a plan")
-    axes = sorted(mesh.axis_names.index(name) for name in layout.unreduced)
-    coordinates = mesh.coordinates()[:, axes].T
-    addends = np.ravel_multi_index(tuple(coordinates), [mesh.shape[axis] for axis in axes])
+    addends = addends_of(plan.src)
     rows = np.concatenate([plan.kept, plan.transfers])
     pieces = np.concatenate([plan._core.kept_pieces(), plan._core.pieces()])[:, 1]
     sides = [

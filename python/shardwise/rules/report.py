@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +35,7 @@ __all__ = ["LayoutReport", "TensorReport", "checked_size"]
 
 _NAMES_SHOWN = 3
 _TITLES = ("tensor", "shape", "dtype", "layout", "shard", ">bytes per device", "rule")
-#: For larger meshes texts do not list the bytes of each device.
+#: For larger meshes the bytes of each device are only listed if asked for.
 _MAX_DEVICES = 2**20
 
 
@@ -82,16 +82,29 @@ class TensorReport:
 
     @property
     def bytes_total(self) -> int | None:
-        """Bytes that all devices of the layout's mesh hold, replicas counted; `None` without a place or a dtype."""
+        """Bytes that all devices of the layout's mesh hold, replicas counted; `None` without a place or a dtype.
+
+        `None` too where a dim is packed and the mesh has more than 2**20 devices.
+        """
         mesh = None if self.layout is None else self.layout.device_mesh
-        if self.nbytes is None or self.num_shards is None or mesh is None:
+        if self.bits is None or self.nbytes is None or self.num_shards is None or self.layout is None or mesh is None:
             return None
+        if self.layout.is_packed:
+            # Parts may be cut into different numbers of shards, and padded.
+            held = _held(self.layout, self.shape, self.uneven)
+            return None if held is None else bytes_for(held[1], self.bits)
         return self.nbytes * (mesh.size // math.prod(self.num_shards))
 
     @property
     def is_uneven(self) -> bool:
-        """Whether it has a place and its shards are of different sizes."""
+        """Whether it has a place and its shards are of different sizes.
+
+        Where a dim is packed and the mesh has more than 2**20 devices, also if they may be.
+        """
         counts = self.num_shards
+        if counts is not None and self.layout is not None and self.layout.is_packed:
+            held = _held(self.layout, self.shape, self.uneven)
+            return held is None or not held[0]
         return counts is not None and any(size % count for size, count in zip(self.shape, counts, strict=True))
 
     @property
@@ -340,6 +353,15 @@ class LayoutReport(Drawn):
         rows = [[(text, "") for text in _row(tensor)] for tensor in self.tensors]
         table = ["".join(text for text, _ in line).rstrip() for line in table_lines(_TITLES, rows)]
         return "\n".join([*table, "", *self.totals, *(f"warning: {warning}" for warning in self.warnings)])
+
+
+@lru_cache(maxsize=256)  # the layers of a model have shapes in common
+def _held(layout: TensorLayout, shape: tuple[int, ...], uneven: UnevenRule) -> tuple[bool, int] | None:
+    """Whether all devices hold equally many elements, and how many they hold in all; `None` for too large a mesh."""
+    if layout.device_mesh is None or layout.device_mesh.size > _MAX_DEVICES:
+        return None
+    sizes = layout.partition(shape, uneven).nbytes("uint8")
+    return bool((sizes == sizes[0]).all()), sum(sizes.tolist())
 
 
 def _row(tensor: TensorReport) -> tuple[str, ...]:

@@ -121,7 +121,10 @@ def _check_file(file: object, method: str) -> None:
 def _text(file: str | os.PathLike[str] | TextIO, source: str) -> str:
     _check_file(file, "read")
     if not isinstance(file, (str, os.PathLike)):
-        return file.read()
+        text = file.read()
+        if not isinstance(text, str):
+            raise TypeError(f"file must be open as text, but read() gives {type(text).__name__}")
+        return text
     path = path_of(file)
     if path.exists() and not path.is_file():
         # Reading a pipe may block forever, and a device may never end.

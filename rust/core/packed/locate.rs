@@ -8,7 +8,7 @@ use crate::{
     error::{Error, Result},
     locate::{all_below, first_outside, outside, same_length},
     packed::Packed,
-    parallel::{self, PIECE},
+    parallel::{self, PIECE, Poll},
     radix::{Divider, product},
     sections::dim::Sections,
 };
@@ -245,7 +245,7 @@ impl Packed {
         offsets: &[i64],
         shard_ids: &mut [i64],
         local_offsets: &mut [i64],
-        poll: &mut dyn FnMut() -> Result<()>,
+        poll: Poll<'_>,
     ) -> Result<()> {
         same_length(("offsets", offsets.len()), ("shard_ids", shard_ids.len()))?;
         same_length(("offsets", offsets.len()), ("local_offsets", local_offsets.len()))?;
@@ -278,7 +278,7 @@ impl Packed {
         shard_ids: &[i64],
         local_offsets: &[i64],
         offsets: &mut [i64],
-        poll: &mut dyn FnMut() -> Result<()>,
+        poll: Poll<'_>,
     ) -> Result<()> {
         same_length(("shard_ids", shard_ids.len()), ("local_offsets", local_offsets.len()))?;
         same_length(("shard_ids", shard_ids.len()), ("offsets", offsets.len()))?;

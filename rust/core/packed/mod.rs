@@ -18,6 +18,7 @@ use crate::{
     index::linear::Linear,
     layout::Layout,
     mesh::Mesh,
+    parallel::Poll,
     partition::{Bounds, Partition},
     radix,
     sections::{
@@ -177,7 +178,7 @@ impl Packed {
     /// [`Error::ManyPieces`] if a device holds several, [`Error::Length`] if `out` has not one row per device; what `poll`
     /// returns.
     #[inline(never)]
-    pub fn boxes_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    pub fn boxes_into(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
         let (devices, row) = (self.mesh().size() as usize, 2 * self.dims.len());
         if devices.checked_mul(row) != Some(out.len()) {
             return Err(Error::Length { left: "out", left_len: out.len(), right: "the devices", right_len: devices });
@@ -210,7 +211,7 @@ impl Packed {
     /// # Errors
     /// [`Error::Length`] if `out` is of another length, [`Error::Overflow`] if they are over 2^63 - 1; what `poll` returns.
     #[inline(never)]
-    pub fn begins_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    pub fn begins_into(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
         let devices = self.mesh().size() as usize;
         if out.len() != devices.saturating_add(1) {
             return Err(Error::Length {
@@ -237,7 +238,7 @@ impl Packed {
     /// # Errors
     /// [`Error::Length`] if `out` has not one slot per device; what `poll` returns.
     #[inline(never)]
-    pub fn elements_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    pub fn elements_into(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
         self.products_into(out, poll, Sections::extent)
     }
 
@@ -246,7 +247,7 @@ impl Packed {
     /// # Errors
     /// [`Error::Length`] if `out` has not one slot per device; what `poll` returns.
     #[inline(never)]
-    pub fn held_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    pub fn held_into(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
         self.products_into(out, poll, Sections::held)
     }
 
@@ -261,12 +262,7 @@ impl Packed {
     }
 
     /// Fills `out` with the product over the dims of what `of` says of each device's shard index there.
-    fn products_into(
-        &self,
-        out: &mut [i64],
-        poll: &mut dyn FnMut() -> Result<()>,
-        of: impl Fn(&Sections, i64) -> i64,
-    ) -> Result<()> {
+    fn products_into(&self, out: &mut [i64], poll: Poll<'_>, of: impl Fn(&Sections, i64) -> i64) -> Result<()> {
         if out.len() as i64 != self.mesh().size() {
             let right_len = usize::try_from(self.mesh().size()).unwrap_or(usize::MAX);
             return Err(Error::Length { left: "out", left_len: out.len(), right: "the devices", right_len });
@@ -315,7 +311,7 @@ impl Packed {
     /// [`Error::Length`] if `out` has not as many slots, [`Error::TooMany`] for more than there is memory for; what `poll`
     /// returns.
     #[inline(never)]
-    pub fn pieces_into(&self, out: &mut [i64], columns: usize, poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    pub fn pieces_into(&self, out: &mut [i64], columns: usize, poll: Poll<'_>) -> Result<()> {
         match columns {
             2 => self.rows_into::<2>(out, poll),
             PER_DIM => self.rows_into::<PER_DIM>(out, poll),
@@ -323,7 +319,7 @@ impl Packed {
         }
     }
 
-    fn rows_into<const C: usize>(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    fn rows_into<const C: usize>(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
         let rank = self.dims.len();
         let devices = self.mesh().size();
         let tables = self.dims.iter().map(Table::new).collect::<Result<Vec<_>>>()?;

@@ -3,7 +3,8 @@
 use crate::{
     error::{Error, Result},
     packed::Packed,
-    parallel, radix,
+    parallel::{self, Poll},
+    radix,
     sections::part::Interval,
 };
 
@@ -79,7 +80,7 @@ impl PackedRuns {
     /// # Errors
     /// [`Error::Length`] if `out` has not two slots per run; what `poll` returns.
     #[inline(never)]
-    pub fn fill_into(&self, out: &mut [i64], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    pub fn fill_into(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
         let slots = usize::try_from(self.count()).unwrap_or(usize::MAX).saturating_mul(2);
         if slots != out.len() {
             return Err(Error::Length { left: "out", left_len: out.len(), right: "the runs", right_len: slots });

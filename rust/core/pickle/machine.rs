@@ -6,7 +6,10 @@ use super::{
     opcode as op,
     value::{Id, MAX_BYTES, MAX_INTEGER, Pickle, Record, Span, Value, too_many},
 };
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    parallel::Poll,
+};
 
 /// The highest protocol that there is.
 const PROTOCOL: u8 = 5;
@@ -60,7 +63,7 @@ struct Machine<'a> {
     globals: HashMap<(&'a [u8], &'a [u8]), Id>,
 }
 
-pub(super) fn run<'a>(input: &'a [u8], poll: &mut dyn FnMut() -> Result<()>) -> Result<Pickle<'a>> {
+pub(super) fn run<'a>(input: &'a [u8], poll: Poll<'_>) -> Result<Pickle<'a>> {
     if input.len() > MAX_BYTES {
         let problem = format!("is {} bytes long, over the limit of {MAX_BYTES}", input.len());
         return Err(Error::Pickle { at: 0, problem });

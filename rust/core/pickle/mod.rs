@@ -30,7 +30,7 @@ mod value;
 #[cfg(test)]
 mod tests;
 
-use crate::error::Result;
+use crate::{error::Result, parallel::Poll};
 
 pub use value::{Id, MAX_BYTES, MAX_INTEGER, Pickle, Record, Span, Value};
 
@@ -41,7 +41,7 @@ impl<'a> Pickle<'a> {
     /// [`Error::Pickle`](crate::error::Error::Pickle) naming the byte at which the input stops making sense,
     /// [`Error::TooMany`](crate::error::Error::TooMany) if its values are more than there is memory for; what `poll`
     /// returns, which is called every now and then.
-    pub fn new(input: &'a [u8], poll: &mut dyn FnMut() -> Result<()>) -> Result<Self> {
+    pub fn new(input: &'a [u8], poll: Poll<'_>) -> Result<Self> {
         machine::run(input, poll)
     }
 }

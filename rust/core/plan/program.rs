@@ -30,18 +30,6 @@ pub enum Kind {
     Receive,
 }
 
-impl Kind {
-    /// The name in a program.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Copy => "copy",
-            Self::Send => "send",
-            Self::Receive => "receive",
-        }
-    }
-}
-
 /// One step of a participant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {

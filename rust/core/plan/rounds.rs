@@ -48,7 +48,7 @@ pub fn rounds(rows: &[i64], rank: usize, budget: i64, itemsize: i64, poll: Poll<
     let parts = cut(rows, rank, limit, &mut || ticker.tick(poll))?;
     let part = |i: usize| Transfer::of_row(&parts[i * width..(i + 1) * width]);
     let count = parts.len() / width;
-    let (mut senders, mut receivers) = (Loads::new(limit)?, Loads::new(limit)?);
+    let (mut senders, mut receivers) = (Loads::new(limit), Loads::new(limit));
     let mut groups: Vec<Group> = Vec::new();
     for i in 0..count {
         let transfer = part(i);
@@ -90,11 +90,16 @@ pub fn rounds(rows: &[i64], rank: usize, budget: i64, itemsize: i64, poll: Poll<
     }
     poll()?;
     placed.sort_unstable();
+    listed(&placed, &parts, width, &mut || ticker.tick(poll))
+}
+
+/// The parts in the order in which they were placed: by round.
+fn listed(placed: &[(usize, usize)], parts: &[i64], width: usize, poll: Poll<'_>) -> Result<Rounds> {
     let count = placed.last().map_or(0, |&(round, _)| round + 1);
     let mut ends: Vec<usize> = Vec::new();
     ends.try_reserve_exact(count).map_err(too_many)?;
     ends.resize(count, 0);
-    for &(round, _) in &placed {
+    for &(round, _) in placed {
         ends[round] += 1;
     }
     for round in 1..count {
@@ -102,8 +107,8 @@ pub fn rounds(rows: &[i64], rank: usize, budget: i64, itemsize: i64, poll: Poll<
     }
     let mut rows: Vec<i64> = Vec::new();
     rows.try_reserve_exact(parts.len()).map_err(too_many)?;
-    for &(_, i) in &placed {
-        ticker.tick(poll)?;
+    for &(_, i) in placed {
+        poll()?;
         rows.extend_from_slice(&parts[i * width..(i + 1) * width]);
     }
     Ok(Rounds { rows, ends })
@@ -132,8 +137,8 @@ struct Loads {
 }
 
 impl Loads {
-    fn new(limit: i64) -> Result<Self> {
-        Ok(Self { limit, loads: HashMap::new(), full: HashMap::new(), least: HashMap::new() })
+    fn new(limit: i64) -> Self {
+        Self { limit, loads: HashMap::new(), full: HashMap::new(), least: HashMap::new() }
     }
 
     /// A part of `elements` of `holder` is to come.
@@ -143,16 +148,10 @@ impl Loads {
         Ok(())
     }
 
-    /// The first round from `round` on that has room.
-    fn next_open(
-        &mut self,
-        holder: i64,
-        round: usize,
-        elements: i64,
-        poll: &mut dyn FnMut() -> Result<()>,
-    ) -> Result<usize> {
+    /// The first round from `round` on that has room for `elements`, which are no more than the limit.
+    fn next_open(&mut self, holder: i64, round: usize, elements: i64, poll: Poll<'_>) -> Result<usize> {
         let mut at = self.not_full(holder, round);
-        while self.loads.get(&(holder, at)).is_some_and(|load| load + elements > self.limit) {
+        while self.loads.get(&(holder, at)).is_some_and(|&load| load > self.limit - elements) {
             poll()?;
             at = self.not_full(holder, at + 1);
         }
@@ -178,7 +177,7 @@ impl Loads {
         self.full.try_reserve(1).map_err(too_many)?;
         let load = self.loads.entry((holder, round)).or_default();
         *load += elements;
-        if *load + self.least.get(&holder).copied().unwrap_or(1) > self.limit {
+        if *load > self.limit - self.least.get(&holder).copied().unwrap_or(1) {
             self.full.insert((holder, round), round + 1);
         }
         Ok(())
@@ -187,7 +186,7 @@ impl Loads {
 
 /// The rows, with every box of more than `limit` elements cut into slabs: one step along the dims before some dim, as
 /// many as fit along that, and all of those after it.
-fn cut(rows: &[i64], rank: usize, limit: i64, poll: &mut dyn FnMut() -> Result<()>) -> Result<Vec<i64>> {
+fn cut(rows: &[i64], rank: usize, limit: i64, poll: Poll<'_>) -> Result<Vec<i64>> {
     let width = Transfer::row_length(rank);
     let mut parts = Vec::new();
     let (mut start, mut stop) = (vec![0; rank], vec![0; rank]);
@@ -289,6 +288,14 @@ mod tests {
             let rows: Vec<i64> = (0..n).flat_map(|d| (0..n).flat_map(move |s| [s, d, s, s + 1])).collect();
             assert_eq!(rounds(&rows, 1, 1, 1, &mut || Ok(())).unwrap().ends.len(), n as usize);
         }
+    }
+
+    #[test]
+    fn what_a_holder_sends_in_all_may_be_more_than_a_number_holds() {
+        // The same 2^62 elements go to three holders: one at a time is all that the largest budget allows.
+        let rows: Vec<i64> = (1..4).flat_map(|d| [0, d, 0, 1 << 62]).collect();
+        assert_eq!(rounds(&rows, 1, i64::MAX, 1, &mut || Ok(())).unwrap().ends, [1, 2, 3]);
+        assert_eq!(rounds(&rows, 1, 1 << 62, 1, &mut || Ok(())).unwrap().ends, [1, 2, 3]);
     }
 
     #[test]

@@ -20,7 +20,10 @@ use regex_automata::{
     util::{look::LookMatcher, primitives::StateID, start, syntax},
 };
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    parallel::Poll,
+};
 
 /// The most memory that the expressions may take compiled, in bytes.
 const PROGRAM_LIMIT: usize = 16 << 20;
@@ -34,9 +37,6 @@ const BYTES_PER_STATE: usize = 10;
 
 /// After how much work signals are looked for: states of expressions, each for a byte of the path. Some 10 ms.
 const PIECE: usize = 1 << 21;
-
-/// Looks for signals.
-pub(super) type Poll<'a> = &'a mut dyn FnMut() -> Result<()>;
 
 /// Expressions, compiled together.
 #[derive(Debug)]

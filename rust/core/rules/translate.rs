@@ -33,10 +33,11 @@ pub(super) const LAST_NEWLINE: u8 = 0xff;
 pub(super) const TAKEN_FOR: [(char, char); 4] = [('İ', 'i'), ('ı', 'i'), ('ſ', 's'), ('\u{212a}', 'k')];
 
 /// Which form of a path a pattern is searched in. They differ in the characters beyond ASCII only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Group {
     /// Each such character is one that stands for its class (digit, other word character, space, anything else): the
     /// pattern names none of them, and Python and the `regex` crate agree on the classes of the four.
+    #[default]
     Classed,
     /// As [`Group::Classed`], but the characters that Python takes for ASCII letters where it ignores case are left, for a
     /// part of the pattern may ignore case and another not.
@@ -57,7 +58,7 @@ pub(super) enum Ending {
 }
 
 /// What is known of a pattern that has been translated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Traits {
     /// Where it is searched.
     pub(super) group: Group,
@@ -95,30 +96,19 @@ pub(super) fn translate(pattern: &str, ending: Ending, unicode: bool) -> Option<
         beyond_ascii: false,
         folds: flags.ignore_case,
         ascii: flags.ascii,
-        has_end: false,
-        has_line: false,
-        has_class: false,
-        has_not_boundary: false,
-        beyond_surrogates: false,
+        traits: Traits::default(),
     };
     translator.pattern()?;
-    let group = match (translator.beyond_ascii, translator.folds, flags.ascii) {
+    let Translator { text, mut traits, .. } = translator;
+    traits.has_class &= !flags.ascii;
+    traits.group = match (translator.beyond_ascii, translator.folds, flags.ascii) {
         // Which characters beyond ASCII fold to which is Python's own affair.
         (true, true, _) => return None,
         (true, false, _) => Group::Original,
         (false, true, false) => Group::Folded,
         (false, ..) => Group::Classed,
     };
-    let has_class = translator.has_class && !flags.ascii;
-    let traits = Traits {
-        group,
-        has_end: translator.has_end,
-        has_line: translator.has_line,
-        has_class,
-        has_not_boundary: translator.has_not_boundary,
-        beyond_surrogates: translator.beyond_surrogates,
-    };
-    Some((translator.text, traits))
+    Some((text, traits))
 }
 
 #[derive(Clone, Copy, Default)]
@@ -159,11 +149,7 @@ struct Translator<'pattern> {
     beyond_ascii: bool,
     folds: bool,
     ascii: bool,
-    has_end: bool,
-    has_line: bool,
-    has_class: bool,
-    has_not_boundary: bool,
-    beyond_surrogates: bool,
+    traits: Traits,
 }
 
 /// A class, while it is read: what is written, and whether a newline is in it.
@@ -197,7 +183,7 @@ impl Translator<'_> {
                 '^' | '$' if self.flags.multi_line => self.line(c),
                 '^' => self.text.push_str(r"\A"),
                 '$' => {
-                    self.has_end = true;
+                    self.traits.has_end = true;
                     self.text.push_str(if self.ending == Ending::Marked { "(?m:$)" } else { r"\z" });
                 }
                 '|' => self.text.push('|'),
@@ -218,7 +204,7 @@ impl Translator<'_> {
 
     /// The anchor at the beginning or at the end of a line.
     fn line(&mut self, sign: char) {
-        self.has_line = true;
+        self.traits.has_line = true;
         match self.ending {
             Ending::Plain => self.text.push_str(&format!("(?m:{sign})")),
             Ending::Marked => self.text.push_str(&format!("(?m:(?R:{sign})|{sign})")),
@@ -231,8 +217,8 @@ impl Translator<'_> {
             'A' => self.text.push_str(r"\A"),
             'Z' => self.text.push_str(r"\z"),
             c @ ('b' | 'B') => {
-                self.has_class = true;
-                self.has_not_boundary |= c == 'B';
+                self.traits.has_class = true;
+                self.traits.has_not_boundary |= c == 'B';
                 self.text.push_str(match (c, self.ascii, self.ending) {
                     ('b', true, _) => r"(?-u:\b)",
                     ('b', false, _) => r"(?:\b)",
@@ -282,7 +268,7 @@ impl Translator<'_> {
 
     /// `\d`, `\w`, `\s` or their complement, as Python means them.
     fn perl_class(&mut self, letter: char) -> String {
-        self.has_class = true;
+        self.traits.has_class = true;
         let complement = if letter.is_ascii_uppercase() { "^" } else { "" };
         let members = match (letter.to_ascii_lowercase(), self.ascii || !self.unicode) {
             ('d', true) => "0-9",
@@ -309,7 +295,7 @@ impl Translator<'_> {
     /// One character, escaped.
     fn one(&mut self, c: char) -> String {
         self.beyond_ascii |= !c.is_ascii();
-        self.beyond_surrogates |= c > '\u{d7ff}';
+        self.traits.beyond_surrogates |= c > '\u{d7ff}';
         if c.is_ascii_control() {
             format!(r"\x{:02x}", c as u32)
         } else if c.is_ascii_punctuation() && c != '<' && c != '>' {
@@ -538,14 +524,7 @@ mod tests {
     #[test]
     fn where_a_pattern_is_searched_is_known() {
         let traits = |pattern| translate(pattern, Ending::Plain, true).unwrap().1;
-        let none = Traits {
-            group: Group::Classed,
-            has_end: false,
-            has_line: false,
-            has_class: false,
-            has_not_boundary: false,
-            beyond_surrogates: false,
-        };
+        let none = Traits::default();
         assert_eq!(traits(r"a.*[^b]\Z"), none);
         assert_eq!(traits("a$"), Traits { has_end: true, ..none });
         assert_eq!(traits("(?m)a$"), Traits { has_line: true, ..none });

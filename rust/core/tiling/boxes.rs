@@ -6,8 +6,8 @@ use crate::{
     error::{Error, Result},
     region::{Region, Regions},
     tiling::{
-        Piece, Pieces, Place, Poll, Tiling, check::missing, checked_holder, checked_shape, grid::Grid, listed::Listed,
-        tiles::Tiles,
+        Piece, Pieces, Place, Poll, STEPS_PER_POLL, Tiling, check::missing, checked_holder, checked_shape, grid::Grid,
+        listed::Listed, tiles::Tiles,
     },
 };
 
@@ -81,8 +81,8 @@ impl Boxes {
     ///
     /// # Errors
     /// As [`Boxes::one_each`]; [`Error::Places`] if the boxes of a holder do not lie within its array, or two of them in
-    /// the same place.
-    pub fn new(shape: &[i64], holders: &[(Regions, Array)], replicas: bool) -> Result<Self> {
+    /// the same place; what `poll` returns.
+    pub fn new(shape: &[i64], holders: &[(Regions, Array)], replicas: bool, poll: Poll<'_>) -> Result<Self> {
         checked_shape(shape)?;
         let mut pieces = Pieces::new(shape.len());
         let (mut begins, mut shapes) = (Vec::new(), Vec::new());
@@ -90,10 +90,13 @@ impl Boxes {
         begins.try_reserve_exact(holders.len() + 1).map_err(too_many)?;
         begins.push(0);
         for (holder, (regions, array)) in holders.iter().enumerate() {
+            if holder % STEPS_PER_POLL == 0 {
+                poll()?;
+            }
             for (piece, region) in regions.iter().enumerate() {
                 check_bounds(shape, holder, piece, region)?;
             }
-            let own = place(holder, regions, array, shape.len(), &mut pieces)?;
+            let own = place(holder, regions, array, shape.len(), &mut pieces, poll)?;
             pieces.end_holder()?;
             shapes.try_reserve(own.len()).map_err(too_many)?;
             shapes.extend(own);
@@ -123,7 +126,14 @@ fn check_bounds(shape: &[i64], holder: usize, piece: usize, region: Region<'_>) 
 }
 
 /// Adds a holder's pieces with their places, and gives the shape of its array.
-fn place(holder: usize, regions: &Regions, array: &Array, rank: usize, pieces: &mut Pieces) -> Result<Vec<i64>> {
+fn place(
+    holder: usize,
+    regions: &Regions,
+    array: &Array,
+    rank: usize,
+    pieces: &mut Pieces,
+    poll: Poll<'_>,
+) -> Result<Vec<i64>> {
     let wrong = |what: String| Error::Places { holder, what };
     match array {
         Array::Own => {
@@ -175,7 +185,7 @@ fn place(holder: usize, regions: &Regions, array: &Array, rank: usize, pieces: &
                 pieces.push(Piece { region, place })?;
             }
             if local.len() > 1 {
-                let places = Listed::new(Arc::new(Pieces::one_each(local)?), false, &mut crate::parallel::never);
+                let places = Listed::new(Arc::new(Pieces::one_each(local)?), false, poll);
                 if let Err(Error::BoxesOverlap { first, second, .. }) = places {
                     return Err(wrong(format!("has its boxes {first} and {second} in the same place")));
                 }

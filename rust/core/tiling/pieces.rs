@@ -5,8 +5,7 @@ use crate::{
     region::{Region, Regions},
 };
 
-/// What long calls ask now and then, to be told to stop.
-pub type Poll<'a> = &'a mut dyn FnMut() -> Result<()>;
+pub use crate::parallel::Poll;
 
 /// After how many steps of tens of nanoseconds a loop polls.
 pub(crate) const STEPS_PER_POLL: usize = 1 << 14;

@@ -88,7 +88,7 @@ pub(crate) fn tiling_of(shape: &[i64], kind: usize, seeds: &[usize]) -> Arc<dyn 
             if replicas {
                 holders.extend_from_within(..);
             }
-            Arc::new(Boxes::new(shape, &holders, replicas).unwrap())
+            Arc::new(Boxes::new(shape, &holders, replicas, &mut never).unwrap())
         }
     }
 }
@@ -340,7 +340,7 @@ fn replicas_must_be_declared_and_identical() {
 fn boxes_that_do_not_fit_their_arrays_are_refused() {
     let one = |array: Array, bounds: &[i64]| {
         let regions = Regions::of_bounds(2, bounds.len() / 4, bounds).unwrap();
-        Boxes::new(&[4, 4], &[(regions, array)], false).map(|boxes| boxes.array_shape(0).unwrap())
+        Boxes::new(&[4, 4], &[(regions, array)], false, &mut never).map(|boxes| boxes.array_shape(0).unwrap())
     };
     let given = |shape: &[i64], starts: &[i64]| Array::Given { shape: shape.to_vec(), starts: starts.to_vec() };
     let (halves, whole) = ([0, 2, 0, 4, 2, 4, 0, 4], [0, 4, 0, 4]);

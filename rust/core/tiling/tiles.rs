@@ -4,7 +4,11 @@
 //! and which of a tile's replicas is to send next: in closed form for the shards of a partition and the chunks of a grid,
 //! and for boxes in a list by the edges of the grid that they form, or by a tree where they form none.
 
-use crate::{error::Result, region::Region, tiling::STEPS_PER_POLL};
+use crate::{
+    error::Result,
+    region::Region,
+    tiling::{Poll, STEPS_PER_POLL},
+};
 
 /// The tiles of one tiling.
 pub trait Tiles: Send + Sync {
@@ -99,7 +103,7 @@ impl Ticker {
         Self(0)
     }
 
-    pub(crate) fn tick(&mut self, poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    pub(crate) fn tick(&mut self, poll: Poll<'_>) -> Result<()> {
         self.0 += 1;
         if self.0.is_multiple_of(STEPS_PER_POLL) { poll() } else { Ok(()) }
     }

@@ -207,7 +207,8 @@ impl PackedPartition {
             self.core.pieces_into(&mut bounds, 2, &mut || Ok(())).map_err(to_py)?;
             let all = views::views(py, array, self.core.shape(), count, &bounds)?;
             let list = PyList::empty(py);
-            for ends in begins.windows(2) {
+            for (device, ends) in begins.windows(2).enumerate() {
+                poll_among(py, device)?;
                 list.append(all.get_slice(ends[0] as usize, ends[1] as usize))?;
             }
             Ok(list)

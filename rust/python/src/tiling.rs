@@ -57,7 +57,7 @@ impl Tiling {
     /// False for a flat one, or its shape and the starts in it.
     #[staticmethod]
     #[pyo3(signature = (shape, holders, replicas, /))]
-    fn boxes(shape: &Bound<'_, PyAny>, holders: &Bound<'_, PyList>, replicas: bool) -> PyResult<Self> {
+    fn boxes(py: Python<'_>, shape: &Bound<'_, PyAny>, holders: &Bound<'_, PyList>, replicas: bool) -> PyResult<Self> {
         guard(|| {
             let shape = integers("shape", shape)?;
             let parse = |holder: Bound<'_, PyAny>| -> PyResult<(Regions, Array)> {
@@ -72,7 +72,7 @@ impl Tiling {
                 Ok((regions, array))
             };
             let holders = holders.iter().map(parse).collect::<PyResult<Vec<_>>>()?;
-            Ok(Self { core: Arc::new(Boxes::new(&shape, &holders, replicas).map_err(to_py)?) })
+            Ok(Self { core: Arc::new(detached(py, |poll| Boxes::new(&shape, &holders, replicas, poll))?) })
         })
     }
 
@@ -143,7 +143,7 @@ impl Tiling {
     }
 }
 
-/// The core's tiling of a `_core.Tiling` , a `_core.Partition` or a `_core.PackedPartition`.
+/// The core's tiling of a `_core.Tiling`, a `_core.Partition` or a `_core.PackedPartition`.
 pub(crate) fn tiling(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Arc<dyn CoreTiling>> {
     if let Ok(partition) = value.cast::<Partition>() {
         return Ok(partition.get().core.clone());

@@ -37,7 +37,7 @@ use shardwise_io::job::Memory;
 
 use crate::{
     arrays,
-    errors::{LayoutError, to_py},
+    errors::{LayoutError, poll_among, to_py},
 };
 
 /// From this type number on, dtypes are of the new kind (`NPY_VSTRING`); below are numpy's own and those registered the
@@ -63,14 +63,18 @@ pub(crate) fn views<'py>(
     let rows = (0..boxes).map(|i| &bounds[i * row..(i + 1) * row]);
     let mut views = arrays::list("views", boxes)?;
     match Template::of(py, array)? {
-        Some(mut template) => rows.map(|row| template.view(py, array, row)).try_for_each(|view| {
-            views.push(view?);
-            Ok::<_, PyErr>(())
-        })?,
-        None => rows.map(|row| index(py, array, row)).try_for_each(|view| {
-            views.push(view?);
-            Ok::<_, PyErr>(())
-        })?,
+        Some(mut template) => {
+            for (number, row) in rows.enumerate() {
+                poll_among(py, number)?;
+                views.push(template.view(py, array, row)?);
+            }
+        }
+        None => {
+            for (number, row) in rows.enumerate() {
+                poll_among(py, number)?;
+                views.push(index(py, array, row)?);
+            }
+        }
     }
     PyList::new(py, views)
 }
@@ -87,13 +91,15 @@ pub(crate) fn slice<'py>(py: Python<'py>, (start, stop): (i64, i64)) -> PyResult
 /// A holder's pieces: a tuple of slices each, and the start in its own array, a tuple or the offset in a flat one.
 pub(crate) fn pieces<'py>(py: Python<'py>, tiling: &dyn Tiling, holder: i64) -> PyResult<Bound<'py, PyList>> {
     let list = PyList::empty(py);
-    let mut failure = None;
-    let add = |piece: Piece<'_>| -> PyResult<()> {
+    let (mut failure, mut number) = (None, 0);
+    let mut add = |piece: Piece<'_>| -> PyResult<()> {
         let slices = piece.region.sides().map(|side| slice(py, side)).collect::<PyResult<Vec<_>>>()?;
         let start = match piece.place {
             Place::At(start) => PyTuple::new(py, start)?.into_any(),
             Place::Flat(offset) => offset.into_pyobject(py)?.into_any(),
         };
+        number += 1;
+        poll_among(py, number)?;
         list.append((PyTuple::new(py, slices)?, start))
     };
     let done = tiling.visit_pieces(holder, &mut |piece| {

@@ -153,7 +153,7 @@ proptest! {
                 own.push(region).unwrap();
                 (own, Array::Own)
             };
-            Arc::new(Boxes::new(&shape, &regions.iter().map(one).collect::<Vec<_>>(), replicas).unwrap())
+            Arc::new(Boxes::new(&shape, &regions.iter().map(one).collect::<Vec<_>>(), replicas, &mut never).unwrap())
         };
         let (from, to) = (grid(&chunks[..3]), grid(&chunks[3..]));
         let same: Vec<i64> =
@@ -239,7 +239,7 @@ fn the_replicas_of_explicit_boxes_share_the_load() {
     };
     let holders = [vec![[0, 6]], vec![[0, 6], [6, 12]], vec![[6, 12]], vec![[0, 6]], vec![[6, 12]]];
     let holders: Vec<_> = holders.iter().map(|rows| (regions(rows), Array::Flat)).collect();
-    let source = Arc::new(Boxes::new(&[12], &holders, true).unwrap());
+    let source = Arc::new(Boxes::new(&[12], &holders, true, &mut never).unwrap());
     let asked: Vec<[i64; 2]> = (0..6).map(|i| [2 * i, 2 * i + 2]).collect();
     let reader = Arc::new(Boxes::one_each(&[12], regions(&asked), false).unwrap());
     let plan = Plan::new(source, reader, vec![-1; 6], &mut never).unwrap();

@@ -1,0 +1,58 @@
+"""Pieces: a box of a tensor, and where it lies in its holder's array."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["Piece", "Slices", "sides_of"]
+
+#: A box: one slice per dim, from a start to a stop.
+Slices = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of a tensor, and where it lies in its holder's array.
+
+    >>> Piece((slice(0, 4), slice(2, 6)), (0, 0))
+    Piece(box=(slice(0, 4, None), slice(2, 6, None)), start=(0, 0))
+    """
+
+    #: The box of the tensor.
+    box: Slices
+    #: Where it begins in the holder's own array: one position per dim, or, in an array of one dim in which the box lies
+    #: flattened in C order, the offset of its first element.
+    start: tuple[int, ...] | int
+
+    def view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Give the piece as a view of its holder's own array, in the shape of the box.
+
+        >>> import numpy as np
+        >>> Piece((slice(0, 2), slice(1, 3)), 1).view(np.arange(6))
+        array([[1, 2],
+               [3, 4]])
+        """
+        extents = tuple(side.stop - side.start for side in self.box)
+        if not isinstance(self.start, tuple):
+            return array[self.start : self.start + math.prod(extents)].reshape(extents)
+        sides = (slice(start, start + extent) for start, extent in zip(self.start, extents, strict=True))
+        key: tuple[Any, ...] = (*sides, ...)
+        view: npt.NDArray[Any] = array[key]
+        return view
+
+    def __hash__(self) -> int:
+        return hash((sides_of(self.box), self.start))
+
+
+def sides_of(box: Slices) -> tuple[tuple[int, int], ...]:
+    """Give start and stop of each dim, which can be hashed; slices cannot before Python 3.12.
+
+    >>> sides_of((slice(0, 4), slice(2, 6)))
+    ((0, 4), (2, 6))
+    """
+    return tuple((side.start, side.stop) for side in box)

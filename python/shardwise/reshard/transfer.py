@@ -1,0 +1,54 @@
+"""Transfers: one box on its way from one holder to another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .._dtypes import itemsize_of
+from ..piece import Slices, sides_of
+from .run import Window, view_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["Transfer"]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One box on its way from one holder to another."""
+
+    #: The sender's label.
+    src_device: Any
+    #: The receiver's label.
+    dst_device: Any
+    #: The box in the global tensor.
+    box: Slices
+    #: The same box in the sender's array; if that is flat, in the part of it that `src_window` gives.
+    src_box: Slices
+    #: The same box in the receiver's array; if that is flat, in the part of it that `dst_window` gives.
+    dst_box: Slices
+    #: The number of its elements.
+    size: int
+    #: `None` if the sender's array has the tensor's rank. If it has one dim, offset and shape of the piece there:
+    #: `src_box` lies in `array[offset : offset + prod(shape)].reshape(shape)`.
+    src_window: Window | None = None
+    #: The same for the receiver.
+    dst_window: Window | None = None
+
+    def nbytes(self, dtype: npt.DTypeLike) -> int:
+        """Give the bytes of the box for a dtype."""
+        return self.size * itemsize_of(dtype)
+
+    def src_view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Give the box as a view of the sender's array."""
+        return view_of(array, self.src_window, self.src_box)
+
+    def dst_view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Give the box as a view of the receiver's array."""
+        return view_of(array, self.dst_window, self.dst_box)
+
+    def __hash__(self) -> int:
+        boxes = tuple(map(sides_of, (self.box, self.src_box, self.dst_box)))
+        return hash((self.src_device, self.dst_device, boxes, self.src_window, self.dst_window))
