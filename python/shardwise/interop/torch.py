@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import instance
+from .._arguments import instance, int64_array
 from .._frozen import frozen
 from .._strided import Ranges, strided_pieces
 from .._text import shown
@@ -259,8 +259,11 @@ class LocalShards(_Columns):
 
     def __new__(cls, shapes: Any, offsets: Any, is_box: Any) -> LocalShards:
         """Copy what is given."""
-        columns = zip((shapes, offsets, is_box), (np.int64, np.int64, np.bool_), strict=True)
-        return super().__new__(cls, *(frozen(np.asarray(values, dtype)) for values, dtype in columns))
+        boxes = np.asarray(is_box)
+        if boxes.dtype != np.bool_ and boxes.size:
+            raise TypeError(f"is_box must be an array of flags, got dtype {boxes.dtype}")
+        columns = (int64_array("shapes", shapes), int64_array("offsets", offsets), boxes.astype(np.bool_))
+        return super().__new__(cls, *map(frozen, columns))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LocalShards):

@@ -50,7 +50,7 @@ class Collective:
     layout: TensorLayout | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(CollectiveKind):
+        if not isinstance(self.kind, str) or self.kind not in get_args(CollectiveKind):
             raise LayoutError(f"kind is {shown(self.kind)}; the kinds are {', '.join(get_args(CollectiveKind))}")
         is_sequence = isinstance(self.axes, Sequence) and not isinstance(self.axes, str)
         if not is_sequence or not all(isinstance(name, str) for name in self.axes):

@@ -39,7 +39,15 @@ def tensor_digests(
     """Digest these tensors of an open checkpoint, or all, within a memory limit; all their bytes are read.
 
     A tensor's digest does not depend on how it is cut; see `shardwise.store.engine`. Compare dtypes and shapes too.
+
+    Raises:
+        TypeError: if it is not an open checkpoint, or `names` is not a collection of names.
+        KeyError: if it has no tensor of a name.
     """
+    if not isinstance(checkpoint, StoredCheckpoint):
+        raise TypeError(f"checkpoint must be an open checkpoint (see open_checkpoint), got {type(checkpoint).__name__}")
+    if names is not None and (isinstance(names, (str, bytes)) or not isinstance(names, Collection)):
+        raise TypeError(f"names must be a collection of names, got {type(names).__name__}")
     return _digests(checkpoint, checkpoint if names is None else names, {}, memory, threads, progress)
 
 

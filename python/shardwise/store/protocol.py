@@ -41,6 +41,8 @@ class StoredPiece(ReadsFiles):
         locate: Callable[[], Extent] | None = None,
         decode: Callable[[Bounds | None], npt.NDArray[Any]] | None = None,
     ) -> None:
+        if not (isinstance(box, tuple) and isinstance(key, str)):
+            raise TypeError("a StoredPiece is made by what opens its checkpoint: box must be a tuple, and key a text")
         self.box = box
         self.path = path
         self.key = key
@@ -135,6 +137,9 @@ class StoredTensor(ReadsFiles):
         replicas: Sequence[StoredPiece] = (),
         alias_of: str | None = None,
     ) -> None:
+        is_one = isinstance(name, str) and isinstance(dtype, Dtype) and isinstance(shape, tuple)
+        if not (is_one and isinstance(pieces, Sequence) and isinstance(alias_of, (str, type(None)))):
+            raise TypeError("a StoredTensor is made by what opens its checkpoint, of a name, a Dtype, a shape and pieces")
         self.name = name
         self._dtype = dtype
         self.shape = shape

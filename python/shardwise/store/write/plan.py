@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -86,6 +86,9 @@ class _Tasks(Sequence[CheckpointTask]):
         return f"<{len(self)} tasks>"
 
 
+_Plan = TypeVar("_Plan", bound="WritePlan")
+
+
 class WritePlan:
     """A new checkpoint as data, and as tasks that any process can do, in any order.
 
@@ -101,8 +104,24 @@ class WritePlan:
         manifest: The contents of the manifest, besides digests.
     """
 
-    def __init__(
-        self,
+    path: Path
+    is_folder: bool
+    task_bytes: int
+    tensors: Sequence[PlannedTensor]
+    files: Sequence[TargetFile]
+    sizes: Sequence[int]
+    sources: Sequence[SourceFile | SourceObject | npt.NDArray[Any]]
+    texts: dict[str, bytes]
+    manifest: dict[str, Any]
+    grid: TaskGrid | FileGrid
+    _cut: dict[int, list[int]]
+
+    def __init__(self) -> None:
+        raise TypeError(f"a {type(self).__name__} is made by plan_checkpoint, or read from a file by its load")
+
+    @classmethod
+    def _made(
+        cls: type[_Plan],
         path: Path,
         *,
         is_folder: bool,
@@ -113,7 +132,8 @@ class WritePlan:
         sources: Sequence[SourceFile | SourceObject | npt.NDArray[Any]],
         texts: dict[str, bytes],
         manifest: dict[str, Any],
-    ) -> None:
+    ) -> _Plan:
+        self = cls.__new__(cls)
         self.path = path
         self.is_folder = is_folder
         self.task_bytes = task_bytes
@@ -123,14 +143,14 @@ class WritePlan:
         self.sources = sources
         self.texts = texts
         self.manifest = manifest
-        self.grid: TaskGrid | FileGrid
         if self.is_in_store:
             boxes = [[(slot.tensor, slot.box) for slot in file.slots if slot.end > slot.begin] for file in files]
             self.grid = FileGrid(boxes, [each.itemsize for each in tensors])
         else:
             shapes = [(each.shape, each.itemsize, len(each.sources) + len(each.targets)) for each in tensors]
             self.grid = TaskGrid(shapes, task_bytes)
-        self._cut: dict[int, list[int]] = {}
+        self._cut = {}
+        return self
 
     @property
     def nbytes(self) -> int:

@@ -180,7 +180,7 @@ def _plan(kind: type[Plan], said: dict[str, Any], stream: npt.NDArray[np.int64])
     if len(cuts) != len(tensors) or not all(isinstance(each, dict) for each in cuts):
         raise ValueError("its manifest is not of its tensors")
     places = _Places()
-    return kind(
+    return kind._made(
         places.of(said["path"]),
         is_folder=said["is_folder"],
         task_bytes=said["task_bytes"],

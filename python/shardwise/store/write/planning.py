@@ -80,7 +80,7 @@ def make_plan(
             PlannedTensor(tensor.name, tensor.dtype, tensor.shape, pieces, replicas, target, tensor.is_object)
         )
     sources = [_source(holder, *span) for holder, span in zip(held, spans, strict=True)]
-    return CheckpointPlan(
+    return CheckpointPlan._made(
         path if isinstance(path, ObjectPath) else path.absolute(),
         is_folder=is_folder,
         task_bytes=task_bytes,
