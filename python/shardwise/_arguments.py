@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import operator
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -19,13 +19,17 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
+    "INTEGER",
     "array_like",
     "array_of",
+    "check_fields",
+    "check_items",
     "instance",
     "int64_array",
     "integer",
     "integers_of",
     "is_masked",
+    "is_true",
     "optional",
     "path_of",
     "positions_of",
@@ -40,7 +44,18 @@ _LONGEST_PATH = 1 << 15 if os.name == "nt" else 1 << 12
 Kind = TypeVar("Kind")
 
 #: What a message calls types that have another name than their own.
-_CALLED: dict[type, str] = {str: "a string", bool: "True or False", np.ndarray: "a numpy array"}
+_CALLED: dict[type, str] = {
+    str: "a string",
+    bool: "True or False",
+    int: "an integer",
+    np.integer: "an integer",
+    type(None): "None",
+    Hashable: "hashable",
+    np.ndarray: "a numpy array",
+}
+
+#: An integer of a value's field, which is kept as it is.
+INTEGER: tuple[type, ...] = (int, np.integer)
 
 
 def instance(name: str, value: object, kind: type[Kind], alternative: str = "") -> Kind:
@@ -52,9 +67,14 @@ def instance(name: str, value: object, kind: type[Kind], alternative: str = "") 
     """
     if isinstance(value, kind):
         return value
-    called = _CALLED.get(kind) or f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
     given = shown(value) if kind in (str, bool) else type(value).__name__
-    raise TypeError(f"{name} must be {called}{alternative}, got {given}")
+    raise TypeError(f"{name} must be {_called(kind)}{alternative}, got {given}")
+
+
+def _called(kind: type | tuple[type, ...]) -> str:
+    if isinstance(kind, tuple):
+        return " or ".join(dict.fromkeys(map(_called, kind)))
+    return _CALLED.get(kind) or f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
 
 
 def optional(name: str, value: object, kind: type[Kind]) -> Kind | None:
@@ -65,6 +85,32 @@ def optional(name: str, value: object, kind: type[Kind]) -> Kind | None:
     TypeError: name must be a string or None, got 3
     """
     return None if value is None else instance(name, value, kind, " or None")
+
+
+def check_fields(value: object, **kinds: type | tuple[type, ...]) -> None:
+    """Refuse a value with a field that is not of its types, and so has no repr, no hash or no answer to `==`.
+
+    >>> from shardwise import CollectiveObstacle
+    >>> CollectiveObstacle("devices", None)
+    Traceback (most recent call last):
+    TypeError: message of a CollectiveObstacle must be a string, got NoneType
+    """
+    for name, kind in kinds.items():
+        given = getattr(value, name)
+        if not isinstance(given, kind):
+            raise TypeError(f"{name} of a {type(value).__name__} must be {_called(kind)}, got {type(given).__name__}")
+
+
+def check_items(name: str, values: Collection[object], kind: type | tuple[type, ...]) -> None:
+    """Refuse a collection with an item that is not of the given types.
+
+    >>> check_items("ids", (1, "2"), INTEGER)
+    Traceback (most recent call last):
+    TypeError: ids: every item must be an integer, got str
+    """
+    for found in set(map(type, values)):
+        if not issubclass(found, kind):
+            raise TypeError(f"{name}: every item must be {_called(kind)}, got {found.__name__}")
 
 
 def integer(name: str, value: object) -> int:
@@ -79,6 +125,19 @@ def integer(name: str, value: object) -> int:
         return operator.index(value)
     except TypeError as error:  # An array of several integers, or a type whose `__index__` gives none.
         raise TypeError(f"{name} must be an integer, got {shown(value)}: {error}") from None
+
+
+def is_true(name: str, value: object) -> bool:
+    """Whether a flag is set; anything may be one that has a truth, which an array does not.
+
+    >>> is_true("sync", np.arange(2))
+    Traceback (most recent call last):
+    TypeError: sync must be True or False, got array([0, 1])
+    """
+    try:
+        return bool(value)
+    except ValueError:
+        raise TypeError(f"{name} must be True or False, got {shown(value)}") from None
 
 
 def integers_of(name: str, value: Any) -> tuple[int, ...]:
@@ -181,17 +240,18 @@ def int64_array(name: str, value: Any) -> npt.NDArray[np.int64]:
         array = array.astype(np.int64)  # numpy makes an empty list a float array
     if array.dtype.kind == "f" and not isinstance(value, np.ndarray):
         # numpy turns integers into floats when no integer dtype holds all of them.
+        # Not `flat`, which is for 32 dims at most.
         exact = np.asarray(value, dtype=object)
-        array = exact if all(type(item) is int for item in exact.flat) else array
-    if array.dtype == object and all(type(item) is int for item in array.flat):
-        wide = next((i for i, item in enumerate(array.flat) if not -_INT64_MAX - 1 <= item <= _INT64_MAX), None)
+        array = exact if all(type(item) is int for item in exact.ravel()) else array
+    if array.dtype == object and all(type(item) is int for item in array.ravel()):
+        wide = next((i for i, item in enumerate(array.ravel()) if not -_INT64_MAX - 1 <= item <= _INT64_MAX), None)
         if wide is not None:
-            raise SizeOverflowError(f"{name}[{wide}] is {shown(array.flat[wide])}, outside the 64-bit range")
+            raise SizeOverflowError(f"{name}[{wide}] is {shown(array.ravel()[wide])}, outside the 64-bit range")
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be an integer or an array of integers, got dtype {array.dtype}")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and array.max() > _INT64_MAX:
         position = int(np.argmax(array > _INT64_MAX))
-        raise SizeOverflowError(f"{name}[{position}] is {array.flat[position]}, over the limit of {_INT64_MAX}")
+        raise SizeOverflowError(f"{name}[{position}] is {array.ravel()[position]}, over the limit of {_INT64_MAX}")
     return np.require(array, np.int64, ["C_CONTIGUOUS", "ALIGNED"])
 
 

@@ -142,7 +142,7 @@ class TensorLayout(Drawn):
     def device_mesh(self, mesh: DeviceMesh) -> None:
         if self._mesh is None:
             self._bind(mesh)
-        elif self._mesh != mesh:
+        elif self._mesh != instance("device_mesh", mesh, DeviceMesh):
             raise LayoutError(f"device_mesh is set already, to {shown(self._mesh)}; make a new layout")
 
     def with_mesh(self, mesh: DeviceMesh) -> TensorLayout:

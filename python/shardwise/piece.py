@@ -6,10 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ._text import shown
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Piece", "Slices", "sides_of"]
+__all__ = ["Piece", "Slices", "check_box", "sides_of"]
 
 #: A box: one slice per dim, from a start to a stop.
 Slices = tuple[slice, ...]
@@ -29,6 +33,11 @@ class Piece:
     #: flattened in C order, the offset of its first element.
     start: tuple[int, ...] | int
 
+    def __post_init__(self) -> None:
+        check_box("box", self.box)
+        if not isinstance(self.start, (tuple, int, np.integer)):
+            raise TypeError(f"start must be a position for each dim, or an offset, got {shown(self.start)}")
+
     def view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Give the piece as a view of its holder's own array, in the shape of the box.
 
@@ -47,6 +56,22 @@ class Piece:
 
     def __hash__(self) -> int:
         return hash((sides_of(self.box), self.start))
+
+
+def check_box(name: str, box: object) -> None:
+    """Refuse what is not a tuple of slices, quickly.
+
+    >>> check_box("box", (0, 4))
+    Traceback (most recent call last):
+    TypeError: box must be a tuple of slices, got (0, 4)
+    """
+    if isinstance(box, tuple):
+        for side in box:
+            if side.__class__ is not slice:  # no class can be made from it
+                break
+        else:
+            return
+    raise TypeError(f"{name} must be a tuple of slices, got {shown(box)}")
 
 
 def sides_of(box: Slices) -> tuple[tuple[int, int], ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._arguments import instance, int64_array, integers_of, positions_of
+from ._arguments import instance, int64_array, integers_of, optional, positions_of
 from ._boxes import arguments_of, key_of, one_each, parse_holder
 from ._core import PackedPartition as CorePackedPartition
 from ._core import Partition as CorePartition
@@ -97,6 +97,7 @@ class Tiling(Drawn):
         """
         shape = integers_of("shape", shape)
         replicas = instance("replicas", replicas, bool)
+        arrays = optional("arrays", arrays, Mapping)  # type: ignore[type-abstract]
         if not isinstance(boxes, Mapping):
             if arrays:
                 raise LayoutError("arrays is for holders with labels, whose boxes are given as Pieces")

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ import pytest
 
 import shardwise as sw
 from shardwise import dtensor as dt
+from shardwise import store
 from shardwise.interop import hlo, torch, translate
 from tests.fuzz import parsers
 from tests.fuzz.__main__ import FUZZERS
-from tests.fuzz.arguments import BOUND, DTENSOR_LAYOUTS, HUGE, MESH, PLANS, ROWS, SHARDED, Odd
+from tests.fuzz.arguments import BOUND, DTENSOR_LAYOUTS, FOLDER, HUGE, MESH, PLANS, ROWS, SHARDED, Odd
 from tests.fuzz.surface import members, public_classes, public_names
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the limits of time and memory are Linux's")
@@ -70,6 +72,9 @@ def test_the_walk_finds_what_the_packages_export() -> None:
     assert len(found) > 250
 
 
+#: Has no truth of its own, and no hash.
+SEVERAL: Any = np.arange(6)
+
 #: Calls of wrong types that gave an `AttributeError`, a `SyntaxError`, a `ValueError` or the like from within.
 WRONG_TYPES: list[tuple[str, Callable[[], Any]]] = [
     ("sharded", lambda: sw.gather([])),  # type: ignore[arg-type]
@@ -101,6 +106,51 @@ WRONG_TYPES: list[tuple[str, Callable[[], Any]]] = [
     ("dtype", lambda: ROWS.partition((6, 6)).nbytes(",f8")),
     ("dtype", lambda: sw.Variable((2,), {"x": 1}, np.zeros)),  # type: ignore[arg-type]
     ("dtype", lambda: sw.plan_reshard(ROWS.partition((6, 6)), ROWS.partition((6, 6))).total_bytes({"kernel": 3})),  # type: ignore[arg-type]
+    ("check_replicas", lambda: SHARDED[0].numpy(check_replicas=SEVERAL)),
+    ("device_mesh", lambda: ROWS.with_mesh(SEVERAL)),
+    ("arrays", lambda: sw.Tiling.from_boxes((6,), [], arrays=SEVERAL)),
+    ("side", lambda: PLANS[0].program("cpu:0", SEVERAL)),
+    ("metadata", lambda: sw.save_checkpoint("a", {}, metadata=[["k"]])),  # type: ignore[arg-type]
+    ("plan", lambda: sw.reshard_checkpoint("a", "b", plan=SEVERAL)),
+    ("to", lambda: sw.save_checkpoint("a", {}, to=SEVERAL)),
+    ("default", lambda: sw.LayoutMap(default=SEVERAL)),
+    ("order", lambda: sw.packed.gate_up("x", order=SEVERAL)),
+    ("is_box", lambda: torch.LocalShards([[1]], [[0]], Odd(lambda: None))),
+    ("offsets", lambda: torch.LocalShards([[1]], [np.zeros((1,) * 33)], [True])),
+    ("mappings", lambda: store.StoredCheckpoint(FOLDER, "dcp", SEVERAL)),
+    # Values that functions make: wrong ones have no repr, no hash, or no answer to `==`.
+    ("box", lambda: sw.LocalBox("x")),  # type: ignore[arg-type]
+    ("window", lambda: sw.LocalBox((slice(0, 2),), SEVERAL)),
+    ("box", lambda: sw.Piece((1,), 0)),  # type: ignore[arg-type]
+    ("start", lambda: sw.Piece((slice(0, 2),), SEVERAL)),
+    ("box", lambda: sw.Step("copy", "a", 0, None, None, None)),  # type: ignore[arg-type]
+    ("kind", lambda: sw.Step(SEVERAL, "a", 0, (), None, None)),
+    ("peer", lambda: sw.Step("copy", SEVERAL, 0, (), None, None)),
+    ("dst_box", lambda: sw.Transfer("a", "b", (), (), "x", 1)),  # type: ignore[arg-type]
+    ("size", lambda: sw.Transfer("a", "b", (), (), (), SEVERAL)),
+    ("dst_device", lambda: sw.Transfer("a", SEVERAL, (), (), (), 1)),
+    ("steps", lambda: sw.Program("a", (1,), None, None)),  # type: ignore[arg-type]
+    ("src_shape", lambda: sw.Program("a", (), SEVERAL, None)),
+    ("message", lambda: sw.CollectiveObstacle("devices", None)),  # type: ignore[arg-type]
+    ("bytes", lambda: sw.CollectiveStep("slice", ("x",), bytes=1e300)),  # type: ignore[arg-type]
+    ("seconds", lambda: sw.CollectiveStep("slice", ("x",), seconds=SEVERAL)),
+    ("parts", lambda: sw.packed.PackedDim((1,))),  # type: ignore[arg-type]
+    ("factors", lambda: replace(sw.packed.part(2), factors=(SEVERAL,))),
+    ("blocks", lambda: replace(sw.packed.part(2), blocks=(("q",),))),  # type: ignore[arg-type]
+    ("format", lambda: store.VerifyReport(FOLDER, SEVERAL, 0, 0, 0, 0)),
+    ("first", lambda: store.Difference("a", "values", SEVERAL)),
+    ("free", lambda: store.WriteOutline((), 0, 0, 1, 0, SEVERAL)),
+    ("bytes", lambda: store.WriteReport(FOLDER, 0, SEVERAL, 0, 0, 0)),
+    ("ranges", lambda: sw.CheckpointTask("", 0, "", (), ((0,),), (), (), (), (), b"")),  # type: ignore[arg-type]
+    ("size", lambda: dt.MeshDimensionProto("x", SEVERAL)),
+    ("sharding_spec", lambda: dt.ShardingSpec(SEVERAL)),
+    ("mesh_dimensions", lambda: dt.MeshProto((SEVERAL,))),
+    ("mesh_config", lambda: dt.LayoutProto((), SEVERAL)),
+    ("perm", lambda: hlo.Iota((2,), SEVERAL.reshape(2, 3))),
+    ("kind", lambda: hlo.HloSharding(SEVERAL)),
+    ("dim", lambda: torch.Shard(SEVERAL)),
+    ("split_factor", lambda: torch.StridedShard(0, SEVERAL)),
+    ("reduce_op", lambda: torch.Partial(SEVERAL)),
 ]
 
 

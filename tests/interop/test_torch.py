@@ -322,9 +322,21 @@ def test_what_no_layout_can_express(placements: list[Any], message: str) -> None
 OF_AN_ARRAY = distribute_tensor(np.arange(2), TensorLayout(("x",), DeviceMesh((2,), ("x",)))).shards[0]
 
 
+def foreign(kind: str, **said: Any) -> Any:
+    """A placement of another library, which may say anything."""
+    return type(kind, (), said)()
+
+
 @pytest.mark.parametrize(
     "entry",
-    ["S(1)", None, Shard(1.0), Shard(True), StridedShard(0, "2"), OF_AN_ARRAY],  # type: ignore[arg-type]
+    [
+        "S(1)",
+        None,
+        foreign("Shard", dim=1.0),
+        Shard(True),
+        foreign("StridedShard", dim=0, split_factor="2"),
+        OF_AN_ARRAY,
+    ],
 )
 def test_what_is_no_placement(entry: Any) -> None:
     with pytest.raises(TypeError, match=r"placements\[1\]"):

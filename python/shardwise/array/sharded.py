@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._arguments import array_of, instance
+from .._arguments import array_of, instance, is_true
 from .._drawn import Drawn
 from .._text import bytes_text, shown
 from ..errors import LayoutError
@@ -275,7 +275,7 @@ class ShardedArray(Drawn, ShardSource):
         unreduced = tiling.layout.unreduced if isinstance(tiling, Partition) else ()
         if partial := [axis for axis in unreduced if self.partition.device_mesh.axis_size(axis) > 1]:
             raise LayoutError(f"numpy() needs reduced values, but the layout is unreduced over {tuple(partial)}")
-        if check_replicas:
+        if is_true("check_replicas", check_replicas):
             check_equal_replicas(tiling, self._data())
         if self._is_packed:
             return put_together(self.partition, self._data())
@@ -331,7 +331,7 @@ class ShardedArray(Drawn, ShardSource):
             )
         if self._array is not None and isinstance(target, Partition) and target.shape == self.shape:
             return ShardedArray._of_array(target, self._array)
-        if check_replicas and self._array is None:
+        if is_true("check_replicas", check_replicas) and self._array is None:
             check_equal_replicas(self._tiling, self._data())
         return ShardedArray._of_shards(target, plan_reshard(self._tiling, target).run(self), self._dtype)
 
@@ -357,7 +357,7 @@ def gathered(sharded: ShardedArray, check_replicas: bool) -> npt.NDArray[Any]:
 
     if sharded._is_packed or sharded._array is not None:
         return sharded.numpy(check_replicas=check_replicas)
-    if check_replicas:
+    if is_true("check_replicas", check_replicas):
         check_equal_replicas(sharded.tiling, sharded._data())
 
     whole = TensorLayout((None,) * sharded.ndim, DeviceMesh((1,), ("whole",), [object()]))

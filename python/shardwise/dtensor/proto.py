@@ -11,7 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from shardwise import _core
+from shardwise._arguments import INTEGER, check_fields, check_items
 
 __all__ = ["LayoutProto", "MeshDimensionProto", "MeshProto", "SerializableMessage", "ShardingSpec"]
 
@@ -36,6 +39,9 @@ class MeshDimensionProto:
     name: str = ""
     size: int = 0
 
+    def __post_init__(self) -> None:
+        check_fields(self, name=str, size=INTEGER)
+
 
 @dataclass(frozen=True)
 class ShardingSpec:
@@ -46,6 +52,9 @@ class ShardingSpec:
     """
 
     sharding_spec: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self, sharding_spec=str)
 
 
 @dataclass(frozen=True)
@@ -66,8 +75,12 @@ class MeshProto:
     single_device: str = ""
 
     def __post_init__(self) -> None:
-        for repeated in ("mesh_dimensions", "global_device_ids", "local_device_ids", "local_devices", "global_devices"):
-            _keep_as_tuple(self, repeated)
+        _keep_as_tuple(self, "mesh_dimensions", MeshDimensionProto)
+        for ids in ("global_device_ids", "local_device_ids"):
+            _keep_as_tuple(self, ids, INTEGER)
+        for names in ("local_devices", "global_devices"):
+            _keep_as_tuple(self, names, str)
+        check_fields(self, name=str, use_xla_spmd=(bool, np.bool_), single_device=str)
 
     def SerializeToString(self, *, deterministic: bool = True) -> bytes:  # noqa: N802
         """Give the bytes of the message; they are always the same for the same fields."""
@@ -134,7 +147,8 @@ class LayoutProto:
     type: int = 0
 
     def __post_init__(self) -> None:
-        _keep_as_tuple(self, "sharding_specs")
+        _keep_as_tuple(self, "sharding_specs", ShardingSpec)
+        check_fields(self, mesh_config=(MeshProto, type(None)), type=INTEGER)
 
     def SerializeToString(self, *, deterministic: bool = True) -> bytes:  # noqa: N802
         """Give the bytes of the message; they are always the same for the same fields."""
@@ -160,12 +174,14 @@ class LayoutProto:
         )
 
 
-def _keep_as_tuple(message: MeshProto | LayoutProto, field: str) -> None:
+def _keep_as_tuple(message: MeshProto | LayoutProto, field: str, kind: type | tuple[type, ...]) -> None:
     """A repeated field may be given as a list, but a list could be changed, and has no hash."""
     given = getattr(message, field)
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise TypeError(f"{field} must be a sequence, got {type(given).__name__}")
-    object.__setattr__(message, field, tuple(given))
+    items = tuple(given)
+    check_items(field, items, kind)
+    object.__setattr__(message, field, items)
 
 
 def message_bytes(what: str, message: object) -> bytes:

@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import int64_array
+from .._arguments import INTEGER, check_fields, check_items, int64_array, integers_of
 from .._text import shown
 from ..errors import LayoutError, ParseError
 from ..layout import TensorLayout
@@ -52,8 +52,8 @@ class Iota:
 
     def __post_init__(self) -> None:
         # A list could be changed, and has no hash.
-        object.__setattr__(self, "reshape", tuple(self.reshape))
-        object.__setattr__(self, "perm", tuple(self.perm))
+        object.__setattr__(self, "reshape", integers_of("reshape", self.reshape))
+        object.__setattr__(self, "perm", integers_of("perm", self.perm))
 
     @property
     def devices(self) -> npt.NDArray[np.int64]:
@@ -116,10 +116,12 @@ class HloSharding:
     device: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tile", tuple(self.tile))
+        object.__setattr__(self, "tile", integers_of("tile", self.tile))
         object.__setattr__(self, "subgroups", tuple(self.subgroups))
         if not isinstance(self.order, Iota):
-            object.__setattr__(self, "order", tuple(self.order))
+            object.__setattr__(self, "order", integers_of("order", self.order))
+        check_fields(self, kind=str, device=INTEGER)
+        check_items("subgroups", self.subgroups, str)
 
     @property
     def num_tiles(self) -> tuple[int, ...]:

@@ -21,14 +21,14 @@ The rules are those of `torch/distributed/tensor/_utils.py` and `placement_types
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import instance, int64_array
+from .._arguments import INTEGER, array_like, check_fields, instance, int64_array, refuse_mask
 from .._frozen import frozen
 from .._strided import Ranges, strided_pieces
 from .._text import shown
@@ -66,6 +66,9 @@ class Shard:
 
     dim: int
 
+    def __post_init__(self) -> None:
+        check_fields(self, dim=INTEGER)
+
 
 @dataclass(frozen=True)
 class StridedShard:
@@ -73,6 +76,9 @@ class StridedShard:
 
     dim: int
     split_factor: int
+
+    def __post_init__(self) -> None:
+        check_fields(self, dim=INTEGER, split_factor=INTEGER)
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,9 @@ class Partial:
     """The mesh dim holds values still to be reduced by `reduce_op`."""
 
     reduce_op: str = "sum"
+
+    def __post_init__(self) -> None:
+        check_fields(self, reduce_op=Hashable)
 
 
 Placement: TypeAlias = Shard | StridedShard | Replicate | Partial
@@ -259,7 +268,8 @@ class LocalShards(_Columns):
 
     def __new__(cls, shapes: Any, offsets: Any, is_box: Any) -> LocalShards:
         """Copy what is given."""
-        boxes = np.asarray(is_box)
+        refuse_mask("is_box", is_box)
+        boxes = np.asarray(array_like("is_box", is_box))
         if boxes.dtype != np.bool_ and boxes.size:
             raise TypeError(f"is_box must be an array of flags, got dtype {boxes.dtype}")
         columns = (int64_array("shapes", shapes), int64_array("offsets", offsets), boxes.astype(np.bool_))

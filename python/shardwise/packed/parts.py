@@ -8,7 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .._arguments import instance, integer
+import numpy as np
+
+from .._arguments import INTEGER, check_fields, check_items, instance, integer
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from .written import says_all, text_of
@@ -19,6 +21,7 @@ _RULES = ("even", "ceil", "chunk", "balanced", "floor")
 _LARGEST = 2**63 - 1
 #: The most that the core takes.
 MOST_PARTS, MOST_FACTORS = 1 << 16, 64
+_OPTIONAL, _TEXT, _FLAG = (*INTEGER, type(None)), (str, type(None)), (bool, np.bool_)
 #: The most segments for which an order is written out.
 _MOST_SEGMENTS = 1 << 20
 
@@ -52,6 +55,15 @@ class Part:
     name: str | None
     #: The tensors that the last factor is made of, with their sizes, one after the other.
     blocks: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self, factors=tuple, cut=_OPTIONAL, axes=tuple, uneven=_TEXT, ratio=INTEGER, at_most=_OPTIONAL)
+        check_fields(self, split=_FLAG, pad_to=_OPTIONAL, pad_each=_FLAG, name=_TEXT, blocks=tuple)
+        check_items("factors", self.factors, _OPTIONAL)
+        check_items("axes", self.axes, str)
+        check_items("blocks", self.blocks, tuple)
+        if not all(len(block) == 2 and isinstance(block[0], str) for block in self.blocks):
+            raise TypeError(f"blocks must be pairs of a name and a size, got {shown(self.blocks)}")
 
     @property
     def size(self) -> int | None:
@@ -95,6 +107,10 @@ class PackedDim:
 
     #: The parts, in order.
     parts: tuple[Part, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self, parts=tuple)
+        check_items("parts", self.parts, Part)
 
     @property
     def size(self) -> int | None:
@@ -254,7 +270,7 @@ def part(
         raise LayoutError("cut is None, but axes, uneven, at_most, split or pad_to say how to cut")
     if not names and pad_to is None:
         cut, uneven, at_most, split = None, None, None, False  # Without axes it is not cut.
-    if uneven is not None and uneven not in _RULES:
+    if uneven is not None and instance("uneven", uneven, str, " or None") not in _RULES:
         raise LayoutError(f"uneven is {shown(uneven)}; it must be None or one of {', '.join(map(repr, _RULES))}")
     if split and pad_to is not None:
         raise LayoutError("split and pad_to are both given; units that are padded are not split")

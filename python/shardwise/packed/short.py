@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from .._arguments import instance
 from .._text import shown
 from ..errors import LayoutError
 from .parts import PackedDim, _integer, concat, part
@@ -53,7 +54,7 @@ def qkv(
     value_dim = head_dim if v_head_dim is None else _integer("v_head_dim", v_head_dim, 1)
     if heads % kv_heads:
         raise LayoutError(f"heads is {heads}, which is not a multiple of kv_heads, {kv_heads}")
-    if order == "interleaved":
+    if instance("order", order, str) == "interleaved":
         blocks = [("q", heads // kv_heads * head_dim), ("k", head_dim), ("v", value_dim)]
         return concat(part((kv_heads, sum(size for _, size in blocks)), axes=axes, split=True, blocks=blocks))
     if order != "blocked":
@@ -80,7 +81,7 @@ def gate_up(axes: str | Sequence[str], size: int | None = None, *, order: Order 
     >>> print(gate_up("tp"))
     gate:(n@tp) + up:(n@tp)
     """
-    if order == "interleaved":
+    if instance("order", order, str) == "interleaved":
         return concat(part((size, 2), axes=axes, blocks=[("gate", 1), ("up", 1)]))
     if order != "blocked":
         raise LayoutError(f"order is {shown(order)}; it must be 'blocked' or 'interleaved'")
@@ -107,7 +108,7 @@ def experts(
     >>> print(experts(8, "tp", cut="features", fused=2))
     (8 2 n@tp)
     """
-    if cut not in ("experts", "features"):
+    if instance("cut", cut, str) not in ("experts", "features"):
         raise LayoutError(f"cut is {shown(cut)}; it must be 'experts' or 'features'")
     sizes = (_integer("count", count, 1), _integer("fused", fused, 1), None)
     return concat(part(sizes, cut=0 if cut == "experts" else 2, axes=axes))

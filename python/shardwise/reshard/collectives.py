@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from .. import _core
+from .._arguments import check_fields
 from ..partition import Partition
 from .cost import LinkModel, priced_steps
 from .kinds import CollectiveStep
@@ -53,6 +54,9 @@ class CollectiveObstacle:
     kind: ObstacleKind
     #: The reason in words, with its numbers.
     message: str
+
+    def __post_init__(self) -> None:
+        check_fields(self, kind=str, message=str)
 
     def __str__(self) -> str:
         return self.message

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from .._arguments import integer, optional
+from .._arguments import INTEGER, check_fields, integer, optional
 from .._text import bytes_text, shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
@@ -78,6 +78,11 @@ class CollectiveStep(Collective):
     bytes: int = 0
     #: The seconds that it takes, by the link model.
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "bytes", integer("bytes", self.bytes))
+        check_fields(self, seconds=(float, *INTEGER))
 
     def __str__(self) -> str:
         along = ", ".join(self.axes)

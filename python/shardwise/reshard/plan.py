@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -197,7 +198,7 @@ class ReshardPlan(Drawn):
             slices_of(start, stop),
             slices_of(start - src_origin, stop - src_origin),
             slices_of(start - dst_origin, stop - dst_origin),
-            int(np.prod(stop - start, dtype=np.int64)),
+            math.prod((stop - start).tolist()),
             src_window,
             dst_window,
         )

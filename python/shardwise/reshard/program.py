@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from .._arguments import INTEGER, check_fields, check_items, optional
 from .._text import shown
 from ..errors import LayoutError, MeshError
-from ..piece import Slices, sides_of
+from ..piece import Slices, check_box, sides_of
 from .run import Runnable, Window, check_addable, slices_of, view_of
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalBox", "Program", "Step", "program_of"]
 
+_TUPLE = (tuple, type(None))
 _KINDS: tuple[Literal["copy"], Literal["send"], Literal["receive"]] = ("copy", "send", "receive")
 
 
@@ -39,12 +41,20 @@ class LocalBox:
     #: in `array[offset : offset + prod(shape)].reshape(shape)`.
     window: Window | None = None
 
+    def __post_init__(self) -> None:
+        check_box("box", self.box)
+        if not isinstance(self.window, _TUPLE):
+            check_fields(self, window=_TUPLE)
+
     def view(self, array: Array) -> Array:
         """Give the box as a view of the array."""
         return view_of(array, self.window, self.box)
 
     def __hash__(self) -> int:
         return hash((sides_of(self.box), self.window))
+
+
+_LOCAL, _FLAG = (LocalBox, type(None)), (bool, np.bool_)
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,14 @@ class Step:
     dst: LocalBox | None
     #: Whether the values are added to what is there: the second and further addends of partial sums.
     adds: bool = False
+
+    def __post_init__(self) -> None:
+        check_box("box", self.box)
+        is_right = isinstance(self.kind, str) and isinstance(self.tag, INTEGER) and isinstance(self.adds, _FLAG)
+        if not (is_right and isinstance(self.src, _LOCAL) and isinstance(self.dst, _LOCAL)):
+            check_fields(self, kind=str, tag=INTEGER, src=_LOCAL, dst=_LOCAL, adds=_FLAG)
+        if type(self.peer).__hash__ is None:
+            check_fields(self, peer=Hashable)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -97,6 +115,10 @@ class Program(Sequence[Step]):
     src_shape: tuple[int, ...] | None
     #: The shape of its array after; `None` if it has none.
     dst_shape: tuple[int, ...] | None
+
+    def __post_init__(self) -> None:
+        check_fields(self, holder=Hashable, steps=tuple, src_shape=_TUPLE, dst_shape=_TUPLE)
+        check_items("steps", self.steps, Step)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -184,27 +206,28 @@ def program_of(plan: Runnable, holder: Any, side: str | None) -> Program:
     pieces = (plan._core.kept_pieces(), plan._core.pieces())
     places: dict[tuple[int, int], tuple[tuple[int, ...], Window | None]] = {}
 
-    def local(at: int, number: int, piece: int, row: np.void) -> LocalBox:
+    def local(at: int, number: int, piece: int) -> LocalBox:
         if (at, piece) not in places:
             places[at, piece] = plan._core.place(at, number, piece)
         origin, window = places[at, piece]
-        return LocalBox(slices_of(row["start"] - origin, row["stop"] - origin), window)
+        return LocalBox(slices_of(start - origin, stop - origin), window)
 
     steps = []
     for kind, peer, number, addend in plan._core.program(source, target).tolist():
         row = (plan.kept if kind == 0 else plan.transfers)[number]
+        start, stop = row["start"], row["stop"]
         src_piece, dst_piece = pieces[kind > 0][number].tolist()
-        src = local(0, source, src_piece, row) if kind != 2 else None
-        dst = local(1, target, dst_piece, row) if kind != 1 else None
+        src = local(0, source, src_piece) if kind != 2 else None
+        dst = local(1, target, dst_piece) if kind != 1 else None
         label = plan.dst._label(peer) if kind == 1 else plan.src._label(peer)
-        steps.append(Step(_KINDS[kind], label, number, slices_of(row["start"], row["stop"]), src, dst, addend > 0))
+        steps.append(Step(_KINDS[kind], label, number, slices_of(start, stop), src, dst, addend > 0))
     src_shape = plan.src._shape_of(source) if source >= 0 else None
     return Program(holder, tuple(steps), src_shape, plan.dst._shape_of(target) if target >= 0 else None)
 
 
 def _numbers_of(plan: Runnable, holder: Any, side: str | None) -> tuple[int, int]:
     """The numbers of a holder in the source and in the destination, or -1."""
-    if side not in (None, "src", "dst"):
+    if optional("side", side, str) not in (None, "src", "dst"):
         raise LayoutError(f"side must be 'src', 'dst' or None, got {shown(side)}")
     found = []
     for tiling in (plan.src, plan.dst):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .._arguments import INTEGER, check_fields
 from .._dtypes import itemsize_of
-from ..piece import Slices, sides_of
+from ..piece import Slices, check_box, sides_of
 from .run import Window, view_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = ["Transfer"]
+
+_WINDOW = (tuple, type(None))
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,16 @@ class Transfer:
     src_window: Window | None = None
     #: The same for the receiver.
     dst_window: Window | None = None
+
+    def __post_init__(self) -> None:
+        check_box("box", self.box)
+        check_box("src_box", self.src_box)
+        check_box("dst_box", self.dst_box)
+        is_right = isinstance(self.src_window, _WINDOW) and isinstance(self.dst_window, _WINDOW)
+        if not (is_right and isinstance(self.size, INTEGER)):
+            check_fields(self, size=INTEGER, src_window=_WINDOW, dst_window=_WINDOW)
+        if type(self.src_device).__hash__ is None or type(self.dst_device).__hash__ is None:
+            check_fields(self, src_device=Hashable, dst_device=Hashable)
 
     def nbytes(self, dtype: npt.DTypeLike) -> int:
         """Give the bytes of the box for a dtype."""

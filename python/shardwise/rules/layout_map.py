@@ -131,7 +131,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         if isinstance(default, str) and default != REPLICATED:
             raise LayoutError(f"default is {shown(default)}; the only word it may be is {REPLICATED!r}")
         with _naming("default"):
-            return rule_of(() if default == REPLICATED else default).with_mesh(self._device_mesh)
+            return rule_of(() if isinstance(default, str) else default).with_mesh(self._device_mesh)
 
     # The types of a Mapping do not allow for a look-up that finds nothing.
     def __getitem__(self, path: str) -> TensorLayout | None:  # type: ignore[override]

@@ -139,7 +139,9 @@ class StoredTensor(ReadsFiles):
     ) -> None:
         is_one = isinstance(name, str) and isinstance(dtype, Dtype) and isinstance(shape, tuple)
         if not (is_one and isinstance(pieces, Sequence) and isinstance(alias_of, (str, type(None)))):
-            raise TypeError("a StoredTensor is made by what opens its checkpoint, of a name, a Dtype, a shape and pieces")
+            raise TypeError(
+                "a StoredTensor is made by what opens its checkpoint, of a name, a Dtype, a shape and pieces"
+            )
         self.name = name
         self._dtype = dtype
         self.shape = shape
@@ -363,6 +365,11 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
         objects: Mapping[str, StoredObject] | None = None,
         sums: Callable[[], Iterable[StoredSum]] = tuple,
     ) -> None:
+        maps = isinstance(tensors, Mapping) and all(
+            each is None or isinstance(each, Mapping) for each in (metadata, objects)
+        )
+        if not (maps and isinstance(form, str)):
+            raise TypeError("a StoredCheckpoint is made by what opens it, of a path, a format and mappings")
         self.path = path
         self.format = form
         self.metadata: Mapping[str, Any] = MappingProxyType(dict(metadata or {}))

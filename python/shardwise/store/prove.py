@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .._arguments import INTEGER, check_fields
 from .._text import shown
 from ..errors import ParseError
 from .digests import Progress, tensor_digests, verified_digests
@@ -49,6 +51,10 @@ class VerifyReport:
     digests: int
     crcs: int
 
+    def __post_init__(self) -> None:
+        check_fields(self, path=(Path, ObjectPath), format=str, tensors=INTEGER, bytes=INTEGER)
+        check_fields(self, digests=INTEGER, crcs=INTEGER)
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -69,6 +75,10 @@ class Difference:
     second: Any = None
     index: tuple[int, ...] | None = None
     count: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, name=str, what=str, first=Hashable, second=Hashable)
+        check_fields(self, index=(tuple, type(None)), count=(*INTEGER, type(None)))
 
     def __str__(self) -> str:
         if self.what == "missing":

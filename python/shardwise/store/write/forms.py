@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..._arguments import integer
+from ..._arguments import instance, integer, optional
 from ..._text import shown
 from ...errors import LayoutError
 from ...partition import Partition
@@ -36,7 +36,7 @@ def plan_form(
     path: Path,
     wanted: list[Wanted],
     to: Target | None,
-    metadata: Mapping[str, str],
+    metadata: Mapping[str, str] | None,
     max_file_bytes: int,
     aliases: dict[str, str],
     paths: Mapping[str, KeyPath],
@@ -72,7 +72,7 @@ def plan_form(
             if any(tensor.partition is not None for tensor in wanted)
             else "hf"
         )
-    if to not in get_args(Target):
+    if instance("to", to, str) not in get_args(Target):
         why = f"; {only_read(to)}" if only_read(to) else ""
         raise LayoutError(f"to is {shown(to)}; it must be one of {', '.join(map(repr, get_args(Target)))}{why}")
     for tensor in wanted:
@@ -80,6 +80,7 @@ def plan_form(
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which PyTorch does not have")
         if to != "dcp" and tensor.dtype.code is None:
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which a safetensors file cannot hold")
+    metadata = optional("metadata", metadata, Mapping) or {}  # type: ignore[type-abstract]
     if to == "dcp" and metadata:
         raise LayoutError("metadata is given, but PyTorch's distributed checkpoint has no place for it")
     kept = _without_ties(wanted, aliases)

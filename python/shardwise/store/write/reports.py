@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..._arguments import INTEGER, check_fields
+from ..objects import ObjectPath
+
 __all__ = ["WriteOutline", "WriteReport"]
 
 
@@ -36,6 +39,11 @@ class WriteOutline:
     operations: int | None = None
     seconds: float | None = None
 
+    def __post_init__(self) -> None:
+        maybe = (*INTEGER, type(None))
+        check_fields(self, files=tuple, bytes=INTEGER, memory=INTEGER, threads=INTEGER, tasks=INTEGER, free=INTEGER)
+        check_fields(self, bytes_read=maybe, operations=maybe, seconds=(float, *maybe))
+
 
 @dataclass(frozen=True)
 class WriteReport:
@@ -56,3 +64,7 @@ class WriteReport:
     bytes_read: int
     bytes_written: int
     bytes_resumed: int
+
+    def __post_init__(self) -> None:
+        check_fields(self, path=(Path, ObjectPath), tensors=INTEGER, bytes=INTEGER)
+        check_fields(self, bytes_read=INTEGER, bytes_written=INTEGER, bytes_resumed=INTEGER)

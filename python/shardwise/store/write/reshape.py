@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..._arguments import instance, is_true
 from ..._dtypes import Dtype, find_dtype
 from ..._text import shown
 from ...array.replicas import check_replicas
@@ -101,14 +102,14 @@ def save_checkpoint(
     wanted = []
     for name, value in tensors.items():
         check_name(name)
-        if isinstance(value, ShardedArray) and check and value._array is None:
+        if isinstance(value, ShardedArray) and is_true("check", check) and value._array is None:
             check_replicas(value.tiling, value._data())
         shape = tuple(np.shape(value)) if not isinstance(value, ShardedArray) else value.shape
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
     target = place_of(path)
-    made = plan_form(target, wanted, to, metadata or {}, max_file_bytes, {}, {}, compare=False)
+    made = plan_form(target, wanted, to, metadata, max_file_bytes, {}, {}, compare=False)
     with _held(target):
-        return _run(made, target, None, memory, threads, sync, False, _RETRIES, progress)
+        return _run(made, target, None, memory, threads, is_true("sync", sync), False, _RETRIES, progress)
 
 
 def reshard_checkpoint(
@@ -192,6 +193,7 @@ def reshard_checkpoint(
     <StoredTensor 'w': int64 (2, 3), 2 pieces> [[0, 1, 2], [3, 4, 5]]
     """
     target = place_of(dst)
+    plan, resume, sync = is_true("plan", plan), is_true("resume", resume), is_true("sync", sync)
     stored: _Stored = "placeholder" if plan else "spool"
     planned = _planning(
         src, target, layouts, to, uneven, dtype, rename, rewrites, only, metadata, max_file_bytes, memory, replicas,
@@ -324,7 +326,7 @@ def _planning(
     how: _Stored,
     is_new: bool = False,
 ) -> Iterator[CheckpointPlan | ObjectJob]:
-    if replicas not in ("check", "first"):
+    if instance("replicas", replicas, str) not in ("check", "first"):
         raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
     rename = rename_pairs(rename)
     source = place_of(src)
@@ -388,7 +390,7 @@ def _planning(
             paths = key_paths(checkpoint, names)
             with uncollected():
                 return plan_form(
-                    target, wanted, to, metadata or {}, max_file_bytes, aliases, paths, task_bytes,
+                    target, wanted, to, metadata, max_file_bytes, aliases, paths, task_bytes,
                     compare=replicas == "check", is_saved=how == "refuse",
                 )  # fmt: skip
 

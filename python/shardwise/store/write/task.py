@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..._arguments import check_fields
 from ..._atomic import naming
-from ..._text import bytes_text
+from ..._text import bytes_text, shown
 from ...errors import ParseError
 from ..engine import CopyJob, check_memory
 from ..objects import ObjectPath
@@ -140,6 +141,13 @@ class CheckpointTask:
     _numbers: tuple[int, ...]
     #: The numbers of a `CopyJob`.
     _program: bytes
+
+    def __post_init__(self) -> None:
+        check_fields(self, plan=str, number=int, folder=str, files=tuple, ranges=tuple, _sources=tuple)
+        check_fields(self, _compared=tuple, _replicas=tuple, _numbers=tuple, _program=bytes)
+        for row in self.ranges:
+            if not (isinstance(row, tuple) and len(row) == 4 and isinstance(row[2], int) and isinstance(row[3], int)):
+                raise TypeError(f"ranges must be tuples of four integers, got {shown(row)}")
 
     @property
     def nbytes(self) -> int:
