@@ -71,14 +71,15 @@ def run_plan(
         dtype = out[0].dtype
     else:
         dtype = np.dtype(np.float64)
-    count, addends = plan.dst._count, plan.addends
+    addends = plan.addends
     if addends > 1:
         check_addable(dtype)
     if out is not None:
         results = copied = checked_arrays("out", out, plan.dst, dtype)
-        outputs: Sequence[int] = tuple(range(count))
-        _check_copyable(dtype, count)
+        outputs: Sequence[int] = tuple(range(len(copied)))
+        _check_copyable(dtype, len(copied))
     else:
+        count = plan.dst._count
         there = {d: view_of(sources[s], w, box) for d, s, w, box in views_of(plan)}
         absent = [device for device in range(count) if device not in there]
         _check_copyable(dtype, len(absent))
@@ -89,7 +90,7 @@ def run_plan(
         new |= there
         results = [new[device] for device in range(count)]
     if copied:
-        if sources:
+        if sources and type(sources[0]) is not np.ndarray:
             refuse_mask("the source", sources[0])  # Views of one array may be, and stay so; all are or none is.
         plan._core.run(sources, copied, outputs, progress)
     elif progress is not None:

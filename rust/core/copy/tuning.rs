@@ -61,9 +61,10 @@ pub(super) const ROUNDS: usize = 8;
 /// How many rows are streamed together, a stretch of [`STRETCH`] bytes of each in turn. On the newer machine, of all
 /// pairs from 4 × 64 to 32 × 8192, none was faster for 8 and for 64 shards; 8 rows as they come took 30 % longer.
 pub(super) const STREAMED_ROWS: i64 = 8;
-/// Of short rows as many as make so many bytes: of rows of 128 bytes that lie 64 KiB apart 8 and 32 took 3 to 5 % longer
-/// than 16; more evict one another from the first cache before they are copied.
-pub(super) const STREAMED_BYTES: i64 = 1 << 11;
+/// Of short rows as many as make so many bytes: 32 rows of 128 bytes that lie 64 KiB apart evict one another from the first
+/// cache before they are copied, and took 3 to 12 % longer than 8; 16 took as long, or 4 % longer where the arrays of both
+/// sides begin at different places of their lines.
+pub(super) const STREAMED_BYTES: i64 = 1 << 10;
 /// Up to how many bytes the rows of a wide destination are so short that some rows of each source are streamed in turn, not
 /// row by row: on the newer machine columns to rows of 1 GiB took half the time with rows of 128 bytes, 0.8 of it with 256,
 /// as long with 1,024.
