@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -128,3 +129,21 @@ def test_of_partial_sums_the_addends_are_added() -> None:
     out = apart(dst.views(array))
     sw.plan_reshard(src, dst).run(shards, out)
     assert all((got == want + np.uint8(3)).all() for got, want in zip(out, dst.views(array), strict=True))
+
+
+@pytest.mark.parametrize("asked", [[0], [0, N - 1], [0, 1, 200, N - 2, N - 1]])
+def test_some_outputs_one_of_rows_that_are_cut(asked: list[int]) -> None:
+    """The last holder has rows of more than 64 KiB, with a rest; of most holders nothing is asked."""
+    long = 70_001
+    shape = (2 * N, N - 1 + long)
+    array = values(shape, "u1")
+    edges = [*range(N), shape[1]]
+    src = sw.TensorLayout(("x", None), mesh("a", N)).partition(shape)
+    dst = sw.Tiling.from_boxes(shape, np.array([[[0, shape[0]], side] for side in itertools.pairwise(edges)]))
+    outputs = [asked.index(holder) if holder in asked else -1 for holder in range(N)]
+    expected = [array[:, edges[holder] : edges[holder + 1]] for holder in asked]
+    plan, shards = sw.plan_reshard(src, dst), src.views(array)
+    for streaming in (True, False, None):
+        out = [np.zeros_like(one) for one in apart(expected)]
+        plan._core.run(shards, out, outputs, None, streaming)
+        assert all((got == want).all() for got, want in zip(out, expected, strict=True)), streaming

@@ -221,10 +221,11 @@ impl<'a> Copies<'a> {
         }
     }
 
-    /// Forgets all boxes.
+    /// Forgets all boxes, and their forms: those of long rows have been cut, and are not those of new boxes.
     pub(super) fn clear(&mut self) {
         self.jobs.clear();
-        self.forms.drain(..self.forms.len().saturating_sub(1));
+        self.forms.clear();
+        self.newest = (0, Vec::new());
         self.wide_sources = 0;
     }
 
@@ -282,8 +283,7 @@ impl<'a> Copies<'a> {
                     let jobs = &self.jobs[group.jobs.clone()];
                     let mut streams = Streams::new(jobs.iter().map(|job| job.stream as usize + 1).max().unwrap_or(0));
                     let bytes = self.stream(group, turns, &mut streams);
-                    // SAFETY: what is under way was valid when it was taken, and still is.
-                    unsafe { streams.finish() };
+                    self.finish(&mut streams);
                     bytes
                 }
                 Way::Ordinary => self.copy_tiles(self.tiles(group, turns), next),
@@ -295,6 +295,9 @@ impl<'a> Copies<'a> {
     /// Copies all of a group. What it has of lines that `streams` have begun goes on where these have ended, and what it has
     /// of lines that it does not end is left to them, until [`Self::finish`].
     pub(super) fn go_on(&self, group: &Group, streams: &mut Streams, contest: &Contest) -> i64 {
+        if group.jobs.is_empty() {
+            return 0;
+        }
         contest.round(|way| match way {
             Way::Streaming => self.stream(group, 0..group.turns, streams),
             Way::Ordinary => self.copy_tiles(self.tiles(group, 0..group.turns), None),
@@ -333,7 +336,7 @@ impl<'a> Copies<'a> {
     ///
     /// If the destination is the wide array, row by row through all sources, which together make whole lines of it, or some
     /// rows of each source if they are short; else array by array, a few rows at a time.
-    pub(super) fn stream(&self, group: &Group, turns: Range<i64>, streams: &mut Streams) -> i64 {
+    fn stream(&self, group: &Group, turns: Range<i64>, streams: &mut Streams) -> i64 {
         let mut bytes = 0;
         let jobs = &self.jobs[group.jobs.clone()];
         let form_of = |job: &Job| &self.forms[job.form as usize];
