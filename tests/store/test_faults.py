@@ -44,21 +44,33 @@ INTERRUPTED = {"create", "open", "read", "write", "fsync", "ftruncate", "falloca
 NEW = "new" * 9999
 
 #: The quick tests have a fault at so many operations of a piece of work. The slow ones have each fault at each, in
-#: shares that take some seconds, so that what has little time does some of them.
-SOME, SHARES = 5, 12
+#: shares that take some seconds, so that what has little time does some of them. A rewrite has the most operations.
+SOME, SHARES, SHARES_OF_A_REWRITE = 5, 12, 96
 
 
 class Amount(NamedTuple):
-    """How much of the work is done: of `SHARES` which, or, of none, some of it."""
+    """How much of the work is done: of so many shares which, or, of none, some of it."""
 
     share: int | None = None
+    shares: int = SHARES
 
 
-some_or_all = pytest.mark.parametrize(
-    "amount",
+def amounts(shares: int, prefix: str = "") -> list[Any]:
+    some = pytest.param(Amount(), id=f"{prefix}some")
+    every = (
+        pytest.param(Amount(i, shares), id=f"{prefix}{i + 1} of {shares}", marks=pytest.mark.slow)
+        for i in range(shares)
+    )
+    return [some, *every]
+
+
+some_or_all = pytest.mark.parametrize("amount", amounts(SHARES))
+some_or_all_of_every_kind = pytest.mark.parametrize(
+    ("kind", "amount"),
     [
-        pytest.param(Amount(), id="some"),
-        *(pytest.param(Amount(i), id=f"{i + 1} of {SHARES}", marks=pytest.mark.slow) for i in range(SHARES)),
+        pytest.param(kind, *amount.values, id=amount.id, marks=amount.marks)
+        for kind in KINDS
+        for amount in amounts(SHARES_OF_A_REWRITE if kind == "rewritten" else SHARES, f"{kind}-")
     ],
 )
 
@@ -253,7 +265,7 @@ def cases(operations: list[str], amount: Amount, faults: Sequence[T]) -> list[tu
     if amount.share is None:
         return list(zip(places(operations), itertools.cycle(faults), strict=False))
     whole = list(itertools.product(range(1, len(operations) + 1), faults))
-    return [each for i, each in enumerate(whole) if i % SHARES == amount.share or i in (0, len(whole) - 1)]
+    return [each for i, each in enumerate(whole) if i % amount.shares == amount.share or i in (0, len(whole) - 1)]
 
 
 def test_the_operations_are_seen(bench: Bench) -> None:
@@ -267,8 +279,7 @@ def test_the_operations_are_seen(bench: Bench) -> None:
 # Kills.
 
 
-@some_or_all
-@pytest.mark.parametrize("kind", KINDS)
+@some_or_all_of_every_kind
 def test_a_killed_reshard_goes_on(bench: Bench, kind: str, amount: Amount) -> None:
     name, source = name_of(kind), str(bench.source)
     expected, operations = bench.reference(name, "reshard", source, kind, False)
@@ -283,8 +294,7 @@ def test_a_killed_reshard_goes_on(bench: Bench, kind: str, amount: Amount) -> No
     assert resumed
 
 
-@some_or_all
-@pytest.mark.parametrize("kind", KINDS)
+@some_or_all_of_every_kind
 def test_killed_again_while_it_goes_on(bench: Bench, kind: str, amount: Amount) -> None:
     name, source = name_of(kind), str(bench.source)
     expected, operations = bench.reference(name, "reshard", source, kind, False)
@@ -367,8 +377,7 @@ def test_a_file_is_replaced_as_a_whole(bench: Bench, old: str | None, amount: Am
 # Errors of the system.
 
 
-@some_or_all
-@pytest.mark.parametrize("kind", KINDS)
+@some_or_all_of_every_kind
 def test_an_error_names_the_file_and_the_next_run_goes_on(bench: Bench, kind: str, amount: Amount) -> None:
     name, source = name_of(kind), str(bench.source)
     expected, operations = bench.reference(name, "reshard", source, kind, False)
@@ -456,8 +465,7 @@ def test_a_file_that_cannot_be_replaced_stays(bench: Bench, amount: Amount) -> N
             assert contents(folder) == {"rules.toml": b"newer"}
 
 
-@some_or_all
-@pytest.mark.parametrize("kind", KINDS)
+@some_or_all_of_every_kind
 def test_calls_that_are_interrupted_are_made_again(bench: Bench, kind: str, amount: Amount) -> None:
     name, source = name_of(kind), str(bench.source)
     expected, _ = bench.reference(name, "reshard", source, kind, False)
@@ -485,8 +493,7 @@ def test_reads_and_writes_of_less_than_was_asked_for(bench: Bench, kind: str) ->
     assert sum(line.startswith("write") for line in done.operations) > sum(line.startswith("write") for line in whole)
 
 
-@some_or_all
-@pytest.mark.parametrize("kind", KINDS)
+@some_or_all_of_every_kind
 def test_a_source_that_cannot_be_read_is_named(bench: Bench, kind: str, amount: Amount) -> None:
     name = name_of(kind)
     expected, _ = bench.reference(name, "reshard", str(bench.source), kind, False)
