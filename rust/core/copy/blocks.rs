@@ -380,9 +380,12 @@ impl<'a> Copies<'a> {
             let by_row = jobs.iter().all(|job| !form_of(job).wide_source && !form_of(job).is_stretch());
             let is_across = by_row && choices::streams_across(form_of(&jobs[0]).row);
             let step = if by_row && !is_across { 1 } else { choices::rows_streamed(form_of(&jobs[0]).row) };
-            let most = jobs.iter().map(|job| form_of(job).rows_of(turn)).map(|rows| rows.end - rows.start).max();
+            // Mostly all boxes have one form, and need not be looked at one by one.
+            let is_one_form = self.forms.len() == 1;
+            let some = if is_one_form { &jobs[..1] } else { jobs };
+            let most = some.iter().map(|job| form_of(job).rows_of(turn)).map(|rows| rows.end - rows.start).max();
             for at in (0..most.unwrap_or(0)).step_by(step as usize) {
-                for jobs in jobs.chunk_by(|a, b| a.form == b.form) {
+                for jobs in jobs.chunk_by(|a, b| is_one_form || a.form == b.form) {
                     let form = form_of(&jobs[0]);
                     let rows = form.rows_of(turn);
                     let rows = rows.start + at..(rows.start + at + step).min(rows.end);

@@ -4,7 +4,7 @@
 //! with a third-level cache of 480 MiB they take 0.6 times as long for 1 GiB, unless the destination is in that cache, or
 //! its pages are new and have just been cleared in the cache. A measurement made beforehand, on other memory, would not
 //! know of the last two. So it is made on the work itself, in each run that is large: it costs the difference between the
-//! two ways for half of the rounds, and what it finds is true of this destination.
+//! two ways for half of the rounds, or for a quarter where it is clear, and what it finds is true of this destination.
 //!
 //! Of the rounds of each way the fastest counts: what disturbs one, another process or a page that had to be made, only
 //! ever slows it down.
@@ -14,7 +14,7 @@ use std::{
     time::Instant,
 };
 
-use crate::copy::tuning::{ROUNDS, STREAMED_FROM};
+use crate::copy::tuning::{CLEAR, ROUNDS, STREAMED_FROM};
 
 /// How bytes are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl Contest {
             return work(way);
         }
         let round = self.rounds.fetch_add(1, Ordering::Relaxed);
-        if round >= ROUNDS {
+        if round >= ROUNDS || (round >= ROUNDS / 2 && self.is_clear()) {
             return work(self.winner());
         }
         let way = [Way::Ordinary, Way::Streaming][round % 2];
@@ -59,10 +59,20 @@ impl Contest {
         bytes
     }
 
+    /// Whether both ways have been seen, and one was so much faster that the other rounds can be left out.
+    fn is_clear(&self) -> bool {
+        let [ordinary, streaming] = self.seen();
+        let (least, most) = (ordinary.min(streaming), ordinary.max(streaming));
+        most != u64::MAX && most >= least.saturating_mul(CLEAR)
+    }
+
+    fn seen(&self) -> [u64; 2] {
+        [Way::Ordinary, Way::Streaming].map(|way| self.least[way as usize].load(Ordering::Relaxed))
+    }
+
     /// The way that was faster so far; the ordinary one until both have been seen.
     fn winner(&self) -> Way {
-        let [ordinary, streaming] =
-            [Way::Ordinary, Way::Streaming].map(|way| self.least[way as usize].load(Ordering::Relaxed));
+        let [ordinary, streaming] = self.seen();
         if ordinary != u64::MAX && streaming < ordinary { Way::Streaming } else { Way::Ordinary }
     }
 }
@@ -92,8 +102,25 @@ mod tests {
     fn both_ways_are_tried_and_the_faster_one_stays() {
         for (slow, fast) in [(Way::Ordinary, Way::Streaming), (Way::Streaming, Way::Ordinary)] {
             let seen = ways(&Contest::new(None, STREAMED_FROM), ROUNDS + 5, slow);
-            assert_eq!(seen[..ROUNDS].iter().filter(|&&way| way == slow).count(), ROUNDS / 2);
-            assert_eq!(seen[ROUNDS..], [fast; 5]);
+            assert_eq!(seen[..ROUNDS / 2].iter().filter(|&&way| way == slow).count(), ROUNDS / 4);
+            assert!(seen[ROUNDS / 2..].iter().all(|&way| way == fast));
+        }
+    }
+
+    #[test]
+    fn where_it_is_not_clear_all_rounds_are_tried() {
+        for (times, is_tried) in
+            [([100, 100 * CLEAR - 1], true), ([100 * CLEAR - 1, 100], true), ([100, 100 * CLEAR], false)]
+        {
+            let contest = Contest::new(None, STREAMED_FROM);
+            contest.rounds.store(ROUNDS / 2, Ordering::Relaxed);
+            contest.least.iter().zip(times).for_each(|(least, time)| least.store(time, Ordering::Relaxed));
+            assert_eq!(contest.is_clear(), !is_tried, "{times:?}");
+            contest.round(|way| {
+                // The next one in turn is an ordinary one, whatever was faster.
+                assert!(!is_tried || way == Way::Ordinary);
+                1
+            });
         }
     }
 

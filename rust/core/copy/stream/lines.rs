@@ -12,7 +12,7 @@ use crate::copy::{
     form::Form,
     kernel::{Job, Place, copy_item, copy_short, prefetch},
     stream::LINE,
-    tuning::{FETCHED_AHEAD, STRETCH},
+    tuning::{FETCHED_AHEAD, JOBS_AHEAD, STRETCH},
 };
 
 /// The instructions that lines are stored with.
@@ -181,6 +181,9 @@ trait Lines {
 unsafe fn take<L: Lines>(ends: &mut [End], run: Run, jobs: &[Job]) {
     let is_short = run.row <= STRETCH && run.row.is_multiple_of(LINE) && run.stride_to == run.row as isize;
     for job in jobs {
+        // Between two visits of a job whole rows go through the cache.
+        prefetch((&raw const *job).wrapping_add(JOBS_AHEAD).cast(), 1);
+        prefetch((&raw const ends[job.stream as usize]).wrapping_add(JOBS_AHEAD).cast(), 1);
         let (end, place) = (&mut ends[job.stream as usize], job.place.moved(run.from, run.to));
         // SAFETY: the caller's.
         unsafe {
