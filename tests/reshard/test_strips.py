@@ -148,3 +148,30 @@ def test_some_outputs_one_of_rows_that_are_cut(asked: list[int]) -> None:
         out = [np.zeros_like(one) for one in apart(expected)]
         plan._core.run(shards, out, outputs, None, streaming)
         assert all((got == want).all() for got, want in zip(out, expected, strict=True)), streaming
+
+
+@pytest.mark.parametrize("after", [0, 400_000])
+def test_a_copy_that_is_stopped_has_written_right_elements_or_none(after: int) -> None:
+    shape = (2 * N, 40 * N)
+    array = values(shape, "u1")
+    array[array == 0] = 1
+    src, dst = (sw.TensorLayout(s, mesh(p, N)).partition(shape) for s, p in ((("x", None), "a"), ((None, "x"), "b")))
+    plan, shards, expected = sw.plan_reshard(src, dst), src.views(array), dst.views(array)
+    # One after the other, with a byte between them that is no one's.
+    memory = np.zeros(array.size + N + 1, np.uint8)
+    size = expected[0].size
+    out = [memory[1 + i * (size + 1) :][:size].reshape(view.shape) for i, view in enumerate(expected)]
+
+    def stop(done: int, total: int) -> None:
+        if done > after:
+            raise InterruptedError
+
+    for streaming in (True, False, None):
+        memory[:] = 0
+        with pytest.raises(InterruptedError):
+            plan._core.run(shards, out, list(range(N)), stop, streaming)
+        assert all(((got == want) | (got == 0)).all() for got, want in zip(out, expected, strict=True))
+        assert not memory[:: size + 1].any()
+        plan._core.run(shards, out, list(range(N)), None, streaming)
+        assert all((got == want).all() for got, want in zip(out, expected, strict=True))
+        assert not memory[:: size + 1].any()
