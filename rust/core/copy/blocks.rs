@@ -51,6 +51,8 @@ pub(super) struct Copies<'a> {
     jobs: Vec<Job>,
     /// How many of the jobs have a wide source.
     wide_sources: usize,
+    /// A dim, and its extent and stride in the destinations of all jobs, if [`Self::shift`] has found that they are alike.
+    alike: Option<(usize, (i64, isize))>,
 }
 
 /// Copies that share their wide array, and are done in turns.
@@ -87,9 +89,9 @@ impl<'a> Copies<'a> {
         let mut jobs = Vec::new();
         // They are numbered with 32 bits, and each may become two when long rows are cut.
         if boxes > (u32::MAX / 2) as usize || jobs.try_reserve_exact(boxes).is_err() {
-            return Err(Error::TooMany { what: format!("{boxes} copies") });
+            return Err(too_many(boxes));
         }
-        Ok(Self { regions, forms: Vec::new(), newest: (0, Vec::new()), jobs, wide_sources: 0 })
+        Ok(Self { regions, forms: Vec::new(), newest: (0, Vec::new()), jobs, wide_sources: 0, alike: None })
     }
 
     /// Adds a box of source `source`, to go to destination `destination`; `sides` says where it lies in them, dim by dim.
@@ -140,6 +142,10 @@ impl<'a> Copies<'a> {
         let number = self.forms.len() - 1;
         self.wide_sources += usize::from(self.forms[number].wide_source);
         let place = Place::of(a, b).moved(from, to);
+        self.alike = None;
+        if self.jobs.len() == self.jobs.capacity() {
+            self.make_room(1)?;
+        }
         self.jobs.push(Job {
             place,
             form: number as u32,
@@ -149,6 +155,12 @@ impl<'a> Copies<'a> {
         Ok(())
     }
 
+    /// Makes sure that the memory has room for so many more boxes.
+    #[cold]
+    fn make_room(&mut self, more: usize) -> Result<()> {
+        self.jobs.try_reserve(more).map_err(|_| too_many(self.jobs.len() + more))
+    }
+
     #[cold]
     fn add_form(&mut self, dims: Vec<(i64, isize, isize)>, itemsize: usize) {
         self.forms.push(Form::new(dims.clone(), itemsize as i64));
@@ -156,8 +168,11 @@ impl<'a> Copies<'a> {
     }
 
     /// Cuts long rows and puts side by side what shares its wide array; gives the groups.
-    pub(super) fn arrange(&mut self) -> Vec<Group> {
-        self.shorten();
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] if the memory has no room for the boxes twice.
+    pub(super) fn arrange(&mut self) -> Result<Vec<Group>> {
+        self.shorten()?;
         let by_source = self.have_wide_sources();
         let key = |job: &Job| (if by_source { job.arrays.0 } else { job.arrays.1 }) as usize;
         let mut groups = vec![Group::default(); self.jobs.iter().map(|job| key(job) + 1).max().unwrap_or(0)];
@@ -176,7 +191,9 @@ impl<'a> Copies<'a> {
             group.jobs = start..start;
             start += count;
         }
-        let mut sorted = self.jobs.clone();
+        let mut sorted = Vec::new();
+        sorted.try_reserve_exact(self.jobs.len()).map_err(|_| too_many(self.jobs.len()))?;
+        sorted.extend_from_slice(&self.jobs);
         for job in &self.jobs {
             let end = &mut groups[key(job)].jobs.end;
             sorted[*end] = *job;
@@ -184,7 +201,9 @@ impl<'a> Copies<'a> {
         }
         self.jobs = sorted;
         for group in groups.iter().filter(|group| group.least_turns < group.turns) {
-            self.jobs[group.jobs.clone()].sort_by_key(|job| Reverse(self.forms[job.form as usize].blocks()));
+            // Without memory, as a stable sort would take.
+            let order = |job: &Job| (Reverse(self.forms[job.form as usize].blocks()), job.arrays);
+            self.jobs[group.jobs.clone()].sort_unstable_by_key(order);
         }
         let groups: Vec<Group> = groups.iter().flat_map(Group::split).collect();
         for group in &groups {
@@ -192,14 +211,14 @@ impl<'a> Copies<'a> {
             let jobs = self.jobs[group.jobs.clone()].iter_mut().zip(0..);
             jobs.for_each(|(job, number)| job.stream = if by_source { number } else { 0 });
         }
-        groups
+        Ok(groups)
     }
 
     /// Cuts the rows that are too long for one thread at a time.
-    fn shorten(&mut self) {
+    fn shorten(&mut self) -> Result<()> {
         let cut: Vec<_> = self.forms.iter().map(|f| (f.row > LONGEST_ROW).then(|| f.shortened())).collect();
         if cut.iter().all(Option::is_none) {
-            return;
+            return Ok(());
         }
         let mut tails = Vec::new();
         for (form, tail) in cut.into_iter().enumerate() {
@@ -213,12 +232,15 @@ impl<'a> Copies<'a> {
                 (self.forms.len() as u32 - 1, offset)
             }));
         }
+        let more = self.jobs.iter().filter(|job| tails[job.form as usize].is_some()).count();
+        self.make_room(more)?;
         for i in 0..self.jobs.len() {
             let job = self.jobs[i];
             if let Some((form, offset)) = tails[job.form as usize] {
                 self.jobs.push(Job { place: job.place.moved(offset, offset), form, ..job });
             }
         }
+        Ok(())
     }
 
     /// Forgets all boxes, and their forms: those of long rows have been cut, and are not those of new boxes.
@@ -227,6 +249,7 @@ impl<'a> Copies<'a> {
         self.forms.clear();
         self.newest = (0, Vec::new());
         self.wide_sources = 0;
+        self.alike = None;
     }
 
     /// Moves all boxes, which are of one source and lie along `dim` as `old` says, to another source and to where `new`
@@ -237,8 +260,13 @@ impl<'a> Copies<'a> {
         let along = |job: &Job| self.regions.destinations()[job.arrays.1 as usize].dims()[dim];
         let (size, stride_to) = along(first);
         let (size_from, stride_from) = a.dims()[dim];
-        let are_alike = (a.itemsize(), a.dims(), old.1.extent) == (b.itemsize(), b.dims(), new.1.extent)
-            && self.jobs.iter().all(|job| along(job) == (size, stride_to));
+        if self.alike != Some((dim, (size, stride_to))) {
+            if self.jobs.iter().any(|job| along(job) != (size, stride_to)) {
+                return false;
+            }
+            self.alike = Some((dim, (size, stride_to)));
+        }
+        let are_alike = (a.itemsize(), a.dims(), old.1.extent) == (b.itemsize(), b.dims(), new.1.extent);
         if !are_alike || !new.1.lies_within(new.1.from, size_from) || !new.1.lies_within(new.1.to, size) {
             return false;
         }
@@ -259,8 +287,11 @@ impl<'a> Copies<'a> {
     }
 
     /// All copies as one group, in the order in which they were added; those that have the most blocks come first.
-    pub(super) fn as_added(&mut self) -> Group {
-        self.shorten();
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] if the memory has no room for the rows that are cut.
+    pub(super) fn as_added(&mut self) -> Result<Group> {
+        self.shorten()?;
         let blocks = |job: &Job| self.forms[job.form as usize].blocks();
         let turns = self.jobs.iter().map(blocks).max().unwrap_or(0);
         let least_turns = self.jobs.iter().map(blocks).min().unwrap_or(0);
@@ -269,7 +300,7 @@ impl<'a> Copies<'a> {
         if least_turns < turns {
             self.jobs.sort_by_key(|job| Reverse(self.forms[job.form as usize].blocks()));
         }
-        group
+        Ok(group)
     }
 
     /// Copies the blocks of the given turns of each group's copies, and gives their bytes; `contest` says how.
@@ -342,6 +373,10 @@ impl<'a> Copies<'a> {
         let form_of = |job: &Job| &self.forms[job.form as usize];
         for turn in turns {
             let jobs = &jobs[..jobs.partition_point(|job| form_of(job).blocks() > turn)];
+            // A part of a group may have fewer turns than the group.
+            if jobs.is_empty() {
+                break;
+            }
             let by_row = jobs.iter().all(|job| !form_of(job).wide_source && !form_of(job).is_stretch());
             let is_across = by_row && choices::streams_across(form_of(&jobs[0]).row);
             let step = if by_row && !is_across { 1 } else { choices::rows_streamed(form_of(&jobs[0]).row) };
@@ -405,6 +440,10 @@ impl<'a> Copies<'a> {
             });
         }
     }
+}
+
+fn too_many(boxes: usize) -> Error {
+    Error::TooMany { what: format!("{boxes} copies") }
 }
 
 /// A plan's boxes always lie in the arrays that it is run on.

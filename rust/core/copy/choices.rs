@@ -74,5 +74,6 @@ pub(super) fn elements(bytes: i64) -> usize {
 /// each range, so that all workers end together.
 pub(super) fn strips(bytes: i64, holders: usize) -> (usize, usize) {
     let ranges = holders.div_ceil(STRIP_HOLDERS).max(1);
-    (ranges, (bytes / STRIP_BYTES / ranges as i64).max(1) as usize)
+    let strips = (bytes / STRIP_BYTES).max((PARTS_PER_THREAD * parallel::threads()) as i64) as usize;
+    (ranges, strips.div_ceil(ranges))
 }

@@ -16,7 +16,7 @@ use crate::{
         strips::Strip,
     },
     error::{Error, Result},
-    parallel,
+    parallel::{self, Poll},
     plan::{Plan, places::Places},
 };
 
@@ -78,7 +78,7 @@ impl Shares {
             return Ok(Self::Pieces(parts.pop().unwrap_or_default()));
         }
         // The first device stands for all.
-        let is_wide = sides.collect(plan, regions, outputs, 0..1)?.have_wide_sources();
+        let is_wide = sides.collect(plan, regions, outputs, 0..1, &mut parallel::never)?.have_wide_sources();
         if !is_wide {
             return Ok(Self::Parts(parts));
         }
@@ -97,15 +97,15 @@ fn run_shares(
     (total, shares): (i64, Shares),
     poll: &mut dyn FnMut(i64, i64) -> Result<()>,
 ) -> Result<()> {
-    let collect = |devices| sides.collect(plan, regions, outputs, devices);
+    let collect = |devices, poll: Poll<'_>| sides.collect(plan, regions, outputs, devices, poll);
     let done = AtomicI64::new(0);
     let add = |bytes| _ = done.fetch_add(bytes, Ordering::Relaxed);
     let mut poll_done = || poll(done.load(Ordering::Relaxed), total);
     let elements = choices::elements(total);
     match shares {
         Shares::Pieces(devices) => {
-            let mut copies = collect(devices)?;
-            let groups = copies.arrange();
+            let mut copies = collect(devices, &mut poll_done)?;
+            let groups = copies.arrange()?;
             let pieces = Pieces::new(total, &groups);
             parallel::for_each(elements, pieces, &mut poll_done, |piece| {
                 add(copies.copy(std::iter::once(piece), contest));
@@ -114,8 +114,8 @@ fn run_shares(
         }
         Shares::Parts(parts) => {
             parallel::for_each(elements, parts.into_iter(), &mut poll_done, |devices| {
-                let mut copies = collect(devices)?;
-                let groups = copies.arrange();
+                let mut copies = collect(devices, &mut parallel::never)?;
+                let groups = copies.arrange()?;
                 add(copies.copy(groups.iter().map(|group| (group, 0..group.turns)), contest));
                 Ok(())
             })?;

@@ -9,7 +9,6 @@ use crate::{
         strided::Strided,
     },
     error::{Error, Result},
-    parallel,
     plan::{
         Plan, Transfer,
         places::{Places, Window},
@@ -48,6 +47,7 @@ impl<'p> Sides<'p> {
         regions: Disjoint<'a>,
         outputs: &[Option<usize>],
         devices: Range<usize>,
+        poll: Poll<'_>,
     ) -> Result<Copies<'a>> {
         // About: a transfer more or less makes the list grow.
         let share = plan.transfers().div_ceil(outputs.len().max(1)) * devices.len();
@@ -60,7 +60,7 @@ impl<'p> Sides<'p> {
             self.add(transfer, outputs, 0, &mut copies)
         };
         plan.visit_kept(devices.clone(), &mut collect)?;
-        plan.visit_transfers(devices, &mut parallel::never, collect)?;
+        plan.visit_transfers(devices, poll, collect)?;
         Ok(copies)
     }
 

@@ -34,11 +34,13 @@ pub(super) struct Strip {
 
 impl Strip {
     /// All destination holders of a plan, in `ranges` ranges at most, with the turns of each in `parts` parts. The plan
-    /// must have more than one range.
+    /// must have more than one range. Strips of the same turns follow one another, so that workers read the same sources.
     pub(super) fn all(plan: &Plan, ranges: usize, parts: usize) -> impl Iterator<Item = Self> + Send {
-        let strips =
-            move |holders: Range<usize>| (0..parts).map(move |part| Self { holders: holders.clone(), part, parts });
-        plan.ranges(ranges).into_iter().flat_map(strips)
+        let ranges = plan.ranges(ranges);
+        (0..parts).flat_map(move |part| {
+            let strip = move |holders| Self { holders, part, parts };
+            ranges.clone().into_iter().map(strip)
+        })
     }
 
     /// Copies its boxes, and tells `add` their bytes.
@@ -67,7 +69,7 @@ impl Strip {
             } else {
                 copies.clear();
                 self.find(sides, &mut turns, outputs, &mut copies)?;
-                group = copies.as_added();
+                group = copies.as_added()?;
             }
             before = next;
             add(copies.go_on(&group, &mut streams, contest));

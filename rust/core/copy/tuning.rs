@@ -47,7 +47,7 @@ pub(super) const PART: (usize, usize) = (1 << 16, 128);
 pub(super) const STRIP_HOLDERS: usize = 256;
 /// About how many bytes of such destinations a worker copies at a time: the ends of all their stretches are stored the
 /// ordinary way, but the workers are to end together.
-pub(super) const STRIP_BYTES: i64 = 1 << 25;
+pub(super) const STRIP_BYTES: i64 = 1 << 27;
 /// How many such parts there must be for each thread.
 pub(super) const PARTS_PER_THREAD: usize = 2;
 /// From how many bytes on a second thread is started. To start and join one takes 50 µs on the newer machine, in which one

@@ -97,7 +97,7 @@ fn check_way(
             (from.iter().zip(to).zip(extent)).map(|((&from, &to), &extent)| Side { from, to, extent }).collect();
         copies.push(*source, *destination, 0, sides.into_iter()).unwrap();
     }
-    let groups = copies.arrange();
+    let groups = copies.arrange().unwrap();
     let mut bytes = 0;
     for turn in (0..groups.iter().map(|group| group.turns).max().unwrap_or(0)).step_by(turns_at_once as usize) {
         let turns = |group: &Group| turn.min(group.turns)..(turn + turns_at_once).min(group.turns);
@@ -310,7 +310,7 @@ fn arrays_of_other_items_and_boxes_outside_are_refused_and_empty_ones_cost_nothi
     assert_eq!(push(0, [4, 5], [3, 6], [0, 0]), Ok(()));
     assert_eq!(push(2, [0, 0], [0, 0], [1, 1]), Err(outside(0)));
     assert_eq!(copies.push(0, 0, 0, [Side::default()].into_iter()), Err(outside(0)));
-    assert_eq!(copies.arrange().len(), 0);
+    assert_eq!(copies.arrange().unwrap().len(), 0);
     assert!(matches!(
         Copies::new(Disjoint::new(&from, &to, &mut parallel::never).unwrap(), usize::MAX),
         Err(Error::TooMany { .. })
