@@ -18,6 +18,9 @@ JOBS ?= 2
 SLOW_SECONDS ?= 20
 SLOW_SEED ?= 20261121
 
+# Where Python may not keep what it has compiled, each process that a test starts compiles all it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help dev demo test test-fast test-rust test-release test-python test-oracle test-clusters test-slow prove frameworks check format bench fuzz valgrind coverage mutants mutants-python docs look wheel licences build clean
 .DEFAULT_GOAL := help
 

@@ -5,6 +5,7 @@ And meshes and tensors of more axes and dims than an array of numpy may have.
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 from collections.abc import Callable
@@ -40,7 +41,9 @@ def cyclic() -> list[Any]:
     return made
 
 
+@functools.cache
 def deep() -> list[Any]:
+    """Made once: the collector looks at each list again and again while they are made."""
     made: list[Any] = []
     for _ in range(100_000):
         made = [made]

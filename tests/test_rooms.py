@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -244,6 +245,7 @@ def spelled_out(tree: str) -> Iterator[str]:
             item += character
 
 
+@functools.cache
 def imports_of(house: str) -> Imports:
     read = python_imports if house.startswith("python") else rust_imports
     return read(ROOT / house)

@@ -17,15 +17,15 @@ import pytest
 @pytest.mark.slow
 @pytest.mark.parametrize("i", range(6))
 def test_slow(i):
-    time.sleep(0.2)
+    time.sleep({seconds})
 
 def test_quick():
     pass
 """
 
 
-def outcomes(folder: Path, *arguments: str) -> list[tuple[str, str]]:
-    (folder / "test_it.py").write_text(SUITE)
+def outcomes(folder: Path, *arguments: str, seconds: float = 0) -> list[tuple[str, str]]:
+    (folder / "test_it.py").write_text(SUITE.format(seconds=seconds))
     command = [sys.executable, "-m", "pytest", "-v", "-p", "tests.slices", "-c", "/dev/null", "--rootdir", str(folder)]
     # Neither options nor plugins of the run that this is part of.
     environment = {
@@ -52,7 +52,7 @@ def test_slow_tests_come_last_in_the_order_of_the_seed(tmp_path: Path) -> None:
 
 def test_they_stop_when_their_time_is_used_up(tmp_path: Path) -> None:
     """Each takes 0.2 seconds at least, so that at most two begin within 0.3."""
-    found = outcomes(tmp_path, "--slow-seconds", "0.3")
+    found = outcomes(tmp_path, "--slow-seconds", "0.3", seconds=0.2)
     passed = [outcome for name, outcome in found if name != "quick"].count("PASSED")
     assert 1 <= passed <= 2
     assert len(found) == 7

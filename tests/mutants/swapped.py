@@ -50,8 +50,11 @@ def put_in_place(file: Path, tree: ast.Module) -> bool:
     `False` if that cannot be done: of functions that are not there, or that would have other variables around them.
     """
     new = _by_place(compile(ast.fix_missing_locations(tree), str(file), "exec", dont_inherit=True))
+    gc.unfreeze()  # What was there before the first test is frozen, and would not be among the objects.
+    objects = gc.get_objects()
+    gc.freeze()
     swapped = False
-    for function in gc.get_objects():
+    for function in objects:
         if type(function) is not FunctionType or function.__code__.co_filename != str(file):
             continue
         found = new[_place(function.__code__)]

@@ -57,10 +57,15 @@ def s3(server: Toxic, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Store:
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """What a test puts there is removed: this filesystem looks through all names that it has for most questions."""
     pytest.importorskip("fsspec")
     monkeypatch.setattr(objects, "_PAUSE", 0.001)
-    return Store(lambda name: ObjectPath(f"memory://{name}"))
+    kept = ObjectPath("memory://x").filesystem.store
+    before = set(kept)
+    yield Store(lambda name: ObjectPath(f"memory://{name}"))
+    for name in set(kept) - before:
+        del kept[name]
 
 
 @pytest.fixture(params=["memory", "s3"])

@@ -136,9 +136,9 @@ def arrays_of(whole: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-@pytest.mark.parametrize("mode", ["r", "r+", "c"])
-def test_arrays_of_all_strides(tmp_path: Path, mode: Any) -> None:
-    drawn = values(tmp_path / "source.bin", 2048)
+@pytest.mark.parametrize(("mode", "rows"), [("r", 2048), ("r+", 256), ("c", 256)])
+def test_arrays_of_all_strides(tmp_path: Path, mode: Any, rows: int) -> None:
+    drawn = values(tmp_path / "source.bin", rows)
     whole = np.memmap(tmp_path / "source.bin", "u4", mode, shape=drawn.shape)
     expected = arrays_of(drawn)
     if mode == "c":
