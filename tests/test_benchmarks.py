@@ -74,23 +74,62 @@ def test_a_row_and_a_point(measured: Path) -> None:
     assert "2026-01-01, commit abc, 3 s, load 0.5 to 1.0" in page
 
 
-def test_the_ratios_of_two_machines_stand_side_by_side(measured: Path, tmp_path: Path) -> None:
+def test_the_ratios_of_several_machines_stand_side_by_side(measured: Path, tmp_path: Path) -> None:
     shutil.copytree(measured, tmp_path, dirs_exist_ok=True)
-    folder = tmp_path / "benches" / "peers" / "results" / "elsewhere"
-    folder.mkdir()
-    there = {**RUN, "machine": "another, 2 cores, Linux, Python 3.11"}
+    results = tmp_path / "benches" / "peers" / "results"
     unknown = {**ROW, "work": "what this machine has not measured"}
-    lines = [json.dumps(line) for line in (there, {**ROW, "theirs": 9e-5, "ratio": 9.0}, unknown)]
-    (folder / "core.json").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    machines = {"second": [{**ROW, "theirs": 9e-5}, unknown], "third": [{**ROW, "theirs": 2e-5}]}
+    for name, rows in machines.items():
+        folder = results / "elsewhere" / name
+        folder.mkdir(parents=True)
+        lines = [{**RUN, "machine": f"the {name}, 2 cores, Linux, Python 3.11", "commit": name[0]}, *rows]
+        (folder / "core.json").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    # The one with more parts comes first.
+    (results / "elsewhere" / "third" / "floors.json").write_text(
+        json.dumps({**RUN, "machine": "the third, 2 cores, Linux, Python 3.12", "commit": "u"}) + "\n", encoding="utf-8"
+    )
     assert run(tmp_path, "--write-only").returncode == 0
     page = (tmp_path / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    assert "another, 2 cores, Linux, Python 3.11; numpy 2." in page
-    assert "| coordinates | numpy | **5.0×** (4.0× to 6.0×) | **9.0×** (4.0× to 6.0×) | ≥ 6× |" in page
+    assert "- Machine 2: the third, 2 cores; commit u, t; 0 of 1 goals met." in page
+    assert "- Machine 3: the second, 2 cores; commit s; 1 of 2 goals met." in page
+    assert "| work | compared with | here | machine 2 | machine 3 | goal |" in page
+    here, second, third = (f"**{ratio}** (4.0× to 6.0×)" for ratio in ("5.0×", "2.0×", "9.0×"))
+    assert f"| coordinates | numpy | {here} | {second} | {third} | ≥ 6× |" in page
     assert "what this machine has not measured" not in page
-    # The same processor with another Python is not another machine.
+
+
+def test_the_same_processor_with_another_python_is_not_another_machine(measured: Path, tmp_path: Path) -> None:
+    shutil.copytree(measured, tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "benches" / "peers" / "results" / "elsewhere" / "the same"
+    folder.mkdir(parents=True)
     (folder / "core.json").write_text(f"{json.dumps(RUN)}\n{json.dumps(ROW)}\n", encoding="utf-8")
     assert run(tmp_path, "--write-only").returncode == 0
     assert "No other machine is measured yet." in (tmp_path / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+
+
+def test_the_results_of_a_machine_that_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of another move to its folder; those that are newer replace the ones in a machine's own folder."""
+    monkeypatch.syspath_prepend(str(PEERS))
+    keep = importlib.import_module("run").keep
+
+    def result(name: str, date: str) -> str:
+        return json.dumps({"machine": f"{name}, 2 cores, Linux, Python 3.11", "date": date}) + "\n"
+
+    def found() -> dict[str, str]:
+        return {
+            str(file.relative_to(tmp_path)): json.loads(file.read_text())["date"] for file in tmp_path.rglob("*.json")
+        }
+
+    keep(tmp_path, "core.json", result("A", "1"))
+    assert found() == {"core.json": "1"}
+    keep(tmp_path, "core.json", result("B(R)", "2"))
+    assert found() == {"core.json": "2", "elsewhere/a-2-cores/core.json": "1"}
+    keep(tmp_path, "core.json", result("C", "3"))
+    keep(tmp_path, "core.json", result("C", "4"))
+    others = {"elsewhere/a-2-cores/core.json": "1", "elsewhere/b-r-2-cores/core.json": "2"}
+    assert found() == {"core.json": "4", **others}
+    keep(tmp_path, "core.json", result("A", "5"))
+    assert found() == {"core.json": "5", "elsewhere/b-r-2-cores/core.json": "2", "elsewhere/c-2-cores/core.json": "4"}
 
 
 @pytest.mark.parametrize("page", ["docs/benchmarks.md", "docs/pictures/ratios.svg", "docs/pictures/growth.svg"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -189,3 +190,40 @@ def test_holders_without_labels_are_never_the_same() -> None:
 def test_boxes_that_are_not_boxes(wrong: Any) -> None:
     with pytest.raises((TypeError, sw.LayoutError), match=r"^boxes"):
         sw.Tiling.from_boxes((4,), {"a": wrong})
+
+
+@pytest.mark.parametrize("replicas", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "chunks"), [((10, 6), (4, 6)), ((7,), (3,)), ((), ()), ((4, 4, 5), (2, 4, 2)), ((5,), (9,))]
+)
+def test_boxes_that_are_a_grid_are_kept_as_its_chunks(
+    shape: tuple[int, ...], chunks: tuple[int, ...], replicas: bool
+) -> None:
+    """What is kept of them does not grow with their number, and yet says each of them."""
+    sides = [[[i, min(i + n, size)] for i in range(0, size, n)] for size, n in zip(shape, chunks, strict=True)]
+    boxes = [list(box) for box in itertools.product(*sides)]
+    tiling = sw.Tiling.from_boxes(shape, boxes, replicas=replicas)
+    flag = ", replicas=True" if replicas else ""
+    assert repr(tiling) == f"Tiling.from_boxes({shape}, {boxes}{flag})"
+    labels = [f"file {i}" for i in range(len(boxes))]
+    labelled = {label: tuple(map(tuple, box)) for label, box in zip(labels, boxes, strict=True)}
+    named = sw.Tiling.from_boxes(shape, labelled, replicas=replicas)
+    assert repr(named) == f"Tiling.from_boxes({shape}, {labelled}{flag})"
+    for one in (tiling, named):
+        again = pickle.loads(pickle.dumps(one))
+        assert again == one
+        assert hash(again) == hash(one)
+        assert [again.pieces(holder) for holder in again.holders] == [one.pieces(holder) for holder in one.holders]
+    assert tiling != named
+    if shape:
+        other = [*boxes[:-1], [*boxes[-1][:-1], [boxes[-1][-1][0], boxes[-1][-1][0]]]]
+        assert sw.Tiling.from_boxes(shape, other, replicas=replicas) != tiling
+        assert sw.Tiling.grid(shape, chunks) != tiling  # whose holders have other names
+
+
+def test_a_million_boxes_of_a_grid_are_kept_in_little_memory() -> None:
+    side = 1000
+    corners = np.stack(np.meshgrid(np.arange(side), np.arange(side), indexing="ij"), axis=-1).reshape(-1, 2, 1)
+    tiling = sw.Tiling.from_boxes((side, side), np.concatenate([corners, corners + 1], axis=2))
+    assert len(tiling.holders) == side**2
+    assert len(pickle.dumps(tiling)) < 1000

@@ -20,14 +20,16 @@ __all__ = [
     "Result",
     "Results",
     "digest",
+    "folder_name",
     "processor",
+    "read_elsewhere",
     "read_results",
     "render",
     "shown",
 ]
 
 HERE = Path(__file__).resolve().parent
-#: The folder, in that of the results, of what the last other machine gave.
+#: The folder, in that of the results, with a folder for each other machine.
 ELSEWHERE = "elsewhere"
 
 
@@ -105,6 +107,21 @@ def read_results(folder: Path) -> Results:
     return {name: Result.from_text(text) for name, text in texts.items()}
 
 
+def folder_name(processor: str) -> str:
+    """What the folder of a machine's results is called.
+
+    >>> folder_name("A(R) CPU @ 2.50GHz, 2 cores, L2 1 MiB")
+    'a-r-cpu-2-50ghz-2-cores-l2-1-mib'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", processor.lower()).strip("-")
+
+
+def read_elsewhere(results: Path) -> list[Results]:
+    """What other machines gave, beside the results in a folder: the one with the most parts first."""
+    folders = [folder for folder in sorted((results / ELSEWHERE).glob("*")) if folder.is_dir()]
+    return sorted((found for found in map(read_results, folders) if found), key=len, reverse=True)
+
+
 def shown(results: Results) -> dict[str, list[Row] | list[Point]]:
     """What each chart shows; one that shows nothing is not drawn."""
     rows = [row for result in results.values() for row in result.rows if row.target is not None]
@@ -127,10 +144,10 @@ def processor(result: Result) -> str:
     return str(result.run["machine"]).rsplit(", ", 2)[0]
 
 
-def render(template: str, results: Results, elsewhere: Results) -> str:
+def render(template: str, results: Results, elsewhere: list[Results]) -> str:
     """Fill the template; what no part and no table is named after is an error."""
     tables = {part.name: _section(part, results.get(part.name)) for part in PARTS}
-    tables |= {"summary": _summary(results), "machine": _machine(results), "elsewhere": _both(results, elsewhere)}
+    tables |= {"summary": _summary(results), "machine": _machine(results), "elsewhere": _beside(results, elsewhere)}
     tables |= {name: f"![{CHARTS[name]}](pictures/{name}.svg)" if shown(results)[name] else "" for name in CHARTS}
     used: set[str] = set()
 
@@ -231,28 +248,51 @@ def _missed(row: Row) -> str:
     return f"{row.work}{f', beside {row.peer}' if row.peer else ''}: {got} ({row.goal} asked)"
 
 
-def _both(results: Results, elsewhere: Results) -> str:
-    """The ratios of this machine beside those of the other, where both have the same row."""
-    pairs = [
-        (row, others[row.work, row.peer])
-        for name, result in results.items()
-        if name in elsewhere and processor(result) != processor(elsewhere[name])
-        for others in [{(other.work, other.peer): other for other in elsewhere[name].rows}]
+def _beside(results: Results, elsewhere: list[Results]) -> str:
+    """The ratios of this machine beside those of each other, where at least two have the row."""
+    others = [_rows(results, machine) for machine in elsewhere]
+    rows = [
+        row
+        for result in results.values()
         for row in result.rows
-        if row.ratio is not None and (row.work, row.peer) in others
+        if row.ratio is not None and any((row.work, row.peer) in other for other in others)
     ]
-    if not pairs:
+    if not rows:
         return "No other machine is measured yet."
-    table = _markdown(
-        {
-            "work": [row.work for row, _ in pairs],
-            "compared with": [row.peer for row, _ in pairs],
-            "here": [_ratio(row) for row, _ in pairs],
-            "there": [_ratio(other) for _, other in pairs],
-            "goal": [str(row.goal or "") for row, _ in pairs],
-        }
+    numbers = range(2, len(elsewhere) + 2)
+    columns = {
+        "work": [row.work for row in rows],
+        "compared with": [row.peer for row in rows],
+        "here": [_ratio(row) for row in rows],
+        **{
+            f"machine {number}": [_ratio(other[key]) if (key := (row.work, row.peer)) in other else "" for row in rows]
+            for number, other in zip(numbers, others, strict=True)
+        },
+        "goal": [str(row.goal or "") for row in rows],
+    }
+    machines = "\n".join(
+        f"- Machine {number}: {_one_machine(machine)}." for number, machine in zip(numbers, elsewhere, strict=True)
     )
-    return f"{_machine(elsewhere)}\n\n{table}"
+    return f"{machines}\n\n{_markdown(columns)}"
+
+
+def _rows(results: Results, machine: Results) -> dict[tuple[str, str], Row]:
+    """What another machine has measured of the same parts, by work and peer."""
+    return {
+        (row.work, row.peer): row
+        for name, result in machine.items()
+        if name in results and processor(results[name]) != processor(result)
+        for row in result.rows
+    }
+
+
+def _one_machine(results: Results) -> str:
+    """A machine, the commits at which it was measured, and how many goals are met on it."""
+    (name,) = {processor(result) for result in results.values()}
+    commits = dict.fromkeys(result.run["commit"] for result in results.values())
+    verdicts = [row.verdict for result in results.values() for row in result.rows]
+    met, missed = verdicts.count("met"), verdicts.count("missed")
+    return f"{name}; commit {', '.join(commits)}; {met} of {met + missed} goals met"
 
 
 def _machine(results: Results) -> str:

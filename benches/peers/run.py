@@ -4,7 +4,7 @@ Run: `python benches/peers/run.py [--only core,reshard] [--quick] [--allow-missi
 
 Each part (`bench_*.py`) runs in a process of its own and leaves its rows in benches/peers/results/. A part whose peer
 is not installed does not run, its last results stay, and the exit status is 1, unless the peer may be missing. Results
-of another processor are kept beside the new ones, in results/elsewhere/, and the page shows both.
+of another processor are kept beside the new ones, in a folder of results/elsewhere/, and the page shows all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import charts
 from machine import ROOT, commit, load, machine, versions
-from page import ELSEWHERE, HERE, PARTS, Part, Result, processor, read_results, render
+from page import ELSEWHERE, HERE, PARTS, Part, Result, folder_name, processor, read_elsewhere, read_results, render
 
 TEMPLATE = HERE / "template.md"
 
@@ -65,19 +65,27 @@ def measure(part: Part, results: Path, quick: bool) -> bool:
         "load": [load_before, load()],
         "seconds": round(time.perf_counter() - start, 1),
     }
-    (results / ELSEWHERE).mkdir(parents=True, exist_ok=True)
-    file, text = results / f"{part.name}.json", f"{json.dumps(run, ensure_ascii=False)}\n{rows}"
-    if file.exists() and processor(Result.from_text(file.read_text(encoding="utf-8"))) != processor(
-        Result(run, (), ())
-    ):
-        file.replace(results / ELSEWHERE / file.name)
-    file.write_text(text, encoding="utf-8")
+    keep(results, f"{part.name}.json", f"{json.dumps(run, ensure_ascii=False)}\n{rows}")
     return True
+
+
+def keep(results: Path, name: str, text: str) -> None:
+    """Write a part's results; those of another processor move to its folder, and older ones of this one are gone."""
+    file, here = results / name, folder_name(processor(Result.from_text(text)))
+    results.mkdir(parents=True, exist_ok=True)
+    if file.exists():
+        there = folder_name(processor(Result.from_text(file.read_text(encoding="utf-8"))))
+        if there != here:
+            folder = results / ELSEWHERE / there
+            folder.mkdir(parents=True, exist_ok=True)
+            file.replace(folder / name)
+    file.write_text(text, encoding="utf-8")
+    (results / ELSEWHERE / here / name).unlink(missing_ok=True)
 
 
 def filled(stored: Path) -> str:
     """The page as the results make it."""
-    return render(TEMPLATE.read_text(encoding="utf-8"), read_results(stored), read_results(stored / ELSEWHERE))
+    return render(TEMPLATE.read_text(encoding="utf-8"), read_results(stored), read_elsewhere(stored))
 
 
 def main() -> int:

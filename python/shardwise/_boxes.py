@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
 
     Bounds = npt.NDArray[np.int64]
 
-__all__ = ["Holder", "arguments_of", "consecutive", "key_of", "one_each", "parse_holder"]
+__all__ = ["Holder", "arguments_of", "chunks_key", "consecutive", "key_of", "one_each", "parse_holder"]
 
 #: A holder's boxes as int64 (boxes, dims, 2), their number, and its array: True for the one box's own, False for a flat
 #: one, or its shape and where the boxes begin in it.
 Holder = tuple["Bounds", int, "bool | tuple[tuple[int, ...], list[int]]"]
+#: What a key begins with that has the shape of the chunks and no boxes.
+_CHUNKS = "chunks"
 
 
 def one_each(shape: tuple[int, ...], boxes: Any) -> Bounds:
@@ -116,6 +119,11 @@ def key_of(holder: Holder) -> tuple[Any, ...]:
     return bounds.tobytes(), count, array if isinstance(array, bool) else (array[0], tuple(array[1]))
 
 
+def chunks_key(chunks: tuple[int, ...] | None) -> tuple[Any, ...]:
+    """All boxes in a form that can be hashed, if they are the chunks of a grid: there may be millions."""
+    return () if chunks is None else (_CHUNKS, chunks)
+
+
 def arguments_of(key: tuple[Any, ...]) -> tuple[str, list[Any], dict[str, Any]]:
     """The method that a tiling's key names, and arguments that make the same tiling again."""
     name, shape, labels, content, flag = key
@@ -128,6 +136,11 @@ def arguments_of(key: tuple[Any, ...]) -> tuple[str, list[Any], dict[str, Any]]:
         ranges = [tuple(pair) for pair in np.frombuffer(content, np.int64).reshape(-1, 2).tolist()]
         return name, [shape, ranges if labels is None else dict(zip(labels, ranges, strict=True))], keywords
     rank = len(shape)
+    if content[:1] == (_CHUNKS,):
+        chunked = _chunks(shape, content[1])
+        if labels is None:
+            return name, [shape, [list(map(list, box)) for box in chunked]], keywords
+        return name, [shape, dict(zip(labels, chunked, strict=True))], keywords
     if labels is None:
         bounds, count = content
         return name, [shape, _listed(bounds, count, rank)], keywords
@@ -150,6 +163,12 @@ def arguments_of(key: tuple[Any, ...]) -> tuple[str, list[Any], dict[str, Any]]:
             ]
             arrays[label] = own
     return name, [shape, boxes], {**keywords, **({"arrays": arrays} if arrays else {})}
+
+
+def _chunks(shape: tuple[int, ...], chunks: tuple[int, ...]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """The chunks of a grid in C order, those at the far ends with what is left."""
+    sides = zip(shape, chunks, strict=True)
+    return product(*([(start, min(start + n, size)) for start in range(0, size, n)] for size, n in sides))
 
 
 def _listed(content: bytes, count: int, rank: int) -> list[Any]:

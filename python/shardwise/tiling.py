@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._arguments import instance, int64_array, integers_of, optional, positions_of
-from ._boxes import arguments_of, key_of, one_each, parse_holder
+from ._boxes import arguments_of, chunks_key, key_of, one_each, parse_holder
 from ._core import PackedPartition as CorePackedPartition
 from ._core import Partition as CorePartition
 from ._core import Tiling as CoreTiling
@@ -103,7 +103,8 @@ class Tiling(Drawn):
                 raise LayoutError("arrays is for holders with labels, whose boxes are given as Pieces")
             bounds = one_each(shape, boxes)
             core = CoreTiling.one_each(shape, bounds, len(bounds), replicas)
-            return cls._made(core, ("from_boxes", shape, None, (bounds.tobytes(), len(bounds)), replicas))
+            content = chunks_key(core.chunks) or (bounds.tobytes(), len(bounds))
+            return cls._made(core, ("from_boxes", shape, None, content, replicas))
         given = dict(arrays or {})
         holders = [parse_holder(label, value, shape, given.pop(label, None)) for label, value in boxes.items()]
         if given:
@@ -113,7 +114,8 @@ class Tiling(Drawn):
             core = CoreTiling.one_each(shape, together, len(together), replicas)
         else:
             core = CoreTiling.boxes(shape, holders, replicas)
-        return cls._made(core, ("from_boxes", shape, tuple(boxes), tuple(map(key_of, holders)), replicas))
+        content = chunks_key(core.chunks) or tuple(map(key_of, holders))
+        return cls._made(core, ("from_boxes", shape, tuple(boxes), content, replicas))
 
     @classmethod
     def grid(

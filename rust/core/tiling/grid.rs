@@ -123,6 +123,10 @@ impl Tiling for Grid {
         false
     }
 
+    fn chunks(&self) -> Option<&[i64]> {
+        Some(&self.chunks)
+    }
+
     fn check(&self, _: Poll<'_>) -> Result<()> {
         Ok(())
     }

@@ -82,6 +82,11 @@ pub trait Tiling: Debug + Send + Sync {
     /// Whether holders of the identical box are replicas.
     fn has_replicas(&self) -> bool;
 
+    /// The shape of the chunks, if the holders are all the chunks of a regular grid, in C order.
+    fn chunks(&self) -> Option<&[i64]> {
+        None
+    }
+
     /// That the pieces hold every element of the tensor, and no element twice but as replicas.
     ///
     /// # Errors
