@@ -2,7 +2,8 @@
 //!
 //! Two machines: the *older* one, a Xeon at 2.5 GHz with 2 cores, and the *newer* one, a Xeon with AVX-512, 2 MiB of
 //! second-level cache a core and 480 MiB of third. Where nothing else is said, a number was set on the older one and is as
-//! good on the newer. To measure again, change a number, `make build`, and run
+//! good on the newer. On a third, an EPYC with AVX-512, 1 MiB and 32 MiB of cache, nothing was set: what the numbers give
+//! there is on the page of the benchmarks. To measure again, change a number, `make build`, and run
 //!
 //! ```text
 //! python benches/copies.py                  # rows to columns and back, in both ways, by processor time
