@@ -105,8 +105,8 @@ impl Tiling {
 
     /// The shape of the chunks, if the holders are all the chunks of a regular grid, in C order.
     #[getter]
-    fn chunks<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
-        guard(|| self.core.chunks().map(|chunks| PyTuple::new(py, chunks)).transpose())
+    fn chunks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || self.core.chunks().map(|chunks| PyTuple::new(py, chunks)).transpose())
     }
 
     /// The number of holders.
