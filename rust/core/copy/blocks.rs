@@ -286,6 +286,11 @@ impl<'a> Copies<'a> {
         2 * self.wide_sources > self.jobs.len()
     }
 
+    /// Whether each box is one row: then neither array is the wide one.
+    pub(super) fn are_single_rows(&self) -> bool {
+        self.forms.iter().all(|form| form.rows == 1)
+    }
+
     /// All copies as one group, in the order in which they were added; those that have the most blocks come first.
     ///
     /// # Errors

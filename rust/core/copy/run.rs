@@ -78,8 +78,8 @@ impl Shares {
             return Ok(Self::Pieces(parts.pop().unwrap_or_default()));
         }
         // The first device stands for all.
-        let is_wide = sides.collect(plan, regions, outputs, 0..1, &mut parallel::never)?.have_wide_sources();
-        if !is_wide {
+        let copies = sides.collect(plan, regions, outputs, 0..1, &mut parallel::never)?;
+        if !copies.have_wide_sources() && !copies.are_single_rows() {
             return Ok(Self::Parts(parts));
         }
         let (ranges, parts) = choices::strips(total, outputs.len());
@@ -262,17 +262,20 @@ mod tests {
 
     #[test]
     fn many_short_transfers_are_copied() {
-        // 512 times two rows to columns of 33, and back: enough for the workers to find their own.
+        // 512 times two rows to columns of 33, and back; then one row each: enough for the workers to find their own.
         const N: i64 = 512;
         let mesh = Arc::new(Mesh::new(&["x"], &[N]).unwrap());
-        let cut = |specs: [&[&str]; 2]| {
+        let cut = |specs: [&[&str]; 2], rows: i64| {
             let layout = Arc::new(Layout::new(mesh.clone(), &specs, &[]).unwrap());
-            Arc::new(Partition::new(layout, &[2 * N, 33 * N], Uneven::Even).unwrap())
+            Arc::new(Partition::new(layout, &[rows * N, 33 * N], Uneven::Even).unwrap())
         };
-        let (by_row, by_column) = (cut([&["x"], &[]]), cut([&[], &["x"]]));
-        for (source, target) in [(&by_row, &by_column), (&by_column, &by_row)] {
+        for (rows, swapped) in [(2, false), (2, true), (1, false), (1, true)] {
+            let (mut source, mut target) = (cut([&["x"], &[]], rows), cut([&[], &["x"]], rows));
+            if swapped {
+                std::mem::swap(&mut source, &mut target);
+            }
             let plan = Plan::new(source.clone(), target.clone(), vec![-1; 512], &mut parallel::never).unwrap();
-            let (have, want) = (shards(source), shards(target));
+            let (have, want) = (shards(&source), shards(&target));
             for way in [Way::Ordinary, Way::Streaming] {
                 let mut got: Vec<Vec<u16>> = want.iter().map(|(values, _)| vec![0; values.len()]).collect();
                 let from: Vec<_> = have.iter().map(|(values, extents)| region(values.as_ptr(), extents)).collect();
@@ -282,8 +285,9 @@ mod tests {
                 let regions = Disjoint::new(&from, &to, &mut parallel::never).unwrap();
                 let places = places_of(&plan);
                 let sides = Sides::new([&places[0], &places[1]], regions, &outputs).unwrap();
-                let shares = Shares::new(&plan, &sides, regions, &outputs, 4 * 33 * N * N).unwrap();
-                assert_eq!(matches!(shares, Shares::Strips { .. }), Arc::ptr_eq(source, &by_row));
+                let shares = Shares::new(&plan, &sides, regions, &outputs, 2 * rows * 33 * N * N).unwrap();
+                // A narrow source of several rows is read row by row, and its boxes are listed.
+                assert_eq!(matches!(shares, Shares::Strips { .. }), rows == 1 || !swapped);
                 run(&plan, [&places[0], &places[1]], regions, &outputs, Some(way), &mut |_, _| Ok(())).unwrap();
                 assert!(got.iter().zip(&want).all(|(got, (want, _))| got == want), "{way:?}");
             }
