@@ -56,6 +56,7 @@ ROWS: dict[str, tuple[tuple[int, ...], str, Any, Any, str, str]] = {
     "shards that are empty": ((2 * N - 3, 100 * N - 500), "u1", ("x", None), (None, "x"), "ceil", "ceil"),
     "a row of each shard": ((N, 70 * N), "u1", ("x", None), (None, "x"), "even", "even"),
     "a column of each shard": ((70 * N, N), "u1", (None, "x"), ("x", None), "even", "even"),
+    "a few rows of each shard": ((4 * N - 1, 40 * N + 7), "u1", (None, "x"), ("x", None), "balanced", "balanced"),
     "an element of each shard": ((N, N), "c16", ("x", None), (None, "x"), "even", "even"),
     "columns to rows": ((700, 64 * N), "u1", (None, "x"), ("x", None), "even", "balanced"),
     "planes": ((3, 2 * N, 33 * N), "u1", (None, "x", None), (None, None, "x"), "even", "even"),

@@ -286,9 +286,9 @@ impl<'a> Copies<'a> {
         2 * self.wide_sources > self.jobs.len()
     }
 
-    /// Whether each box is one row: then neither array is the wide one.
-    pub(super) fn are_single_rows(&self) -> bool {
-        self.forms.iter().all(|form| form.rows == 1)
+    /// Whether each box has so few rows that it hardly matters in which order arrays are walked.
+    pub(super) fn have_few_rows(&self) -> bool {
+        self.forms.iter().all(|form| choices::are_few(form.rows))
     }
 
     /// All copies as one group, in the order in which they were added; those that have the most blocks come first.

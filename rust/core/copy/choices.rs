@@ -2,9 +2,9 @@
 
 use crate::{
     copy::tuning::{
-        BYTES_PER_BLOCK, LARGEST_TURN, LONG_BLOCK, LONG_ROW, LONGEST_ACROSS, LONGEST_PREFETCHED, PARALLEL_BYTES, PART,
-        PARTS_PER_THREAD, PIECE_BYTES, PIECES, PREFETCHED_FROM, ROWS_PER_BLOCK, SHORT_TRANSFER, STREAMED_BYTES,
-        STREAMED_ROWS, STRIP_BYTES, STRIP_HOLDERS, TILE_BYTES,
+        BYTES_PER_BLOCK, FEW_ROWS, LARGEST_TURN, LONG_BLOCK, LONG_ROW, LONGEST_ACROSS, LONGEST_PREFETCHED,
+        PARALLEL_BYTES, PART, PARTS_PER_THREAD, PIECE_BYTES, PIECES, PREFETCHED_FROM, ROWS_PER_BLOCK, SHORT_TRANSFER,
+        STREAMED_BYTES, STREAMED_ROWS, STRIP_BYTES, STRIP_HOLDERS, TILE_BYTES,
     },
     parallel, radix,
 };
@@ -28,6 +28,11 @@ pub(super) fn has_wide_source(stride_from: isize, stride_to: isize) -> bool {
 /// copied: if they are short and far apart.
 pub(super) fn fetches_ahead(row: i64, stride: isize) -> bool {
     stride.unsigned_abs() >= PREFETCHED_FROM && row <= LONGEST_PREFETCHED
+}
+
+/// Whether so many rows of each box are so few that to list the boxes takes longer than to copy them in another order.
+pub(super) fn are_few(rows: i64) -> bool {
+    rows <= FEW_ROWS
 }
 
 /// How many copies with rows of `row` bytes are fetched together.

@@ -79,7 +79,7 @@ impl Shares {
         }
         // The first device stands for all.
         let copies = sides.collect(plan, regions, outputs, 0..1, &mut parallel::never)?;
-        if !copies.have_wide_sources() && !copies.are_single_rows() {
+        if !copies.have_wide_sources() && !copies.have_few_rows() {
             return Ok(Self::Parts(parts));
         }
         let (ranges, parts) = choices::strips(total, outputs.len());
@@ -262,14 +262,14 @@ mod tests {
 
     #[test]
     fn many_short_transfers_are_copied() {
-        // 512 times two rows to columns of 33, and back; then one row each: enough for the workers to find their own.
+        // 512 times nine rows to columns of 33, and back; then eight rows each: enough for the workers to find their own.
         const N: i64 = 512;
         let mesh = Arc::new(Mesh::new(&["x"], &[N]).unwrap());
         let cut = |specs: [&[&str]; 2], rows: i64| {
             let layout = Arc::new(Layout::new(mesh.clone(), &specs, &[]).unwrap());
             Arc::new(Partition::new(layout, &[rows * N, 33 * N], Uneven::Even).unwrap())
         };
-        for (rows, swapped) in [(2, false), (2, true), (1, false), (1, true)] {
+        for (rows, swapped) in [(9, false), (9, true), (8, false), (8, true)] {
             let (mut source, mut target) = (cut([&["x"], &[]], rows), cut([&[], &["x"]], rows));
             if swapped {
                 std::mem::swap(&mut source, &mut target);
@@ -286,8 +286,8 @@ mod tests {
                 let places = places_of(&plan);
                 let sides = Sides::new([&places[0], &places[1]], regions, &outputs).unwrap();
                 let shares = Shares::new(&plan, &sides, regions, &outputs, 2 * rows * 33 * N * N).unwrap();
-                // A narrow source of several rows is read row by row, and its boxes are listed.
-                assert_eq!(matches!(shares, Shares::Strips { .. }), rows == 1 || !swapped);
+                // A narrow source of many rows is read row by row, and its boxes are listed.
+                assert_eq!(matches!(shares, Shares::Strips { .. }), rows == 8 || !swapped);
                 run(&plan, [&places[0], &places[1]], regions, &outputs, Some(way), &mut |_, _| Ok(())).unwrap();
                 assert!(got.iter().zip(&want).all(|(got, (want, _))| got == want), "{way:?}");
             }

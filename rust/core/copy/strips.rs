@@ -1,4 +1,4 @@
-//! Many short boxes of wide sources, or of one row each, found by the workers that copy them.
+//! Many short boxes of wide sources, or of few rows each, found by the workers that copy them.
 //!
 //! A *strip* is some neighbouring destinations, and some of their turns: the boxes of one turn mostly lie side by side in
 //! one source. So a strip is copied turn by turn, and no list of all boxes is made, which would take longer to write and

@@ -2,8 +2,8 @@
 //!
 //! Two machines: the *older* one, a Xeon at 2.5 GHz with 2 cores, and the *newer* one, a Xeon with AVX-512, 2 MiB of
 //! second-level cache a core and 480 MiB of third. Where nothing else is said, a number was set on the older one and is as
-//! good on the newer. On a third, an EPYC with AVX-512, 1 MiB and 32 MiB of cache, nothing was set: what the numbers give
-//! there is on the page of the benchmarks. To measure again, change a number, `make build`, and run
+//! good on the newer. On a third, an EPYC with AVX-512, 1 MiB and 32 MiB of cache, only `FEW_ROWS` was set: what the
+//! others give there is on the page of the benchmarks. To measure again, change a number, `make build`, and run
 //!
 //! ```text
 //! python benches/copies.py                  # rows to columns and back, in both ways, by processor time
@@ -43,6 +43,10 @@ pub(super) const SHORT_TRANSFER: i64 = 1 << 14;
 /// How many short transfers, and to how many devices, a worker at least finds and copies by itself. With fewer devices it
 /// would see too little of each row of a wide source.
 pub(super) const PART: (usize, usize) = (1 << 16, 128);
+/// Up to how many rows a short box has few, and is found where it is copied, whichever array is wide. On the EPYC, among 512
+/// and 1,024 devices, boxes of one row took a third of the time, of 2 to 8 rows of a wide destination from a third to as
+/// long, of 16 up to 1.3 times as long, and of 32 twice.
+pub(super) const FEW_ROWS: i64 = 8;
 /// How many destinations are copied side by side, turn by turn. On the newer machine, of rows of 128 bytes, 64 and 128 took
 /// 10 and 5 % longer; with 512 a worker's lines no longer stay in its caches, and it took 2 to 8 % longer.
 pub(super) const STRIP_HOLDERS: usize = 256;
