@@ -13,6 +13,8 @@ from figures import Goal, Row
 __all__ = ["alternate", "compare"]
 
 Work = Callable[[], Any]
+#: From how many seconds on a call is not made once more to see how long it takes when all is warm.
+LONG = 1.0
 
 
 def _timed(work: Work, calls: int) -> float:
@@ -23,9 +25,9 @@ def _timed(work: Work, calls: int) -> float:
 
 
 def _calls_for(work: Work, seconds: float) -> int:
-    """How often to call in a turn; the first call, which warms up, is not counted unless it is long."""
+    """How often to call in a turn; the first call, which warms up and may import, is not counted unless it is long."""
     once = _timed(work, 1)
-    if once < seconds:
+    if once < LONG:
         once = _timed(work, 1)
     return max(1, int(seconds / max(once, 1e-7)))
 
