@@ -3,8 +3,8 @@
 Run: `python benches/copies.py [--devices 8,64,512] [--turns 7]`, a minute and 4 GiB of memory.
 
 Rows to columns of 1 GiB and back, with ordinary stores, with streaming ones and with those that a run chooses, beside
-copying the tensor with two threads; a small reshard; the check of many views of one array. The constants that these
-figures set are in `rust/core/copy/tuning.rs`.
+copying the tensor with two threads; a small reshard; the check of many views of one array; short boxes of few rows and
+of more. The constants that these figures set are in `rust/core/copy/tuning.rs`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def processor_time(work: Callable[[], Any], times: int = 1) -> float:
     return (time.process_time() - start) * 500 / times
 
 
-def column(devices: int, spec: tuple[Any, ...], prefix: str) -> sw.Partition:
-    """The tensor of the benchmark on devices of its own."""
+def column(devices: int, spec: tuple[Any, ...], prefix: str, shape: tuple[int, int] = (SIDE, SIDE)) -> sw.Partition:
+    """The tensor of the benchmark, or one of another shape, on devices of its own."""
     mesh = sw.DeviceMesh((devices,), ("x",), [f"{prefix}:{i}" for i in range(devices)])
-    return sw.TensorLayout(spec, mesh).partition((SIDE, SIDE))
+    return sw.TensorLayout(spec, mesh).partition(shape)
 
 
 def compare(devices: int, turns: int) -> None:
@@ -86,6 +86,20 @@ def small() -> None:
     print(f"1 MiB, 4 devices: {least * 1e6:.1f} us at least; copying it: {copying * 1e6:.1f} us")
 
 
+def short_boxes(devices: int = 512) -> None:
+    """Boxes of so many rows, among so many devices that they are too many to be listed."""
+    for rows in (1, 2, 4, 8, 16, 32):
+        shape = (rows * devices, 16 * devices)
+        src, dst = column(devices, ("x", None), "a", shape), column(devices, (None, "x"), "b", shape)
+        shards, out = ([view.copy() for view in end.views(np.ones(shape, np.float32))] for end in (src, dst))
+        there, back = sw.plan_reshard(src, dst), sw.plan_reshard(dst, src)
+        taken = [
+            min(processor_time(call) for _ in range(5))
+            for call in (lambda: there.run(shards, out), lambda: back.run(out, shards))  # noqa: B023
+        ]
+        print(f"{devices} x {devices} boxes of {rows} x 16: to columns {taken[0]:.1f} ms, to rows {taken[1]:.1f} ms")
+
+
 def _clock(work: Callable[[], Any]) -> float:
     start = time.perf_counter()
     work()
@@ -112,6 +126,7 @@ def main() -> None:
     print(machine())
     small()
     views()
+    short_boxes()
     for devices in map(int, filter(None, chosen.devices.split(","))):
         compare(devices, chosen.turns)
 

@@ -90,8 +90,9 @@ def test_the_ratios_of_several_machines_stand_side_by_side(measured: Path, tmp_p
     )
     assert run(tmp_path, "--write-only").returncode == 0
     page = (tmp_path / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    assert "- Machine 2: the third, 2 cores; commit u, t; 0 of 1 goals met." in page
-    assert "- Machine 3: the second, 2 cores; commit s; 1 of 2 goals met." in page
+    found = [f"the third, 2 cores, Linux, Python 3.{minor}" for minor in (12, 11)]
+    assert f"- Machine 2: {'; '.join(found)}; numpy 2; commit u, t; 0 of 1 goals met." in page
+    assert "- Machine 3: the second, 2 cores, Linux, Python 3.11; numpy 2; commit s; 1 of 2 goals met." in page
     assert "| work | compared with | here | machine 2 | machine 3 | goal |" in page
     here, second, third = (f"**{ratio}** (4.0× to 6.0×)" for ratio in ("5.0×", "2.0×", "9.0×"))
     assert f"| coordinates | numpy | {here} | {second} | {third} | ≥ 6× |" in page

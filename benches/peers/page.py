@@ -118,7 +118,7 @@ def folder_name(processor: str) -> str:
 
 def read_elsewhere(results: Path) -> list[Results]:
     """What other machines gave, beside the results in a folder: the one with the most parts first."""
-    folders = [folder for folder in sorted((results / ELSEWHERE).glob("*")) if folder.is_dir()]
+    folders = sorted((results / ELSEWHERE).glob("*"))
     return sorted((found for found in map(read_results, folders) if found), key=len, reverse=True)
 
 
@@ -287,12 +287,18 @@ def _rows(results: Results, machine: Results) -> dict[tuple[str, str], Row]:
 
 
 def _one_machine(results: Results) -> str:
-    """A machine, the commits at which it was measured, and how many goals are met on it."""
-    (name,) = {processor(result) for result in results.values()}
+    """A machine and what was installed, the commits at which it was measured, and how many goals are met on it."""
+    names = dict.fromkeys(result.run["machine"] for result in results.values())
+    installed = dict.fromkeys(package for result in results.values() for package in _installed(result))
     commits = dict.fromkeys(result.run["commit"] for result in results.values())
     verdicts = [row.verdict for result in results.values() for row in result.rows]
     met, missed = verdicts.count("met"), verdicts.count("missed")
-    return f"{name}; commit {', '.join(commits)}; {met} of {met + missed} goals met"
+    told = ("; ".join(names), ", ".join(installed), f"commit {', '.join(commits)}")
+    return f"{'; '.join(told)}; {met} of {met + missed} goals met"
+
+
+def _installed(result: Result) -> list[str]:
+    return [f"{package} {version}" for package, version in result.run["versions"].items()]
 
 
 def _machine(results: Results) -> str:
@@ -301,8 +307,7 @@ def _machine(results: Results) -> str:
         return ""
     machines: dict[str, list[str]] = {}
     for name, result in results.items():
-        installed = ", ".join(f"{package} {version}" for package, version in result.run["versions"].items())
-        machines.setdefault(f"{result.run['machine']}; {installed}", []).append(name)
+        machines.setdefault(f"{result.run['machine']}; {', '.join(_installed(result))}", []).append(name)
     if len(machines) == 1:
         return f"The machine: {next(iter(machines))}."
     lines = "\n".join(f"- {', '.join(parts)}: {machine}." for machine, parts in machines.items())

@@ -45,7 +45,7 @@ pub(super) const SHORT_TRANSFER: i64 = 1 << 14;
 pub(super) const PART: (usize, usize) = (1 << 16, 128);
 /// Up to how many rows a short box has few, and is found where it is copied, whichever array is wide. On the EPYC, among 512
 /// and 1,024 devices, boxes of one row took a third of the time, of 2 to 8 rows of a wide destination from a third to as
-/// long, of 16 up to 1.3 times as long, and of 32 twice.
+/// long, of 16 up to 1.3 times as long, and of 32 twice: `python benches/copies.py --devices ""`.
 pub(super) const FEW_ROWS: i64 = 8;
 /// How many destinations are copied side by side, turn by turn. On the newer machine, of rows of 128 bytes, 64 and 128 took
 /// 10 and 5 % longer; with 512 a worker's lines no longer stay in its caches, and it took 2 to 8 % longer.
