@@ -148,6 +148,16 @@ def test_another_figure_is_noticed(page: str, measured: Path, tmp_path: Path) ->
     assert Path(page).name in result.stdout
 
 
+def test_the_times_of_the_readme_are_those_of_the_page() -> None:
+    """Two digits of them."""
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    row = re.search(r"\| boxes of 4,096 devices, one array \| ([\d.]+) (.s) \| JAX [^|]+\| ([\d.]+) (.s) \|", page)
+    assert row is not None
+    ours, theirs = (f"{float(value):.2g} {unit}" for value, unit in (row.group(1, 2), row.group(3, 4)))
+    assert f"| boxes of 4,096 devices | {ours} | {theirs} |" in readme
+
+
 def test_the_template_has_no_figures() -> None:
     """A time, a ratio or a share in it would be one that no run has measured."""
     template = (PEERS / "template.md").read_text(encoding="utf-8")
