@@ -106,6 +106,15 @@ class TestSearch:
         assert all(shard.dtype == np.dtype(">f4") for shard in ran)
         assert (sw.ShardedArray(after.partition(SHAPE), ran).numpy() == array).all()
 
+    @pytest.mark.parametrize(
+        ("unreduced", "addends", "total"), [(("x",), [1, 1, 4, 4], 5), (("x", "y"), [1, 2, 4, 8], 15)]
+    )
+    def test_an_array_without_dims(self, unreduced: tuple[str, ...], addends: list[int], total: int) -> None:
+        before = sw.TensorLayout((), MESH, unreduced=unreduced)
+        sums = sw.ShardedArray(before.partition(()), [np.array(addend, "f4") for addend in addends])
+        ran = plan(before, sw.TensorLayout((), MESH), ()).run_collectives(sums)
+        assert [(type(shard), shard.shape, shard.tolist()) for shard in ran] == [(np.ndarray, (), total)] * 4
+
     def test_nothing_to_do(self) -> None:
         nothing = plan(ROWS, ROWS)
         assert nothing.collectives("f4") == ()

@@ -14,7 +14,7 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardwise import ParseError, open_checkpoint, open_safetensors
+from shardwise import ParseError, SizeOverflowError, open_checkpoint, open_safetensors, reshard_checkpoint
 from shardwise._dtypes import CODES
 from shardwise.store import boxes
 from shardwise.store.engine import CopyJob
@@ -99,14 +99,22 @@ def test_without_ml_dtypes_only_the_array_is_refused(write: Write, monkeypatch: 
         checkpoint["x"]
 
 
-def test_shapes_that_no_array_has(write: Write) -> None:
-    shape, data = [0, 2**62, 2**62], b""
-    path = write({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, len(data)]}}, data)
+@pytest.mark.parametrize("shape", [[0, 2**62, 2**62], [0, 2**61, 4], [2**61, 0, 4]])
+def test_shapes_that_no_array_has(write: Write, tmp_path: Path, shape: list[int]) -> None:
+    """2**61 * 4 float32 are 2**65 bytes; numpy multiplies all sizes but those that are 0."""
+    path = write({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}})
     checkpoint = open_safetensors(path)
     assert checkpoint.info("a").shape == tuple(shape)
-    for get in (checkpoint.__getitem__, checkpoint.read):
-        with pytest.raises(TypeError, match=r"tensor 'a' of .*: numpy has no such array"):
-            get("a")
+    with open_checkpoint(path) as stored:
+        tensor = stored["a"]
+        assert (tensor.dtype, tensor.shape, tensor.nbytes) == ("float32", tuple(shape), 0)
+        for get in (lambda: checkpoint["a"], lambda: checkpoint.read("a"), tensor.read, tensor.array):
+            with pytest.raises(SizeOverflowError, match=r"tensor 'a' of \(.*: numpy has no such array"):
+                get()
+    # It has no bytes, so there is nothing to convert.
+    reshard_checkpoint(path, tmp_path / "out", to="hf", dtype="bfloat16")
+    with open_checkpoint(tmp_path / "out") as stored:
+        assert (stored["a"].dtype, stored["a"].shape) == ("bfloat16", tuple(shape))
 
 
 def test_arrays_are_views_of_the_file_and_read_only(model: tuple[Path, dict[str, np.ndarray]]) -> None:

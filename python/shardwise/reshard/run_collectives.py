@@ -73,9 +73,10 @@ def _exchanged(
     for device, group in enumerate(groups):
         wanted = after[device]
         if step.kind == "slice":
-            yield shards[device][_within(wanted, before[device])]
+            yield shards[device][(*_within(wanted, before[device]), ...)]
         elif step.kind in ("all-reduce", "reduce-scatter"):
-            yield _sum([shards[member][_within(wanted, before[member])] for member in group])
+            # With an ellipsis, since the box of an array without dims is else a scalar, not an array.
+            yield _sum([shards[member][(*_within(wanted, before[member]), ...)] for member in group])
         else:
             whole = np.empty(wanted[:, 1] - wanted[:, 0], shards[device].dtype)
             for member in group:

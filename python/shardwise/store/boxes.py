@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .._arguments import instance
+from ..errors import SizeOverflowError
 from .engine import CopyJob, HeldPiece
 from .files import DataFile
 from .object_files import ObjectFile
 
-__all__ = ["Bounds", "Extent", "check_box", "check_out", "contiguous_strides", "read_extent"]
+__all__ = ["Bounds", "Extent", "check_box", "check_out", "contiguous_strides", "expressible", "read_extent"]
 
 Bounds = tuple[tuple[int, int], ...]
 """Start and stop per dim."""
@@ -80,6 +83,23 @@ def check_box(box: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Bounds:
             raise IndexError(f"box: {part} of dim {dim} is not within 0 to {size} with step 1")
         bounds.append((start, stop))
     return tuple(bounds)
+
+
+@contextmanager
+def expressible(tensor: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[None]:
+    """Raise what numpy refuses as an error that names the tensor.
+
+    Raises:
+        SizeOverflowError: if its sizes are too large for an array, as they may be beside one of 0.
+        TypeError: if it has more dims than an array may have.
+    """
+    try:
+        yield
+    except ValueError as error:
+        sizes = f"{shape}" if len(shape) <= 8 else f"{len(shape)} dims"
+        message = f"tensor {tensor} of {sizes}: numpy has no such array: {error}"
+        is_large = math.prod(size for size in shape if size) * dtype.itemsize > 2**63 - 1
+        raise (SizeOverflowError if is_large else TypeError)(message) from None
 
 
 def check_out(out: npt.NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from .._dtypes import DTYPES, Dtype, bytes_for
 from ..tiling import Tiling
-from .boxes import Bounds, Extent, check_box, check_out, read_extent
+from .boxes import Bounds, Extent, check_box, check_out, expressible, read_extent
 from .files import DataFile, ReadsFiles
 from .text import box_text, shorten
 
@@ -204,7 +204,8 @@ class StoredTensor(ReadsFiles):
         Raises:
             ImportError: if its dtype needs ml_dtypes, or its pieces need a library to be decoded, which is not
                 installed.
-            TypeError: if numpy has no such array.
+            TypeError: if numpy has no such dtype, or the tensor has more dims than an array may have.
+            SizeOverflowError: if its sizes are too large for an array, as they may be beside one of 0.
             IndexError: if the box does not have one slice per dim, or reaches outside the tensor.
             ValueError: if `out` does not fit, or the checkpoint is closed.
             ParseError: if a file changed since it was opened, or does not hold what its index says; `out` may be partly
@@ -215,10 +216,8 @@ class StoredTensor(ReadsFiles):
         bounds = check_box(box, self.shape)
         shape = tuple(stop - start for start, stop in bounds)
         if out is None:
-            try:
+            with expressible(shorten(self.name), self.shape, dtype):
                 out = np.empty(shape, dtype)
-            except ValueError as error:
-                raise TypeError(f"tensor {shorten(self.name)} of {_shape_text(self.shape)}: {error}") from None
         target = check_out(out, shape, dtype)
         files: dict[int, DataFile] = {}
         for position in self._overlapping(bounds) if target.size else ():
@@ -267,12 +266,13 @@ class StoredTensor(ReadsFiles):
         Raises:
             ValueError: if it lies in several pieces or is compressed, so that it needs a copy; or the checkpoint is
                 closed.
-            ImportError, TypeError: as for `read`.
+            ImportError, TypeError, SizeOverflowError: as for `read`.
             ParseError: if the file changed since it was opened.
         """
         dtype = self.numpy_dtype
         if self.size == 0:
-            empty: npt.NDArray[Any] = np.empty(self.shape, dtype)
+            with expressible(shorten(self.name), self.shape, dtype):
+                empty: npt.NDArray[Any] = np.empty(self.shape, dtype)
             empty.flags.writeable = False
             return empty
         if len(self.pieces) != 1 or not self.pieces[0].is_addressable:

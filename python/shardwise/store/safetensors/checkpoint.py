@@ -2,14 +2,13 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from types import MappingProxyType, TracebackType
 from typing import Any
 
 import numpy as np
 
 from ..._arguments import path_of
-from ..boxes import Extent, check_box, check_out, contiguous_strides, read_extent
+from ..boxes import Extent, check_box, check_out, contiguous_strides, expressible, read_extent
 from ..files import DataFile, ReadsFiles
 from .folder import locate_checkpoint, open_entries
 from .header import Entry
@@ -79,12 +78,13 @@ class Checkpoint(ReadsFiles, Mapping[str, np.ndarray[Any, Any]]):
             KeyError: if there is no such tensor.
             ImportError: if its dtype needs ml_dtypes, which is not installed.
             TypeError: if numpy cannot express it: its elements are packed, several to a byte, or it has more dims
-                than an array may have, or sizes that would be too large but for a dim of 0.
+                than an array may have.
+            SizeOverflowError: if its sizes are too large for an array, as they may be beside one of 0.
             ParseError: if the file changed since it was opened.
         """
         entry = self.entries[name]
         dtype, buffer = entry.numpy_dtype, self._file(entry).map()
-        with _expressible(entry):
+        with expressible(repr(entry.name), entry.shape, dtype):
             array: np.ndarray[Any, Any] = np.ndarray(entry.shape, dtype, buffer, entry.start)
         return array
 
@@ -102,7 +102,7 @@ class Checkpoint(ReadsFiles, Mapping[str, np.ndarray[Any, Any]]):
             `out`, or a new array.
 
         Raises:
-            KeyError, ImportError, TypeError: as for `checkpoint[name]`.
+            KeyError, ImportError, TypeError, SizeOverflowError: as for `checkpoint[name]`.
             IndexError: if the box does not have one slice per dim, or reaches outside the tensor.
             ValueError: if `out` does not fit.
             ParseError: if the file changed since it was opened; `out` may be partly written.
@@ -112,7 +112,7 @@ class Checkpoint(ReadsFiles, Mapping[str, np.ndarray[Any, Any]]):
         dtype = entry.numpy_dtype
         bounds = check_box(box, entry.shape)
         shape = tuple(stop - start for start, stop in bounds)
-        with _expressible(entry):
+        with expressible(repr(entry.name), entry.shape, dtype):
             whole = np.empty(shape, dtype) if out is None else out
         target = check_out(whole, shape, dtype)
         file = self._file(entry)
@@ -151,12 +151,3 @@ class Checkpoint(ReadsFiles, Mapping[str, np.ndarray[Any, Any]]):
 
     def __repr__(self) -> str:
         return f"<Checkpoint {str(self.path)!r}: {len(self)} tensors>"
-
-
-@contextmanager
-def _expressible(entry: Entry) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        sizes = f"{entry.shape}" if len(entry.shape) <= 8 else f"{len(entry.shape)} dims"
-        raise TypeError(f"tensor {entry.name!r} of {sizes}: numpy has no such array: {error}") from None

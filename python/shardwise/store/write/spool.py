@@ -155,11 +155,14 @@ class Spool:
     def _written(
         self, name: str, shape: tuple[int, ...], dtype: Dtype, blocks: Iterable[np.ndarray[Any, Any]]
     ) -> Wanted:
+        if 0 in shape:
+            # It has no bytes, and may be of sizes that no array has.
+            return Wanted(name, dtype, shape, [])
         itemsize = dtype.bits // 8
         self.nbytes += math.prod(shape) * itemsize
         holder, begin = self._added(blocks) if not self.is_rough else (_blank(shape, itemsize), 0)
         piece = SourcePiece(tuple((0, size) for size in shape), holder, begin, contiguous_strides(shape, itemsize))
-        return Wanted(name, dtype, shape, [piece] if 0 not in shape else [])
+        return Wanted(name, dtype, shape, [piece])
 
     def _added(self, blocks: Iterable[np.ndarray[Any, Any]]) -> tuple[DataFile, int]:
         """Add blocks to the file; say at which byte the first one begins."""
