@@ -202,6 +202,24 @@ def test_tensors_apart_may_be_on_devices_of_their_own() -> None:
         plan.run(sw.ShardedArray(ranges, [np.arange(8)]))
 
 
+@pytest.mark.parametrize("names", ["qkv", "vkq"])
+def test_replicas_share_the_sending_over_the_tensors_of_a_refit(names: str) -> None:
+    """Two replicas of each quarter, of q 8 rows, of k and v 2 each: one sends q, the other k and v, in any order."""
+    sizes = {"q": 32, "k": 8, "v": 8}
+    trainers, engines = sw.DeviceMesh((2, 4), ("dp", "fsdp")), sw.DeviceMesh((4,), ("tp",), list("abcd"))
+    apart = {name: sw.TensorLayout(("fsdp", None), trainers).partition((sizes[name], 5)) for name in names}
+    fused = sw.TensorLayout((packed.qkv(32, 8, 1, "fsdp"), None), trainers).partition((48, 5))
+    dst = sw.TensorLayout((packed.qkv(32, 8, 1, "tp", order="blocked"), None), engines).partition((48, 5))
+    for src in (apart, fused):
+        plan = sw.plan_refit(src, dst)
+        sent = np.sum([one.bytes_sent("int8") for one in plan.plans.values()], axis=0).reshape(2, 4)
+        assert np.sort(sent, axis=0).tolist() == [[2 * 2 * 5] * 4, [8 * 5] * 4]
+        assert plan.bytes_received("int8").tolist() == [12 * 5] * 4
+        same = sw.plan_refit(dict(reversed(src.items())) if isinstance(src, dict) else src, dst)
+        assert same == plan
+        assert same.plans == plan.plans
+
+
 def test_text_of_too_many_parts_or_factors_is_refused_before_it_is_read() -> None:
     """So that what is wrong otherwise is not found."""
     with refused(sw.LayoutError, "parts", "65536"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,11 +86,10 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
             self._ends[name] = (ends[0], ends[1])
             check_packed(*self._ends[name])
             self._tensors[name] = shape, dtype
-        self._labels, arguments = _participants(pairs)
         # In bytes, or in bits if elements are packed into bytes.
         packed = any(size % 8 for size in sizes)
         weights = sizes if packed else [size // 8 for size in sizes]
-        *totals, senders = balance_model(arguments, used, weights, len(self._labels))
+        self._labels, *totals, senders = balanced(pairs, used, weights)
         self._sent, self._received, self._kept = (bytes_for(total, 1) if packed else total for total in totals)
         self._senders = dict(zip(tensors, senders, strict=True))
 
@@ -244,7 +243,23 @@ def _tiling_of(
     return tiling
 
 
-def _participants(pairs: list[tuple[str, Tiling, Tiling]]) -> tuple[tuple[Any, ...], list[Any]]:
+def balanced(pairs: Sequence[tuple[str, Tiling, Tiling]], used: Iterable[int], weights: Sequence[int]) -> Any:
+    """Choose who sends what of tensors in turn, so that of the replicas of a box the least busy one sends it.
+
+    Args:
+        pairs: the tilings between which tensors go, each with the name of a tensor.
+        used: for each tensor the position of its pair.
+        weights: for each tensor what an element counts.
+
+    Returns:
+        The labels of all holders; what each of them sends, receives and keeps; for each tensor the senders of its
+        transfers, or `None` where there are no replicas.
+    """
+    labels, arguments = _participants(pairs)
+    return labels, *balance_model(arguments, list(used), weights, len(labels))
+
+
+def _participants(pairs: Sequence[tuple[str, Tiling, Tiling]]) -> tuple[tuple[Any, ...], list[Any]]:
     """The labels of all holders, and what `balance_model` takes: tilings, shared holders, numbers of labels."""
     numbers: dict[Hashable, int] = {}
     meshes: dict[int, npt.NDArray[np.int64]] = {}

@@ -16,8 +16,9 @@ from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
 from ..piece import Piece
 from ..tiling import Tiling
-from .orders import named_dims, segments_of
-from .plan import ReshardPlan, plan_reshard
+from .model import balanced
+from .orders import check_packed, named_dims, segments_of
+from .plan import ReshardPlan
 from .run import checked_arrays
 from .source import ShardSource
 
@@ -171,8 +172,10 @@ def plan_refit(src: Side, dst: Side) -> RefitPlan:
     Raises:
         LayoutError: if a partition does not state its order, because its parts have no names (the same shape in the
             wrong order passes every check of shapes); if the names or the sizes of the two sides differ.
+        SizeOverflowError: if a device sends or receives over 2**63 - 1 elements in all.
 
-    The whole tensors differ in the order of their rows; each row is moved once to each device that should hold it.
+    The whole tensors differ in the order of their rows; each row is moved once to each device that should hold it. Of
+    the replicas of a box, the one sends it that has sent the fewest elements over all tensors, as in `plan_model`.
     Equal partitions, as in the layers of a model, are planned once.
 
     >>> from shardwise import DeviceMesh, TensorLayout, packed
@@ -220,7 +223,13 @@ def _planned(src: Any, dst: Any) -> dict[str, ReshardPlan]:
     for name, tiling in after.items():
         if tiling.shape != before[name].shape:
             raise LayoutError(f"{name} is of shape {before[name].shape} in src, but {tiling.shape} in dst")
-    return {name: plan_reshard(before[name], after[name]) for name in after}
+    # In an order that does not depend on that of the mappings, since it decides who sends what.
+    pairs = [(name, before[name], after[name]) for name in sorted(after)]
+    for _, *ends in pairs:
+        check_packed(*ends)
+    *_, senders = balanced(pairs, range(len(pairs)), [1] * len(pairs))
+    plans = {name: ReshardPlan(src, dst, who) for (name, src, dst), who in zip(pairs, senders, strict=True)}
+    return {name: plans[name] for name in after}
 
 
 def _tilings(side: Partition | tuple[tuple[str, Partition], ...]) -> dict[str, Tiling]:
