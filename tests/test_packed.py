@@ -220,6 +220,23 @@ def test_replicas_share_the_sending_over_the_tensors_of_a_refit(names: str) -> N
         assert same.plans == plan.plans
 
 
+def test_at_most_so_many_shards_over_two_axes() -> None:
+    """Neighbours in groups of 12 / n hold the same shard, where such groups are along axes or parts of them."""
+    mesh = sw.DeviceMesh((3, 4), ("x", "y"))
+    for axes, sizes, possible in ((("x", "y"), "3 × 4", (1, 3, 6, 12, 24)), (("y", "x"), "4 × 3", (1, 2, 4, 12, 24))):
+        for most in (1, 2, 3, 4, 6, 12, 24):
+            dim = packed.concat(packed.part(12, axes=axes, at_most=most))
+            if most not in possible:
+                with refused(sw.LayoutError, f"at most {most} shards by axes of {sizes} devices", "neither divides"):
+                    sw.TensorLayout((dim,), mesh)
+                continue
+            shards = min(most, 12)
+            boxes = sw.TensorLayout((dim,), mesh).partition((12,)).devices_indices_map()
+            for device, (x, y) in zip(mesh.devices.flat, mesh.coordinates().tolist(), strict=True):
+                shard = (x * 4 + y if axes == ("x", "y") else y * 3 + x) // (12 // shards)
+                assert boxes[device] == (slice(shard * 12 // shards, (shard + 1) * 12 // shards),)
+
+
 def test_text_of_too_many_parts_or_factors_is_refused_before_it_is_read() -> None:
     """So that what is wrong otherwise is not found."""
     with refused(sw.LayoutError, "parts", "65536"):

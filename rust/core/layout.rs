@@ -99,8 +99,7 @@ enum Dim<'a, S> {
 
 /// The leading sub-axes of `claimed` that have `most` coordinates, or all of them if they have fewer.
 fn leading(mut claimed: Vec<SubAxis>, most: i64, dim: usize, part: usize) -> Result<Vec<SubAxis>> {
-    let devices: i64 = claimed.iter().map(|sub| sub.size).product();
-    if devices <= most {
+    if claimed.iter().map(|sub| sub.size).product::<i64>() <= most {
         return Ok(claimed);
     }
     let mut rest = most;
@@ -112,11 +111,20 @@ fn leading(mut claimed: Vec<SubAxis>, most: i64, dim: usize, part: usize) -> Res
             claimed.truncate(kept + 1);
             return Ok(claimed);
         } else {
-            break;
+            // Shards of neighbouring devices, but along no sub-axes.
+            let sizes: Vec<_> = claimed.iter().map(|sub| sub.size.to_string()).collect();
+            let why = match (sizes.as_slice(), sizes[kept].as_str()) {
+                ([one], _) => format!("by {one} devices, and neither divides the other"),
+                (all, one) => format!(
+                    "by axes of {} devices, major first; {rest} are left for the axis of {one}, and neither divides the \
+                     other",
+                    all.join(" × "),
+                ),
+            };
+            return Err(Error::Part { dim, part, why: format!("is to be cut into at most {most} shards {why}") });
         }
     }
-    let why = format!("is to be cut into at most {most} by {devices} devices, and neither divides the other");
-    Err(Error::Part { dim, part, why })
+    Ok(claimed)
 }
 
 impl Layout {

@@ -231,7 +231,8 @@ def part(
         uneven: how it is cut if it does not divide; `None` is the rule of the partition.
         ratio: what multiplies the unknown factor in this part: parts of ratio 2 and 1 share a dim two to one.
         at_most: cut into at most this many shards; where the axes have more coordinates, the devices that differ in the
-            minor ones hold the same shard. This replicates key-value heads where there are more devices than heads.
+            minor ones hold the same shard. This replicates key-value heads where there are more devices than heads. Of
+            several axes it must be the sizes of the first ones times a divisor of the next one.
         split: where there are more shards than units of the factor, and a multiple of their number, cut the units as
             well, in equal shares. Megatron cuts query groups so where there are more devices than groups.
         pad_to: pad the factor to a multiple of this; every device's array has room for an equal share of the padded

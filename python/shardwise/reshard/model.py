@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -243,7 +243,7 @@ def _tiling_of(
     return tiling
 
 
-def balanced(pairs: Sequence[tuple[str, Tiling, Tiling]], used: Iterable[int], weights: Sequence[int]) -> Any:
+def balanced(pairs: Sequence[tuple[str, Tiling, Tiling]], used: list[int], weights: list[int]) -> Any:
     """Choose who sends what of tensors in turn, so that of the replicas of a box the least busy one sends it.
 
     Args:
@@ -256,7 +256,7 @@ def balanced(pairs: Sequence[tuple[str, Tiling, Tiling]], used: Iterable[int], w
         transfers, or `None` where there are no replicas.
     """
     labels, arguments = _participants(pairs)
-    return labels, *balance_model(arguments, list(used), weights, len(labels))
+    return labels, *balance_model(arguments, used, weights, len(labels))
 
 
 def _participants(pairs: Sequence[tuple[str, Tiling, Tiling]]) -> tuple[tuple[Any, ...], list[Any]]:

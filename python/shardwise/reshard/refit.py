@@ -227,7 +227,7 @@ def _planned(src: Any, dst: Any) -> dict[str, ReshardPlan]:
     pairs = [(name, before[name], after[name]) for name in sorted(after)]
     for _, *ends in pairs:
         check_packed(*ends)
-    *_, senders = balanced(pairs, range(len(pairs)), [1] * len(pairs))
+    *_, senders = balanced(pairs, list(range(len(pairs))), [1] * len(pairs))
     plans = {name: ReshardPlan(src, dst, who) for (name, src, dst), who in zip(pairs, senders, strict=True)}
     return {name: plans[name] for name in after}
 

@@ -73,10 +73,9 @@ def _exchanged(
     for device, group in enumerate(groups):
         wanted = after[device]
         if step.kind == "slice":
-            yield shards[device][(*_within(wanted, before[device]), ...)]
+            yield shards[device][_within(wanted, before[device])]
         elif step.kind in ("all-reduce", "reduce-scatter"):
-            # With an ellipsis, since the box of an array without dims is else a scalar, not an array.
-            yield _sum([shards[member][(*_within(wanted, before[member]), ...)] for member in group])
+            yield _sum([shards[member][_within(wanted, before[member])] for member in group])
         else:
             whole = np.empty(wanted[:, 1] - wanted[:, 0], shards[device].dtype)
             for member in group:
@@ -87,8 +86,9 @@ def _exchanged(
             yield whole
 
 
-def _within(box: Boxes, of: Boxes) -> tuple[slice, ...]:
-    return tuple(slice(start, stop) for start, stop in (box - of[:, :1]).tolist())
+def _within(box: Boxes, of: Boxes) -> tuple[Any, ...]:
+    # With an ellipsis, since without one the box of an array that has no dims is a scalar, not an array.
+    return (*(slice(start, stop) for start, stop in (box - of[:, :1]).tolist()), ...)
 
 
 def _sum(addends: list[Array]) -> Array:
