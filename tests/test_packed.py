@@ -265,7 +265,7 @@ def test_orders_that_differ_or_are_not_stated_are_refused() -> None:
         (lambda: packed.qkv(8, 4, 2, "tp"), 33, ("33 elements", "add up to 32")),
         (lambda: packed.gate_up("tp"), 33, ("33 elements",)),
         (lambda: packed.parse("(6@tp 2)"), 12, ("part 0", "6", "4 shards do not divide")),
-        (lambda: packed.qkv(12, 3, 2, "tp"), 36, ("part 1", "at most 3 by 4")),
+        (lambda: packed.qkv(12, 3, 2, "tp"), 36, ("part 1", "at most 3 shards by 4")),
         (lambda: packed.qkv(12, 3, 2, "tp", order="interleaved"), 36, ("part 0", "is 3, which 4 shards")),
         (lambda: packed.qkv(1, 1, 1, "tp", order="interleaved"), 3, ("part 0", "is 3, which 4 shards")),
         (lambda: packed.parse("(8@tp+tp)"), 8, ("uses already",)),
