@@ -16,6 +16,7 @@ __all__ = [
     "Mesh",
     "PackedPartition",
     "Partition",
+    "Pattern",
     "Persistent",
     "Record",
     "ReshardPlan",
@@ -145,6 +146,11 @@ class RuleSet:
     def __new__(cls, patterns: Sequence[str], mode: str, /) -> RuleSet: ...
     def backtracking(self) -> tuple[int, ...]: ...
     def find(self, path: str, /) -> tuple[tuple[int, ...], tuple[int, ...]]: ...
+
+@final
+class Pattern:
+    def __new__(cls, pattern: str, /) -> Pattern: ...
+    def matches(self, path: str, /) -> list[list[tuple[int, int] | None]] | None: ...
 
 @final
 class Tiling:

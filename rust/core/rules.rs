@@ -10,6 +10,7 @@
 //! (`translate::Group`); and in a path that ends in a newline, that one is told from the others (`translate::Ending`).
 
 mod automaton;
+mod pattern;
 mod translate;
 
 use std::{collections::HashMap, sync::OnceLock};
@@ -19,7 +20,8 @@ use crate::{
     parallel::{self, Poll},
 };
 use automaton::Automaton;
-use translate::{Ending, Group, LAST_NEWLINE, TAKEN_FOR, Traits, translate};
+pub use pattern::Pattern;
+use translate::{Ending, Group, LAST_NEWLINE, TAKEN_FOR, Traits, Written, translate};
 
 /// What stands for a lone surrogate, which Python has in its texts and Rust has not. Python takes both for neither a digit,
 /// nor a word character, nor white space.
@@ -76,6 +78,38 @@ impl CharClass {
     }
 }
 
+/// The classes of a path's characters beyond ASCII.
+struct Classes<'a> {
+    known: HashMap<char, CharClass>,
+    /// Whether the `regex` crate takes all of them for the same.
+    agree: bool,
+    class_of: &'a mut dyn FnMut(char) -> CharClass,
+}
+
+impl<'a> Classes<'a> {
+    fn new(class_of: &'a mut dyn FnMut(char) -> CharClass) -> Self {
+        Self { known: HashMap::new(), agree: true, class_of }
+    }
+
+    /// The path as rules of this group search it; it has as many characters.
+    fn form(&mut self, path: &str, group: Group) -> String {
+        let stands_for = |c: char| match c {
+            _ if c.is_ascii() || group == Group::Original => c,
+            _ if group == Group::Folded && TAKEN_FOR.iter().any(|&(taken, _)| taken == c) => c,
+            _ => self
+                .known
+                .entry(c)
+                .or_insert_with(|| {
+                    let class = (self.class_of)(c);
+                    self.agree &= class == CharClass::of_regex(c);
+                    class
+                })
+                .character(),
+        };
+        path.chars().map(stands_for).collect()
+    }
+}
+
 /// The rules that match one path, by their position in the rule set.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Found {
@@ -116,7 +150,9 @@ impl RuleSet {
             patterns: patterns.iter().map(|pattern| pattern.as_ref().to_owned()).collect(),
             traits: patterns
                 .iter()
-                .map(|pattern| translate(pattern.as_ref(), Ending::Plain, true).map(|(_, traits)| traits))
+                .map(|pattern| {
+                    translate(pattern.as_ref(), Ending::Plain, true, Written::Matches).map(|(_, traits)| traits)
+                })
                 .collect(),
             plain: OnceLock::new(),
             other: Default::default(),
@@ -161,24 +197,9 @@ impl RuleSet {
     }
 
     fn find_other(&self, path: &str, class_of: &mut dyn FnMut(char) -> CharClass, poll: Poll<'_>) -> Result<Found> {
-        let mut classes: HashMap<char, CharClass> = HashMap::new();
-        let mut agree = true;
-        let mut form = |folded: bool| -> String {
-            let stands_for = |c: char| match c {
-                _ if c.is_ascii() => c,
-                _ if folded && TAKEN_FOR.iter().any(|&(taken, _)| taken == c) => c,
-                _ => classes
-                    .entry(c)
-                    .or_insert_with(|| {
-                        let class = class_of(c);
-                        agree &= class == CharClass::of_regex(c);
-                        class
-                    })
-                    .character(),
-            };
-            path.chars().map(stands_for).collect()
-        };
-        let forms = [form(false), form(true), path.to_owned()];
+        let mut classes = Classes::new(class_of);
+        let forms = [classes.form(path, Group::Classed), classes.form(path, Group::Folded), path.to_owned()];
+        let agree = classes.agree;
         let mut found = Found::default();
         for (group, form) in forms.iter().enumerate() {
             let mut search = |ending: usize, bytes: &[u8]| {
@@ -271,7 +292,7 @@ impl Automata {
             // Plain paths need no characters but ASCII, unless the rule names others.
             let unicode =
                 group.is_some() || rules.traits[position].is_some_and(|traits| traits.group == Group::Original);
-            match translate(pattern, ending, unicode) {
+            match translate(pattern, ending, unicode, Written::Matches) {
                 None => rest.push(position),
                 Some((_, traits)) if group.is_some_and(|group| group != traits.group) || !wanted(&traits) => {}
                 Some((text, _)) => {

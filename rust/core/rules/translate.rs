@@ -4,9 +4,9 @@
 //! other, `[a&&b]` is a set of three characters or an intersection, `\Z` is an anchor or an error. So nothing is handed
 //! over as it stands. The pattern is read by Python's rules, construct by construct, and written anew in the other
 //! syntax; at the first construct outside the list below [`translate`] gives up: such a pattern needs a search that
-//! backtracks, or is rare. What is written accepts the same paths, it does not take the
-//! same way: groups do not capture, and a lazy repetition is written as a greedy one, for which the set of matching
-//! paths is the same.
+//! backtracks, or is rare. What is written accepts the same paths. Where only that is asked it does not take the same
+//! way: groups do not capture, and a lazy repetition is written as a greedy one, for which the set of matching paths is
+//! the same. Where what is found is asked too ([`Written::Captures`]), groups capture and lazy repetitions stay lazy.
 //!
 //! | Python | here |
 //! |---|---|
@@ -46,6 +46,15 @@ pub(super) enum Group {
     Original,
 }
 
+/// What is asked of a pattern.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Written {
+    /// If it matches.
+    Matches,
+    /// What it matches, and what each of its groups does.
+    Captures,
+}
+
 /// What the end of the path is, on which the meaning of `$` depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
@@ -75,7 +84,7 @@ pub(super) struct Traits {
 }
 
 /// The pattern in the syntax of the `regex` crate, or `None` where no linear search can tell what Python's would.
-pub(super) fn translate(pattern: &str, ending: Ending, unicode: bool) -> Option<(String, Traits)> {
+pub(super) fn translate(pattern: &str, ending: Ending, unicode: bool, written: Written) -> Option<(String, Traits)> {
     let mut flags = Flags::default();
     let mut body = pattern;
     while let Some(rest) = body.strip_prefix("(?")
@@ -93,6 +102,7 @@ pub(super) fn translate(pattern: &str, ending: Ending, unicode: bool) -> Option<
         open: Vec::new(),
         ending,
         unicode,
+        written,
         beyond_ascii: false,
         folds: flags.ignore_case,
         ascii: flags.ascii,
@@ -146,6 +156,7 @@ struct Translator<'pattern> {
     ending: Ending,
     /// Whether it is compiled for all characters, or for printable ASCII only.
     unicode: bool,
+    written: Written,
     beyond_ascii: bool,
     folds: bool,
     ascii: bool,
@@ -312,9 +323,14 @@ impl Translator<'_> {
         if self.eat("?#") {
             return self.rest.by_ref().find(|&c| c == ')').map(|_| ());
         }
+        let mut opening = "(?:";
         if self.eat("?P<") {
             while self.rest.next()? != '>' {}
-        } else if !self.eat("?:") && self.rest.as_str().starts_with('?') {
+            opening = "(";
+        } else if self.eat("?:") {
+        } else if !self.rest.as_str().starts_with('?') {
+            opening = "(";
+        } else {
             // Flags of the group: those with an effect on what follows, not `a` and `u`, which Python wants alone.
             let (letters, after) = self.rest.as_str()[1..].split_once(':')?;
             let (on, off) = letters.split_once('-').unwrap_or((letters, ""));
@@ -327,7 +343,7 @@ impl Translator<'_> {
             self.rest = after.chars();
         }
         self.open.push(outside);
-        self.text.push_str("(?:");
+        self.text.push_str(if self.written == Written::Captures { opening } else { "(?:" });
         Some(())
     }
 
@@ -347,7 +363,9 @@ impl Translator<'_> {
         } else {
             self.text.push(sign);
         }
-        self.eat("?");
+        if self.eat("?") && self.written == Written::Captures {
+            self.text.push('?');
+        }
         // A second sign would make it possessive in some versions of Python and an error in others.
         let next = self.rest.as_str();
         let repeated = next.starts_with(['*', '+', '?']) || next.strip_prefix('{').is_some_and(|n| count(n).is_some());
@@ -453,7 +471,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn text(pattern: &str) -> Option<String> {
-        translate(pattern, Ending::Plain, true).map(|(text, _)| text)
+        translate(pattern, Ending::Plain, true, Written::Matches).map(|(text, _)| text)
     }
 
     #[test]
@@ -483,7 +501,7 @@ mod tests {
         ] {
             assert_eq!(text(python).as_deref(), Some(rust), "{python}");
         }
-        let marked = |pattern| translate(pattern, Ending::Marked, true).map(|(text, _)| text);
+        let marked = |pattern| translate(pattern, Ending::Marked, true, Written::Matches).map(|(text, _)| text);
         assert_eq!(marked("a$").as_deref(), Some("a(?m:$)"));
         assert_eq!(marked(r"[^a]\S\n").as_deref(), Some(r"(?:[^a]|(?-u:\xff))[^\s\x1c-\x1f](?:\x0a|(?-u:\xff))"));
     }
@@ -523,7 +541,7 @@ mod tests {
 
     #[test]
     fn where_a_pattern_is_searched_is_known() {
-        let traits = |pattern| translate(pattern, Ending::Plain, true).unwrap().1;
+        let traits = |pattern| translate(pattern, Ending::Plain, true, Written::Matches).unwrap().1;
         let none = Traits::default();
         assert_eq!(traits(r"a.*[^b]\Z"), none);
         assert_eq!(traits("a$"), Traits { has_end: true, ..none });
@@ -542,7 +560,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_is_translated_or_refused(pattern in r"(?s)([\[\]()\\{}^$.|?*+\-:P<>,09azdwbZ\né]|.){0,40}") {
-            let _ = translate(&pattern, Ending::Marked, true);
+            let _ = translate(&pattern, Ending::Marked, true, Written::Matches);
         }
     }
 }

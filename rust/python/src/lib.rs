@@ -37,6 +37,7 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<reshard::ReshardPlan>()?;
     module.add_class::<collective::CollectiveSearch>()?;
     module.add_class::<rules::RuleSet>()?;
+    module.add_class::<rules::Pattern>()?;
     module.add_class::<dtensor::DtensorLayout>()?;
     module.add_class::<dtensor::DtensorMesh>()?;
     module.add_class::<io::CopyJob>()?;

@@ -1,4 +1,6 @@
-//! `_core.RuleSet`.
+//! `_core.RuleSet` and `_core.Pattern`.
+
+use std::borrow::Cow;
 
 use pyo3::{
     exceptions::PyValueError,
@@ -6,11 +8,11 @@ use pyo3::{
     prelude::*,
     types::{PyBytes, PyString, PyTuple},
 };
-use shardwise_core::rules::{CharClass, MatchMode, RuleSet as CoreRuleSet, SURROGATE};
+use shardwise_core::rules::{CharClass, MatchMode, Pattern as CorePattern, RuleSet as CoreRuleSet, SURROGATE};
 
 use crate::{
     convert::strings,
-    errors::{answer, guard, poll_holding, to_py},
+    errors::{LayoutError, answer, guard, poll_holding, to_py},
     memory::room,
 };
 
@@ -71,30 +73,65 @@ impl RuleSet {
     fn find<'py>(&self, path: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
         answer(path.py(), || {
             let py = path.py();
-            let replaced;
-            let text = match path.to_str() {
-                Ok(text) => text,
-                Err(_) => {
-                    replaced = without_surrogates(path)?;
-                    &replaced
-                }
-            };
+            let text = &*text_of(path)?;
             // A path may be longer than the rules, and what is searched is a copy of it.
             let limit = if self.core.is_compiled_for(text) { FINDING_LIMIT } else { SEARCHING_LIMIT };
             room("the search", self.searching.min(limit).saturating_add(text.len().saturating_mul(16)))?;
-            let (mut failed, mut pending) = (None, None);
-            let mut class_of = |c| {
-                class_of(py, c).unwrap_or_else(|error| {
-                    failed = Some(error);
-                    CharClass::Other
-                })
-            };
-            let found = self.core.find(text, &mut class_of, &mut || poll_holding(py, &mut pending));
-            failed.map_or(Ok(()), Err)?;
+            let mut pending = None;
+            let found = classed(py, |class_of| self.core.find(text, class_of, &mut || poll_holding(py, &mut pending)))?;
             let found = found.map_err(|error| pending.unwrap_or_else(|| to_py(error)))?;
             Ok((PyTuple::new(py, found.matches)?, PyTuple::new(py, found.rest)?))
         })
     }
+}
+
+/// A regular expression that Python has accepted, whose matches are substituted.
+#[pyclass(frozen, module = "shardwise._core")]
+pub(crate) struct Pattern {
+    core: CorePattern,
+}
+
+#[pymethods]
+impl Pattern {
+    #[new]
+    #[pyo3(signature = (pattern, /))]
+    fn new(pattern: &str) -> PyResult<Self> {
+        guard(|| {
+            room("the pattern", SEARCHING_LIMIT.min(pattern.len().saturating_add(16).saturating_mul(SEARCHING)))?;
+            CorePattern::new(pattern).map(|core| Self { core }).map_err(LayoutError::new_err)
+        })
+    }
+
+    /// The matches in the path, each the span of the whole and of each group, in characters; `None` where only Python's
+    /// engine can tell.
+    #[pyo3(signature = (path, /))]
+    fn matches<'py>(&self, path: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
+        answer(path.py(), || {
+            let text = text_of(path)?;
+            room("the search", SEARCHING_LIMIT.saturating_add(text.len().saturating_mul(64)))?;
+            classed(path.py(), |class_of| self.core.matches(&text, class_of))
+        })
+    }
+}
+
+/// The path as Rust has it.
+fn text_of<'a>(path: &'a Bound<'_, PyString>) -> PyResult<Cow<'a, str>> {
+    match path.to_str() {
+        Ok(text) => Ok(Cow::Borrowed(text)),
+        Err(_) => without_surrogates(path).map(Cow::Owned),
+    }
+}
+
+/// What `search` finds, which is given what `re` takes characters for.
+fn classed<T>(py: Python<'_>, search: impl FnOnce(&mut dyn FnMut(char) -> CharClass) -> T) -> PyResult<T> {
+    let mut failed = None;
+    let found = search(&mut |c| {
+        class_of(py, c).unwrap_or_else(|error| {
+            failed = Some(error);
+            CharClass::Other
+        })
+    });
+    failed.map_or(Ok(found), Err)
 }
 
 /// The path with [`SURROGATE`] in the place of each lone surrogate.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from ..._dtypes import Dtype
 from ..._text import shown
 from ...errors import LayoutError
 from ...partition import Partition
+from ...rules.pattern import NamePattern, Replacement
 from ...rules.rewrites import Rewrites
 from ..protocol import StoredCheckpoint
 from ..text import MAX_NAME
@@ -22,23 +22,23 @@ from .rewrite import kept_objects, rewritten
 from .spool import is_converted
 from .wanted import Wanted
 
-__all__ = ["check_name", "chosen", "kept_values", "key_paths", "rename_pairs", "renamed_tensors"]
+__all__ = ["check_name", "chosen", "kept_values", "key_paths", "renamed_tensors", "replacements"]
 
 
-def rename_pairs(rename: Any) -> list[tuple[str, str]]:
-    """Give the pairs of patterns and replacements in `rename`, a mapping or a sequence of pairs."""
+def replacements(rename: Any) -> list[Replacement]:
+    """Give the patterns with their replacements in `rename`, a mapping or a sequence of pairs."""
     if not isinstance(rename, (Mapping, Sequence)) or isinstance(rename, (str, bytes)):
         raise TypeError(f"rename must be a mapping or a sequence of pairs, got {shown(rename)}")
     pairs = list(rename.items()) if isinstance(rename, Mapping) else list(rename)
     for position, pair in enumerate(pairs):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
             raise TypeError(f"rename[{position}] must be a pair of strings, got {shown(pair)}")
-    return [(pattern, replacement) for pattern, replacement in pairs]
+    return [Replacement("rename", pattern, replacement) for pattern, replacement in pairs]
 
 
 def renamed_tensors(
     checkpoint: StoredCheckpoint,
-    rename: Sequence[tuple[str, str]],
+    rename: Sequence[Replacement],
     rewrites: Rewrites | None,
     converted: Dtype | None,
     stored: Callable[[str, str, Partition | None], Wanted],
@@ -64,8 +64,8 @@ def chosen(made: dict[str, Assembled], only: str | None, path: Path) -> dict[str
     optional("only", only, str)
     if only is None:
         return made
-    pattern = _compiled("only", only)
-    found = {name: tensor for name, tensor in made.items() if pattern.search(name)}
+    pattern = NamePattern("only", only)
+    found = {name: tensor for name, tensor in made.items() if pattern.is_found(name)}
     if not found:
         raise LayoutError(f"only is {shown(only)}, which does not match any name of {path}")
     return found
@@ -73,7 +73,7 @@ def chosen(made: dict[str, Assembled], only: str | None, path: Path) -> dict[str
 
 def kept_values(
     checkpoint: StoredCheckpoint,
-    rename: Sequence[tuple[str, str]],
+    rename: Sequence[Replacement],
     rewrites: Rewrites | None,
     only: str | None,
     tensors: Mapping[str, Assembled],
@@ -82,6 +82,7 @@ def kept_values(
     names = {old: _renamed(rename, old) for old, value in checkpoint.objects.items() if value.extent is not None}
     kept = set(names.values()) if rewrites is None else kept_objects(names.values(), rewrites)
     origins = {new: tensor.origin for new, tensor in tensors.items()}
+    wanted = None if only is None else NamePattern("only", only)
     found: dict[str, str] = {}
     for old, new in names.items():
         if new not in kept:
@@ -90,31 +91,15 @@ def kept_values(
         if new in origins:
             raise LayoutError(f"rename gives {shown(origins[new])} and {shown(old)} the same name, {shown(new)}")
         origins[new] = old
-        if only is None or _compiled("only", only).search(new):
+        if wanted is None or wanted.is_found(new):
             found[old] = new
     return found
 
 
-def _renamed(rename: Sequence[tuple[str, str]], name: str) -> str:
-    for pattern, replacement in rename:
-        name = _substituted("rename", pattern, replacement, name)
+def _renamed(rename: Sequence[Replacement], name: str) -> str:
+    for replacement in rename:
+        name = replacement.applied(name)
     return name
-
-
-def _substituted(argument: str, pattern: str, replacement: str, name: str) -> str:
-    try:
-        return _compiled(argument, pattern).sub(replacement, name)
-    except (re.error, IndexError) as error:
-        raise LayoutError(
-            f"{argument}: {shown(replacement)} is not a replacement for {shown(pattern)}: {error}"
-        ) from None
-
-
-def _compiled(argument: str, pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise LayoutError(f"{argument}: {shown(pattern)} is not a regular expression: {error}") from None
 
 
 def key_paths(checkpoint: StoredCheckpoint, names: Mapping[str, str]) -> dict[str, KeyPath]:

@@ -28,7 +28,7 @@ from .checkpoint_plan import CheckpointPlan
 from .drive import run_whole
 from .forms import Target, plan_form
 from .gather import check_replicas as check_stored_replicas
-from .names import check_name, chosen, kept_values, key_paths, rename_pairs, renamed_tensors
+from .names import check_name, chosen, kept_values, key_paths, renamed_tensors, replacements
 from .objects import ObjectJob
 from .place import check_room, claim_name, locked, refuse_existing
 from .plan import uncollected
@@ -147,7 +147,8 @@ def reshard_checkpoint(
         dtype: What floating-point tensors are converted to; by default every tensor keeps its dtype. Converted tensors,
             tensors whose pieces are compressed, and rewritten ones with very many short stretches, are first written to
             a file beside `dst`.
-        rename: Regular expressions and what replaces their matches in names, one after the other, as by `re.sub`.
+        rename: Regular expressions and what replaces their matches in names, one after the other, as by `re.sub`. They
+            are searched for in linear time; what only a backtracking search finds is refused.
         rewrites: What is named, packed, stacked, transposed or padded differently, after `rename`.
         only: A regular expression: the tensors in whose (new) names it is found.
         metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
@@ -328,7 +329,7 @@ def _planning(
 ) -> Iterator[CheckpointPlan | ObjectJob]:
     if instance("replicas", replicas, str) not in ("check", "first"):
         raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
-    rename = rename_pairs(rename)
+    renamed = replacements(rename)
     source = place_of(src)
     if _is_same(source, target):
         raise FileExistsError(17, "dst is the source", str(target))
@@ -370,7 +371,7 @@ def _planning(
             aliases: dict[str, str] = {}
             #: By their names in the source, the tensors that go to the destination as they are.
             names: dict[str, str] = {}
-            tensors = renamed_tensors(checkpoint, rename, rewrites, converted, stored)
+            tensors = renamed_tensors(checkpoint, renamed, rewrites, converted, stored)
             for name, made in chosen(tensors, only, checkpoint.path).items():
                 partition = partition_for(name, made.shape, layouts, uneven)
                 if made.stored is not None:
@@ -383,7 +384,7 @@ def _planning(
                 else:
                     wanted.append(spool.assembled(name, made, partition, memory))
             if to == "dcp":
-                for old, name in kept_values(checkpoint, rename, rewrites, only, tensors).items():
+                for old, name in kept_values(checkpoint, renamed, rewrites, only, tensors).items():
                     names[old] = name
                     wanted.append(value(old, name))
             spool.finish()
