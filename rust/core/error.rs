@@ -228,7 +228,10 @@ pub enum Error {
         per_unit: i64,
     },
     /// A part whose cut factor does not divide, under the rule `"even"`.
-    #[error("dim {dim}, part {part}: the factor that is cut is {n}, which {k} shards do not divide evenly")]
+    #[error(
+        "dim {dim}, part {part}: the factor that is cut is {n}{}, which {k} shards do not divide evenly",
+        if *unit == 1 { String::new() } else { format!(", that is {} units of {unit}", n / unit + i64::from(n % unit != 0)) }
+    )]
     PartIndivisible {
         /// Position of the dim.
         dim: usize,
@@ -236,6 +239,8 @@ pub enum Error {
         part: usize,
         /// The cut factor.
         n: i64,
+        /// How many of its elements stay together.
+        unit: i64,
         /// The shards.
         k: i64,
     },

@@ -68,8 +68,10 @@ pub struct LayoutPart {
     pub sizes: Vec<i64>,
     /// The rule where it does not divide; none is the partition's.
     pub uneven: Option<Uneven>,
-    /// Whether units are cut where there are more shards than units.
+    /// Whether elements of the factor are cut where there are more shards than elements.
     pub split: bool,
+    /// How many elements of the cut factor stay together.
+    pub unit: i64,
     /// Padding.
     pub pad: Option<Pad>,
     claimed: Vec<SubAxis>,
@@ -84,6 +86,7 @@ impl LayoutPart {
             sizes: claimed.iter().map(|sub| sub.size).collect(),
             uneven: spec.uneven,
             split: spec.split,
+            unit: spec.unit.unwrap_or(1),
             pad: spec.pad,
             claimed,
         }

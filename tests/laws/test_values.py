@@ -149,6 +149,7 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         sw.packed.part((3, 12, 8), 1, "model"),
         sw.packed.part(5),
         sw.packed.part(None, 0, ("model", "data"), "chunk", ratio=2),
+        sw.packed.part(2880, 0, "model", unit=32),
     ],
     sw.ReshardPlan: lambda: [
         plan(),

@@ -85,11 +85,13 @@ def _why_not_one(one: Part, shards: int) -> str:
     if one.at_most is not None and one.at_most < shards:
         return f"it is cut into at most {one.at_most}, with {shards} devices for it"
     # A factor that does not divide is cut between units; a plain dim is cut anywhere.
-    if units is not None and units % shards == 0:
+    if units is not None and units % (shards * (one.unit or 1)) == 0:
         return ""
     if one.split and units and shards % units == 0 and None not in inner:
         rows = units * math.prod(size for size in inner if size is not None)
         return "" if rows % shards == 0 else f"its {rows} elements do not divide into {shards}"
+    if one.unit not in (None, 1):
+        return f"its elements stay together in units of {one.unit}, whose number is not known to divide into {shards}"
     if any(size != 1 for size in inner):
         return f"its units are whole, and their number is not known to divide into {shards}"
     return "" if one.uneven in (None, "even") else f"it has an uneven rule of its own, {one.uneven!r}"

@@ -92,11 +92,13 @@ def _why_not_stretches(one: Part, shards: int, axes: int) -> str:
         return f"a part is cut into at most {one.at_most}, with {shards} devices for it"
     if None in one.factors[:cut]:
         return "the number of its stretches is left to the shape"
-    if units is not None and units % shards == 0:
+    if units is not None and units % (shards * (one.unit or 1)) == 0:
         return ""
     if one.split and units and shards % units == 0 and None not in inner:
         rows = units * math.prod(size for size in inner if size is not None)
         return "" if rows % shards == 0 else f"{rows} elements do not divide into {shards}"
+    if one.unit not in (None, 1):
+        return f"elements stay together in units of {one.unit}, and their number is not known to divide into {shards}"
     if any(size != 1 for size in inner):
         return f"units are whole, and their number is not known to divide into {shards}"
     if one.uneven in (None, "even", "chunk") or (one.uneven == "ceil" and axes < 2):

@@ -1,12 +1,13 @@
 """Packed dims as text: `q:(h=64@tp d=128) + k:(g=8@tp/max8 d=128) + v:(g=8@tp/max8 d=128)`.
 
-Parts in round brackets stand with `+` between them; factors within, major first, with spaces between them. A factor is
-a number, or a name with its size, `h=64`, or a name whose size is given beside the text or is left to the shape. The
-factor that is cut has its axes after `@`, with `+` between several, and then its options, each after a `/`: the uneven
-rule; `max8` for at most eight shards; `split` to cut units too where there are more shards than units; `pad64` for
-padding to a multiple of 64, `pad128each` where each shard is padded. A part may have a name in front, `gate:(…)`. A
-factor that holds several tensors is written `[q:1024 k:128 v:128]`, and comes last. A part without a cut factor is
-on every device. `8*f` is eight times the unknown `f`.
+Parts in round brackets stand with `+` between them; factors within, major first, with spaces between them. A factor
+is a number, or a name with its size, `h=64`, or a name whose size is given beside the text or is left to the shape.
+The factor that is cut has its axes after `@`, with `+` between several, and then its options, each after a `/`: the
+uneven rule; `max8` for at most eight shards; `unit128` to cut between multiples of 128 only; `split` to cut what
+comes after it too where there are more shards than elements; `pad64` for padding to a multiple of 64, `pad128each`
+where each shard is padded. A part may have a name in front, `gate:(…)`. A factor that holds several tensors is
+written `[q:1024 k:128 v:128]`, and comes last. A part without a cut factor is on every device. `8*f` is eight times
+the unknown `f`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _FACTOR = re.compile(
 )
 _BLOCKS = re.compile(rf"\[\s*({NAME}:[0-9]{{1,19}}(?:\s+{NAME}:[0-9]{{1,19}})*)\s*\]")
 _OPEN = re.compile(rf"(?:({NAME}):)?\(")
-_OPTION = re.compile(r"(even|ceil|chunk|balanced|floor)|max([0-9]{1,19})|pad([0-9]{1,19})(each)?|(split)")
+_OPTION = re.compile(
+    r"(even|ceil|chunk|balanced|floor)|max([0-9]{1,19})|pad([0-9]{1,19})(each)?|(split)|unit([0-9]{1,19})"
+)
 _SPACE = re.compile(r"\s*")
 #: After a part, if another follows; after the bracket of a sub-axis comes its size.
 _NEXT = re.compile(r"\)\s*\+")
@@ -164,13 +167,15 @@ def _options(text: str) -> dict[str, Any]:
     for option in text.split("/")[1:]:
         found = _OPTION.fullmatch(option)
         if found is None:
-            raise ParseError(f"{shown(option)} is not an uneven rule, max and a number, split, or pad and a number")
+            raise ParseError(f"{shown(option)} is not an uneven rule, split, or max, unit or pad and a number")
         if found[1]:
             new: dict[str, Any] = {"uneven": found[1]}
         elif found[2]:
             new = {"at_most": int(found[2])}
         elif found[5]:
             new = {"split": True}
+        elif found[6]:
+            new = {"unit": int(found[6])}
         else:
             new = {"pad_to": int(found[3]), "pad_each": found[4] is not None}
         if options.keys() & new.keys():

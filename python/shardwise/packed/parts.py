@@ -45,8 +45,10 @@ class Part:
     ratio: int
     #: The most shards that it is cut into.
     at_most: int | None
-    #: Whether units are cut too where there are more shards than units.
+    #: Whether elements of the factor are cut too where there are more shards than elements.
     split: bool
+    #: How many elements of the cut factor stay together; `None` is one.
+    unit: int | None
     #: The cut factor is padded to a multiple of this,
     pad_to: int | None
     #: or, if this is true, every shard of it is.
@@ -58,7 +60,7 @@ class Part:
 
     def __post_init__(self) -> None:
         check_fields(self, factors=tuple, cut=_OPTIONAL, axes=tuple, uneven=_TEXT, ratio=INTEGER, at_most=_OPTIONAL)
-        check_fields(self, split=_FLAG, pad_to=_OPTIONAL, pad_each=_FLAG, name=_TEXT, blocks=tuple)
+        check_fields(self, split=_FLAG, unit=_OPTIONAL, pad_to=_OPTIONAL, pad_each=_FLAG, name=_TEXT, blocks=tuple)
         check_items("factors", self.factors, _OPTIONAL)
         check_items("axes", self.axes, str)
         check_items("blocks", self.blocks, tuple)
@@ -74,7 +76,7 @@ class Part:
         """The part as `_core.Layout` takes it."""
         factors = tuple(-self.ratio if size is None else size for size in self.factors)
         pad = None if self.pad_to is None else (self.pad_to, self.pad_each)
-        return factors, self.cut, self.axes, self.uneven, self.at_most, self.split, pad
+        return factors, self.cut, self.axes, self.uneven, self.at_most, self.split, self.unit, pad
 
     def __repr__(self) -> str:
         arguments = [repr(self.factors), f"cut={self.cut}"]
@@ -84,6 +86,7 @@ class Part:
             "ratio": None if self.ratio == 1 else self.ratio,
             "at_most": self.at_most,
             "split": self.split or None,
+            "unit": self.unit,
             "pad_to": self.pad_to,
             "pad_each": self.pad_each or None,
             "name": self.name,
@@ -188,7 +191,7 @@ class PackedDim:
             names = tuple(new for name in one.axes for new in axes[name])
             if names or one.pad_to is not None:
                 return replace(one, axes=names)
-            return replace(one, axes=(), cut=None, uneven=None, at_most=None, split=False)  # as `part` makes it
+            return part(one.factors, None, ratio=one.ratio, name=one.name, blocks=one.blocks)
 
         return PackedDim(tuple(map(mapped, self.parts)))
 
@@ -216,6 +219,7 @@ def part(
     ratio: int = 1,
     at_most: int | None = None,
     split: bool = False,
+    unit: int | None = None,
     pad_to: int | None = None,
     pad_each: bool = False,
     name: str | None = None,
@@ -226,17 +230,20 @@ def part(
     Args:
         factors: the sizes of the factors, major first. One of them may be `None`: it is what makes the parts add up to
             the dim, one number for all parts.
-        cut: which factor is cut, in whole units; `None` if every device is to hold the whole part.
+        cut: which factor is cut; `None` if every device is to hold the whole part.
         axes: the axes and sub-axes that cut it, major first: `"tp"`, `("dp", "tp:(1)8")`.
         uneven: how it is cut if it does not divide; `None` is the rule of the partition.
         ratio: what multiplies the unknown factor in this part: parts of ratio 2 and 1 share a dim two to one.
         at_most: cut into at most this many shards; where the axes have more coordinates, the devices that differ in the
             minor ones hold the same shard. This replicates key-value heads where there are more devices than heads. Of
             several axes it must be the sizes of the first ones times a divisor of the next one.
-        split: where there are more shards than units of the factor, and a multiple of their number, cut the units as
-            well, in equal shares. Megatron cuts query groups so where there are more devices than groups.
+        split: where there are more shards than elements of the factor, and a multiple of their number, cut what comes
+            after it as well, in equal shares. Megatron cuts query groups so where there are more devices than groups.
+        unit: cut between multiples of this many elements of the factor only, as a block of a quantized weight needs it.
+            The uneven rule acts on units, the last of which may be short.
         pad_to: pad the factor to a multiple of this; every device's array has room for an equal share of the padded
-            factor, and the padding, at the end of the last shards, is never read.
+            factor, and the padding, at the end of the last shards, is never read. With a unit an equal share must be
+            whole units.
         pad_each: whether every shard is padded to a multiple of `pad_to`.
         name: the tensor that the part holds, for plans between orders.
         blocks: the tensors that the last factor is made of instead, with their sizes, one after the other.
@@ -247,6 +254,8 @@ def part(
 
     >>> part((3, 12, 64), cut=1, axes="tp")
     packed.part((3, 12, 64), cut=1, axes=('tp',))
+    >>> part(2880, axes="tp", uneven="ceil", unit=32)
+    packed.part((2880,), cut=0, axes=('tp',), uneven='ceil', unit=32)
     """
     sizes = tuple(factors) if isinstance(factors, Iterable) and not isinstance(factors, str) else (factors,)
     sizes = tuple(None if size is None else _integer(f"factors[{i}]", size, 0) for i, size in enumerate(sizes))
@@ -267,12 +276,15 @@ def part(
             raise LayoutError(f"cut is {cut}, but the part has the factors 0 to {len(sizes) - 1}")
     for flag, given in (("split", split), ("pad_each", pad_each)):
         instance(flag, given, bool)
-    if cut is None and (names or uneven is not None or at_most is not None or pad_to is not None or split):
-        raise LayoutError("cut is None, but axes, uneven, at_most, split or pad_to say how to cut")
+    how = (uneven, at_most, unit, pad_to)
+    if cut is None and (names or split or how != (None,) * 4):
+        raise LayoutError("cut is None, but axes, uneven, at_most, split, unit or pad_to say how to cut")
     if not names and pad_to is None:
-        cut, uneven, at_most, split = None, None, None, False  # Without axes it is not cut.
+        cut, uneven, at_most, split, unit = None, None, None, False, None  # Without axes it is not cut.
     if uneven is not None and instance("uneven", uneven, str, " or None") not in _RULES:
         raise LayoutError(f"uneven is {shown(uneven)}; it must be None or one of {', '.join(map(repr, _RULES))}")
+    if split and unit is not None:
+        raise LayoutError("split and unit are both given; a unit stays whole")
     if split and pad_to is not None:
         raise LayoutError("split and pad_to are both given; units that are padded are not split")
     if pad_each and pad_to is None:
@@ -301,6 +313,7 @@ def part(
         _integer("ratio", ratio, 1),
         None if at_most is None else _integer("at_most", at_most, 1),
         split,
+        None if unit is None else _integer("unit", unit, 1),
         None if pad_to is None else _integer("pad_to", pad_to, 1),
         pad_each,
         name,

@@ -33,6 +33,8 @@ class OnePart(Protocol):
     @property
     def split(self) -> bool: ...
     @property
+    def unit(self) -> int | None: ...
+    @property
     def pad_to(self) -> int | None: ...
     @property
     def pad_each(self) -> bool: ...
@@ -65,7 +67,11 @@ def text_of(dim: Packed) -> str:
 def says_all(dim: Packed) -> bool:
     """Whether the text says all about a packed dim: it cannot express a cut by no axes, or a ratio to nothing."""
     return all(
-        (one.axes or (one.cut, one.uneven, one.at_most, one.split, one.pad_to) == (None, None, None, False, None))
+        (
+            one.axes
+            or (one.cut, one.uneven, one.at_most, one.split, one.unit, one.pad_to)
+            == (None, None, None, False, None, None)
+        )
         and (one.ratio == 1 or None in one.factors)
         for one in dim.parts
     )
@@ -93,4 +99,5 @@ def _options_text(one: OnePart) -> str:
     text = "" if one.uneven is None else f"/{one.uneven}"
     text += "" if one.at_most is None else f"/max{one.at_most}"
     text += "/split" if one.split else ""
+    text += "" if one.unit is None else f"/unit{one.unit}"
     return text + ("" if one.pad_to is None else f"/pad{one.pad_to}{'each' if one.pad_each else ''}")

@@ -44,7 +44,7 @@ pub const PER_DIM: usize = 3;
 /// let mesh = Arc::new(Mesh::new(&["tp"], &[2])?);
 /// let part = PartSpec {
 ///     factors: [3, 4, 2].map(Factor::Known).to_vec(),
-///     cut: Some(1), axes: vec!["tp"], uneven: None, at_most: None, split: false, pad: None,
+///     cut: Some(1), axes: vec!["tp"], uneven: None, at_most: None, split: false, unit: None, pad: None,
 /// };
 /// let layout = Arc::new(Layout::packed(mesh, &[DimSpec::Parts(vec![part])], &[])?);
 /// let packed = Packed::new(layout, &[24], Uneven::Even)?;
@@ -479,10 +479,12 @@ fn sections(layout: &Layout, dim: usize, n: i64, uneven: Uneven) -> Result<Secti
     let Some(parts) = layout.parts(dim) else {
         let axes: Vec<i64> = spec.iter().map(|&axis| sizes[axis]).collect();
         let part =
-            Part::new((dim, 0), 0, &[n], Some(0), &axes, digits(spec), uneven, None).map_err(|error| match error {
-                Error::PartIndivisible { dim, n, k, .. } => Error::Indivisible { dim, n, k },
-                other => other,
-            })?;
+            Part::new((dim, 0), 0, &[n], Some(0), &axes, digits(spec), uneven, (1, None)).map_err(
+                |error| match error {
+                    Error::PartIndivisible { dim, n, k, .. } => Error::Indivisible { dim, n, k },
+                    other => other,
+                },
+            )?;
         return Sections::new(dim, n, shards, vec![part]);
     };
     let factors = resolved(dim, n, parts.iter().map(|part| part.factors.as_slice()))?;
@@ -492,7 +494,8 @@ fn sections(layout: &Layout, dim: usize, n: i64, uneven: Uneven) -> Result<Secti
         let rule = part.uneven.unwrap_or(uneven);
         let finer = if part.split { units_split(dim, number, factors, part.cut, &part.sizes)? } else { None };
         let factors = finer.as_ref().unwrap_or(factors);
-        let made = Part::new((dim, number), base, factors, part.cut, &part.sizes, digits(&part.axes), rule, part.pad)?;
+        let extras = (part.unit, part.pad);
+        let made = Part::new((dim, number), base, factors, part.cut, &part.sizes, digits(&part.axes), rule, extras)?;
         base += made.elements();
         all.push(made);
     }

@@ -21,7 +21,7 @@ fn mesh(size: i64) -> Arc<Mesh> {
 
 fn part<'a>(factors: &[i64], cut: Option<usize>, axes: &[&'a str]) -> PartSpec<&'a str> {
     let factors = factors.iter().map(|&size| Factor::Known(size)).collect();
-    PartSpec { factors, cut, axes: axes.to_vec(), uneven: None, at_most: None, split: false, pad: None }
+    PartSpec { factors, cut, axes: axes.to_vec(), uneven: None, at_most: None, split: false, unit: None, pad: None }
 }
 
 fn packed(mesh: Arc<Mesh>, parts: Vec<PartSpec<&str>>, n: i64, rule: Uneven) -> Result<Packed> {
@@ -147,6 +147,46 @@ fn few_units_are_split() {
 }
 
 #[test]
+fn units_stay_together() {
+    let of = |n, unit, devices, rule, pad| {
+        let one = PartSpec { unit: Some(unit), pad, ..part(&[n], Some(0), &["tp"]) };
+        packed(mesh(devices), vec![one], n, rule)
+    };
+    let lengths = |n, unit, devices, rule| -> Vec<i64> {
+        let p = of(n, unit, devices, rule, None).unwrap();
+        (0..devices).map(|device| p.array_shape(device).unwrap()[0]).collect()
+    };
+    // gpt-oss: 2,880 in units of 32 over 4; 576 = 4.5 blocks of 128.
+    assert_eq!(lengths(2880, 32, 4, Uneven::Ceil), [736, 736, 736, 672]);
+    assert_eq!(lengths(2880, 32, 4, Uneven::Balanced), [736, 736, 704, 704]);
+    assert_eq!(lengths(576, 128, 4, Uneven::Ceil), [256, 256, 64, 0]);
+    assert_eq!(lengths(576, 128, 4, Uneven::Floor), [128, 128, 128, 192]);
+    assert_eq!(lengths(576, 128, 5, Uneven::Even), [128, 128, 128, 128, 64]);
+    assert_eq!(lengths(192, 128, 1, Uneven::Even), [192]);
+    assert_eq!(lengths(5, i64::MAX, 3, Uneven::Ceil), [5, 0, 0]);
+    assert_eq!(lengths(i64::MAX, i64::MAX - 1, 2, Uneven::Even), [i64::MAX - 1, 1]);
+    let p = of(576, 128, 4, Uneven::Floor, None).unwrap();
+    assert_eq!((p.largest_shape(), p.locate_one(575)), (vec![192], Ok((3, 191))));
+    let refused = |unit, pad| of(320, unit, 2, Uneven::Even, pad).unwrap_err().to_string();
+    assert_eq!(
+        refused(128, None),
+        "dim 0, part 0: the factor that is cut is 320, that is 3 units of 128, which 2 shards do not divide evenly"
+    );
+    assert!(refused(0, None).contains("has a unit of 0"));
+    // Padded, every shard must be whole units.
+    let each = Some(Pad { multiple: 128, each: true });
+    assert_eq!(of(320, 128, 2, Uneven::Even, each).unwrap().array_shape(1), Ok(vec![256]));
+    assert_eq!(rows(&of(320, 128, 2, Uneven::Even, each).unwrap(), 1), [(256, 320)]);
+    assert_eq!(
+        refused(128, Some(Pad { multiple: 64, each: true })),
+        "axes[0], part 0 is 384 when padded, of which each of 2 shards has 192: no multiple of 128"
+    );
+    let split = PartSpec { unit: Some(2), split: true, ..part(&[2, 4], Some(0), &["tp"]) };
+    assert!(packed(mesh(4), vec![split], 8, Uneven::Even).unwrap_err().to_string().contains("is to be split"));
+    assert!(packed(mesh(4), vec![PartSpec { unit: Some(2), ..part(&[8], None, &[]) }], 8, Uneven::Even).is_err());
+}
+
+#[test]
 fn many_parts_are_found_fast_and_large_ones_do_not_wrap() {
     let parts: Vec<_> = (0..60_000).map(|i| part(&[2 + i % 2 * 2], Some(0), &["tp"])).collect();
     let p = packed(mesh(2), parts, 180_000, Uneven::Even).unwrap();
@@ -162,8 +202,8 @@ fn many_parts_are_found_fast_and_large_ones_do_not_wrap() {
     assert_eq!(halves.array_shape(0).unwrap(), [n / 2 / 2 + n / 2 % 2 + (n - n / 2)]);
 }
 
-/// Factors, which of them is cut, by which axes, under which rule, padded by what.
-type AnyPart = (Vec<i64>, Option<usize>, Vec<&'static str>, Option<Uneven>, Option<Pad>);
+/// Factors, which of them is cut, by which axes, under which rule, in which units, padded by what.
+type AnyPart = (Vec<i64>, Option<usize>, Vec<&'static str>, Option<Uneven>, i64, Option<Pad>);
 
 /// Parts of up to four factors, cut by any of the axes `a` and `b` or their factors, or not.
 fn any_part() -> impl Strategy<Value = AnyPart> {
@@ -178,10 +218,17 @@ fn any_part() -> impl Strategy<Value = AnyPart> {
     ]);
     let rule = prop::option::of(prop::sample::select(&Uneven::ALL[1..]));
     let pad = prop::option::weighted(0.2, (1..4_i64).prop_map(|multiple| Pad { multiple, each: true }));
-    (prop::collection::vec(0..5_i64, 1..4), prop::option::weighted(0.8, 0..3_usize), axes, rule, pad).prop_map(
-        |(factors, cut, axes, rule, pad)| match cut {
-            Some(cut) => (factors.clone(), Some(cut % factors.len()), axes, rule, pad),
-            None => (factors, None, vec![], None, None),
+    let unit = prop_oneof![Just(1), 1..8_i64];
+    let factors = prop::collection::vec(0..5_i64, 1..4);
+    (factors, prop::option::weighted(0.8, 0..3_usize), axes, rule, unit, pad, 1..7_i64).prop_map(
+        |(mut factors, cut, axes, rule, unit, pad, more)| match cut {
+            Some(cut) => {
+                let cut = cut % factors.len();
+                factors[cut] *= more; // So that there are several units.
+                let pad = pad.map(|pad| Pad { multiple: pad.multiple * unit, ..pad });
+                (factors, Some(cut), axes, rule, unit, pad)
+            }
+            None => (factors, None, vec![], None, 1, None),
         },
     )
 }
@@ -193,7 +240,7 @@ fn by_hand(
     cut: Option<usize>,
     axes: &[&str],
     rule: Uneven,
-    pad: Option<Pad>,
+    (unit, pad): (i64, Option<Pad>),
 ) -> (Vec<Option<i64>>, i64) {
     let whole: i64 = factors.iter().product();
     let Some(cut) = cut else { return ((0..whole).map(Some).collect(), whole) };
@@ -218,16 +265,18 @@ fn by_hand(
             let line: Vec<String> = (0..sizes.len()).map(|i| format!("x{i}")).collect();
             let mesh = Arc::new(Mesh::new(&line, &sizes).unwrap());
             let layout = Arc::new(Layout::new(mesh, std::slice::from_ref(&line), &[]).unwrap());
-            let (start, stop) = Partition::new(layout, &[n], rule).unwrap().box_of(shard).unwrap()[0];
-            ((start..stop).collect(), stop - start)
+            let count = (0..n).step_by(unit as usize).count() as i64;
+            let (start, stop) = Partition::new(layout, &[count], rule).unwrap().box_of(shard).unwrap()[0];
+            let held: Vec<i64> = (0..n).filter(|at| (start..stop).contains(&(at / unit))).collect();
+            (held.clone(), held.len() as i64)
         }
     };
-    let (outer, unit): (i64, i64) = (factors[..cut].iter().product(), factors[cut + 1..].iter().product());
+    let (outer, inner): (i64, i64) = (factors[..cut].iter().product(), factors[cut + 1..].iter().product());
     let mut held = Vec::new();
     for o in 0..outer {
         for u in 0..room {
             let at = units.get(u as usize);
-            held.extend((0..unit).map(|i| at.map(|at| (o * n + at) * unit + i)));
+            held.extend((0..inner).map(|i| at.map(|at| (o * n + at) * inner + i)));
         }
     }
     let length = held.len() as i64;
@@ -247,7 +296,10 @@ proptest! {
         let mesh = Arc::new(Mesh::new(&["a", "b", "c"], &[4, 3, 2]).unwrap());
         let specs: Vec<_> = parts
             .iter()
-            .map(|(factors, cut, axes, uneven, pad)| PartSpec { uneven: *uneven, pad: *pad, ..part(factors, *cut, axes) })
+            .map(|(factors, cut, axes, uneven, unit, pad)| {
+                let unit = (*unit > 1).then_some(*unit);
+                PartSpec { uneven: *uneven, unit, pad: *pad, ..part(factors, *cut, axes) }
+            })
             .collect();
         let n: i64 = parts.iter().map(|part| part.0.iter().product::<i64>()).sum();
         let (mut dims, mut shape) = (vec![DimSpec::Parts(specs), DimSpec::Axes(vec!["c"])], vec![n, width]);
@@ -272,8 +324,9 @@ proptest! {
         for device in 0..24 {
             let coordinate = mesh.coordinate(device).unwrap();
             let (mut held, mut base) = (Vec::new(), 0);
-            for (factors, cut, axes, uneven, pad) in &parts {
-                let (some, _) = by_hand(&[coordinate[0], coordinate[1]], factors, *cut, axes, uneven.unwrap_or(rule), *pad);
+            for (factors, cut, axes, uneven, unit, pad) in &parts {
+                let (extras, rule) = ((*unit, *pad), uneven.unwrap_or(rule));
+                let (some, _) = by_hand(&[coordinate[0], coordinate[1]], factors, *cut, axes, rule, extras);
                 held.extend(some.into_iter().map(|at| at.map(|at| at + base)));
                 base += factors.iter().product::<i64>();
             }

@@ -1,7 +1,8 @@
 //! Packed dims: a dim that is several parts one after the other (rule 2.9).
 //!
 //! dim := part + part + …; part := (f₁ f₂ … fₘ), major first, of which at most one factor fⱼ is cut, by axes or sub-axes of
-//! the mesh, under an uneven rule that acts on fⱼ in whole units. With I = ∏ f₍>j₎ the shard [lo, hi) of a part that begins
+//! the mesh, under an uneven rule that acts on fⱼ in whole elements of it, or in units of u of them, of which the last may be
+//! short (rule 2.13): then it is cut at multiples of u only. With I = ∏ f₍>j₎ the shard [lo, hi) of a part that begins
 //! at `base` is, for o in 0 … ∏ f₍<j₎ − 1, the interval `base + o·fⱼ·I + [lo·I, hi·I)`. A holder's array along the dim is
 //! its parts one after the other.
 //!

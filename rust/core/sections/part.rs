@@ -45,10 +45,14 @@ pub struct Part {
     /// The product of the factors before the cut one.
     outer: i64,
     /// The product of those after it.
+    inner: i64,
+    /// The cut factor,
+    factor: i64,
+    /// so many of whose elements stay together,
     unit: i64,
-    /// How the factor is cut.
+    /// and how its units are cut.
     cut: Cut,
-    /// For a padded factor the units that every shard has room for.
+    /// For a padded factor the elements of it that every shard has room for.
     padded: Option<i64>,
     digits: Vec<Digit>,
 }
@@ -68,19 +72,19 @@ impl Part {
         axes: &[i64],
         digits: Vec<Digit>,
         rule: Uneven,
-        pad: Option<Pad>,
+        (unit, pad): (i64, Option<Pad>),
     ) -> Result<Self> {
         let what = format!("dim {dim}: part {part}");
-        // An uncut part is one unit of its whole size, in one shard.
-        let (outer, n, unit) = match cut {
+        // An uncut part is one element of its whole size, in one shard.
+        let (outer, n, inner) = match cut {
             Some(cut) => (&factors[..cut], factors[cut], &factors[cut + 1..]),
             None => (&[][..], 1, factors),
         };
         // Of a part without elements the other factors may be of any size.
         let empty = factors.contains(&0);
-        let (outer, unit) = if empty { (0, 1) } else { (product(&what, outer)?, product(&what, unit)?) };
+        let (outer, inner) = if empty { (0, 1) } else { (product(&what, outer)?, product(&what, inner)?) };
         let k: i64 = axes.iter().product();
-        let indivisible = |_| Error::PartIndivisible { dim, part, n, k };
+        let indivisible = |_| Error::PartIndivisible { dim, part, n, unit, k };
         let (cut, padded) = match pad {
             Some(pad) => {
                 let multiple = if pad.each { pad.multiple.checked_mul(k) } else { Some(pad.multiple) };
@@ -90,12 +94,19 @@ impl Part {
                     let why = format!("is {whole} when padded, which {k} shards do not divide evenly");
                     return Err(Error::Part { dim, part, why });
                 }
-                product(&format!("{what}, padded"), &[outer, whole, unit])?;
-                (Cut::in_steps(n, k, whole / k), Some(whole / k))
+                let step = whole / k;
+                if step % unit != 0 {
+                    let why = format!(
+                        "is {whole} when padded, of which each of {k} shards has {step}: no multiple of {unit}"
+                    );
+                    return Err(Error::Part { dim, part, why });
+                }
+                product(&format!("{what}, padded"), &[outer, whole, inner])?;
+                (Cut::in_steps(ceil_div(n, unit), k, step / unit), Some(step))
             }
-            None => (Cut::new(dim, n, axes, rule).map_err(indivisible)?, None),
+            None => (Cut::new(dim, ceil_div(n, unit), axes, rule).map_err(indivisible)?, None),
         };
-        Ok(Self { base, outer, unit, cut, padded, digits: merged(digits) })
+        Ok(Self { base, outer, inner, factor: n, unit, cut, padded, digits: merged(digits) })
     }
 
     /// Where the part begins in the dim.
@@ -107,7 +118,34 @@ impl Part {
     /// The number of its elements.
     #[must_use]
     pub fn elements(&self) -> i64 {
-        self.outer * self.cut.elements() * self.unit
+        self.outer * self.factor * self.inner
+    }
+
+    /// Start and stop of shard `shard` of the part in the cut factor.
+    #[inline]
+    fn bounds(&self, shard: i64) -> (i64, i64) {
+        let (lo, hi) = self.cut.bounds(shard);
+        // The last unit may be short. Saturation is exact: what is over 2^63 - 1 is over the factor as well.
+        let at = |units: i64| units.saturating_mul(self.unit).min(self.factor);
+        (at(lo), at(hi))
+    }
+
+    /// The elements of the cut factor in a largest shard.
+    fn largest(&self) -> i64 {
+        let size = |shard| {
+            let (lo, hi) = self.bounds(shard);
+            hi - lo
+        };
+        let (units, shards) = (self.cut.elements(), self.cut.shards());
+        let (lo, hi) = self.cut.bounds(0);
+        if hi - lo == self.cut.largest() {
+            size(0)
+        } else if units % shards > 1 {
+            // "floor": the last shard is not the only one with the most units, so that one has them all full.
+            self.cut.largest() * self.unit
+        } else {
+            size(shards - 1)
+        }
     }
 
     /// Which shard of the part the shard `index` of the dim holds.
@@ -134,43 +172,44 @@ impl Part {
     /// The elements that shard `index` of the dim holds of the part.
     #[must_use]
     pub fn held(&self, index: i64) -> i64 {
-        let (lo, hi) = self.cut.bounds(self.shard(index));
-        self.outer * (hi - lo) * self.unit
+        let (lo, hi) = self.bounds(self.shard(index));
+        self.outer * (hi - lo) * self.inner
     }
 
     /// The room for one of the `outer` rows.
     #[inline]
     fn row(&self, index: i64) -> i64 {
-        let units = self.padded.unwrap_or_else(|| {
-            let (lo, hi) = self.cut.bounds(self.shard(index));
+        let length = self.padded.unwrap_or_else(|| {
+            let (lo, hi) = self.bounds(self.shard(index));
             hi - lo
         });
-        units * self.unit
+        length * self.inner
     }
 
     /// Whether every shard of the dim has equal room.
     pub(crate) fn is_uniform(&self) -> bool {
-        self.padded.is_some() || self.digits.is_empty() || self.cut.elements() % self.cut.shards() == 0
+        let full = self.factor % self.unit == 0;
+        self.padded.is_some() || self.digits.is_empty() || (full && self.cut.elements() % self.cut.shards() == 0)
     }
 
     /// The largest room that a shard has.
     pub(crate) fn largest_room(&self) -> i64 {
-        self.outer * self.padded.unwrap_or_else(|| self.cut.largest()) * self.unit
+        self.outer * self.padded.unwrap_or_else(|| self.largest()) * self.inner
     }
 
     /// Whether shard `shard` of the part is a largest one.
     pub(crate) fn is_largest(&self, shard: i64) -> bool {
-        let (lo, hi) = self.cut.bounds(shard);
-        self.padded.is_some() || hi - lo == self.cut.largest()
+        let (lo, hi) = self.bounds(shard);
+        self.padded.is_some() || hi - lo == self.largest()
     }
 
     /// The number of intervals that shard `index` of the dim holds of the part.
     #[must_use]
     pub fn intervals(&self, index: i64) -> i64 {
-        let (lo, hi) = self.cut.bounds(self.shard(index));
-        if lo == hi || self.outer == 0 || self.unit == 0 {
+        let (lo, hi) = self.bounds(self.shard(index));
+        if lo == hi || self.outer == 0 || self.inner == 0 {
             0
-        } else if hi - lo == self.cut.elements() && self.padded.is_none_or(|step| step == hi - lo) {
+        } else if hi - lo == self.factor && self.padded.is_none_or(|step| step == hi - lo) {
             1
         } else {
             self.outer
@@ -179,13 +218,13 @@ impl Part {
 
     /// Shows `visit` the intervals of shard `index` of the dim, whose array has the part from `local` on.
     pub fn visit(&self, index: i64, local: i64, visit: &mut dyn FnMut(Interval)) {
-        let (lo, hi) = self.cut.bounds(self.shard(index));
+        let (lo, hi) = self.bounds(self.shard(index));
         let rows = self.intervals(index);
         // In one interval if the shard is the whole part; lo is 0 then.
-        let length = if rows == 1 { self.outer * (hi - lo) * self.unit } else { (hi - lo) * self.unit };
-        let (whole, row) = (self.cut.elements() * self.unit, self.row(index));
+        let length = if rows == 1 { self.outer * (hi - lo) * self.inner } else { (hi - lo) * self.inner };
+        let (whole, row) = (self.factor * self.inner, self.row(index));
         for o in 0..rows {
-            let start = self.base + o * whole + lo * self.unit;
+            let start = self.base + o * whole + lo * self.inner;
             visit(Interval { start, stop: start + length, local: local + o * row });
         }
     }
@@ -196,24 +235,24 @@ impl Part {
     #[must_use]
     pub fn locate(&self, position: i64) -> (i64, i64) {
         let within = position - self.base;
-        let whole = self.cut.elements() * self.unit;
+        let whole = self.factor * self.inner;
         let (o, rest) = (within / whole, within % whole);
-        let (at, offset) = (rest / self.unit, rest % self.unit);
-        let shard = self.cut.owner(at);
-        let (lo, hi) = self.cut.bounds(shard);
-        let units = self.padded.unwrap_or(hi - lo);
-        (shard, (o * units + at - lo) * self.unit + offset)
+        let (at, offset) = (rest / self.inner, rest % self.inner);
+        let shard = self.cut.owner(at / self.unit);
+        let (lo, hi) = self.bounds(shard);
+        let length = self.padded.unwrap_or(hi - lo);
+        (shard, (o * length + at - lo) * self.inner + offset)
     }
 
     /// The position in the dim of element `local` of the part in the array of shard `index`; none if that is padding.
     #[inline]
     #[must_use]
     pub fn position(&self, index: i64, local: i64) -> Option<i64> {
-        let (lo, hi) = self.cut.bounds(self.shard(index));
+        let (lo, hi) = self.bounds(self.shard(index));
         let row = self.row(index);
         let (o, rest) = (local / row, local % row);
-        let held = rest < (hi - lo) * self.unit;
-        held.then(|| self.base + (o * self.cut.elements() + lo) * self.unit + rest)
+        let held = rest < (hi - lo) * self.inner;
+        held.then(|| self.base + (o * self.factor + lo) * self.inner + rest)
     }
 
     /// The number of shards.

@@ -38,8 +38,10 @@ pub struct PartSpec<S> {
     pub uneven: Option<Uneven>,
     /// Into at most so many shards: of more devices, those that differ in the minor axes only hold the same shard.
     pub at_most: Option<i64>,
-    /// Whether units are cut where there are more shards than units, and as many as a multiple of them.
+    /// Whether elements of the factor are cut where there are more shards than elements, and as many as a multiple of them.
     pub split: bool,
+    /// How many elements of the cut factor stay together; none is 1. The last unit may be short.
+    pub unit: Option<i64>,
     /// Padding.
     pub pad: Option<Pad>,
 }
@@ -97,13 +99,24 @@ impl<S> PartSpec<S> {
                 return Err(format!("cuts factor {cut}, but it has the factors 0 to {}", count - 1));
             }
             None if !self.axes.is_empty() => return Err("has axes but cuts no factor".to_owned()),
-            None if self.pad.is_some() || self.at_most.is_some() || self.uneven.is_some() || self.split => {
+            None if self.pad.is_some()
+                || self.at_most.is_some()
+                || self.uneven.is_some()
+                || self.unit.is_some()
+                || self.split =>
+            {
                 return Err("says how to cut but cuts no factor".to_owned());
             }
             _ => {}
         }
         if let Some(most) = self.at_most.filter(|&most| most < 1) {
             return Err(format!("is to be cut into at most {most}; that must be at least 1"));
+        }
+        if let Some(unit) = self.unit.filter(|&unit| unit < 1) {
+            return Err(format!("has a unit of {unit}; that must be at least 1"));
+        }
+        if self.split && self.unit.is_some() {
+            return Err("has a unit, which stays whole, and is to be split".to_owned());
         }
         if self.split && self.pad.is_some() {
             return Err("is padded in whole units, which cannot be split".to_owned());

@@ -32,8 +32,8 @@ pub(crate) struct Layout {
 #[pymethods]
 impl Layout {
     /// `axes` holds `None`, an axis name, or a tuple of names for each dim; or, for a packed one, a list of parts, tuples of
-    /// factors (an unknown one is minus its ratio), the number of the cut one, axes, rule, the most shards, and padding:
-    /// the multiple, and whether that is meant for each shard.
+    /// factors (an unknown one is minus its ratio), the number of the cut one, axes, rule, the most shards, whether it is
+    /// split, the unit, and padding: the multiple, and whether that is meant for each shard.
     #[new]
     #[pyo3(signature = (mesh, axes, unreduced, /))]
     fn new(mesh: &Mesh, axes: &Bound<'_, PyTuple>, unreduced: &Bound<'_, PyTuple>) -> PyResult<Self> {
@@ -109,13 +109,13 @@ fn spec(dim: usize, entry: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
 }
 
 type PartTuple<'py> =
-    (Vec<i64>, Option<usize>, Bound<'py, PyTuple>, Option<String>, Option<i64>, bool, Option<(i64, bool)>);
+    (Vec<i64>, Option<usize>, Bound<'py, PyTuple>, Option<String>, Option<i64>, bool, Option<i64>, Option<(i64, bool)>);
 
 /// The parts of a packed dim, as the Python layer has checked and written them.
 fn listed_parts(dim: usize, list: &Bound<'_, PyList>) -> PyResult<Vec<PartSpec<String>>> {
     let mut parts = arrays::list("parts", list.len())?;
     for entry in list.iter() {
-        let (factors, cut, axes, uneven, at_most, split, pad): PartTuple<'_> = entry.extract()?;
+        let (factors, cut, axes, uneven, at_most, split, unit, pad): PartTuple<'_> = entry.extract()?;
         let factor = |size: i64| if size < 0 { Factor::Free(size.saturating_neg()) } else { Factor::Known(size) };
         parts.push(PartSpec {
             factors: factors.into_iter().map(factor).collect(),
@@ -124,6 +124,7 @@ fn listed_parts(dim: usize, list: &Bound<'_, PyList>) -> PyResult<Vec<PartSpec<S
             uneven: uneven.map(|rule| rule.parse()).transpose().map_err(to_py)?,
             at_most,
             split,
+            unit,
             pad: pad.map(|(multiple, each)| Pad { multiple, each }),
         });
     }
