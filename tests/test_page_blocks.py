@@ -182,17 +182,27 @@ def put_in_memory(folder: Path, url: str) -> None:
         place.filesystem.pipe_file(place.key, path.read_bytes())
 
 
+#: Llama-3-8B's, for the numbers of the files.
+CONFIG = {
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "vocab_size": 128256,
+}
+
+
 @pytest.mark.parametrize(("page", "text"), of("toml"))
 def test_the_rules_files_of_the_page(page: Path, text: str) -> None:
     """They are read as layouts or as rewrites, and each of their tables is one."""
     mesh = None if "[mesh]" in text else sw.DeviceMesh((4,), ("tp",))
     if "[rules]" in text:
-        rules = sw.LayoutMap.from_toml(io.StringIO(text), mesh)
+        rules = sw.LayoutMap.from_toml(io.StringIO(text), mesh, config=CONFIG)
         assert len(rules) == text.partition("[rules]\n")[2].count("\n'") + 1
         assert rules.device_mesh is not None
     else:
         ours, shipped = (
-            sw.Rewrites.from_toml(file).sets[0].rewrites
+            sw.Rewrites.from_toml(file, config=CONFIG).sets[0].rewrites
             for file in (io.StringIO(text), sw.example_rules()["torch_dist/llama"])
         )
         assert len(ours) == text.count("[[rewrite]]")

@@ -10,7 +10,8 @@ import numpy as np
 from . import _core
 from ._arguments import instance
 from ._dtypes import bits_of
-from .errors import SizeOverflowError
+from .errors import LayoutError, SizeOverflowError
+from .packed import PackedDim
 from .piece import Piece
 from .tiling import Tiling
 
@@ -74,7 +75,13 @@ class Partition(Tiling):
             raise layout._no_mesh("a partition")
         if type(uneven) is not str:
             instance("uneven", uneven, str)
-        self._core = (_core.PackedPartition if layout._packed else _core.Partition)(bound, shape, uneven)
+        try:
+            self._core = (_core.PackedPartition if layout._packed else _core.Partition)(bound, shape, uneven)
+        except LayoutError as error:
+            said = "".join(dict.fromkeys(spec._said() for spec in layout.axes if isinstance(spec, PackedDim)))
+            if said:
+                raise type(error)(f"{error}{said}") from None
+            raise
         self._layout = layout
         self._mesh = mesh
         self._uneven = uneven

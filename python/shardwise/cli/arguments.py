@@ -76,6 +76,7 @@ def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
     )
     plan.add_argument("--mesh", metavar="AXES", help=f"{_MESH_HELP}; may be left out if the rules name a mesh")
     plan.add_argument("--rules", metavar="TOML", type=_rules_file, required=True, help=_RULES_HELP)
+    _add_config(plan)
     plan.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
     plan.add_argument("--all", action="store_true", help="a row for each tensor, even where layers are alike")
     plan.add_argument("--devices", action="store_true", help="also list the bytes of each device")
@@ -143,6 +144,7 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
         type=_rules_file,
         help="the rules file, or one of the package's, that SRC was rewritten by; its rewrites are undone first",
     )
+    _add_config(reshard)
     reshard.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
     reshard.add_argument(
         "--to",
@@ -288,6 +290,15 @@ def _rules_file(text: str) -> Path:
             f"no such file, and the package has no rules {text[:80]!r}, only {', '.join(known)}"
         )
     return path
+
+
+def _add_config(command: _Parser) -> None:
+    command.add_argument(
+        "--config",
+        metavar="JSON",
+        type=Path,
+        help="the model's config.json, for the numbers that rules name; the one beside the checkpoint if left out",
+    )
 
 
 def _add_json(command: _Parser) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from .._text import bytes_text
 from ..rules.layout_map import LayoutMap
+from ..rules.numbers import config_beside
 from ..rules.rewrites import Rewrites
 from ..show.table import table_lines
 from ..store import (
@@ -106,12 +107,14 @@ def _run_planned(
 def _rules(options: argparse.Namespace) -> tuple[LayoutMap | None, Rewrites]:
     """How the tensors are cut, and what is rewritten: the source's rules undone, then the destination's."""
     rewrites = Rewrites()
+    config = options.config or config_beside(options.source)
     if options.source_rules is not None:
-        rewrites += Rewrites.from_toml(options.source_rules).inverse()
+        rewrites += Rewrites.from_toml(options.source_rules, config=config).inverse()
     layouts = None
     if options.rules is not None:
-        rewrites += Rewrites.from_toml(options.rules)
-        layouts = LayoutMap.from_toml(options.rules, None if options.mesh is None else parse_mesh(options.mesh))
+        rewrites += Rewrites.from_toml(options.rules, config=config)
+        mesh = None if options.mesh is None else parse_mesh(options.mesh)
+        layouts = LayoutMap.from_toml(options.rules, mesh, config=config)
         if not layouts and layouts.default is None:
             layouts = None  # A file with rewrites only.
         elif layouts.device_mesh is None:

@@ -11,6 +11,7 @@ from .._text import bytes_text
 from ..layout import UnevenRule
 from ..mesh import DeviceMesh
 from ..rules.layout_map import LayoutMap
+from ..rules.numbers import config_beside
 from ..rules.report import LayoutReport, TensorReport
 from ..show.lines import Part
 from ..show.names import brief, group_names
@@ -29,7 +30,7 @@ _PROBLEMS = ("unmatched", "unused_rules", "clashes", "rank_mismatches", "indivis
 def run_plan(screen: Screen, options: argparse.Namespace) -> int:
     """Print a plan and give the exit status: 1 if a tensor cannot be placed, with `--strict` on any warning, else 0."""
     mesh = None if options.mesh is None else parse_mesh(options.mesh)
-    plan = make_plan(options.file, options.rules, mesh, options.uneven)
+    plan = make_plan(options.file, options.rules, mesh, options.uneven, options.config)
     if options.html is not None:
         plan.report.save_html(options.html, f"{plan.path.name} on {format_mesh(plan.mesh)}")
     if options.json:
@@ -59,12 +60,15 @@ class Plan(NamedTuple):
     report: LayoutReport
 
 
-def make_plan(file: Path, rules: Path, mesh: DeviceMesh | None, uneven: UnevenRule = "even") -> Plan:
+def make_plan(
+    file: Path, rules: Path, mesh: DeviceMesh | None, uneven: UnevenRule = "even", config: Path | None = None
+) -> Plan:
     """Apply a file of rules to a checkpoint.
 
-    Without a mesh, that of the rules is used; a ValueError if they have none either.
+    Without a mesh, that of the rules is used; a ValueError if they have none either. The model's configuration is the
+    one beside the checkpoint unless another is given.
     """
-    layout_map = LayoutMap.from_toml(rules, mesh)
+    layout_map = LayoutMap.from_toml(rules, mesh, config=config or config_beside(file))
     mesh = layout_map.device_mesh
     if mesh is None:
         raise ValueError(f"--mesh is missing, and {rules} has no mesh of its own")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -110,10 +110,13 @@ class PackedDim:
 
     #: The parts, in order.
     parts: tuple[Part, ...]
+    #: The numbers of a model that its sizes were worked out from, for messages.
+    numbers: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        check_fields(self, parts=tuple)
+        check_fields(self, parts=tuple, numbers=tuple)
         check_items("parts", self.parts, Part)
+        check_items("numbers", self.numbers, tuple)
 
     @property
     def size(self) -> int | None:
@@ -152,7 +155,9 @@ class PackedDim:
         if unknown and per_unit and n >= known and (n - known) % per_unit == 0:
             unit = (n - known) // per_unit
         elif known != n:
-            raise LayoutError(f"the dim has {n} elements, but its parts of known size add up to {known}: {shown(self)}")
+            raise LayoutError(
+                f"the dim has {n} elements, but its parts of known size add up to {known}: {shown(self)}{self._said()}"
+            )
         return tuple(_per_unit(one) * unit if one.size is None else one.size for one in self.parts)
 
     def segments(self, n: int) -> Iterator[Segment]:
@@ -184,6 +189,10 @@ class PackedDim:
                     places[name] += length
                     at += length
 
+    def _said(self) -> str:
+        """The numbers, for the end of a message."""
+        return f", where {', '.join(f'{name} = {value}' for name, value in self.numbers)}" if self.numbers else ""
+
     def _mapped(self, axes: dict[str, tuple[str, ...]]) -> PackedDim:
         """The same with each axis replaced by others."""
 
@@ -193,7 +202,7 @@ class PackedDim:
                 return replace(one, axes=names)
             return part(one.factors, None, ratio=one.ratio, name=one.name, blocks=one.blocks)
 
-        return PackedDim(tuple(map(mapped, self.parts)))
+        return PackedDim(tuple(map(mapped, self.parts)), self.numbers)
 
     def __str__(self) -> str:
         return text_of(self)

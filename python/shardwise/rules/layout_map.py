@@ -20,6 +20,7 @@ from .search import MATCH_MODES, Answers, MatchMode, Rule, checked_path, compile
 if TYPE_CHECKING:
     from ..layout import UnevenRule
     from ..partition import Partition
+    from .numbers import Config
     from .report import LayoutReport
     from .report_maker import Names
 
@@ -475,16 +476,25 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return layout_map
 
     @classmethod
-    def from_toml(cls, file: str | os.PathLike[str] | TextIO, device_mesh: DeviceMesh | None = None) -> LayoutMap:
+    def from_toml(
+        cls,
+        file: str | os.PathLike[str] | TextIO,
+        device_mesh: DeviceMesh | None = None,
+        *,
+        config: Config | None = None,
+    ) -> LayoutMap:
         r"""Make the layout map that a rules file describes; the page `docs/rules-file.md` has the format.
 
         Args:
             file: the path of the file, or an open text file.
             device_mesh: the mesh of the map, instead of the one that the file may have.
+            config: the model's configuration, for the file's `[numbers]`: the path of a `config.json`, that of a folder
+                which has one, or what such a file holds.
 
         Raises:
-            ParseError: if the file is not TOML, or has an unknown key or a value of the wrong type.
-            LayoutError: if a layout map does not accept a rule.
+            ParseError: if the file is not TOML, or has an unknown key or a value of the wrong type; if the
+                configuration is not JSON.
+            LayoutError: if a layout map does not accept a rule, or a number that a rule needs is missing.
             MeshError: if the mesh is invalid.
             OSError: if the file cannot be read.
             ImportError: if tomli is missing on Python 3.10; the extra `shardwise[toml]` installs it.
@@ -499,7 +509,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         """
         from .toml import located, read_rules
 
-        rules = read_rules(file)
+        rules = read_rules(file, config)
         layout_map = cls(
             rules.device_mesh if device_mesh is None else device_mesh,
             match=rules.match,

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TextIO, get_args
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args
 
 from .._arguments import integer
+from .._expressions import parse_expression
 from .._text import shown
 from ..errors import LayoutError, ShardwiseError
-from ..packed import PackedDim, parse
+from ..packed import PackedDim
+from .numbers import Numbers, numbered
 from .templates import Template, parse_template, ways
+
+if TYPE_CHECKING:
+    from .numbers import Config
 
 __all__ = ["Rewrite", "RewriteSet", "Rewrites", "Side"]
 
@@ -80,6 +85,8 @@ class Rewrite:
     target: Side
     size: int | None = None
     optional: bool = False
+    #: The numbers of a model that it was worked out from, for messages.
+    numbers: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
     def turned(self) -> Rewrite:
         """From the target to the source.
@@ -122,6 +129,7 @@ class Rewrites:
             them. They are applied one after the other, each to the result of the one before.
         drop: templates of names that are left out first, in whichever direction the rewrites go.
         unmatched: what happens to tensors that no rewrite takes: `"keep"`, `"drop"`, or `"refuse"`.
+        numbers: whole numbers by name, which packed dims and sizes may be written with.
 
     Raises:
         LayoutError: if a rewrite has an unknown key, its sides do not have the same tensors, or an order is not stated.
@@ -144,34 +152,42 @@ class Rewrites:
     sets: tuple[RewriteSet, ...]
 
     def __init__(
-        self, rewrites: Iterable[Mapping[str, Any]] = (), *, drop: Iterable[str] = (), unmatched: Unmatched = "keep"
+        self,
+        rewrites: Iterable[Mapping[str, Any]] = (),
+        *,
+        drop: Iterable[str] = (),
+        unmatched: Unmatched = "keep",
+        numbers: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(rewrites, (str, bytes, Mapping)) or not isinstance(rewrites, Iterable):
             raise TypeError(f"rewrites must be a sequence of mappings, got {type(rewrites).__name__}")
         if isinstance(drop, (str, bytes)) or not isinstance(drop, Iterable):
             raise TypeError(f"drop must be a sequence of templates, got {shown(drop)}")
         if not isinstance(unmatched, str) or unmatched not in get_args(Unmatched):
-            known = ", ".join(map(repr, get_args(Unmatched)))
-            raise LayoutError(f"unmatched is {shown(unmatched)}; it must be one of {known}")
+            allowed = ", ".join(map(repr, get_args(Unmatched)))
+            raise LayoutError(f"unmatched is {shown(unmatched)}; it must be one of {allowed}")
         read: list[Rewrite] = []
+        known = numbers if isinstance(numbers, Numbers) else Numbers(numbers, None, "numbers")
         for number, one in enumerate(rewrites, 1):
             try:
-                read += _rewrites(one)
+                read += _rewrites(one, known)
             except (ShardwiseError, TypeError) as error:
                 raise type(error)(f"rewrite {number}: {error}") from None
         dropped = tuple(expanded for text in drop for expanded in parse_template(text).expanded())
         object.__setattr__(self, "sets", (RewriteSet(tuple(read), dropped, unmatched),))
 
     @classmethod
-    def from_toml(cls, file: str | os.PathLike[str] | TextIO) -> Rewrites:
+    def from_toml(cls, file: str | os.PathLike[str] | TextIO, *, config: Config | None = None) -> Rewrites:
         r"""Read the rewrites of a rules file; the page `docs/rules-file.md` has the format.
 
         Args:
             file: The path of the file, or an open text file.
+            config: The model's configuration, for the file's `[numbers]`; see `LayoutMap.from_toml`.
 
         Raises:
-            ParseError: if the file is not TOML, or has an unknown key or a value of the wrong type.
-            LayoutError: as for `Rewrites`.
+            ParseError: if the file is not TOML, or has an unknown key or a value of the wrong type; if the
+                configuration is not JSON.
+            LayoutError: as for `Rewrites`, and if a number that a rewrite needs is missing.
             OSError: if the file cannot be read.
             ImportError: if tomli is missing on Python 3.10; the extra `shardwise[toml]` installs it.
 
@@ -181,9 +197,14 @@ class Rewrites:
         """
         from .toml import located, read_rewrites
 
-        found, source = read_rewrites(file)
+        found, numbers, source = read_rewrites(file, config)
         with located(source):
-            return cls(found.get("rewrite", ()), drop=found.get("drop", ()), unmatched=found.get("unmatched", "keep"))
+            return cls(
+                found.get("rewrite", ()),
+                drop=found.get("drop", ()),
+                unmatched=found.get("unmatched", "keep"),
+                numbers=numbers,
+            )
 
     def inverse(self) -> Rewrites:
         """Give the rewrites that lead back: the last one first, each from its `to` to its `from`.
@@ -227,7 +248,7 @@ def _set_text(one: RewriteSet) -> str:
     return f"Rewrites({', '.join(arguments)})"
 
 
-def _rewrites(value: Any) -> list[Rewrite]:
+def _rewrites(value: Any, numbers: Numbers) -> list[Rewrite]:
     """A rewrite, once for each text of the choices that are on both sides."""
     if not isinstance(value, Mapping):
         raise TypeError(f"expected a mapping with from and to, got {shown(value)}")
@@ -235,11 +256,12 @@ def _rewrites(value: Any) -> list[Rewrite]:
     for key in ("from", "to"):
         if key not in value:
             raise LayoutError(f"{key!r} is missing")
-    size = None if value.get("size") is None else _integer("size", value["size"], 0)
+    size = None if value.get("size") is None else _integer("size", numbers.number("size", value["size"]), 0)
     optional = value.get("optional", False)
     if not isinstance(optional, bool):
         raise TypeError(f"optional must be true or false, got {shown(optional)}")
-    sides = [_side(key, value[key]) for key in ("from", "to")]
+    sides = [_side(key, value[key], numbers) for key in ("from", "to")]
+    said = _numbers_of(value, sides, numbers)
     shared = [choice for choice in _choices(sides[0]) if choice in _choices(sides[1])]
     found = []
     for texts in ways(shared):
@@ -250,11 +272,22 @@ def _rewrites(value: Any) -> list[Rewrite]:
                 names = tuple((part, template.chosen(choice, text)) for part, template in names)
             pair.append(_by_part(key, replace(side, names=names)))
         _check_pair(pair[0], pair[1], size)
-        found.append(Rewrite(pair[0], pair[1], size, optional))
+        found.append(Rewrite(pair[0], pair[1], size, optional, said))
     return found
 
 
-def _side(key: str, value: Any) -> Side:
+def _numbers_of(value: Mapping[str, Any], sides: Sequence[Side], numbers: Numbers) -> tuple[tuple[str, int], ...]:
+    """The numbers that a rewrite is written with, with their values, each once."""
+    texts = [value.get("size"), *(side.get("pad_to") for side in value.values() if isinstance(side, Mapping))]
+    names = [name for text in texts if isinstance(text, str) for name in parse_expression(text).names]
+    found = dict(numbers.said(names))
+    for side in sides:
+        if side.packed is not None:
+            found.update(side.packed.numbers)
+    return tuple(found.items())
+
+
+def _side(key: str, value: Any, numbers: Numbers) -> Side:
     if isinstance(value, str):
         return Side((("", parse_template(value)),))
     if not isinstance(value, Mapping):
@@ -273,7 +306,7 @@ def _side(key: str, value: Any) -> Side:
         names = tuple((part, parse_template(text)) for part, text in parts.items())
     packed = value.get("packed")
     if isinstance(packed, str):
-        packed = parse(packed, **{str(name): _integer(str(name), size, 0) for name, size in sizes.items()})
+        packed = numbered(packed, {str(name): size for name, size in sizes.items()}, numbers)
     elif sizes and packed is not None:
         raise LayoutError(f"{key}: {shown(next(iter(sizes)))} is given, but packed is not text")
     if packed is not None:
@@ -290,7 +323,7 @@ def _side(key: str, value: Any) -> Side:
         raise TypeError(f"{key}: transpose must be true or false, got {shown(transpose)}")
     if stack is not None and not isinstance(stack, str):
         raise TypeError(f"{key}: stack must be the name of a field, got {shown(stack)}")
-    pad_to = None if pad_to is None else _integer(f"{key}: pad_to", pad_to, 1)
+    pad_to = None if pad_to is None else _integer(f"{key}: pad_to", numbers.number(f"{key}: pad_to", pad_to), 1)
     return Side(names, packed, _integer(f"{key}: dim", value.get("dim", 0), -64), transpose, stack, pad_to)
 
 

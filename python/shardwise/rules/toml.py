@@ -11,14 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from .._arguments import integer, path_of
+from .._arguments import path_of
 from .._atomic import naming, replace_file
 from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
 from ..layout import Spec, TensorLayout
 from ..mesh import DeviceMesh
-from ..packed import PackedDim, parse
+from ..packed import PackedDim
 from .layout_rule import REPLICATED, LayoutRule
+from .numbers import Config, Numbers, numbered
 from .search import MATCH_MODES, MatchMode
 
 __all__ = ["Rules", "located", "read_rewrites", "read_rules", "write_rules"]
@@ -26,6 +27,7 @@ __all__ = ["Rules", "located", "read_rewrites", "read_rules", "write_rules"]
 #: The keys of a rules file that say how tensors are cut, and those that say what is rewritten.
 _CUTTING = {"backtracking", "default", "match", "mesh", "rules"}
 _REWRITING = {"drop", "rewrite", "unmatched"}
+_BOTH = {"numbers"}
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,10 @@ class Rules:
     source: str = "the rules file"
 
 
-def read_rules(file: str | os.PathLike[str] | TextIO) -> Rules:
+def read_rules(file: str | os.PathLike[str] | TextIO, config: Config | None = None) -> Rules:
     """Read a rules file; see `LayoutMap.from_toml` for what it raises."""
     document, source = _document(file)
+    numbers = _numbers(document, config, source)
     match = document.get("match", "search")
     if match not in MATCH_MODES:
         raise ParseError(f"{source}: match must be one of {', '.join(map(repr, MATCH_MODES))}, got {shown(match)}")
@@ -50,21 +53,29 @@ def read_rules(file: str | os.PathLike[str] | TextIO) -> Rules:
     if not isinstance(backtracking, bool):
         raise ParseError(f"{source}: backtracking must be true or false, got {shown(backtracking)}")
     mesh = _mesh(document["mesh"], f"{source}: mesh") if "mesh" in document else None
-    default = _default(document["default"], f"{source}: default") if "default" in document else None
+    default = _default(document["default"], f"{source}: default", numbers) if "default" in document else None
     rules = document.get("rules", {})
     if isinstance(rules, list):
         raise ParseError(f"{source}: rules must be a table, got a list of them: write [rules], not [[rules]]")
     _check_table(rules, f"{source}: rules")
-    layouts = {key: _layout(value, f"{source}: rule {shown(key)}") for key, value in rules.items()}
+    layouts = {key: _layout(value, f"{source}: rule {shown(key)}", numbers) for key, value in rules.items()}
     return Rules(match, backtracking, mesh, layouts, default, source)
 
 
-def read_rewrites(file: str | os.PathLike[str] | TextIO) -> tuple[dict[str, Any], str]:
-    """Read what a rules file says about rewrites, and the file's name; see `Rewrites.from_toml` for what it raises."""
+def read_rewrites(
+    file: str | os.PathLike[str] | TextIO, config: Config | None = None
+) -> tuple[dict[str, Any], Numbers, str]:
+    """Read what a rules file says about rewrites, its numbers, and its name; see `Rewrites.from_toml` for errors."""
     document, source = _document(file)
     for key in ("drop", "rewrite"):
         _list(document.get(key, []), f"{source}: {key}")
-    return {key: document[key] for key in _REWRITING & document.keys()}, source
+    return {key: document[key] for key in _REWRITING & document.keys()}, _numbers(document, config, source), source
+
+
+def _numbers(document: Mapping[str, Any], config: Config | None, source: str) -> Numbers:
+    table = document.get("numbers", {})
+    _check_table(table, f"{source}: numbers")
+    return Numbers(table, config, source)
 
 
 def _document(file: str | os.PathLike[str] | TextIO) -> tuple[dict[str, Any], str]:
@@ -72,7 +83,7 @@ def _document(file: str | os.PathLike[str] | TextIO) -> tuple[dict[str, Any], st
     document = _parse(_text(file, source), source)
     # A file of rewrites may have no rules.
     required = set() if _REWRITING & document.keys() else {"rules"}
-    _check_table(document, source, required=required, optional={*_CUTTING, *_REWRITING})
+    _check_table(document, source, required=required, optional={*_CUTTING, *_REWRITING, *_BOTH})
     return document, source
 
 
@@ -192,15 +203,15 @@ def _mesh(table: Any, place: str) -> DeviceMesh:
         return DeviceMesh(lists["shape"], lists["axis_names"], lists.get("devices"))
 
 
-def _default(value: Any, place: str) -> LayoutRule:
+def _default(value: Any, place: str, numbers: Numbers) -> LayoutRule:
     if isinstance(value, str):
         if value != REPLICATED:
             raise ParseError(f"{place} must be {REPLICATED!r}, a list of axes or a table, got {shown(value)}")
         value = []
-    return _layout(value, place)
+    return _layout(value, place, numbers)
 
 
-def _layout(value: Any, place: str) -> LayoutRule:
+def _layout(value: Any, place: str, numbers: Numbers) -> LayoutRule:
     unreduced: list[Any] = []
     uneven = None
     if isinstance(value, dict):
@@ -209,7 +220,8 @@ def _layout(value: Any, place: str) -> LayoutRule:
         _check_table(value, place, required={"axes"}, optional={"unreduced", "uneven"})
         unreduced, uneven = _list(value.get("unreduced", []), f"{place}: unreduced"), value.get("uneven")
         value = value["axes"]
-    axes = [_spec(entry, f"{place}: dim {dim}") for dim, entry in enumerate(_list(value, f"{place}: axes"))]
+    entries = enumerate(_list(value, f"{place}: axes"))
+    axes = [_spec(entry, f"{place}: dim {dim}", numbers) for dim, entry in entries]
     with located(place):
         return LayoutRule(TensorLayout(tuple(axes), unreduced=tuple(unreduced)), uneven)
 
@@ -218,7 +230,7 @@ def _layout(value: Any, place: str) -> LayoutRule:
 _KEYS = ("axes", "unreduced", "uneven")
 
 
-def _spec(entry: Any, place: str) -> str | tuple[str, ...] | PackedDim | None:
+def _spec(entry: Any, place: str, numbers: Numbers) -> str | tuple[str, ...] | PackedDim | None:
     if isinstance(entry, dict):
         if "packed" not in entry:
             wrong = next((key for key in entry if _nearest(key, ["packed"]) is not None), None)
@@ -229,7 +241,7 @@ def _spec(entry: Any, place: str) -> str | tuple[str, ...] | PackedDim | None:
         if isinstance(text, str) and (unused := sizes.keys() - set(re.findall(r"\w+", text))):
             raise ParseError(f"{place}: unknown key {shown(min(unused))}: packed = {shown(text)} does not name it")
         with located(place):
-            return parse(text, **{name: integer(name, size) for name, size in sizes.items()})
+            return numbered(text, sizes, numbers)
     if entry in ("", []):
         return None
     if isinstance(entry, str):

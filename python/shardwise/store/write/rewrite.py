@@ -62,7 +62,8 @@ def _apply_set(tensors: _Tensors, one: RewriteSet) -> _Tensors:
         tensors = {name: tensor for name, tensor in tensors.items() if pattern.fullmatch(name) is None}
     made: set[str] = set()
     for rewrite in one.rewrites:
-        tensors = _apply(tensors, rewrite, made)
+        with _numbered(rewrite):
+            tensors = _apply(tensors, rewrite, made)
     left = [name for name in tensors if name not in made]
     if left and one.unmatched == "refuse":
         raise LayoutError(
@@ -257,3 +258,15 @@ def _naming(tensor: Assembled) -> Iterator[None]:
         if shown(tensor.origin) in str(error):
             raise
         raise type(error)(f"tensor {shown(tensor.origin)}: {error}") from None
+
+
+@contextmanager
+def _numbered(rewrite: Rewrite) -> Iterator[None]:
+    """Put the numbers of a model that a rewrite was worked out from after the message of an error inside."""
+    try:
+        yield
+    except ShardwiseError as error:
+        lacking = [f"{name} = {value}" for name, value in rewrite.numbers if f"{name} = {value}" not in str(error)]
+        if not lacking:
+            raise
+        raise type(error)(f"{error}; the rewrite has {', '.join(lacking)}") from None

@@ -1,0 +1,252 @@
+"""The numbers of a model's size that a rules file names: `heads = "num_attention_heads"`.
+
+They come from the model's `config.json`, or from the file itself, and are worked out when a rule first needs them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .._arguments import integer, path_of
+from .._atomic import naming
+from .._expressions import Expression, parse_expression
+from .._text import shown
+from ..errors import LayoutError, ParseError, ShardwiseError
+from ..packed import PackedDim
+from ..packed.notation import parse_with
+
+__all__ = ["Config", "Numbers", "config_beside", "numbered"]
+
+#: A model's configuration: its path, that of a folder with a config.json, or what it holds.
+Config = str | os.PathLike[str] | Mapping[str, Any]
+
+_BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LARGEST = 2**63 - 1
+#: Those of models have some kilobytes.
+_LARGEST_FILE = 1 << 24
+
+
+class _MissingError(LayoutError):
+    def __init__(self, text: str, keys: Sequence[str]) -> None:
+        super().__init__(text)
+        #: The keys of the configuration that would do.
+        self.keys = list(keys)
+
+
+class Numbers(Mapping[str, "int | tuple[int, ...]"]):
+    """The numbers of a rules file, by name.
+
+    Args:
+        table: What `[numbers]` holds. A value is a whole number; a list of them; an expression of the file's numbers
+            and of the keys of the configuration, nested ones with dots; or a list of these, of which the first counts
+            that has all its names. A key whose value is null is not there.
+        config: The model's configuration.
+        source: What messages call the rules file.
+
+    Raises:
+        ParseError: if a value is none of these, or names itself.
+
+    A look-up raises a `LayoutError` if a number is missing, and a `ParseError` if the configuration cannot be read.
+
+    >>> config = {"hidden_size": 4096, "num_attention_heads": 32, "head_dim": None}
+    >>> numbers = Numbers({"d": ["head_dim", "hidden_size // num_attention_heads"], "stage": [0, 0, 1]}, config)
+    >>> dict(numbers)
+    {'d': 128, 'stage': (0, 0, 1)}
+    """
+
+    def __init__(
+        self, table: Mapping[str, Any] | None = None, config: Config | None = None, source: str = "the rules file"
+    ) -> None:
+        self._source = source
+        self._config = config
+        self._keys: Mapping[str, Any] | None = None
+        self._found: dict[str, int | tuple[int, ...]] = {}
+        self._open: list[str] = []
+        self._choices = {name: self._checked(name, value) for name, value in (table or {}).items()}
+
+    def __getitem__(self, name: str) -> int | tuple[int, ...]:
+        if name not in self._choices:
+            raise KeyError(name)
+        if name not in self._found:
+            try:
+                self._found[name] = self._worked_out(name)
+            except _MissingError as error:
+                if self._open:
+                    raise
+                raise LayoutError(str(error)) from None
+        return self._found[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._choices
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._choices)
+
+    def __len__(self) -> int:
+        return len(self._choices)
+
+    def number(self, what: str, value: object) -> Any:
+        """The value of an expression; anything but a string stays as it is, to be checked by whoever wants a number.
+
+        >>> Numbers({"words": 32000}).number("size", "words + 1")
+        32001
+        """
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse_expression(value).value(self)
+        except ShardwiseError as error:
+            raise type(error)(f"{what}: {error}") from None
+
+    @property
+    def origin(self) -> str:
+        """Where the configuration is from, for messages."""
+        if self._config is None:
+            return "the rules file"
+        return "the configuration" if isinstance(self._config, Mapping) else repr(str(_config_file(self._config)))
+
+    def said(self, names: Iterable[str]) -> tuple[tuple[str, int], ...]:
+        """Those of the numbers that have these names, with their values, for the messages of what is made of them."""
+        values = ((name, self[name]) for name in names if name in self._choices)
+        return tuple((name, value) for name, value in values if isinstance(value, int))
+
+    def _checked(self, name: str, value: Any) -> list[int | Expression] | tuple[int, ...]:
+        place = f"{self._source}: numbers.{name}"
+        if not isinstance(name, str) or not _BARE.fullmatch(name):
+            raise ParseError(f"{self._source}: the name of a number has letters, digits and _, got {shown(name)}")
+        choices = value if isinstance(value, (list, tuple)) else [value]
+        if isinstance(value, (list, tuple)) and all(type(one) is int for one in choices):
+            return tuple(_fitting(place, one) for one in choices)
+        read: list[int | Expression] = []
+        for one in choices:
+            if type(one) is int:
+                read.append(_fitting(place, one))
+                continue
+            if not isinstance(one, str):
+                raise ParseError(f"{place} must be a whole number, an expression, or a list of these, got {shown(one)}")
+            try:
+                read.append(parse_expression(one))
+            except ParseError as error:
+                raise ParseError(f"{place}: {error}") from None
+        return read
+
+    def _worked_out(self, name: str) -> int | tuple[int, ...]:
+        choices = self._choices[name]
+        if isinstance(choices, tuple):
+            return choices
+        if name in self._open:
+            raise ParseError(f"{self._source}: numbers.{name} needs itself: {' -> '.join([*self._open, name])}")
+        self._open.append(name)
+        try:
+            lacking: list[str] = []
+            for choice in choices:
+                if isinstance(choice, int):
+                    return choice
+                try:
+                    known = {key: self._value(key, name) for key in choice.names}
+                except _MissingError as error:
+                    lacking += error.keys
+                    continue
+                if alone := known.get(choice.text.strip()):
+                    return alone  # Which may be a list.
+                try:
+                    return choice.value(known)
+                except LayoutError as error:
+                    raise type(error)(f"the number {name} of {self._source}: {error}") from None
+            raise _MissingError(f"the number {name} of {self._source} is missing: {self._why(lacking)}", lacking)
+        finally:
+            self._open.pop()
+
+    def _why(self, lacking: Sequence[str]) -> str:
+        names = " or ".join(dict.fromkeys(lacking))
+        if self._config is None:
+            return f"it is {names} of the model's config.json, and none is given (--config FILE, or config=)"
+        return f"{self.origin} has no {names}"
+
+    def _value(self, key: str, but: str) -> int | tuple[int, ...]:
+        """The value of another number of the file, or of a key of the configuration."""
+        if key in self._choices and key != but:
+            return self[key]
+        if self._keys is None:
+            self._keys = {} if self._config is None else _read(self._config)
+        found: Any = self._keys
+        for step in key.split("."):
+            if not isinstance(found, Mapping) or found.get(step) is None:
+                raise _MissingError(key, [key])
+            found = found[step]
+        place = f"{key} of {self.origin}"
+        if isinstance(found, (list, tuple)) and found and all(type(one) is int for one in found):
+            return tuple(_fitting(place, one) for one in found)
+        if type(found) is not int:
+            raise ParseError(f"{place} must be a whole number, got {shown(found)}")
+        return _fitting(place, found)
+
+
+def numbered(text: Any, sizes: Mapping[str, Any], numbers: Numbers) -> PackedDim:
+    """Read a packed dim with sizes of its own, which may be expressions, and a file's numbers."""
+    own = {name: integer(name, numbers.number(name, size)) for name, size in sizes.items()}
+    dim, used = parse_with(text, _Both(own, numbers) if numbers else own)
+    if unused := sorted(own.keys() - used.keys()):
+        raise LayoutError(f"sizes has {shown(unused[0])}, which {shown(text)} does not name")
+    return replace(dim, numbers=numbers.said(name for name in used if name not in own))
+
+
+class _Both(Mapping[str, "int | Sequence[int]"]):
+    """Sizes of a dim's own, and then a file's numbers, which are worked out when they are looked up."""
+
+    def __init__(self, own: Mapping[str, int], numbers: Numbers) -> None:
+        self._own, self._numbers = own, numbers
+
+    def __getitem__(self, name: str) -> int | Sequence[int]:
+        return self._own[name] if name in self._own else self._numbers[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._numbers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._own, *self._numbers)))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+def config_beside(checkpoint: str | os.PathLike[str]) -> str | None:
+    """The path of the `config.json` in the folder of a checkpoint; `None` if there is none."""
+    path = path_of(checkpoint)
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    return str(file) if file.is_file() else None
+
+
+def _fitting(place: str, value: int) -> int:
+    if not -_LARGEST <= value <= _LARGEST:
+        raise ParseError(f"{place} is {shown(value)}, over the limit of {_LARGEST}")
+    return value
+
+
+def _config_file(config: str | os.PathLike[str]) -> Any:
+    path = path_of(config)
+    return path / "config.json" if path.is_dir() else path
+
+
+def _read(config: Config) -> Mapping[str, Any]:
+    if isinstance(config, Mapping):
+        return config
+    path = _config_file(config)
+    if path.exists() and not path.is_file():
+        raise ParseError(f"{str(path)!r} is not a regular file")
+    with naming(path), path.open("rb") as file:
+        data = file.read(_LARGEST_FILE + 1)
+    if len(data) > _LARGEST_FILE:
+        raise ParseError(f"{str(path)!r} has over {_LARGEST_FILE} bytes, which no configuration of a model has")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ParseError(f"{str(path)!r} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ParseError(f"{str(path)!r} is not a model's configuration, which is an object of JSON")
+    return found
