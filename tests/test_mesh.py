@@ -147,7 +147,7 @@ class TestDevices:
 
 
 class TestConstruction:
-    @pytest.mark.parametrize("names", [(), ("x",), ("x", "y", "z")])
+    @pytest.mark.parametrize("names", [(), "", ("x",), ("x", "y", "z")])
     def test_names_and_rank_differ(self, names: Any) -> None:
         with refused(MeshError, "shape", "2", "axis_names", len(names)):
             sw.DeviceMesh((3, 2), names)

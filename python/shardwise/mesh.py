@@ -97,7 +97,8 @@ class DeviceMesh(Drawn):
         axis_names: Sequence[str],
         devices: Sequence[Any] | npt.NDArray[Any] | None = None,
     ) -> None:
-        self._core = _core.Mesh(shape, axis_names)
+        # An empty text has as many names as an empty list: too few, rather than of a wrong type.
+        self._core = _core.Mesh(shape, () if isinstance(axis_names, str) and not axis_names else axis_names)
         self._labels = None
         self._index = None
         self._default_labels = None

@@ -78,9 +78,10 @@ pub enum Error {
     },
     /// A layout that names an axis which the mesh has not.
     #[error(
-        "{place} names axis {name}, which the mesh does not have; its axes are {axes}",
+        "{place} names axis {name}, which the mesh does not have; its axes are {axes}{meant}",
         name = shown::text(name),
-        axes = shown::texts(axes)
+        axes = shown::texts(axes),
+        meant = shown::meant(name, axes)
     )]
     UnknownAxis {
         /// Where: `axes[1]`, `unreduced`.

@@ -51,6 +51,47 @@ pub fn texts(entries: &[impl AsRef<str>]) -> String {
     joined(entries.iter().map(|entry| text(entry.as_ref())), entries.len())
 }
 
+/// The question whether another name was meant, if one of the known ones is spelt almost like it; else nothing.
+///
+/// # Examples
+/// ```
+/// use shardwise_core::shown;
+///
+/// assert_eq!(shown::meant("modle", &["data", "model"]), "; did you mean \"model\"?");
+/// assert_eq!(shown::meant("x", &["data", "model"]), "");
+/// ```
+#[must_use]
+pub fn meant(name: &str, known: &[impl AsRef<str>]) -> String {
+    let name: Vec<char> = name.chars().take(LONGEST).collect();
+    let most = (name.len() / 3).min(3);
+    let near = |other: &str| {
+        let other: Vec<char> = other.chars().take(LONGEST).collect();
+        Some(changes(&name, &other)).filter(|&count| count <= most && count > 0)
+    };
+    let nearest = known.iter().filter_map(|other| Some((near(other.as_ref())?, other.as_ref()))).min();
+    nearest.map_or_else(String::new, |(_, other)| format!("; did you mean {}?", text(other)))
+}
+
+/// How many characters to leave out, put in, replace or exchange with the next one make one name the other.
+fn changes(one: &[char], other: &[char]) -> usize {
+    let mut before: Vec<usize> = Vec::new();
+    let mut last: Vec<usize> = (0..=other.len()).collect();
+    for i in 0..one.len() {
+        let mut row = vec![i + 1];
+        for j in 0..other.len() {
+            let replaced = last[j] + usize::from(one[i] != other[j]);
+            let mut least = replaced.min(last[j + 1] + 1).min(row[j] + 1);
+            if i > 0 && j > 0 && one[i] == other[j - 1] && one[i - 1] == other[j] {
+                least = least.min(before[j - 1] + 1);
+            }
+            row.push(least);
+        }
+        before = last;
+        last = row;
+    }
+    last[other.len()]
+}
+
 fn joined(entries: impl Iterator<Item = String>, len: usize) -> String {
     let entries: Vec<_> = entries.take(MOST).collect();
     format!("[{}{}]", entries.join(", "), if len > MOST { ", …" } else { "" })

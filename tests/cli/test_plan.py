@@ -71,7 +71,10 @@ def test_json(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path) -> Non
         "bytes_per_device": {"least": 2696, "most": 2696},
         "bytes_on_all_devices": 8 * 2696,
         "device_bytes": [2696] * 8,
-        **{problem: [] for problem in ("unmatched", "unused_rules", "clashes", "rank_mismatches", "indivisible")},
+        **{
+            problem: []
+            for problem in ("unmatched", "unused_rules", "clashes", "rank_mismatches", "indivisible", "misfits")
+        },
         "warnings": [],
     }
     assert len(tensors) == 7
@@ -96,9 +99,8 @@ def test_everything_that_looks_wrong(capsys: pytest.CaptureFixture[str], gpt: Pa
     )
     arguments = (gpt, "--mesh", MESH, "--rules", rules)
     lines = planned(capsys, *arguments, status=1)
-    warnings = [line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")]
-    assert len(warnings) == 4
-    clash, rank, indivisible, unused = sorted(warnings, key=lambda line: "lm_head" in line)
+    clash, rank, indivisible = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    [unused] = [line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")]
     for text in ("h.{0..2}.attn.c_attn.weight", "'attn'", "'weight'"):
         assert text in clash
     for text in ("h.{0..2}.ln_1.bias", "'ln'", "rank 1", "rank 2"):
@@ -106,8 +108,11 @@ def test_everything_that_looks_wrong(capsys: pytest.CaptureFixture[str], gpt: Pa
     for text in ("wte.weight", "dim 0", "50", "4 shards"):
         assert text in indivisible
     assert "'lm_head'" in unused
-    assert "without the 7 tensors that cannot be placed, 3 clashing, 3 of another rank, 1 indivisible:" in lines
-    assert planned(capsys, *arguments, "--strict", status=1) == lines
+    assert "without the 7 tensors that cannot be placed, 3 clashing, 3 of another rank, 1 indivisible" in lines
+    # Of none it is said what devices hold.
+    assert not [line for line in lines if "hold" in line or "times" in line]
+    strict = planned(capsys, *arguments, "--strict", status=1)
+    assert strict == [*lines[:-1], lines[-1].replace("warning: ", "error: ")]
     plan = planned_json(capsys, *arguments, "--strict", status=1)
     assert [len(plan[kind]) for kind in ("clashes", "rank_mismatches", "indivisible", "unused_rules")] == [3, 3, 1, 1]
     assert plan["bytes_per_device"] == {"least": 0, "most": 0}
@@ -132,6 +137,41 @@ def test_what_cannot_be_placed_counts_and_strict_counts_every_warning(
     capsys.readouterr()
 
 
+def test_packed_dims_that_do_not_divide_are_rows(capsys: pytest.CaptureFixture[str], gpt: Path, tmp_path: Path) -> None:
+    rules = tmp_path / "packed.toml"
+    rules.write_text(
+        """
+        [rules]
+        'c_attn' = [[], { packed = "(3 h=12@model d=3)" }]
+        'ln' = [[]]
+        'wte' = [[], { packed = "(3 h=4@model d=8)" }]
+        """
+    )
+    arguments = (gpt, "--mesh", "model=4", "--rules", rules)
+    lines = planned(capsys, *arguments, status=1)  # 48 columns are 3 * 12 * 4/3; 16 are not 3 * 4 * 8.
+    assert sum("cannot be placed" in line for line in lines) == 3  # A row each, and their count.
+    assert "without the 4 tensors that cannot be placed, 4 of sizes that do not fit:" in lines
+    said = [line for line in lines if line.startswith("error: ")]
+    assert len(said) == 2
+    assert "h.{0..2}.attn.c_attn.weight" in said[0]
+    assert "rule 'wte'" in said[1]
+    plan = planned_json(capsys, *arguments, status=1)
+    assert [misfit["name"] for misfit in plan["misfits"]] == [
+        *(f"h.{i}.attn.c_attn.weight" for i in range(3)),
+        "wte.weight",
+    ]
+    assert plan["bytes_per_device"] == {"least": 3 * 64, "most": 3 * 64}
+
+
+def test_a_message_names_the_option_not_the_argument(
+    capsys: pytest.CaptureFixture[str], gpt: Path, tmp_path: Path
+) -> None:
+    assert main(["show", "10", "--mesh", "x=4", "--layout", "x"]) == 2
+    assert capsys.readouterr().err.endswith("; --uneven ceil, chunk, balanced or floor would cut it\n")
+    assert main(["show", "10,2", "--mesh", "data=2,model=4", "--layout", "modle,-"]) == 2
+    assert capsys.readouterr().err.endswith('; did you mean "model"?\n')
+
+
 def test_a_default_places_what_no_rule_matches(capsys: pytest.CaptureFixture[str], gpt: Path, tmp_path: Path) -> None:
     rules = tmp_path / "default.toml"
     rules.write_text("default = { axes = ['model'], uneven = 'balanced' }\n[rules]\n'ln' = [[]]")
@@ -153,7 +193,7 @@ def test_names_without_a_rule_are_replicated_and_listed(
 ) -> None:
     rules = tmp_path / "few.toml"
     rules.write_text("[rules]\n'wte' = [[], 'model']")
-    lines = planned(capsys, gpt, "--mesh", MESH, "--rules", rules, "--strict", status=1)
+    lines = planned(capsys, gpt, "--mesh", MESH, "--rules", rules)
     assert lines[-2:] == [
         "",
         "warning: 6 tensors match no rule and are replicated, 9.2 KiB: h.{0..2}.attn.c_attn.weight, h.{0..2}.ln_1.bias",
@@ -289,11 +329,15 @@ def test_names_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str], fil
 def test_a_page(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     lines = planned(capsys, gpt, "--mesh", MESH, "--rules", rules)
-    assert planned(capsys, gpt, "--mesh", MESH, "--rules", rules, "--html", page) == lines
+    assert planned(capsys, gpt, "--mesh", MESH, "--rules", rules, "--html", page) == [
+        *lines,
+        "",
+        f"the page is in {page}",
+    ]
     text = page.read_text(encoding="utf-8")
     assert "<h1>gpt.safetensors on data=2,model=4</h1>" in text
     assert "c_attn.<wbr>weight" in text
-    planned_json(capsys, gpt, "--mesh", MESH, "--rules", rules, "--html", page)
+    assert planned_json(capsys, gpt, "--mesh", MESH, "--rules", rules, "--html", page)["html"] == str(page)
     assert page.read_text(encoding="utf-8") == text
 
 

@@ -53,4 +53,5 @@ def test_names_of_none(capsys: pytest.CaptureFixture[str], gpt: Path) -> None:
         said = error_of(capsys, *arguments)
         assert "'gpt3'" in said
         assert "bert, gpt2, megatron/gpt2" in said
+        assert "; did you mean gpt2?" in said
     assert "gone.toml" in error_of(capsys, "plan", gpt, "--mesh", "model=4", "--rules", "gone.toml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -77,6 +78,9 @@ def test_meshes() -> None:
         dialect.to_abstract_mesh(DeviceMesh((2,), ("x",), devices=["cpu:1", "cpu:0"]))
     with pytest.raises(MeshError, match="named 0"):
         dialect.from_mesh(sharding.AbstractMesh((2,), (0,)))
+    # JAX takes any objects for devices.
+    numbers = sharding.Mesh(np.arange(4).reshape(2, 2), ("x", "y"))
+    assert dialect.from_mesh(numbers) == DeviceMesh((2, 2), ("x", "y"), devices=[0, 1, 2, 3])
     for wrong in (None, MESH, "x"):
         with pytest.raises(TypeError):
             dialect.from_mesh(wrong)

@@ -239,6 +239,7 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     problems.Clash: lambda: list(report_of().clashes),
     problems.RankMismatch: lambda: list(report_of().rank_mismatches),
     problems.IndivisibleDim: lambda: list(report_of().indivisible),
+    problems.Misfit: lambda: [problems.Misfit("qkv", "qkv$", "too short"), problems.Misfit("qkv", None, "too short")],
     store.Difference: lambda: [
         store.Difference("a", "missing"),
         store.Difference("a", "shape", (2, 3), (3, 2)),

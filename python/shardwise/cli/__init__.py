@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from ..errors import ShardwiseError
 from ..show.lines import printable
 from .arguments import make_parser, parse_arguments
-from .terminal import Screen
+from .terminal import Screen, as_options
 
 __all__ = ["main"]
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except (ShardwiseError, ValueError, OSError, ImportError) as error:
         _drop_what_cannot_be_written()  # It may be what failed, on a full disk; then it would fail again at exit.
-        print(f"shardwise: error: {printable(str(error))}", file=sys.stderr)
+        print(f"shardwise: error: {printable(as_options(str(error)))}", file=sys.stderr)
         return 2
     return status
 

@@ -285,9 +285,13 @@ def _rules_file(text: str) -> Path:
     known = example_rules()
     if text in known and not path.exists():
         return known[text]
-    if path.suffix != ".toml" and not path.exists():
+    if not path.exists():
+        from difflib import get_close_matches  # Slow to import.
+
+        near = get_close_matches(path.name.removesuffix(".toml"), known, 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
         raise argparse.ArgumentTypeError(
-            f"no such file, and the package has no rules {text[:80]!r}, only {', '.join(known)}"
+            f"no such file, and the package has no rules {text[:80]!r}, only {', '.join(known)}{meant}"
         )
     return path
 

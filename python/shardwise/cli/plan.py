@@ -18,13 +18,13 @@ from ..show.names import brief, group_names
 from ..show.table import table_lines
 from ..store import open_safetensors
 from .notation import format_layout, format_mesh, format_shape, parse_mesh
-from .terminal import Screen
+from .terminal import Screen, as_options
 
-__all__ = ["make_plan", "run_plan"]
+__all__ = ["doubts", "make_plan", "run_plan"]
 
 _TITLES = ("tensor", ">shape", "dtype", "layout", ">shard", ">per device")
 _MAX_UNMATCHED = 6
-_PROBLEMS = ("unmatched", "unused_rules", "clashes", "rank_mismatches", "indivisible")
+_PROBLEMS = ("unmatched", "unused_rules", "clashes", "rank_mismatches", "indivisible", "misfits")
 
 
 def run_plan(screen: Screen, options: argparse.Namespace) -> int:
@@ -34,13 +34,18 @@ def run_plan(screen: Screen, options: argparse.Namespace) -> int:
     if options.html is not None:
         plan.report.save_html(options.html, f"{plan.path.name} on {format_mesh(plan.mesh)}")
     if options.json:
-        print(json.dumps(_as_json(plan, options.devices), indent=2))
+        print(json.dumps(_as_json(plan, options.devices, options.html), indent=2))
     else:
         _print(screen, plan, apart=options.all, devices=options.devices)
-        for number, warning in enumerate(_warnings(plan.report)):
-            if number == 0:
-                screen.write("")
-            screen.write(("warning: ", "bold yellow"), warning)
+        if plan.report.warnings:
+            screen.write("")
+        for text in _grouped(plan.report):
+            screen.write(("error: ", "bold red"), text)
+        for text in doubts(plan.report):
+            screen.write(("error: ", "bold red") if options.strict else ("warning: ", "bold yellow"), text)
+        if options.html is not None:
+            screen.write("")
+            screen.write("the page is in ", (str(options.html), "bold"))
     return 1 if plan.report.unplaced or (options.strict and plan.report.warnings) else 0
 
 
@@ -143,11 +148,15 @@ def _device_rows(plan: Plan) -> list[list[Part]]:
     return [[(brief(devices), ""), (f"{size:,}", "")] for size, devices in holders.items()]
 
 
-def _warnings(report: LayoutReport) -> Iterator[str]:
-    """Give a line for each thing that looks wrong, where the report has one for each tensor."""
-    problems: list[Any] = [*report.clashes, *report.rank_mismatches, *report.hindering]
+def _grouped(report: LayoutReport) -> Iterator[str]:
+    """Give a line for what prevents tensors of alike names from being placed, where the report has one for each."""
+    problems: list[Any] = list(report.problems)
     for name, _, problem in group_names((problem.name, replace(problem, name="")) for problem in problems):
-        yield str(replace(problem, name=name))
+        yield as_options(str(replace(problem, name=name)))
+
+
+def doubts(report: LayoutReport) -> Iterator[str]:
+    """Give a line for each thing that looks wrong although it prevents nothing."""
     if report.unmatched and report.default is None:
         names = [name for name, _, _ in group_names((tensor.name, None) for tensor in report.unmatched)]
         more = f" and {len(names) - _MAX_UNMATCHED} more" if len(names) > _MAX_UNMATCHED else ""
@@ -159,7 +168,7 @@ def _warnings(report: LayoutReport) -> Iterator[str]:
         yield f"rule {rule!r} applies to no name"
 
 
-def _as_json(plan: Plan, devices: bool) -> dict[str, Any]:
+def _as_json(plan: Plan, devices: bool, html: Path | None) -> dict[str, Any]:
     report = plan.report.to_dict()
     each = report["device_bytes"]
     tensors = [tensor | {"dtype": plan.dtypes[tensor["name"]]} for tensor in report["tensors"]]
@@ -175,5 +184,6 @@ def _as_json(plan: Plan, devices: bool) -> dict[str, Any]:
         "bytes_on_all_devices": None if each is None else sum(each),
         **({"device_bytes": each} if devices else {}),
         **{problem: report[problem] for problem in _PROBLEMS},
-        "warnings": list(_warnings(plan.report)),
+        "warnings": [*_grouped(plan.report), *doubts(plan.report)],
+        **({} if html is None else {"html": str(html)}),
     }

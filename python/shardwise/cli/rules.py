@@ -15,7 +15,11 @@ def run_rules(screen: Screen, options: argparse.Namespace) -> int:
     known = example_rules()
     if options.name is not None:
         if options.name not in known:
-            raise ValueError(f"no rules {options.name[:80]!r}: the package has {', '.join(known)}")
+            from difflib import get_close_matches  # Slow to import.
+
+            near = get_close_matches(options.name, known, 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"no rules {options.name[:80]!r}: the package has {', '.join(known)}{meant}")
         path = known[options.name]
         text = path.read_text(encoding="utf-8")
         if options.json:

@@ -13,11 +13,33 @@ from ..show.lines import Line, Part, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Screen"]
+__all__ = ["Screen", "as_options"]
 
 # Drawn without Unicode where the output cannot encode it. Names in a checkpoint may hold anything; see
 # `lines.printable`.
 _ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│…⋮≤", "+++++++++-|.:<")
+
+
+#: How the options are written of which a message of the library speaks.
+_OPTIONS = {
+    'uneven="ceil", "chunk", "balanced" or "floor"': "--uneven ceil, chunk, balanced or floor",
+    "LayoutMap(..., backtracking=True)": "backtracking = true in the rules file",
+    "resume=True": "--resume",
+    "replicas='first'": "--replicas first",
+    "overflow='saturate'": "--overflow saturate",
+    "overflow='round'": "--overflow round",
+}
+
+
+def as_options(message: str) -> str:
+    """Write a message of the library with the options of the command in place of Python's arguments.
+
+    >>> as_options("the next run makes all objects again (resume=True)")
+    'the next run makes all objects again (--resume)'
+    """
+    for argument, option in _OPTIONS.items():
+        message = message.replace(argument, option)
+    return message
 
 
 class Screen:

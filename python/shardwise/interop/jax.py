@@ -142,6 +142,8 @@ def to_abstract_mesh(mesh: DeviceMesh, axis_types: Any = None) -> AbstractMesh:
 def from_mesh(mesh: Mesh | AbstractMesh) -> DeviceMesh:
     """Read a mesh of JAX; the devices are labelled `"platform:id"`, those of an `AbstractMesh` are the default ones.
 
+    A `Mesh` may hold numbers or other labels instead of devices; they are kept.
+
     Raises:
         MeshError: if an axis is not named by a string, or the mesh has no axes.
 
@@ -257,8 +259,11 @@ def from_array(array: jax.Array) -> ShardedArray:
     )
 
 
-def _label(device: Any) -> str:
-    return f"{device.platform}:{device.id}"
+def _label(device: Any) -> Any:
+    """The label of a device; of what is no device of JAX, which a `Mesh` may hold too, it is that itself."""
+    if hasattr(device, "platform"):
+        return f"{device.platform}:{device.id}"
+    return device.item() if isinstance(device, np.generic) else device
 
 
 def _devices(platform: str) -> dict[str, Any]:

@@ -497,7 +497,6 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             LayoutError: if a layout map does not accept a rule, or a number that a rule needs is missing.
             MeshError: if the mesh is invalid.
             OSError: if the file cannot be read.
-            ImportError: if tomli is missing on Python 3.10; the extra `shardwise[toml]` installs it.
 
         >>> import io
         >>> file = io.StringIO(r'''

@@ -149,6 +149,7 @@ def _problems(report: Any) -> Iterator[str]:
         ("No rule matches", [tensor.name for tensor in report.unmatched], "warn"),
         ("Several rules match", [str(clash) for clash in report.clashes], "bad"),
         ("Of another rank than the layout", [str(mismatch) for mismatch in report.rank_mismatches], "bad"),
+        ("Of sizes that do not fit", [str(misfit) for misfit in report.misfits], "bad"),
         ("Rules that apply to no name", list(report.unused_rules), "warn"),
     ]
     yield "<section>\n<h2>What to look at</h2>"
@@ -218,7 +219,7 @@ class _Page:
         self._packed = 0
         #: Why tensors have no place, and the same without their names, by which they are grouped.
         self._reasons: dict[str, tuple[str, str]] = {}
-        for problem in (*report.clashes, *report.rank_mismatches, *report.hindering):
+        for problem in report.problems:
             self._reasons.setdefault(problem.name, (str(problem), str(replace(problem, name=""))))
 
     def rows(self) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Clash", "IndivisibleDim", "RankMismatch"]
+__all__ = ["Clash", "IndivisibleDim", "Misfit", "RankMismatch"]
 
 
 @dataclass(frozen=True)
@@ -49,3 +49,15 @@ class IndivisibleDim:
             f"{self.name!r}: dim {self.dim} has {self.size} elements, which do not divide by the {self.num_shards} "
             f"shards of {'the default' if self.rule is None else f'its rule {self.rule!r}'}"
         )
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A tensor whose sizes do not fit the packed dims of a rule, or of the default (`None`), and the reason."""
+
+    name: str
+    rule: str | None
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name!r}: {self.reason} ({'the default' if self.rule is None else f'rule {self.rule!r}'})"

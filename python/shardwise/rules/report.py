@@ -25,7 +25,7 @@ from ..mesh import DeviceMesh
 from ..packed import PackedDim
 from ..show.table import table_lines
 from .layout_rule import LayoutRule
-from .problems import Clash, IndivisibleDim, RankMismatch
+from .problems import Clash, IndivisibleDim, Misfit, RankMismatch
 
 if TYPE_CHECKING:
     from ..layout import UnevenRule
@@ -143,6 +143,7 @@ class LayoutReport(Drawn):
         clashes: The names that several rules match; they cannot be placed.
         rank_mismatches: The tensors whose rank is not their layout's; they cannot be placed.
         indivisible: The dims that do not divide; under `"even"` their tensors cannot be placed.
+        misfits: The tensors whose sizes do not fit a packed dim; they cannot be placed.
         default: What the map gives to names to which no key applies.
     """
 
@@ -153,6 +154,7 @@ class LayoutReport(Drawn):
     clashes: tuple[Clash, ...]
     rank_mismatches: tuple[RankMismatch, ...]
     indivisible: tuple[IndivisibleDim, ...]
+    misfits: tuple[Misfit, ...] = ()
     default: LayoutRule | None = None
 
     @cached_property
@@ -175,6 +177,11 @@ class LayoutReport(Drawn):
         """Those of `indivisible` whose tensors therefore cannot be placed."""
         even = {tensor.name for tensor in self.unplaced if tensor.uneven == "even"}
         return tuple(problem for problem in self.indivisible if problem.name in even)
+
+    @cached_property
+    def problems(self) -> tuple[Clash | RankMismatch | Misfit | IndivisibleDim, ...]:
+        """Everything for which a tensor cannot be placed."""
+        return (*self.clashes, *self.rank_mismatches, *self.misfits, *self.hindering)
 
     @cached_property
     def nbytes(self) -> int | None:
@@ -230,11 +237,14 @@ class LayoutReport(Drawn):
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """All that looks wrong, a line each; the names that match nothing share one."""
-        problems: list[object] = [*self.clashes, *self.rank_mismatches, *self.hindering]
-        if self.unmatched and self.default is None:
-            problems.append(_unmatched_text(self.unmatched))
-        problems += [f"rule {rule!r} applies to no name" for rule in self.unused_rules]
-        return tuple(map(str, problems))
+        return (*map(str, self.problems), *self._suspicious)
+
+    @cached_property
+    def _suspicious(self) -> tuple[str, ...]:
+        """Those of the warnings for which nothing is left without a place."""
+        unmatched = self.unmatched if self.default is None else ()
+        unused = [f"rule {rule!r} applies to no name" for rule in self.unused_rules]
+        return (*([_unmatched_text(unmatched)] if unmatched else ()), *unused)
 
     @property
     def ok(self) -> bool:
@@ -254,6 +264,7 @@ class LayoutReport(Drawn):
             "clashes": [vars(clash) | {"rules": list(clash.rules)} for clash in self.clashes],
             "rank_mismatches": [dict(vars(mismatch)) for mismatch in self.rank_mismatches],
             "indivisible": [dict(vars(dim)) for dim in self.indivisible],
+            "misfits": [dict(vars(misfit)) for misfit in self.misfits],
             "nbytes": self.nbytes,
             "replicated_share": self.replicated_share,
             "device_bytes": device_bytes,
@@ -269,8 +280,9 @@ class LayoutReport(Drawn):
         lines = [f"{count} tensor{'s' * (count != 1)}{size}"]
         if unplaced:
             plural = "s" * (unplaced > 1)
-            lines.append(f"without the {unplaced} tensor{plural} that cannot be placed, {self._reasons()}:")
-        if self.nbytes is not None:
+            end = ":" if self.placed else ""
+            lines.append(f"without the {unplaced} tensor{plural} that cannot be placed, {self._reasons()}{end}")
+        if self.nbytes is not None and (self.placed or not self.tensors):
             lines += self._held(self.nbytes)
         if self.replicated_share is not None:
             lines.append(f"{100 * self.replicated_share:.3g}% of the bytes are on every device")
@@ -281,6 +293,7 @@ class LayoutReport(Drawn):
         counts = {
             "clashing": len(self.clashes),
             "of another rank": len(self.rank_mismatches),
+            "of sizes that do not fit": len(self.misfits),
             "indivisible": len({problem.name for problem in self.hindering}),
         }
         counts["without a mesh"] = len(self.unplaced) - sum(counts.values())
@@ -352,7 +365,8 @@ class LayoutReport(Drawn):
     def __str__(self) -> str:
         rows = [[(text, "") for text in _row(tensor)] for tensor in self.tensors]
         table = ["".join(text for text, _ in line).rstrip() for line in table_lines(_TITLES, rows)]
-        return "\n".join([*table, "", *self.totals, *(f"warning: {warning}" for warning in self.warnings)])
+        problems = [f"error: {problem}" for problem in self.problems]
+        return "\n".join([*table, "", *self.totals, *problems, *(f"warning: {text}" for text in self._suspicious)])
 
 
 @lru_cache(maxsize=256)  # the layers of a model have shapes in common

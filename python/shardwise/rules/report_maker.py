@@ -14,7 +14,7 @@ from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
 from .layout_rule import LayoutRule, checked_uneven
-from .problems import Clash, IndivisibleDim, RankMismatch
+from .problems import Clash, IndivisibleDim, Misfit, RankMismatch
 from .report import LayoutReport, TensorReport, checked_size
 from .search import RuleSearch
 
@@ -51,6 +51,7 @@ class _Maker:
         self._clashes: list[Clash] = []
         self._rank_mismatches: list[RankMismatch] = []
         self._indivisible: list[IndivisibleDim] = []
+        self._misfits: list[Misfit] = []
 
     def report(self, tensors: Iterator[_Tensor]) -> LayoutReport:
         unused = dict.fromkeys(self._search.layouts)
@@ -71,6 +72,7 @@ class _Maker:
             clashes=tuple(self._clashes),
             rank_mismatches=tuple(self._rank_mismatches),
             indivisible=tuple(self._indivisible),
+            misfits=tuple(self._misfits),
         )
 
     def _tensor(self, tensor: _Tensor, rules: tuple[str, ...]) -> TensorReport:
@@ -113,8 +115,8 @@ class _Maker:
             try:
                 layout.partition(shape, uneven)
             except LayoutError as error:
-                called = "the default" if rule is None else f"rule {shown(rule)}"
-                raise LayoutError(f"{name}: {called}: {error}") from None
+                self._misfits.append(Misfit(name, rule, str(error)))
+                return False
         self._indivisible += indivisible
         return not indivisible or uneven != "even"
 

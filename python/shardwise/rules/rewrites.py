@@ -189,7 +189,6 @@ class Rewrites:
                 configuration is not JSON.
             LayoutError: as for `Rewrites`, and if a number that a rewrite needs is missing.
             OSError: if the file cannot be read.
-            ImportError: if tomli is missing on Python 3.10; the extra `shardwise[toml]` installs it.
 
         >>> import io
         >>> Rewrites.from_toml(io.StringIO("[[rewrite]]\nfrom = 'h.{i}.w'\nto = 'layers.{i}.w'"))

@@ -151,10 +151,7 @@ def _parse(text: str, source: str) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
-        try:
-            import tomli as tomllib
-        except ImportError as error:
-            raise ImportError("reading TOML on Python 3.10 needs tomli: pip install 'shardwise[toml]'") from error
+        import tomli as tomllib
     try:
         document: dict[str, Any] = tomllib.loads(text)
         return document
