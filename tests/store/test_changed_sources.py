@@ -118,21 +118,43 @@ def test_a_source_that_changes_meanwhile_is_named(tmp_path: Path, form: str, to:
     assert list(out.iterdir()) == [new]
 
 
-def test_a_source_whose_rights_change_meanwhile_is_the_same_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", [0.1, 0.5, 0.75])
+def test_a_source_that_gets_its_old_time_back_is_named(tmp_path: Path, at: float) -> None:
+    """No program can set the time of the last change of any kind."""
     source = written(tmp_path / "source", "safetensors", 0)
     changed: list[int] = []
 
     def progress(done: int, total: int) -> None:
-        if 0 < done < total and not changed:
-            changed.append(source.stat().st_ctime_ns)
+        if at * total <= done < total and not changed:
+            status = source.stat()
+            changed.append(status.st_ctime_ns)
             while source.stat().st_ctime_ns == changed[0]:
-                source.chmod(0o400)
+                with source.open("r+b") as stream:
+                    stream.seek(-9, os.SEEK_END)
+                    stream.write(b"x" * 9)
+                with_times(source, status)
+            assert (status.st_size, status.st_mtime_ns) == (source.stat().st_size, source.stat().st_mtime_ns)
 
-    sw.reshard_checkpoint(
-        source, tmp_path / "new.safetensors", progress=progress, threads=1, memory=1 << 16, task_bytes=1 << 16
-    )
+    with pytest.raises(sw.ParseError, match="its change time differs"):
+        sw.reshard_checkpoint(
+            source, tmp_path / "new.safetensors", progress=progress, threads=1, memory=1 << 16, task_bytes=1 << 16
+        )
     assert changed
-    assert source.read_bytes()[-100:] == (tmp_path / "new.safetensors").read_bytes()[-100:]
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_source_that_gets_its_old_time_back_between_two_parts_is_named(tmp_path: Path) -> None:
+    source = written(tmp_path / "source", "safetensors", 0)
+    plan = sw.plan_checkpoint(source, tmp_path / "new.safetensors", task_bytes=1 << 16)
+    plan.run((1, 2))
+    status = source.stat()
+    while source.stat().st_ctime_ns == status.st_ctime_ns:
+        with source.open("r+b") as stream:
+            stream.seek(-9, os.SEEK_END)
+            stream.write(b"x" * 9)
+        with_times(source, status)
+    with pytest.raises(sw.ParseError, match="its change time differs"):
+        plan.run((2, 2))
 
 
 @pytest.mark.parametrize("to", ["safetensors", "sharded"])
@@ -150,7 +172,7 @@ def test_a_source_that_is_replaced_on_its_way_to_a_store_is_named(tmp_path: Path
             another_checkpoint(source, other.read_bytes())
 
     layouts = rules() if to == "sharded" else None
-    with pytest.raises(sw.ParseError, match=r"a\.safetensors: was replaced by another file while it was read"):
+    with pytest.raises(sw.ParseError, match=r"a\.safetensors:? was (changed or )?replaced"):
         sw.reshard_checkpoint(source, place, layouts, to=to, memory=32 << 20, progress=progress)
     assert changed
     with pytest.raises((FileNotFoundError, sw.ParseError)):

@@ -60,7 +60,7 @@ def merge(folder: Path, table: npt.NDArray[Any], ways: int, made: Path, **wanted
     job = CopyJob()
     sources = []
     for path, part, start in zip(files_of(folder, parts), parts, cuts, strict=False):
-        holder = job.read_file(path, path.stat().st_size, path.stat().st_mtime_ns)
+        holder = job.read_file(path, path.stat().st_size, (path.stat().st_mtime_ns, path.stat().st_ctime_ns))
         sources.append(HeldPiece(holder, 0, (0, start), (len(table), start + part.shape[1])))
     target = job.write_file(made, table.nbytes)
     job.add_tensor(table.shape, table.itemsize, sources, [HeldPiece(target, 0, (0, 0), table.shape)], **wanted)
@@ -433,7 +433,7 @@ def test_a_lock_keeps_others_out_until_it_is_released(tmp_path: Path) -> None:
     lock.release()
     lock.release()
     assert not path.exists()
-    path.write_text("999999")  # A lock file without a lock, as a crash leaves it.
+    path.write_text("shardwise process 999999\n")  # A lock file without a lock, as a crash leaves it.
     _core.FileLock(path).release()
     killed = (
         "import os, pathlib, signal, sys; from shardwise import _core; "
@@ -474,13 +474,13 @@ def test_published_files(tmp_path: Path) -> None:
     _core.sync_files([tmp_path / "new"])
     (tmp_path / "there").write_bytes(b"old")
     with pytest.raises(FileExistsError):
-        _core.publish(tmp_path / "new", tmp_path / "there")
+        _core.publish(tmp_path / "new", None, tmp_path / "there")
     assert (tmp_path / "there").read_bytes() == b"old"
-    _core.publish(tmp_path / "new", tmp_path / "other")
+    _core.publish(tmp_path / "new", None, tmp_path / "other")
     assert (tmp_path / "other").read_bytes() == b"manifest"
     assert not (tmp_path / "new").exists()
     with pytest.raises(FileNotFoundError):
-        _core.publish(tmp_path / "new", tmp_path / "third")
+        _core.publish(tmp_path / "new", None, tmp_path / "third")
     assert 0 < _core.free_space(tmp_path) < 2**60
 
 

@@ -43,7 +43,7 @@ def change():
 
 
 def progress(done, total):
-    if 0 < done < total:
+    if when == "meanwhile" and 0 < done < total:
         change()
 
 

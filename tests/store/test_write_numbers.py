@@ -201,11 +201,16 @@ def test_pieces_of_a_plan_are_in_their_tensor_and_their_source() -> None:
 
 def test_sources_of_a_plan_are_within_their_size() -> None:
     for begin, end, size in ((0, 0, 0), (0, 7, 7), (7, 7, 7), (2, 3, 2**63 - 1)):
-        assert _source(["/a", size, 5, begin, end, "d"], _Places()) == ("/a", size, 5, begin, end, "d")
+        assert _source(["/a", size, 5, 6, begin, end, "d"], _Places()) == ("/a", size, 5, 6, begin, end, "d")
     for begin, end, size in ((-1, 3, 7), (4, 3, 7), (0, 8, 7), (0, 1, 2**63)):
         with pytest.raises(ValueError, match=f"it has a source of {size} bytes, with tensors from {begin} to {end}"):
-            _source(["/a", size, 5, begin, end, "d"], _Places())
-    for said in (["/a", 7, 5, 0, 3, 4], [3, 7, 5, 0, 3, "d"], ["/a", 7, 5.0, 0, 3, "d"], ["/a", True, 5, 0, 3, "d"]):
+            _source(["/a", size, 5, 6, begin, end, "d"], _Places())
+    for said in (
+        ["/a", 7, 5, 6, 0, 3, 4],
+        [3, 7, 5, 6, 0, 3, "d"],
+        ["/a", 7, 5.0, 6, 0, 3, "d"],
+        ["/a", True, 5, 6, 0, 3, "d"],
+    ):
         with pytest.raises(ValueError, match="neither a file nor an object"):
             _source(said, _Places())
 

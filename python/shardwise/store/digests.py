@@ -105,7 +105,7 @@ def _digests(
 
     def source(file: Any) -> int:
         if id(file) not in files:
-            files[id(file)] = job.read_file(file.path, file.size, file.status[3])
+            files[id(file)] = job.read_file(file.path, file.size, file.times)
         return files[id(file)]
 
     is_remote = isinstance(checkpoint.path, ObjectPath)

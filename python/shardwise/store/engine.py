@@ -38,6 +38,9 @@ LEAST_MEMORY = 16 * 2**10
 
 _BUDGET = 64 * 2**20
 
+Times = tuple[int, int | None]
+"""When a file was last written to, and when it was last changed in any way, in nanoseconds."""
+
 
 class HeldPiece(NamedTuple):
     """A box of a tensor, and where it lies in its holder.
@@ -110,17 +113,18 @@ class CopyJob:
         return job
 
     def read_file(
-        self, path: str | os.PathLike[str], size: int, modified: int | None = None, descriptor: int | None = None
+        self, path: str | os.PathLike[str], size: int, times: Times | None = None, descriptor: int | None = None
     ) -> int:
         """Add a file to read, and give its number among the sources.
 
         Args:
             path: The file.
             size: Its bytes, which it must still have when the job runs.
-            modified: When it was last written to (`st_mtime_ns`); checked if given.
+            times: The time when it was last written to (`st_mtime_ns`), and that when it was last changed in any way
+                (`st_ctime_ns`) or `None`; checked if given.
             descriptor: The file's descriptor, if it is open; `path` is then for messages only.
         """
-        self._sources.append((path_of(path), size, modified, descriptor))
+        self._sources.append((path_of(path), size, times, descriptor))
         return len(self._sources) - 1
 
     def read_array(self, source: npt.NDArray[Any]) -> int:
@@ -128,21 +132,22 @@ class CopyJob:
         self._sources.append(_array("source", source))
         return len(self._sources) - 1
 
-    def write_file(self, path: str | os.PathLike[str], size: int) -> int:
+    def write_file(self, path: str | os.PathLike[str], size: int, folder: int | None = None) -> int:
         """Add a file to create, of this final size, and give its number among the destinations.
 
-        It must not exist yet. Bytes that no piece covers are zero.
+        It must not exist yet. Bytes that no piece covers are zero. With `folder`, the descriptor of the folder that it
+        is in, it is found there by its name, and no other part of the path is followed.
         """
-        self._destinations.append(("write", path_of(path), size))
+        self._destinations.append(("write", path_of(path), size, folder))
         return len(self._destinations) - 1
 
-    def fill_file(self, path: str | os.PathLike[str], size: int) -> int:
-        """Add a file to write a part of, and give its number among the destinations.
+    def fill_file(self, path: str | os.PathLike[str], size: int, folder: int | None = None) -> int:
+        """Add a file to write a part of, and give its number among the destinations; `folder` is as for `write_file`.
 
         It must exist, in this size, as another job's `write_file` made it; bytes that no piece covers are unchanged.
-        Several jobs may fill different parts of it at once.
+        It must not be a link, nor have a second name. Several jobs may fill different parts of it at once.
         """
-        self._destinations.append(("fill", path_of(path), size))
+        self._destinations.append(("fill", path_of(path), size, folder))
         return len(self._destinations) - 1
 
     def write_array(self, out: npt.NDArray[Any]) -> int:
@@ -150,9 +155,9 @@ class CopyJob:
         self._destinations.append(_array("out", out))
         return len(self._destinations) - 1
 
-    def compare_file(self, path: str | os.PathLike[str], size: int, modified: int | None = None) -> int:
+    def compare_file(self, path: str | os.PathLike[str], size: int, times: Times | None = None) -> int:
         """Add a file to compare with what would be written to it, and give its number among the destinations."""
-        self._destinations.append(("compare", path_of(path), size, modified))
+        self._destinations.append(("compare", path_of(path), size, times))
         return len(self._destinations) - 1
 
     def discard(self) -> int:

@@ -28,7 +28,7 @@ from .._atomic import naming
 from .._text import shown
 from ..errors import ParseError
 
-__all__ = ["DataFile", "FileStatus", "ReadsFiles", "hidden_name", "opened_again"]
+__all__ = ["DataFile", "FileStatus", "ReadsFiles", "hidden_name", "opened_again", "status_of"]
 
 T = TypeVar("T")
 
@@ -51,8 +51,8 @@ _MOST_OPEN = 256
 _LONGEST_NAME = 230
 _BEGINNING = 200
 
-FileStatus = tuple[int, int, int, int]
-"""Device, inode, size and time of modification of a file."""
+FileStatus = tuple[int, int, int, int, int]
+"""Device, inode, size, time of modification and time of the last change of any kind of a file."""
 
 _open_files: OrderedDict[int, weakref.ref[_Descriptor]] = OrderedDict()
 # Reentrant: a finalizer may run while it is held.
@@ -169,7 +169,7 @@ class DataFile(ReadsFiles):
     Attributes:
         path: The file.
         size: Its bytes.
-        status: Device, inode, size and time of modification when it was opened.
+        status: Device, inode, size, time of modification and time of change when it was opened.
 
     Raises:
         OSError: if the file cannot be opened.
@@ -194,15 +194,20 @@ class DataFile(ReadsFiles):
             if not stat.S_ISREG(status.st_mode):
                 kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a file")
                 raise ParseError(f"{self.path}: is {kind}; a regular file is needed")
-            return number, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+            return number, status_of(status)
         except BaseException:
             os.close(number)
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # For a worker: opened there, and refused if it is a different file. Only size and time are the same on all
+        # For a worker: opened there, and refused if it is a different file. Only size and times are the same on all
         # hosts.
-        return opened_again, (os.path.abspath(self.path), self.size, self.status[3])  # noqa: PTH100
+        return opened_again, (os.path.abspath(self.path), self.size, self.times)  # noqa: PTH100
+
+    @property
+    def times(self) -> tuple[int, int | None]:
+        """The times of modification and of change when it was opened; not the second, if other runs make it anew."""
+        return self.status[3], self.status[4]
 
     def close(self) -> None:
         """Close the file, once all reads of it are done; maps stay valid. Closing twice is allowed."""
@@ -280,15 +285,20 @@ class DataFile(ReadsFiles):
         return bytes(data)
 
 
-def opened_again(path: str, size: int, modified: int) -> DataFile:
-    """Open a file that must have the size and the time of modification that it had.
+def status_of(status: os.stat_result) -> FileStatus:
+    """What tells a file from others, and from what it was before."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def opened_again(path: str, size: int, times: tuple[int, int | None]) -> DataFile:
+    """Open a file that must have the size and the times of modification and, if given, of change that it had.
 
     Raises:
         ParseError: if it has others.
         OSError: if it cannot be opened.
     """
     file = DataFile(Path(path))
-    if (file.size, file.status[3]) != (size, modified):
+    if file.size != size or any(each not in (None, found) for each, found in zip(times, file.times, strict=True)):
         file.close()
         raise ParseError(f"{path}: is not the file that was opened: it was replaced or written to")
     return file

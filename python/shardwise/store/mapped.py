@@ -15,8 +15,8 @@ __all__ = ["MappedFiles"]
 
 
 Array = npt.NDArray[Any]
-#: The bytes of a file, and when it was last written to, if that is not for this process to do.
-_Status = tuple[int, int | None]
+#: The bytes of a file, and when it was last written to and last changed, if that is not for this process to do.
+_Status = tuple[int, tuple[int, int] | None]
 
 
 class MappedFiles:
@@ -69,9 +69,9 @@ def _look(arrays: list[Array]) -> Iterator[tuple[Array, str, _Status]]:
     for array, file in zip(arrays, _core.mapped_files(arrays), strict=True):
         if file is None:
             continue
-        path, end, size, modified = file
+        path, end, size, times = file
         if size < end:
             raise ParseError(
                 f"{path}: has {size} bytes; it was cut short after an array was mapped from it, up to byte {end}"
             )
-        yield array, path, (size, modified)
+        yield array, path, (size, times)

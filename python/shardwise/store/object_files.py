@@ -64,7 +64,7 @@ class ObjectFile(DataFile):
         self._object = path
         self._noted = path.status() if noted is None else noted
         self.size = self._noted.size
-        self.status = (0, 0, self.size, 0)
+        self.status = (0, 0, self.size, 0, 0)
         self._closed = False
         self._lock = threading.Lock()
         self._blocks: OrderedDict[int, bytes] = OrderedDict()

@@ -38,11 +38,14 @@ class SameFiles:
         """Refuse the files, with ParseError, if one of them is not the same.
 
         Another file has another number and another time of change. A new number alone may be a network filesystem's
-        way, a new time a change of the file's rights.
+        way; a new time alone may be a change of the file's rights, but also one of its contents after which it got its
+        old time of modification back.
         """
         for path, found in self._found.items():
-            if all(one != other for one, other in zip(_look(path), found, strict=True)):
-                raise ParseError(f"{path}: was replaced by another file while it was read")
+            number, changed = _look(path)
+            if changed != found[1]:
+                how = "changed (its change time differs)" if number == found[0] else "replaced by another file"
+                raise ParseError(f"{path}: was {how} while it was read")
 
 
 def _look(path: str) -> tuple[tuple[int, int], int]:

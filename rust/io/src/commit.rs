@@ -5,7 +5,7 @@
 //! the folder. Killed before the rename, there is no manifest; killed after it, all is there.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, Read, Seek, Write},
     path::{Path, PathBuf},
 };
@@ -18,45 +18,76 @@ use crate::{
 /// A lock of a path against other processes, and other locks of this one, until it is dropped.
 ///
 /// The system ends it with the process, however that ends: there are no stale locks. The file goes away with the lock.
+/// It says whose it is: a file that does not is somebody's, and is neither written nor removed.
 #[derive(Debug)]
 pub struct Lock {
     file: File,
     path: PathBuf,
 }
 
+/// What a lock file begins with, before the number of its process.
+const LOCKED_BY: &[u8] = b"shardwise process ";
+/// No lock file is longer.
+const MOST_LOCK: u64 = 64;
+
 impl Lock {
     /// Makes the lock file, and locks it.
     ///
     /// # Errors
-    /// [`Error::Locked`] if somebody holds it, with the process that the file names.
+    /// [`Error::Locked`] if somebody holds it, with the process that the file names; [`Error::Taken`] if what is there
+    /// is a link, has another name, or is no lock file.
     pub fn new(path: &Path) -> Result<Self> {
         loop {
-            let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true).truncate(false);
-            let mut file = file::counted("opening", path, || options.open(path))?;
+            let mut file = match file::counted("opening", path, || file::written().create(true).open(path)) {
+                Err(Error::Os { .. }) if path.symlink_metadata().is_ok_and(|found| !found.is_file()) => {
+                    return Err(not_a_lock(path));
+                }
+                opened => opened?,
+            };
+            let held = file::counted("looking at", path, || file.metadata())?;
+            if !file::is_only_ours(&held) || held.len() > MOST_LOCK {
+                return Err(not_a_lock(path));
+            }
             match file::retried(|| file.try_lock().map_err(io::Error::from)) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let mut owner = String::new();
-                    let _ = (&mut file).take(32).read_to_string(&mut owner);
-                    return Err(Error::Locked { path: path.to_owned(), owner: owner.trim().to_owned() });
+                    let said = said_by(&mut file);
+                    let owner = said.strip_prefix(LOCKED_BY).unwrap_or_default();
+                    let owner = String::from_utf8_lossy(owner).trim().to_owned();
+                    return Err(Error::Locked { path: path.to_owned(), owner });
                 }
                 Err(error) => return Err(Error::os("locking", path, None, error)),
             }
             // Its holder may have removed it since it was opened; then it locks nothing.
-            let held = file::counted("looking at", path, || file.metadata())?;
-            let there = fs::metadata(path).map(|there| Identity::of(&there).file);
+            let there = fs::symlink_metadata(path).map(|there| Identity::of(&there).file);
             if there.is_ok_and(|there| there == Identity::of(&held).file) {
+                let said = said_by(&mut file);
+                if !said.starts_with(LOCKED_BY) && !LOCKED_BY.starts_with(&said) {
+                    return Err(not_a_lock(path));
+                }
                 // From here on it goes away whatever happens.
                 let mut lock = Self { file, path: path.to_owned() };
-                let owner = format!("{}\n", std::process::id());
-                let noted = (lock.file.set_len(0))
-                    .and_then(|()| lock.file.rewind())
-                    .and_then(|()| lock.file.write_all(owner.as_bytes()));
+                let owner = [LOCKED_BY, std::process::id().to_string().as_bytes(), b"\n"].concat();
+                let noted =
+                    (lock.file.set_len(0)).and_then(|()| lock.file.rewind()).and_then(|()| lock.file.write_all(&owner));
                 noted.map_err(|error| Error::os("writing", path, None, error))?;
                 return Ok(lock);
             }
         }
+    }
+}
+
+/// What a lock file says.
+fn said_by(file: &mut File) -> Vec<u8> {
+    let mut said = Vec::new();
+    let _ = file.rewind().and_then(|()| file.take(MOST_LOCK).read_to_end(&mut said));
+    said
+}
+
+fn not_a_lock(path: &Path) -> Error {
+    Error::Taken {
+        path: path.to_owned(),
+        what: "is where a lock is to be, and is not one; move it away, or write to another name",
     }
 }
 
@@ -75,7 +106,7 @@ impl Drop for Lock {
 pub fn sync(paths: &[PathBuf]) -> Result<()> {
     let mut folders: Vec<&Path> = Vec::new();
     for path in paths {
-        let file = file::counted("opening", path, || File::open(path))?;
+        let (file, _) = file::open_source(path)?;
         file::sync(&file, path)?;
         folders.push(folder_of(path));
     }
@@ -86,38 +117,51 @@ pub fn sync(paths: &[PathBuf]) -> Result<()> {
 
 /// Renames a file or a folder and syncs the folders of both names. Nothing may be there under the new name.
 ///
+/// With `folder`, the one that `from` is in, `from` is found there by its name, and no other part of its path is followed.
+///
 /// # Errors
 /// [`Error::Os`], with "File exists" where something is there.
-pub fn publish(from: &Path, to: &Path) -> Result<()> {
-    file::counted("renaming to", to, || rename(from, to))?;
+pub fn publish(from: &Path, folder: Option<&File>, to: &Path) -> Result<()> {
+    file::counted("renaming to", to, || rename(from, folder, to))?;
     sync_folder(folder_of(to))?;
-    if folder_of(from) != folder_of(to) {
-        sync_folder(folder_of(from))?;
+    match folder {
+        Some(folder) => file::sync(folder, folder_of(from))?,
+        None if folder_of(from) != folder_of(to) => sync_folder(folder_of(from))?,
+        None => {}
     }
     Ok(())
 }
 
-#[cfg(any(target_os = "linux", target_os = "android"))]
-fn rename(from: &Path, to: &Path) -> io::Result<()> {
-    use rustix::{
-        fs::{CWD, RenameFlags, renameat_with},
-        io::Errno,
-    };
-    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => rename_if_free(from, to),
-        done => Ok(done?),
+#[cfg(unix)]
+fn rename(from: &Path, folder: Option<&File>, to: &Path) -> io::Result<()> {
+    use std::os::fd::AsFd;
+    let name = from.file_name().map_or(from, Path::new);
+    let (at, from) = folder.map_or((rustix::fs::CWD, from), |folder| (folder.as_fd(), name));
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    {
+        use rustix::{
+            fs::{CWD, RenameFlags, renameat_with},
+            io::Errno,
+        };
+        match renameat_with(at, from, CWD, to, RenameFlags::NOREPLACE) {
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
+            done => return Ok(done?),
+        }
     }
+    refuse_existing(to)?;
+    Ok(rustix::fs::renameat(at, from, rustix::fs::CWD, to)?)
 }
 
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn rename(from: &Path, to: &Path) -> io::Result<()> {
-    rename_if_free(from, to)
+#[cfg(not(unix))]
+fn rename(from: &Path, _: Option<&File>, to: &Path) -> io::Result<()> {
+    refuse_existing(to)?;
+    fs::rename(from, to)
 }
 
 /// Where the system cannot rename and look at once; the lock keeps others of us away in between.
-fn rename_if_free(from: &Path, to: &Path) -> io::Result<()> {
+fn refuse_existing(to: &Path) -> io::Result<()> {
     match fs::symlink_metadata(to) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => fs::rename(from, to),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
         Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
     }

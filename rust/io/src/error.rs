@@ -80,6 +80,14 @@ pub enum Error {
         /// What the lock file says of who holds it.
         owner: String,
     },
+    /// Something that is not ours where a file of ours is to be.
+    #[error("{} {what}", path.display())]
+    Taken {
+        /// The path.
+        path: PathBuf,
+        /// What it is, and what to do.
+        what: &'static str,
+    },
     /// More values than there is memory for.
     #[error("{what} does not fit in memory")]
     Memory {

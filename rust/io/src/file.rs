@@ -23,6 +23,8 @@ pub struct Identity {
     pub size: i64,
     /// When it was last written to, in nanoseconds since 1970.
     pub modified: i64,
+    /// When it, its rights or its times were last changed, which no program can set; 0 where the system does not tell.
+    pub changed: i64,
 }
 
 impl Identity {
@@ -31,13 +33,15 @@ impl Identity {
         #[cfg(unix)]
         {
             use std::os::unix::fs::MetadataExt;
-            let modified = metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());
-            Self { file: (metadata.dev(), metadata.ino()), size, modified }
+            let time = |seconds: i64, rest: i64| seconds.saturating_mul(1_000_000_000).saturating_add(rest);
+            let modified = time(metadata.mtime(), metadata.mtime_nsec());
+            let changed = time(metadata.ctime(), metadata.ctime_nsec());
+            Self { file: (metadata.dev(), metadata.ino()), size, modified, changed }
         }
         #[cfg(not(unix))]
         {
             let modified = metadata.modified().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
-            Self { file: (0, 0), size, modified: modified.map_or(0, |at| at.as_nanos() as i64) }
+            Self { file: (0, 0), size, modified: modified.map_or(0, |at| at.as_nanos() as i64), changed: 0 }
         }
     }
 }
@@ -80,8 +84,8 @@ pub(crate) fn look_at_source(file: &File, path: &Path) -> Result<Identity> {
     Ok(Identity::of(&metadata))
 }
 
-/// How files are opened that are written.
-fn written() -> OpenOptions {
+/// How files are opened that are written: never through a link, and a FIFO without waiting for its reader.
+pub(crate) fn written() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).truncate(false);
     #[cfg(unix)]
@@ -92,22 +96,62 @@ fn written() -> OpenOptions {
     options
 }
 
-/// Opens a regular file, which must be there, to write it (and to read it).
-pub(crate) fn open_there(path: &Path) -> Result<(File, Identity)> {
-    let file = counted("opening", path, || written().open(path))?;
+/// Opens a file to write it: by its name in a folder, if there is one, so that no other part of its path is followed.
+fn open_written(path: &Path, folder: Option<&File>, is_new: bool) -> io::Result<File> {
+    #[cfg(unix)]
+    if let (Some(folder), Some(name)) = (folder, path.file_name()) {
+        use rustix::fs::{Mode, OFlags, openat};
+        let new = if is_new { OFlags::CREATE | OFlags::EXCL } else { OFlags::empty() };
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC | new;
+        return Ok(openat(folder, name, flags, Mode::from_raw_mode(0o666))?.into());
+    }
+    let _ = folder;
+    written().create_new(is_new).open(path)
+}
+
+/// Removes a file that was made.
+pub(crate) fn remove(path: &Path, folder: Option<&File>) {
+    #[cfg(unix)]
+    if let (Some(folder), Some(name)) = (folder, path.file_name()) {
+        let _ = rustix::fs::unlinkat(folder, name, rustix::fs::AtFlags::empty());
+        return;
+    }
+    let _ = folder;
+    let _ = std::fs::remove_file(path);
+}
+
+/// Opens a regular file, which must be there under this name alone, to write it (and to read it).
+pub(crate) fn open_there(path: &Path, folder: Option<&File>) -> Result<(File, Identity)> {
+    let file = counted("opening", path, || open_written(path, folder, false))?;
     let metadata = counted("looking at", path, || file.metadata())?;
     check_kind(path, &metadata)?;
+    check_one_name(path, &metadata)?;
     Ok((file, Identity::of(&metadata)))
 }
 
 /// Makes a file, which must not be there, and opens it to write it (and to read it).
-pub(crate) fn make(path: &Path) -> Result<(File, Identity)> {
-    let file = counted("creating", path, || written().create_new(true).open(path))?;
+pub(crate) fn make(path: &Path, folder: Option<&File>) -> Result<(File, Identity)> {
+    let file = counted("creating", path, || open_written(path, folder, true))?;
     let metadata = counted("looking at", path, || file.metadata()).inspect_err(|_| {
         // It is ours, and nobody knows of it yet.
-        let _ = std::fs::remove_file(path);
+        remove(path, folder);
     })?;
     Ok((file, Identity::of(&metadata)))
+}
+
+/// What is written through one name must not change what has another.
+fn check_one_name(path: &Path, metadata: &Metadata) -> Result<()> {
+    #[cfg(unix)]
+    if std::os::unix::fs::MetadataExt::nlink(metadata) > 1 {
+        return Err(Error::Taken { path: path.to_owned(), what: "is a file that has another name too (a hard link)" });
+    }
+    let _ = (path, metadata);
+    Ok(())
+}
+
+/// Whether a file is a regular one with one name, which only we have written.
+pub(crate) fn is_only_ours(metadata: &Metadata) -> bool {
+    metadata.is_file() && check_one_name(Path::new(""), metadata).is_ok()
 }
 
 fn check_kind(path: &Path, metadata: &Metadata) -> Result<()> {

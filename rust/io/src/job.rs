@@ -31,6 +31,8 @@ pub struct SourceFile {
     pub size: i64,
     /// When it was last written to, in nanoseconds; none if the caller does not care.
     pub modified: Option<i64>,
+    /// When it was last changed in any way, in nanoseconds; none if the caller does not care.
+    pub changed: Option<i64>,
     /// The file, if the caller has it open: then it is this one that is read, whatever has become of the path.
     pub file: Option<Arc<File>>,
 }
@@ -76,8 +78,9 @@ pub struct MappedFile {
     pub end: i64,
     /// Its bytes.
     pub size: i64,
-    /// When it was last written to, in nanoseconds; none if this process may write it through the memory.
-    pub modified: Option<i64>,
+    /// When it was last written to, and last changed in any way, in nanoseconds; none if this process may write it
+    /// through the memory.
+    pub times: Option<(i64, i64)>,
 }
 
 /// Where pieces are read from.
@@ -102,6 +105,9 @@ pub enum Destination {
         size: i64,
         /// Whether it must be there already, in this size, and what no piece covers stays as it is: others write that.
         there: bool,
+        /// The folder that it is in, if the caller has it open: then it is opened from there by its name, and no other
+        /// part of the path is followed.
+        folder: Option<Arc<File>>,
     },
     /// Memory.
     Memory(Memory),

@@ -13,7 +13,7 @@
 //! std::fs::write(&left, b"abAB").unwrap();
 //! std::fs::write(&right, b"cdCD").unwrap();
 //! let file = |path: &std::path::Path| Source::File(SourceFile { path: path.into(), size: 4, ..Default::default() });
-//! let destination = Destination::File { path: whole.clone(), size: 8, there: false };
+//! let destination = Destination::File { path: whole.clone(), size: 8, there: false, folder: None };
 //! let mut job = Job::new(vec![file(&left), file(&right)], vec![destination]).unwrap();
 //! // [holder, offset, start…, stop…, strides…]
 //! let sources = [0, 0, 0, 0, 2, 2, 2, 1, /* and */ 1, 0, 0, 2, 2, 4, 2, 1];

@@ -49,7 +49,7 @@ pub fn mapped_files(memories: &[Memory]) -> Vec<Option<MappedFile>> {
                 path: map.path.to_owned(),
                 end,
                 size: known.size,
-                modified: (!map.is_written).then_some(known.modified),
+                times: (!map.is_written).then_some((known.modified, known.changed)),
             });
         }
     }

@@ -125,9 +125,9 @@ pub fn run(job: &Job, options: &Options, poll: &mut dyn FnMut(i64, i64) -> Resul
         Ok(report)
     })();
     if done.is_err() {
-        for path in made {
+        for (path, folder) in made {
             // The error that is reported is the first one.
-            let _ = std::fs::remove_file(path);
+            file::remove(path, folder);
         }
     }
     done
@@ -137,7 +137,7 @@ pub fn run(job: &Job, options: &Options, poll: &mut dyn FnMut(i64, i64) -> Resul
 fn check_space(job: &Job) -> Result<()> {
     let mut needed: Vec<(&Path, i64)> = Vec::new();
     for destination in &job.destinations {
-        let Destination::File { path, size, there: false } = destination else { continue };
+        let Destination::File { path, size, there: false, .. } = destination else { continue };
         let folder = commit::folder_of(path);
         match needed.iter_mut().find(|(other, _)| *other == folder) {
             Some((_, bytes)) => *bytes = bytes.saturating_add(*size),

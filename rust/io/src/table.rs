@@ -50,6 +50,8 @@ pub(crate) struct Table<'a> {
     paths: Vec<Option<&'a Path>>,
     /// Files that the caller opened.
     given: HashMap<usize, Arc<File>>,
+    /// The folders of those that are opened from one.
+    folders: HashMap<usize, &'a File>,
     identities: Vec<Option<Identity>>,
     written: bool,
     open: Mutex<Open>,
@@ -83,21 +85,22 @@ impl<'a> Table<'a> {
     pub(crate) fn destinations(
         destinations: &'a [Destination],
         sources: &Self,
-        made: &mut Vec<&'a Path>,
+        made: &mut Vec<(&'a Path, Option<&'a File>)>,
     ) -> Result<Self> {
         let mut table = Self::empty(destinations.len(), true);
         let mut seen: HashMap<(u64, u64), &Path> = HashMap::new();
         let known = sources.identities.iter().zip(&sources.paths);
         seen.extend(known.filter_map(|(identity, path)| Some((identity.as_ref()?.file, (*path)?))));
         for (index, destination) in destinations.iter().enumerate() {
-            let Destination::File { path, size, there } = destination else { continue };
-            let (file, identity) = if *there { file::open_there(path) } else { file::make(path) }?;
+            let Destination::File { path, size, there, folder } = destination else { continue };
+            let folder = folder.as_deref();
+            let (file, identity) = if *there { file::open_there(path, folder) } else { file::make(path, folder) }?;
             if *there && identity.size != *size {
                 let what = format!("has {} bytes, but should have {size}", identity.size);
                 return Err(Error::Changed { path: path.clone(), what });
             }
             if !there {
-                made.push(path);
+                made.push((path, folder));
             }
             if let Some(other) = seen.get(&identity.file).filter(|_| cfg!(unix)) {
                 let (path, other) = (path.display(), other.display());
@@ -110,6 +113,7 @@ impl<'a> Table<'a> {
                 file::allocate(&file, path, *size)?;
             }
             table.paths[index] = Some(path);
+            table.folders.extend(folder.map(|folder| (index, folder)));
             table.identities[index] = Some(identity);
             lock(&table.open).put(index, file);
         }
@@ -121,6 +125,7 @@ impl<'a> Table<'a> {
         Self {
             paths: vec![None; count],
             given: HashMap::new(),
+            folders: HashMap::new(),
             identities: vec![None; count],
             written,
             open: Mutex::new(open),
@@ -133,9 +138,9 @@ impl<'a> Table<'a> {
             Some(file) => (None, file::look_at_source(file, path)?),
             None => file::open_source(path).map(|(file, identity)| (Some(file), identity))?,
         };
-        let expected = Identity { file: identity.file, size: given.size, modified: identity.modified };
-        check_same(path, expected, identity)?;
-        check_same(path, Identity { modified: given.modified.unwrap_or(identity.modified), ..expected }, identity)?;
+        let modified = given.modified.unwrap_or(identity.modified);
+        let changed = given.changed.unwrap_or(identity.changed);
+        check_same(path, Identity { size: given.size, modified, changed, ..identity }, identity)?;
         self.paths[index] = Some(path);
         self.identities[index] = Some(identity);
         match (file, &given.file) {
@@ -154,7 +159,8 @@ impl<'a> Table<'a> {
         if let Some(file) = self.given.get(&index).or(lock(&self.open).files.get(&index)) {
             return Ok((Arc::clone(file), path));
         }
-        let (file, found) = if self.written { file::open_there(path) } else { file::open_source(path) }?;
+        let folder = self.folders.get(&index).copied();
+        let (file, found) = if self.written { file::open_there(path, folder) } else { file::open_source(path) }?;
         if self.written && found.file != known.file {
             return Err(Error::Changed { path: path.to_owned(), what: "was replaced while it was written".to_owned() });
         }
@@ -190,6 +196,8 @@ fn check_same(path: &Path, known: Identity, found: Identity) -> Result<()> {
         format!("had {} bytes and has {} now", known.size, found.size)
     } else if known.modified != found.modified {
         "was written to since it was opened".to_owned()
+    } else if known.changed != found.changed {
+        "was changed or replaced since it was opened: its change time differs".to_owned()
     } else {
         return Ok(());
     };

@@ -38,6 +38,7 @@ const POLL_TENSORS: usize = 4096;
 const NO_SPACE: i32 = 28;
 const WOULD_BLOCK: i32 = 11;
 const BROKEN: i32 = 5;
+const EXISTS: i32 = 17;
 const BAD_DESCRIPTOR: i32 = 9;
 
 /// A list of Python's, a part of which is each holder's description.
@@ -53,9 +54,10 @@ pub(crate) struct CopyJob {
 
 #[pymethods]
 impl CopyJob {
-    /// `sources` holds tuples (path, size, time or None, descriptor or None) and arrays; `destinations` holds tuples ("write", path, size)
-    /// ("fill", path, size) for a file that is there, and ("compare", path, size, time or None), arrays, and None for nowhere. `program` is, for each tensor, `[itemsize,
-    /// wanted, dims, source pieces, destination pieces, shape…, rows…]`, with the rows of `shardwise_io::job::Job::add`.
+    /// `sources` holds tuples (path, size, (time, change time) or None, descriptor or None) and arrays; `destinations` holds tuples ("write", path, size, folder)
+    /// ("fill", path, size, folder) for a file that is there, with the descriptor of its folder or None, and ("compare", path, size, (time, change time) or None),
+    /// arrays, and None for nowhere. `program` is, for each tensor, `[itemsize, wanted, dims, source pieces, destination pieces, shape…, rows…]`, with the rows of
+    /// `shardwise_io::job::Job::add`.
     #[new]
     #[pyo3(signature = (sources, destinations, program, /))]
     fn new(
@@ -151,9 +153,22 @@ fn source(
     if let Ok(array) = item.cast::<PyUntypedArray>() {
         return memory(array, arrays, memories).map(Source::Memory);
     }
-    let (path, size, modified, descriptor): (PathBuf, i64, Option<i64>, Option<i32>) = item.extract()?;
+    let (path, size, times, descriptor): (PathBuf, i64, Option<Times>, Option<i32>) = item.extract()?;
     let file = descriptor.map(|descriptor| open_file(descriptor, &path)).transpose()?;
-    Ok(Source::File(SourceFile { path, size, modified, file }))
+    Ok(Source::File(source_file(path, size, times, file)))
+}
+
+/// When a file was last written to, and last changed in any way if that matters.
+type Times = (i64, Option<i64>);
+
+fn source_file(path: PathBuf, size: i64, times: Option<Times>, file: Option<Arc<File>>) -> SourceFile {
+    SourceFile {
+        path,
+        size,
+        modified: times.map(|(modified, _)| modified),
+        changed: times.and_then(|(_, changed)| changed),
+        file,
+    }
 }
 
 /// Sources of which those in the memory of mapped files are said to be there.
@@ -187,7 +202,7 @@ pub(crate) fn mapped_files<'py>(
     answer(py, || {
         let memories: Vec<Memory> = arrays.iter().map(|array| views::memory(array, &views::strided(array))).collect();
         let found = py.detach(|| maps::mapped_files(&memories));
-        let said = |file: MappedFile| (file.path.into_os_string(), file.end, file.size, file.modified);
+        let said = |file: MappedFile| (file.path.into_os_string(), file.end, file.size, file.times);
         Ok(found.into_iter().map(|file| file.map(said)).collect::<Vec<_>>())
     })
 }
@@ -228,12 +243,14 @@ fn destination(
         return memory(array, arrays, memories).map(Destination::Memory);
     }
     let tuple = item.cast::<PyTuple>()?;
-    if tuple.len() == 4 {
-        let (_, path, size, modified): (String, PathBuf, i64, Option<i64>) = tuple.extract()?;
-        return Ok(Destination::Compared(SourceFile { path, size, modified, file: None }));
+    let how: String = tuple.get_item(0)?.extract()?;
+    if how == "compare" {
+        let (_, path, size, times): (String, PathBuf, i64, Option<Times>) = tuple.extract()?;
+        return Ok(Destination::Compared(source_file(path, size, times, None)));
     }
-    let (how, path, size): (String, PathBuf, i64) = tuple.extract()?;
-    Ok(Destination::File { path, size, there: how == "fill" })
+    let (_, path, size, folder): (String, PathBuf, i64, Option<i32>) = tuple.extract()?;
+    let folder = folder.map(|descriptor| open_file(descriptor, &path)).transpose()?;
+    Ok(Destination::File { path, size, there: how == "fill", folder })
 }
 
 fn memory(
@@ -312,6 +329,7 @@ fn to_py(error: Error) -> PyErr {
             let text = format!("No space left on device ({needed} bytes are needed, but {available} are free)");
             PyOSError::new_err((NO_SPACE, text, path.into_os_string()))
         }
+        Error::Taken { path, what } => PyOSError::new_err((EXISTS, what, path.into_os_string())),
         Error::Locked { path, .. } => PyOSError::new_err((WOULD_BLOCK, message, path.into_os_string())),
         Error::Ends { .. } | Error::Kind { .. } | Error::Changed { .. } => ParseError::new_err(message),
         Error::Job(_) | Error::Budget { .. } => LayoutError::new_err(message),
@@ -353,11 +371,14 @@ pub(crate) fn sync_files(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<()> {
     guard(|| py.detach(|| commit::sync(&paths)).map_err(to_py))
 }
 
-/// Renames, and brings the names to the disk.
+/// Renames, and brings the names to the disk. With the descriptor of the folder that `source` is in, it is found there.
 #[pyfunction]
-#[pyo3(signature = (source, target, /))]
-pub(crate) fn publish(py: Python<'_>, source: PathBuf, target: PathBuf) -> PyResult<()> {
-    guard(|| py.detach(|| commit::publish(&source, &target)).map_err(to_py))
+#[pyo3(signature = (source, folder, target, /))]
+pub(crate) fn publish(py: Python<'_>, source: PathBuf, folder: Option<i32>, target: PathBuf) -> PyResult<()> {
+    guard(|| {
+        let folder = folder.map(|descriptor| open_file(descriptor, &source)).transpose()?;
+        py.detach(|| commit::publish(&source, folder.as_deref(), &target)).map_err(to_py)
+    })
 }
 
 /// The bytes that can still be written to a folder's file system.

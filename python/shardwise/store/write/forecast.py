@@ -132,7 +132,7 @@ def _sample(plan: WritePlan, most: int) -> Iterator[bytes]:
         while left and place < len(files):
             file = files[place]
             begin = max(begin, file.begin)
-            with closing(opened_again(file.path, file.size, file.modified)) as source:
+            with closing(opened_again(file.path, file.size, file.times)) as source:
                 data = source.read(begin, min(left, file.end - begin))
             yield data
             left, place, begin = left - len(data), place + 1, 0

@@ -65,7 +65,7 @@ class Gatherer:
             if id(holder) not in holders:
                 if isinstance(holder, DataFile):
                     self._files.add([holder.path])
-                    holders[id(holder)] = job.read_file(holder.path, holder.size, holder.status[3])
+                    holders[id(holder)] = job.read_file(holder.path, holder.size, holder.times)
                 else:
                     holders[id(holder)] = job.read_array(holder)
                     arrays.append(holder)

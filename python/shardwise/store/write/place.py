@@ -2,19 +2,22 @@
 
 The workplace is a folder beside the checkpoint whose name begins with a dot. Each plan has a folder of its own in it,
 named by the plan's digest, so that a late task of another plan finds nothing to write to. What `Workplace` does with
-paths is all that a plan needs from a file system; tasks open the files themselves.
+paths is all that a plan needs from a file system; tasks open the files themselves. Whatever else is found there is not
+touched: see `places.opened`.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
-import shutil
 import socket
+import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 
 from ... import _core
@@ -26,13 +29,26 @@ from ..files import hidden_name
 from ..sharded import MANIFEST
 from .ledger import Ledger
 from .manifest import manifest_text
+from .places.opened import (
+    OpenFolder,
+    make_marked,
+    opened_below,
+    refuse_stranger,
+    refuse_unmarked,
+    remove_marked,
+    write_all,
+)
 from .plan import WritePlan, workplace_of
 from .task import TaskReceipt, receipt_from_line, receipt_line
 
 __all__ = ["Recorder", "Workplace", "check_room", "claim_name", "locked", "refuse_existing"]
 
+#: The name of a plan's folder: the beginning of its digest.
+_PLAN = re.compile(r"[0-9a-f]{16}")
 #: In a plan's folder, the file that says that parts of the plan are run by processes that do not know each other.
 _PARTS = "parts"
+#: The folders in a plan's folder.
+_DATA, _RECEIPTS = "data", "receipts"
 #: The longest line of receipts that is read.
 _MOST_LINE = 2**26
 #: Receipts are written after this many bytes with syncs, and after this many seconds without.
@@ -53,7 +69,7 @@ def locked(path: Path) -> Iterator[None]:
 def claim_name(path: Path) -> None:
     """Refuse a path that exists, under its lock; remove what a run has left that was killed when all was done."""
     if path.exists():
-        shutil.rmtree(workplace_of(path), ignore_errors=True)
+        _remove_plans(path)
     refuse_existing(path)
 
 
@@ -71,7 +87,6 @@ class Workplace:
         self.plan = plan
         self.root = plan.workplace
         self.folder = plan.folder
-        self._receipts = self.root / "receipts"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -90,42 +105,50 @@ class Workplace:
             FileExistsError: if another plan is being run there in parts.
         """
         claim_name(self.plan.path)
-        others = [each for each in _folders(self.root.parent) if not resume or each != self.root]
-        for other in others:
-            if (other / _PARTS).exists():
-                text = "holds parts of a plan; commit the plan, or remove this folder"
-                raise FileExistsError(17, text, str(other))
-        for other in others:
-            shutil.rmtree(other)
+        _remove_plans(self.plan.path, but=self.root.name if resume else "", parts=False)
 
     def begin(self, *, parts: bool) -> None:
         """Make the files, unless another process has: all of them in full size, without their contents."""
         self.refuse_existing()
-        if not self.folder.is_dir():
-            self.root.mkdir(parents=True, exist_ok=True)
-            made = self.root / f"making.{secrets.token_hex(8)}"
-            made.mkdir()
-            try:
-                job = CopyJob()
+        with ExitStack() as stack:
+            beside = stack.enter_context(OpenFolder.at(self.root.parent.parent))
+            with suppress(FileExistsError):
+                beside.make(self.root.parent.name, 0o700)
+            top = stack.enter_context(beside.enter(self.root.parent.name))
+            root = stack.enter_context(make_marked(top, self.root.name, _mark(self.root.name)))
+            if root.status(_DATA) is None:
+                self._make_files(root)
+            with suppress(FileExistsError):
+                root.make(_RECEIPTS)
+            for name in (_DATA, _RECEIPTS):
+                root.enter(name).__exit__()
+            if parts:
+                root.write(_PARTS, b"", sync=False)
+
+    def _make_files(self, root: OpenFolder) -> None:
+        name = f"making.{secrets.token_hex(8)}"
+        root.make(name)
+        try:
+            job = CopyJob()
+            with root.enter(name) as made:
                 for file, size in zip(self.plan.files, self.plan.sizes, strict=True):
-                    job.write_file(made / file.name, size)
+                    job.write_file(made.path / file.name, size, made.descriptor)
                 job.run(threads=1)
-                _core.publish(made, self.folder)
-            except OSError:
-                if not (self.folder.is_dir() and made.is_dir()):  # If both exist, another process was faster.
-                    raise
-            finally:
-                shutil.rmtree(made, ignore_errors=True)
-        self._receipts.mkdir(exist_ok=True)
-        if parts:
-            (self.root / _PARTS).touch()
+            root.rename(name, _DATA)
+        except OSError:
+            if root.status(_DATA) is None or root.status(name) is None:  # If both exist, another process was faster.
+                raise
+        finally:
+            with suppress(OSError):
+                root.remove(name)
 
     def recorder(self, numbers: range | None, *, sync: bool, gather: bool) -> Recorder:
         """Give what writes the receipts of tasks with these numbers."""
         first, end = (numbers.start, numbers.stop) if numbers is not None else (0, len(self.plan.tasks))
         token = secrets.token_hex(4)
         host = "".join(letter for letter in socket.gethostname() if letter.isalnum() or letter in "-_")[:64]
-        return Recorder(self, self._receipts / f"{first}-{end}-{host}-{os.getpid()}-{token}.jsonl", sync, gather)
+        name = f"{first}-{end}-{host}-{os.getpid()}-{token}.jsonl"
+        return Recorder(self, self.root / _RECEIPTS / name, sync, gather)
 
     def receipts(self, numbers: range | None = None) -> Iterator[TaskReceipt]:
         """Read the receipts; of `numbers` only, if given.
@@ -133,18 +156,22 @@ class Workplace:
         Raises:
             ParseError: if one is not what was written.
         """
-        if not self._receipts.is_dir():
-            return
-        for path in sorted(self._receipts.glob("*.jsonl")):
-            if numbers is not None and not _may_hold(path.name, numbers):
-                continue
-            with naming(path), path.open("rb") as stream:
-                for line in iter(lambda stream=stream: stream.readline(_MOST_LINE), b""):  # type: ignore[misc]
-                    if not line.endswith(b"\n"):
-                        break  # Its writer was killed.
-                    receipt = receipt_from_line(line, path)
-                    if numbers is None or receipt.task in numbers:
-                        yield receipt
+        with ExitStack() as stack:
+            try:
+                folder = stack.enter_context(opened_below(self.root / _RECEIPTS, 3))
+            except FileNotFoundError:
+                return
+            for name in folder.names():
+                if not name.endswith(".jsonl") or (numbers is not None and not _may_hold(name, numbers)):
+                    continue
+                path = folder.path / name
+                with folder.file(name, os.O_RDONLY) as raw, naming(path), BufferedReader(raw) as stream:  # type: ignore[type-var]
+                    for line in iter(lambda stream=stream: stream.readline(_MOST_LINE), b""):  # type: ignore[misc]
+                        if not line.endswith(b"\n"):
+                            break  # Its writer was killed.
+                        receipt = receipt_from_line(line, path)
+                        if numbers is None or receipt.task in numbers:
+                            yield receipt
 
     def finish(self, ledger: Ledger, *, sync: bool) -> None:
         """Write headers, texts and manifest, and give the checkpoint its name.
@@ -155,10 +182,32 @@ class Workplace:
         """
         plan = self.plan
         parts: list[list[int]] = [[] for _ in plan.tensors]
+        with opened_below(self.folder, 3) as folder:
+            self._write_frames(folder, ledger, parts, sync)
+            if plan.is_folder:
+                self._write_texts(folder, [add_digests(each) for each in parts], sync)
+                if sync:
+                    _core.sync_files([self.folder / file.name for file in plan.files])
+                with opened_below(self.root, 2) as root:
+                    self._publish(self.folder, root)
+            else:
+                (file,) = plan.files
+                self._publish(self.folder / file.name, folder)
+        self.discard()
+
+    def _write_frames(self, folder: OpenFolder, ledger: Ledger, parts: list[list[int]], sync: bool) -> None:
+        """Write what surrounds the tensors of each file; add their digests to those of the tensors.
+
+        Raises:
+            ParseError: if a file does not have its full size.
+            FileExistsError: if there is something else in the folder, or in the place of a file.
+        """
+        plan = self.plan
+        known = {file.name for file in plan.files} | ({MANIFEST, *plan.texts} if plan.is_folder else set())
+        strange = next((name for name in folder.names() if name not in known), None)
+        if strange is not None:
+            raise refuse_stranger(folder.path / strange)
         for number, (file, size) in enumerate(zip(plan.files, plan.sizes, strict=True)):
-            found = (self.folder / file.name).stat().st_size
-            if found != size:
-                raise ParseError(f"{self.folder / file.name}: has {found} bytes, but was made with {size}")
             file.digests = {}
             for slot in file.slots:
                 if slot.tensor not in file.digests:
@@ -166,43 +215,35 @@ class Workplace:
                     parts[slot.tensor].append(file.digests[slot.tensor])
             if file.needs_crcs:
                 file.crcs = ledger.crcs(number)
-            path = self.folder / file.name
-            with naming(path), path.open("r+b") as stream:
+            with folder.file(file.name, os.O_RDWR) as stream, naming(folder.path / file.name):
+                found = os.fstat(stream.fileno()).st_size
+                if found != size:
+                    raise ParseError(f"{folder.path / file.name}: has {found} bytes, but was made with {size}")
                 for at, text in file.frame():
                     stream.seek(at)
-                    stream.write(text)
-                stream.flush()
+                    write_all(stream, text)
                 if sync:
                     os.fsync(stream.fileno())
-        if plan.is_folder:
-            self._write_texts([add_digests(each) for each in parts], sync)
-            if sync:
-                _core.sync_files([self.folder / file.name for file in plan.files])
-            self._publish(self.folder)
-        else:
-            (file,) = plan.files
-            self._publish(self.folder / file.name)
-        self.discard()
 
-    def _publish(self, made: Path) -> None:
+    def _publish(self, made: Path, folder: OpenFolder) -> None:
+        """Give what was made its name, as it is in this folder of ours."""
+        found = folder.status(made.name)
+        if found is not None and stat.S_ISLNK(found.st_mode):
+            raise refuse_stranger(made)
         try:
-            _core.publish(made, self.plan.path)
+            _core.publish(made, folder.descriptor, self.plan.path)
         except OSError as error:
-            if made.exists():
+            if found is None or folder.status(made.name) is not None:
                 raise
             self.discard()
             reason = f"{error.strerror}; the checkpoint is complete, but a loss of power may undo its final rename"
             raise OSError(error.errno, reason, str(self.plan.path)) from None
 
-    def _write_texts(self, digests: list[int], sync: bool) -> None:
+    def _write_texts(self, folder: OpenFolder, digests: list[int], sync: bool) -> None:
         plan = self.plan
         manifest = manifest_text(plan.manifest, plan.tensors, digests, plan.files, plan.sizes, plan.texts)
         for name, text in {MANIFEST: manifest, **plan.texts}.items():
-            path = self.folder / name
-            with naming(path):
-                path.write_bytes(text)
-            if sync:
-                _core.sync_files([path])
+            folder.write(name, text, sync=sync)
 
     def check_written(self, ledger: Ledger, memory: int) -> None:
         """Read all that was written, and compare it with the receipts.
@@ -233,10 +274,14 @@ class Workplace:
                 )
 
     def discard(self) -> None:
-        """Remove what is not finished."""
-        shutil.rmtree(self.root, ignore_errors=True)
-        with suppress(OSError):  # Another plan has a folder there.
-            self.root.parent.rmdir()
+        """Remove what is not finished; what stays is for the next run to remove."""
+        with suppress(OSError), opened_below(self.root.parent, 1) as top:
+            remove_marked(top, self.root.name, _mark(self.root.name))
+        with (
+            suppress(OSError),
+            OpenFolder.at(self.root.parent.parent) as beside,
+        ):  # Another plan may have a folder there.
+            beside.remove_empty(self.root.parent.name)
 
 
 def check_room(path: Path, nbytes: int, what: str = "the checkpoint") -> None:
@@ -280,10 +325,12 @@ class Recorder:
         if self._gather:
             files = self._place.plan.files
             _core.sync_files([self._place.folder / files[number].name for number in sorted(self._touched)])
-        with naming(self._path), self._path.open("ab", buffering=0) as stream:
-            text = memoryview(b"".join(self._lines))
-            while text:
-                text = text[stream.write(text) :]
+        with (
+            opened_below(self._path.parent, 3) as folder,
+            folder.file(self._path.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as stream,
+            naming(self._path),
+        ):
+            write_all(stream, b"".join(self._lines))
             if self._sync:
                 os.fsync(stream.fileno())
         self._lines.clear()
@@ -296,8 +343,38 @@ def _check_parent(path: Path) -> None:
         raise FileNotFoundError(2, "the folder for the checkpoint does not exist", str(path.parent))
 
 
-def _folders(path: Path) -> list[Path]:
-    return list(path.iterdir()) if path.is_dir() else []
+def _mark(name: str) -> str:
+    """What is in the mark of the folder of a plan."""
+    return f"shardwise plan {name}\n"
+
+
+def _remove_plans(path: Path, *, but: str = "", parts: bool = True) -> None:
+    """Remove the unfinished work of all plans for a checkpoint, except of one.
+
+    Raises:
+        FileExistsError: if there is something that no plan made, or, unless `parts`, a plan that is run in parts.
+    """
+    top_path = workplace_of(path)
+    with ExitStack() as stack:
+        try:
+            top = stack.enter_context(opened_below(top_path, 1))
+        except FileNotFoundError:
+            return
+        names = top.names()
+        for name in names:  # Before anything is removed.
+            if not _PLAN.fullmatch(name):
+                raise refuse_stranger(top_path / name)
+            with top.enter(name) as folder:
+                refuse_unmarked(folder, _mark(name))
+                if not parts and name != but and folder.status(_PARTS) is not None:
+                    text = "holds parts of a plan; commit the plan, or remove this folder"
+                    raise FileExistsError(errno.EEXIST, text, str(folder.path))
+        for name in names:
+            if name != but:
+                remove_marked(top, name, _mark(name))
+    if but not in names:
+        with suppress(OSError), OpenFolder.at(top_path.parent) as beside:
+            beside.remove_empty(top_path.name)
 
 
 def _may_hold(name: str, numbers: range) -> bool:

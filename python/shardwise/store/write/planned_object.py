@@ -187,4 +187,4 @@ def _opened(source: SourceFile | SourceObject) -> DataFile:
 def _file(source: SourceFile | SourceObject) -> DataFile:
     if isinstance(source, SourceObject):
         return ObjectFile(source.path, ObjectStatus(source.size, source.mark))
-    return opened_again(source.path, source.size, source.modified)
+    return opened_again(source.path, source.size, source.times)

@@ -107,4 +107,4 @@ def _source(holder: DataFile | npt.NDArray[Any], begin: int, end: int) -> Source
         return SourceObject(*holder.noted)
     path = os.path.abspath(holder.path)  # noqa: PTH100 (a Path would follow `..` through links another way)
     begin, end = min(begin, holder.size), min(end, holder.size)
-    return SourceFile(path, holder.size, holder.status[3], begin, end, head_digest(path, holder.size, begin, end))
+    return SourceFile(path, holder.size, *holder.times, begin, end, head_digest(path, holder.size, begin, end))

@@ -21,10 +21,11 @@ from ..._text import bytes_text, shown
 from ...errors import LayoutError
 from ...partition import Partition
 from ..boxes import Bounds, contiguous_strides
-from ..files import DataFile, hidden_name
+from ..files import DataFile, hidden_name, status_of
 from ..objects import ObjectPath
 from ..protocol import StoredTensor
 from .assembled import Assembled
+from .places.opened import OpenFolder, make_marked, remove_marked
 from .wanted import SourcePiece, Wanted, wanted_stored
 
 __all__ = ["Spool", "is_addressable", "is_converted", "is_float", "opened_spool"]
@@ -32,6 +33,10 @@ __all__ = ["Spool", "is_addressable", "is_converted", "is_float", "opened_spool"
 #: The time that the file gets, 1 January 1980: a run that is continued makes the same file again, and its plan, which
 #: notes the times of all sources, must be the same too.
 _TIME = 315_532_800 * 10**9
+
+
+#: What the mark of the folder beside a destination says.
+_MARK = "shardwise spool\n"
 
 
 def is_addressable(tensor: StoredTensor) -> bool:
@@ -94,6 +99,11 @@ class _GrowingFile(DataFile):
             with path.open("rb") as stream:
                 self._note(stream.fileno())
 
+    @property
+    def times(self) -> tuple[int, int | None]:
+        """The time that it always has."""
+        return self.status[3], None
+
     def check(self) -> None:
         """Raise ParseError if it changed after it was finished."""
         if self._digest is None:
@@ -107,7 +117,7 @@ class _GrowingFile(DataFile):
 
     def _note(self, number: int) -> None:
         status = os.fstat(number)
-        self.status = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        self.status = status_of(status)
         self.size = status.st_size
 
 
@@ -170,8 +180,9 @@ class Spool:
             if isinstance(self._target, ObjectPath):
                 self._folder = Path(tempfile.mkdtemp(prefix=f"{hidden_name(self._target.name)}."))
             else:
-                _folder_beside(self._target).mkdir()
-                self._folder = _folder_beside(self._target)
+                beside = _folder_beside(self._target)
+                with OpenFolder.at(beside.parent) as parent, make_marked(parent, beside.name, _MARK):
+                    self._folder = beside
         if self._file is None:
             self._file = _GrowingFile(self._folder / "making.bin")
         return self._file, self._file.add(blocks)
@@ -185,8 +196,11 @@ class Spool:
         """Close and remove what was made."""
         if self._file is not None:
             self._file.close()
-        if self._folder is not None:
+        if self._folder is not None and isinstance(self._target, ObjectPath):
             shutil.rmtree(self._folder, ignore_errors=True)
+        elif self._folder is not None:
+            with suppress(OSError):  # The next run removes it.
+                _remove_beside(self._target)
 
 
 @contextmanager
@@ -198,7 +212,7 @@ def opened_spool(target: Path, *, is_written: bool) -> Iterator[Spool]:
         is_written: Whether it is written now, under its lock: then what a killed run has left is removed.
     """
     if is_written and not isinstance(target, ObjectPath):
-        shutil.rmtree(_folder_beside(target), ignore_errors=True)
+        _remove_beside(target)
     spool = Spool(target)
     try:
         yield spool
@@ -208,6 +222,12 @@ def opened_spool(target: Path, *, is_written: bool) -> Iterator[Spool]:
 
 def _folder_beside(target: Path) -> Path:
     return target.with_name(f"{hidden_name(target.name)}.spool")
+
+
+def _remove_beside(target: Path) -> None:
+    beside = _folder_beside(target)
+    with OpenFolder.at(beside.parent) as parent:
+        remove_marked(parent, beside.name, _MARK)
 
 
 def _blank(shape: tuple[int, ...], itemsize: int) -> np.ndarray[Any, Any]:

@@ -21,6 +21,7 @@ from ...errors import ParseError
 from ..engine import CopyJob, check_memory
 from ..objects import ObjectPath
 from .manifest import differing_replica
+from .places.opened import opened_below
 from .receipts import check_numbers, line_of, read_line
 
 __all__ = [
@@ -45,6 +46,8 @@ class SourceFile(NamedTuple):
         path: Where it is.
         size: Its bytes.
         modified: The time when it was last written to (`st_mtime_ns`).
+        changed: The time when it was last changed in any way (`st_ctime_ns`), which no program can set; `None` for a
+            file that each run makes anew.
         begin: The byte at which the first tensor begins that the plan reads.
         end: The byte at which the last one ends.
         digest: The SHA-256 of what is before and after, in hexadecimal; see `head_digest`.
@@ -53,9 +56,15 @@ class SourceFile(NamedTuple):
     path: str
     size: int
     modified: int
+    changed: int | None
     begin: int
     end: int
     digest: str
+
+    @property
+    def times(self) -> tuple[int, int | None]:
+        """Both times."""
+        return self.modified, self.changed
 
 
 class SourceObject(NamedTuple):
@@ -177,15 +186,15 @@ class CheckpointTask:
         for source in self._sources:
             if isinstance(source, SourceFile):
                 check_head(source)
-                job.read_file(source.path, source.size, source.modified)
+                job.read_file(source.path, source.size, source.times)
             else:
                 job.read_array(source)
-        folder = Path(self.folder)
-        for _, name, size in self.files:
-            job.fill_file(folder / name, size)
-        for other in self._compared:
-            job.compare_file(other.path, other.size, other.modified)
-        done = job.run(budget=memory, threads=1, sync=sync)
+        with opened_below(Path(self.folder), 3) as folder:
+            for _, name, size in self.files:
+                job.fill_file(folder.path / name, size, folder.descriptor)
+            for other in self._compared:
+                job.compare_file(other.path, other.size, other.times)
+            done = job.run(budget=memory, threads=1, sync=sync)
         for piece, element in done.differences:
             raise ParseError(self._difference(piece, element))
         return TaskReceipt(

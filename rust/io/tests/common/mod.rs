@@ -213,7 +213,12 @@ impl Case {
     pub fn destinations(&self, folder: &Path) -> Vec<Destination> {
         let files = self.destinations.iter().enumerate();
         files
-            .map(|(i, &size)| Destination::File { path: folder.join(format!("made{i}")), size, there: false })
+            .map(|(i, &size)| Destination::File {
+                path: folder.join(format!("made{i}")),
+                size,
+                there: false,
+                folder: None,
+            })
             .collect()
     }
 

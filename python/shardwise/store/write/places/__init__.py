@@ -1,0 +1,1 @@
+"""Where checkpoints are written, until they have their names."""

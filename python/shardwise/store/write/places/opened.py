@@ -1,0 +1,277 @@
+"""Folders of ours among those of others: opened one from the other, never through a link, and known by a mark.
+
+The names that a run makes beside a checkpoint can be foreseen, so anything may be there already: a link to somebody's
+folder, a folder of the user's, a file with a second name. Each step is therefore opened from its parent without
+following links, must be a real folder that belongs to the user, and is only removed if it bears our mark: a small file,
+which is made first and removed last, so that a process that is killed in between leaves a folder that is ours still.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+__all__ = [
+    "OpenFolder",
+    "make_marked",
+    "opened_below",
+    "refuse_stranger",
+    "refuse_unmarked",
+    "remove_marked",
+    "write_all",
+]
+
+#: The file that says that a folder is ours; nothing of a checkpoint has this name.
+_MARK = "shardwise.mark"
+#: No mark is longer.
+_MOST_MARK = 256
+_NOT_THROUGH_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+_FILE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | _NOT_THROUGH_LINKS
+#: Windows opens no folders; there paths are looked at instead.
+_HAS_DESCRIPTORS = os.open in os.supports_dir_fd and os.listdir in os.supports_fd
+
+
+class OpenFolder:
+    """A folder that is held open, so that what is in it is reached by name from here.
+
+    Attributes:
+        path: Its path, for messages.
+        descriptor: Its descriptor; `None` where the system has none for folders.
+    """
+
+    def __init__(self, path: Path, descriptor: int | None) -> None:
+        self.path, self.descriptor = path, descriptor
+
+    @classmethod
+    def at(cls, path: Path) -> OpenFolder:
+        """Open a folder that the user named, also through links."""
+        return cls(path, os.open(path, _FOLDER | getattr(os, "O_CLOEXEC", 0)) if _HAS_DESCRIPTORS else None)
+
+    def __enter__(self) -> OpenFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+    def status(self, name: str) -> os.stat_result | None:
+        """The status of what has this name, itself and not what it links to; `None` if nothing has it."""
+        try:
+            with self._naming(name):
+                return os.stat(self._at(name), dir_fd=self.descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def names(self) -> list[str]:
+        """The names in it, in order."""
+        with self._naming():
+            return sorted(os.listdir(self.path if self.descriptor is None else self.descriptor))  # noqa: PTH208
+
+    def enter(self, name: str) -> OpenFolder:
+        """Open a folder in it.
+
+        Raises:
+            FileNotFoundError: if there is none.
+            FileExistsError: if it is a link, no folder, or another user's.
+        """
+        found = self.status(name)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path / name))
+        if not stat.S_ISDIR(found.st_mode):
+            raise refuse_stranger(self.path / name)
+        if not self._is_own(found):
+            raise refuse_stranger(self.path / name, "belongs to another user")
+        if self.descriptor is None:
+            return OpenFolder(self.path / name, None)
+        with self._naming(name):
+            return OpenFolder(self.path / name, os.open(name, _FOLDER | _NOT_THROUGH_LINKS, dir_fd=self.descriptor))
+
+    def make(self, name: str, mode: int = 0o777) -> None:
+        """Make a folder in it.
+
+        Raises:
+            FileExistsError: if something has this name.
+        """
+        with self._naming(name):
+            os.mkdir(self._at(name), mode, dir_fd=self.descriptor)
+
+    @contextlib.contextmanager
+    def file(self, name: str, flags: int) -> Iterator[IO[bytes]]:
+        """Open a file in it: a regular one, with no other name.
+
+        Args:
+            name: Its name.
+            flags: Of `os.open`.
+
+        Raises:
+            FileExistsError: if it is something else.
+        """
+        found = self.status(name)
+        if found is not None and not _is_one_file(found):
+            raise refuse_stranger(self.path / name)
+        with self._naming(name):
+            number = os.open(self._at(name), flags | _FILE, 0o666, dir_fd=self.descriptor)
+            mode = "rb" if flags & os.O_ACCMODE == os.O_RDONLY else "ab" if flags & os.O_APPEND else "r+b"
+            with os.fdopen(number, mode, buffering=0) as stream:
+                if not _is_one_file(os.fstat(number)):
+                    raise refuse_stranger(self.path / name)
+                yield stream
+
+    def write(self, name: str, text: bytes, *, sync: bool) -> None:
+        """Make a file of this text; one that is there already gets it."""
+        with self.file(name, os.O_RDWR | os.O_CREAT) as stream:
+            stream.truncate()
+            write_all(stream, text)
+            if sync:
+                os.fsync(stream.fileno())
+
+    def rename(self, name: str, new: str) -> None:
+        """Give something in it another name, and bring that to the disk."""
+        with self._naming(new):
+            os.rename(self._at(name), self._at(new), src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+        if self.descriptor is not None:
+            with self._naming():
+                os.fsync(self.descriptor)
+
+    def remove(self, name: str) -> None:
+        """Remove what has this name, with all that is in it; no link is followed."""
+        found = self.status(name)
+        if found is None:
+            return
+        if stat.S_ISDIR(found.st_mode):
+            with self.enter(name) as folder:
+                for each in folder.names():
+                    folder.remove(each)
+            self.remove_empty(name)
+            return
+        with self._naming(name):
+            os.unlink(self._at(name), dir_fd=self.descriptor)
+
+    def remove_empty(self, name: str) -> None:
+        """Remove a folder that is empty."""
+        with self._naming(name):
+            os.rmdir(self._at(name), dir_fd=self.descriptor)
+
+    def _at(self, name: str) -> str:
+        return name if self.descriptor is not None else str(self.path / name)
+
+    @contextlib.contextmanager
+    def _naming(self, name: str = "") -> Iterator[None]:
+        """System errors name the whole path."""
+        try:
+            yield
+        except OSError as error:
+            whole = str(self.path / name)
+            if error.errno is None or error.filename == whole:
+                raise
+            raise OSError(error.errno, error.strerror, whole) from None
+
+    def _is_own(self, status: os.stat_result) -> bool:
+        """Whether something belongs to the user: on some servers all files of all users are one user's."""
+        if not hasattr(os, "geteuid") or status.st_uid == os.geteuid():
+            return True
+        name = f".shardwise-{secrets.token_hex(8)}.tmp"
+        try:
+            with self.file(name, os.O_RDWR | os.O_CREAT | os.O_EXCL) as stream:
+                return os.fstat(stream.fileno()).st_uid == status.st_uid
+        finally:
+            with contextlib.suppress(OSError):
+                self.remove(name)
+
+
+def write_all(stream: IO[bytes], text: bytes) -> None:
+    """Write all of a text to a file without a buffer."""
+    rest = memoryview(text)
+    while rest:
+        rest = rest[stream.write(rest) :]
+
+
+def _is_one_file(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
+
+
+def refuse_stranger(path: Path, what: str = "") -> FileExistsError:
+    """Give the error for something that is not ours where a run needs the name."""
+    if not what:
+        is_file = path.is_file()
+        kind = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "a file" if is_file else "no file"
+        what = f"is {kind} that no run of shardwise has made"
+        if is_file and not path.is_symlink() and path.stat().st_nlink > 1:
+            what = "is a file with a second name (a hard link)"
+    return FileExistsError(
+        errno.EEXIST, f"{what}; nothing is written through it or removed: move it, or use another name", str(path)
+    )
+
+
+@contextlib.contextmanager
+def opened_below(path: Path, steps: int) -> Iterator[OpenFolder]:
+    """Open a folder whose last names, as many as `steps`, are of ours; links are followed before these only."""
+    names = path.parts[len(path.parts) - steps :]
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(OpenFolder.at(path.parents[steps - 1] if steps else path))
+        for name in names:
+            folder = stack.enter_context(folder.enter(name))
+        yield folder
+
+
+def make_marked(parent: OpenFolder, name: str, mark: str) -> OpenFolder:
+    """Make a folder with a mark, which nobody else may enter, or open it if it is there.
+
+    Raises:
+        FileExistsError: if something else has the name.
+    """
+    try:
+        parent.make(name, 0o700)
+    except FileExistsError:
+        with parent.enter(name) as folder:
+            refuse_unmarked(folder, mark)
+    folder = parent.enter(name)
+    try:
+        # The same bytes as any other process writes, so that at any time the file has the first of them.
+        with folder.file(_MARK, os.O_RDWR | os.O_CREAT) as stream:
+            if os.fstat(stream.fileno()).st_size < len(mark):
+                write_all(stream, mark.encode())
+    except BaseException:
+        folder.__exit__()
+        raise
+    return folder
+
+
+def refuse_unmarked(folder: OpenFolder, mark: str) -> None:
+    """Refuse a folder without this mark; one that is empty, or whose mark is half written, is ours."""
+    names = folder.names()
+    if not names:
+        return
+    if _MARK in names:
+        with folder.file(_MARK, os.O_RDONLY) as stream:
+            found = stream.read(_MOST_MARK)
+        if found == mark.encode() or (names == [_MARK] and mark.encode().startswith(found)):
+            return
+    raise refuse_stranger(folder.path)
+
+
+def remove_marked(parent: OpenFolder, name: str, mark: str) -> None:
+    """Remove a folder with this mark and all that is in it, last the mark; nothing is done if there is none.
+
+    Raises:
+        FileExistsError: if something else has the name.
+    """
+    try:
+        folder = parent.enter(name)
+    except FileNotFoundError:
+        return
+    with folder:
+        refuse_unmarked(folder, mark)
+        for each in folder.names():
+            if each != _MARK:
+                folder.remove(each)
+        folder.remove(_MARK)
+    parent.remove_empty(name)
