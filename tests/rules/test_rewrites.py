@@ -15,8 +15,7 @@ from shardwise.rules.templates import parse_template
 
 
 def names(template: str, name: str) -> dict[str, str] | None:
-    match = parse_template(template).pattern().fullmatch(name)
-    return None if match is None else match.groupdict()
+    return parse_template(template).matched(name)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +70,10 @@ def test_any_text_is_a_template_that_writes_itself_or_an_error(text: str) -> Non
         ("a}b", "brace at character 1"),
         ("{}", "not a field"),
         ("{1}", "not a field"),
-        ("{a-b}", "not a field"),
+        ("{a-b}", "the number b is not given"),
+        ("{a+}", "not a field"),
+        ("{a+1}.{a}", "and one with another number are both there"),
+        ("{a+1}.{a+2}", "and one with another number are both there"),
         ("{a}{b}", "two fields"),
         ("{a}_{b}", "two fields"),
         ("x.{a}{b}", "two fields"),

@@ -250,7 +250,7 @@ def test_there_is_room_for_what_is_written_first(
     if case == "fetched":
         memory: Store = request.getfixturevalue("memory")
         memory.put(source, source := memory.place("old.safetensors"))
-    monkeypatch.setattr(assembled, "_MOST_STRETCHES", 0)
+    monkeypatch.setattr(assembled, "MOST_STRETCHES", 0)
     target = tmp_path / "new" / "model.safetensors"
     target.parent.mkdir()
     outline = sw.reshard_checkpoint(source, target, plan=True, **arguments)

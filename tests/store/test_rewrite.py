@@ -180,7 +180,7 @@ def test_there_and_back_is_the_identity(
     Once copied piece by piece, and once as if the pieces were too many for that, in blocks of a few bytes.
     """
     if scattered:
-        monkeypatch.setattr(assembled, "_MOST_STRETCHES", 0)
+        monkeypatch.setattr(assembled, "MOST_STRETCHES", 0)
         monkeypatch.setattr(spool, "_runs", lambda shape, itemsize, most: RUNS(shape, itemsize, 5))
     folder = tmp_path_factory.mktemp("any")
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
@@ -403,7 +403,7 @@ def test_replicas_are_compared_after_a_rewrite(
         extent = checkpoint[name].replicas[0].extent()
         file, at = extent.file.path, extent.start
     if scattered:
-        monkeypatch.setattr(assembled, "_MOST_STRETCHES", 0)
+        monkeypatch.setattr(assembled, "MOST_STRETCHES", 0)
     rows = expected.shape[0]
     side = {"name": name, "packed": f"a:({rows - 1}) + b:(1)"}
     other = {"name": "x", "packed": f"b:(1) + a:({rows - 1})", "transpose": True}

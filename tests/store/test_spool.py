@@ -124,7 +124,7 @@ def test_too_little_memory_for_a_row_is_refused_before_anything_is_converted(
 def test_tied_tensors_stay_tied_if_they_are_put_together_in_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: Any, dtype: str | None
 ) -> None:
-    monkeypatch.setattr(assembled, "_MOST_STRETCHES", 0)
+    monkeypatch.setattr(assembled, "MOST_STRETCHES", 0)
     rows = np.arange(12.0).reshape(6, 2)
     others = {"one_other": rows + 1, "two_other": rows + 1}
     sw.save_checkpoint(tmp_path / "a", {"one": rows, "two": rows, **others})

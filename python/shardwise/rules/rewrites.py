@@ -7,6 +7,7 @@ rewrite turned round is also a rewrite.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args
@@ -16,6 +17,7 @@ from .._expressions import parse_expression
 from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..packed import PackedDim
+from .arrangement import Arrangement, parse_arrangement
 from .numbers import Numbers, numbered
 from .templates import Template, parse_template, ways
 
@@ -27,8 +29,8 @@ __all__ = ["Rewrite", "RewriteSet", "Rewrites", "Side"]
 #: What happens to a tensor that no rewrite takes.
 Unmatched = Literal["keep", "drop", "refuse"]
 
-_SIDE_KEYS = ("name", "parts", "packed", "dim", "transpose", "stack", "pad_to")
-_REWRITE_KEYS = ("from", "to", "size", "optional")
+_SIDE_KEYS = ("name", "parts", "also", "packed", "dim", "transpose", "dims", "stack", "pad_to", "zigzag")
+_REWRITE_KEYS = ("from", "to", "size", "optional", "refused")
 _LARGEST = 2**63 - 1
 
 
@@ -38,19 +40,25 @@ class Side:
 
     Attributes:
         names: The templates by part; one template under `""` if the parts are packed in one tensor, or there are none.
+        also: Templates of further names that the same tensor has.
         packed: The order of the parts in a dim; `None` if no dim is packed.
-        dim: The dim that is packed or padded, in the tensor after it is taken apart and transposed.
+        dim: The dim that is packed, padded or in zigzag order, in the tensor after it is taken apart and transposed.
         transpose: Whether the last two dims are swapped.
-        stack: The field along which tensors are stacked in a first dim.
+        dims: How all dims are split, merged and permuted, and along which of them tensors are stacked.
+        stack: The fields along which tensors are stacked in first dims.
         pad_to: The dim is padded with zeros to a multiple of this.
+        zigzag: The dim is in so many pairs of chunks, each the next from its beginning and the next from its end.
     """
 
     names: tuple[tuple[str, Template], ...]
+    also: tuple[Template, ...] = ()
     packed: PackedDim | None = None
     dim: int = 0
     transpose: bool = False
-    stack: str | None = None
+    dims: Arrangement | None = None
+    stack: tuple[str, ...] = ()
     pad_to: int | None = None
+    zigzag: int | None = None
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -62,7 +70,7 @@ class Side:
     @property
     def fields(self) -> frozenset[str]:
         """The fields of its templates, with the one that is stacked."""
-        return self.names[0][1].fields | ({self.stack} if self.stack is not None else frozenset())
+        return self.names[0][1].fields | frozenset(self.stack)
 
     def described(self) -> Any:
         """What `Rewrites` takes for it."""
@@ -71,9 +79,15 @@ class Side:
             found["name"] = self.names[0][1].text
         else:
             found["parts"] = {part: template.text for part, template in self.names}
-        for key, usual in (("packed", None), ("dim", 0), ("transpose", False), ("stack", None), ("pad_to", None)):
+        if self.also:
+            found["also"] = [template.text for template in self.also]
+        for key, usual in (("packed", None), ("dim", 0), ("transpose", False), ("pad_to", None), ("zigzag", None)):
             if getattr(self, key) != usual:
                 found[key] = getattr(self, key)
+        if self.dims is not None:
+            found["dims"] = self.dims.text
+        elif self.stack:
+            found["stack"] = self.stack[0] if len(self.stack) == 1 else list(self.stack)
         return found["name"] if list(found) == ["name"] else found
 
 
@@ -85,6 +99,8 @@ class Rewrite:
     target: Side
     size: int | None = None
     optional: bool = False
+    #: Why no tensor can be rewritten so.
+    refused: str | None = None
     #: The numbers of a model that it was worked out from, for messages.
     numbers: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
@@ -108,6 +124,8 @@ class Rewrite:
             found["size"] = self.size
         if self.optional:
             found["optional"] = True
+        if self.refused is not None:
+            found["refused"] = self.refused
         return found
 
 
@@ -173,7 +191,7 @@ class Rewrites:
                 read += _rewrites(one, known)
             except (ShardwiseError, TypeError) as error:
                 raise type(error)(f"rewrite {number}: {error}") from None
-        dropped = tuple(expanded for text in drop for expanded in parse_template(text).expanded())
+        dropped = tuple(expanded for text in drop for expanded in parse_template(text, known).expanded())
         object.__setattr__(self, "sets", (RewriteSet(tuple(read), dropped, unmatched),))
 
     @classmethod
@@ -256,9 +274,11 @@ def _rewrites(value: Any, numbers: Numbers) -> list[Rewrite]:
         if key not in value:
             raise LayoutError(f"{key!r} is missing")
     size = None if value.get("size") is None else _integer("size", numbers.number("size", value["size"]), 0)
-    optional = value.get("optional", False)
+    optional, refused = value.get("optional", False), value.get("refused")
     if not isinstance(optional, bool):
         raise TypeError(f"optional must be true or false, got {shown(optional)}")
+    if refused is not None and not isinstance(refused, str):
+        raise TypeError(f"refused must be text that says why, got {shown(refused)}")
     sides = [_side(key, value[key], numbers) for key in ("from", "to")]
     said = _numbers_of(value, sides, numbers)
     shared = [choice for choice in _choices(sides[0]) if choice in _choices(sides[1])]
@@ -266,19 +286,22 @@ def _rewrites(value: Any, numbers: Numbers) -> list[Rewrite]:
     for texts in ways(shared):
         pair = []
         for key, side in zip(("from", "to"), sides, strict=True):
-            names = side.names
+            names, also = side.names, side.also
             for choice, text in zip(shared, texts, strict=True):
                 names = tuple((part, template.chosen(choice, text)) for part, template in names)
-            pair.append(_by_part(key, replace(side, names=names)))
+                also = tuple(template.chosen(choice, text) for template in also)
+            pair.append(_by_part(key, replace(side, names=names, also=also)))
         _check_pair(pair[0], pair[1], size)
-        found.append(Rewrite(pair[0], pair[1], size, optional, said))
+        found.append(Rewrite(pair[0], pair[1], size, optional, refused, said))
     return found
 
 
 def _numbers_of(value: Mapping[str, Any], sides: Sequence[Side], numbers: Numbers) -> tuple[tuple[str, int], ...]:
     """The numbers that a rewrite is written with, with their values, each once."""
-    texts = [value.get("size"), *(side.get("pad_to") for side in value.values() if isinstance(side, Mapping))]
+    tables = [side for side in value.values() if isinstance(side, Mapping)]
+    texts = [value.get("size"), *(side.get(key) for side in tables for key in ("pad_to", "zigzag"))]
     names = [name for text in texts if isinstance(text, str) for name in parse_expression(text).names]
+    names += [name for side in sides if side.dims is not None for name, _ in side.dims.sizes]
     found = dict(numbers.said(names))
     for side in sides:
         if side.packed is not None:
@@ -288,42 +311,100 @@ def _numbers_of(value: Mapping[str, Any], sides: Sequence[Side], numbers: Number
 
 def _side(key: str, value: Any, numbers: Numbers) -> Side:
     if isinstance(value, str):
-        return Side((("", parse_template(value)),))
+        return Side((("", parse_template(value, numbers)),))
     if not isinstance(value, Mapping):
         raise TypeError(f"{key} must be a template or a table, got {shown(value)}")
-    sizes = {name: size for name, size in value.items() if name not in _SIDE_KEYS}
-    if "packed" not in value:
+    sizes = {str(name): size for name, size in value.items() if name not in _SIDE_KEYS}
+    if "packed" not in value and "dims" not in value:
         _check_keys(value, _SIDE_KEYS, key)
+    names = _names(key, value, numbers)
+    also = value.get("also", ())
+    if not isinstance(also, (list, tuple)):
+        raise TypeError(f"{key}: also must be a list of templates, got {shown(also)}")
+    if also and "parts" in value:
+        raise LayoutError(f"{key}: also is for one tensor; parts have one each")
+    transpose = value.get("transpose", False)
+    if not isinstance(transpose, bool):
+        raise TypeError(f"{key}: transpose must be true or false, got {shown(transpose)}")
+    packed, dims = _packed(key, value, sizes, numbers), _dims(key, value, sizes, numbers)
+    texts = [text for text in (value.get("packed"), value.get("dims")) if isinstance(text, str)]
+    if unused := [name for name in sizes if not any(name in re.findall(r"\w+", text) for text in texts)]:
+        if not texts:
+            raise LayoutError(f"{key}: {shown(unused[0])} is given, but packed is not text")
+        raise LayoutError(f"{key}: sizes has {shown(unused[0])}, which {' and '.join(map(shown, texts))} does not name")
+    if packed is not None and value.get("zigzag") is not None:
+        raise LayoutError(f"{key}: a dim is packed or in zigzag order, not both")
+    if dims is not None and (transpose or value.get("stack") is not None):
+        raise LayoutError(f"{key}: dims says what is stacked and transposed, so stack and transpose are not given too")
+
+    def number(name: str) -> int | None:
+        given = value.get(name)
+        return None if given is None else _integer(f"{key}: {name}", numbers.number(f"{key}: {name}", given), 1)
+
+    return Side(
+        names,
+        tuple(parse_template(text, numbers) for text in also),
+        packed,
+        _integer(f"{key}: dim", value.get("dim", 0), -64),
+        transpose,
+        dims,
+        _stack(key, value.get("stack")) if dims is None else dims.stacked,
+        number("pad_to"),
+        number("zigzag"),
+    )
+
+
+def _names(key: str, value: Mapping[str, Any], numbers: Numbers) -> tuple[tuple[str, Template], ...]:
     if ("name" in value) == ("parts" in value):
         raise LayoutError(f"{key}: expected one of name and parts")
     if "name" in value:
-        names: tuple[tuple[str, Template], ...] = (("", parse_template(value["name"])),)
-    else:
-        parts = value["parts"]
-        if not isinstance(parts, Mapping) or not parts or not all(isinstance(part, str) and part for part in parts):
-            raise TypeError(f"{key}: parts must be a table from the parts to their templates, got {shown(parts)}")
-        names = tuple((part, parse_template(text)) for part, text in parts.items())
+        return (("", parse_template(value["name"], numbers)),)
+    parts = value["parts"]
+    if not isinstance(parts, Mapping) or not parts or not all(isinstance(part, str) and part for part in parts):
+        raise TypeError(f"{key}: parts must be a table from the parts to their templates, got {shown(parts)}")
+    return tuple((part, parse_template(text, numbers)) for part, text in parts.items())
+
+
+def _packed(key: str, value: Mapping[str, Any], sizes: Mapping[str, Any], numbers: Numbers) -> PackedDim | None:
     packed = value.get("packed")
     if isinstance(packed, str):
-        packed = numbered(packed, {str(name): size for name, size in sizes.items()}, numbers)
-    elif sizes and packed is not None:
-        raise LayoutError(f"{key}: {shown(next(iter(sizes)))} is given, but packed is not text")
-    if packed is not None:
-        if not isinstance(packed, PackedDim):
-            raise TypeError(f"{key}: packed must be the text of a packed dim, got {shown(packed)}")
-        if "parts" in value:
-            raise LayoutError(f"{key}: parts have a tensor each, so they cannot be packed too")
-        if not packed.names:
-            raise LayoutError(
-                f"{key}: the order is not stated: some parts of {shown(str(packed))} have no name, such as q:(…)"
-            )
-    transpose, stack, pad_to = value.get("transpose", False), value.get("stack"), value.get("pad_to")
-    if not isinstance(transpose, bool):
-        raise TypeError(f"{key}: transpose must be true or false, got {shown(transpose)}")
-    if stack is not None and not isinstance(stack, str):
-        raise TypeError(f"{key}: stack must be the name of a field, got {shown(stack)}")
-    pad_to = None if pad_to is None else _integer(f"{key}: pad_to", numbers.number(f"{key}: pad_to", pad_to), 1)
-    return Side(names, packed, _integer(f"{key}: dim", value.get("dim", 0), -64), transpose, stack, pad_to)
+        own = {name: size for name, size in sizes.items() if name in re.findall(r"\w+", packed)}
+        packed = numbered(packed, own, numbers)
+    if packed is None:
+        return None
+    if not isinstance(packed, PackedDim):
+        raise TypeError(f"{key}: packed must be the text of a packed dim, got {shown(packed)}")
+    if "parts" in value:
+        raise LayoutError(f"{key}: parts have a tensor each, so they cannot be packed too")
+    if not packed.names:
+        raise LayoutError(
+            f"{key}: the order is not stated: some parts of {shown(str(packed))} have no name, such as q:(…)"
+        )
+    return packed
+
+
+def _dims(key: str, value: Mapping[str, Any], sizes: Mapping[str, Any], numbers: Numbers) -> Arrangement | None:
+    text = value.get("dims")
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise TypeError(f"{key}: dims must be text such as 'hidden heads d -> (heads d) hidden', got {shown(text)}")
+    known: dict[str, int] = {}
+    for name in dict.fromkeys(re.findall(r"[A-Za-z_]\w*", text)):
+        if name in sizes:
+            known[name] = _integer(name, numbers.number(name, sizes[name]), 1)
+        elif name in numbers:
+            known[name] = _integer(name, numbers.number(name, name), 1)
+    return parse_arrangement(text, known)
+
+
+def _stack(key: str, value: Any) -> tuple[str, ...]:
+    fields = () if value is None else (value,) if isinstance(value, str) else value
+    if not isinstance(fields, (list, tuple)) or not all(isinstance(field, str) for field in fields):
+        raise TypeError(f"{key}: stack must be the name of a field or a list of them, got {shown(value)}")
+    if len(set(fields)) != len(fields):
+        raise LayoutError(f"{key}: stack has a field twice: {shown(list(fields))}")
+    return tuple(fields)
 
 
 def _choices(side: Side) -> tuple[tuple[str, ...], ...]:
@@ -340,6 +421,8 @@ def _by_part(key: str, side: Side) -> Side:
             f"{key}: the choice {{{','.join(choices[-1])}}} is not on the other side; one choice of a side without "
             "parts and packed may be, which names its parts"
         )
+    if side.also:
+        raise LayoutError(f"{key}: also is for one tensor; the choice {{{','.join(choices[-1])}}} names parts")
     (choice,), (_, template) = choices, side.names[0]
     if "" in choice:
         raise LayoutError(f"{key}: the choice {{{','.join(choice)}}} names its parts, one of which has no name")
@@ -352,13 +435,14 @@ def _check_pair(source: Side, target: Side, size: int | None) -> None:
         fields = {template.fields for _, template in side.names}
         if len(fields) > 1:
             raise LayoutError(f"{key}: its templates do not have the same fields")
-        if side.stack is None:
-            continue
-        if side.stack in side.names[0][1].fields:
-            raise LayoutError(f"{key}: the field {{{side.stack}}} is stacked, so it cannot be in the name too")
+        if any(template.fields != side.names[0][1].fields for template in side.also):
+            raise LayoutError(f"{key}: the templates of also do not have the same fields as name")
         other = target if side is source else source
-        if any(side.stack in template.spanning for _, template in other.names):
-            raise LayoutError(f"{key}: the field {{{side.stack}*}} may match dots, and cannot be stacked")
+        for stacked in side.stack:
+            if stacked in side.names[0][1].fields:
+                raise LayoutError(f"{key}: the field {{{stacked}}} is stacked, so it cannot be in the name too")
+            if any(stacked in template.spanning for _, template in other.names):
+                raise LayoutError(f"{key}: the field {{{stacked}*}} may match dots, and cannot be stacked")
     if lacking := sorted(source.fields ^ target.fields):
         key = "to" if lacking[0] in source.fields else "from"
         raise LayoutError(

@@ -6,11 +6,13 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
+from .._expressions import parse_expression
 from .._text import shown
-from ..errors import LayoutError
+from ..errors import LayoutError, ShardwiseError
 
 __all__ = ["Template", "parse_template", "ways"]
 
@@ -21,8 +23,12 @@ _SEPARATOR = re.compile(r"[./]")
 _LONGEST = 4096
 _MOST_WAYS = 1024
 
-#: What a token is: literal text; a field within one part of a name; a field that spans parts; a choice of texts.
-_Kind = Literal["text", "field", "rest", "choice"]
+_SHIFTED = re.compile(r"([A-Za-z_][A-Za-z_0-9]*)\s*([+-])\s*(\w+)")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+
+#: What a token is: literal text; a field within one part of a name; a field that spans parts; a field that is a number,
+#: with what is added to it; a choice of texts.
+_Kind = Literal["text", "field", "rest", "shifted", "choice"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,8 @@ class Template:
 
     Attributes:
         text: As it was written.
-        tokens: Its tokens in order: the kind, and the text, the field's name, or the texts of the choice.
+        tokens: Its tokens in order: the kind, and the text, the field's name, that name and what is added to it, or the
+            texts of the choice.
     """
 
     text: str
@@ -40,7 +47,7 @@ class Template:
     @property
     def fields(self) -> frozenset[str]:
         """The names of its fields."""
-        return frozenset(str(value) for kind, value in self.tokens if kind in ("field", "rest"))
+        return frozenset(_field(value) for kind, value in self.tokens if kind in ("field", "rest", "shifted"))
 
     @property
     def spanning(self) -> frozenset[str]:
@@ -55,7 +62,9 @@ class Template:
 
     def chosen(self, choice: tuple[str, ...], text: str) -> Template:
         """The template with one text in place of a choice."""
-        tokens = tuple(("text", text) if value == choice else (kind, value) for kind, value in self.tokens)
+        tokens = tuple(
+            ("text", text) if (kind, value) == ("choice", choice) else (kind, value) for kind, value in self.tokens
+        )
         return parse_template(Template("", tokens)._written())
 
     def expanded(self) -> Iterator[Template]:
@@ -67,35 +76,81 @@ class Template:
                 one = one.chosen(choice, text)
             yield one
 
-    def pattern(self) -> re.Pattern[str]:
+    def matched(self, name: str) -> dict[str, str] | None:
+        """The values of its fields if it matches a name as a whole.
+
+        >>> parse_template("layers.{i+4}.w").matched("layers.6.w")
+        {'i': '2'}
+        """
+        match = self._pattern.fullmatch(name)
+        if match is None:
+            return None
+        values = match.groupdict()
+        for field, shift in self._shifts.items():
+            number = int(values[field]) - shift if _NUMBER.fullmatch(values[field]) else -1
+            if number < 0:
+                return None
+            values[field] = str(number)
+        return values
+
+    @cached_property
+    def _shifts(self) -> dict[str, int]:
+        """What is added to each field that is a number."""
+        return {value[0]: int(value[1]) for kind, value in self.tokens if kind == "shifted"}
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
         """The regular expression for the names that it matches as a whole, with a group for each field."""
         seen: set[str] = set()
         parts = []
         for kind, value in self.tokens:
-            name = str(value)
+            name = _field(value)
             if kind == "text":
                 parts.append(re.escape(name))
             elif name in seen:
                 parts.append(f"(?P={name})")
             else:
                 seen.add(name)
-                parts.append(f"(?P<{name}>{'[^./]+' if kind == 'field' else '.+'})")
+                parts.append(f"(?P<{name}>{'.+' if kind == 'rest' else '[^./]+'})")
         return re.compile("".join(parts), re.DOTALL)
 
     def filled(self, values: Mapping[str, str]) -> str:
-        """The name with these values for its fields."""
-        return "".join(str(value) if kind == "text" else values[str(value)] for kind, value in self.tokens)
+        """The name with these values for its fields.
+
+        Raises:
+            LayoutError: if something is added to a field that is not a number, or it becomes negative.
+        """
+        return "".join(
+            str(value) if kind == "text" else self._value(_field(value), values) for kind, value in self.tokens
+        )
+
+    def _value(self, field: str, values: Mapping[str, str]) -> str:
+        value = values[field]
+        if field not in self._shifts:
+            return value
+        number = int(value) + self._shifts[field] if _NUMBER.fullmatch(value) else None
+        if number is None or number < 0:
+            raise LayoutError(
+                f"template {shown(self.text)}: {{{field}}} is {shown(value)}, which gives no number there"
+            )
+        return str(number)
 
     def _written(self) -> str:
         parts = []
         for kind, value in self.tokens:
-            if isinstance(value, tuple):
+            if kind == "choice":
                 parts.append(f"{{{','.join(value)}}}")
+            elif kind == "shifted":
+                parts.append(f"{{{value[0]}{int(value[1]):+d}}}")
             elif kind == "text":
-                parts.append(value.replace("{", "{{").replace("}", "}}"))
+                parts.append(str(value).replace("{", "{{").replace("}", "}}"))
             else:
                 parts.append(f"{{{value}*}}" if kind == "rest" else f"{{{value}}}")
         return "".join(parts)
+
+
+def _field(value: str | tuple[str, ...]) -> str:
+    return value if isinstance(value, str) else value[0]
 
 
 def ways(choices: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
@@ -110,11 +165,12 @@ def ways(choices: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
     return itertools.product(*choices)
 
 
-def parse_template(text: object) -> Template:
+def parse_template(text: object, numbers: Mapping[str, int | Sequence[int]] | None = None) -> Template:
     """Read a template.
 
-    `{i}` is a field: it matches a part of a name without dots and slashes. `{rest*}` matches any text. `{q,k,v}` is a
-    choice. `{{` and `}}` are braces. A field that comes twice must match the same text.
+    `{i}` is a field: it matches a part of a name without dots and slashes. `{rest*}` matches any text. `{i+4}` matches
+    a number, of which the field is 4 less; it may also be one of `numbers`. `{q,k,v}` is a choice. `{{` and `}}` are
+    braces. A field that comes twice must match the same text.
 
     Raises:
         LayoutError: if a brace is open, a field has no name, a part between dots has two fields, or there are two that
@@ -144,28 +200,41 @@ def parse_template(text: object) -> Template:
             if len(set(options)) != len(options):
                 raise LayoutError(f"template {shown(text)}: the choice {{{inside}}} repeats a text")
             tokens.append(("choice", options))
+        elif shifted := _SHIFTED.fullmatch(inside):
+            try:
+                added = parse_expression(shifted[2].replace("+", "") + shifted[3]).value(numbers or {})
+            except ShardwiseError as error:
+                raise LayoutError(f"template {shown(text)}: {error}") from None
+            tokens.append(("shifted", (shifted[1], str(added))))
         else:
             name = inside.removesuffix("*")
             if not _FIELD.fullmatch(name):
                 raise LayoutError(f"template {shown(text)}: {{{inside}}} is not a field, such as {{i}} or {{rest*}}")
             tokens.append(("rest" if inside.endswith("*") else "field", name))
     _check_fields(text, tokens)
-    return Template(text, tuple(tokens))
+    read = Template(text, tuple(tokens))
+    # With numbers in place of their names.
+    return replace(read, text=read._written()) if any(kind == "shifted" for kind, _ in tokens) else read
 
 
 def _check_fields(text: str, tokens: list[tuple[_Kind, str | tuple[str, ...]]]) -> None:
     """Refuse templates that could match a name in two ways, or slowly."""
     in_part = spanning = 0
-    kinds: dict[str, str] = {}
+    kinds: dict[str, object] = {}
     for kind, value in tokens:
         if kind == "text" and _SEPARATOR.search(str(value)):
             in_part = 0
-        elif kind in ("field", "rest"):
+        elif kind in ("field", "rest", "shifted"):
             in_part += 1
             spanning += kind == "rest"
             if in_part > 1:
                 raise LayoutError(f"template {shown(text)}: two fields without a dot or a slash between them")
-            if kinds.setdefault(str(value), kind) != kind:
-                raise LayoutError(f"template {shown(text)}: {{{value}}} and {{{value}*}} are both there")
+            if kinds.setdefault(field := _field(value), (kind, value)) != (kind, value):
+                other = (
+                    f"{{{field}*}}"
+                    if kind != "shifted" and "shifted" not in str(kinds[field])
+                    else "one with another number"
+                )
+                raise LayoutError(f"template {shown(text)}: {{{field}}} and {other} are both there")
     if spanning > 1:
         raise LayoutError(f"template {shown(text)}: only one field may match dots, as {{rest*}} does")

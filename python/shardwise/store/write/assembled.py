@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,11 @@ from ..boxes import Bounds, Extent, read_extent
 from ..files import DataFile
 from .wanted import SourcePiece, Wanted
 
-__all__ = ["Assembled", "Stretches"]
+__all__ = ["MOST_STRETCHES", "SHORT", "Assembled", "Stretches", "Table"]
 
 _LARGEST = 2**63 - 1
 #: With at least this many stretches, of fewer bytes than this on average, an order is too fine to copy piece by piece.
-_MOST_STRETCHES, _SHORT = 256, 512
+MOST_STRETCHES, SHORT = 256, 512
 #: The number of pairs of stretches and pieces that are looked at together.
 _PAIRS = 1 << 20
 
@@ -37,7 +37,7 @@ Stretches = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class _Table:
+class Table:
     """Pieces of a tensor, one a row: boxes (pieces, dims, 2), bytes at which they begin, strides (pieces, dims)."""
 
     boxes: npt.NDArray[np.int64]
@@ -46,7 +46,8 @@ class _Table:
     holders: npt.NDArray[Any]
 
     @classmethod
-    def of(cls, pieces: Sequence[SourcePiece], rank: int) -> _Table:
+    def of(cls, pieces: Sequence[SourcePiece], rank: int) -> Table:
+        """The table of these pieces."""
         holders = np.empty(len(pieces), object)
         for row, piece in enumerate(pieces):
             holders[row] = piece.holder
@@ -58,7 +59,8 @@ class _Table:
         )
 
     @classmethod
-    def joined(cls, tables: Iterable[_Table], rank: int) -> _Table:
+    def joined(cls, tables: Iterable[Table], rank: int) -> Table:
+        """The rows of several tables."""
         found = [cls.of((), rank), *tables]
         return cls(
             np.concatenate([one.boxes for one in found]),
@@ -68,16 +70,17 @@ class _Table:
         )
 
     def pieces(self) -> list[SourcePiece]:
+        """The rows as pieces."""
         rows = zip(self.boxes.tolist(), self.holders, self.offsets.tolist(), self.strides.tolist(), strict=True)
         return [SourcePiece(tuple(map(tuple, box)), holder, at, tuple(steps)) for box, holder, at, steps in rows]
 
-    def taken(self, dim: int, stretches: Stretches) -> _Table:
+    def taken(self, dim: int, stretches: Stretches) -> Table:
         """What the stretches of a dim hold, at their new places."""
         rows = max(_PAIRS // max(len(self.boxes), 1), 1)
         blocks = [self._taken(dim, stretches[at : at + rows]) for at in range(0, len(stretches), rows)]
-        return _Table.joined(blocks, self.boxes.shape[1])
+        return Table.joined(blocks, self.boxes.shape[1])
 
-    def _taken(self, dim: int, stretches: Stretches) -> _Table:
+    def _taken(self, dim: int, stretches: Stretches) -> Table:
         begins, ends = self.boxes[:, dim, 0], self.boxes[:, dim, 1]
         low = np.maximum(stretches[:, :1], begins)
         high = np.minimum(stretches[:, :1] + stretches[:, 2:], ends)
@@ -87,17 +90,17 @@ class _Table:
         shift = stretches[of, 1] - stretches[of, 0]
         boxes[:, dim, 0], boxes[:, dim, 1] = low + shift, high + shift
         steps = self.strides[piece]
-        return _Table(boxes, self.offsets[piece] + (low - begins[piece]) * steps[:, dim], steps, self.holders[piece])
+        return Table(boxes, self.offsets[piece] + (low - begins[piece]) * steps[:, dim], steps, self.holders[piece])
 
-    def without(self, dim: int) -> _Table:
+    def without(self, dim: int) -> Table:
         """Without a dim, in which all boxes are the first element."""
-        return _Table(np.delete(self.boxes, dim, 1), self.offsets, np.delete(self.strides, dim, 1), self.holders)
+        return Table(np.delete(self.boxes, dim, 1), self.offsets, np.delete(self.strides, dim, 1), self.holders)
 
-    def within(self, place: int) -> _Table:
+    def within(self, place: int) -> Table:
         """With an additional first dim, at a place in it."""
         boxes = np.insert(self.boxes, 0, 0, 1)
         boxes[:, 0] = place, place + 1
-        return _Table(boxes, self.offsets, np.insert(self.strides, 0, 0, 1), self.holders)
+        return Table(boxes, self.offsets, np.insert(self.strides, 0, 0, 1), self.holders)
 
     def read(self, box: Bounds, itemsize: int) -> _Array:
         """The elements of a box, as bytes of this size."""
@@ -116,13 +119,13 @@ class _Table:
                 holder.check()
         return out
 
-    def transposed(self, order: Sequence[int]) -> _Table:
+    def transposed(self, order: Sequence[int]) -> Table:
         """With the dims in another order."""
-        return _Table(self.boxes[:, order], self.offsets, self.strides[:, order], self.holders)
+        return Table(self.boxes[:, order], self.offsets, self.strides[:, order], self.holders)
 
 
 #: Pieces and replicas.
-_Tables = tuple[_Table, _Table]
+_Tables = tuple[Table, Table]
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +156,7 @@ class Assembled:
         def tables() -> _Tables:
             if not kept:
                 wanted = make()
-                kept.append((_Table.of(wanted.pieces, len(shape)), _Table.of(wanted.replicas, len(shape))))
+                kept.append((Table.of(wanted.pieces, len(shape)), Table.of(wanted.replicas, len(shape))))
             return kept[0]
 
         return cls(name, shape, dtype, tables, lambda box: tables()[0].read(box, dtype.bits // 8), name)
@@ -194,7 +197,7 @@ class Assembled:
         """The tensor at a place in the first dim."""
         row = np.array([[place, 0, 1]], np.int64)
         shape = self.shape[1:]
-        return self._with(
+        return self.changed(
             shape, lambda table: table.taken(0, row).without(0), lambda box: self.read(((place, place + 1), *box))[0]
         )
 
@@ -204,7 +207,7 @@ class Assembled:
         if rank < 2:
             raise LayoutError(f"tensor {shown(self.origin)} has {rank} dims, so it cannot be transposed")
         order = [*range(rank - 2), rank - 1, rank - 2]
-        return self._with(
+        return self.changed(
             tuple(self.shape[dim] for dim in order),
             lambda table: table.transposed(order),
             lambda box: self.read(tuple(box[dim] for dim in order)).transpose(order),
@@ -218,11 +221,11 @@ class Assembled:
         shape = (*self.shape[:dim], size, *self.shape[dim + 1 :])
         box = tuple((have if i == dim else 0, extent) for i, extent in enumerate(shape))
         piece = SourcePiece(box, _zero(self.dtype.bits // 8), 0, (0,) * len(shape))
-        zeros = _Table.of([piece], len(shape))
+        zeros = Table.of([piece], len(shape))
 
         def tables() -> _Tables:
             pieces, replicas = self._make()
-            return _Table.joined([pieces, zeros], len(shape)), replicas
+            return Table.joined([pieces, zeros], len(shape)), replicas
 
         def read(box: Bounds) -> _Array:
             begin, end = (min(side, have) for side in box[dim])
@@ -233,14 +236,53 @@ class Assembled:
 
         return Assembled(self.origin, shape, self.dtype, tables, read, None, self.is_scattered)
 
-    def _with(
-        self, shape: tuple[int, ...], change: Callable[[_Table], _Table], read: Callable[[Bounds], _Array]
+    def changed(
+        self, shape: tuple[int, ...], change: Callable[[Table], Table], read: Callable[[Bounds], _Array]
     ) -> Assembled:
+        """The tensor in another form, whose pieces `change` gives and whose boxes `read`."""
+
         def tables() -> _Tables:
             pieces, replicas = self._make()
             return change(pieces), change(replicas)
 
         return Assembled(self.origin, shape, self.dtype, tables, read, None, self.is_scattered)
+
+    def marked(self, is_scattered: bool) -> Assembled:
+        """The tensor, also scattered if this is true."""
+        return replace(self, is_scattered=self.is_scattered or is_scattered)
+
+    def kept(self) -> Assembled:
+        """The tensor, whose pieces are worked out once, for several that are made of it."""
+        made: list[_Tables] = []
+
+        def tables() -> _Tables:
+            if not made:
+                made.append(self._make())
+            return made[0]
+
+        return replace(self, _make=tables)
+
+    def repeated(self, others: Sequence[Assembled]) -> Assembled:
+        """The tensor, of which others are stored again, and should hold the same.
+
+        Raises:
+            LayoutError: if one is of another shape or dtype.
+        """
+        for other in others:
+            if (other.shape, other.dtype) != (self.shape, self.dtype):
+                raise LayoutError(
+                    f"tensors {shown(self.origin)} and {shown(other.origin)} should be the same: one is "
+                    f"{self.dtype.name} {self.shape}, the other {other.dtype.name} {other.shape}"
+                )
+        if not others:
+            return self
+
+        def tables() -> _Tables:
+            pieces, replicas = self._make()
+            more = [table for other in others for table in other._make()]
+            return pieces, Table.joined([replicas, *more], len(self.shape))
+
+        return replace(self, _make=tables, stored=None)
 
     @staticmethod
     def stacked(tensors: Sequence[Assembled]) -> Assembled:
@@ -261,8 +303,8 @@ class Assembled:
         def tables() -> _Tables:
             made = [one._make() for one in tensors]
             return (
-                _Table.joined([pieces.within(at) for at, (pieces, _) in enumerate(made)], len(shape)),
-                _Table.joined([replicas.within(at) for at, (_, replicas) in enumerate(made)], len(shape)),
+                Table.joined([pieces.within(at) for at, (pieces, _) in enumerate(made)], len(shape)),
+                Table.joined([replicas.within(at) for at, (_, replicas) in enumerate(made)], len(shape)),
             )
 
         def read(box: Bounds) -> _Array:
@@ -300,8 +342,8 @@ def _packed(shape: tuple[int, ...], dim: int, parts: Sequence[tuple[Assembled, S
     def tables() -> _Tables:
         made = [(part._make(), stretches) for part, stretches in parts]
         return (
-            _Table.joined([pieces.taken(dim, stretches) for (pieces, _), stretches in made], len(shape)),
-            _Table.joined([replicas.taken(dim, stretches) for (_, replicas), stretches in made], len(shape)),
+            Table.joined([pieces.taken(dim, stretches) for (pieces, _), stretches in made], len(shape)),
+            Table.joined([replicas.taken(dim, stretches) for (_, replicas), stretches in made], len(shape)),
         )
 
     def read(box: Bounds) -> _Array:
@@ -312,7 +354,7 @@ def _packed(shape: tuple[int, ...], dim: int, parts: Sequence[tuple[Assembled, S
 
     count = sum(len(stretches) for _, stretches in parts)
     run = math.prod(shape[dim:]) * (first.dtype.bits // 8)
-    scattered = count > _MOST_STRETCHES and run < count * _SHORT
+    scattered = count > MOST_STRETCHES and run < count * SHORT
     return Assembled(
         first.origin, shape, first.dtype, tables, read, None, scattered or any(part.is_scattered for part, _ in parts)
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -13,6 +15,7 @@ from ...errors import LayoutError, ShardwiseError
 from ...packed import PackedDim
 from ...reshard.orders import segments_of
 from ...rules.rewrites import Rewrite, Rewrites, RewriteSet, Side
+from .arrange import arranged
 from .assembled import Assembled, Stretches
 
 __all__ = ["kept_objects", "rewritten"]
@@ -49,8 +52,7 @@ def kept_objects(names: Iterable[str], rewrites: Rewrites) -> set[str]:
     kept = set(names)
     for one in rewrites.sets:
         for template in one.drop:
-            pattern = template.pattern()
-            kept = {name for name in kept if pattern.fullmatch(name) is None}
+            kept = {name for name in kept if template.matched(name) is None}
         if one.unmatched == "drop":
             kept = set()
     return kept
@@ -58,8 +60,7 @@ def kept_objects(names: Iterable[str], rewrites: Rewrites) -> set[str]:
 
 def _apply_set(tensors: _Tensors, one: RewriteSet) -> _Tensors:
     for template in one.drop:
-        pattern = template.pattern()
-        tensors = {name: tensor for name, tensor in tensors.items() if pattern.fullmatch(name) is None}
+        tensors = {name: tensor for name, tensor in tensors.items() if template.matched(name) is None}
     made: set[str] = set()
     for rewrite in one.rewrites:
         with _numbered(rewrite):
@@ -81,12 +82,11 @@ def _apply(tensors: _Tensors, rewrite: Rewrite, made: set[str]) -> _Tensors:
     """Apply one rewrite; record in `made` what has been made, and forget what has been taken."""
     taken: dict[str, tuple[str, _Values]] = {}
     for part, template in rewrite.source.names:
-        pattern = template.pattern()
         for name in tensors:
-            if match := pattern.fullmatch(name):
+            if (matched := template.matched(name)) is not None:
                 if name in taken:
                     raise LayoutError(f"tensor {shown(name)} is both the part {taken[name][0]} and the part {part}")
-                taken[name] = (part, tuple(sorted(match.groupdict().items())))
+                taken[name] = (part, tuple(sorted(matched.items())))
     if not taken:
         if rewrite.optional:
             return tensors
@@ -94,14 +94,18 @@ def _apply(tensors: _Tensors, rewrite: Rewrite, made: set[str]) -> _Tensors:
             f"no tensor is called {shown(rewrite.source.names[0][1].text)}, which a rewrite needs; "
             "optional = true allows that"
         )
+    if rewrite.refused is not None:
+        raise LayoutError(f"tensor {shown(next(iter(taken)))} cannot be rewritten: {rewrite.refused}")
     groups: dict[_Values, dict[str, str]] = {}
     for name in tensors:  # In the checkpoint's order.
         if name in taken:
             part, values = taken[name]
             groups.setdefault(values, {})[part] = name
-    result = {name: tensor for name, tensor in tensors.items() if name not in taken}
+    again = _repeated(groups, tensors, rewrite)
+    result = {name: tensor for name, tensor in tensors.items() if name not in taken and name not in again}
     made.difference_update(taken)
-    for name, tensor in _products(_taken_apart(groups, tensors, rewrite), rewrite):
+    made.difference_update(again)
+    for name, tensor in _products(_taken_apart(groups, {**tensors, **again}, rewrite), rewrite):
         if name in result:
             how = "like another tensor that it makes" if name in made else "which exists already"
             raise LayoutError(
@@ -111,6 +115,19 @@ def _apply(tensors: _Tensors, rewrite: Rewrite, made: set[str]) -> _Tensors:
         result[name] = tensor
         made.add(name)
     return result
+
+
+def _repeated(groups: Mapping[_Values, Mapping[str, str]], tensors: _Tensors, rewrite: Rewrite) -> _Tensors:
+    """The tensors that have further names, and under these names too, where they are there."""
+    found: _Tensors = {}
+    for values, names in groups.items():
+        further = [template.filled(dict(values)) for template in rewrite.source.also]
+        for name in names.values():
+            others = [tensors[other] for other in further if other in tensors and other != name]
+            if others:
+                found[name] = tensors[name].repeated(others)
+        found.update((other, tensors[other]) for other in further if other in tensors and other not in found)
+    return found
 
 
 def _taken_apart(
@@ -125,23 +142,62 @@ def _taken_apart(
                     f"tensor {shown(template.filled(dict(values)))} is missing; it belongs with "
                     f"{shown(next(iter(names.values())))}"
                 )
-        if side.stack is None:
-            yield values, _parts({part: tensors[names[part]] for part, _ in side.names}, rewrite)
-            continue
-        counts = {names[part]: tensors[names[part]].shape[:1] for part, _ in side.names}
-        if len(set(counts.values())) != 1 or () in counts.values():
+        stored = {part: _common(tensors[names[part]], side) for part, _ in side.names}
+        depth = len(side.stack)
+        sizes = {names[part]: tensor.shape[:depth] for part, tensor in stored.items()}
+        if len(set(sizes.values())) != 1 or len(next(iter(sizes.values()))) != depth:
+            fields = ", ".join(f"{{{field}}}" for field in side.stack)
+            first = "dim 0" if depth == 1 else f"dims 0 to {depth - 1}"
             raise LayoutError(
-                f"{shown(list(counts))} have the dims 0 {shown(list(counts.values()))}: {{{side.stack}}} is stacked in "
-                "dim 0, which must be of one size"
+                f"{shown(list(sizes))} have the sizes {shown(list(sizes.values()))} in {first}: {fields} is stacked "
+                "there, which must be of one size"
             )
-        count = next(iter(counts.values()))[0]
-        if count > _MOST_STACKED:
-            raise LayoutError(
-                f"tensor {shown(next(iter(counts)))} is a stack of {count} tensors, over the limit of {_MOST_STACKED}"
-            )
-        for place in range(count):
-            inner = tuple(sorted([*values, (side.stack, str(place))]))
-            yield inner, _parts({part: tensors[names[part]].unstacked(place) for part, _ in side.names}, rewrite)
+        yield from _unstacked(values, stored, side.stack, rewrite)
+
+
+def _common(tensor: Assembled, side: Side) -> Assembled:
+    """A stored tensor with the fields along which it is stacked as its first dims, and then those in common."""
+    if side.dims is None:
+        return tensor
+    with _naming(tensor):
+        sizes = side.dims.solved(side.dims.stored, tensor.shape)
+    names = [name for group in side.dims.stored for name in group]
+    split = [[sizes[name] for name in group] for group in side.dims.stored]
+    merged = [(field,) for field in side.stack] + list(side.dims.common)
+    return arranged(tensor, split, [[names.index(name) for name in group] for group in merged])
+
+
+def _arranged_back(tensor: Assembled, side: Side) -> Assembled:
+    """The inverse of `_common`."""
+    if side.dims is None:
+        return tensor
+    counts = dict(zip(side.stack, tensor.shape, strict=False))
+    with _naming(tensor):
+        for name, size in side.dims.sizes:
+            if counts.get(name, size) != size:
+                raise LayoutError(f"there are {counts[name]} tensors along {name}, but {name} = {size}")
+        groups = (*((field,) for field in side.stack), *side.dims.common)
+        sizes = side.dims.solved(groups, tensor.shape)
+    names = [name for group in groups for name in group]
+    split = [[sizes[name] for name in group] for group in groups]
+    return arranged(tensor, split, [[names.index(name) for name in group] for group in side.dims.stored])
+
+
+def _unstacked(
+    values: _Values, stored: _Parts, fields: Sequence[str], rewrite: Rewrite
+) -> Iterator[tuple[_Values, _Parts]]:
+    """The tensors of a stack, one by one; the first of these fields is the first dim."""
+    if not fields:
+        yield values, _parts(stored, rewrite)
+        return
+    count = next(iter(stored.values())).shape[0]
+    if count > _MOST_STACKED:
+        origin = next(iter(stored.values())).origin
+        raise LayoutError(f"tensor {shown(origin)} is a stack of {count} tensors, over the limit of {_MOST_STACKED}")
+    for place in range(count):
+        inner = tuple(sorted([*values, (fields[0], str(place))]))
+        each = {part: tensor.unstacked(place) for part, tensor in stored.items()}
+        yield from _unstacked(inner, {part: one.kept() for part, one in each.items()}, fields[1:], rewrite)
 
 
 def _parts(stored: _Parts, rewrite: Rewrite) -> _Parts:
@@ -150,6 +206,8 @@ def _parts(stored: _Parts, rewrite: Rewrite) -> _Parts:
     for part, tensor in stored.items():
         with _naming(tensor):
             one = tensor.transposed() if side.transpose else tensor
+            if side.zigzag is not None:
+                one = _in_chunks(one, side, side.zigzag, turned=True)
             if side.pad_to is not None:
                 one = _stripped(one, side, rewrite.size)
             if side.packed is None:
@@ -177,26 +235,47 @@ def _stripped(tensor: Assembled, side: Side, size: int | None) -> Assembled:
 
 def _products(instances: Iterable[tuple[_Values, _Parts]], rewrite: Rewrite) -> Iterator[tuple[str, Assembled]]:
     side = rewrite.target
-    stacks: dict[tuple[str, _Values], dict[str, Assembled]] = {}
+    stacks: dict[tuple[str, _Values], dict[tuple[str, ...], Assembled]] = {}
     for values, parts in instances:
-        if side.stack is None:
-            for part, template in side.names:
-                yield template.filled(dict(values)), _stored(part, parts, rewrite)
-            continue
-        place = dict(values)[side.stack]
-        rest = tuple(pair for pair in values if pair[0] != side.stack)
+        named = dict(values)
+        places = tuple(named.pop(field) for field in side.stack)
+        rest = tuple(pair for pair in values if pair[0] in named)
         for part, _ in side.names:
-            stacks.setdefault((part, rest), {})[place] = _stored(part, parts, rewrite)
+            stacks.setdefault((part, rest), {})[places] = _stored(part, parts, rewrite)
     for (part, values), layers in stacks.items():
         name = dict(side.names)[part].filled(dict(values))
-        places = [str(place) for place in range(len(layers))]
-        if missing := [place for place in places if place not in layers]:
-            other = next(place for place in layers if place not in places)
-            raise LayoutError(
-                f"{shown(name)} should be a stack of {len(layers)} tensors, but none has {side.stack} = {missing[0]}; "
-                f"one has {side.stack} = {shown(other)}"
-            )
-        yield name, Assembled.stacked([layers[place] for place in places])
+        tensor = _stacked(name, layers, side)
+        for each in (name, *(template.filled(dict(values)) for template in side.also)):
+            yield each, tensor
+
+
+def _stacked(name: str, layers: Mapping[tuple[str, ...], Assembled], side: Side) -> Assembled:
+    """A tensor of which these are the layers, by the values of the fields along which they are stacked."""
+    if not side.stack:
+        (tensor,) = layers.values()
+        return _arranged_back(tensor, side)
+    counts = [len(values) for values in map(set, zip(*layers, strict=True))]
+    whole = itertools.product(*([str(place) for place in range(count)] for count in counts))
+    # As many as there are, so that no number of places is taken on trust.
+    if missing := next((places for places in itertools.islice(whole, len(layers) + 1) if places not in layers), None):
+        wanted = [set(map(str, range(count))) for count in counts]
+        others = (places for places in layers if any(at not in known for at, known in zip(places, wanted, strict=True)))
+        other = next(others, next(iter(layers)))
+        raise LayoutError(
+            f"{shown(name)} should be a stack of {math.prod(counts)} tensors, but none has "
+            f"{_fields(side.stack, missing)}; one has {_fields(side.stack, other)}"
+        )
+    order = itertools.product(*([str(place) for place in range(count)] for count in counts))
+    tensor = Assembled.stacked([layers[places] for places in order])
+    split = [counts, *([size] for size in tensor.shape[1:])]
+    atoms = range(len(counts) + len(tensor.shape) - 1)
+    return _arranged_back(arranged(tensor, split, [[atom] for atom in atoms]), side)
+
+
+def _fields(fields: Sequence[str], values: Sequence[str]) -> str:
+    return ", ".join(
+        f"{field} = {value if value.isdecimal() else shown(value)}" for field, value in zip(fields, values, strict=True)
+    )
 
 
 def _stored(part: str, parts: _Parts, rewrite: Rewrite) -> Assembled:
@@ -209,7 +288,27 @@ def _stored(part: str, parts: _Parts, rewrite: Rewrite) -> Assembled:
             if rewrite.size is not None and tensor.shape[dim] != rewrite.size:
                 raise LayoutError(f"dim {dim} has {tensor.shape[dim]} elements, but size is {rewrite.size}")
             tensor = tensor.padded(dim, _multiple(tensor.shape[dim], side.pad_to))
+        if side.zigzag is not None:
+            tensor = _in_chunks(tensor, side, side.zigzag, turned=False)
         return tensor.transposed() if side.transpose else tensor
+
+
+def _in_chunks(tensor: Assembled, side: Side, pairs: int, *, turned: bool) -> Assembled:
+    """The tensor with a dim in zigzag order, or the inverse: of 2k chunks the first, then the last, and so on."""
+    dim = _dim(tensor, side)
+    size, rest = divmod(tensor.shape[dim], 2 * pairs)
+    if rest:
+        raise LayoutError(
+            f"dim {dim} has {tensor.shape[dim]} elements, which zigzag = {pairs} does not cut into {2 * pairs} chunks"
+        )
+    if pairs > _MOST_STACKED:
+        raise LayoutError(f"zigzag is {pairs}, over the limit of {_MOST_STACKED}")
+    chunk = np.arange(2 * pairs, dtype=np.int64)
+    chunks = np.where(chunk % 2 == 0, chunk // 2, 2 * pairs - 1 - chunk // 2)
+    stretches = np.stack([chunks * size, chunk * size, np.full_like(chunk, size)], 1)
+    if turned:
+        stretches = stretches[:, [1, 0, 2]]
+    return tensor if size == 0 else tensor.taken(dim, np.ascontiguousarray(stretches), tensor.shape[dim])
 
 
 def _packed(parts: _Parts, side: Side, packed: PackedDim) -> Assembled:
