@@ -172,20 +172,19 @@ def test_every_option_reaches_the_library(run: Run, monkeypatch: pytest.MonkeyPa
         assert asked(monkeypatch, checkpoints, name, [function, *files, *WORK]) == ((*files,), GIVEN)
 
     every: dict[str, Any] = {"to": None, "uneven": "even", "dtype": None, "rename": [], "rewrites": None}
-    every |= {"only": None, "replicas": "check", "task_bytes": None}
-    local = {"sync": True, "resume": False, "plan": False}
+    every |= {"only": None, "replicas": "check", "task_bytes": None, "strict": False}
+    local = {"sync": True, "resume": False, "plan": False, "overflow": "refuse"}
     found = asked(monkeypatch, checkpoints, "reshard_checkpoint", ["reshard", "a", "b"])
     assert found == (("a", "b", None), {**every, **local, **USUAL})
     options = ["--uneven", "ceil", "--to", "hf", "--rename", "a=b", "--rename", "c==", "--only", "w"]
-    options += ["--replicas", "first", "--task-bytes", "1MB"]
+    options += ["--replicas", "first", "--task-bytes", "1MB", "--strict"]
     changed: dict[str, Any] = {"uneven": "ceil", "to": "hf", "rename": [("a", "b"), ("c", "=")], "only": "w"}
-    changed |= {"replicas": "first", "task_bytes": 10**6}
+    changed |= {"replicas": "first", "task_bytes": 10**6, "strict": True}
     command = ["reshard", "a", "b", *options, *WORK]
-    found = asked(monkeypatch, checkpoints, "reshard_checkpoint", [*command, "--no-sync", "--resume", "--dtype", "f2"])
-    assert found == (
-        ("a", "b", None),
-        {**every, **local, **changed, **GIVEN, "sync": False, "resume": True, "dtype": "f2"},
-    )
+    more = ["--no-sync", "--resume", "--dtype", "f2", "--overflow", "saturate"]
+    found = asked(monkeypatch, checkpoints, "reshard_checkpoint", [*command, *more])
+    given = {"sync": False, "resume": True, "dtype": "f2", "overflow": "saturate"}
+    assert found == (("a", "b", None), {**every, **local, **changed, **GIVEN, **given})
     planned = {name: value for name, value in {**every, **changed}.items() if name != "dtype"}
     found = asked(monkeypatch, checkpoints, "plan_checkpoint", [*command, "--plan-to", "p"])
     assert found == (("a", "b", None), planned)

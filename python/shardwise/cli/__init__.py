@@ -5,8 +5,8 @@ For checkpoints: `plan`, `reshard`, `run`, `commit`, `verify`, `diff`, `inspect`
 Without a command it prints its help. `rules` prints the rules files that come with the package, `completion` the script
 for shell completion.
 
-Exit status: 0 on success; 1 if `plan` finds tensors that cannot be placed (with `--strict`, on any warning), or `diff`
-finds a difference; 2 for bad input, with one line on the standard error.
+Exit status: 0 on success; 1 if `plan` finds tensors that cannot be placed (with `--strict`, on any warning, as in
+`reshard`), or `diff` finds a difference; 2 for bad input, with one line on the standard error.
 """
 
 import argparse
@@ -17,9 +17,8 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import ShardwiseError
-from ..show.lines import printable
 from .arguments import make_parser, parse_arguments
-from .terminal import Screen, as_options
+from .terminal import Screen, say
 
 __all__ = ["main"]
 
@@ -57,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except (ShardwiseError, ValueError, OSError, ImportError) as error:
         _drop_what_cannot_be_written()  # It may be what failed, on a full disk; then it would fail again at exit.
-        print(f"shardwise: error: {printable(as_options(str(error)))}", file=sys.stderr)
+        say("error", [str(error)])
         return 2
     return status
 

@@ -156,6 +156,13 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
     )
     reshard.add_argument("--dtype", metavar="DTYPE", help="convert floating-point tensors; bfloat16, float32, ...")
     reshard.add_argument(
+        "--overflow",
+        choices=("refuse", "saturate", "round"),
+        default="refuse",
+        help="what becomes of values beyond the range of --dtype: refuse them (the default), take the largest, "
+        "or round them to an infinity or NaN",
+    )
+    reshard.add_argument(
         "--rename",
         metavar="PATTERN=REPLACEMENT",
         action="append",
@@ -167,6 +174,11 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
         choices=("check", "first"),
         default="check",
         help="compare what is stored more than once (the default), or take the first",
+    )
+    reshard.add_argument(
+        "--strict",
+        action="store_true",
+        help="write nothing and exit with status 1 on any warning about the rules",
     )
     reshard.add_argument("--plan", action="store_true", help="show what it would take, and write nothing")
     reshard.add_argument(

@@ -23,10 +23,11 @@ from ..store import (
     reshard_checkpoint,
     verify_checkpoint,
 )
+from ..store.write.doubts import DoubtsError
 from .notation import parse_memory, parse_mesh
 from .progress import ShownProgress
 from .tasks import parts_of, write_parts, write_report
-from .terminal import Screen
+from .terminal import Screen, say
 
 __all__ = ["run_diff", "run_inspect", "run_reshard", "run_verify"]
 
@@ -41,6 +42,7 @@ def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
         "to": options.to,
         "uneven": options.uneven,
         "dtype": options.dtype,
+        "overflow": options.overflow,
         "rename": pairs,
         "rewrites": rewrites or None,
         "only": options.only,
@@ -50,14 +52,20 @@ def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
         "replicas": options.replicas,
         "resume": options.resume,
         "plan": options.plan,
+        "strict": options.strict,
         "task_bytes": None if options.task_bytes is None else parse_memory(options.task_bytes),
     }
     if options.workers is not None and not options.plan:
         raise ValueError("--workers says how many workers to plan for; it needs --plan")
-    if options.plan_to is not None or options.workers is not None:
-        return _run_planned(screen, options, layouts, settings)
-    with ShownProgress(options.quiet or options.plan, options.progress) as progress, _refused():
-        done = reshard_checkpoint(options.source, options.target, layouts, **settings, progress=progress)
+    try:
+        if options.plan_to is not None or options.workers is not None:
+            return _run_planned(screen, options, layouts, settings)
+        with ShownProgress(options.quiet or options.plan, options.progress) as progress, _refused():
+            done = reshard_checkpoint(options.source, options.target, layouts, **settings, progress=progress)
+    except DoubtsError as error:
+        say("error", error.warnings)
+        return 1
+    say("warning", done.warnings)
     if isinstance(done, WriteOutline):
         _write_outline(screen, options, done)
         return 0
@@ -80,10 +88,11 @@ def _run_planned(
     """Save a plan, or say what each worker would do."""
     if options.dtype is not None:
         raise ValueError("--dtype: tasks copy bytes and cannot convert them; convert without --plan-to and --workers")
-    own = ("memory", "threads", "sync", "dtype", "resume", "plan")
+    own = ("memory", "threads", "sync", "dtype", "overflow", "resume", "plan")
     settings = {name: value for name, value in settings.items() if name not in own}
     with _refused():
         plan = plan_checkpoint(options.source, options.target, layouts, **settings)
+    say("warning", plan.warnings)
     if options.workers is not None:
         parts = parts_of(plan, options.workers)
         outline = plan.outline(parse_memory(options.memory), options.jobs, sync=not options.no_sync)

@@ -6,6 +6,7 @@ FORCE_COLOR, how many colours there are), come from it.
 
 import shutil
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
 from ..show.lines import Line, Part, printable
@@ -13,7 +14,7 @@ from ..show.lines import Line, Part, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Screen", "as_options"]
+__all__ = ["Screen", "as_options", "say"]
 
 # Drawn without Unicode where the output cannot encode it. Names in a checkpoint may hold anything; see
 # `lines.printable`.
@@ -25,6 +26,7 @@ _OPTIONS = {
     'uneven="ceil", "chunk", "balanced" or "floor"': "--uneven ceil, chunk, balanced or floor",
     "LayoutMap(..., backtracking=True)": "backtracking = true in the rules file",
     "resume=True": "--resume",
+    "'sharded' and 'dcp' hold": "--to sharded and --to dcp hold",
     "replicas='first'": "--replicas first",
     "overflow='saturate'": "--overflow saturate",
     "overflow='round'": "--overflow round",
@@ -40,6 +42,12 @@ def as_options(message: str) -> str:
     for argument, option in _OPTIONS.items():
         message = message.replace(argument, option)
     return message
+
+
+def say(what: str, messages: Iterable[str]) -> None:
+    """Write messages of the library to the standard error, each on a line that begins with what it is."""
+    for message in messages:
+        print(f"shardwise: {what}: {printable(as_options(message))}", file=sys.stderr)
 
 
 class Screen:

@@ -237,11 +237,11 @@ class LayoutReport(Drawn):
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """All that looks wrong, a line each; the names that match nothing share one."""
-        return (*map(str, self.problems), *self._suspicious)
+        return (*map(str, self.problems), *self.doubts)
 
     @cached_property
-    def _suspicious(self) -> tuple[str, ...]:
-        """Those of the warnings for which nothing is left without a place."""
+    def doubts(self) -> tuple[str, ...]:
+        """Those of the warnings that are not among the `problems`: names and rules that match nothing."""
         unmatched = self.unmatched if self.default is None else ()
         unused = [f"rule {rule!r} applies to no name" for rule in self.unused_rules]
         return (*([_unmatched_text(unmatched)] if unmatched else ()), *unused)
@@ -366,7 +366,7 @@ class LayoutReport(Drawn):
         rows = [[(text, "") for text in _row(tensor)] for tensor in self.tensors]
         table = ["".join(text for text, _ in line).rstrip() for line in table_lines(_TITLES, rows)]
         problems = [f"error: {problem}" for problem in self.problems]
-        return "\n".join([*table, "", *self.totals, *problems, *(f"warning: {text}" for text in self._suspicious)])
+        return "\n".join([*table, "", *self.totals, *problems, *(f"warning: {text}" for text in self.doubts)])
 
 
 @lru_cache(maxsize=256)  # the layers of a model have shapes in common

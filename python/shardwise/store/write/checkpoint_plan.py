@@ -36,7 +36,10 @@ class CheckpointPlan(WritePlan):
         tasks: The tasks, each made when it is asked for.
         digest: Distinguishes it from any other plan.
         nbytes: Bytes of all files.
+        warnings: What looks wrong, as in `WriteReport`; a file of a plan does not keep them.
     """
+
+    warnings: tuple[str, ...] = ()
 
     def outline(self, memory: int = _MEMORY, threads: int | None = None, *, sync: bool = True) -> WriteOutline:
         """Say what it takes to run it in this process.

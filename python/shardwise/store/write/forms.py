@@ -19,7 +19,7 @@ from .objects import ObjectJob, check_plannable
 from .planning import make_plan
 from .wanted import Wanted
 
-__all__ = ["Target", "only_read", "plan_form"]
+__all__ = ["Target", "chosen_form", "only_read", "plan_form"]
 
 #: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's format; a folder with a safetensors file
 #: per device; PyTorch's distributed checkpoint.
@@ -64,17 +64,7 @@ def plan_form(
             name; `max_file_bytes` is not a positive integer; a plan to be saved would be of one object in a store.
         TypeError: if the form cannot hold a tensor's dtype.
     """
-    if to is None:
-        to = (
-            "safetensors"
-            if path.name.endswith(".safetensors")
-            else "sharded"
-            if any(tensor.partition is not None for tensor in wanted)
-            else "hf"
-        )
-    if instance("to", to, str) not in get_args(Target):
-        why = f"; {only_read(to)}" if only_read(to) else ""
-        raise LayoutError(f"to is {shown(to)}; it must be one of {', '.join(map(repr, get_args(Target)))}{why}")
+    to = chosen_form(path, wanted, to)
     for tensor in wanted:
         if to == "dcp" and not is_writable(tensor.dtype.name):
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which PyTorch does not have")
@@ -129,6 +119,22 @@ def plan_form(
         compare_replicas=compare,
         task_bytes=task_bytes,
     )
+
+
+def chosen_form(path: Path, wanted: Iterable[Wanted], to: Target | None) -> Target:
+    """The given format, or the one that the path and the cuts suggest.
+
+    Raises:
+        LayoutError: if it is not one that is written.
+    """
+    if to is None:
+        if path.name.endswith(".safetensors"):
+            return "safetensors"
+        return "sharded" if any(tensor.partition is not None for tensor in wanted) else "hf"
+    if instance("to", to, str) not in get_args(Target):
+        why = f"; {only_read(to)}" if only_read(to) else ""
+        raise LayoutError(f"to is {shown(to)}; it must be one of {', '.join(map(repr, get_args(Target)))}{why}")
+    return to
 
 
 def only_read(form: Any) -> str:

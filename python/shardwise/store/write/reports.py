@@ -27,6 +27,7 @@ class WriteOutline:
             near one another are read and written together. `None` for a destination in a store.
         seconds: About how long it takes, by a sample of it, in one thread. `None` for a source or a destination in a
             store, or if nothing can be written beside the destination.
+        warnings: What looks wrong, as in `WriteReport`.
     """
 
     files: tuple[tuple[str, int], ...]
@@ -38,11 +39,12 @@ class WriteOutline:
     bytes_read: int | None = None
     operations: int | None = None
     seconds: float | None = None
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         maybe = (*INTEGER, type(None))
         check_fields(self, files=tuple, bytes=INTEGER, memory=INTEGER, threads=INTEGER, tasks=INTEGER, free=INTEGER)
-        check_fields(self, bytes_read=maybe, operations=maybe, seconds=(float, *maybe))
+        check_fields(self, bytes_read=maybe, operations=maybe, seconds=(float, *maybe), warnings=tuple)
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class WriteReport:
         bytes_read: Bytes read from files.
         bytes_written: Bytes written.
         bytes_resumed: Bytes that an earlier run had written.
+        warnings: What looks wrong, a sentence each: rules that apply to no name, tensors that match no rule, layouts
+            that cut nothing since the format holds tensors whole; values beyond the range of the new dtype.
     """
 
     path: Path
@@ -64,7 +68,8 @@ class WriteReport:
     bytes_read: int
     bytes_written: int
     bytes_resumed: int
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self, path=(Path, ObjectPath), tensors=INTEGER, bytes=INTEGER)
-        check_fields(self, bytes_read=INTEGER, bytes_written=INTEGER, bytes_resumed=INTEGER)
+        check_fields(self, bytes_read=INTEGER, bytes_written=INTEGER, bytes_resumed=INTEGER, warnings=tuple)

@@ -25,8 +25,10 @@ from ...rules.rewrites import Rewrites
 from ..objects import ObjectPath, place_of
 from ..open import open_checkpoint
 from .checkpoint_plan import CheckpointPlan
+from .convert import Overflow, checked_overflow
+from .doubts import DoubtsError, doubts_about
 from .drive import run_whole
-from .forms import Target, plan_form
+from .forms import Target, chosen_form, plan_form
 from .gather import check_replicas as check_stored_replicas
 from .names import check_name, chosen, kept_values, key_paths, renamed_tensors, replacements
 from .objects import ObjectJob
@@ -120,6 +122,7 @@ def reshard_checkpoint(
     to: Target | None = None,
     uneven: UnevenRule = "even",
     dtype: Any = None,
+    overflow: Overflow = "refuse",
     rename: Mapping[str, str] | Sequence[tuple[str, str]] = (),
     rewrites: Rewrites | None = None,
     only: str | None = None,
@@ -134,6 +137,7 @@ def reshard_checkpoint(
     executor: Executor | None = None,
     task_bytes: int | None = None,
     retries: int = _RETRIES,
+    strict: bool = False,
     progress: Callable[[int, int], object] | None = None,
 ) -> WriteReport | WriteOutline:
     """Reshard a checkpoint: merge it, split it, or go from one layout to another, within a memory limit.
@@ -146,7 +150,11 @@ def reshard_checkpoint(
         uneven: How a dim that does not divide is cut.
         dtype: What floating-point tensors are converted to; by default every tensor keeps its dtype. Converted tensors,
             tensors whose pieces are compressed, and rewritten ones with very many short stretches, are first written to
-            a file beside `dst`.
+            a file beside `dst`. Values are rounded once, to the nearest, of two that are as near to the even one.
+        overflow: What becomes of values beyond the range of `dtype`: `"refuse"` is an error that says how many of which
+            tensor; `"saturate"` takes the largest value of the same sign, also for an infinity that `dtype` does not
+            have; `"round"` what IEEE 754 and ml_dtypes do, an infinity, or NaN in a dtype without. The report says how
+            many they were.
         rename: Regular expressions and what replaces their matches in names, one after the other, as by `re.sub`. They
             are searched for in linear time; what only a backtracking search finds is refused.
         rewrites: What is named, packed, stacked, transposed or padded differently, after `rename`.
@@ -166,6 +174,8 @@ def reshard_checkpoint(
             the same files or URLs. In a store a task is an object.
         task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints.
         retries: How often to retry a task that fails with an error of the system or of its worker.
+        strict: Whether to refuse what the report would warn of: rules that apply to no name, tensors that match no
+            rule, layouts that cut nothing since the format holds tensors whole.
 
     Returns:
         What was written; with `plan` what it would take.
@@ -174,7 +184,7 @@ def reshard_checkpoint(
         FileExistsError: if something is there under the new name.
         ParseError: if the source does not follow its format, changed meanwhile, or has replicas that disagree.
         LayoutError: if a layout does not fit a tensor, a rewrite matches nothing or does not fit, two tensors get one
-            name, or the memory is too little.
+            name, or the memory is too little; if values are beyond the range of `dtype`; with `strict`, on any warning.
         TypeError: if elements are packed, or have a dtype that the format cannot hold.
         OSError: if a file cannot be read or written, or the disk is full; with `resume` the next run continues.
         BrokenExecutor: if a worker died, and its executor with it; with `resume` the next run continues.
@@ -197,16 +207,17 @@ def reshard_checkpoint(
     plan, resume, sync = is_true("plan", plan), is_true("resume", resume), is_true("sync", sync)
     stored: _Stored = "placeholder" if plan else "spool"
     planned = _planning(
-        src, target, layouts, to, uneven, dtype, rename, rewrites, only, metadata, max_file_bytes, memory, replicas,
-        task_bytes,
+        src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, metadata, max_file_bytes, memory,
+        replicas, task_bytes, strict,
         how=stored, is_new=not plan and not resume,
     )  # fmt: skip
-    with planned as made:
+    with planned as (made, warnings):
         if plan:
-            outline = made.outline(memory, threads, sync=sync)
+            outline = replace(made.outline(memory, threads, sync=sync), warnings=warnings)
             # A sample of files does not tell how fast a store is.
             return replace(outline, seconds=None) if isinstance(place_of(src), ObjectPath) else outline
-        return _run(made, target, executor, memory, threads, sync, resume, retries, progress)
+        report = _run(made, target, executor, memory, threads, sync, resume, retries, progress)
+        return replace(report, warnings=warnings)
 
 
 def plan_checkpoint(
@@ -223,6 +234,7 @@ def plan_checkpoint(
     max_file_bytes: int = _FILE_BYTES,
     replicas: Literal["check", "first"] = "check",
     task_bytes: int | None = None,
+    strict: bool = False,
 ) -> CheckpointPlan:
     """Plan what `reshard_checkpoint` does, as tasks that can be run anywhere, and write nothing.
 
@@ -241,6 +253,7 @@ def plan_checkpoint(
         replicas: `"check"` compares pieces that are stored more than once, `"first"` takes the first of them.
         task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints. In a store
             a task makes an object: then `max_file_bytes` limits those of `"hf"`.
+        strict: Whether to refuse what the plan's `warnings` would say.
 
     Raises:
         TypeError: if a tensor is compressed in the source, or in very many short stretches, so that
@@ -264,12 +277,13 @@ def plan_checkpoint(
     """
     target = place_of(dst)
     planned = _planning(
-        src, target, layouts, to, uneven, None, rename, rewrites, only, metadata, max_file_bytes, 0, replicas,
-        task_bytes,
+        src, target, layouts, to, uneven, None, "refuse", rename, rewrites, only, metadata, max_file_bytes, 0, replicas,
+        task_bytes, strict,
         how="refuse",
     )  # fmt: skip
-    with planned as made:
+    with planned as (made, warnings):
         assert isinstance(made, CheckpointPlan)
+        made.warnings = warnings
         return made
 
 
@@ -315,6 +329,7 @@ def _planning(
     to: Target | None,
     uneven: UnevenRule,
     dtype: Any,
+    overflow: Overflow,
     rename: Mapping[str, str] | Sequence[tuple[str, str]],
     rewrites: Rewrites | None,
     only: str | None,
@@ -323,13 +338,15 @@ def _planning(
     memory: int,
     replicas: str,
     task_bytes: int | None,
+    strict: bool,
     *,
     how: _Stored,
     is_new: bool = False,
-) -> Iterator[CheckpointPlan | ObjectJob]:
+) -> Iterator[tuple[CheckpointPlan | ObjectJob, tuple[str, ...]]]:
     if instance("replicas", replicas, str) not in ("check", "first"):
         raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
     renamed = replacements(rename)
+    overflow, strict = checked_overflow(overflow), is_true("strict", strict)
     source = place_of(src)
     if _is_same(source, target):
         raise FileExistsError(17, "dst is the source", str(target))
@@ -337,7 +354,7 @@ def _planning(
     with (
         open_checkpoint(source) as checkpoint,
         _held(target) if is_written else nullcontext(),
-        opened_spool(target, is_written=is_written) as spool,
+        opened_spool(target, is_written=is_written, overflow=overflow) as spool,
     ):
         if not isinstance(target, ObjectPath):
             (claim_name if is_written else refuse_existing)(target)
@@ -347,6 +364,8 @@ def _planning(
         @cache  # Read once, for both plans.
         def value(old: str, name: str) -> Wanted:
             return wanted_object(name, checkpoint.objects[old], is_read=not isinstance(target, ObjectPath))
+
+        doubts: list[str] = []
 
         def planned(spool: Spool) -> CheckpointPlan | ObjectJob:
             def stored(old: str, new: str, partition: Partition | None) -> Wanted:
@@ -372,7 +391,8 @@ def _planning(
             #: By their names in the source, the tensors that go to the destination as they are.
             names: dict[str, str] = {}
             tensors = renamed_tensors(checkpoint, renamed, rewrites, converted, stored)
-            for name, made in chosen(tensors, only, checkpoint.path).items():
+            kept = chosen(tensors, only, checkpoint.path)
+            for name, made in kept.items():
                 partition = partition_for(name, made.shape, layouts, uneven)
                 if made.stored is not None:
                     names[made.stored] = name
@@ -383,6 +403,11 @@ def _planning(
                     raise _not_in_tasks(name)
                 else:
                     wanted.append(spool.assembled(name, made, partition, memory))
+            if spool.is_rough:
+                form = chosen_form(target, wanted, to)
+                doubts.extend(doubts_about(layouts, tensors, kept, wanted, uneven, form))
+                if strict and doubts:
+                    raise DoubtsError(doubts)
             if to == "dcp":
                 for old, name in kept_values(checkpoint, renamed, rewrites, only, tensors).items():
                     names[old] = name
@@ -405,7 +430,7 @@ def _planning(
                 beside = "the checkpoint, with what is written beside it first,"
                 check_room(made.path, made.nbytes + rough.nbytes, beside)
             made = planned(spool)
-        yield made
+        yield made, (*doubts, *spool.warnings)
 
 
 def _held(target: Path) -> AbstractContextManager[None]:

@@ -25,6 +25,7 @@ from ..files import DataFile, hidden_name, status_of
 from ..objects import ObjectPath
 from ..protocol import StoredTensor
 from .assembled import Assembled
+from .convert import Overflow, converted_values, lost_text
 from .places.opened import OpenFolder, make_marked, remove_marked
 from .wanted import SourcePiece, Wanted, wanted_stored
 
@@ -127,10 +128,16 @@ class Spool:
     Args:
         target: The destination.
         is_rough: Whether to write nothing: the tensors then have no values, and `nbytes` says what they would take.
+        overflow: What becomes of values beyond the range of the dtype that they are converted to.
+
+    Attributes:
+        warnings: For each tensor that has such values, how many.
     """
 
-    def __init__(self, target: Path, *, is_rough: bool = False) -> None:
+    def __init__(self, target: Path, *, is_rough: bool = False, overflow: Overflow = "refuse") -> None:
         self._target = target
+        self._overflow = overflow
+        self.warnings: list[str] = []
         self.is_rough = is_rough
         #: Bytes of all the tensors.
         self.nbytes = 0
@@ -147,7 +154,7 @@ class Spool:
         identity = _identity(tensor, kept)
         _rows_of(tensor, memory)
         if identity not in self._known:
-            made = self._written(name, tensor.shape, kept, _converted(name, tensor, kept, memory))
+            made = self._written(name, tensor.shape, kept, self._converted(name, tensor, kept, memory))
             self._known[identity] = replace(made, identity=identity)
         return replace(self._known[identity], name=name, partition=partition)
 
@@ -187,6 +194,22 @@ class Spool:
             self._file = _GrowingFile(self._folder / "making.bin")
         return self._file, self._file.add(blocks)
 
+    def _converted(self, name: str, tensor: StoredTensor, dtype: Dtype, memory: int) -> Iterator[np.ndarray[Any, Any]]:
+        """The tensor in the order of its elements, in this dtype."""
+        into = dtype.numpy(f"tensor {shown(name)}")
+        lost = 0
+        for block in _blocks(tensor, memory):
+            values = tensor.read(block)
+            if values.dtype != into:
+                values, count = converted_values(values, into, self._overflow)
+                lost += count
+            yield values
+        if lost:
+            text = lost_text(name, dtype, lost, self._overflow)
+            if self._overflow == "refuse":
+                raise LayoutError(text)
+            self.warnings.append(text)
+
     def finish(self) -> None:
         """End the file: nothing more is written."""
         if self._file is not None:
@@ -204,16 +227,17 @@ class Spool:
 
 
 @contextmanager
-def opened_spool(target: Path, *, is_written: bool) -> Iterator[Spool]:
+def opened_spool(target: Path, *, is_written: bool, overflow: Overflow) -> Iterator[Spool]:
     """A spool beside the target, removed at the end.
 
     Args:
         target: The new checkpoint.
         is_written: Whether it is written now, under its lock: then what a killed run has left is removed.
+        overflow: What becomes of values beyond the range of the dtype that they are converted to.
     """
     if is_written and not isinstance(target, ObjectPath):
         _remove_beside(target)
-    spool = Spool(target)
+    spool = Spool(target, overflow=overflow)
     try:
         yield spool
     finally:
@@ -232,13 +256,6 @@ def _remove_beside(target: Path) -> None:
 
 def _blank(shape: tuple[int, ...], itemsize: int) -> np.ndarray[Any, Any]:
     return np.broadcast_to(np.zeros((), f"V{itemsize}"), shape)
-
-
-def _converted(name: str, tensor: StoredTensor, dtype: Dtype, memory: int) -> Iterator[np.ndarray[Any, Any]]:
-    """The tensor in the order of its elements, in this dtype."""
-    into = dtype.numpy(f"tensor {shown(name)}")
-    for block in _blocks(tensor, memory):
-        yield tensor.read(block).astype(into, copy=False)
 
 
 def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:

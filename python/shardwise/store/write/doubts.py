@@ -1,0 +1,72 @@
+"""What looks wrong although a checkpoint can be written: layouts that cut nothing, rules that match nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..._text import shown
+from ...errors import LayoutError
+from ...layout import UnevenRule
+from ...rules.layout_map import LayoutMap
+from .assembled import Assembled
+from .wanted import Layouts, Wanted
+
+__all__ = ["DoubtsError", "doubts_about"]
+
+_SHOWN = 3
+
+
+class DoubtsError(LayoutError):
+    """What looks wrong, where the caller wants nothing that does.
+
+    Attributes:
+        warnings: The doubts, a sentence each.
+    """
+
+    def __init__(self, warnings: Sequence[str]) -> None:
+        super().__init__("; ".join(warnings))
+        self.warnings = tuple(warnings)
+
+    def __reduce__(self) -> tuple[type[DoubtsError], tuple[tuple[str, ...]]]:
+        return type(self), (self.warnings,)
+
+
+def doubts_about(
+    layouts: Layouts | None,
+    tensors: Mapping[str, Assembled],
+    kept: Mapping[str, Assembled],
+    wanted: Sequence[Wanted],
+    uneven: UnevenRule,
+    form: str,
+) -> list[str]:
+    """Say what looks wrong, a sentence each.
+
+    Args:
+        layouts: The layouts by name.
+        tensors: All tensors, by their new names.
+        kept: Those that are written.
+        wanted: The same, with their partitions.
+        uneven: How a dim that does not divide is cut.
+        form: The format that they are written in.
+    """
+    found: list[str] = []
+    cut = [each.name for each in wanted if each.partition is not None and each.partition.total_shards > 1]
+    if cut and form not in ("sharded", "dcp"):
+        found.append(
+            f"the layouts cut {len(cut)} tensor{'s' * (len(cut) != 1)}, but {form!r} holds tensors whole, so nothing "
+            "is cut; 'sharded' and 'dcp' hold them in pieces"
+        )
+    if isinstance(layouts, LayoutMap):
+        report = layouts.report([(name, each.shape, each.dtype.name) for name, each in kept.items()], uneven=uneven)
+        # A rule for tensors that are not wanted is a rule like any other.
+        rest = {rule for name in tensors if name not in kept for rule in layouts.matching_rules(name)}
+        unused = {f"rule {rule!r} applies to no name" for rule in report.unused_rules if rule in rest}
+        found += [text for text in report.doubts if text not in unused]
+    elif layouts is not None:
+        missing = [name for name in layouts if name not in tensors]
+        if missing:
+            names = ", ".join(map(shown, missing[:_SHOWN]))
+            more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+            count = "a name" if len(missing) == 1 else f"{len(missing)} names"
+            found.append(f"layouts has {count} that no tensor has: {names}{more}")
+    return found
