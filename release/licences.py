@@ -27,7 +27,7 @@ MICROSOFT = ("windows-link", "windows-sys")
 
 
 def linked_crates() -> list[tuple[str, str]]:
-    """Name and version of each crate that is linked in on any platform, but for those of shardwise itself."""
+    """Name and version of each crate that is linked in on any platform, except those of shardwise itself."""
     command = ["cargo", "tree", "--locked", "--package", "shardwise-module", "--target", "all", "--prefix", "none"]
     command += ["--edges", "normal,no-proc-macro", "--format", "{p}"]
     tree = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout

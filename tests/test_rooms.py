@@ -169,7 +169,7 @@ def rust_imports(house: Path) -> Imports:
     """The files of a crate without their tests, in files of that name and in items that are compiled for them only.
 
     A file imports what it uses: by a path from the root, from the module around it, or from one within it. A name that
-    it only gives on (`pub use`) is whoever's it is, and so is one that is used by way of a file that gives it on.
+    it only gives on (`pub use`) belongs to where it is written, and so does one that is used by way of such a file.
     """
     paths = {}
     for path in house.rglob("*.rs"):

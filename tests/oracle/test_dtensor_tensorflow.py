@@ -53,7 +53,7 @@ FAR = f"Mesh(['x', 'y'], np.arange(4).reshape(2, 2), [], [], global_devices={DEV
 ONE = "Layout.from_device('/job:a/task:0/device:CPU:0')"
 TPUS = ",".join(f"/job:a/task:0/device:TPU:{index}" for index in range(2))
 DIES = "dies"
-#: It writes outside of the memory that it has, and dies of that mostly, but not always.
+#: It writes outside of its memory, which crashes it mostly, but not always.
 WRITES_OUTSIDE = "writes outside"
 
 

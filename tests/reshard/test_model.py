@@ -73,7 +73,7 @@ def test_replicas_take_turns_over_all_tensors() -> None:
     assert set(plan.bytes_sent().values()) == {80 * 64, 0}
     assert [plan.bytes_sent()[f"cpu:{i}"] for i in range(8)] == [80 * 64] * 8
     assert plan.total_bytes() == 80 * 8 * 64
-    # Few large ones beside: whoever sends those sends fewer of the small ones.
+    # Few large ones beside: their senders send fewer of the small ones.
     tensors = {"big": ((16, 80), "float32"), **norms}
     here["big"], there["big"] = ("data", None), ("x", None)
     sent = sw.plan_model(here, there, tensors).bytes_sent()

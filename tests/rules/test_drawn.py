@@ -47,7 +47,7 @@ def test_bars_of_the_kinds_and_of_the_devices() -> None:
     (view,) = picture.views
     kinds, devices = view.panels
     assert kinds.down is not None
-    # 128 and 16 bytes are cut, 6 kept by a rule, 5 and 0 free; 14, 11 and 4 have no place.
+    # 128 and 16 bytes are cut, 6 kept by a rule, 5 and 0 free; 14, 11 and 4 cannot be placed.
     assert [span.text for span in kinds.down.spans] == [
         "cut (2): 144 B",
         "replicated by a rule (1): 6 B",

@@ -31,7 +31,7 @@ def made(folder: Path) -> tuple[int, _Descriptor]:
     number = os.open(folder / "file", os.O_RDONLY)
     descriptor = _Descriptor(number)
     descriptor.end(idle_only=True)
-    assert is_open(number, folder)  # Whoever made it uses it.
+    assert is_open(number, folder)  # Its maker uses it.
     descriptor.put()
     return number, descriptor
 

@@ -91,7 +91,7 @@ class Numbers(Mapping[str, "int | tuple[int, ...]"]):
         return len(self._choices)
 
     def number(self, what: str, value: object) -> Any:
-        """The value of an expression; anything but a string stays as it is, to be checked by whoever wants a number.
+        """The value of an expression; anything but a string is returned as it is; callers check it.
 
         >>> Numbers({"words": 32000}).number("size", "words + 1")
         32001

@@ -217,7 +217,7 @@ class _Page:
         self._cuts: dict[Any, int] = {}
         self._held: dict[Any, int] = {}
         self._packed = 0
-        #: Why tensors have no place, and the same without their names, by which they are grouped.
+        #: Why tensors cannot be placed, and the same without their names, by which they are grouped.
         self._reasons: dict[str, tuple[str, str]] = {}
         for problem in report.problems:
             self._reasons.setdefault(problem.name, (str(problem), str(replace(problem, name=""))))

@@ -43,7 +43,7 @@ _MAX_DEVICES = 2**20
 class TensorReport:
     """One tensor under the rules of a layout map.
 
-    It has a place if its layout is known, has a mesh, and fits the shape under the uneven rule.
+    It can be placed if its layout is known, has a mesh, and fits the shape under the uneven rule.
 
     Attributes:
         name: The path that was looked up.
@@ -53,8 +53,8 @@ class TensorReport:
         rule: The key whose layout applies; `None` where no key does, or several.
         layout: The layout of the key; if no key applies, that of the default, or one that cuts nothing; `None` if
             several do.
-        num_shards: Shards per dim, or `None` without a place.
-        shard_shape: The shape of the largest shard, or `None` without a place.
+        num_shards: Shards per dim, or `None` if it cannot be placed.
+        shard_shape: The shape of the largest shard, or `None` if it cannot be placed.
         uneven: The uneven rule: the key's own, or else the report's.
     """
 
@@ -75,14 +75,14 @@ class TensorReport:
 
     @property
     def bytes_per_device(self) -> int | None:
-        """Bytes of the largest shard; `None` without a place or a dtype."""
+        """Bytes of the largest shard; `None` if it cannot be placed, or has no dtype."""
         if self.bits is None or self.shard_shape is None:
             return None
         return bytes_for(math.prod(self.shard_shape), self.bits)
 
     @property
     def bytes_total(self) -> int | None:
-        """Bytes that all devices of the layout's mesh hold, replicas counted; `None` without a place or a dtype.
+        """Bytes that all devices of its mesh hold, with replicas; `None` if it cannot be placed or has no dtype.
 
         `None` too where a dim is packed and the mesh has more than 2**20 devices.
         """
@@ -97,7 +97,7 @@ class TensorReport:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether it has a place and its shards are of different sizes.
+        """Whether it can be placed and its shards are of different sizes.
 
         Where a dim is packed and the mesh has more than 2**20 devices, also if they may be.
         """
@@ -109,7 +109,7 @@ class TensorReport:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether it has a place and every device of its mesh holds all of it."""
+        """Whether it can be placed and every device of its mesh holds all of it."""
         return self.num_shards is not None and self.layout is not None and self.layout.is_fully_replicated
 
     def to_dict(self) -> dict[str, Any]:
@@ -164,12 +164,12 @@ class LayoutReport(Drawn):
 
     @cached_property
     def placed(self) -> tuple[TensorReport, ...]:
-        """The tensors that have a place."""
+        """The tensors that can be placed."""
         return tuple(tensor for tensor in self.tensors if tensor.num_shards is not None)
 
     @cached_property
     def unplaced(self) -> tuple[TensorReport, ...]:
-        """The tensors without a place: several rules, a wrong rank, a dim that does not divide, or no mesh."""
+        """The tensors that cannot be placed: several rules, a wrong rank, a dim that does not divide, or no mesh."""
         return tuple(tensor for tensor in self.tensors if tensor.num_shards is None)
 
     @cached_property
@@ -192,7 +192,7 @@ class LayoutReport(Drawn):
     def replicated_share(self) -> float | None:
         """The share of the bytes of all placed tensors, each counted once, that every device holds.
 
-        `None` where a dtype is not known, or no tensor has a place.
+        `None` where a dtype is not known, or no tensor can be placed.
         """
         whole = _sum(tensor.nbytes for tensor in self.placed)
         replicated = _sum(tensor.nbytes for tensor in self.placed if tensor.is_replicated)
@@ -289,7 +289,7 @@ class LayoutReport(Drawn):
         return tuple(lines)
 
     def _reasons(self) -> str:
-        """Why tensors have no place, each counted for one reason."""
+        """The reasons why tensors cannot be placed, each counted for one reason."""
         counts = {
             "clashing": len(self.clashes),
             "of another rank": len(self.rank_mismatches),

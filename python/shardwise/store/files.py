@@ -100,7 +100,7 @@ class _Descriptor:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._users = 1  # Whoever opened it; nobody else can take it away before it is given back.
+        self._users = 1  # Its opener, which alone gives it back.
         self._ended = False
         self._lock = threading.RLock()
         with _open_lock:

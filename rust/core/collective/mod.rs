@@ -5,7 +5,7 @@
 //! | [`views`] | the sub-axes that two meshes over one list of devices have in common |
 //! | [`kinds`] | the collectives, and what each makes of a layout |
 //! | [`cost`] | bytes and seconds of a collective, by a model of the links |
-//! | [`given`](mod@given) | the same of a sequence made by hand |
+//! | [`given`](mod@given) | the same of a given sequence |
 //! | [`search`] | the cheapest sequence from one partition to another that a bounded search finds |
 //!
 //! A layout is a [`State`](kinds::State): which factors of the mesh axes cut each dim, in which order, and over which

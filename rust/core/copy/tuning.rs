@@ -40,7 +40,7 @@ pub(super) const PIECE_BYTES: (i64, i64) = (1 << 18, 1 << 22);
 pub(super) const PIECES: i64 = 16;
 /// Up to how many bytes the mean transfer is so short that finding the boxes takes time beside copying them.
 pub(super) const SHORT_TRANSFER: i64 = 1 << 14;
-/// How many short transfers, and to how many devices, a worker at least finds and copies by itself. With fewer devices it
+/// The least work of a worker that finds its own transfers: short transfers, destination devices. With fewer devices it
 /// would see too little of each row of a wide source.
 pub(super) const PART: (usize, usize) = (1 << 16, 128);
 /// Up to how many rows a short box has few, and is found where it is copied, whichever array is wide. On the EPYC, among 512

@@ -70,7 +70,7 @@ fn a_vocabulary_is_padded() {
 }
 
 #[test]
-fn whoever_holds_one_piece_has_a_box() {
+fn a_holder_of_one_piece_has_a_box() {
     let boxes = |parts: Vec<PartSpec<&str>>, n| {
         let p = packed(mesh(4), parts, n, Uneven::Ceil).unwrap();
         let mut all = vec![-1; 8];

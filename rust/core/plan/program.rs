@@ -216,7 +216,7 @@ mod tests {
             let mut carried: HashMap<usize, (i64, i64)> = HashMap::new();
             let mut copies = 0;
             for turn in 0.. {
-                // Whoever can go on; a send and its receive together.
+                // Every holder that can go on; a send and its receive together.
                 let mut ready = Vec::new();
                 for (p, steps) in all.iter().enumerate() {
                     let Some(step) = steps.get(at[p]) else { continue };

@@ -51,7 +51,7 @@ impl Tiling for Packed {
         self.held_into(out, poll)
     }
 
-    /// The parts tile their dims, and whoever holds the same elements holds the same piece.
+    /// The parts tile their dims, and holders of the same elements hold the same piece.
     fn check(&self, _: Poll<'_>) -> Result<()> {
         Ok(())
     }

@@ -19,7 +19,7 @@ use crate::{
 
 pub use crate::piece::Wanted;
 
-/// Numpy's limit; more would be somebody's mistake.
+/// Numpy's limit; more is a mistake of the caller's.
 const MAX_RANK: usize = 64;
 
 /// A file to read.
