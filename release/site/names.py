@@ -15,7 +15,7 @@ LEFT_OUT = {"shardwise.__version__", "shardwise.packed"}
 
 def public_names() -> list[str]:
     """Give all public names: of the package, of its public modules, and of the modules that convert dialects."""
-    modules = ["", "packed", "dtensor"]
+    modules = ["", "packed", "quantized", "dtensor"]
     for folder in ("interop", "execute"):
         for path in sorted((PACKAGE / folder).iterdir()):
             name = path.stem

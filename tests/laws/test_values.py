@@ -19,7 +19,7 @@ import pytest
 
 import shardwise as sw
 from shardwise import dtensor as dt
-from shardwise import store
+from shardwise import quantized, store
 from shardwise.interop import hlo, megatron, torch
 from shardwise.model.scope import layout_map_scope
 from shardwise.rules import problems, report
@@ -38,6 +38,7 @@ MODULES = (
     "shardwise.interop.tensorflow",
     "shardwise.interop.torch",
     "shardwise.packed",
+    "shardwise.quantized",
     "shardwise.rules.report",
     "shardwise.store",
 )
@@ -55,6 +56,10 @@ def layout(*axes: Any, **more: Any) -> sw.TensorLayout:
 
 def partition() -> sw.Partition:
     return layout(("model", "data"), None).partition((9, 3), "chunk")
+
+
+def scales() -> quantized.Component:
+    return quantized.Component("a.scale", "F32", (2, 5), (quantized.Along(0, 128), quantized.Along(1, 128)))
 
 
 def plan() -> sw.ReshardPlan:
@@ -144,6 +149,12 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         sw.packed.qkv(4, 2, 8, "model", order="interleaved"),
         sw.packed.concat(sw.packed.part((3, 12, 8), 1, "model"), sw.packed.part(5)),
         sw.packed.padded_vocab(50257, "model", 128),
+    ],
+    quantized.Along: lambda: [quantized.Along(1, 128), quantized.Along(None), quantized.Along(0, 32, 3, 32)],
+    quantized.Component: lambda: [scales(), scales()._replace(name="b")],
+    quantized.LogicalTensor: lambda: [
+        quantized.LogicalTensor("a.weight", (256, 576), "FP8", (scales(),)),
+        quantized.LogicalTensor("a.weight", (256, 576), "flat", (scales(),), ((1, "flat"),), (("a.shape", "all"),)),
     ],
     sw.packed.Part: lambda: [
         sw.packed.part((3, 12, 8), 1, "model"),
@@ -270,6 +281,7 @@ NOT_VALUES: dict[type, str] = {
     store.StoredObject: "reads from an open file",
     store.StoredPiece: "reads from an open file",
     store.Form: "holds a function, of which no text can make it again",
+    quantized.Components: "holds a dict, of values",
     dt.DTensor: "holds memory that can be written",
     dt.LayoutMap: "rules are added and removed",
 }

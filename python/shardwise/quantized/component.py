@@ -1,0 +1,94 @@
+"""Logical tensors and their components: a quantized weight, and the arrays in which it is stored (rule 2.13)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+__all__ = ["Along", "Component", "LogicalTensor"]
+
+
+class Along(NamedTuple):
+    """What one dim of a component stands for: element `j` for `[j·block, (j+1)·block)` of a dim of the logical tensor.
+
+    >>> Along(1, 128).elements(576)
+    5
+    >>> Along(1, 32, words=3, packing=32).elements(128)           # 32 values of 3 bits in three words
+    12
+    """
+
+    #: The dim of the logical tensor; -1 is the tensor flattened, `None` nothing: every device holds the dim whole.
+    of: int | None
+    #: So many elements of that dim
+    block: int = 1
+    #: are stored in so many of the component.
+    words: int = 1
+    #: So many values share stored elements that cannot be cut apart: 8 of 4 bits in an int32.
+    packing: int = 1
+
+    def elements(self, n: int) -> int:
+        """Give the size of the component's dim for `n` elements of the logical one; the last block may be short."""
+        return -(-n * self.words // self.block)
+
+
+class Component(NamedTuple):
+    """One of the arrays in which a logical tensor is stored."""
+
+    #: Its name in the checkpoint.
+    name: str
+    #: Its dtype, as the safetensors format writes it.
+    dtype: str
+    shape: tuple[int, ...]
+    #: What each of its dims stands for.
+    along: tuple[Along, ...]
+
+
+class LogicalTensor(NamedTuple):
+    """A tensor that is stored as several components.
+
+    >>> weight = Component("w.weight", "F8_E4M3", (256, 576), (Along(0), Along(1)))
+    >>> scale = Component("w.weight_scale_inv", "F32", (2, 5), (Along(0, 128), Along(1, 128)))
+    >>> tensor = LogicalTensor("w.weight", (256, 576), "FP8 in blocks", (weight, scale))
+    >>> tensor.unit(1), tensor.unit(1, shared=True)
+    (128, 1)
+    """
+
+    #: The name by which rules find it.
+    name: str
+    #: Rows (out) and columns (in) as PyTorch's linear layers have them; experts come first.
+    shape: tuple[int, ...]
+    #: The form in words.
+    form: str
+    components: tuple[Component, ...]
+    #: The dims that cannot be cut at all, each with the reason.
+    uncut: tuple[tuple[int, str], ...] = ()
+    #: The components whose values are about the whole tensor, such as its shape; each with what they say.
+    stated: tuple[tuple[str, str], ...] = ()
+
+    def unit(self, dim: int, *, shared: bool = False) -> int:
+        """Give the number of elements of a dim that stay together: the least common multiple of all blocks along it.
+
+        With `shared`, a block with one scale may be cut, and its scale is on both sides; values that are packed into
+        one stored element stay together still.
+        """
+        along = [each for component in self.components for each in component.along]
+        units = [each.packing if shared else each.block for each in along if each.of == dim]
+        # Blocks of the flattened tensor hold whole rows, or rows whole blocks.
+        row = math.prod(self.shape[1:])
+        flat = [each.packing if shared else each.block for each in along if each.of == -1] if dim == 0 else []
+        return math.lcm(*units, *(block // math.gcd(block, row) for block in flat))
+
+    def why_uncut(self, dim: int) -> str:
+        """Give the reason why a dim cannot be cut; an empty text if it can."""
+        return dict(self.uncut).get(dim, "")
+
+    @property
+    def blocks(self) -> Mapping[int, tuple[tuple[str, int], ...]]:
+        """The components that have blocks along each dim, with their sizes."""
+        found: dict[int, list[tuple[str, int]]] = {}
+        for component in self.components:
+            for each in component.along:
+                if each.of is not None and each.block > 1:
+                    found.setdefault(each.of, []).append((component.name, each.block))
+        return {dim: tuple(blocks) for dim, blocks in found.items()}

@@ -1,0 +1,282 @@
+"""One layout for a logical tensor, and the layouts of its components that follow from it (rule 2.13)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .._text import shown
+from ..errors import LayoutError
+from ..layout import Spec, TensorLayout, UnevenRule
+from ..mesh import DeviceMesh
+from ..packed import PackedDim, Part, concat, part
+from ..partition import Partition
+from .component import Along, LogicalTensor
+
+__all__ = ["component_layouts", "padded_size", "sizes_that_fit"]
+
+
+class _Key(NamedTuple):
+    """What the layouts of components depend on, without names: equal for the layers of a model."""
+
+    shape: tuple[int, ...]
+    along: tuple[tuple[Along, ...], ...]
+    tails: tuple[str, ...]
+    uncut: tuple[tuple[int, str], ...]
+    layout: TensorLayout
+    uneven: UnevenRule
+    shared: bool
+
+
+def component_layouts(
+    tensor: LogicalTensor, layout: TensorLayout, uneven: UnevenRule = "even", *, shared: bool = False
+) -> dict[str, TensorLayout]:
+    """Give the layout of each component: a device holds the blocks that its box of the logical tensor touches.
+
+    Args:
+        tensor: the logical tensor.
+        layout: how it is cut; it has a mesh.
+        uneven: the rule for dims that do not divide. The layouts that are returned have it in them, so that they do not
+            depend on the rule that is given with them.
+        shared: whether a cut may fall within a block that has one scale. The devices on both sides hold the scale
+            then, as replicas; they must have equal shares of the block.
+
+    Raises:
+        LayoutError: if a cut falls within a block, or within values that are packed together; if a part of a fused dim
+            does not begin on a block; or if a dim cannot be cut at all. Says which sizes and which padding would do.
+
+    >>> from shardwise import DeviceMesh
+    >>> from shardwise.quantized import Along, Component
+    >>> weight = Component("down.weight", "F8_E4M3", (256, 512), (Along(0), Along(1)))
+    >>> scale = Component("down.weight_scale_inv", "F32", (2, 4), (Along(0, 128), Along(1, 128)))
+    >>> down = LogicalTensor("down.weight", (256, 512), "FP8 in blocks", (weight, scale))
+    >>> layout = TensorLayout((None, "tp"), DeviceMesh((4,), ("tp",)))
+    >>> component_layouts(down, layout)["down.weight_scale_inv"].shard_shape("cpu:1", (2, 4))
+    (2, 1)
+    >>> layout = TensorLayout((None, "tp"), DeviceMesh((8,), ("tp",)))
+    >>> component_layouts(down, layout)
+    Traceback (most recent call last):
+    shardwise.errors.LayoutError: 'down.weight': dim 1 has 512 elements, and is cut at 64, within a block of 128 of
+    weight_scale_inv; whole blocks need a multiple of 1024: it would fit padded to 1024, or cut 1, 2 or 4 ways; with
+    shared = true both sides hold the block
+    >>> component_layouts(down, layout, shared=True)["down.weight_scale_inv"].shard_shape("cpu:1", (2, 4))
+    (2, 1)
+    """
+    if layout.rank != len(tensor.shape):
+        raise LayoutError(f"{shown(tensor.name)} has {len(tensor.shape)} dims, and its layout {layout.rank}")
+    if layout.device_mesh is None:
+        raise LayoutError(f"{shown(tensor.name)}: its layout {shown(layout)} has no mesh")
+    along = tuple(component.along for component in tensor.components)
+    tails = tuple(component.name.removeprefix(tensor.name.rpartition(".")[0] + ".") for component in tensor.components)
+    key = _Key(tensor.shape, along, tails, tensor.uncut, layout, uneven, shared)
+    try:
+        layouts = _layouts(key)
+    except LayoutError as error:
+        raise LayoutError(f"{shown(tensor.name)}: {error}") from None
+    return {component.name: one for component, one in zip(tensor.components, layouts, strict=True)}
+
+
+def padded_size(n: int, unit: int, shards: int) -> int:
+    """Give the least size from `n` that `shards` shards cut into whole units.
+
+    >>> padded_size(2880, 32, 4)
+    2944
+    """
+    return -(-n // (unit * shards)) * unit * shards
+
+
+def sizes_that_fit(n: int, unit: int, among: Iterable[int]) -> tuple[int, ...]:
+    """Give the numbers of shards, of those to look at, that cut `n` elements into whole units.
+
+    >>> sizes_that_fit(29568, 128, (1, 2, 3, 4, 8))
+    (1, 3)
+    """
+    return tuple(shards for shards in among if n % (shards * unit) == 0)
+
+
+@lru_cache(maxsize=4096)
+def _layouts(key: _Key) -> tuple[TensorLayout, ...]:
+    mesh = key.layout.device_mesh
+    assert mesh is not None
+    dims = [_parts(spec, n, key.uneven) for spec, n in zip(key.layout.axes, key.shape, strict=True)]
+    for dim, why in key.uncut:
+        if any(_is_cut(one, mesh) for one in dims[dim]):
+            raise LayoutError(f"dim {dim} cannot be cut: {why}")
+    made = []
+    for along, tail in zip(key.along, key.tails, strict=True):
+        specs: list[Spec] = []
+        for each in along:
+            if each.of is None:
+                specs.append(None)
+                continue
+            # Blocks of the flattened tensor are cut by the rows.
+            dim, row = (0, math.prod(key.shape[1:])) if each.of < 0 else (each.of, 1)
+            if any(_is_cut(one, mesh) or one.pad_to is not None for one in dims[dim]):
+                specs.append(_spec(each, row, dims[dim], _Dim(dim, tail, mesh, key.shared)))
+            else:
+                specs.append(None)
+        made.append(TensorLayout(specs, mesh))
+    return tuple(made)
+
+
+def _shards(one: Part, mesh: DeviceMesh) -> int:
+    return math.prod(mesh.axis_size(axis) for axis in one.axes)
+
+
+def _is_cut(one: Part, mesh: DeviceMesh) -> bool:
+    return one.at_most != 1 and _shards(one, mesh) > 1
+
+
+def _parts(spec: Spec, n: int, uneven: UnevenRule) -> list[Part]:
+    """The parts of a dim with all factors known, each with its rule; a plain dim has one."""
+    if not isinstance(spec, PackedDim):
+        return [part(n, axes=spec or (), uneven=uneven)]
+    known = []
+    for one, size in zip(spec.parts, spec.sizes(n), strict=True):
+        others = math.prod(factor for factor in one.factors if factor is not None)
+        factors = tuple((size // others if others else 0) if factor is None else factor for factor in one.factors)
+        rule = one.uneven if one.uneven is not None or one.cut is None else uneven
+        known.append(replace(one, factors=factors, ratio=1, uneven=rule))
+    return known
+
+
+class _Dim(NamedTuple):
+    """A dim of the logical tensor, and the component in question."""
+
+    number: int
+    component: str
+    mesh: DeviceMesh
+    shared: bool
+
+
+def _spec(along: Along, row: int, parts: list[Part], dim: _Dim) -> Spec:
+    """The spec of a component's dim; an element of the logical dim is `row` of those that the blocks count."""
+    sizes = [math.prod(factor or 0 for factor in one.factors) * row for one in parts]
+    for number, base in enumerate(accumulate(sizes[:-1]), 1):
+        if base % along.block:
+            raise LayoutError(
+                f"dim {dim.number}: part {number} begins at {base // row}, within a block of {along.block} of "
+                f"{dim.component}; the parts of a fused weight share it"
+            )
+    found = [
+        _coarse(along, row, one, dim)
+        if _is_cut(one, dim.mesh) or one.pad_to is not None
+        else part(along.elements(size), name=one.name)
+        for one, size in zip(parts, sizes, strict=True)
+    ]
+    if len(found) == 1 and _is_plain(found[0], dim.mesh):
+        return found[0].axes
+    return concat(*found)
+
+
+def _is_plain(one: Part, mesh: DeviceMesh) -> bool:
+    """Whether any rule cuts the part alike, as a plain dim."""
+    shards = _shards(one, mesh)
+    (n, *others) = (factor or 0 for factor in one.factors)
+    divides = not others and n % (shards * (one.unit or 1)) == 0
+    return divides and one.pad_to is None and (one.at_most is None or one.at_most >= shards)
+
+
+def _coarse(along: Along, row: int, one: Part, dim: _Dim) -> Part:
+    """The part of a component that has the blocks of a part which is cut."""
+    block, words = along.block, along.words
+    assert one.cut is not None
+    factors = [factor or 0 for factor in one.factors]
+    outer, n, inner = math.prod(factors[: one.cut]), factors[one.cut], math.prod(factors[one.cut + 1 :]) * row
+    if (block, words, row) == (1, 1, 1):
+        return one
+    shards = _shards(one, dim.mesh)
+    if one.split and shards > n > 0 and shards % n == 0:
+        n, inner = n * inner, 1
+    one = replace(one, split=False)
+    if outer > 1 and n * inner % block:
+        raise LayoutError(
+            f"dim {dim.number}: each of its {outer} stretches has {n * inner // row} elements, no multiple of a block "
+            f"of {block} of {dim.component}"
+        )
+    cuts = _cuts(one, n, dim.mesh)
+    within = next((at for at in cuts[:, 0].tolist() if at < n and at * inner % block), None)
+    count = along.elements(n * inner)
+    if within is not None:
+        coarse = _shared(along, one, count, cuts * inner, dim)
+        if coarse is None:
+            raise LayoutError(_within(along, dim, n, inner, row, shards, within))
+        return coarse
+    # Every shard has the same room if the factor is padded.
+    room = None if one.pad_to is None else _partition(one, n, dim.mesh).largest_shard_shape[0] * inner
+    if room is not None and room % block:
+        raise LayoutError(
+            f"dim {dim.number} has room for {room // row} elements on each device when padded, no multiple of a block "
+            f"of {block} of {dim.component}"
+        )
+    # How many elements of the factor make whole blocks, and what they are in the component.
+    unit = math.lcm(one.unit or 1, block // math.gcd(block, inner)) * inner // block * words
+    coarse = part(
+        (outer, count) if outer > 1 else count,
+        1 if outer > 1 else 0,
+        one.axes,
+        one.uneven,
+        at_most=one.at_most,
+        unit=None if unit == 1 else unit,
+        pad_to=None if room is None else max(room // block * words, 1),
+        pad_each=room is not None,
+        name=one.name,
+    )
+    if not np.array_equal(_cuts(coarse, count, dim.mesh), np.minimum(-(-cuts * inner * words // block), count)):
+        raise LayoutError(f"dim {dim.number}: the rule {one.uneven!r} needs a unit to cut {dim.component} alike")
+    return coarse
+
+
+def _shared(along: Along, one: Part, count: int, cuts: npt.NDArray[np.int64], dim: _Dim) -> Part | None:
+    """The part with the blocks that each device's share touches, if each block has equal shares."""
+    whole = len(one.factors[: one.cut]) == 0 and one.at_most is None and one.pad_to is None
+    if not (dim.shared and whole and along.packing == 1):
+        return None
+    start, stop = cuts.T
+    touched = np.where(start == stop, count, np.stack([start // along.block, -(-stop // along.block)])).T
+    coarse = part(count, 0, one.axes, one.uneven, at_most=count, name=one.name)
+    try:
+        return coarse if np.array_equal(_cuts(coarse, count, dim.mesh), touched) else None
+    except LayoutError:  # So many devices cannot have so many blocks in equal shares.
+        return None
+
+
+def _partition(one: Part, n: int, mesh: DeviceMesh) -> Partition:
+    """The cut factor alone, of `n` elements."""
+    alone = replace(one, factors=(n,), cut=0, ratio=1, name=None, blocks=())
+    return TensorLayout((concat(alone),), mesh).partition((n,))
+
+
+def _cuts(one: Part, n: int, mesh: DeviceMesh) -> npt.NDArray[np.int64]:
+    """Start and stop of the cut factor, of `n` elements, on each device."""
+    return _partition(one, n, mesh).boxes()[:, 0]
+
+
+def _within(along: Along, dim: _Dim, n: int, inner: int, row: int, shards: int, at: int) -> str:
+    """The message of a cut within a block."""
+    block = along.block
+    unit = block // math.gcd(block, inner)
+    what = f"{block} values packed together" if along.packing > 1 else f"a block of {block}"
+    fits = [str(k) for k in sizes_that_fit(n, unit, range(1, 65))]
+    ways = " or ".join([", ".join(fits[:-1]), fits[-1]] if len(fits) > 1 else fits)
+    share = ""
+    if along.packing == 1:
+        share = (
+            "; with shared = true the tiles would not be equal shares of the devices"
+            if dim.shared
+            else "; with shared = true both sides hold the block"
+        )
+    elements = f"{n} elements" if inner == row else f"{n} units of {inner // row} elements"
+    return (
+        f"dim {dim.number} has {elements}, and is cut at {at}, within {what} of {dim.component}; whole blocks need a "
+        f"multiple of {unit * shards}: it would fit padded to {padded_size(n, unit, shards)}"
+        + (f", or cut {ways} ways" if fits else "")
+        + share
+    )

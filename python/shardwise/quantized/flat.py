@@ -1,0 +1,80 @@
+"""Values of the flattened weight: bitsandbytes."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from .._text import shown
+from ..errors import ParseError
+from .component import Along, LogicalTensor
+from .parts import WHOLE, Group
+
+__all__ = ["bitsandbytes"]
+
+_STATE = "quant_state"
+
+
+def bitsandbytes(group: Group) -> LogicalTensor | None:
+    """Give a weight of bitsandbytes: 4-bit values of the flattened weight in blocks, or 8-bit rows."""
+    if "SCB" in group.members:
+        shape = group.matrix("weight")
+        along = {"weight": (*map(Along, range(len(shape))),), "SCB": group.scale("SCB", shape, (1, 0))}
+        if "weight_format" in group.members:
+            along["weight_format"] = (WHOLE,) * len(group.shape("weight_format"))
+        return group.made("INT8 per row", shape, along)
+    if _STATE not in group.members:
+        if "absmax" in group.members:
+            raise ParseError(f"{shown(group.name)}: its {_STATE} is missing; there is {', '.join(group.members)}")
+        return None
+    stored = group.shape("weight")
+    said = group.read(_STATE)
+    shape, block, nested = (2 * math.prod(stored), 1), 64, 256
+    if said is not None:
+        shape, block, nested = _state(group, said)
+    if -(-math.prod(shape) // 2) != math.prod(stored):
+        raise ParseError(
+            f"{shown(group.name)} has the shape {stored}; for a weight of {shape} it must hold half as many"
+        )
+    count = -(-math.prod(shape) // block)
+    if group.shape("absmax") != (count,):
+        raise ParseError(
+            f"{shown(group.name)}: its absmax has the shape {group.shape('absmax')}; for a weight of {shape} in blocks "
+            f"of {block} it must be {(count,)}"
+        )
+    along = {
+        "weight": (Along(-1, 2, packing=2), *(WHOLE,) * (len(stored) - 1)),
+        "absmax": (Along(-1, block),),
+        _STATE: (WHOLE,),
+    }
+    if "quant_map" in group.members:
+        along["quant_map"] = (WHOLE,)
+    if "nested_absmax" in group.members:
+        expected = (-(-count // nested),)
+        if group.shape("nested_absmax") != expected:
+            own = group.shape("nested_absmax")
+            raise ParseError(f"{shown(group.name)}: its nested_absmax has the shape {own}; it must be {expected}")
+        along["nested_absmax"] = (Along(-1, block * nested),)
+        along["nested_quant_map"] = (WHOLE,)
+    reason = "it is stored flat: only whole rows can be cut off"
+    uncut = tuple((dim, reason) for dim in range(1, len(shape)))
+    if said is None:
+        uncut = tuple(
+            (dim, f"it is stored flat, and its {_STATE}, which says the shape, was not read") for dim in (0, 1)
+        )
+    return group.made("4 bits, flat", shape, along, uncut, {_STATE: "the shape of the whole weight"})
+
+
+def _state(group: Group, said: bytes) -> tuple[tuple[int, ...], int, int]:
+    """The shape of the weight, and how many values a scale is for, and how many scales a scale of scales."""
+    try:
+        state = json.loads(said)
+        shape = tuple(state["shape"])
+        numbers = [state["blocksize"], state.get("nested_blocksize", 256), *shape]
+    except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
+        raise ParseError(f"{shown(group.name)}: its {_STATE} is not an object with shape and blocksize") from None
+    if not all(isinstance(size, int) and not isinstance(size, bool) and 0 < size < 2**40 for size in numbers):
+        raise ParseError(f"{shown(group.name)}: its {_STATE} says sizes that cannot be: {shown(numbers)}")
+    if len(shape) < 1 or len(shape) > 64:
+        raise ParseError(f"{shown(group.name)}: its {_STATE} says a shape of {len(shape)} dims")
+    return shape, numbers[0], numbers[1]

@@ -1,0 +1,171 @@
+"""Quantized weights recognised: from `quantization_config`, from names, dtypes and shapes.
+
+The forms and where they are defined:
+
+| form | method | written by |
+|---|---|---|
+| FP8 in blocks, per tensor | `fp8` | DeepSeek-V3, transformers `integrations/finegrained_fp8.py` |
+| FP8, INT8: blocks, per channel, per tensor | `compressed-tensors` | `compressors/naive_quantized` |
+| integers packed into int32 | `compressed-tensors` | `compressors/pack_quantized` |
+| NVFP4, MXFP4 | `compressed-tensors` | `compressors/nvfp4`, `compressors/mxfp4` |
+| FP8, NVFP4 | `modelopt` | ModelOpt `torch/export`, `qtensor/nvfp4_tensor.py` |
+| AWQ (gemm) | `awq` | AutoAWQ `modules/linear/gemm.py` |
+| GPTQ, versions 1 and 2 | `gptq` | GPTQModel `nn_modules/qlinear` |
+| MXFP4 of gpt-oss | `mxfp4` | transformers `integrations/mxfp4.py` |
+| flat values of 4 bits; INT8 per row | `bitsandbytes` | bitsandbytes `functional.py`, `QuantState.as_dict` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from .._text import shown
+from ..errors import ParseError
+from . import flat, integers, scaled
+from .component import LogicalTensor
+from .parts import Given, Group
+
+__all__ = ["Components", "find_components"]
+
+#: For each method what makes a logical tensor of the components of one group.
+_METHODS: dict[str, Callable[[Group], LogicalTensor | None]] = {
+    "fp8": scaled.fp8,
+    "compressed-tensors": integers.compressed,
+    "modelopt": scaled.modelopt,
+    "awq": integers.awq,
+    "gptq": integers.gptq,
+    "mxfp4": scaled.mxfp4,
+    "bitsandbytes": flat.bitsandbytes,
+}
+#: The last parts of the names of components; what comes before is the group.
+_TAILS = frozenset(
+    [
+        *("weight", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_packed", "weight_shape"),
+        *("weight_zero_point", "weight_g_idx", "weight_global_scale"),
+        *("input_scale", "input_global_scale", "input_zero_point", "activation_scale"),
+        *("qweight", "qzeros", "scales", "g_idx"),
+    ]
+)
+#: The tails of stacked experts, which have no part of their own: `experts.gate_up_proj_blocks`.
+_ENDS = ("_blocks", "_scales", "_scale_inv", "_scale_2", "_scale")
+#: What bitsandbytes puts beside the weight, and after its name.
+_BESIDE = frozenset(["SCB", "weight_format"])
+_AFTER = frozenset(["absmax", "quant_map", "nested_absmax", "nested_quant_map"])
+
+
+class Components(NamedTuple):
+    """The logical tensors of a checkpoint, and what is stored as it is."""
+
+    #: The value of `quant_method`; `None` if nothing is quantized.
+    method: str | None
+    #: The quantized weights by name.
+    tensors: Mapping[str, LogicalTensor]
+    #: The names of the other tensors.
+    plain: tuple[str, ...]
+
+
+def find_components(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    config: Mapping[str, Any],
+    read: Callable[[str], bytes | None] | None = None,
+) -> Components:
+    """Find the logical tensors of a quantized checkpoint.
+
+    Args:
+        tensors: the dtype of each stored tensor, as the safetensors format writes it, and its shape.
+        config: what `config.json` says; if it has no `quantization_config`, the names of the tensors tell the method.
+        read: gives the bytes of a tensor, or `None`. It is asked for small ones only, whose values say what shapes do
+            not: `g_idx` of GPTQ, `weight_shape` of packed integers, the `quant_state` of bitsandbytes. What is not read
+            is not known: groups count as in order only if `desc_act` is false, and a last word as full.
+
+    Raises:
+        ParseError: if a scale is missing, a shape does not agree with the weight and the blocks that the configuration
+            states, or the method is not known; names the tensor.
+
+    >>> found = find_components(
+    ...     {
+    ...         "up.weight": ("F8_E4M3", (256, 576)),
+    ...         "up.weight_scale_inv": ("F32", (2, 5)),
+    ...         "norm.weight": ("BF16", (576,)),
+    ...     },
+    ...     {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+    ... )
+    >>> found.tensors["up.weight"].blocks
+    {0: (('up.weight_scale_inv', 128),), 1: (('up.weight_scale_inv', 128),)}
+    >>> found.plain
+    ('norm.weight',)
+    """
+    given = quantization_of(config)
+    method = given.get("quant_method") or _method_of(tensors)
+    if method is None:
+        return Components(None, {}, tuple(tensors))
+    make = _METHODS.get(method)
+    if make is None:
+        known = ", ".join(sorted(_METHODS))
+        raise ParseError(f"quantization_config: quant_method is {shown(method)}; known are {known}")
+    found: dict[str, LogicalTensor] = {}
+    for group in _groups(tensors, Given(given, read, {})):
+        logical = make(group)
+        if logical is not None:
+            found[logical.name] = logical
+    taken = {component.name for logical in found.values() for component in logical.components}
+    return Components(method, found, tuple(name for name in tensors if name not in taken))
+
+
+def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Give the `quantization_config` of a configuration, which may be that of its text model; empty if there is none.
+
+    >>> quantization_of({"text_config": {"quantization_config": {"quant_method": "awq"}}})
+    {'quant_method': 'awq'}
+    """
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, Mapping) else {}):
+        for key in ("quantization_config", "compression_config"):
+            given = part.get(key)
+            if isinstance(given, Mapping):
+                return given
+    return {}
+
+
+def _method_of(tensors: Mapping[str, object]) -> str | None:
+    """The method by the names of the tensors, where the configuration does not say it."""
+    tails = {name.rpartition(".")[2] for name in tensors}
+    for tail, method in (
+        ("weight_packed", "compressed-tensors"),
+        ("weight_scale_2", "modelopt"),
+        ("weight_scale_inv", "fp8"),
+        ("g_idx", "gptq"),
+        ("qweight", "awq"),
+        ("absmax", "bitsandbytes"),
+        ("SCB", "bitsandbytes"),
+        ("weight_scale", "compressed-tensors"),
+    ):
+        if tail in tails:
+            return method
+    return "mxfp4" if any(tail.endswith("_blocks") for tail in tails) else None
+
+
+def _groups(tensors: Mapping[str, tuple[str, tuple[int, ...]]], given: Given) -> Iterator[Group]:
+    groups: dict[str, dict[str, tuple[str, str, tuple[int, ...]]]] = {}
+    for name, (dtype, shape) in tensors.items():
+        head, _, tail = name.rpartition(".")
+        if tail in _TAILS:
+            key = f"{head}.weight" if head else "weight"
+        elif tail in _BESIDE:
+            key = f"{head}.weight"
+        elif tail in _AFTER:
+            key = head
+        elif tail.startswith("bitsandbytes__") and head.endswith(".quant_state"):
+            key, tail = head.removesuffix(".quant_state"), "quant_state"
+        else:
+            end = next((end for end in _ENDS if tail.endswith(end)), None)
+            if end is None:
+                # A stacked weight has the name of its group.
+                groups.setdefault(name, {})["weight"] = (name, dtype, shape)
+                continue
+            key = name[: -len(end)]
+            tail = end[1:] if end in ("_blocks", "_scales") else f"weight{end}"
+        groups.setdefault(key, {})[tail] = (name, dtype, shape)
+    for key, members in groups.items():
+        yield Group(key, members, given)

@@ -1,0 +1,260 @@
+"""Integers packed into words: compressed-tensors, AWQ, GPTQ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .._core import RuleSet
+from .._text import shown
+from ..errors import ParseError
+from .component import Along, LogicalTensor
+from .parts import WHOLE, Given, Group
+from .scaled import block_size, four_bits, singles, values
+
+__all__ = ["awq", "compressed", "gptq"]
+
+_WORD = 32
+#: The names of the integers and floats that are stored one to an element.
+_EIGHT_BITS = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8")
+
+
+def compressed(group: Group) -> LogicalTensor | None:
+    """Give a weight of compressed-tensors."""
+    packed = group.dtype("weight_packed")
+    if packed == "" and group.dtype("weight") not in _EIGHT_BITS:
+        if "weight_scale" in group.members and "weight" not in group.members:
+            raise ParseError(f"{shown(group.name)}: its weight_scale is there, and neither weight nor weight_packed")
+        return None
+    group.shape("weight_scale")
+    if packed == "U8" and group.dtype("weight_scale") == "U8":
+        return four_bits(group, "weight_packed", _scheme(group, "mxfp4").integer("group_size") or 32, "MXFP4")
+    if packed == "U8":
+        if group.dtype("weight_scale") != "F8_E4M3":
+            raise ParseError(
+                f"{shown(group.name)}: its weight_scale is {group.dtype('weight_scale')}; expected F8_E4M3"
+            )
+        return four_bits(group, "weight_packed", _scheme(group, "nvfp4").integer("group_size") or 16, "NVFP4")
+    if packed:
+        return _packed(group)
+    scheme = _scheme(group, "quantized")
+    shape = group.matrix("weight")
+    blocks = _blocks(scheme, group, shape)
+    kind = "FP8" if group.dtype("weight").startswith("F8") else "INT8"
+    along = {
+        "weight": values(shape, Along(len(shape) - 1)),
+        "weight_scale": group.scale("weight_scale", shape, blocks),
+        **singles(group, shape),
+    }
+    if "weight_zero_point" in group.members:
+        along["weight_zero_point"] = group.scale("weight_zero_point", shape, blocks)
+    return group.made(f"{kind} {_words(blocks)}", shape, along)
+
+
+def _packed(group: Group) -> LogicalTensor:
+    if group.dtype("weight_packed") != "I32":
+        raise ParseError(
+            f"{shown(group.name)}: its weight_packed is {group.dtype('weight_packed')}; expected I32 or U8"
+        )
+    scheme = _scheme(group, "pack-quantized")
+    bits = scheme.integer("num_bits") or 4
+    if bits > 8:
+        raise ParseError(f"quantization_config: num_bits is {bits}; packed integers have 1 to 8")
+    stored = group.matrix("weight_packed")
+    shape = (*stored[:-1], stored[-1] * _WORD // bits)
+    said = group.read("weight_shape") if "weight_shape" in group.members else None
+    if said is not None:
+        shape = _stated_shape(group, said, shape)
+    last = len(shape) - 1
+    # Bits that do not divide a word straddle words: 32 values in `bits` words.
+    word = Along(last, _WORD // bits, packing=_WORD // bits)
+    if _WORD % bits:
+        word = Along(last, _WORD, words=bits, packing=_WORD)
+    blocks = _blocks(scheme, group, shape)
+    along = {"weight_packed": values(shape, word), "weight_scale": group.scale("weight_scale", shape, blocks)}
+    if "weight_zero_point" in group.members:
+        # Packed along the rows.
+        groups = group.shape("weight_zero_point")[-1] != 1 or (blocks is not None and blocks[1] > 0)
+        rows = Along(last - 1, word.block, word.words, word.packing)
+        columns = Along(last, blocks[1]) if groups and blocks is not None and blocks[1] else WHOLE
+        along["weight_zero_point"] = (*(Along(dim) for dim in range(last - 1)), rows, columns)
+    if "weight_shape" in group.members:
+        along["weight_shape"] = (WHOLE,) * len(group.shape("weight_shape"))
+    uncut: tuple[tuple[int, str], ...] = ()
+    if "weight_g_idx" in group.members:
+        along["weight_g_idx"] = (Along(last),)
+        uncut = _order(
+            group, "weight_g_idx", last, blocks[1] if blocks else 0, scheme.config.get("actorder") == "group"
+        )
+    stated = {"weight_shape": "the shape of the whole weight", "weight_g_idx": "the groups of the whole weight"}
+    return group.made(f"INT{bits} packed, {_words(blocks)}", shape, {**along, **singles(group, shape)}, uncut, stated)
+
+
+def _stated_shape(group: Group, said: bytes, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that `weight_shape` states, in which the last word of a row may be partly filled."""
+    width = 8 if group.dtype("weight_shape") == "I64" else 4
+    if len(said) != width * len(shape):
+        raise ParseError(f"{shown(group.name)}: its weight_shape has {len(said)} bytes; expected {len(shape)} sizes")
+    found = tuple(np.frombuffer(said, f"<i{width}").tolist())
+    if found[:-1] != shape[:-1] or not 0 <= found[-1] <= shape[-1]:
+        raise ParseError(f"{shown(group.name)}: its weight_shape says {found}, and its weight_packed holds {shape}")
+    return found
+
+
+class _Schemes:
+    """What the configuration says of weights, and which of it a module gets."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        groups = config.get("config_groups")
+        self._all: list[tuple[str, Given]] = []
+        targets: list[tuple[int, str]] = []
+        for one in groups.values() if isinstance(groups, Mapping) else ():
+            weights = one.get("weights") if isinstance(one, Mapping) else None
+            if isinstance(weights, Mapping):
+                named = one.get("targets")
+                texts = [text for text in named if isinstance(text, str)] if isinstance(named, list) else []
+                targets += [(len(self._all), text) for text in texts]
+                form = one.get("format") or config.get("format")
+                self._all.append((form if isinstance(form, str) else "", Given(weights, None)))
+        # A target is a class of modules, the end of a name, or a regular expression, which is not to run for ever.
+        self._owners = [owner for owner, _ in targets]
+        patterns = [text[3:] if text.startswith("re:") else rf"(?:.*\.)?{re.escape(text)}$" for _, text in targets]
+        try:
+            self._rules = RuleSet(tuple(patterns), "match")
+            self._backtracking = [targets[at][1] for at in self._rules.backtracking()]
+        except ValueError as error:
+            raise ParseError(f"quantization_config: targets: {error}") from None
+
+    def of(self, module: str, form: str) -> Given:
+        """Give what it says of a module in a form: of several, what targets it by its name."""
+        fitting = [at for at, (own, _) in enumerate(self._all) if form in own or not own]
+        if len(fitting) > 1:
+            if self._backtracking:
+                target = shown(self._backtracking[0])
+                raise ParseError(f"quantization_config: the target {target} needs a search that may take for ever")
+            named = {self._owners[at] for at in self._rules.find(module)[0]}
+            fitting = [at for at in fitting if at in named] or fitting
+        return self._all[fitting[0]][1] if fitting else Given({}, None)
+
+
+def _scheme(group: Group, form: str) -> Given:
+    schemes = group.given.kept.get("schemes")
+    if schemes is None:
+        schemes = group.given.kept["schemes"] = _Schemes(group.given.config)
+    scheme: Given = schemes.of(group.name.removesuffix(".weight"), form)
+    return scheme
+
+
+def _blocks(scheme: Given, group: Group, shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """The blocks of the scales; `None` is one for the tensor."""
+    strategy, own = scheme.config.get("strategy"), group.shape("weight_scale")
+    if strategy is None:  # As compressed-tensors does: by the group size, if there is one.
+        strategy = "group" if scheme.config.get("group_size") else "channel" if len(own) > 1 else "tensor"
+    if strategy == "tensor":
+        return None
+    if strategy == "channel":
+        return 1, 0
+    if strategy == "block":
+        return block_size(scheme.config.get("block_structure"), "block_structure")
+    if strategy in ("group", "tensor_group"):
+        size = scheme.integer("group_size", least=-1)
+        if size is None or size == 0:
+            raise ParseError(f"quantization_config: group_size is missing, and the strategy is {shown(strategy)}")
+        return (1, size) if size > 0 else (1, 0)
+    raise ParseError(f"quantization_config: strategy is {shown(strategy)}; known are tensor, channel, group and block")
+
+
+def _words(blocks: tuple[int, int] | None) -> str:
+    if blocks is None:
+        return "per tensor"
+    if blocks[1] == 0:
+        return "per channel"
+    return f"in groups of {blocks[1]}" if blocks[0] == 1 else f"in blocks of {blocks[0]} x {blocks[1]}"
+
+
+def _order(group: Group, tail: str, dim: int, size: int, unordered: bool) -> tuple[tuple[int, str], ...]:
+    """That the columns cannot be cut where `g_idx` is not in order; its values are read, if there is a way to."""
+    said = group.read(tail)
+    if said is None:
+        if not unordered:
+            return ()
+        return ((dim, f"the groups may not be in order (desc_act), and the values of {tail} were not read"),)
+    groups = np.frombuffer(said, "<i4")
+    if np.array_equal(groups, np.arange(len(groups)) // size if size else np.zeros(len(groups))):
+        return ()
+    return ((dim, f"its {tail} is not in order (desc_act): a part of the columns needs the scales of all groups"),)
+
+
+def _sides(group: Group) -> tuple[int, int]:
+    """Bits, and group size; 0 is all columns."""
+    bits = group.given.integer("bits", "w_bit") or 4
+    size = group.given.integer("group_size", "q_group_size", least=-1)
+    if bits > 8 or (_WORD % bits and bits != 3):
+        raise ParseError(f"quantization_config: bits is {bits}; known are 2, 3, 4 and 8")
+    if size is None or size == 0:
+        raise ParseError("quantization_config: group_size is missing, or 0")
+    return bits, max(size, 0)
+
+
+def _has_words(group: Group) -> bool:
+    if "qweight" in group.members:
+        group.shape("scales")
+        return True
+    rest = [tail for tail in ("qzeros", "scales", "g_idx") if tail in group.members]
+    if rest:
+        raise ParseError(f"{shown(group.members[rest[0]][0])} is there, and its qweight is missing")
+    return False
+
+
+def awq(group: Group) -> LogicalTensor | None:
+    """Give a weight of AWQ, stored in x out: eight values of one row to a word."""
+    if not _has_words(group):
+        return None
+    version = group.given.config.get("version", "gemm")
+    if str(version).lower() != "gemm":
+        raise ParseError(f"quantization_config: version is {shown(version)}; of AWQ's orders gemm is known")
+    bits, size = _sides(group)
+    stored = group.matrix("qweight")
+    per_word = _WORD // bits
+    shape = (*stored[:-2], stored[-1] * per_word, stored[-2])
+    out, columns = len(shape) - 2, len(shape) - 1
+    lead = tuple(Along(dim) for dim in range(out))
+    word = Along(out, per_word, packing=per_word)
+    groups = Along(columns, size) if size else WHOLE
+    along = {"qweight": (*lead, Along(columns), word), "scales": (*lead, groups, Along(out))}
+    if "qzeros" in group.members:
+        along["qzeros"] = (*lead, groups, word)
+    return group.made(f"AWQ of {bits} bits {_words((1, size))}", shape, along)
+
+
+def gptq(group: Group) -> LogicalTensor | None:
+    """Give a weight of GPTQ, stored in x out: eight values of one column to a word."""
+    if not _has_words(group):
+        return None
+    bits, size = _sides(group)
+    stored = group.matrix("qweight")
+    block, words = (_WORD // bits, 1) if _WORD % bits == 0 else (_WORD, bits)
+    if stored[-2] % words:
+        raise ParseError(
+            f"{shown(group.name)}: its qweight has {stored[-2]} rows of words; {bits} bits need a multiple of {words}"
+        )
+    shape = (*stored[:-2], stored[-1], stored[-2] // words * block)
+    out, columns = len(shape) - 2, len(shape) - 1
+    lead = tuple(Along(dim) for dim in range(out))
+    groups = Along(columns, size) if size else WHOLE
+    along = {
+        "qweight": (*lead, Along(columns, block, words, packing=block), Along(out)),
+        "scales": (*lead, groups, Along(out)),
+    }
+    if "qzeros" in group.members:
+        along["qzeros"] = (*lead, groups, Along(out, block, words, packing=block))
+    uncut: tuple[tuple[int, str], ...] = ()
+    if "g_idx" in group.members:
+        along["g_idx"] = (*lead, Along(columns))
+        uncut = _order(group, "g_idx", columns, size, bool(group.given.config.get("desc_act", True)))
+    return group.made(
+        f"GPTQ of {bits} bits {_words((1, size))}", shape, along, uncut, {"g_idx": "the groups of the whole weight"}
+    )

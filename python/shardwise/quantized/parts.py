@@ -1,0 +1,144 @@
+"""What the stored tensors of one group say: their names, dtypes and shapes, checked against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from .._text import shown
+from ..errors import ParseError
+from .component import Along, Component, LogicalTensor
+
+__all__ = ["WHOLE", "Given", "Group"]
+
+#: A dim that every device holds whole.
+WHOLE = Along(None)
+
+
+class Given(NamedTuple):
+    """The configuration, and how small tensors are read."""
+
+    config: Mapping[str, Any]
+    #: `None` for what is not to be read.
+    read: Callable[[str], bytes | None] | None
+    #: What is worked out once for all groups.
+    kept: dict[str, Any] = {}  # noqa: RUF012 (it is given wherever it is used)
+
+    def integer(self, *keys: str, least: int = 1) -> int | None:
+        """Give the integer that the first key that is there has; `None` without one.
+
+        Raises:
+            ParseError: if it is no integer of at least `least`.
+        """
+        for key in keys:
+            value = self.config.get(key)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ParseError(f"quantization_config: {key} is {shown(value)}; it must be an integer from {least}")
+            return value
+        return None
+
+
+class Group(NamedTuple):
+    """The stored tensors of one weight, by the last part of their names: name, dtype, shape."""
+
+    name: str
+    members: Mapping[str, tuple[str, str, tuple[int, ...]]]
+    given: Given
+
+    def shape(self, tail: str) -> tuple[int, ...]:
+        """Give the shape of a member.
+
+        Raises:
+            ParseError: if it is missing.
+        """
+        return self._member(tail)[2]
+
+    def dtype(self, tail: str) -> str:
+        """Give the dtype of a member; an empty text if it is missing."""
+        member = self.members.get(tail)
+        return "" if member is None else member[1]
+
+    def _member(self, tail: str) -> tuple[str, str, tuple[int, ...]]:
+        member = self.members.get(tail)
+        if member is None:
+            raise ParseError(f"{shown(self.name)}: its {tail} is missing; there is {', '.join(self.members)}")
+        return member
+
+    def matrix(self, tail: str) -> tuple[int, ...]:
+        """Give the shape of a member of at least two dims.
+
+        Raises:
+            ParseError: if it is missing, or has fewer.
+        """
+        name, _, shape = self._member(tail)
+        if len(shape) < 2:
+            raise ParseError(f"{shown(name)} has the shape {shape}; it must have at least two dims")
+        return shape
+
+    def scale(self, tail: str, shape: tuple[int, ...], blocks: tuple[int, int] | None) -> tuple[Along, ...]:
+        """Give what the dims of scales stand for: in blocks of the last two dims, or, with `None`, one for all.
+
+        A block of 0 is the whole dim.
+
+        Raises:
+            ParseError: if their shape is another one.
+        """
+        name, _, own = self._member(tail)
+        lead = tuple(Along(dim) for dim in range(len(shape) - 2))
+        if blocks is None:
+            # One for the tensor, or one for each of the experts.
+            if own in ((), (1,)) or own == (1,) * len(shape):
+                return (WHOLE,) * len(own)
+            if lead and own[: len(lead)] == shape[:-2] and all(size == 1 for size in own[len(lead) :]):
+                return (*lead, *(WHOLE,) * (len(own) - len(lead)))
+            raise ParseError(f"{shown(name)} has the shape {own}; expected one scale for the whole of {shape}")
+        along = (*lead, *(Along(len(lead) + i, block) if block else WHOLE for i, block in enumerate(blocks)))
+        expected = (
+            *shape[:-2],
+            *(each.elements(n) if each.of is not None else 1 for each, n in zip(along[-2:], shape[-2:], strict=True)),
+        )
+        if own == expected:
+            return along
+        # Scales of whole rows may have no dim for the columns.
+        if blocks[1] == 0 and own == expected[:-1]:
+            return along[:-1]
+        raise ParseError(
+            f"{shown(name)} has the shape {own}; for a weight of {shape} in blocks of {_blocks(blocks)} it must be "
+            f"{expected}"
+        )
+
+    def made(
+        self,
+        form: str,
+        shape: tuple[int, ...],
+        along: Mapping[str, tuple[Along, ...]],
+        uncut: tuple[tuple[int, str], ...] = (),
+        stated: Mapping[str, str] | None = None,
+    ) -> LogicalTensor:
+        """Make the logical tensor, with what each dim of each component stands for.
+
+        Raises:
+            ParseError: if the shape of a component is not the one that this makes.
+        """
+        components = []
+        for tail, each in along.items():
+            name, dtype, own = self._member(tail)
+            expected = tuple(
+                have if one.of is None or one.of < 0 else one.elements(shape[one.of])
+                for one, have in zip(each, own, strict=True)
+            )
+            if expected != own:
+                raise ParseError(f"{shown(name)} has the shape {own}; for a weight of {shape} it must be {expected}")
+            components.append(Component(name, dtype, own, each))
+        said = tuple((self.members[tail][0], what) for tail, what in (stated or {}).items() if tail in self.members)
+        return LogicalTensor(self.name, shape, form, tuple(components), uncut, said)
+
+    def read(self, tail: str) -> bytes | None:
+        """Give the bytes of a member; `None` if nothing is to be read."""
+        return None if self.given.read is None else self.given.read(self._member(tail)[0])
+
+
+def _blocks(blocks: tuple[int, int]) -> str:
+    return " x ".join(str(block) if block else "all" for block in blocks)

@@ -1,0 +1,139 @@
+"""One rule cuts a weight and its components."""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import pytest
+
+import shardwise as sw
+from shardwise import packed
+from shardwise.quantized import Along, Component, LogicalTensor, component_layouts, find_components
+
+from ..checks import refused
+from ..prove.against_quantized import FORMS, Weight, check, draw
+
+
+def fp8(rows: int, columns: int, name: str = "a.weight") -> LogicalTensor:
+    scales = (-(-rows // 128), -(-columns // 128))
+    tensors = {name: ("F8_E4M3", (rows, columns)), f"{name}_scale_inv": ("F32", scales)}
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    return find_components(tensors, config).tensors[name]
+
+
+def over(devices: int, *specs: sw.Spec | packed.PackedDim) -> sw.TensorLayout:
+    return sw.TensorLayout(specs, sw.DeviceMesh((devices,), ("tp",)))
+
+
+def test_random_weights_of_all_forms() -> None:
+    rng = random.Random(29)
+    seen = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # Random bits are NaN and infinite too.
+        for _ in range(300):
+            case = draw(rng)
+            seen.add(case.form)
+            check(case)
+    assert seen == set(FORMS)
+
+
+def test_scales_follow_the_weight_under_every_rule() -> None:
+    # 576 is 4.5 blocks: DeepSeek-V3's kv_a_proj_with_mqa.
+    layouts = component_layouts(fp8(576, 256), over(4, packed.parse("(n@tp/ceil/unit128)"), None))
+    weight, scale = (
+        layouts[name].partition(shape) for name, shape in (("a.weight", (576, 256)), ("a.weight_scale_inv", (5, 2)))
+    )
+    assert [weight.shard_shape(i)[0] for i in range(4)] == [256, 256, 64, 0]
+    assert [scale.shard_shape(i)[0] for i in range(4)] == [2, 2, 1, 0]
+    # Gate and up have padding of their own, and so have their scales.
+    halves = packed.parse("gate:(640@tp/unit128/pad128each) + up:(640@tp/unit128/pad128each)")
+    layouts = component_layouts(fp8(1280, 256), over(4, halves, None))
+    assert layouts["a.weight"].partition((1280, 256)).shard_shape(3) == (512, 256)
+    assert layouts["a.weight_scale_inv"].partition((10, 2)).shard_shape(3) == (4, 2)
+    assert [piece.box[0] for piece in layouts["a.weight_scale_inv"].partition((10, 2)).pieces(2)] == [
+        slice(4, 5),
+        slice(9, 10),
+    ]
+
+
+def test_queries_keys_and_values_cut_by_heads() -> None:
+    layouts = component_layouts(fp8(10240, 512), over(16, packed.qkv(64, 8, 128, "tp"), None))
+    scale = layouts["a.weight_scale_inv"].partition((80, 4))
+    assert [piece.box[0] for piece in scale.pieces(5)] == [slice(20, 24), slice(66, 67), slice(74, 75)]
+    # Two heads of 64 rows are a block.
+    layouts = component_layouts(fp8(1024, 512), over(4, packed.parse("(16@tp 64)"), None))
+    assert layouts["a.weight_scale_inv"].partition((8, 4)).shard_shape(1) == (2, 4)
+    with refused(sw.LayoutError, "16 units of 64 elements, and is cut at 1, within a block of 128"):
+        component_layouts(fp8(1024, 512), over(16, packed.parse("(16@tp 64)"), None))
+
+
+# vllm-project/vllm 52997, 48173 and 54178: what would fit is named.
+@pytest.mark.parametrize(
+    ("columns", "devices", "message"),
+    [
+        (512, 8, "dim 1 has 512 elements, and is cut at 64, within a block of 128 of weight_scale_inv"),
+        (512, 8, "whole blocks need a multiple of 1024: it would fit padded to 1024, or cut 1, 2 or 4 ways"),
+        (512, 8, "; with shared = true both sides hold the block"),
+        (1536, 8, "padded to 2048, or cut 1, 2, 3, 4, 6 or 12 ways"),
+        (320, 4, "is cut at 80, within a block of 128"),
+    ],
+)
+def test_a_cut_within_a_block_is_refused(columns: int, devices: int, message: str) -> None:
+    with refused(sw.LayoutError, "'down.weight': ", message):
+        component_layouts(fp8(256, columns, "down.weight"), over(devices, None, "tp"))
+
+
+def test_a_block_is_shared_if_the_rule_says_so() -> None:
+    layouts = component_layouts(fp8(256, 512), over(8, None, "tp"), shared=True)
+    scale = layouts["a.weight_scale_inv"].partition((2, 4))
+    assert [scale.pieces(i)[0].box[1].start for i in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    # 192 columns are one block and a half: the shares are not equal.
+    with refused(sw.LayoutError, "the tiles would not be equal shares"):
+        component_layouts(fp8(256, 1536), over(8, None, "tp"), shared=True)
+    # Packed values are never cut apart.
+    tensors = {"a.weight_packed": ("I32", (4, 1)), "a.weight_scale": ("BF16", (4, 1))}
+    weights = {"strategy": "channel", "num_bits": 4}
+    config = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"g": {"format": "pack-quantized", "weights": weights}},
+    }
+    logical = find_components(tensors, {"quantization_config": config}).tensors["a.weight"]
+    with refused(sw.LayoutError, "within 8 values packed together of weight_packed"):
+        component_layouts(logical, over(2, None, "tp"), shared=True)
+
+
+def test_parts_of_a_fused_weight_that_share_a_block_are_refused() -> None:
+    # Two partitions of 192 rows: three rows of scales for the four that are needed (vllm-project/vllm 52997).
+    with refused(sw.LayoutError, "part 1 begins at 192, within a block of 128 of weight_scale_inv"):
+        component_layouts(fp8(384, 256), over(2, packed.parse("gate:(192@tp) + up:(192@tp)"), None))
+
+
+def test_bad_arguments_are_refused() -> None:
+    logical = fp8(256, 256)
+    with refused(sw.LayoutError, "has 2 dims, and its layout 1"):
+        component_layouts(logical, over(2, "tp"))
+    with refused(sw.LayoutError, "has no mesh"):
+        component_layouts(logical, sw.TensorLayout(("tp", None)))
+    with refused(sw.LayoutError, "do not divide evenly"):
+        component_layouts(fp8(256, 384), over(2, None, packed.parse("(n@tp/unit128)")))
+    uncut = LogicalTensor(
+        "w", (8,), "flat", (Component("w", "U8", (4,), (Along(0, 2, packing=2),)),), ((0, "so it is"),)
+    )
+    assert component_layouts(uncut, over(1, "tp"))["w"].axes == (None,)
+    with refused(sw.LayoutError, "'w': dim 0 cannot be cut: so it is"):
+        component_layouts(uncut, over(2, "tp"))
+
+
+def test_the_layouts_have_the_rule_in_them() -> None:
+    layouts = component_layouts(fp8(640, 256), over(4, packed.parse("(n@tp/unit128)"), None), "ceil")
+    assert [layouts["a.weight"].partition((640, 256)).shard_shape(i)[0] for i in range(4)] == [256, 256, 128, 0]
+    # Where all rules agree they are plain.
+    assert component_layouts(fp8(512, 256), over(4, "tp", None), "ceil")["a.weight_scale_inv"].axes == ("tp", None)
+
+
+def test_a_case_is_written_as_code() -> None:
+    case = draw(random.Random(1))
+    namespace: dict[str, object] = {}
+    exec(case.snippet(), namespace)
+    assert all(isinstance(one, Weight) for one in case.simpler())

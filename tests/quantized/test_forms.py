@@ -1,0 +1,221 @@
+"""Quantized checkpoints are recognised, and what does not agree is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardwise.errors import ParseError
+from shardwise.quantized import Along, Component, LogicalTensor, find_components
+
+from ..checks import refused
+from ..oracle.quantized import check_checkpoint, folders, read_raw
+
+DATA = Path(__file__).parents[1] / "data" / "quantized"
+Outline = dict[str, tuple[str, tuple[int, ...]]]
+
+
+@pytest.mark.parametrize("folder", folders(DATA), ids=lambda folder: folder.name)
+def test_a_checkpoint_is_recognised_cut_merged_and_dequantized(folder: Path) -> None:
+    found = check_checkpoint(folder, (1, 2, 3, 4, 8))
+    assert found.weights == len(json.loads((folder / "expected.json").read_text())["tensors"]) or not found.weights
+    assert found.cuts >= found.weights
+
+
+def of(tensors: Mapping[str, tuple[str, tuple[int, ...]]], **config: Any) -> LogicalTensor:
+    (logical,) = find_components(tensors, {"quantization_config": config} if config else {}).tensors.values()
+    return logical
+
+
+def packed_scheme(**weights: Any) -> dict[str, Any]:
+    scheme = {"strategy": "group", "group_size": 32, "num_bits": 4, **weights}
+    group = {"format": "pack-quantized", "targets": ["Linear"], "weights": scheme}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+INT4: Outline = {"a.weight_packed": ("I32", (64, 16)), "a.weight_scale": ("BF16", (64, 4))}
+NF4: Outline = {"a.weight": ("U8", (64, 1)), "a.weight.absmax": ("F32", (2,))}
+GPTQ: Outline = {
+    "a.qweight": ("I32", (16, 64)),
+    "a.qzeros": ("I32", (4, 8)),
+    "a.scales": ("F16", (4, 64)),
+    "a.g_idx": ("I32", (128,)),
+}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "message"),
+    [
+        ({"a.weight": ("F8_E4M3", (256, 256))}, FP8, "'a.weight' is F8_E4M3, and its weight_scale_inv is missing"),
+        ({"a.weight_scale_inv": ("F32", (2, 2))}, FP8, "its weight is missing"),
+        (
+            {"a.weight": ("F8_E4M3", (256, 300)), "a.weight_scale_inv": ("F32", (2, 2))},
+            FP8,
+            "has the shape (2, 2); for a weight of (256, 300) in blocks of 128 x 128 it must be (2, 3)",
+        ),
+        (
+            {"a.weight": ("F8_E4M3", (256, 256)), "a.weight_scale_inv": ("F32", (2, 2))},
+            {**FP8, "weight_block_size": [64, 128]},
+            "in blocks of 64 x 128 it must be (4, 2)",
+        ),
+        (
+            {"a.weight": ("F8_E4M3", (256,)), "a.weight_scale_inv": ("F32", (2, 2))},
+            FP8,
+            "it must have at least two dims",
+        ),
+        (
+            {"a.weight": ("BF16", (4, 4)), "a.weight_scale_inv": ("F32", (1, 1))},
+            FP8,
+            "is BF16, and has a weight_scale_inv",
+        ),
+        (
+            {"a.weight": ("F8_E4M3", (4, 4)), "a.weight_scale": ("F32", (3,))},
+            {"quant_method": "fp8"},
+            "expected one scale for the whole of (4, 4)",
+        ),
+        ({}, {"quant_method": "hqq"}, "quant_method is 'hqq'; known are awq"),
+        (
+            {"a.weight": ("F8_E4M3", (4, 4)), "a.weight_scale_inv": ("F32", (1, 1))},
+            {**FP8, "weight_block_size": [0, 128]},
+            "weight_block_size is [0, 128]; it must be two positive integers",
+        ),
+        ({"a.weight_packed": ("I32", (64, 16))}, packed_scheme(), "its weight_scale is missing"),
+        (INT4, packed_scheme(group_size=64), "in blocks of 1 x 64 it must be (64, 2)"),
+        (INT4, packed_scheme(num_bits=8), "in blocks of 1 x 32 it must be (64, 2)"),
+        (INT4, packed_scheme(num_bits=9), "num_bits is 9; packed integers have 1 to 8"),
+        (INT4, packed_scheme(group_size=None), "group_size is missing"),
+        (INT4, packed_scheme(group_size="many"), "group_size is 'many'; it must be an integer"),
+        (INT4, packed_scheme(strategy="row"), "strategy is 'row'"),
+        ({**INT4, "a.weight_packed": ("F32", (64, 16))}, packed_scheme(), "weight_packed is F32; expected I32 or U8"),
+        (
+            {**INT4, "a.weight_zero_point": ("I32", (9, 4))},
+            packed_scheme(),
+            "has the shape (9, 4); for a weight of (64, 128) it must be (8, 4)",
+        ),
+        ({**INT4, "a.weight_g_idx": ("I32", (127,))}, packed_scheme(), "it must be (128,)"),
+        (GPTQ, {"quant_method": "gptq", "bits": 4}, "group_size is missing"),
+        (GPTQ, {"quant_method": "gptq", "bits": 5, "group_size": 32}, "bits is 5; known are 2, 3, 4 and 8"),
+        (GPTQ, {"quant_method": "gptq", "bits": 4, "group_size": 64}, "a.scales' has the shape (4, 64)"),
+        ({"a.qzeros": ("I32", (4, 8))}, {"quant_method": "gptq", "group_size": 32}, "its qweight is missing"),
+        ({"a.qweight": ("I32", (16, 64))}, {"quant_method": "awq", "group_size": 32}, "its scales is missing"),
+        (GPTQ, {"quant_method": "awq", "group_size": 32, "version": "gemv"}, "version is 'gemv'"),
+        ({"a_blocks": ("U8", (4, 64, 3, 16))}, {"quant_method": "mxfp4"}, "its scales is missing"),
+        (
+            {"a_blocks": ("U8", (4, 64, 3, 16)), "a_scales": ("U8", (4, 64, 2))},
+            {"quant_method": "mxfp4"},
+            "its scales have the shape (4, 64, 2)",
+        ),
+        (
+            {"a_blocks": ("U8", (4, 64, 48)), "a_scales": ("U8", (4, 64, 3))},
+            {"quant_method": "mxfp4"},
+            "expected (…, rows, blocks, 16)",
+        ),
+        (
+            {"a.weight": ("U8", (64, 32)), "a.weight_scale": ("F8_E4M3", (64, 4))},
+            {"quant_method": "modelopt"},
+            "its weight_scale_2 is missing",
+        ),
+        (
+            {"a.weight": ("U8", (64, 32)), "a.weight_scale": ("F32", (64, 4)), "a.weight_scale_2": ("F32", ())},
+            {"quant_method": "modelopt"},
+            "of ModelOpt's 4-bit forms NVFP4 is known",
+        ),
+        (NF4, {"quant_method": "bitsandbytes"}, "its quant_state is missing"),
+        (
+            {**NF4, "a.weight.absmax": ("F32", (3,)), "a.weight.quant_state.bitsandbytes__nf4": ("U8", (9,))},
+            {"quant_method": "bitsandbytes"},
+            "its absmax has the shape (3,)",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_agree_is_refused(tensors: Outline, config: dict[str, Any], message: str) -> None:
+    with refused(ParseError, message):
+        find_components(tensors, {"quantization_config": config})
+
+
+def test_names_tell_the_method_where_the_configuration_does_not() -> None:
+    scales: Outline = {"a.weight": ("F8_E4M3", (256, 256)), "a.weight_scale_inv": ("F32", (2, 2))}
+    assert of(scales).form == "FP8 in blocks of 128 x 128"
+    assert of({"a.weight": ("U8", (64, 32)), "a.weight_scale": ("F8_E4M3", (64, 4)), "a.weight_scale_2": ("F32", ())})
+    found = find_components({"a.weight": ("BF16", (4, 4)), "b": ("F32", ())}, {})
+    assert (found.method, found.tensors, found.plain) == (None, {}, ("a.weight", "b"))
+
+
+def test_stacked_experts_have_components_of_their_own() -> None:
+    one = of({"x.gate_up_proj": ("F8_E4M3", (8, 512, 256)), "x.gate_up_proj_scale_inv": ("F32", (8, 4, 2))}, **FP8)
+    assert (one.name, one.shape, one.unit(0), one.unit(1), one.unit(2)) == (
+        "x.gate_up_proj",
+        (8, 512, 256),
+        1,
+        128,
+        128,
+    )
+
+
+def test_of_several_schemes_the_target_decides() -> None:
+    config = packed_scheme()
+    config["config_groups"]["group_1"] = {
+        "format": "pack-quantized",
+        "targets": [r"re:.*\.down_proj$"],
+        "weights": {"strategy": "group", "group_size": 64, "num_bits": 4},
+    }
+    tensors: Outline = {
+        "up_proj.weight_packed": ("I32", (64, 16)),
+        "up_proj.weight_scale": ("BF16", (64, 4)),
+        "mlp.down_proj.weight_packed": ("I32", (64, 16)),
+        "mlp.down_proj.weight_scale": ("BF16", (64, 2)),
+    }
+    # A class of modules has no name; what is named comes first.
+    found = find_components(tensors, {"quantization_config": config}).tensors
+    assert (found["up_proj.weight"].unit(1), found["mlp.down_proj.weight"].unit(1)) == (32, 64)
+    config["config_groups"]["group_1"]["targets"] = [r"re:(a+)+\1$"]
+    with refused(ParseError, "needs a search that may take for ever"):
+        find_components(tensors, {"quantization_config": config})
+
+
+def test_the_values_of_small_tensors_are_read_where_shapes_do_not_tell() -> None:
+    config = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}}
+    groups = np.arange(128, dtype="<i4") // 32
+
+    def why(order: np.ndarray[Any, Any] | None) -> str:
+        read = None if order is None else lambda name: order.tobytes()
+        return find_components(GPTQ, config, read).tensors["a.weight"].why_uncut(1)
+
+    assert why(groups) == ""
+    assert "is not in order (desc_act)" in why(groups[::-1].copy())
+    assert "were not read" in why(None)
+    for said, message in ((b"", "has 0 bytes"), (np.array([64, 130], "<i8").tobytes(), "says (64, 130)")):
+        tensors: Outline = {**INT4, "a.weight_shape": ("I64", (2,))}
+        with refused(ParseError, message):
+            find_components(tensors, {"quantization_config": packed_scheme()}, lambda name, said=said: said)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "state", [b"{", b"[]", b"{}", b'{"shape": [4, -4], "blocksize": 64}', b'{"shape": 4, "blocksize": 64}']
+)
+def test_a_bad_quant_state_is_refused(state: bytes) -> None:
+    tensors: Outline = {
+        "a.weight": ("U8", (64, 1)),
+        "a.weight.absmax": ("F32", (2,)),
+        "a.weight.quant_state.bitsandbytes__nf4": ("U8", (len(state),)),
+    }
+    with refused(ParseError, "quant_state"):
+        find_components(tensors, {"quantization_config": {"quant_method": "bitsandbytes"}}, lambda name: state)
+
+
+def test_values_are_values() -> None:
+    raw = read_raw(DATA / "gptq" / "model.safetensors")
+    config = json.loads((DATA / "gptq" / "config.json").read_text())
+    for logical in find_components(raw.outline(), config).tensors.values():
+        assert pickle.loads(pickle.dumps(logical)) == logical
+        assert eval(repr(logical), {"Along": Along, "Component": Component, "LogicalTensor": LogicalTensor}) == logical
+        assert hash(logical) == hash(pickle.loads(pickle.dumps(logical)))
+        assert (logical.unit(1), logical.unit(1, shared=True)) == (math.lcm(8, 32), 8)
