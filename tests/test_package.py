@@ -24,11 +24,13 @@ def test_only_public_names_are_listed() -> None:
     names = dir(sw)
     assert [name for name in names if name.startswith("_")] == ["__version__"]
     modules = {name for name in names if isinstance(getattr(sw, name), ModuleType)}
-    assert modules == {"dtensor", "interop", "packed"}
+    assert modules == {"deploy", "dtensor", "interop", "packed"}
     assert set(names) == set(sw.__all__) | modules
 
 
-@pytest.mark.parametrize("name", ["dtensor.Layout", "interop.hlo.to_hlo", "interop.translate", "LayoutReport", "Entry"])
+@pytest.mark.parametrize(
+    "name", ["deploy.vllm", "dtensor.Layout", "interop.hlo.to_hlo", "interop.translate", "LayoutReport", "Entry"]
+)
 def test_there_without_an_import_of_its_own(name: str) -> None:
     """In a process of its own, where nothing else has imported it."""
     code = f"import shardwise as sw; print(sw.{name}.__name__)"

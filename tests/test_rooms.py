@@ -29,7 +29,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("layout",),
         ("show",),
         ("reshard", "rules"),
-        ("array", "quantized"),
+        ("array", "deploy", "quantized"),
         ("model", "store"),
         ("execute",),
         ("dtensor",),

@@ -29,6 +29,7 @@ from .piece import Piece
 from .tiling import Tiling
 
 if TYPE_CHECKING:
+    from . import deploy as deploy
     from . import dtensor as dtensor
     from . import interop as interop
     from .array.verbs import all_gather, all_reduce, all_to_all, gather, reduce_scatter
@@ -184,7 +185,7 @@ _LAZY = {
     ),
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
-_SUBPACKAGES = ("dtensor", "interop")
+_SUBPACKAGES = ("deploy", "dtensor", "interop")
 
 # A framework that is not imported needs nothing from this package.
 draw_with("shardwise.show.draw")

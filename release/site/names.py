@@ -9,13 +9,13 @@ __all__ = ["public_names"]
 
 PACKAGE = Path(__file__).parents[2] / "python" / "shardwise"
 
-#: What is not in the reference: the version, and the module `packed` itself, whose names are there.
-LEFT_OUT = {"shardwise.__version__", "shardwise.packed"}
+#: What is not in the reference: the version, and modules whose names are there.
+LEFT_OUT = {"shardwise.__version__", "shardwise.packed", "shardwise.deploy.megatron"}
 
 
 def public_names() -> list[str]:
     """Give all public names: of the package, of its public modules, and of the modules that convert dialects."""
-    modules = ["", "packed", "quantized", "dtensor"]
+    modules = ["", "packed", "quantized", "dtensor", "deploy", "deploy.megatron"]
     for folder in ("interop", "execute"):
         for path in sorted((PACKAGE / folder).iterdir()):
             name = path.stem

@@ -1,0 +1,26 @@
+"""Deployments: a model on the devices of a trainer or of an engine, over several meshes, stages and experts."""
+
+from . import megatron
+from .deployment import Deployment
+from .engines import sglang, vllm
+from .experts import ExpertMap, balanced_experts
+from .fsdp import fsdp2
+from .parameters import FusedParameter, LocalParameter, ParameterPiece
+from .rule import DeploymentRule
+from .stages import Chunk, Stages
+
+__all__ = [
+    "Chunk",
+    "Deployment",
+    "DeploymentRule",
+    "ExpertMap",
+    "FusedParameter",
+    "LocalParameter",
+    "ParameterPiece",
+    "Stages",
+    "balanced_experts",
+    "fsdp2",
+    "megatron",
+    "sglang",
+    "vllm",
+]

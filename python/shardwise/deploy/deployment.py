@@ -1,0 +1,483 @@
+"""Deployments: one world of devices, meshes that are views of it, and rules that give each tensor its place."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .._arguments import check_items, instance, integer, sizes_of
+from .._text import shown
+from ..errors import LayoutError, MeshError, ShardwiseError
+from ..layout import TensorLayout
+from ..mesh import DeviceMesh
+from ..rules.layout_rule import REPLICATED, LayoutRule, checked_uneven
+from ..rules.search import MATCH_MODES, REMEMBERED_PATHS, MatchMode, Rule, RuleSearch, checked_path, compiled_rule
+from .numbers import Number, checked_numbers
+from .parameters import FusedParameter, Held, LocalParameter, local_parameters
+from .rule import Coordinates, DeploymentRule, with_fields
+from .world import WORLD, named_meshes, view_of, world_of
+
+if TYPE_CHECKING:
+    import re
+
+    from ..layout import UnevenRule
+    from ..partition import Partition
+
+__all__ = ["Deployment", "shapes_of"]
+
+
+class _Known(NamedTuple):
+    """A rule, ready to be applied."""
+
+    rule: DeploymentRule
+    mesh: DeviceMesh
+    #: For each entry of `at`: the position of its axis, its coordinates, and those names in it that are fields.
+    at: tuple[tuple[int, Coordinates, tuple[str, ...]], ...]
+    pattern: re.Pattern[str] | None
+    #: The other names that are used: sizes of axes, and the deployment's numbers.
+    numbers: dict[str, Number]
+
+
+class _Found(NamedTuple):
+    """What was found for a name: its rule, and the coordinates of each entry of `at`."""
+
+    known: _Known
+    at: tuple[tuple[int, ...], ...]
+
+
+class Deployment:
+    r"""A model on the devices of a trainer or of an engine: which part of each tensor is where.
+
+    Args:
+        world: all devices: their number, their labels, or a mesh of them.
+        meshes: meshes of these devices by name, or one mesh. A mesh without labels of its own has those of the world,
+            in their order. The mesh `"world"` is always there: all devices along one axis of this name.
+        rules: `DeploymentRule`s, or the axes of layouts, under regular expressions that are searched for in the names
+            of tensors, as in a `LayoutMap`. `{i}` in a key is a field: a whole number, the same as `(?P<i>[0-9]+)`.
+        numbers: whole numbers, lists of them, and lists of lists, which rules name in `at`.
+        default: what applies to tensors of any rank that no rule matches: `"replicated"`, on every device of the world;
+            or a rule for their leading dims.
+        parameters: those parameters of an engine that hold several tensors; see `parameters_of`.
+        match: where in a name a rule has to match; see `LayoutMap`.
+
+    Raises:
+        MeshError: if a mesh has a device that the world has not.
+        LayoutError: if a rule names a mesh, an axis or a number that is not there.
+        TypeError: if an argument is of the wrong type.
+
+    A tensor is held by those devices of its rule's mesh whose coordinates are as `at` says; the others hold nothing of
+    it. Over the devices that are left it has an ordinary layout, whose mesh has the same axes, shortened to these
+    coordinates. So a deployment goes wherever a `LayoutMap` is only asked: to `plan_model`, for instance.
+
+    Deployments are immutable, hashable, picklable and comparable.
+
+    >>> from shardwise import DeviceMesh
+    >>> trainer = Deployment(
+    ...     8,
+    ...     {"dense": DeviceMesh((2, 2, 2), ("pp", "dp", "tp")), "expert": DeviceMesh((2, 4), ("pp", "ep"))},
+    ...     {
+    ...         r"layers\.{i}\.attention": DeploymentRule(("tp", None), "dense", {"pp": "stage[i]"}),
+    ...         r"layers\.{i}\.experts\.{e}\.": DeploymentRule(
+    ...             (None, None), "expert", {"pp": "stage[i]", "ep": "e // 2"}
+    ...         ),
+    ...         "embedding": DeploymentRule(("tp", None), "dense", {"pp": [0, 1]}),
+    ...     },
+    ...     numbers={"stage": [0, 0, 1]},
+    ... )
+    >>> trainer.partition("layers.2.attention", (8, 4)).holders
+    ('cpu:4', 'cpu:5', 'cpu:6', 'cpu:7')
+    >>> trainer.partition("layers.0.experts.5.up", (8, 4)).holders
+    ('cpu:2',)
+    """
+
+    __slots__ = (
+        "__weakref__", "_answers", "_default", "_held", "_key", "_known", "_layouts", "_match", "_meshes", "_numbers",
+        "_parameters", "_rules", "_search", "_world",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        world: int | Sequence[Hashable] | DeviceMesh,
+        meshes: Mapping[str, DeviceMesh] | DeviceMesh,
+        rules: Mapping[str, DeploymentRule | Sequence[Any]],
+        *,
+        numbers: Mapping[str, Number | Sequence[Any]] | None = None,
+        default: DeploymentRule | Sequence[Any] | str | None = None,
+        parameters: Sequence[FusedParameter] = (),
+        match: MatchMode = "search",
+    ) -> None:
+        self._world = world_of(world)
+        self._meshes = {name: view_of(self._world, name, mesh) for name, mesh in named_meshes(meshes).items()}
+        self._numbers = checked_numbers(numbers)
+        if instance("match", match, str) not in MATCH_MODES:
+            raise LayoutError(f"match is {shown(match)}; it must be one of {', '.join(map(repr, MATCH_MODES))}")
+        self._match: MatchMode = match
+        if not isinstance(rules, Mapping):
+            raise TypeError(f"rules must be a mapping from regular expressions to rules, got {shown(rules)}")
+        self._rules = {key: _rule_of(f"rule {shown(key)}", value) for key, value in rules.items()}
+        self._default = self._checked_default(default)
+        if isinstance(parameters, (str, bytes)) or not isinstance(parameters, Sequence):
+            raise TypeError(f"parameters must be a sequence of FusedParameters, got {shown(parameters)}")
+        self._parameters = tuple(parameters)
+        check_items("parameters", self._parameters, FusedParameter)
+        self._known: dict[str, _Known] = {}
+        searched = {}
+        for key, rule in self._rules.items():
+            pattern = compiled_rule(with_fields(key), match, False)
+            searched[pattern.pattern] = Rule(rule.layout, pattern, rule.uneven)
+            self._known[pattern.pattern] = self._prepared(f"rule {shown(key)}", rule, pattern)
+        self._search = RuleSearch(searched, match, False)
+        self._key = (
+            self._world,
+            tuple(self._meshes.items()),
+            tuple(self._rules.items()),
+            tuple(self._numbers.items()),
+            self._default,
+            self._parameters,
+            match,
+        )
+        self._answers: dict[str, _Found | None] = {}
+        #: Meshes by mesh and coordinates, and layouts by rule, coordinates and rank: one object each, so that tensors
+        #: that are cut alike are planned once.
+        self._held: dict[tuple[int, tuple[tuple[int, tuple[int, ...]], ...]], DeviceMesh] = {}
+        self._layouts: dict[tuple[int, tuple[tuple[int, ...], ...], int], TensorLayout | None] = {}
+
+    def _checked_default(self, default: Any) -> DeploymentRule | None:
+        if default is None:
+            return None
+        if isinstance(default, str):
+            if default != REPLICATED:
+                raise LayoutError(f"default is {shown(default)}; the only word it may be is {REPLICATED!r}")
+            return DeploymentRule((), WORLD)
+        return _rule_of("default", default)
+
+    def _prepared(self, what: str, rule: DeploymentRule, pattern: re.Pattern[str] | None) -> _Known:
+        """A rule with its mesh, its names looked up."""
+        name = rule.mesh
+        if name is None:
+            if len(self._meshes) != 1:
+                raise LayoutError(f"{what} names no mesh; the deployment has {', '.join(self._meshes) or 'none'}")
+            name = next(iter(self._meshes))
+        if name not in self._all_meshes():
+            known = ", ".join(map(repr, self._all_meshes()))
+            raise LayoutError(f"{what} names the mesh {shown(name)}; the deployment has {known}")
+        mesh = self._all_meshes()[name]
+        try:
+            rule.layout.with_mesh(mesh)
+            at: list[tuple[int, Coordinates, tuple[str, ...]]] = []
+            numbers: dict[str, Number] = {}
+            fields = set() if pattern is None else set(pattern.groupindex)
+            sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+            for axis, where in rule.at:
+                if axis not in sizes:
+                    raise LayoutError(f"at names the axis {shown(axis)}; the mesh {name!r} has {mesh.axis_names}")
+                if any(used.partition(":(")[0] == axis for used in rule.layout._named_axes()):
+                    raise LayoutError(f"axis {shown(axis)} is in at, so its sub-axes cannot be in the layout")
+                coordinates = Coordinates(axis, where, sizes[axis])
+                own = tuple(used for used in coordinates.names if used in fields)
+                numbers |= {
+                    used: self._number(axis, used, fields, sizes) for used in coordinates.names if used not in own
+                }
+                at.append((mesh.axis_names.index(axis), coordinates, own))
+                if not own:
+                    coordinates.of({}, (), numbers)  # Refused now rather than when a name is looked up.
+            return _Known(rule, mesh, tuple(at), pattern, numbers)
+        except ShardwiseError as error:
+            raise type(error)(f"{what}: {error}") from None
+
+    def _number(self, axis: str, name: str, fields: set[str], sizes: Mapping[str, int]) -> Number:
+        if name in self._numbers and name in sizes and self._numbers[name] != sizes[name]:
+            raise LayoutError(
+                f"at[{shown(axis)}]: {name} is a number, {shown(self._numbers[name])}, and an axis of another size"
+            )
+        if name in self._numbers:
+            return self._numbers[name]
+        if name in sizes:
+            return sizes[name]
+        known = ", ".join([*sorted(fields), *self._numbers, *sizes])
+        raise LayoutError(f"at[{shown(axis)}] names {shown(name)}; known are {known}")
+
+    @property
+    def world(self) -> DeviceMesh:
+        """All devices, along one axis."""
+        return self._world
+
+    @property
+    def devices(self) -> tuple[Any, ...]:
+        """The labels of all devices."""
+        return self._world._all_labels()
+
+    @property
+    def meshes(self) -> dict[str, DeviceMesh]:
+        """The meshes by name, without the one of all devices."""
+        return dict(self._meshes)
+
+    @property
+    def rules(self) -> dict[str, DeploymentRule]:
+        """The rules by their keys."""
+        return dict(self._rules)
+
+    @property
+    def numbers(self) -> dict[str, Number]:
+        """The numbers and lists by name."""
+        return dict(self._numbers)
+
+    @property
+    def default(self) -> DeploymentRule | None:
+        """The rule for tensors that no rule matches."""
+        return self._default
+
+    @property
+    def parameters(self) -> tuple[FusedParameter, ...]:
+        """The parameters that hold several tensors."""
+        return self._parameters
+
+    @property
+    def match(self) -> MatchMode:
+        """Where in a name a rule has to match."""
+        return self._match
+
+    def _all_meshes(self) -> dict[str, DeviceMesh]:
+        return {WORLD: self._world, **self._meshes}
+
+    def matching_rules(self, path: str) -> tuple[str, ...]:
+        """List the keys that apply to a name; a look-up refuses more than one."""
+        found = set(self._search.matching(checked_path(path)))
+        return tuple(key for key in self._rules if with_fields(key) in found)
+
+    def at(self, path: str) -> dict[str, tuple[int, ...]]:
+        """Give the coordinates of a tensor along the axes for which its rule gives some.
+
+        Raises:
+            LayoutError: if several rules match, or a coordinate cannot be worked out; names the tensor.
+
+        >>> from shardwise import DeviceMesh
+        >>> mesh = DeviceMesh((2, 2), ("pp", "tp"))
+        >>> Deployment(4, mesh, {"h.{i}": DeploymentRule(("tp",), at={"pp": "i // 3"})}).at("h.4.bias")
+        {'pp': (1,)}
+        """
+        found = self._found(path)
+        return {} if found is None else {axis: at for (axis, _), at in zip(found.known.rule.at, found.at, strict=True)}
+
+    def layout_of(self, path: str, rank: int) -> TensorLayout | None:
+        """Look up the layout of a tensor of this rank, over the devices that hold it.
+
+        `None` if no rule matches and there is no default.
+
+        Raises:
+            LayoutError: if several rules match the name, or the layout has another rank; if a coordinate cannot be
+                worked out.
+
+        >>> from shardwise import DeviceMesh
+        >>> mesh = DeviceMesh((2, 2), ("pp", "tp"))
+        >>> Deployment(4, mesh, {"head": DeploymentRule(("tp", None), at={"pp": 1})}).layout_of("head.weight", 2)
+        TensorLayout(('tp', None), DeviceMesh((1, 2), ('pp', 'tp'), devices=['cpu:2', 'cpu:3']))
+        """
+        found, rank = self._found(path), integer("rank", rank)
+        if found is None:
+            return None
+        key = id(found.known), found.at, rank
+        if key not in self._layouts:
+            self._layouts[key] = self._made(found, rank)
+        layout = self._layouts[key]
+        if layout is None:
+            own = found.known.rule.layout.rank
+            if found.known.pattern is None:
+                raise LayoutError(f"tensor {shown(path)} has rank {rank}, the default layout is for ranks from {own}")
+            rule = ", ".join(map(shown, self.matching_rules(path)))
+            raise LayoutError(f"tensor {shown(path)} has rank {rank}, the layout of its rule {rule} has {own}")
+        return layout
+
+    def _made(self, found: _Found, rank: int) -> TensorLayout | None:
+        known = found.known
+        layout: TensorLayout | None = known.rule.layout
+        if known.pattern is None:
+            layout = LayoutRule(known.rule.layout).of_rank(rank)
+        if layout is None or layout.rank != rank:
+            return None
+        return layout.with_mesh(self._devices_at(known, found.at))
+
+    def _devices_at(self, known: _Known, at: tuple[tuple[int, ...], ...]) -> DeviceMesh:
+        """The part of a mesh at some coordinates, with all of its axes."""
+        mesh = known.mesh
+        key = id(mesh), tuple((axis, places) for (axis, _, _), places in zip(known.at, at, strict=True))
+        if key not in self._held:
+            chosen = [np.arange(size) for size in mesh.shape]
+            for axis, places in key[1]:
+                chosen[axis] = np.array(places)
+            shape = tuple(map(len, chosen))
+            if shape == mesh.shape:
+                self._held[key] = mesh
+            else:
+                positions = np.arange(mesh.size).reshape(mesh.shape)[np.ix_(*chosen)].ravel().tolist()
+                self._held[key] = DeviceMesh(shape, mesh.axis_names, mesh._labels_at(positions))
+        return self._held[key]
+
+    def _found(self, path: str) -> _Found | None:
+        try:
+            return self._answers[path]
+        except (KeyError, TypeError):
+            keys = self._search.matching(checked_path(path))
+        if len(keys) > 1:
+            self._search.layout(path)  # Raises, and lists them.
+        if keys:
+            known = self._known[keys[0]]
+        elif self._default is None:
+            return None
+        else:
+            known = self._known.get("") or self._known.setdefault("", self._prepared("default", self._default, None))
+        fields: dict[str, str | None] = {}
+        if known.pattern is not None and any(own for _, _, own in known.at):
+            match = getattr(known.pattern, self._match)(path)
+            fields = {} if match is None else match.groupdict()
+        try:
+            at = tuple([coordinates.of(fields, own, known.numbers) for _, coordinates, own in known.at])
+        except ShardwiseError as error:
+            raise type(error)(f"tensor {shown(path)}: {error}") from None
+        if len(self._answers) >= REMEMBERED_PATHS:
+            self._answers.clear()
+        found = self._answers[path] = _Found(known, at)
+        return found
+
+    def uneven_of(self, path: str) -> UnevenRule | None:
+        """Look up the uneven rule of the rule for a name, or of the default; `None` if it has none."""
+        found = self._found(path)
+        return None if found is None else found.known.rule.uneven
+
+    def partition(self, path: str, shape: Sequence[int], uneven: UnevenRule = "even") -> Partition:
+        """Give the partition of a tensor over the devices that hold it.
+
+        Args:
+            path: its name.
+            shape: its shape.
+            uneven: how dims that do not divide are cut, unless the rule says so.
+
+        Raises:
+            LayoutError: if no rule matches and there is no default; if several match; if the layout does not fit.
+        """
+        sizes = sizes_of("shape", shape)
+        layout = self.layout_of(path, len(sizes))
+        if layout is None:
+            raise LayoutError(f"no rule matches the tensor {shown(path)}, and there is no default")
+        try:
+            return layout.partition(sizes, self.uneven_of(path) or checked_uneven(uneven))
+        except LayoutError as error:
+            raise LayoutError(f"tensor {shown(path)}: {error}") from None
+
+    def held_by(self, device: Any, tensors: Mapping[str, Any], uneven: UnevenRule = "even") -> dict[str, Partition]:
+        """Give the partitions of those tensors of which a device holds a part.
+
+        Args:
+            device: its label.
+            tensors: the shape of each tensor, or its shape and dtype, or anything that has these.
+            uneven: how dims that do not divide are cut, unless the rule says so.
+
+        Raises:
+            MeshError: if the world has no such device.
+            LayoutError: as `partition`, for any of the tensors.
+
+        >>> from shardwise import DeviceMesh
+        >>> stages = Deployment(2, DeviceMesh((2,), ("pp",)), {"h.{i}": DeploymentRule((None,), at={"pp": "i"})})
+        >>> stages.held_by("cpu:1", {"h.0": (4,), "h.1": (4,)})["h.1"].holder_shape("cpu:1")
+        (4,)
+        """
+        self._world.index_of_label(device)
+        found = {}
+        for name, shape in shapes_of(tensors).items():
+            partition = self.partition(name, shape, uneven)
+            if _holds(partition.device_mesh, device):
+                found[name] = partition
+        return found
+
+    def parameters_of(
+        self, device: Any, tensors: Mapping[str, Any], uneven: UnevenRule = "even"
+    ) -> list[LocalParameter]:
+        """Give the parameters that a device holds: what their shapes are, and which box of which tensor lies where.
+
+        Args:
+            device: its label.
+            tensors: the shape of each tensor, or its shape and dtype, or anything that has these.
+            uneven: how dims that do not divide are cut, unless the rule says so.
+
+        Raises:
+            MeshError: if the world has no such device.
+            LayoutError: as `partition`; if tensors of one parameter do not fit together.
+
+        A tensor that is in none of `parameters` is a parameter of its own; so are those of a parameter of which some
+        are missing among the tensors.
+
+        >>> from shardwise import DeviceMesh
+        >>> fused = FusedParameter("qkv", ("q", "k", "v"))
+        >>> engine = Deployment(2, DeviceMesh((2,), ("tp",)), {"q|k|v": ("tp", None)}, parameters=[fused])
+        >>> (qkv,) = engine.parameters_of("cpu:1", {"q": (4, 2), "k": (2, 2), "v": (2, 2)})
+        >>> qkv.shape
+        (4, 2)
+        >>> qkv.pieces[1]
+        ParameterPiece(tensor='k', box=(slice(1, 2, None), slice(0, 2, None)), start=(2, 0))
+        """
+        held = {}
+        for name, partition in self.held_by(device, tensors, uneven).items():
+            found = self._found(name)
+            assert found is not None
+            held[name] = Held(partition, found.known.mesh)
+        return local_parameters(self._parameters, device, held, self._numbers)
+
+    def __eq__(self, other: object) -> bool:
+        return self._key == other._key if isinstance(other, Deployment) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        world = self._world.size if self._world.has_default_devices else list(self._world._all_labels())
+        given = {"numbers": self._numbers, "default": self._default, "parameters": list(self._parameters)}
+        more = [f"{name}={value!r}" for name, value in given.items() if value]
+        if self._match != "search":
+            more.append(f"match={self._match!r}")
+        return f"Deployment({', '.join([repr(world), repr(self._meshes), repr(self._rules), *more])})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arguments = self._world, self._meshes, self._rules, self._numbers, self._default, self._parameters
+        return _restored, (*arguments, self._match)
+
+
+def _restored(
+    world: Any, meshes: Any, rules: Any, numbers: Any, default: Any, parameters: Any, match: Any
+) -> Deployment:
+    return Deployment(world, meshes, rules, numbers=numbers, default=default, parameters=parameters, match=match)
+
+
+def shapes_of(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Give the shapes of tensors: shapes, pairs of shape and dtype, or what has a shape, by name."""
+    if not isinstance(tensors, Mapping):
+        raise TypeError(f"tensors must map names to shapes, got {type(tensors).__name__}")
+    found = {}
+    for name, given in tensors.items():
+        shape = getattr(given, "shape", given)
+        if isinstance(shape, (tuple, list)) and len(shape) == 2 and isinstance(shape[0], (tuple, list)):
+            shape = shape[0]
+        found[name] = sizes_of(f"the shape of {shown(name)}", shape)
+    return found
+
+
+def _holds(mesh: DeviceMesh | None, device: Any) -> bool:
+    """Whether a mesh has a device of this label."""
+    assert mesh is not None
+    try:
+        at = mesh.index_of_label(device)
+    except (MeshError, TypeError):
+        return False
+    return bool(mesh.device(at) == device)
+
+
+def _rule_of(what: str, value: Any) -> DeploymentRule:
+    if isinstance(value, DeploymentRule):
+        return value
+    if not isinstance(value, (TensorLayout, tuple, list)):
+        raise TypeError(f"{what} must be a DeploymentRule or a tuple or list of axes, got {shown(value)}")
+    try:
+        return DeploymentRule(value)
+    except ShardwiseError as error:
+        raise type(error)(f"{what}: {error}") from None

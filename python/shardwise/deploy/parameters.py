@@ -1,0 +1,212 @@
+"""Parameters of an engine that are made of several tensors: fused projections, stacked experts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .._arguments import check_items, instance, optional
+from .._text import shown
+from ..errors import LayoutError
+from ..piece import Slices
+from ..rules.templates import parse_template
+from .numbers import Number
+from .rule import Coordinates
+
+if TYPE_CHECKING:
+    from ..mesh import DeviceMesh
+    from ..partition import Partition
+
+__all__ = ["FusedParameter", "Held", "LocalParameter", "ParameterPiece", "local_parameters"]
+
+
+@dataclass(frozen=True)
+class FusedParameter:
+    """A parameter that holds several tensors one after the other, or stacked.
+
+    Args:
+        name: a template of the parameter's name, such as `"layers.{i}.qkv_proj.weight"`.
+        parts: templates of its tensors' names, in order along dim 0.
+        stack: a field of the parts that is not in the name: the tensors of all its numbers on a device are stacked in a
+            new first dim.
+        slots: the order in which they are stacked: an entry of a list of lists of the deployment's numbers, in the
+            fields of the name and in the device's coordinates by the names of the axes: `"slots[ep]"`. By default each
+            number once, in ascending order.
+
+    Raises:
+        LayoutError: if templates have other fields than the name, or choices.
+        TypeError: if an argument is of the wrong type.
+
+    >>> FusedParameter("layers.{i}.qkv", ("layers.{i}.q", "layers.{i}.k", "layers.{i}.v")).parts
+    ('layers.{i}.q', 'layers.{i}.k', 'layers.{i}.v')
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    stack: str | None = None
+    slots: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.parts, str) or not isinstance(self.parts, Sequence) or not self.parts:
+            raise TypeError(f"parts must be a sequence of templates, got {shown(self.parts)}")
+        object.__setattr__(self, "parts", tuple(self.parts))
+        check_items("parts", self.parts, str)
+        optional("stack", self.stack, str)
+        optional("slots", self.slots, str)
+        if self.slots is not None and self.stack is None:
+            raise LayoutError("slots is given, but nothing is stacked")
+        fields = parse_template(instance("name", self.name, str)).fields
+        for text in (self.name, *self.parts):
+            if parse_template(text).choices:
+                raise LayoutError(f"the template {shown(text)} has a choice; write a part for each")
+        for part in self.parts:
+            if parse_template(part).fields != fields | ({self.stack} if self.stack is not None else set()):
+                raise LayoutError(f"the part {shown(part)} does not have the fields of the name {shown(self.name)}")
+
+
+@dataclass(frozen=True)
+class ParameterPiece:
+    """A box of a tensor, and where it begins in a parameter.
+
+    Attributes:
+        tensor: The name of the tensor.
+        box: The box in the tensor.
+        start: Where it begins in the parameter, one number per dim of the parameter.
+    """
+
+    tensor: str
+    box: Slices
+    start: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LocalParameter:
+    """One parameter of a device; what no piece covers is padding.
+
+    Attributes:
+        name: Its name.
+        shape: Its shape on the device.
+        pieces: What it is made of, in order.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    pieces: tuple[ParameterPiece, ...]
+
+
+class Held(NamedTuple):
+    """What a device holds of a tensor.
+
+    Attributes:
+        partition: How the tensor is cut.
+        mesh: The mesh of its rule, all of it.
+    """
+
+    partition: Partition
+    mesh: DeviceMesh
+
+
+def local_parameters(
+    fused: Sequence[FusedParameter], device: Any, tensors: Mapping[str, Held], numbers: Mapping[str, Number]
+) -> list[LocalParameter]:
+    """Put together the parameters of a device from its tensors; see `Deployment.parameters_of`."""
+    found: dict[str, LocalParameter] = {}
+    taken: set[str] = set()
+    for each in fused:
+        for name, rows, stacked in _groups(each, device, tensors, numbers):
+            if name in found:
+                raise LayoutError(f"two parameters of {shown(device)} are called {shown(name)}")
+            found[name] = _joined(name, rows, stacked, device, tensors)
+            taken.update(part for row in rows for part in row)
+    # In the order of the tensors, each parameter where its first tensor is.
+    first = {parameter.pieces[0].tensor if parameter.pieces else name: name for name, parameter in found.items()}
+    result = []
+    for tensor in tensors:
+        if tensor in first:
+            result.append(found.pop(first[tensor]))
+        elif tensor not in taken:
+            result.append(_joined(tensor, [(tensor,)], False, device, tensors))
+    return [*result, *found.values()]
+
+
+def _groups(
+    fused: FusedParameter, device: Any, tensors: Mapping[str, Held], numbers: Mapping[str, Number]
+) -> Iterator[tuple[str, list[tuple[str, ...]], bool]]:
+    """The names of parameters, with their tensors: a row for each that is stacked."""
+    patterns = [parse_template(part) for part in fused.parts]
+    target = parse_template(fused.name)
+    #: By the fields of the name, by the number in the stack: the tensors of the parts.
+    groups: dict[tuple[tuple[str, str], ...], dict[int, dict[int, str]]] = {}
+    for tensor in tensors:
+        for part, pattern in enumerate(patterns):
+            fields = pattern.matched(tensor)
+            if fields is None:
+                continue
+            number = 0 if fused.stack is None else _number(fused.stack, fields.pop(fused.stack), tensor)
+            groups.setdefault(tuple(sorted(fields.items())), {}).setdefault(number, {})[part] = tensor
+    for given, by_number in groups.items():
+        if any(len(parts) < len(patterns) for parts in by_number.values()):
+            continue  # Not all parts are there: the tensors stay parameters of their own.
+        values = dict(given)
+        order = sorted(by_number)
+        if fused.slots is not None:
+            order = _slots(fused.slots, values, device, tensors[by_number[order[0]][0]].mesh, numbers)
+            if missing := [number for number in order if number not in by_number]:
+                raise LayoutError(f"{fused.slots} has {missing[0]} on {shown(device)}, but the tensors there lack it")
+        rows = [tuple(by_number[number][part] for part in range(len(patterns))) for number in order]
+        yield target.filled(values), rows, fused.stack is not None
+
+
+def _slots(
+    text: str, fields: Mapping[str, str], device: Any, mesh: DeviceMesh, numbers: Mapping[str, Number]
+) -> list[int]:
+    """The numbers that a device stacks, in order."""
+    place = dict(zip(mesh.axis_names, mesh.coordinate(mesh.index_of_label(device)), strict=True))
+    known = {**numbers, **place, **{name: int(text) for name, text in fields.items() if text.isdecimal()}}
+    listed = re.match(r"\s*(\w+)\s*\[", text)
+    entries = known.get(listed[1]) if listed else None
+    if not isinstance(entries, tuple) or not all(isinstance(entry, tuple) for entry in entries):
+        raise LayoutError(f"slots is {shown(text)}; it must be an entry of a list of lists of the deployment's numbers")
+    return list(Coordinates("slots", text, 2**62).in_order(known))
+
+
+def _number(field: str, text: str, tensor: str) -> int:
+    if not text.isdecimal() or len(text) > 18:
+        raise LayoutError(f"tensor {shown(tensor)}: the field {field} is {shown(text)}, which is not a whole number")
+    return int(text)
+
+
+def _joined(
+    name: str, rows: Sequence[tuple[str, ...]], stacked: bool, device: Any, tensors: Mapping[str, Held]
+) -> LocalParameter:
+    """One parameter of its tensors."""
+    pieces: list[ParameterPiece] = []
+    shapes = []
+    for number, row in enumerate(rows):
+        at = 0
+        shape: tuple[int, ...] | None = None
+        for tensor in row:
+            partition = tensors[tensor].partition
+            own = partition.holder_shape(device)
+            if shape is not None and (not own or own[1:] != shape[1:]):
+                raise LayoutError(
+                    f"{name}: the tensor {shown(tensor)} is of shape {own} on {shown(device)}, after {shape}"
+                )
+            for piece in partition.pieces(device):
+                assert isinstance(piece.start, tuple)
+                if math.prod(side.stop - side.start for side in piece.box):
+                    begins = (piece.start[0] + at, *piece.start[1:]) if piece.start else ()
+                    pieces.append(ParameterPiece(tensor, piece.box, (number, *begins) if stacked else begins))
+            at += own[0] if own else 0
+            shape = (at, *own[1:]) if own else ()
+        assert shape is not None
+        shapes.append(shape)
+    if len(set(shapes)) > 1:
+        raise LayoutError(
+            f"{name}: the tensors to be stacked are of shapes {shown(sorted(set(shapes)))} on {shown(device)}"
+        )
+    whole = (len(rows), *shapes[0]) if stacked else shapes[0]
+    return LocalParameter(name, whole, tuple(pieces))

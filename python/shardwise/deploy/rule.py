@@ -1,0 +1,203 @@
+"""One rule of a deployment: a mesh, coordinates along some of its axes, and a layout over the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .._arguments import integer, optional
+from .._expressions import Expression, parse_expression
+from .._text import shown
+from ..errors import LayoutError, ShardwiseError
+from ..rules.layout_rule import LayoutRule
+from .numbers import Number
+
+if TYPE_CHECKING:
+    from ..layout import TensorLayout, UnevenRule
+    from ..packed import PackedDim
+
+__all__ = ["At", "Coordinates", "DeploymentRule", "with_fields"]
+
+#: Where along an axis: one place, or several that hold the same.
+At = int | str | Sequence[int | str]
+
+#: A field of a name within the key of a rule.
+_FIELD = re.compile(r"(?<!\\)\{([A-Za-z_][A-Za-z0-9_]*)\}")
+#: A look-up in a named list whose entries may be lists.
+_ENTRY = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*\[(.*)\]\s*", re.DOTALL)
+
+
+def with_fields(key: str) -> str:
+    r"""Write the fields of a rule's key as the regular expressions that they stand for.
+
+    >>> with_fields(r"layers\.{i}\.")
+    'layers\\.(?P<i>[0-9]+)\\.'
+    """
+    return _FIELD.sub(r"(?P<\1>[0-9]+)", key) if isinstance(key, str) else key
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class DeploymentRule:
+    """What a deployment says about the tensors of a rule.
+
+    Args:
+        layout: a `TensorLayout` without a mesh, or the tuple or list of its axes.
+        mesh: the name of the mesh; it may be left out where a deployment has one mesh.
+        at: for some of its axes the coordinate at which the tensor is, or a list of coordinates, all of which hold it:
+            a whole number or an expression in the fields of the name, in the numbers and lists of the deployment, and
+            in the sizes of the mesh's axes by their names.
+        uneven: how a dim that does not divide is cut; see `LayoutRule`.
+
+    Raises:
+        LayoutError: if the axes are not a layout, or `at` is not an expression.
+        TypeError: if a value is of the wrong type.
+
+    >>> DeploymentRule(("tp", None), mesh="dense", at={"pp": "stage[i]"})
+    DeploymentRule(('tp', None), mesh='dense', at={'pp': 'stage[i]'})
+    """
+
+    layout: TensorLayout
+    mesh: str | None
+    at: tuple[tuple[str, int | str | tuple[int | str, ...]], ...]
+    uneven: UnevenRule | None
+
+    def __init__(
+        self,
+        layout: TensorLayout | Sequence[str | Sequence[str] | PackedDim | None],
+        mesh: str | None = None,
+        at: Mapping[str, At] | None = None,
+        uneven: UnevenRule | None = None,
+    ) -> None:
+        rule = LayoutRule(layout, uneven)
+        if rule.layout.device_mesh is not None:
+            raise LayoutError(f"the layout {shown(rule.layout)} has a mesh of its own; name one of the deployment's")
+        set_field = object.__setattr__
+        set_field(self, "layout", rule.layout)
+        set_field(self, "uneven", rule.uneven)
+        set_field(self, "mesh", optional("mesh", mesh, str))
+        places = optional("at", at, Mapping) or {}  # type: ignore[type-abstract]
+        set_field(self, "at", tuple((_axis(axis), _checked(axis, where)) for axis, where in places.items()))
+        for axis, _ in self.at:
+            if axis in self.layout._named_axes():
+                raise LayoutError(
+                    f"axis {shown(axis)} is in at, so it cannot be in the layout {shown(self.layout.axes)}"
+                )
+
+    def __repr__(self) -> str:
+        layout: Any = self.layout if self.layout.unreduced else self.layout.axes
+        more = [f"mesh={self.mesh!r}"] if self.mesh is not None else []
+        if self.at:
+            more.append(f"at={ {axis: list(at) if isinstance(at, tuple) else at for axis, at in self.at}!r}")
+        if self.uneven is not None:
+            more.append(f"uneven={self.uneven!r}")
+        return f"DeploymentRule({', '.join([repr(layout), *more])})"
+
+
+def _axis(axis: object) -> str:
+    if not isinstance(axis, str) or not axis:
+        raise TypeError(f"at must have the names of axes as keys, got {shown(axis)}")
+    return axis
+
+
+def _checked(axis: str, where: Any) -> int | str | tuple[int | str, ...]:
+    if isinstance(where, (list, tuple)):
+        if not where:
+            raise LayoutError(f"at[{shown(axis)}] is empty; give at least one coordinate")
+        return tuple(_place(axis, one) for one in where)
+    return _place(axis, where)
+
+
+def _place(axis: str, where: Any) -> int | str:
+    if isinstance(where, str):
+        _parsed(axis, where)
+        return where
+    return integer(f"at[{shown(axis)}], if it is not an expression,", where)
+
+
+def _parsed(axis: str, text: str) -> tuple[str | None, Expression]:
+    """An expression, and the named list that it is an entry of as a whole."""
+    found = _ENTRY.fullmatch(text)
+    try:
+        if found is not None:
+            try:
+                return found[1], parse_expression(found[2])
+            except ShardwiseError:
+                pass  # Not one look-up: `a[i] + b[j]`.
+        return None, parse_expression(text)
+    except ShardwiseError as error:
+        raise LayoutError(f"at[{shown(axis)}]: {error}") from None
+
+
+class Coordinates:
+    """The coordinates along one axis that an entry of `at` gives to names; each is worked out once."""
+
+    def __init__(self, axis: str, where: int | str | tuple[int | str, ...], size: int) -> None:
+        self._axis, self._size = axis, size
+        each = where if isinstance(where, tuple) else (where,)
+        self._parts = [_parsed(axis, one) if isinstance(one, str) else one for one in each]
+        names: dict[str, None] = {}
+        for part in self._parts:
+            if isinstance(part, tuple):
+                names.update(dict.fromkeys([*([part[0]] if part[0] is not None else []), *part[1].names]))
+        #: What it is written with.
+        self.names = tuple(names)
+        self._found: dict[tuple[str | None, ...], tuple[int, ...]] = {}
+
+    def of(
+        self, fields: Mapping[str, str | None], wanted: Sequence[str], numbers: Mapping[str, Number]
+    ) -> tuple[int, ...]:
+        """Give the coordinates, in ascending order and each once.
+
+        Args:
+            fields: the texts of the fields of the name.
+            wanted: those fields that the entry uses.
+            numbers: the other names.
+
+        Raises:
+            LayoutError: if a field is not a number, a calculation fails, or a coordinate is outside of the axis.
+        """
+        key = tuple([fields.get(name) for name in wanted])
+        found = self._found.get(key)
+        if found is None:
+            given = {
+                **numbers,
+                **{name: _integer(self._axis, name, text) for name, text in zip(wanted, key, strict=True)},
+            }
+            found = tuple(sorted({one for part in self._parts for one in self._worked_out(part, given)}))
+            if not found or found[0] < 0 or found[-1] >= self._size:
+                said = ", ".join(f"{name} = {text}" for name, text in zip(wanted, key, strict=True))
+                raise LayoutError(
+                    f"at[{shown(self._axis)}] is {shown(list(found))}{f' for {said}' if said else ''}, but the axis is "
+                    f"of size {self._size}"
+                )
+            self._found[key] = found
+        return found
+
+    def in_order(self, numbers: Mapping[str, Number]) -> tuple[int, ...]:
+        """Give the numbers as they are listed, without any limit."""
+        return tuple(one for part in self._parts for one in self._worked_out(part, numbers))
+
+    def _worked_out(self, part: Any, names: Mapping[str, Number]) -> tuple[int, ...]:
+        if isinstance(part, int):
+            return (part,)
+        listed, expression = part
+        try:
+            if listed is None:
+                return (expression.value(names),)
+            entries, place = names[listed], expression.value(names)
+            if not isinstance(entries, tuple):
+                raise LayoutError(f"{listed} is the number {entries}, not a list")
+            if not 0 <= place < len(entries):
+                raise LayoutError(f"the list {listed} has {len(entries)} entries, and none at {place}")
+            entry = entries[place]
+            return entry if isinstance(entry, tuple) else (entry,)
+        except ShardwiseError as error:
+            raise type(error)(f"at[{shown(self._axis)}]: {error}") from None
+
+
+def _integer(axis: str, name: str, text: str | None) -> int:
+    if text is None or not text.isdecimal() or len(text) > 18:
+        raise LayoutError(f"at[{shown(axis)}] needs the field {name} of the name as a whole number, got {shown(text)}")
+    return int(text)

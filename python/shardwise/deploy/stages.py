@@ -1,0 +1,178 @@
+"""Pipeline stages: which layers are where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+from .._arguments import integer
+from .._text import shown
+from ..errors import LayoutError
+
+__all__ = ["Chunk", "Stages"]
+
+_MOST_LAYERS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one chunk of a stage holds; a stage that is not interleaved has one chunk.
+
+    Attributes:
+        layers: The numbers of its layers.
+        embedding: Whether it holds the embedding of the input.
+        loss: Whether it holds the last norm and the output layer.
+        mtp: The numbers of its layers for multi-token prediction.
+    """
+
+    layers: tuple[int, ...]
+    embedding: bool = False
+    loss: bool = False
+    mtp: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", _numbers("layers", self.layers))
+        object.__setattr__(self, "mtp", _numbers("mtp", self.mtp))
+
+    @property
+    def text(self) -> str:
+        """Megatron's letters: `E` the embedding, `t` a layer, `m` one of multi-token prediction, `L` the loss."""
+        return "E" * self.embedding + "t" * len(self.layers) + "m" * len(self.mtp) + "L" * self.loss
+
+
+@dataclass(frozen=True, init=False)
+class Stages:
+    """The layers of each stage of a pipeline, for each of its chunks.
+
+    Args:
+        chunks: the chunks of each stage; as many for each. Plain lists of layers are one chunk each.
+        num_layers: the layers of the model; as many as the chunks hold, if not given.
+
+    Raises:
+        LayoutError: if stages have different numbers of chunks, or there are none.
+
+    `stage` is the list that rules name: `at = { pp = "stage[i]" }`.
+
+    >>> stages = Stages.of_counts([1, 2, 1])
+    >>> stages.stage, stages.first, stages.last
+    ((0, 1, 1, 2), 0, 2)
+    """
+
+    chunks: tuple[tuple[Chunk, ...], ...]
+    num_layers: int
+
+    def __init__(
+        self, chunks: Sequence[Sequence[Chunk] | Sequence[int] | Chunk], num_layers: int | None = None
+    ) -> None:
+        rows: list[tuple[Chunk, ...]] = []
+        for number, stage in enumerate(chunks):
+            given: Any = (stage,) if isinstance(stage, Chunk) else stage
+            if isinstance(given, str) or not isinstance(given, Sequence):
+                raise TypeError(f"chunks[{number}] must be chunks or a list of layers, got {shown(stage)}")
+            row = tuple(given) if any(isinstance(one, Chunk) for one in given) else (Chunk(tuple(given)),)
+            if not all(isinstance(chunk, Chunk) for chunk in row):
+                raise TypeError(f"chunks[{number}] must be chunks or a list of layers, got {shown(stage)}")
+            rows.append(row)
+        if len({len(row) for row in rows}) != 1:
+            raise LayoutError(f"chunks: the stages have {shown([len(row) for row in rows])} chunks; give all as many")
+        object.__setattr__(self, "chunks", tuple(rows))
+        held = len({layer for row in rows for chunk in row for layer in chunk.layers})
+        object.__setattr__(self, "num_layers", held if num_layers is None else integer("num_layers", num_layers))
+
+    @classmethod
+    def of_counts(cls, counts: Sequence[int]) -> Stages:
+        """Give stages of consecutive layers, with the embedding on the first and the output on the last.
+
+        Args:
+            counts: the layers of each stage; they may differ.
+
+        >>> Stages.of_counts([2, 1]).text
+        'Ett|tL'
+        """
+        sizes = [integer(f"counts[{number}]", count) for number, count in enumerate(counts)]
+        if not sizes or min(sizes) < 0 or sum(sizes) > _MOST_LAYERS:
+            raise LayoutError(
+                f"counts is {shown(list(counts))}; it must be sizes from 0, and up to {_MOST_LAYERS} layers"
+            )
+        ends = pairwise(accumulate(sizes, initial=0))
+        last = len(sizes) - 1
+        return cls(tuple((Chunk(tuple(range(*each)), at == 0, at == last),) for at, each in enumerate(ends)))
+
+    @property
+    def pp(self) -> int:
+        """The number of stages."""
+        return len(self.chunks)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every layer is on one stage, in order along the pipeline.
+
+        It is not for Megatron's layout of several chunks without a pipeline, all of which begin at layer 0.
+        """
+        held = [layer for chunk in self._in_order() for layer in chunk.layers]
+        return held == list(range(self.num_layers))
+
+    @property
+    def stage(self) -> tuple[int, ...]:
+        """The stage of each layer.
+
+        Raises:
+            LayoutError: if the layers are not all there once.
+        """
+        return tuple(stage for stage, _ in self._places())
+
+    @property
+    def chunk(self) -> tuple[int, ...]:
+        """The chunk of each layer within its stage.
+
+        Raises:
+            LayoutError: if the layers are not all there once.
+        """
+        return tuple(chunk for _, chunk in self._places())
+
+    @property
+    def first(self) -> int:
+        """The stage of the embedding."""
+        return self._stage_with("embedding")
+
+    @property
+    def last(self) -> int:
+        """The stage of the output layer."""
+        return self._stage_with("loss")
+
+    @property
+    def text(self) -> str:
+        """Megatron's layout text; it states orders that `megatron.pipeline` reads."""
+        return "|".join(chunk.text for chunk in self._in_order())
+
+    def _in_order(self) -> list[Chunk]:
+        return [stage[chunk] for chunk in range(len(self.chunks[0])) for stage in self.chunks]
+
+    def _places(self) -> list[tuple[int, int]]:
+        found: dict[int, tuple[int, int]] = {}
+        for stage, chunks in enumerate(self.chunks):
+            for number, chunk in enumerate(chunks):
+                for layer in chunk.layers:
+                    if layer in found:
+                        raise LayoutError(f"layer {layer} is on stage {found[layer][0]} and on stage {stage}")
+                    found[layer] = stage, number
+        count = max(self.num_layers, len(found))
+        for layer in range(count):
+            if layer not in found:
+                raise LayoutError(f"layer {layer} is on no stage, of {count} layers")
+        return [found[layer] for layer in range(count)]
+
+    def _stage_with(self, what: str) -> int:
+        for stage, chunks in enumerate(self.chunks):
+            if any(getattr(chunk, what) for chunk in chunks):
+                return stage
+        raise LayoutError(f"no stage has the {what}")
+
+
+def _numbers(name: str, values: Any) -> tuple[int, ...]:
+    numbers = tuple(integer(f"{name}[{at}]", value) for at, value in enumerate(values))
+    if numbers and min(numbers) < 0:
+        raise LayoutError(f"{name} is {shown(list(numbers))}; layers are counted from 0")
+    return numbers

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardwise import DeviceMesh, LayoutError, LayoutMap, MeshError, TensorLayout, plan_model
+from shardwise.deploy import Deployment, DeploymentRule, ExpertMap, FusedParameter, Stages
+
+DENSE = DeviceMesh((2, 2, 2), ("pp", "dp", "tp"))
+EXPERT = DeviceMesh((2, 4), ("pp", "ep"))
+
+
+def deployment(**more: Any) -> Deployment:
+    return Deployment(
+        8,
+        {"dense": DENSE, "expert": EXPERT},
+        {
+            r"^layers\.{i}\.wq$": DeploymentRule(("tp", None), "dense", {"pp": "stage[i]"}),
+            r"^layers\.{i}\.experts\.{e}$": DeploymentRule(
+                (None, None), "expert", {"pp": "stage[i]", "ep": "where[e]"}
+            ),
+            r"^embed$": DeploymentRule(("tp", None), "dense", {"pp": [0, "pp - 1"]}),
+        },
+        numbers={"stage": [0, 0, 1], "where": [[0, 2], [1], [3], [2]]},
+        **more,
+    )
+
+
+class TestWhere:
+    def test_a_stage_has_the_rest_of_the_mesh(self) -> None:
+        partition = deployment().partition("layers.2.wq", (8, 4))
+        # Stage 1 is ranks 4 to 7: dp major, tp minor.
+        assert partition.holders == ("cpu:4", "cpu:5", "cpu:6", "cpu:7")
+        assert partition.box("cpu:5") == partition.box("cpu:7") == (slice(4, 8), slice(0, 4))
+
+    def test_several_places_hold_the_same(self) -> None:
+        both = deployment()
+        assert both.partition("embed", (8, 4)).holders == tuple(f"cpu:{i}" for i in range(8))
+        # A redundant expert is on ranks 0 and 2 of stage 0.
+        twice = both.partition("layers.1.experts.0", (8, 4))
+        assert twice.holders == ("cpu:0", "cpu:2")
+        assert [twice.box(label) for label in twice.holders] == [(slice(0, 8), slice(0, 4))] * 2
+        assert both.at("layers.1.experts.0") == {"pp": (0,), "ep": (0, 2)}
+
+    def test_the_layout_is_ordinary(self) -> None:
+        layout = deployment().layout_of("layers.0.wq", 2)
+        assert layout == TensorLayout(
+            ("tp", None), DeviceMesh((1, 2, 2), ("pp", "dp", "tp"), ["cpu:0", "cpu:1", "cpu:2", "cpu:3"])
+        )
+
+    def test_tensors_that_are_cut_alike_share_their_layout(self) -> None:
+        one = deployment()
+        assert one.layout_of("layers.0.wq", 2) is one.layout_of("layers.1.wq", 2)
+        first, second = one.layout_of("layers.0.wq", 2), one.layout_of("layers.0.experts.1", 2)
+        assert first is not None
+        assert second is not None
+        assert first.device_mesh is not second.device_mesh
+
+    def test_all_of_it_is_the_mesh_itself(self) -> None:
+        assert Deployment(8, DENSE, {"w": ("tp",)}).layout_of("w", 1) == TensorLayout(("tp",), DENSE)
+
+    def test_what_no_rule_matches(self) -> None:
+        assert deployment().layout_of("norm", 1) is None
+        with pytest.raises(LayoutError, match=r"^no rule matches the tensor 'norm', and there is no default$"):
+            deployment().partition("norm", (4,))
+        assert deployment(default="replicated").partition("norm", (4,)).holders == tuple(f"cpu:{i}" for i in range(8))
+        cut = deployment(default=DeploymentRule(("tp",), "dense", {"pp": 1}))
+        assert cut.partition("other", (4, 3)).boxes()[:, 0].tolist() == [[0, 2], [2, 4]] * 2
+        with pytest.raises(LayoutError, match="rank 0, the default layout is for ranks from 1"):
+            cut.layout_of("other", 0)
+
+    def test_labels_of_the_world(self) -> None:
+        trainer = [f"trainer {i}" for i in range(4)]
+        one = Deployment(trainer, DeviceMesh((2, 2), ("pp", "tp")), {"w": DeploymentRule(("tp",), at={"pp": 1})})
+        assert one.partition("w", (4,)).holders == ("trainer 2", "trainer 3")
+        assert one.devices == tuple(trainer)
+        other = Deployment(trainer, DeviceMesh((2,), ("tp",), ["trainer 3", "trainer 0"]), {"w": ("tp",)})
+        assert other.partition("w", (4,)).box("trainer 0") == (slice(2, 4),)
+
+    def test_named_groups_are_fields_too(self) -> None:
+        one = Deployment(2, DeviceMesh((2,), ("pp",)), {r"h(?P<i>\d)x": DeploymentRule((None,), at={"pp": "i % 2"})})
+        assert one.partition("h3x", (1,)).holders == ("cpu:1",)
+
+    def test_held_by(self) -> None:
+        shapes = {"embed": (8, 4), "layers.0.wq": ((8, 4), "float32"), "layers.2.wq": np.zeros((8, 4))}
+        assert list(deployment().held_by("cpu:1", shapes)) == ["embed", "layers.0.wq"]
+        assert list(deployment().held_by("cpu:6", shapes)) == ["embed", "layers.2.wq"]
+        with pytest.raises(MeshError, match="'cpu:8' is not in the mesh"):
+            deployment().held_by("cpu:8", shapes)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("name", "shape", "message"),
+        [
+            ("layers.3.wq", (8, 4), r"'layers.3.wq': at\['pp'\]: the list stage has 3 entries, and none at 3"),
+            ("layers.0.experts.7", (8, 4), r"at\['ep'\]: the list where has 4 entries, and none at 7"),
+            ("layers.0.wq", (8,), "'layers.0.wq' has rank 1, the layout of its rule .* has 2"),
+            ("layers.0.wq", (7, 4), "'layers.0.wq': .*7"),
+        ],
+    )
+    def test_a_tensor_that_has_no_place(self, name: str, shape: tuple[int, ...], message: str) -> None:
+        with pytest.raises(LayoutError, match=message):
+            deployment().partition(name, shape)
+
+    def test_a_coordinate_outside_of_the_axis(self) -> None:
+        one = Deployment(2, DeviceMesh((2,), ("pp",)), {"h.{i}": DeploymentRule((), at={"pp": "i // 4"})})
+        with pytest.raises(LayoutError, match=r"'h.9': at\['pp'\] is \[2\] for i = 9, but the axis is of size 2"):
+            one.layout_of("h.9", 0)
+        with pytest.raises(LayoutError, match=r"rule 'x': at\['pp'\] is \[2\], but the axis is of size 2"):
+            Deployment(2, DeviceMesh((2,), ("pp",)), {"x": DeploymentRule((), at={"pp": 2})})
+
+    def test_two_rules(self) -> None:
+        with pytest.raises(LayoutError, match="matches 2 rules"):
+            Deployment(2, DeviceMesh((2,), ("x",)), {"a": ("x",), "b": ("x",)}).layout_of("ab", 1)
+
+    @pytest.mark.parametrize(
+        ("rule", "message"),
+        [
+            (DeploymentRule(("tp",)), "names no mesh; the deployment has dense, expert"),
+            (
+                DeploymentRule(("tp",), "sparse"),
+                "names the mesh 'sparse'; the deployment has 'world', 'dense', 'expert'",
+            ),
+            (DeploymentRule(("ep",), "dense"), 'names axis "ep", which the mesh does not have'),
+            (DeploymentRule((), "dense", {"ep": 0}), r"at names the axis 'ep'; the mesh 'dense' has"),
+            (
+                DeploymentRule((), "dense", {"pp": "stages[0]"}),
+                r"at\['pp'\] names 'stages'; known are stage, pp, dp, tp",
+            ),
+            (DeploymentRule((), "dense", {"pp": "i"}), r"at\['pp'\] names 'i'"),
+            (DeploymentRule(("tp:(1)2",), "dense", {"tp": 0}), "sub-axes"),
+        ],
+    )
+    def test_a_rule_that_names_what_is_not_there(self, rule: DeploymentRule, message: str) -> None:
+        with pytest.raises(LayoutError, match=message):
+            Deployment(8, {"dense": DENSE, "expert": EXPERT}, {"w": rule}, numbers={"stage": [0]})
+
+    def test_an_axis_is_in_at_or_in_the_layout(self) -> None:
+        with pytest.raises(LayoutError, match="axis 'pp' is in at, so it cannot be in the layout"):
+            DeploymentRule(("pp",), at={"pp": 0})
+
+    def test_a_mesh_of_other_devices(self) -> None:
+        with pytest.raises(MeshError, match=r"meshes\['mesh'\] has the device 'gpu:0', which the world has not"):
+            Deployment(2, DeviceMesh((1,), ("x",), ["gpu:0"]), {})
+        with pytest.raises(MeshError, match="has 4 devices, but the world has 2"):
+            Deployment(2, DeviceMesh((4,), ("x",)), {})
+
+    @pytest.mark.parametrize("at", ["stage[", "1 +", "a.b(c)", "__import__('os')", "2 ** 3"])
+    def test_what_is_no_expression(self, at: str) -> None:
+        with pytest.raises(LayoutError, match=r"at\['pp'\]"):
+            DeploymentRule((), at={"pp": at})
+
+    def test_a_number_and_an_axis_of_one_name(self) -> None:
+        with pytest.raises(LayoutError, match="pp is a number, 3, and an axis of another size"):
+            Deployment(8, DENSE, {"w": DeploymentRule((), at={"pp": "pp - 1"})}, numbers={"pp": 3})
+
+
+class TestValues:
+    def test_equal_hash_pickle_repr(self) -> None:
+        one, fused = deployment(), FusedParameter("p{i}", ("a{i}", "b{i}"))
+        more = deployment(default=DeploymentRule((), "world"), parameters=[fused], match="match")
+        names = vars(__import__("shardwise.deploy", fromlist=["deploy"])) | {"DeviceMesh": DeviceMesh}
+        for value in (one, more):
+            assert value == pickle.loads(pickle.dumps(value)) == eval(repr(value), dict(names))
+            assert hash(value) == hash(pickle.loads(pickle.dumps(value)))
+        assert one != more
+        assert one == deployment()
+        labelled = Deployment(["a", "b"], DeviceMesh((2,), ("x",)), {"w": ("x",)})
+        assert eval(repr(labelled), dict(names)) == labelled
+
+    def test_arguments_are_not_kept(self) -> None:
+        numbers: dict[str, Any] = {"stage": [0, 1]}
+        rules: dict[str, Any] = {"h.{i}": DeploymentRule((), at={"pp": "stage[i]"})}
+        one = Deployment(2, DeviceMesh((2,), ("pp",)), rules, numbers=numbers)
+        numbers["stage"][0] = 1
+        rules.clear()
+        assert one.at("h.0") == {"pp": (0,)}
+        one.rules.clear()
+        assert one.at("h.1") == {"pp": (1,)}
+
+
+class TestModels:
+    def test_a_plan_from_stages_to_one_mesh(self) -> None:
+        shapes = {f"layers.{i}.wq": ((8, 4), "float32") for i in range(3)} | {"embed": ((8, 4), "float32")}
+        engine = LayoutMap(DeviceMesh((2,), ("tp",), ["gpu:0", "gpu:1"]), default=("tp",))
+        plan = plan_model(deployment(), engine, shapes)
+        received = plan.bytes_received()
+        # Each engine device receives half of the four tensors of 128 bytes.
+        assert [received[f"gpu:{i}"] for i in range(2)] == [256, 256]
+        sent = plan.bytes_sent()
+        # Layers 0 and 1 are on the first four, layer 2 on the last; the embedding, on all, evens it out.
+        assert sum(sent[f"cpu:{i}"] for i in range(4)) + sum(sent[f"cpu:{i}"] for i in range(4, 8)) == 512
+        assert all(sent[f"cpu:{i}"] <= 128 for i in range(8))
+        shards = {
+            name: [
+                np.full(plan[name].src.holder_shape(holder), index, "float32")
+                for index, holder in enumerate(plan[name].src.holders)
+            ]
+            for name in plan
+        }
+        assert set(np.unique(plan.run(shards)["layers.0.wq"][0])) <= {0.0, 2.0}
+
+
+class TestParameters:
+    def test_slots_say_the_order_of_a_stack(self) -> None:
+        experts = ExpertMap(((2, 0, 2), (1, 0, 3)))
+        one = Deployment(
+            2,
+            DeviceMesh((2,), ("ep",)),
+            {r"e\.{e}\.(up|gate)": DeploymentRule((None, None), at={"ep": "where[e]"})},
+            numbers={"where": experts.where, "slots": experts.slots},
+            parameters=[FusedParameter("w13", ("e.{e}.gate", "e.{e}.up"), stack="e", slots="slots[ep]")],
+        )
+        shapes = {f"e.{e}.{part}": (2, 3) for e in range(4) for part in ("gate", "up")}
+        (w13,) = one.parameters_of("cpu:0", shapes)
+        assert w13.shape == (3, 4, 3)
+        assert [(piece.tensor, piece.start) for piece in w13.pieces] == [
+            ("e.2.gate", (0, 0, 0)),
+            ("e.2.up", (0, 2, 0)),
+            ("e.0.gate", (1, 0, 0)),
+            ("e.0.up", (1, 2, 0)),
+            ("e.2.gate", (2, 0, 0)),
+            ("e.2.up", (2, 2, 0)),
+        ]
+
+    def test_tensors_of_other_sizes_are_refused(self) -> None:
+        one = Deployment(
+            1, DeviceMesh((1,), ("x",)), {".": (None, None)}, parameters=[FusedParameter("qk", ("q", "k"))]
+        )
+        with pytest.raises(LayoutError, match="qk: the tensor 'k' is of shape"):
+            one.parameters_of("cpu:0", {"q": (2, 3), "k": (2, 4)})
+
+    def test_templates_that_do_not_fit_each_other(self) -> None:
+        with pytest.raises(LayoutError, match="does not have the fields of the name"):
+            FusedParameter("qk.{i}", ("q.{i}", "k.{j}"))
+        with pytest.raises(LayoutError, match="has a choice"):
+            FusedParameter("qk.{i}", ("{q,k}.{i}",))
+
+    def test_without_all_parts_they_stay_what_they_are(self) -> None:
+        one = Deployment(1, DeviceMesh((1,), ("x",)), {".": (None,)}, parameters=[FusedParameter("qk", ("q", "k"))])
+        assert [each.name for each in one.parameters_of("cpu:0", {"q": (2,), "o": (2,)})] == ["q", "o"]
+
+
+class TestStages:
+    def test_lists_of_layers(self) -> None:
+        stages = Stages(((0, 3), (1, 2)))
+        assert (stages.stage, stages.pp, stages.num_layers) == ((0, 1, 1, 0), 2, 4)
+        assert not stages.is_whole  # Not in the order of the pipeline.
+        with pytest.raises(LayoutError, match="layer 1 is on stage 0 and on stage 1"):
+            _ = Stages(((0, 1), (1, 2))).stage
+        with pytest.raises(LayoutError, match="layer 1 is on no stage, of 2 layers"):
+            _ = Stages(((0,), (2,))).stage
