@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from . import packed
 from ._core import __version__
 from ._drawn import draw_with
+from ._fork import importing
 from .array.sharded import Shard, ShardedArray, distribute_tensor
 from .errors import InternalError, LayoutError, MeshError, ParseError, ShardwiseError, SizeOverflowError
 from .layout import Axes, TensorLayout, UnevenRule
@@ -194,11 +195,12 @@ load_with("tensorflow", "shardwise.interop.tf_variable")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SUBPACKAGES:
-        return import_module(f".{name}", __name__)
-    if name not in _MODULE_OF:
+    if name not in _SUBPACKAGES and name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
+    with importing:
+        if name in _SUBPACKAGES:
+            return import_module(f".{name}", __name__)
+        value = globals()[name] = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
     return value
 
 

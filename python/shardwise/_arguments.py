@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from ._fork import importing
 from ._text import shown
 from .errors import LayoutError, SizeOverflowError
 
@@ -198,7 +199,8 @@ def path_of(file: str | os.PathLike[str]) -> Path:
     Traceback (most recent call last):
     OSError: [Errno 22] no file can have this name, which holds a null byte: 'rules\x00.toml'
     """
-    from pathlib import Path  # Late, to keep `import shardwise` fast.
+    with importing:
+        from pathlib import Path  # Late, to keep `import shardwise` fast.
 
     path = Path(file)
     if len(str(path)) > _LONGEST_PATH:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from ._fork import importing
+
 __all__ = ["Drawn", "draw_with"]
 
 _MODULE: list[str] = []
@@ -37,5 +39,9 @@ class Drawn:
 
 
 def _drawn(name: str, value: Any) -> str | None:
-    picture: str | None = getattr(import_module(_MODULE[0]), name)(value) if _MODULE else None
+    if not _MODULE:
+        return None
+    with importing:
+        module = import_module(_MODULE[0])
+    picture: str | None = getattr(module, name)(value)
     return picture

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ._fork import importing
 from ._text import shown
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class Dtype(NamedTuple):
             packed = f", {self.bits} bits an element: numpy has no array of packed elements"
             raise TypeError(f"{what} is {called}{packed if self.bits < 8 else ', which numpy does not have'}")
         try:
-            import ml_dtypes
+            with importing:
+                import ml_dtypes
 
             scalar: type[Any] = getattr(ml_dtypes, self.name)
         except (ImportError, AttributeError):

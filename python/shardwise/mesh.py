@@ -13,6 +13,7 @@ import numpy as np
 from . import _core
 from ._arguments import is_masked, positions_of
 from ._drawn import Drawn
+from ._fork import importing
 from ._frozen import frozen_objects, handed_out
 from ._text import shown
 from .errors import MeshError
@@ -208,7 +209,8 @@ class DeviceMesh(Drawn):
         >>> mesh["tp", "dp"].devices.tolist()
         [['cpu:0', 'cpu:4'], ['cpu:1', 'cpu:5'], ['cpu:2', 'cpu:6'], ['cpu:3', 'cpu:7']]
         """
-        from .mesh_views import submesh
+        with importing:
+            from .mesh_views import submesh
 
         return submesh(self, names, None)
 
@@ -226,7 +228,8 @@ class DeviceMesh(Drawn):
         >>> mesh.submesh("tp", through="cpu:6").devices.tolist()
         ['cpu:4', 'cpu:5', 'cpu:6', 'cpu:7']
         """
-        from .mesh_views import submesh
+        with importing:
+            from .mesh_views import submesh
 
         return submesh(self, names, through)
 
@@ -245,7 +248,8 @@ class DeviceMesh(Drawn):
         >>> DeviceMesh((2, 4), ("dp", "tp")).flatten()
         DeviceMesh((8,), ('dp_tp',))
         """
-        from .mesh_views import flatten
+        with importing:
+            from .mesh_views import flatten
 
         return flatten(self, names, name)
 
@@ -263,7 +267,8 @@ class DeviceMesh(Drawn):
         >>> DeviceMesh((8,), ("world",)).unflatten("world", (2, 4), ("dp", "tp"))
         DeviceMesh((2, 4), ('dp', 'tp'))
         """
-        from .mesh_views import unflatten
+        with importing:
+            from .mesh_views import unflatten
 
         return unflatten(self, axis, sizes, names)
 
@@ -276,7 +281,8 @@ class DeviceMesh(Drawn):
         >>> DeviceMesh((2, 2), ("dp", "tp")).transpose("tp", "dp").devices.tolist()
         [['cpu:0', 'cpu:2'], ['cpu:1', 'cpu:3']]
         """
-        from .mesh_views import transpose
+        with importing:
+            from .mesh_views import transpose
 
         return transpose(self, names)
 

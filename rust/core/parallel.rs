@@ -1,8 +1,9 @@
 //! Work on both cores: pieces taken from an iterator by scoped threads.
 //!
 //! Threads are started per call and joined before it returns. That costs some tens of microseconds, which only large
-//! inputs pay, and buys what a standing pool (rayon's) would lose: a process that forks after its first call still
-//! works, and a panicking worker leaves nothing behind. Python programs fork all the time.
+//! inputs pay, and buys what a standing pool (rayon's) would lose: the child of a process that forks after its first call
+//! still works, and a panicking worker leaves nothing behind. Python programs fork all the time, also while other threads
+//! are in the midst of a call: so nothing is made under a lock, or a `OnceLock`, that another thread would wait for.
 
 use std::{
     any::Any,

@@ -65,9 +65,12 @@ impl CharClass {
     /// What the `regex` crate takes a character for.
     fn of_regex(c: char) -> Self {
         static CLASSES: OnceLock<Option<Automaton>> = OnceLock::new();
-        let classes = CLASSES.get_or_init(|| Automaton::new([r"(?u:\d)", r"(?u:\w)", r"(?u:\s)"], b'\n'));
+        let classes = kept(&CLASSES, || Ok(Automaton::new([r"(?u:\d)", r"(?u:\w)", r"(?u:\s)"], b'\n')));
         let text = c.to_string();
-        let found = classes.as_ref().and_then(|classes| classes.find(text.as_bytes(), &mut parallel::never).ok());
+        let found = classes
+            .ok()
+            .and_then(Option::as_ref)
+            .and_then(|classes| classes.find(text.as_bytes(), &mut parallel::never).ok());
         // A digit is a word character too.
         match found.as_deref() {
             Some([0, ..]) => Self::Digit,
@@ -254,7 +257,8 @@ impl RuleSet {
     }
 }
 
-/// What a cell holds, made first if it is empty. Two threads may both make it.
+/// What a cell holds, made first if it is empty. Two threads may both make it: if one waited for the other, a process
+/// that forks meanwhile would have a child that waits for ever.
 fn kept<T>(cell: &OnceLock<T>, make: impl FnOnce() -> Result<T>) -> Result<&T> {
     if let Some(made) = cell.get() {
         return Ok(made);

@@ -10,6 +10,7 @@ import numpy as np
 
 from .._arguments import array_of, instance, is_true
 from .._drawn import Drawn
+from .._fork import importing
 from .._text import bytes_text, shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
@@ -317,7 +318,8 @@ class ShardedArray(Drawn, ShardSource):
         array([[2, 3],
                [6, 7]])
         """
-        from ..reshard.plan import plan_reshard  # Late, to keep `import shardwise` fast.
+        with importing:
+            from ..reshard.plan import plan_reshard  # Late, to keep `import shardwise` fast.
 
         if isinstance(layout, Tiling):
             target = layout
@@ -342,7 +344,8 @@ class ShardedArray(Drawn, ShardSource):
         return array
 
     def _picture(self) -> Picture:
-        from ..show.views import tilings_picture
+        with importing:
+            from ..show.views import tilings_picture
 
         return tilings_picture([self._tiling], [f"{self._dtype} array of {bytes_text(self.nbytes)}"])
 
@@ -353,7 +356,8 @@ class ShardedArray(Drawn, ShardSource):
 
 def gathered(sharded: ShardedArray, check_replicas: bool) -> npt.NDArray[Any]:
     """Put an array together from its shards by a plan, adding up partial sums; see `shardwise.gather`."""
-    from ..reshard.plan import plan_reshard  # Late, to keep `import shardwise` fast.
+    with importing:
+        from ..reshard.plan import plan_reshard  # Late, to keep `import shardwise` fast.
 
     if sharded._is_packed or sharded._array is not None:
         return sharded.numpy(check_replicas=check_replicas)

@@ -194,7 +194,8 @@ def _ranks_of(
     if dst_ranks is not None:
         targets = _listed("dst_ranks", dst_ranks, plan.dst._count)
     elif plan.src._is_named and plan.dst._is_named:
-        following = (at for at in range(size + plan.dst._count) if at not in set(sources))
+        taken = set(sources)
+        following = (at for at in range(size + plan.dst._count) if at not in taken)
         targets = [sources[at] if at >= 0 else next(following) for at in same]
     else:
         targets = list(range(plan.dst._count))

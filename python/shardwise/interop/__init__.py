@@ -18,6 +18,7 @@ Each module is loaded when it is first used: `shardwise.interop.hlo` needs no im
 from importlib import import_module
 from types import ModuleType
 
+from .._fork import importing
 from .translation import DIALECTS, translate
 
 __all__ = ["DIALECTS", "translate"]
@@ -27,5 +28,6 @@ _MODULES = ("hlo", "jax", "keras", "megatron", "shardy", "tensorflow", "torch")
 
 def __getattr__(name: str) -> ModuleType:
     if name in _MODULES:
-        return import_module(f".{name}", __name__)
+        with importing:
+            return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

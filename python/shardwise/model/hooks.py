@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from .._fork import importing
+
 __all__ = ["ForeignVariable", "entered", "foreign_variables", "load_with", "register", "register_variable"]
 
 #: Gives the context in which the framework's models take their layouts from a `LayoutScope`.
@@ -61,7 +63,8 @@ def entered(scope: Any) -> Iterator[None]:
     """Enter the hooks of all frameworks that are loaded, for as long as the context lasts."""
     for framework, module in _MODULES.items():
         if framework in sys.modules:
-            import_module(module)
+            with importing:
+                import_module(module)
     with ExitStack() as stack:
         for hook in tuple(_HOOKS.values()):
             stack.enter_context(hook(scope))

@@ -15,6 +15,7 @@ slice(9600, 9728, None) (1152, 0)
 
 from typing import TYPE_CHECKING, Any
 
+from .._fork import importing
 from .parts import PackedDim, Part, concat, part
 from .short import experts, gate_up, padded_vocab, qkv
 
@@ -28,7 +29,8 @@ def __getattr__(name: str) -> Any:
     # What reads the notation is compiled when it is first wanted, which keeps `import shardwise` quick.
     if name != "parse":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .notation import parse
+    with importing:
+        from .notation import parse
 
     globals()[name] = parse
     return parse

@@ -11,6 +11,7 @@ import numpy as np
 from .._core import balance_model
 from .._drawn import Drawn
 from .._dtypes import bits_of, bytes_for, dtype_of
+from .._fork import importing
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
@@ -150,7 +151,8 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         return {name: plan.run(src_shards[name]) for name, plan in self.items()}
 
     def _picture(self) -> Picture:
-        from .drawn import loads_picture
+        with importing:
+            from .drawn import loads_picture
 
         loads = {"sent": self.bytes_sent(), "received": self.bytes_received(), "kept": self.bytes_kept()}
         return loads_picture(f"a plan for {len(self):,} tensor{'s' * (len(self) != 1)}, bytes by holder", loads)

@@ -14,6 +14,7 @@ from .._arguments import int64_array, integer, refuse_mask
 from .._core import ReshardPlan as CorePlan
 from .._drawn import Drawn
 from .._dtypes import dtype_of, itemsize_of
+from .._fork import importing
 from .._frozen import handed_out
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
@@ -373,7 +374,8 @@ class ReshardPlan(Drawn):
         As collectives, about 18.7 µs:
         1. all-to-all along x: dim 0 is put together, dim 1 is cut; each device receives 768.0 KiB.
         """
-        from .explain import explain
+        with importing:
+            from .explain import explain
 
         return explain(self, dtype_of(dtype), links)
 
@@ -461,7 +463,8 @@ class ReshardPlan(Drawn):
         return steps_between(self._src, self._dst, itemsize, checked_links(links))
 
     def _picture(self) -> Picture:
-        from .drawn import plan_picture
+        with importing:
+            from .drawn import plan_picture
 
         return plan_picture(self)
 

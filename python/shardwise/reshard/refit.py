@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._drawn import Drawn
+from .._fork import importing
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
@@ -128,7 +129,8 @@ class RefitPlan(Drawn):
         return results
 
     def _picture(self) -> Picture:
-        from .drawn import loads_picture, plan_picture
+        with importing:
+            from .drawn import loads_picture, plan_picture
 
         if len(self._plans) == 1:
             return plan_picture(next(iter(self._plans.values())))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, overload
 
 from .._arguments import instance, integer, optional, sizes_of
+from .._fork import ForkLock, importing
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
@@ -99,7 +99,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         self._defaults: dict[int, TensorLayout | None] = {}
         self._rules: dict[str, Rule] = {}
         # Taken by writers. Readers take no lock: writers replace `_answers` as a whole.
-        self._lock = threading.RLock()
+        self._lock = ForkLock()
         self._answers = Answers(self._rules, match, backtracking)
 
     @property
@@ -409,7 +409,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         >>> report.warnings
         ("1 name matches no rule, so every device holds it whole (24 B): 'dense/bias'",)
         """
-        from .report_maker import make_report
+        with importing:
+            from .report_maker import make_report
 
         return make_report(self._answers.search, self._device_mesh, self._default, names, uneven)
 
@@ -435,7 +436,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         >>> layout_map.apply({"h": [{"attn": {"kernel": np.ones((2, 4)), "bias": np.ones(4)}}]})
         {'h': [{'attn': {'kernel': TensorLayout((None, 'model')), 'bias': TensorLayout((None,))}}]}
         """
-        from .._tree import map_arrays
+        with importing:
+            from .._tree import map_arrays
 
         return map_arrays(self._layout_of_rank, tree, separator)
 
@@ -466,7 +468,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         >>> print(layout_map["model.layers.3.mlp.experts.gate_up_proj"].axes[1])
         gate:(n@tp/ceil) + up:(n@tp/ceil)
         """
-        from .tp_plan import rules_of_plan
+        with importing:
+            from .tp_plan import rules_of_plan
 
         if not isinstance(plan, Mapping) and isinstance(getattr(plan, "base_model_tp_plan", None), Mapping):
             plan, config = plan.base_model_tp_plan, plan if config is None else config
@@ -506,7 +509,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         >>> LayoutMap.from_toml(file)["h.0.attn.weight"].axes
         (None, 'model')
         """
-        from .toml import located, read_rules
+        with importing:
+            from .toml import located, read_rules
 
         rules = read_rules(file, config)
         layout_map = cls(
@@ -542,7 +546,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         [rules]
         'attn/kernel$' = [[], "model"]
         """
-        from .toml import Rules, write_rules
+        with importing:
+            from .toml import Rules, write_rules
 
         write_rules(file, Rules(self._match, self._backtracking, self._device_mesh, self.rules(), self._default))
 

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from .._arguments import instance
 from .._atomic import replace_file
 from .._drawn import Drawn
 from .._dtypes import bytes_for
+from .._fork import cached_property, importing
 from .._frozen import frozen, handed_out
 from .._text import bytes_text, shown
 from ..errors import SizeOverflowError
@@ -335,7 +336,8 @@ class LayoutReport(Drawn):
         >>> rules.report({"kernel": ((4, 4), "float32")}).to_html("A model")[:15]
         '<!DOCTYPE html>'
         """
-        from .page import page_of
+        with importing:
+            from .page import page_of
 
         return page_of(self, instance("title", title, str))
 
@@ -353,12 +355,14 @@ class LayoutReport(Drawn):
         replace_file(path, self.to_html(title).encode())
 
     def _repr_html_(self) -> str:
-        from .page import notebook_of
+        with importing:
+            from .page import notebook_of
 
         return notebook_of(self)
 
     def _picture(self) -> Picture:
-        from .drawn import report_picture
+        with importing:
+            from .drawn import report_picture
 
         return report_picture(self)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args
 
 from .._arguments import integer
 from .._expressions import parse_expression
+from .._fork import importing
 from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..packed import PackedDim
@@ -212,7 +213,8 @@ class Rewrites:
         >>> Rewrites.from_toml(io.StringIO("[[rewrite]]\nfrom = 'h.{i}.w'\nto = 'layers.{i}.w'"))
         Rewrites([{'from': 'h.{i}.w', 'to': 'layers.{i}.w'}])
         """
-        from .toml import located, read_rewrites
+        with importing:
+            from .toml import located, read_rewrites
 
         found, numbers, source = read_rewrites(file, config)
         with located(source):

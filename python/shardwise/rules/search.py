@@ -7,12 +7,12 @@ engine, which may take time exponential in the path, are refused unless the map 
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from .._arguments import instance
 from .._core import RuleSet
+from .._fork import ForkLock
 from .._text import shown
 from ..errors import LayoutError
 
@@ -124,7 +124,7 @@ class Answers(dict[str, "TensorLayout | None"]):
         self._rules = rules
         self._match = match
         self._search: RuleSearch | None = None
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     @property
     def search(self) -> RuleSearch:

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from .._arguments import path_of
 from .._atomic import naming, replace_file
+from .._fork import importing
 from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
 from ..layout import Spec, TensorLayout
@@ -149,9 +150,11 @@ def _text(file: str | os.PathLike[str] | TextIO, source: str) -> str:
 
 def _parse(text: str, source: str) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
-        import tomllib
+        with importing:
+            import tomllib
     else:
-        import tomli as tomllib
+        with importing:
+            import tomli as tomllib
     try:
         document: dict[str, Any] = tomllib.loads(text)
         return document

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from .. import _core
 from .._arguments import integer, path_of, refuse_mask
-from ..errors import LayoutError
+from ..errors import LayoutError, SizeOverflowError
 
 __all__ = [
     "DIGEST_MODULUS",
@@ -195,8 +195,6 @@ class CopyJob:
         try:
             numbers = array("q", head + from_rows + to_rows)
         except OverflowError:
-            from ..errors import SizeOverflowError
-
             raise SizeOverflowError("a size, an offset or a stride of a piece is over 2**63 - 1") from None
         self._program.extend(numbers)
         self._pieces += wanted

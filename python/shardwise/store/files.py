@@ -16,7 +16,6 @@ import hashlib
 import mmap
 import os
 import stat
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .._atomic import naming
+from .._fork import ForkLock, importing
 from .._text import shown
 from ..errors import ParseError
 
@@ -56,7 +56,7 @@ FileStatus = tuple[int, int, int, int, int]
 
 _open_files: OrderedDict[int, weakref.ref[_Descriptor]] = OrderedDict()
 # Reentrant: a finalizer may run while it is held.
-_open_lock = threading.RLock()
+_open_lock = ForkLock()
 
 
 def hidden_name(name: str) -> str:
@@ -102,7 +102,7 @@ class _Descriptor:
         self._number = number
         self._users = 1  # Its opener, which alone gives it back.
         self._ended = False
-        self._lock = threading.RLock()
+        self._lock = ForkLock()
         with _open_lock:
             _open_files[id(self)] = weakref.ref(self)
         _end_idle(_most_open())
@@ -136,7 +136,8 @@ class _Descriptor:
 def _most_open() -> int:
     """How many files have a descriptor: a quarter of what the process may have at most, as for writing."""
     try:
-        import resource
+        with importing:
+            import resource
     except ImportError:  # Windows has no such limit.
         return _MOST_OPEN
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -178,7 +179,7 @@ class DataFile(ReadsFiles):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._closed = False
         self._map: mmap.mmap | None = None
         number, self.status = self._open()

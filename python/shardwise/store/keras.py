@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._dtypes import DTYPES, Dtype, find_dtype
+from .._fork import importing
 from ..errors import ParseError
 from .boxes import Bounds, Extent, contiguous_strides
 from .files import DataFile
@@ -137,7 +138,8 @@ class _Raw(io.RawIOBase):
 
 def _h5py() -> Any:
     try:
-        import h5py
+        with importing:
+            import h5py
     except ImportError:
         message = "Keras weights are HDF5 files, which need h5py: pip install 'shardwise[h5]'"
         raise ImportError(message, name="h5py") from None

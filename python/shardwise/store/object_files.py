@@ -8,7 +8,6 @@ served from blocks that are kept.
 from __future__ import annotations
 
 import mmap
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
+from .._fork import ForkLock
 from ..errors import ParseError
 from .files import DataFile
 from .objects import ObjectPath, ObjectStatus
@@ -66,7 +66,7 @@ class ObjectFile(DataFile):
         self.size = self._noted.size
         self.status = (0, 0, self.size, 0, 0)
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
 
     @property

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar, cast
 
 from .._arguments import path_of
+from .._fork import importing
 from .._text import shown
 from ..errors import ParseError
 
@@ -309,7 +310,8 @@ class ObjectPath:
         if not self.is_s3:
             data: bytes = self._filesystem.cat_file(self._asked, start=start, end=stop)
             return data
-        from fsspec.asyn import sync
+        with importing:
+            from fsspec.asyn import sync
 
         bucket, _, name = self._key.partition("/")
         condition = {"IfMatch": mark} if mark else {}
@@ -358,7 +360,8 @@ def _count_attempts_here(protocol: str, filesystem: Any) -> None:
 
 def _filesystem(protocol: str, options: dict[str, Any]) -> Any:
     try:
-        import fsspec
+        with importing:
+            import fsspec
     except ImportError:
         extra = {"s3": "s3", "gs": "gcs"}.get(_SAME.get(protocol, protocol), "fsspec")
         message = f"{protocol}:// needs fsspec: pip install 'shardwise[{extra}]'"

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+from .._fork import cached_property, importing
 from ..errors import ParseError
 from .files import DataFile
 from .kinds import kind_of
@@ -238,7 +238,9 @@ def open_checkpoint(path: str | os.PathLike[str] | ObjectPath) -> StoredCheckpoi
         if form.knows(target):
             if not form.module:
                 raise ParseError(f"{given}: {form.refusal}")
-            checkpoint: StoredCheckpoint = import_module(f".{form.module}", __package__).open_form(given)
+            with importing:
+                module = import_module(f".{form.module}", __package__)
+            checkpoint: StoredCheckpoint = module.open_form(given)
             return checkpoint
     if target.is_folder:
         names = ", ".join(target.names[:4])

@@ -1,12 +1,12 @@
 //! Python arguments as Rust values, with errors that name the argument.
 
-use numpy::{PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyUntypedArray, PyUntypedArrayMethods};
+use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::{
+    PyTypeInfo,
     exceptions::{PyIndexError, PyMemoryError, PyOverflowError, PyTypeError},
     intern,
     prelude::*,
-    sync::PyOnceLock,
-    types::{PyBool, PyByteArray, PyBytes, PyDict, PyInt, PyIterator, PyList, PyString, PyTuple},
+    types::{PyBool, PyByteArray, PyBytes, PyDict, PyInt, PyIterator, PyList, PySequence, PyString, PyTuple},
 };
 
 use crate::errors::{InternalError, SizeOverflowError, answer};
@@ -16,10 +16,11 @@ pub(crate) fn integer(name: &str, value: &Bound<'_, PyAny>) -> PyResult<i64> {
     if value.is_exact_instance_of::<PyInt>() {
         return value.extract().map_err(|error| overflow(name, value, error));
     }
-    if value.is_instance_of::<PyBool>() || !value.hasattr(intern!(value.py(), "__index__"))? {
+    let method = intern!(value.py(), "__index__");
+    if value.is_instance_of::<PyBool>() || !value.hasattr(method)? {
         return Err(not_an_integer(name, value));
     }
-    let index = value.call_method0(intern!(value.py(), "__index__")).map_err(|error| {
+    let index = value.call_method0(method).map_err(|error| {
         // What an `__index__` raises of its own accord is the caller's affair and goes through.
         if error.is_instance_of::<PyTypeError>(value.py()) { not_an_integer(name, value) } else { error }
     })?;
@@ -74,6 +75,17 @@ pub(crate) fn integers(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64
     let items = sequence(value)
         .ok_or_else(|| PyTypeError::new_err(format!("{name} must be a sequence of integers, got {}", repr(value))))?;
     listed(name, items, |i, item| entry(name, i, item))
+}
+
+/// Makes what these functions keep: see `lib`.
+pub(crate) fn prepare(py: Python<'_>) -> PyResult<()> {
+    let numbers = PyArray1::from_vec(py, vec![0_i64]);
+    drop(numbers.try_readonly());
+    sequence(&numbers);
+    PySequence::type_object(py);
+    // What is no integer has its name looked up.
+    drop(integer("", &py.None().into_bound(py)));
+    Ok(())
 }
 
 /// Length and items of a sequence. Text and bytes are sequences too, but never what was meant.
@@ -163,9 +175,7 @@ fn ready<'a, 'py>(value: &'a Bound<'py, PyAny>) -> Option<&'a Bound<'py, PyArray
 
 /// The value as an int64 array that a slice may be taken of; converts (and copies) only what is not one already.
 fn int64_array<'py>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    static INTEGERS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let convert = INTEGERS.import(value.py(), "shardwise._arguments", "int64_array")?;
-    convert.call1((name, value))
+    value.py().import("shardwise._arguments")?.call_method1("int64_array", (name, value))
 }
 
 /// How many of `arrays`, from the first on, are of numpy's own type, of the shape that `shapes` has for them, and of `dtype`

@@ -7,7 +7,7 @@ use std::{
 };
 
 use pyo3::{
-    IntoPyObjectExt,
+    IntoPyObjectExt, PyTypeInfo,
     exceptions::{PyIndexError, PyMemoryError},
     import_exception,
     prelude::*,
@@ -23,6 +23,15 @@ import_exception!(shardwise.errors, LayoutError);
 import_exception!(shardwise.errors, MeshError);
 import_exception!(shardwise.errors, ParseError);
 import_exception!(shardwise.errors, SizeOverflowError);
+
+/// Makes what this module keeps: see `lib`.
+pub(crate) fn prepare(py: Python<'_>) {
+    InternalError::type_object(py);
+    LayoutError::type_object(py);
+    MeshError::type_object(py);
+    ParseError::type_object(py);
+    SizeOverflowError::type_object(py);
+}
 
 /// An error of the core or of the dialect, which has its own.
 pub(crate) trait Refusal: std::fmt::Display {

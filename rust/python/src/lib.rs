@@ -60,7 +60,21 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(pickle::read_dcp_index, module)?)?;
     module.add_function(wrap_pyfunction!(pickle::read_pickle, module)?)?;
     module.add_function(wrap_pyfunction!(reshard::balance_model, module)?)?;
-    module.add_function(wrap_pyfunction!(_panic, module)?)
+    module.add_function(wrap_pyfunction!(_panic, module)?)?;
+    prepare(module)
+}
+
+/// Makes what is otherwise made when it is first needed: names, types, numpy's interface.
+///
+/// PyO3 makes such a thing under a lock, and lets other threads run meanwhile. A process that they fork has a child in which
+/// nobody makes it, and whose first call would wait for it.
+fn prepare(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    errors::prepare(module.py());
+    convert::prepare(module.py())?;
+    rules::prepare(module.py())?;
+    // PyO3's own, for what is said of a wrong argument.
+    drop(module.call_method1("crc32c", (module.py().None(),)));
+    Ok(())
 }
 
 /// Panics, so that a test can see what a panic becomes.

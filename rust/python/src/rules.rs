@@ -114,6 +114,13 @@ impl Pattern {
     }
 }
 
+/// Makes what these functions keep: see `lib`.
+pub(crate) fn prepare(py: Python<'_>) -> PyResult<()> {
+    without_surrogates(&PyString::new(py, ""))?;
+    // Of no class, so that all are asked for.
+    class_of(py, '€').map(drop)
+}
+
 /// The path as Rust has it.
 fn text_of<'a>(path: &'a Bound<'_, PyString>) -> PyResult<Cow<'a, str>> {
     match path.to_str() {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import keras
 from shardwise._tree import attributes_of, children, named_leaves
 from shardwise.model.scope import LayoutScope, PlacedVariable
 
+from ..._fork import ForkLock
 from .variables import (
     AFTER_BUILD,
     AFTER_TRACKING,
@@ -62,7 +62,7 @@ class Building:
         #: The variables that no longer wait.
         self._paths: list[str] = []
         #: If two threads want a value, one makes it and the other waits.
-        self._lock = threading.RLock()
+        self._lock = ForkLock()
         self._is_settling = False
         #: Whether the scope has ended. A model that is built later has all its attributes.
         self.is_closed = False

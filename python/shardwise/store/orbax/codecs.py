@@ -7,6 +7,7 @@ import gzip
 import zlib
 from typing import Any
 
+from ..._fork import importing
 from ...errors import ParseError
 from ..text import shorten
 
@@ -19,7 +20,8 @@ COMPRESSORS = ("zstd", "gzip", "zlib", "bz2")
 
 def _zstd() -> Any:
     try:
-        import zstandard
+        with importing:
+            import zstandard
     except ImportError:
         message = "this checkpoint is compressed with zstd, which needs zstandard: pip install 'shardwise[orbax]'"
         raise ImportError(message, name="zstandard") from None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from ..._fork import ForkLock
 from ...errors import ParseError
 from ..files import DataFile
 from ..object_files import open_file
@@ -40,7 +40,7 @@ class OpenFiles:
     def __init__(self) -> None:
         self._files: dict[Path, DataFile] = {}
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def check_open(self, path: Path) -> None:
         """Raise ValueError if they were closed."""

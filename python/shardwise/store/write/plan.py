@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import functools
 import gc
 import hashlib
 import json
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from ..._arguments import integer
 from ..._dtypes import Dtype
+from ..._fork import cached_property
 from ..._text import bytes_text
 from ...errors import LayoutError, SizeOverflowError
 from ..files import hidden_name
@@ -167,7 +167,7 @@ class WritePlan:
         """Whether everything comes from files and objects, so that any process can do a part of it."""
         return all(isinstance(source, (SourceFile, SourceObject)) for source in self.sources)
 
-    @functools.cached_property
+    @cached_property
     def digest(self) -> str:
         """The SHA-256 of everything in the plan, in hexadecimal; for a plan of arrays in memory a random number."""
         if not self.is_of_files:

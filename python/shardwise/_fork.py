@@ -1,0 +1,76 @@
+"""What a process that forks while its other threads use the library needs, for a child that works.
+
+A child has the thread that forked and no other, but all the locks as they were: one that another thread held stays shut
+for ever. So nothing here waits for a lock that a thread may hold at that moment:
+
+- Modules that are imported when they are first needed are imported under `importing`, which a fork waits for: Python
+  itself locks each module while it is imported, and a child would wait for that.
+- A `ForkLock` is open in the child. What it guards is valid at every moment; it only keeps writers apart.
+- `cached_property` has no lock. That of Python 3.11 and earlier has one for all objects of a class.
+"""
+
+from __future__ import annotations
+
+# A module that registers what is to be done before and after a fork must not be imported by the thread that a fork
+# waits for: it would be done after it only. This one does, and `logging`, which it imports; `store` needs them.
+import concurrent.futures.thread  # noqa: F401
+import functools
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["ForkLock", "cached_property", "importing"]
+
+#: Held while a function imports a module.
+importing = threading.RLock()
+
+
+class ForkLock:
+    """A reentrant lock that is open in a process forked while another thread holds it.
+
+    >>> with ForkLock() as held:
+    ...     print(held)
+    None
+    """
+
+    __slots__ = ("__weakref__", "_held", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _locks.add(self)
+
+    def __enter__(self) -> None:
+        lock = self._lock
+        lock.acquire()
+        # Whoever holds it gives this one back, also if the process forks meanwhile.
+        self._held = lock
+
+    def __exit__(self, *raised: object) -> None:
+        self._held.release()
+
+
+_locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    importing.release()
+    for lock in list(_locks):
+        lock._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=importing.acquire, after_in_parent=importing.release, after_in_child=_in_child)
+
+if TYPE_CHECKING:
+    from functools import cached_property
+else:
+
+    class cached_property(functools.cached_property):  # noqa: N801  # As there.
+        """A method whose result is kept as an attribute of the object."""
+
+        def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
+            if instance is None:
+                return self
+            # Two threads may both make it; all have what is there first.
+            return instance.__dict__.setdefault(self.attrname, self.func(instance))
