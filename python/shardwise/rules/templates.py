@@ -7,10 +7,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 from .._expressions import parse_expression
+from .._fork import cached_property
 from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 

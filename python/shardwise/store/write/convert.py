@@ -12,6 +12,7 @@ import numpy as np
 
 from ..._arguments import instance
 from ..._dtypes import Dtype
+from ..._fork import importing
 from ..._text import shown
 from ...errors import LayoutError
 
@@ -95,7 +96,8 @@ def _rounded_to_odd(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.nd
 def _largest(dtype: np.dtype[Any]) -> Any:
     if dtype.isbuiltin == 1:
         return np.finfo(dtype).max
-    import ml_dtypes
+    with importing:
+        import ml_dtypes
 
     return ml_dtypes.finfo(dtype).max
 
