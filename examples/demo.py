@@ -124,7 +124,7 @@ def demo(path: Path) -> None:
         rules = choose_rules(checkpoint)
         layout_map = shardwise.LayoutMap.from_toml(shardwise.example_rules()[rules], MESH)
         print(f"What would each device of a mesh of 2 x 4 hold, by the rules of {rules}?")
-        say("plan", str(path), "--mesh", AXES, "--rules", rules)
+        say("report", str(path), "--mesh", AXES, "--rules", rules)
         name = choose_tensor(checkpoint, layout_map)
         if name is None:
             print("\nThe rules cut no tensor of this checkpoint on this mesh, so there are no shards to show.")

@@ -45,7 +45,7 @@ def use(wheel: Path) -> None:
             place,
         )
         print(run([python, "-I", "-c", USE], bare, place), end="")
-        shardwise = [str(programs / "shardwise"), "plan", "model.safetensors", "--mesh", "model=4"]
+        shardwise = [str(programs / "shardwise"), "report", "model.safetensors", "--mesh", "model=4"]
         if "of 256 B" not in run([*shardwise, "--rules", "gpt2"], bare, place):
             sys.exit("shardwise plan gives another answer than it should")
 

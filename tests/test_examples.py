@@ -65,7 +65,7 @@ def test_rules_fit_their_models(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, rules: str, tensors: Tensors, mesh: str
 ) -> None:
     file = write_checkpoint(tmp_path / "model.safetensors", tensors)
-    status = main(["plan", str(file), "--mesh", mesh, "--rules", rules, "--strict"])
+    status = main(["report", str(file), "--mesh", mesh, "--rules", rules, "--strict"])
     assert (status, capsys.readouterr().out.count("warning")) == (0, 0)
 
 

@@ -6,7 +6,7 @@
 #
 # One part of a saved plan for each job of an array. On the login node, once:
 #
-#     shardwise reshard SRC DST --mesh model=4 --rules rules.toml --plan-to new.swplan
+#     shardwise plan SRC DST --mesh model=4 --rules rules.toml --save new.swplan
 #     parts=$(sbatch --parsable examples/clusters/slurm_array.sh new.swplan)
 #     sbatch --dependency=afterok:$parts --wrap "shardwise commit new.swplan"
 #
@@ -30,7 +30,7 @@ rng = np.random.default_rng(0)
 sw.save_checkpoint("small.safetensors", {f"{i}.weight": rng.standard_normal((512, 2048), "f4") for i in range(8)})
 END
 printf '[rules]\n"[.]weight$" = [[], "model"]\n' > rules.toml
-shardwise reshard small.safetensors for-4 --mesh model=4 --rules rules.toml --plan-to new.swplan
+shardwise plan small.safetensors for-4 --mesh model=4 --rules rules.toml --save new.swplan
 jobs=()
 for part in 3 1 4 2; do
   shardwise run new.swplan --part "$part/4" --jobs 1 --quiet &

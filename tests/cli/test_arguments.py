@@ -22,7 +22,7 @@ def test_every_command_and_every_argument_says_what_it_is_for() -> None:
     assert "usage: shardwise [-h] [--version] COMMAND ..." in parser.format_help()
     assert parser.epilog == "Run shardwise COMMAND --help for more about a command."
     found = list(commands(parser))
-    assert len(found) == 11
+    assert len(found) == 12
     for name, summary, command in found:
         assert summary, name
         assert command.description, name
@@ -33,6 +33,7 @@ def test_every_command_and_every_argument_says_what_it_is_for() -> None:
 
 
 RESHARD = ["reshard", "a", "b"]
+PLAN = ["plan", *RESHARD[1:]]
 TRANSLATE = ["translate", "--mesh", "x=2", "--layout", "x"]
 
 
@@ -41,18 +42,17 @@ TRANSLATE = ["translate", "--mesh", "x=2", "--layout", "x"]
     [
         (TRANSLATE[:3], "--layout"),
         ([TRANSLATE[0], *TRANSLATE[3:]], "--mesh"),
-        (["plan", "a.safetensors", "--mesh", "x=2"], "--rules"),
-        (["plan", "a", "--rules", "gpt2", "--uneven", "odd"], "invalid choice: 'odd'"),
+        (["report", "a.safetensors", "--mesh", "x=2"], "--rules"),
+        (["report", "a", "--rules", "gpt2", "--uneven", "odd"], "invalid choice: 'odd'"),
         ([*RESHARD, "--uneven", "odd"], "invalid choice: 'odd'"),
         ([*RESHARD, "--replicas", "last"], "invalid choice: 'last'"),
         ([*RESHARD, "--to", "numpy"], "invalid choice: 'numpy'"),
         ([*RESHARD, "--jobs", "two"], "--jobs: invalid int value: 'two'"),
-        ([*RESHARD, "--plan", "--workers", "1.5"], "--workers: invalid int value: '1.5'"),
-        ([*RESHARD, "--workers", "3"], "--workers says how many workers to plan for; it needs --plan"),
+        ([*PLAN, "--workers", "1.5"], "--workers: invalid int value: '1.5'"),
         ([*RESHARD, "--mesh", "x=2"], "--rules must say how the tensors are cut"),
         ([*RESHARD, "--rules", "gpt2"], "--mesh is missing"),
         ([*RESHARD, "--rename", "no equals sign"], "--rename 'no equals sign': write PATTERN=REPLACEMENT"),
-        ([*RESHARD, "--plan-to", "p", "--dtype", "float16"], "tasks copy bytes and cannot convert them"),
+        ([*PLAN, "--save", "p", "--dtype", "float16"], "tasks copy bytes and cannot convert them"),
         (["run", "p", "--part", "1"], "--part '1': write PART/PARTS"),
         (["run", "p", "--part", "1/2/3"], "--part '1/2/3': write PART/PARTS"),
         (["completion", "tcsh"], "invalid choice: 'tcsh'"),

@@ -11,6 +11,7 @@ import pytest
 import shardwise as sw
 from shardwise._text import bytes_text
 from shardwise.cli import checkpoints, main
+from shardwise.cli import plan as planning
 from shardwise.store import CheckpointPlan
 
 Run = Callable[..., str]
@@ -34,6 +35,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def reshard(target: str, *options: str) -> list[str]:
     rules = ("--rules", "rules.toml", "--mesh", "x=2", "--to", "sharded")
     return ["reshard", "a.safetensors", target, *rules, *options]
+
+
+def plan(target: str, *options: str) -> list[str]:
+    return ["plan", *reshard(target, *options)[1:]]
 
 
 def test_inspect_and_verify(run: Run) -> None:
@@ -81,7 +86,7 @@ def test_diff_lists_twenty_and_counts_the_rest(run: Run) -> None:
 
 
 def test_a_plan_says_what_it_would_take_and_writes_nothing(run: Run) -> None:
-    lines = run(*reshard("new", "--plan")).splitlines()
+    lines = run(*plan("new")).splitlines()
     assert lines[0].startswith("new would be 2 files, 512.5 KiB, in 1 task; up to 16.0 MiB of memory in 1 thread; ")
     # Two halves of w, and b.
     assert lines[1].startswith("512.0 KiB are read, in 3 contiguous parts; ")
@@ -91,7 +96,7 @@ def test_a_plan_says_what_it_would_take_and_writes_nothing(run: Run) -> None:
 
 def files_of(run: Run) -> list[list[Any]]:
     """The files of the plan, with their sizes, from the JSON of it."""
-    outline = json.loads(run(*reshard("new", "--plan", "--json")))
+    outline = json.loads(run(*plan("new", "--json")))
     assert (len(outline["files"]), outline["tasks"]) == (2, 1)
     assert outline["bytes"] == sum(size for _, size in outline["files"])
     assert 2**19 + 3 < outline["bytes"] < 2**19 + 1000
@@ -100,14 +105,14 @@ def files_of(run: Run) -> list[list[Any]]:
 
 def test_what_each_worker_would_do(run: Run) -> None:
     """There are 8 tasks of 64 KiB for w, and one for b; all that is read is written."""
-    options = ("--plan", "--workers", "9", "--task-bytes", "64KiB")
-    document = json.loads(run(*reshard("new", *options, "--json")))
+    options = ("--workers", "9", "--task-bytes", "64KiB")
+    document = json.loads(run(*plan("new", *options, "--json")))
     assert document["tasks"] == 9
     parts = document["parts"]
     assert [part["part"] for part in parts] == list(range(1, 10))
     assert sum(part["tasks"] for part in parts) == 9
     assert sum(part["reads"] for part in parts) == sum(part["writes"] for part in parts) == 2**19 + 3
-    lines = run(*reshard("new", *options)).splitlines()
+    lines = run(*plan("new", *options)).splitlines()
     assert "in 9 tasks; " in lines[0]
     expected = [
         f"{part['part']}/9 {part['tasks']} {bytes_text(part['reads'])} {bytes_text(part['writes'])}" for part in parts
@@ -116,14 +121,14 @@ def test_what_each_worker_would_do(run: Run) -> None:
     assert [" ".join(line.split()) for line in lines[at + 1 : -1]] == expected
     both = " to ".join(bytes_text(pick(part["reads"] for part in parts)) for pick in (min, max))
     assert lines[-1] == f"9 parts: each reads {both} and writes {both}"
-    many = run(*reshard("new", "--plan", "--workers", "21", "--task-bytes", "64KiB")).splitlines()
+    many = run(*plan("new", "--workers", "21", "--task-bytes", "64KiB")).splitlines()
     assert sum("/21 " in line for line in many) == 20
 
 
 def test_the_parts_of_a_saved_plan(run: Run) -> None:
-    said = run(*reshard("new", "--plan-to", "p.swplan", "--task-bytes", "65536"))
+    said = run(*plan("new", "--save", "p.swplan", "--task-bytes", "65536"))
     assert said.startswith("p.swplan: 9 tasks of up to 64.0 KiB, 512.5 KiB in all; ")
-    document = json.loads(run(*reshard("new", "--plan-to", "p.swplan", "--task-bytes", "64K", "--json")))
+    document = json.loads(run(*plan("new", "--save", "p.swplan", "--task-bytes", "64K", "--json")))
     assert document == {"plan": "p.swplan", "tasks": 9, "bytes": sum(size for _, size in files_of(run))}
     first = json.loads(run("run", "p.swplan", "--part", "1/2", "--json", "--no-sync"))
     assert first == {"plan": "p.swplan", "tasks": first["of"], "of": first["of"]}
@@ -135,7 +140,7 @@ def test_the_parts_of_a_saved_plan(run: Run) -> None:
     assert [done[name] for name in ("tensors", "bytes_read", "bytes_written")] == [2, 2**19 + 3, 2**19 + 3]
     assert run("inspect", "new").splitlines()[2].split()[-1] == "2"
     assert run("diff", "a.safetensors", "new") == "the same tensors\n"
-    run(*reshard("one", "--plan-to", "one.swplan"))
+    run(*plan("one", "--save", "one.swplan"))
     assert run("run", "one.swplan") == "one.swplan: 1 task done\n"
 
 
@@ -173,7 +178,7 @@ def test_every_option_reaches_the_library(run: Run, monkeypatch: pytest.MonkeyPa
 
     every: dict[str, Any] = {"to": None, "uneven": "even", "dtype": None, "rename": [], "rewrites": None}
     every |= {"only": None, "replicas": "check", "task_bytes": None, "strict": False}
-    local = {"sync": True, "resume": False, "plan": False, "overflow": "refuse"}
+    local = {"sync": True, "resume": False, "overflow": "refuse"}
     found = asked(monkeypatch, checkpoints, "reshard_checkpoint", ["reshard", "a", "b"])
     assert found == (("a", "b", None), {**every, **local, **USUAL})
     options = ["--uneven", "ceil", "--to", "hf", "--rename", "a=b", "--rename", "c==", "--only", "w"]
@@ -186,15 +191,16 @@ def test_every_option_reaches_the_library(run: Run, monkeypatch: pytest.MonkeyPa
     given = {"sync": False, "resume": True, "dtype": "f2", "overflow": "saturate"}
     assert found == (("a", "b", None), {**every, **local, **changed, **GIVEN, **given})
     planned = {name: value for name, value in {**every, **changed}.items() if name != "dtype"}
-    found = asked(monkeypatch, checkpoints, "plan_checkpoint", [*command, "--plan-to", "p"])
+    command = ["plan", "a", "b", *options]
+    found = asked(monkeypatch, planning, "plan_checkpoint", [*command, "--save", "p"])
     assert found == (("a", "b", None), planned)
 
-    run(*reshard("new", "--plan-to", "p.swplan", "--task-bytes", "64KiB"))
-    plan = CheckpointPlan
-    assert asked(monkeypatch, plan, "run", ["run", "p.swplan"])[1] == {**USUAL, "sync": True}
-    found = asked(monkeypatch, plan, "run", ["run", "p.swplan", "--part", "2/3", "--no-sync", *WORK])
+    run(*plan("new", "--save", "p.swplan", "--task-bytes", "64KiB"))
+    saved = CheckpointPlan
+    assert asked(monkeypatch, saved, "run", ["run", "p.swplan"])[1] == {**USUAL, "sync": True}
+    found = asked(monkeypatch, saved, "run", ["run", "p.swplan", "--part", "2/3", "--no-sync", *WORK])
     assert (found[0][-1], found[1]) == ((2, 3), {**GIVEN, "sync": False})
     usual = {"check": False, "memory": 256 << 20, "sync": True}
-    assert asked(monkeypatch, plan, "commit", ["commit", "p.swplan"])[1] == usual
-    found = asked(monkeypatch, plan, "commit", ["commit", "p.swplan", "--check", "--no-sync", "--memory", "1G"])
+    assert asked(monkeypatch, saved, "commit", ["commit", "p.swplan"])[1] == usual
+    found = asked(monkeypatch, saved, "commit", ["commit", "p.swplan", "--check", "--no-sync", "--memory", "1G"])
     assert found[1] == {"check": True, "memory": 2**30, "sync": False}

@@ -78,14 +78,14 @@ def test_wrong_files(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path,
     bad.write_bytes(b"[\x1b]\n]\xff")
     os.mkfifo(fifo)
     for file, message in [(gone, "No such file"), (bad, str(bad)), (fifo, "is a FIFO"), (tmp_path / "x", "No such")]:
-        assert message in error_of(capsys, "plan", file, *mesh, "--rules", rules)
+        assert message in error_of(capsys, "report", file, *mesh, "--rules", rules)
     for file in (gone, bad, fifo, tmp_path):
-        assert str(file) in error_of(capsys, "plan", gpt, *mesh, "--rules", file)
-    assert "--mesh is missing" in error_of(capsys, "plan", gpt, "--rules", rules)
-    assert "model" in error_of(capsys, "plan", gpt, "--mesh", "data=2", "--rules", rules)
+        assert str(file) in error_of(capsys, "report", gpt, *mesh, "--rules", file)
+    assert "--mesh is missing" in error_of(capsys, "report", gpt, "--rules", rules)
+    assert "model" in error_of(capsys, "report", gpt, "--mesh", "data=2", "--rules", rules)
     folder = tmp_path / "folder"
     folder.mkdir()
-    assert "model.safetensors" in error_of(capsys, "plan", folder, *mesh, "--rules", rules)
+    assert "the folder is empty" in error_of(capsys, "report", folder, *mesh, "--rules", rules)
 
 
 def test_files_that_are_something_else_are_said_to_be(
@@ -105,10 +105,10 @@ def test_files_that_are_something_else_are_said_to_be(
         (b"short", "has 5 bytes and is text: 'short'"),
     ]:
         file.write_bytes(data)
-        assert kind in error_of(capsys, "plan", file, "--mesh", "data=2,model=2", "--rules", rules)
+        assert kind in error_of(capsys, "report", file, "--mesh", "data=2,model=2", "--rules", rules)
     # What is a header, but of a file that was cut, is not said to be something else.
     file.write_bytes((1000).to_bytes(8, "little") + b'{"a": ')
-    assert error_of(capsys, "plan", file, "--mesh", "data=2,model=2", "--rules", rules).endswith("in a file of 14\n")
+    assert error_of(capsys, "report", file, "--mesh", "data=2,model=2", "--rules", rules).endswith("in a file of 14\n")
 
 
 def test_without_a_command_it_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +117,7 @@ def test_without_a_command_it_says_what_there_is(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     assert bare == capsys.readouterr().out
-    assert all(f"    {name}" in bare for name in ("plan", "show", "reshard", "rules", "completion"))
+    assert all(f"    {name}" in bare for name in ("report", "plan", "show", "reshard", "rules", "completion"))
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out == f"shardwise {sw.__version__}\n"
@@ -130,7 +130,7 @@ def test_as_a_program() -> None:
     done = run("show", "8,6", "--mesh", "data=2", "--layout", "-,x")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
-    for arguments in (["--help"], ["plan", "--help"], ["show", "--help"]):
+    for arguments in (["--help"], ["report", "--help"], ["show", "--help"]):
         done = run(*arguments)
         assert done.returncode == 0
         assert done.stdout.startswith("usage: shardwise")
@@ -196,7 +196,7 @@ print(len(set(taken)))
 def test_with_and_without_rich_the_text_is_the_same(
     capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = ["plan", str(gpt), "--mesh", "data=2,model=4", "--rules", str(rules)]
+    plan = ["report", str(gpt), "--mesh", "data=2,model=4", "--rules", str(rules)]
     assert [main(SHOW), main(plan)] == [0, 0]
     with_rich = capsys.readouterr().out
     monkeypatch.setitem(sys.modules, "rich.console", None)
@@ -224,6 +224,6 @@ def test_a_narrow_terminal_shortens_names(
         screen.size = os.terminal_size((84, 24))
 
     monkeypatch.setattr(Screen, "__init__", narrow)
-    assert main(["plan", str(gpt), "--mesh", "data=2,model=4", "--rules", str(rules)]) == 0
+    assert main(["report", str(gpt), "--mesh", "data=2,model=4", "--rules", str(rules)]) == 0
     rows = capsys.readouterr().out.splitlines()[2:6]
     assert max(map(len, rows)) <= 84

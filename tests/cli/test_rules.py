@@ -31,12 +31,12 @@ def test_one_is_printed_as_it_is(capsys: pytest.CaptureFixture[str], name: str) 
 
 
 def test_a_name_is_taken_for_a_file(capsys: pytest.CaptureFixture[str], gpt: Path, tmp_path: Path) -> None:
-    plan = ["plan", str(gpt), "--mesh", "model=4", "--json", "--rules"]
+    plan = ["report", str(gpt), "--mesh", "model=4", "--json", "--rules"]
     assert main([*plan, "gpt2"]) == 0
     by_name = capsys.readouterr().out
     assert main([*plan, str(sw.example_rules()["gpt2"])]) == 0
     assert capsys.readouterr().out == by_name
-    assert main(["reshard", str(gpt), str(tmp_path / "cut"), "--mesh", "model=4", "--rules", "gpt2", "--plan"]) == 0
+    assert main(["plan", str(gpt), str(tmp_path / "cut"), "--mesh", "model=4", "--rules", "gpt2"]) == 0
 
 
 def test_a_file_of_that_name_goes_first(
@@ -44,14 +44,14 @@ def test_a_file_of_that_name_goes_first(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("gpt2").write_text("[rules]\n'nothing' = [[]]\n")
-    assert main(["plan", str(gpt), "--mesh", "model=4", "--rules", "gpt2", "--json"]) == 0
+    assert main(["report", str(gpt), "--mesh", "model=4", "--rules", "gpt2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["unused_rules"] == ["nothing"]
 
 
 def test_names_of_none(capsys: pytest.CaptureFixture[str], gpt: Path) -> None:
-    for arguments in (["rules", "gpt3"], ["plan", gpt, "--mesh", "model=4", "--rules", "gpt3"]):
+    for arguments in (["rules", "gpt3"], ["report", gpt, "--mesh", "model=4", "--rules", "gpt3"]):
         said = error_of(capsys, *arguments)
         assert "'gpt3'" in said
         assert "bert, gpt2, megatron/gpt2" in said
         assert "; did you mean gpt2?" in said
-    assert "gone.toml" in error_of(capsys, "plan", gpt, "--mesh", "model=4", "--rules", "gone.toml")
+    assert "gone.toml" in error_of(capsys, "report", gpt, "--mesh", "model=4", "--rules", "gone.toml")

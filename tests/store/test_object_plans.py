@@ -384,7 +384,7 @@ def test_the_command_by_processes_of_which_one_is_killed(s3: Store, source: Path
         return subprocess.run(line, env=kept, capture_output=True, text=True, timeout=3600)
 
     plan = tmp_path / "new.swplan"
-    made = command("reshard", source, place, "--mesh", "x=4", "--rules", tmp_path / "rules.toml", "--plan-to", plan)
+    made = command("plan", source, place, "--mesh", "x=4", "--rules", tmp_path / "rules.toml", "--save", plan)
     assert made.returncode == 0, made.stderr
     refused = command("run", plan, "--part", "1/2", kept=environment(s3))
     assert refused.returncode == 2

@@ -165,7 +165,7 @@ def test_the_command_says_it(
 ) -> None:
     monkeypatch.setattr(drive, "estimated_seconds", lambda *_, **__: seconds)
     source = written(tmp_path, "safetensors")
-    assert main(["reshard", str(source), str(tmp_path / "new.safetensors"), "--plan"]) == 0
+    assert main(["plan", str(source), str(tmp_path / "new.safetensors")]) == 0
     said = capsys.readouterr().out
     assert "would be 1 file" in said
     assert f"480 B are read, in 4 contiguous parts; {time}, estimated from a sample\n" in said
@@ -174,7 +174,7 @@ def test_the_command_says_it(
 
 def test_of_a_store_only_what_is_known_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("fsspec")
-    assert main(["reshard", str(written(tmp_path, "hf")), "memory://outlined", "--to", "hf", "--plan"]) == 0
+    assert main(["plan", str(written(tmp_path, "hf")), "memory://outlined", "--to", "hf"]) == 0
     first, second = capsys.readouterr().out.splitlines()[:2]
     assert first.startswith("memory://outlined would be 1 file, ")
     assert first.endswith(" of memory in 1 thread")
@@ -193,7 +193,7 @@ def test_where_nothing_can_be_written_there_is_no_estimate(
     outline = sw.reshard_checkpoint(source, tmp_path / "new", plan=True)
     assert isinstance(outline, sw.WriteOutline)
     assert outline.seconds is None
-    assert main(["reshard", str(source), str(tmp_path / "new"), "--plan"]) == 0
+    assert main(["plan", str(source), str(tmp_path / "new")]) == 0
     assert "no estimate of the time" in capsys.readouterr().out
 
 

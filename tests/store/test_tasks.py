@@ -409,13 +409,13 @@ def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         return captured.err if status else captured.out
 
     rules = (tmp_path / "rules.toml", "--mesh", "x=4", "--task-bytes", "64KiB")
-    common = ("reshard", source, tmp_path / "new", "--rules", *rules)
-    if "error" in (text := run(*common, "--plan", "--workers", 4)):
+    common = ("plan", source, tmp_path / "new", "--rules", *rules)
+    if "error" in (text := run(*common, "--workers", 4)):
         raise AssertionError(text)
     assert "1/4" in text
     assert "4 parts: each reads" in text
     assert not (tmp_path / "new").exists()
-    assert "tasks of up to" in run(*common, "--plan-to", tmp_path / "new.swplan")
+    assert "tasks of up to" in run(*common, "--save", tmp_path / "new.swplan")
     assert json.loads(run("run", tmp_path / "new.swplan", "--part", "2/2", "--json", "--quiet"))["tasks"] > 1
     assert "are missing" in run("commit", tmp_path / "new.swplan", status=2)
     assert "PART/PARTS" in run("run", tmp_path / "new.swplan", "--part", "2", status=2)
@@ -425,8 +425,7 @@ def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "tensors" in run("commit", tmp_path / "new.swplan", "--check")
     assert "exists already" in run("run", tmp_path / "new.swplan", status=2)
     assert run("diff", source, tmp_path / "new", "--quiet").strip() == "the same tensors"
-    assert "--dtype" in run(*common, "--plan-to", "p", "--dtype", "float16", status=2)
-    assert "it needs --plan" in run(*common, "--workers", "3", status=2)
+    assert "--dtype" in run(*common, "--save", "p", "--dtype", "float16", status=2)
 
 
 @pytest.fixture(autouse=True)

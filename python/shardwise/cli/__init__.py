@@ -1,11 +1,12 @@
 """The command line.
 
-For checkpoints: `plan`, `reshard`, `run`, `commit`, `verify`, `diff`, `inspect`; for layouts: `show`, `translate`.
+For checkpoints: `report`, `reshard`, `plan`, `run`, `commit`, `verify`, `diff`, `inspect`; for layouts: `show`,
+`translate`.
 
 Without a command it prints its help. `rules` prints the rules files that come with the package, `completion` the script
 for shell completion.
 
-Exit status: 0 on success; 1 if `plan` finds tensors that cannot be placed (with `--strict`, on any warning, as in
+Exit status: 0 on success; 1 if `report` finds tensors that cannot be placed (with `--strict`, on any warning, as in
 `reshard`), or `diff` finds a difference; 2 for bad input, with one line on the standard error.
 """
 
@@ -103,6 +104,10 @@ def _run(options: argparse.Namespace) -> int:
         from . import tasks
 
         return tasks.run_run(Screen(), options) if options.command == "run" else tasks.run_commit(Screen(), options)
-    from .plan import run_plan
+    if options.command == "plan":
+        from .plan import run_plan
 
-    return run_plan(Screen(), options)
+        return run_plan(Screen(), options)
+    from .report import run_report
+
+    return run_report(Screen(), options)

@@ -48,10 +48,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    _add_plan(commands)
+    _add_report(commands)
     _add_show(commands)
     _add_translate(commands)
     _add_reshard(commands)
+    _add_plan(commands)
     _add_run(commands)
     _add_commit(commands)
     _add_verify(commands)
@@ -62,27 +63,25 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    plan = commands.add_parser(
-        "plan",
+def _add_report(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    report = commands.add_parser(
+        "report",
         help="show what each device would hold of a checkpoint",
         description=(
-            "Read the header of a safetensors checkpoint, apply the rules of a layout map, and show what each device "
-            "of the mesh would hold, and what looks wrong. No tensor is loaded."
+            "Read the headers of a checkpoint, apply the rules of a layout map, and show what each device of the mesh "
+            "would hold, and what looks wrong. No tensor is loaded."
         ),
     )
-    plan.add_argument(
-        "file", metavar="FILE", type=Path, help="a .safetensors file, a Hugging Face folder, or its index file"
-    )
-    plan.add_argument("--mesh", metavar="AXES", help=f"{_MESH_HELP}; may be left out if the rules name a mesh")
-    plan.add_argument("--rules", metavar="TOML", type=_rules_file, required=True, help=_RULES_HELP)
-    _add_config(plan)
-    plan.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
-    plan.add_argument("--all", action="store_true", help="a row for each tensor, even where layers are alike")
-    plan.add_argument("--devices", action="store_true", help="also list the bytes of each device")
-    plan.add_argument("--html", metavar="FILE", type=Path, help="also write a page to look at in a browser")
-    _add_json(plan)
-    plan.add_argument(
+    report.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any format")
+    report.add_argument("--mesh", metavar="AXES", help=f"{_MESH_HELP}; may be left out if the rules name a mesh")
+    report.add_argument("--rules", metavar="TOML", type=_rules_file, required=True, help=_RULES_HELP)
+    _add_config(report)
+    report.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
+    report.add_argument("--all", action="store_true", help="a row for each tensor, even where layers are alike")
+    report.add_argument("--devices", action="store_true", help="also list the bytes of each device")
+    report.add_argument("--html", metavar="FILE", type=Path, help="also write a page to look at in a browser")
+    _add_json(report)
+    report.add_argument(
         "--strict",
         action="store_true",
         help="exit with status 1 on any warning, not only on tensors that cannot be placed",
@@ -132,21 +131,46 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
             "rules its tensors are merged. The new one gets its name only when it is complete and on the disk."
         ),
     )
-    reshard.add_argument("source", metavar="SRC", type=str, help="the checkpoint; it is only read")
-    reshard.add_argument("target", metavar="DST", type=str, help="the new file or folder, which must not exist")
-    reshard.add_argument("--mesh", metavar="AXES", help=f"{_MESH_HELP}; may be left out if the rules name a mesh")
-    reshard.add_argument(
+    _add_contents(reshard)
+    reshard.add_argument("--resume", action="store_true", help="continue an interrupted run of the same command")
+    _add_work(reshard)
+
+
+def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    plan = commands.add_parser(
+        "plan",
+        help="show what reshard would take, or save it as a plan whose parts any machines can run",
+        description=(
+            "Show the files, bytes, memory and time that reshard with the same arguments would take, and write "
+            "nothing. With --save, write the plan to a file instead: shardwise run does a part of it on any machine, "
+            "shardwise commit finishes it."
+        ),
+    )
+    _add_contents(plan)
+    plan.add_argument("--save", metavar="PLAN", type=Path, help="write the plan (.swplan) to this file")
+    plan.add_argument("--workers", metavar="N", type=int, help="also show what each of N workers reads and writes")
+    plan.add_argument("--memory", metavar="BYTES", default="256MiB", help="for buffers; 256MiB if left out")
+    plan.add_argument("--jobs", metavar="N", type=int, help="threads; one per core if left out")
+    _add_json(plan)
+
+
+def _add_contents(command: _Parser) -> None:
+    """Add what says what is written, and how."""
+    command.add_argument("source", metavar="SRC", type=str, help="the checkpoint; it is only read")
+    command.add_argument("target", metavar="DST", type=str, help="the new file or folder, which must not exist")
+    command.add_argument("--mesh", metavar="AXES", help=f"{_MESH_HELP}; may be left out if the rules name a mesh")
+    command.add_argument(
         "--rules", metavar="TOML", type=_rules_file, help=f"{_RULES_HELP}; without rules tensors are merged"
     )
-    reshard.add_argument(
+    command.add_argument(
         "--source-rules",
         metavar="TOML",
         type=_rules_file,
         help="the rules file, or one of the package's, that SRC was rewritten by; its rewrites are undone first",
     )
-    _add_config(reshard)
-    reshard.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
-    reshard.add_argument(
+    _add_config(command)
+    command.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
+    command.add_argument(
         "--to",
         metavar="FORMAT",
         type=_form,
@@ -154,46 +178,34 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="safetensors, a file; hf, a folder in Hugging Face's format; sharded, a folder with a file per device; "
         "dcp, PyTorch's distributed checkpoint",
     )
-    reshard.add_argument("--dtype", metavar="DTYPE", help="convert floating-point tensors; bfloat16, float32, ...")
-    reshard.add_argument(
+    command.add_argument("--dtype", metavar="DTYPE", help="convert floating-point tensors; bfloat16, float32, ...")
+    command.add_argument(
         "--overflow",
         choices=("refuse", "saturate", "round"),
         default="refuse",
         help="what becomes of values beyond the range of --dtype: refuse them (the default), take the largest, "
         "or round them to an infinity or NaN",
     )
-    reshard.add_argument(
+    command.add_argument(
         "--rename",
         metavar="PATTERN=REPLACEMENT",
         action="append",
         help="replace what a regular expression finds in names, before all rewrites; may be given several times",
     )
-    reshard.add_argument("--only", metavar="REGEX", help="only the tensors whose (new) names it matches")
-    reshard.add_argument(
+    command.add_argument("--only", metavar="REGEX", help="only the tensors whose (new) names it matches")
+    command.add_argument(
         "--replicas",
         choices=("check", "first"),
         default="check",
         help="compare what is stored more than once (the default), or take the first",
     )
-    reshard.add_argument(
+    command.add_argument(
         "--strict",
         action="store_true",
         help="write nothing and exit with status 1 on any warning about the rules",
     )
-    reshard.add_argument("--plan", action="store_true", help="show what it would take, and write nothing")
-    reshard.add_argument(
-        "--workers", metavar="N", type=int, help="with --plan: also show what each of N workers reads and writes"
-    )
-    reshard.add_argument(
-        "--plan-to",
-        metavar="PLAN",
-        type=Path,
-        help="only write a plan (.swplan), whose parts any machines can run",
-    )
-    reshard.add_argument("--task-bytes", metavar="BYTES", help="the most that a task writes; 64MiB if left out")
-    reshard.add_argument("--resume", action="store_true", help="continue an interrupted run of the same command")
-    reshard.add_argument("--no-sync", action="store_true", help="do not wait until the data is on the disk")
-    _add_work(reshard)
+    command.add_argument("--task-bytes", metavar="BYTES", help="the most that a task writes; 64MiB if left out")
+    command.add_argument("--no-sync", action="store_true", help="do not wait until the data is on the disk")
 
 
 def _add_run(commands: "argparse._SubParsersAction[_Parser]") -> None:
@@ -201,7 +213,7 @@ def _add_run(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "run",
         help="run a part of a saved plan, on any machine",
         description=(
-            "Run tasks of a plan that reshard --plan-to saved, and leave receipts for them beside the new checkpoint. "
+            "Run tasks of a plan that plan --save wrote, and leave receipts for them beside the new checkpoint. "
             "Parts may run anywhere, in any order, at once or twice; tasks that have a receipt are not run again."
         ),
     )

@@ -1,189 +1,102 @@
-"""`shardwise plan`: what each device would hold of a checkpoint, from its header alone."""
+"""`shardwise plan`: what a reshard would take, or its plan in a file, whose parts run anywhere."""
+
+from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
 
 from .._text import bytes_text
-from ..layout import UnevenRule
-from ..mesh import DeviceMesh
-from ..rules.layout_map import LayoutMap
-from ..rules.numbers import config_beside
-from ..rules.report import LayoutReport, TensorReport
-from ..show.lines import Part
-from ..show.names import brief, group_names
 from ..show.table import table_lines
-from ..store import open_safetensors
-from .notation import format_layout, format_mesh, format_shape, parse_mesh
-from .terminal import Screen, as_options
+from ..store import WriteOutline, plan_checkpoint, reshard_checkpoint
+from ..store.write.doubts import DoubtsError
+from .checkpoints import contents_of, refused
+from .notation import parse_memory
+from .tasks import parts_of, write_parts
+from .terminal import Screen, say
 
-__all__ = ["doubts", "make_plan", "run_plan"]
+__all__ = ["run_plan"]
 
-_TITLES = ("tensor", ">shape", "dtype", "layout", ">shard", ">per device")
-_MAX_UNMATCHED = 6
-_PROBLEMS = ("unmatched", "unused_rules", "clashes", "rank_mismatches", "indivisible", "misfits")
+_MOST_SHOWN = 20
 
 
 def run_plan(screen: Screen, options: argparse.Namespace) -> int:
-    """Print a plan and give the exit status: 1 if a tensor cannot be placed, with `--strict` on any warning, else 0."""
-    mesh = None if options.mesh is None else parse_mesh(options.mesh)
-    plan = make_plan(options.file, options.rules, mesh, options.uneven, options.config)
-    if options.html is not None:
-        plan.report.save_html(options.html, f"{plan.path.name} on {format_mesh(plan.mesh)}")
+    """Say what a reshard would take, or save its plan, and give the exit status."""
+    try:
+        return _run(screen, options)
+    except DoubtsError as error:
+        say("error", error.warnings)
+        return 1
+
+
+def _run(screen: Screen, options: argparse.Namespace) -> int:
+    layouts, settings = contents_of(options)
+    memory, sync = parse_memory(options.memory), not options.no_sync
+    if options.save is None and options.workers is None:
+        with refused():
+            outline = reshard_checkpoint(
+                options.source, options.target, layouts, **settings, memory=memory, threads=options.jobs, sync=sync,
+                plan=True,
+            )  # fmt: skip
+        assert isinstance(outline, WriteOutline)
+        say("warning", outline.warnings)
+        _write_outline(screen, options, outline)
+        return 0
+    if settings.pop("dtype") is not None:
+        raise ValueError("--dtype: tasks copy bytes and cannot convert them; convert without --save and --workers")
+    settings.pop("overflow")
+    with refused():
+        plan = plan_checkpoint(options.source, options.target, layouts, **settings)
+    say("warning", plan.warnings)
+    if options.save is not None:
+        with refused():
+            plan.save(options.save)
+    if options.workers is not None:
+        parts = parts_of(plan, options.workers)
+        saved = {} if options.save is None else {"plan": str(options.save)}
+        _write_outline(screen, options, plan.outline(memory, options.jobs, sync=sync), parts=parts, **saved)
+        if not options.json:
+            write_parts(screen, parts)
+    elif options.json:
+        print(json.dumps({"plan": str(options.save), "tasks": len(plan.tasks), "bytes": plan.nbytes}))
+    if options.save is not None and not options.json:
+        screen.write(
+            (str(options.save), "bold"),
+            f": {len(plan.tasks)} tasks of up to {bytes_text(plan.task_bytes)}, {bytes_text(plan.nbytes)} in all; "
+            "shardwise run does a part of them, shardwise commit finishes",
+        )
+    return 0
+
+
+def _write_outline(screen: Screen, options: argparse.Namespace, outline: WriteOutline, **more: object) -> None:
     if options.json:
-        print(json.dumps(_as_json(plan, options.devices, options.html), indent=2))
-    else:
-        _print(screen, plan, apart=options.all, devices=options.devices)
-        if plan.report.warnings:
-            screen.write("")
-        for text in _grouped(plan.report):
-            screen.write(("error: ", "bold red"), text)
-        for text in doubts(plan.report):
-            screen.write(("error: ", "bold red") if options.strict else ("warning: ", "bold yellow"), text)
-        if options.html is not None:
-            screen.write("")
-            screen.write("the page is in ", (str(options.html), "bold"))
-    return 1 if plan.report.unplaced or (options.strict and plan.report.warnings) else 0
-
-
-class Plan(NamedTuple):
-    """A checkpoint under the rules of a layout map.
-
-    Attributes:
-        path: The file or index that was read.
-        mesh: The mesh.
-        dtypes: The dtype of each tensor, as the file writes it.
-        report: What each device would hold.
-    """
-
-    path: Path
-    mesh: DeviceMesh
-    dtypes: dict[str, str]
-    report: LayoutReport
-
-
-def make_plan(
-    file: Path, rules: Path, mesh: DeviceMesh | None, uneven: UnevenRule = "even", config: Path | None = None
-) -> Plan:
-    """Apply a file of rules to a checkpoint.
-
-    Without a mesh, that of the rules is used; a ValueError if they have none either. The model's configuration is the
-    one beside the checkpoint unless another is given.
-    """
-    layout_map = LayoutMap.from_toml(rules, mesh, config=config or config_beside(file))
-    mesh = layout_map.device_mesh
-    if mesh is None:
-        raise ValueError(f"--mesh is missing, and {rules} has no mesh of its own")
-    with open_safetensors(file) as checkpoint:
-        entries = checkpoint.entries
-        dtypes = {name: entry.dtype for name, entry in entries.items()}
-        return Plan(checkpoint.path, mesh, dtypes, layout_map.report(entries, uneven=uneven))
-
-
-def _print(screen: Screen, plan: Plan, *, apart: bool, devices: bool) -> None:
-    mesh, (count, *totals) = plan.mesh, plan.report.totals
+        print(json.dumps({**vars(outline), **more}))
+        return
+    # A store does not say how much room it has.
+    room = "" if outline.bytes_read is None else f"; {bytes_text(outline.free)} are free"
     screen.write(
-        (str(plan.path), "bold"),
-        f": {count}, on the mesh {format_mesh(mesh)} of {mesh.size:,} device{'s' * (mesh.size > 1)}",
+        (str(options.target), "bold"),
+        f" would be {len(outline.files)} file{'s' * (len(outline.files) != 1)}, {bytes_text(outline.bytes)}, in "
+        f"{outline.tasks} task{'s' * (outline.tasks != 1)}; up to {bytes_text(outline.memory)} of memory in "
+        f"{outline.threads} thread{'s' * (outline.threads != 1)}{room}",
     )
-    screen.write("")
-    for line in table_lines(_TITLES, _rows(plan, apart), screen.size and screen.size.columns):
+    if outline.bytes_read is not None and outline.operations is not None:
+        seconds = outline.seconds
+        screen.write(
+            f"{bytes_text(outline.bytes_read)} are read, in {outline.operations:,} contiguous "
+            f"part{'s' * (outline.operations != 1)}; "
+            + ("no estimate of the time" if seconds is None else _about(seconds)),
+        )
+    rows = [[(name, ""), (bytes_text(size), "")] for name, size in outline.files[:_MOST_SHOWN]]
+    for line in table_lines(("file", ">bytes"), rows, screen.size and screen.size.columns):
         screen.write(*line)
-    screen.write("")
-    for text in totals:
-        screen.write(text)
-    if devices:
-        screen.write("")
-        for line in table_lines(("devices", ">bytes"), _device_rows(plan)):
-            screen.write(*line)
+    if len(outline.files) > _MOST_SHOWN:
+        screen.write(f"and {len(outline.files) - _MOST_SHOWN} more")
 
 
-def _rows(plan: Plan, apart: bool) -> list[list[Part]]:
-    by_name = {tensor.name: tensor for tensor in plan.report.tensors}
-    if apart:
-        return [_row(plan, name, 1, tensor) for name, tensor in by_name.items()]
-    groups = group_names((name, _look(plan, tensor)) for name, tensor in by_name.items())
-    return [_row(plan, text, len(names), by_name[names[0]]) for text, names, _ in groups]
-
-
-def _look(plan: Plan, tensor: TensorReport) -> tuple[object, ...]:
-    """Give what tensors in one row have in common."""
-    return tensor.shape, plan.dtypes[tensor.name], tensor.layout, tensor.rule, tensor.bytes_per_device
-
-
-def _row(plan: Plan, name: str, count: int, tensor: TensorReport) -> list[Part]:
-    size = tensor.bytes_per_device
-    shard = "cannot be placed" if tensor.shard_shape is None else format_shape(tensor.shard_shape)
-    held = "" if size is None else bytes_text(size)
-    return [
-        (name, ""),
-        (format_shape(tensor.shape), ""),
-        (plan.dtypes[tensor.name], ""),
-        _layout_part(tensor, plan.report),
-        (f"≤ {shard}" if tensor.is_uneven else shard, "red" if size is None else ""),
-        (f"{count} x {held}" if held and count > 1 else held, ""),
-    ]
-
-
-def _layout_part(tensor: TensorReport, report: LayoutReport) -> Part:
-    if tensor.layout is None:
-        return "clash", "red"
-    if tensor.rule is None and report.default is None:
-        return "no rule", "yellow"
-    style = "red" if tensor.shard_shape is None else "dim" if tensor.is_replicated else "cyan"
-    return format_layout(tensor.layout) or "()", style
-
-
-def _device_rows(plan: Plan) -> list[list[Part]]:
-    """Give a row for each number of bytes that devices hold: which devices, and the bytes."""
-    each = plan.report.to_dict()["device_bytes"]
-    if each is None:
-        raise ValueError(f"--devices: {plan.mesh.size} devices are too many to list")
-    holders: dict[int, list[str]] = {}
-    for device, size in enumerate(each):
-        holders.setdefault(size, []).append(str(plan.mesh.device(device)))
-    return [[(brief(devices), ""), (f"{size:,}", "")] for size, devices in holders.items()]
-
-
-def _grouped(report: LayoutReport) -> Iterator[str]:
-    """Give a line for what prevents tensors of alike names from being placed, where the report has one for each."""
-    problems: list[Any] = list(report.problems)
-    for name, _, problem in group_names((problem.name, replace(problem, name="")) for problem in problems):
-        yield as_options(str(replace(problem, name=name)))
-
-
-def doubts(report: LayoutReport) -> Iterator[str]:
-    """Give a line for each thing that looks wrong although it prevents nothing."""
-    if report.unmatched and report.default is None:
-        names = [name for name, _, _ in group_names((tensor.name, None) for tensor in report.unmatched)]
-        more = f" and {len(names) - _MAX_UNMATCHED} more" if len(names) > _MAX_UNMATCHED else ""
-        size = bytes_text(sum(tensor.nbytes or 0 for tensor in report.unmatched))
-        count = len(report.unmatched)
-        match = "1 tensor matches no rule and is" if count == 1 else f"{count} tensors match no rule and are"
-        yield f"{match} replicated, {size}: {', '.join(names[:_MAX_UNMATCHED])}{more}"
-    for rule in report.unused_rules:
-        yield f"rule {rule!r} applies to no name"
-
-
-def _as_json(plan: Plan, devices: bool, html: Path | None) -> dict[str, Any]:
-    report = plan.report.to_dict()
-    each = report["device_bytes"]
-    tensors = [tensor | {"dtype": plan.dtypes[tensor["name"]]} for tensor in report["tensors"]]
-    return {
-        "file": str(plan.path),
-        "mesh": dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),
-        "uneven": report["uneven"],
-        "default": report["default"],
-        "tensors": tensors,
-        "nbytes": report["nbytes"],
-        "replicated_share": report["replicated_share"] or 0.0,
-        "bytes_per_device": None if each is None else {"least": min(each), "most": max(each)},
-        "bytes_on_all_devices": None if each is None else sum(each),
-        **({"device_bytes": each} if devices else {}),
-        **{problem: report[problem] for problem in _PROBLEMS},
-        "warnings": [*_grouped(plan.report), *doubts(plan.report)],
-        **({} if html is None else {"html": str(html)}),
-    }
+def _about(seconds: float) -> str:
+    """Write an estimate of a time, which is known by a sample only."""
+    size, unit = next(
+        ((size, unit) for size, unit in ((3600, "hours"), (60, "minutes")) if seconds >= 2 * size), (1, "seconds")
+    )
+    said = f"about {seconds / size:.0f} {unit}" if seconds >= 2 else "a few seconds at most"
+    return f"{said}, estimated from a sample"

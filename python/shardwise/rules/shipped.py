@@ -14,7 +14,7 @@ def example_rules() -> dict[str, Path]:
     `megatron/` with `gpt2`, `llama`, `mixtral` and `qwen` for the fused weights of these engines, over "tp";
     `torch_dist/` with `gpt2` and `llama` for Megatron's distributed checkpoints. Those of `vllm/` and `torch_dist/` for
     `gpt2` and `llama` also have rewrites from Hugging Face's names. Each file says in its first lines what it is
-    for. `shardwise plan --rules NAME` takes the names, and `shardwise rules NAME` prints a file.
+    for. `shardwise report --rules NAME` takes the names, and `shardwise rules NAME` prints a file.
 
     >>> import shardwise as sw
     >>> list(sw.example_rules())[:3]

@@ -1,4 +1,4 @@
-"""Plans of checkpoints, with bytes counted by hand."""
+"""Reports on checkpoints, with bytes counted by hand."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardwise import DeviceMesh, TensorLayout, UnevenRule
-from shardwise._dtypes import CODES
+from shardwise._dtypes import CODES, DTYPES
 from shardwise.cli import main
 from shardwise.cli.terminal import Screen
 from shardwise.show.lines import Part
@@ -18,15 +18,15 @@ from .conftest import Tensors, write_checkpoint
 MESH = "data=2,model=4"
 
 
-def planned(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> list[str]:
-    assert main(["plan", *map(str, arguments)]) == status
+def reported(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> list[str]:
+    assert main(["report", *map(str, arguments)]) == status
     captured = capsys.readouterr()
     assert captured.err == ""
     return captured.out.splitlines()
 
 
-def planned_json(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> Any:
-    return json.loads("\n".join(planned(capsys, *arguments, "--json", status=status)))
+def reported_json(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> Any:
+    return json.loads("\n".join(reported(capsys, *arguments, "--json", status=status)))
 
 
 @pytest.fixture
@@ -34,16 +34,16 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "model.safetensors"
 
 
-def test_a_plan(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path) -> None:
+def test_a_report(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path) -> None:
     # A c_attn has 16 * 48 * 4 = 3072 bytes, a ln_1 64, wte 50 * 16 * 2 = 1600; together 11008. A device holds
     # 3 * (768 + 64) + 200 = 2696. Replicated are 3 * 64.
-    assert planned(capsys, gpt, "--mesh", MESH, "--rules", rules, "--strict") == [
+    assert reported(capsys, gpt, "--mesh", MESH, "--rules", rules, "--strict") == [
         f"{gpt}: 7 tensors, 10.8 KiB, on the mesh data=2,model=4 of 8 devices",
         "",
-        "tensor                         shape  dtype  layout          shard  per device",
-        "h.{0..2}.attn.c_attn.weight  16 x 48  F32    -,model       16 x 12   3 x 768 B",
-        "h.{0..2}.ln_1.bias                16  F32    -                  16    3 x 64 B",
-        "wte.weight                   50 x 16  BF16   -,data+model   50 x 2       200 B",
+        "tensor                         shape  dtype     layout          shard  per device",
+        "h.{0..2}.attn.c_attn.weight  16 x 48  float32   -,model       16 x 12   3 x 768 B",
+        "h.{0..2}.ln_1.bias                16  float32   -                  16    3 x 64 B",
+        "wte.weight                   50 x 16  bfloat16  -,data+model   50 x 2       200 B",
         "",
         "each device holds 2.6 KiB of 10.8 KiB, 24.5%",
         "all 8 devices hold 21.1 KiB, 1.96 times the tensors' size",
@@ -52,14 +52,14 @@ def test_a_plan(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path) -> N
 
 
 def test_all_rows_and_all_devices(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path) -> None:
-    lines = planned(capsys, gpt, "--mesh", MESH, "--rules", rules, "--all", "--devices")
-    assert lines[3] == "h.0.attn.c_attn.weight  16 x 48  F32    -,model       16 x 12       768 B"
+    lines = reported(capsys, gpt, "--mesh", MESH, "--rules", rules, "--all", "--devices")
+    assert lines[3] == "h.0.attn.c_attn.weight  16 x 48  float32   -,model       16 x 12       768 B"
     assert sum(line.endswith("  768 B") for line in lines) == 3
     assert lines[-2:] == ["devices   bytes", "cpu:0..7  2,696"]
 
 
 def test_json(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path) -> None:
-    plan = planned_json(capsys, gpt, "--mesh", MESH, "--rules", rules, "--devices")
+    plan = reported_json(capsys, gpt, "--mesh", MESH, "--rules", rules, "--devices")
     tensors = {tensor.pop("name"): tensor for tensor in plan.pop("tensors")}
     assert plan == {
         "file": str(gpt),
@@ -80,7 +80,7 @@ def test_json(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path) -> Non
     assert len(tensors) == 7
     assert tensors["wte.weight"] == {
         "shape": [50, 16],
-        "dtype": "BF16",
+        "dtype": "bfloat16",
         "rule": "wte",
         "layout": [None, ["data", "model"]],
         "num_shards": [1, 8],
@@ -98,7 +98,7 @@ def test_everything_that_looks_wrong(capsys: pytest.CaptureFixture[str], gpt: Pa
         '[rules]\n"attn" = [[], "model"]\n"weight" = ["model", []]\n"ln" = ["data", []]\n"lm_head" = ["data"]'
     )
     arguments = (gpt, "--mesh", MESH, "--rules", rules)
-    lines = planned(capsys, *arguments, status=1)
+    lines = reported(capsys, *arguments, status=1)
     clash, rank, indivisible = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     [unused] = [line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")]
     for text in ("h.{0..2}.attn.c_attn.weight", "'attn'", "'weight'"):
@@ -111,9 +111,9 @@ def test_everything_that_looks_wrong(capsys: pytest.CaptureFixture[str], gpt: Pa
     assert "without the 7 tensors that cannot be placed, 3 clashing, 3 of another rank, 1 indivisible" in lines
     # Of none it is said what devices hold.
     assert not [line for line in lines if "hold" in line or "times" in line]
-    strict = planned(capsys, *arguments, "--strict", status=1)
+    strict = reported(capsys, *arguments, "--strict", status=1)
     assert strict == [*lines[:-1], lines[-1].replace("warning: ", "error: ")]
-    plan = planned_json(capsys, *arguments, "--strict", status=1)
+    plan = reported_json(capsys, *arguments, "--strict", status=1)
     assert [len(plan[kind]) for kind in ("clashes", "rank_mismatches", "indivisible", "unused_rules")] == [3, 3, 1, 1]
     assert plan["bytes_per_device"] == {"least": 0, "most": 0}
 
@@ -133,7 +133,7 @@ def test_what_cannot_be_placed_counts_and_strict_counts_every_warning(
     rules = tmp_path / "some.toml"
     rules.write_text(f"[rules]\n{rule}")
     for options, expected in (([], status), (["--strict"], strict)):
-        assert main(["plan", str(gpt), "--mesh", MESH, "--rules", str(rules), *options]) == expected
+        assert main(["report", str(gpt), "--mesh", MESH, "--rules", str(rules), *options]) == expected
     capsys.readouterr()
 
 
@@ -148,14 +148,14 @@ def test_packed_dims_that_do_not_divide_are_rows(capsys: pytest.CaptureFixture[s
         """
     )
     arguments = (gpt, "--mesh", "model=4", "--rules", rules)
-    lines = planned(capsys, *arguments, status=1)  # 48 columns are 3 * 12 * 4/3; 16 are not 3 * 4 * 8.
+    lines = reported(capsys, *arguments, status=1)  # 48 columns are 3 * 12 * 4/3; 16 are not 3 * 4 * 8.
     assert sum("cannot be placed" in line for line in lines) == 3  # A row each, and their count.
     assert "without the 4 tensors that cannot be placed, 4 of sizes that do not fit:" in lines
     said = [line for line in lines if line.startswith("error: ")]
     assert len(said) == 2
     assert "h.{0..2}.attn.c_attn.weight" in said[0]
     assert "rule 'wte'" in said[1]
-    plan = planned_json(capsys, *arguments, status=1)
+    plan = reported_json(capsys, *arguments, status=1)
     assert [misfit["name"] for misfit in plan["misfits"]] == [
         *(f"h.{i}.attn.c_attn.weight" for i in range(3)),
         "wte.weight",
@@ -176,13 +176,13 @@ def test_a_default_places_what_no_rule_matches(capsys: pytest.CaptureFixture[str
     rules = tmp_path / "default.toml"
     rules.write_text("default = { axes = ['model'], uneven = 'balanced' }\n[rules]\n'ln' = [[]]")
     arguments = (gpt, "--mesh", MESH, "--rules", rules)
-    lines = planned(capsys, *arguments, "--strict")
+    lines = reported(capsys, *arguments, "--strict")
     assert lines[3:6] == [
-        "h.{0..2}.attn.c_attn.weight  16 x 48  F32    model,-     4 x 48   3 x 768 B",
-        "h.{0..2}.ln_1.bias                16  F32    -               16    3 x 64 B",
-        "wte.weight                   50 x 16  BF16   model,-  ≤ 13 x 16       416 B",
+        "h.{0..2}.attn.c_attn.weight  16 x 48  float32   model,-     4 x 48   3 x 768 B",
+        "h.{0..2}.ln_1.bias                16  float32   -               16    3 x 64 B",
+        "wte.weight                   50 x 16  bfloat16  model,-  ≤ 13 x 16       416 B",
     ]
-    plan = planned_json(capsys, *arguments, "--devices")
+    plan = reported_json(capsys, *arguments, "--devices")
     assert plan["default"] == {"layout": ["model"], "uneven": "balanced"}
     # Of 50 rows of 32 bytes the first two of the four of "model" hold 13, the others 12.
     assert plan["device_bytes"] == [3 * 768 + 3 * 64 + 32 * rows for rows in (13, 13, 12, 12)] * 2
@@ -193,12 +193,12 @@ def test_names_without_a_rule_are_replicated_and_listed(
 ) -> None:
     rules = tmp_path / "few.toml"
     rules.write_text("[rules]\n'wte' = [[], 'model']")
-    lines = planned(capsys, gpt, "--mesh", MESH, "--rules", rules)
+    lines = reported(capsys, gpt, "--mesh", MESH, "--rules", rules)
     assert lines[-2:] == [
         "",
         "warning: 6 tensors match no rule and are replicated, 9.2 KiB: h.{0..2}.attn.c_attn.weight, h.{0..2}.ln_1.bias",
     ]
-    assert lines[3] == "h.{0..2}.attn.c_attn.weight  16 x 48  F32    no rule  16 x 48  3 x 3.0 KiB"
+    assert lines[3] == "h.{0..2}.attn.c_attn.weight  16 x 48  float32   no rule  16 x 48  3 x 3.0 KiB"
 
 
 def test_names_without_a_rule_are_counted_and_six_listed(
@@ -213,7 +213,7 @@ def test_names_without_a_rule_are_counted_and_six_listed(
     ):
         # 0, 4, 8, … bytes.
         write_checkpoint(file, {name: ("F32", (place,)) for place, name in enumerate("abcdefgh"[:count])})
-        assert planned(capsys, file, "--mesh", MESH, "--rules", rules)[-1] == f"warning: {said}"
+        assert reported(capsys, file, "--mesh", MESH, "--rules", rules)[-1] == f"warning: {said}"
 
 
 def test_what_stands_out_is_coloured(
@@ -230,7 +230,7 @@ def test_what_stands_out_is_coloured(
     rules.write_text("[rules]\n'cut' = ['data']\n'odd' = ['model']\n'kept' = [[]]\n'wh.' = [[]]\n'.ho' = [[]]\n")
     two = {"cut.0": ("U8", (8,)), "cut.1": ("U8", (8,))}
     others = {name: ("U8", (size,)) for name, size in (("odd", 7), ("kept", 9), ("none", 3), ("who", 5))}
-    assert main(["plan", str(write_checkpoint(file, {**two, **others})), "--mesh", MESH, "--rules", str(rules)]) == 1
+    assert main(["report", str(write_checkpoint(file, {**two, **others})), "--mesh", MESH, "--rules", str(rules)]) == 1
     assert styles["data"] == "cyan"
     assert styles["model"] == "red"
     assert styles["cannot be placed"] == "red"
@@ -245,7 +245,7 @@ def test_uneven_shards_are_counted_one_by_one(capsys: pytest.CaptureFixture[str]
     write_checkpoint(file, {"wte": ("F32", (3, 9)), "ln_1.bias": ("U8", (5,)), "c_attn.weight": ("F64", (2, 10))})
     rules.write_text(rules.read_text().replace("[[]]", '["data"]'))
     arguments = (file, "--mesh", MESH, "--rules", rules, "--devices")
-    plan = planned_json(capsys, *arguments, "--uneven", "ceil")
+    plan = reported_json(capsys, *arguments, "--uneven", "ceil")
     # wte: 9 columns over 8 devices, two each for four of them, then one, then none. ln: 3 and 2 over the two of "data".
     # c_attn: 10 columns over the four of "model": 3, 3, 3, 1.
     wte = [3 * 4 * columns for columns in (2, 2, 2, 2, 1, 0, 0, 0)]
@@ -253,7 +253,7 @@ def test_uneven_shards_are_counted_one_by_one(capsys: pytest.CaptureFixture[str]
     attn = [2 * 8 * columns for columns in (3, 3, 3, 1, 3, 3, 3, 1)]
     assert plan["device_bytes"] == [sum(sizes) for sizes in zip(wte, ln, attn, strict=True)]
     assert plan["bytes_per_device"] == {"least": 18, "most": 75}
-    lines = planned(capsys, *arguments, "--uneven", "ceil")
+    lines = reported(capsys, *arguments, "--uneven", "ceil")
     assert "each device holds 18 B to 75 B of 273 B, 27.5%" in lines
     assert [line.split() for line in lines[-5:]] == [
         ["cpu:0..2", "75"],
@@ -271,16 +271,16 @@ def test_every_dtype_is_planned_without_ml_dtypes(
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     write_checkpoint(file, {f"wte.{code}": (code, (3, 32)) for code in CODES})
     rules.write_text("[rules]\n'wte' = [[], ['data', 'model']]")
-    plan = planned_json(capsys, file, "--mesh", MESH, "--rules", rules)
+    plan = reported_json(capsys, file, "--mesh", MESH, "--rules", rules)
     for tensor in plan["tensors"]:
-        bits = CODES[tensor["dtype"]].bits
+        bits = DTYPES[tensor["dtype"]].bits
         assert (tensor["nbytes"], tensor["bytes_per_device"]) == (96 * bits // 8, -(-12 * bits // 8))
 
 
 def test_the_mesh_of_the_rules(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path) -> None:
     rules.write_text('[mesh]\nshape = [2, 4]\naxis_names = ["data", "model"]\n' + rules.read_text())
-    assert planned_json(capsys, gpt, "--rules", rules)["mesh"] == {"data": 2, "model": 4}
-    assert planned_json(capsys, gpt, "--rules", rules, "--mesh", "data=1,model=2")["mesh"] == {"data": 1, "model": 2}
+    assert reported_json(capsys, gpt, "--rules", rules)["mesh"] == {"data": 2, "model": 4}
+    assert reported_json(capsys, gpt, "--rules", rules, "--mesh", "data=1,model=2")["mesh"] == {"data": 1, "model": 2}
 
 
 def test_a_plan_agrees_with_the_partitions(capsys: pytest.CaptureFixture[str], file: Path, rules: Path) -> None:
@@ -288,14 +288,14 @@ def test_a_plan_agrees_with_the_partitions(capsys: pytest.CaptureFixture[str], f
     mesh = DeviceMesh((2, 4), ("data", "model"))
     rules_of_uneven: tuple[UnevenRule, ...] = ("ceil", "chunk", "balanced", "floor")
     for uneven in rules_of_uneven:
-        plan = planned_json(capsys, file, "--mesh", MESH, "--rules", rules, "--uneven", uneven, "--devices")
+        plan = reported_json(capsys, file, "--mesh", MESH, "--rules", rules, "--uneven", uneven, "--devices")
         partition = TensorLayout((None, ("data", "model")), mesh).partition((37, 53), uneven)
         assert plan["device_bytes"] == [size + 22 for size in partition.nbytes("float16").tolist()]
 
 
 def test_a_large_checkpoint_is_a_short_table(capsys: pytest.CaptureFixture[str], file: Path, rules: Path) -> None:
     tensors: Tensors = {f"h.{layer}.{i}.c_attn.weight": ("F32", (64, 64)) for layer in range(80) for i in range(8)}
-    lines = planned(capsys, write_checkpoint(file, tensors), "--mesh", MESH, "--rules", rules)
+    lines = reported(capsys, write_checkpoint(file, tensors), "--mesh", MESH, "--rules", rules)
     assert lines[0].startswith(f"{file}: 640 tensors, 10.0 MiB")
     assert lines[3].startswith("h.{0..79}.{0..7}.c_attn.weight")
     assert lines[3].endswith("640 x 4.0 KiB")
@@ -303,7 +303,7 @@ def test_a_large_checkpoint_is_a_short_table(capsys: pytest.CaptureFixture[str],
 
 def test_a_mesh_too_large_to_count_on(capsys: pytest.CaptureFixture[str], file: Path, rules: Path) -> None:
     write_checkpoint(file, {"wte": ("U8", (1, 2**22)), "ln_1.bias": ("U8", (7,)), "c_attn.weight": ("U8", (4, 4))})
-    arguments = ["plan", str(file), "--mesh", f"data={2**38},model=4", "--rules", str(rules), "--uneven", "ceil"]
+    arguments = ["report", str(file), "--mesh", f"data={2**38},model=4", "--rules", str(rules), "--uneven", "ceil"]
     assert main(arguments) == 0
     # One byte of wte, all of ln_1.bias, a column of c_attn.
     assert "a device holds at most 12 B of 4.0 MiB" in capsys.readouterr().out
@@ -314,13 +314,13 @@ def test_a_mesh_too_large_to_count_on(capsys: pytest.CaptureFixture[str], file: 
 def test_an_empty_checkpoint(capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path) -> None:
     rules = tmp_path / "none.toml"
     rules.write_text("[rules]\n")
-    lines = planned(capsys, write_checkpoint(file, {}), "--mesh", MESH, "--rules", rules, "--strict")
+    lines = reported(capsys, write_checkpoint(file, {}), "--mesh", MESH, "--rules", rules, "--strict")
     assert "each device holds 0 B of 0 B" in lines
 
 
 def test_names_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str], file: Path, rules: Path) -> None:
     write_checkpoint(file, {"ln_1.bias\x1b[2J": ("U8", (7,)), "wte\n": ("U8", (1, 8))})
-    out = "\n".join(planned(capsys, file, "--mesh", MESH, "--rules", rules))
+    out = "\n".join(reported(capsys, file, "--mesh", MESH, "--rules", rules))
     assert "\x1b" not in out
     assert r"ln_1.bias\x1b[2J" in out
     assert r"wte\n" in out
@@ -328,8 +328,8 @@ def test_names_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str], fil
 
 def test_a_page(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    lines = planned(capsys, gpt, "--mesh", MESH, "--rules", rules)
-    assert planned(capsys, gpt, "--mesh", MESH, "--rules", rules, "--html", page) == [
+    lines = reported(capsys, gpt, "--mesh", MESH, "--rules", rules)
+    assert reported(capsys, gpt, "--mesh", MESH, "--rules", rules, "--html", page) == [
         *lines,
         "",
         f"the page is in {page}",
@@ -337,14 +337,14 @@ def test_a_page(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path, tmp_
     text = page.read_text(encoding="utf-8")
     assert "<h1>gpt.safetensors on data=2,model=4</h1>" in text
     assert "c_attn.<wbr>weight" in text
-    assert planned_json(capsys, gpt, "--mesh", MESH, "--rules", rules, "--html", page)["html"] == str(page)
+    assert reported_json(capsys, gpt, "--mesh", MESH, "--rules", rules, "--html", page)["html"] == str(page)
     assert page.read_text(encoding="utf-8") == text
 
 
 def test_a_page_that_cannot_be_written(
     capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path, tmp_path: Path
 ) -> None:
-    arguments = ["plan", str(gpt), "--mesh", MESH, "--rules", str(rules), "--html"]
+    arguments = ["report", str(gpt), "--mesh", MESH, "--rules", str(rules), "--html"]
     assert main([*arguments, str(tmp_path)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

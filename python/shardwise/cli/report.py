@@ -1,0 +1,184 @@
+"""`shardwise report`: what each device would hold of a checkpoint, from its headers alone."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .._text import bytes_text
+from ..layout import UnevenRule
+from ..mesh import DeviceMesh
+from ..rules.layout_map import LayoutMap
+from ..rules.numbers import config_beside
+from ..rules.report import LayoutReport, TensorReport
+from ..show.lines import Part
+from ..show.names import brief, group_names
+from ..show.table import table_lines
+from ..store import open_checkpoint
+from .notation import format_layout, format_mesh, format_shape, parse_mesh
+from .terminal import Screen, as_options
+
+__all__ = ["doubts", "make_report", "run_report"]
+
+_TITLES = ("tensor", ">shape", "dtype", "layout", ">shard", ">per device")
+_MAX_UNMATCHED = 6
+_PROBLEMS = ("unmatched", "unused_rules", "clashes", "rank_mismatches", "indivisible", "misfits")
+
+
+def run_report(screen: Screen, options: argparse.Namespace) -> int:
+    """Print a report; the exit status is 1 if a tensor cannot be placed or, with `--strict`, on any warning, else 0."""
+    mesh = None if options.mesh is None else parse_mesh(options.mesh)
+    applied = make_report(options.source, options.rules, mesh, options.uneven, options.config)
+    if options.html is not None:
+        applied.report.save_html(options.html, f"{applied.path.name} on {format_mesh(applied.mesh)}")
+    if options.json:
+        print(json.dumps(_as_json(applied, options.devices, options.html), indent=2))
+    else:
+        _print(screen, applied, apart=options.all, devices=options.devices)
+        if applied.report.warnings:
+            screen.write("")
+        for text in _grouped(applied.report):
+            screen.write(("error: ", "bold red"), text)
+        for text in doubts(applied.report):
+            screen.write(("error: ", "bold red") if options.strict else ("warning: ", "bold yellow"), text)
+        if options.html is not None:
+            screen.write("")
+            screen.write("the page is in ", (str(options.html), "bold"))
+    return 1 if applied.report.unplaced or (options.strict and applied.report.warnings) else 0
+
+
+class Applied(NamedTuple):
+    """A checkpoint under the rules of a layout map.
+
+    Attributes:
+        path: Its place.
+        mesh: The mesh.
+        report: What each device would hold.
+    """
+
+    path: Path
+    mesh: DeviceMesh
+    report: LayoutReport
+
+
+def make_report(
+    source: str, rules: Path, mesh: DeviceMesh | None, uneven: UnevenRule = "even", config: Path | None = None
+) -> Applied:
+    """Apply a file of rules to a checkpoint.
+
+    Without a mesh, that of the rules is used; a ValueError if they have none either. The model's configuration is the
+    one beside the checkpoint unless another is given.
+    """
+    layout_map = LayoutMap.from_toml(rules, mesh, config=config or config_beside(source))
+    mesh = layout_map.device_mesh
+    if mesh is None:
+        raise ValueError(f"--mesh is missing, and {rules} has no mesh of its own")
+    with open_checkpoint(source) as checkpoint:
+        return Applied(checkpoint.path, mesh, layout_map.report(checkpoint, uneven=uneven))
+
+
+def _print(screen: Screen, applied: Applied, *, apart: bool, devices: bool) -> None:
+    mesh, (count, *totals) = applied.mesh, applied.report.totals
+    screen.write(
+        (str(applied.path), "bold"),
+        f": {count}, on the mesh {format_mesh(mesh)} of {mesh.size:,} device{'s' * (mesh.size > 1)}",
+    )
+    screen.write("")
+    for line in table_lines(_TITLES, _rows(applied, apart), screen.size and screen.size.columns):
+        screen.write(*line)
+    screen.write("")
+    for text in totals:
+        screen.write(text)
+    if devices:
+        screen.write("")
+        for line in table_lines(("devices", ">bytes"), _device_rows(applied)):
+            screen.write(*line)
+
+
+def _rows(applied: Applied, apart: bool) -> list[list[Part]]:
+    by_name = {tensor.name: tensor for tensor in applied.report.tensors}
+    if apart:
+        return [_row(applied, name, 1, tensor) for name, tensor in by_name.items()]
+    groups = group_names((name, _look(applied, tensor)) for name, tensor in by_name.items())
+    return [_row(applied, text, len(names), by_name[names[0]]) for text, names, _ in groups]
+
+
+def _look(applied: Applied, tensor: TensorReport) -> tuple[object, ...]:
+    """Give what tensors in one row have in common."""
+    return tensor.shape, tensor.dtype or "?", tensor.layout, tensor.rule, tensor.bytes_per_device
+
+
+def _row(applied: Applied, name: str, count: int, tensor: TensorReport) -> list[Part]:
+    size = tensor.bytes_per_device
+    shard = "cannot be placed" if tensor.shard_shape is None else format_shape(tensor.shard_shape)
+    held = "" if size is None else bytes_text(size)
+    return [
+        (name, ""),
+        (format_shape(tensor.shape), ""),
+        (tensor.dtype or "?", ""),
+        _layout_part(tensor, applied.report),
+        (f"≤ {shard}" if tensor.is_uneven else shard, "red" if size is None else ""),
+        (f"{count} x {held}" if held and count > 1 else held, ""),
+    ]
+
+
+def _layout_part(tensor: TensorReport, report: LayoutReport) -> Part:
+    if tensor.layout is None:
+        return "clash", "red"
+    if tensor.rule is None and report.default is None:
+        return "no rule", "yellow"
+    style = "red" if tensor.shard_shape is None else "dim" if tensor.is_replicated else "cyan"
+    return format_layout(tensor.layout) or "()", style
+
+
+def _device_rows(applied: Applied) -> list[list[Part]]:
+    """Give a row for each number of bytes that devices hold: which devices, and the bytes."""
+    each = applied.report.to_dict()["device_bytes"]
+    if each is None:
+        raise ValueError(f"--devices: {applied.mesh.size} devices are too many to list")
+    holders: dict[int, list[str]] = {}
+    for device, size in enumerate(each):
+        holders.setdefault(size, []).append(str(applied.mesh.device(device)))
+    return [[(brief(devices), ""), (f"{size:,}", "")] for size, devices in holders.items()]
+
+
+def _grouped(report: LayoutReport) -> Iterator[str]:
+    """Give a line for what prevents tensors of alike names from being placed, where the report has one for each."""
+    problems: list[Any] = list(report.problems)
+    for name, _, problem in group_names((problem.name, replace(problem, name="")) for problem in problems):
+        yield as_options(str(replace(problem, name=name)))
+
+
+def doubts(report: LayoutReport) -> Iterator[str]:
+    """Give a line for each thing that looks wrong although it prevents nothing."""
+    if report.unmatched and report.default is None:
+        names = [name for name, _, _ in group_names((tensor.name, None) for tensor in report.unmatched)]
+        more = f" and {len(names) - _MAX_UNMATCHED} more" if len(names) > _MAX_UNMATCHED else ""
+        size = bytes_text(sum(tensor.nbytes or 0 for tensor in report.unmatched))
+        count = len(report.unmatched)
+        match = "1 tensor matches no rule and is" if count == 1 else f"{count} tensors match no rule and are"
+        yield f"{match} replicated, {size}: {', '.join(names[:_MAX_UNMATCHED])}{more}"
+    for rule in report.unused_rules:
+        yield f"rule {rule!r} applies to no name"
+
+
+def _as_json(applied: Applied, devices: bool, html: Path | None) -> dict[str, Any]:
+    report = applied.report.to_dict()
+    each = report["device_bytes"]
+    return {
+        "file": str(applied.path),
+        "mesh": dict(zip(applied.mesh.axis_names, applied.mesh.shape, strict=True)),
+        "uneven": report["uneven"],
+        "default": report["default"],
+        "tensors": report["tensors"],
+        "nbytes": report["nbytes"],
+        "replicated_share": report["replicated_share"] or 0.0,
+        "bytes_per_device": None if each is None else {"least": min(each), "most": max(each)},
+        "bytes_on_all_devices": None if each is None else sum(each),
+        **({"device_bytes": each} if devices else {}),
+        **{problem: report[problem] for problem in _PROBLEMS},
+        "warnings": [*_grouped(applied.report), *doubts(applied.report)],
+        **({} if html is None else {"html": str(html)}),
+    }
