@@ -13,13 +13,12 @@
 import numpy as _numpy  # noqa: F401
 
 # isort: split
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import packed
 from ._core import __version__
 from ._drawn import draw_with
-from ._fork import importing
+from ._lazy import lazy
 from .array.sharded import Shard, ShardedArray, distribute_tensor
 from .errors import InternalError, LayoutError, MeshError, ParseError, ShardwiseError, SizeOverflowError
 from .layout import Axes, TensorLayout, UnevenRule
@@ -30,9 +29,14 @@ from .piece import Piece
 from .tiling import Tiling
 
 if TYPE_CHECKING:
+    from . import array as array
     from . import deploy as deploy
     from . import dtensor as dtensor
     from . import interop as interop
+    from . import quantized as quantized
+    from . import reshard as reshard
+    from . import rules as rules
+    from . import store as store
     from .array.verbs import all_gather, all_reduce, all_to_all, gather, reduce_scatter
     from .model.scope import layout_map_scope
     from .model.variable import Variable, initialize_variables
@@ -185,24 +189,12 @@ _LAZY = {
         "verify_checkpoint",
     ),
 }
-_MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
-_SUBPACKAGES = ("deploy", "dtensor", "interop")
+
+__getattr__, __dir__ = lazy(
+    globals(), _LAZY, ("array", "deploy", "dtensor", "interop", "quantized", "reshard", "rules", "store")
+)
 
 # A framework that is not imported needs nothing from this package.
 draw_with("shardwise.show.draw")
 load_with("keras", "shardwise.interop.keras")
 load_with("tensorflow", "shardwise.interop.tf_variable")
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _SUBPACKAGES and name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with importing:
-        if name in _SUBPACKAGES:
-            return import_module(f".{name}", __name__)
-        value = globals()[name] = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted((*__all__, *_SUBPACKAGES))

@@ -1,1 +1,23 @@
-"""Arrays cut into shards, and operations on them."""
+"""Arrays cut into shards: collectives, which give one sharded array from another."""
+
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy
+
+if TYPE_CHECKING:
+    from .verbs import all_gather, all_reduce, all_to_all, gather, reduce_scatter
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "gather",
+    "reduce_scatter",
+]
+
+__getattr__, __dir__ = lazy(
+    globals(),
+    {
+        "verbs": ("all_gather", "all_reduce", "all_to_all", "gather", "reduce_scatter"),
+    },
+)

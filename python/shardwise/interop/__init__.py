@@ -15,19 +15,10 @@ conversion is exact, or raises an error that says what cannot be expressed. `tra
 Each module is loaded when it is first used: `shardwise.interop.hlo` needs no import of its own.
 """
 
-from importlib import import_module
-from types import ModuleType
-
-from .._fork import importing
+from .._lazy import lazy
 from .translation import DIALECTS, translate
 
 __all__ = ["DIALECTS", "translate"]
 
-_MODULES = ("hlo", "jax", "keras", "megatron", "shardy", "tensorflow", "torch")
-
-
-def __getattr__(name: str) -> ModuleType:
-    if name in _MODULES:
-        with importing:
-            return import_module(f".{name}", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Not listed by `dir`: a module whose framework is missing cannot be imported.
+__getattr__, _ = lazy(globals(), {}, ("hlo", "jax", "keras", "megatron", "shardy", "tensorflow", "torch"))

@@ -1,1 +1,45 @@
-"""Going from one tiling of a tensor to another: what must move, what it costs, and moving it."""
+"""Plans from one tiling of a tensor to another: what they are made of, and what they cost."""
+
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy
+
+if TYPE_CHECKING:
+    from .collectives import CollectiveObstacle
+    from .cost import CollectiveCost, LinkModel, cost_of
+    from .kinds import Collective, CollectiveStep
+    from .model import ModelPlan
+    from .plan import ReshardPlan
+    from .program import LocalBox, Program, Step
+    from .refit import RefitPlan
+    from .transfer import Transfer
+
+__all__ = [
+    "Collective",
+    "CollectiveCost",
+    "CollectiveObstacle",
+    "CollectiveStep",
+    "LinkModel",
+    "LocalBox",
+    "ModelPlan",
+    "Program",
+    "RefitPlan",
+    "ReshardPlan",
+    "Step",
+    "Transfer",
+    "cost_of",
+]
+
+__getattr__, __dir__ = lazy(
+    globals(),
+    {
+        "collectives": ("CollectiveObstacle",),
+        "cost": ("CollectiveCost", "LinkModel", "cost_of"),
+        "kinds": ("Collective", "CollectiveStep"),
+        "model": ("ModelPlan",),
+        "plan": ("ReshardPlan",),
+        "program": ("LocalBox", "Program", "Step"),
+        "refit": ("RefitPlan",),
+        "transfer": ("Transfer",),
+    },
+)

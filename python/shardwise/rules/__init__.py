@@ -1,1 +1,26 @@
-"""Layouts by name: rules, their files, and what they say about a model."""
+"""Reports on layout maps: what they do to the tensors of a model, and what looks wrong."""
+
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy
+
+if TYPE_CHECKING:
+    from .problems import Clash, IndivisibleDim, Misfit, RankMismatch
+    from .report import LayoutReport, TensorReport
+
+__all__ = [
+    "Clash",
+    "IndivisibleDim",
+    "LayoutReport",
+    "Misfit",
+    "RankMismatch",
+    "TensorReport",
+]
+
+__getattr__, __dir__ = lazy(
+    globals(),
+    {
+        "problems": ("Clash", "IndivisibleDim", "Misfit", "RankMismatch"),
+        "report": ("LayoutReport", "TensorReport"),
+    },
+)

@@ -1,0 +1,39 @@
+"""Modules that are imported when one of their names is first used, to keep the import of the package fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from ._fork import importing
+
+__all__ = ["lazy"]
+
+
+def lazy(
+    scope: dict[str, Any], names: Mapping[str, Sequence[str]], modules: Sequence[str] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Give the `__getattr__` and the `__dir__` of a module whose names are made in others.
+
+    Args:
+        scope: The `globals()` of the module, whose `__all__` lists its public names.
+        names: For each other module, relative to this one, the names that it has.
+        modules: Submodules that are names too.
+    """
+    package: str = scope["__name__"]
+    module_of = {name: module for module, listed in names.items() for name in listed}
+
+    def getattr_(name: str) -> Any:
+        if name not in modules and name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        with importing:
+            if name in modules:
+                return import_module(f".{name}", package)
+            value = scope[name] = getattr(import_module(f".{module_of[name]}", package), name)
+        return value
+
+    def dir_() -> list[str]:
+        return sorted((*scope["__all__"], *modules))
+
+    return getattr_, dir_
