@@ -59,12 +59,40 @@ def test_inspect_and_verify(run: Run) -> None:
     }
     assert list(described["tensors"]) == ["b"]
     described = {key: value for key, value in described.items() if key != "tensors"}
-    assert described == {"path": "a.safetensors", "format": "safetensors", "bytes": 2**19 + 3, "objects": []}
+    expected = {"path": "a.safetensors", "format": "safetensors", "bytes": 2**19 + 3, "objects": [], "unreadable": {}}
+    assert described == expected
     said = run("verify", "a.safetensors")
     assert said == "a.safetensors: safetensors, 2 tensors, 512.0 KiB: all 2 digests are right\n"
     found = json.loads(run("verify", "a.safetensors", "--json"))
+    assert found["damaged"] == []
     assert found["path"] == "a.safetensors"
     assert [found[name] for name in ("tensors", "bytes", "digests", "crcs")] == [2, 2**19 + 3, 2, 0]
+
+
+def test_verify_names_all_that_is_damaged_with_a_status_of_its_own(run: Run) -> None:
+    sw.save_checkpoint(
+        "many", {f"t{i}": np.arange(100.0) + i for i in range(4)}, to="hf", max_file_bytes=1600, sync=False
+    )
+    files = sorted(Path("many").glob("*.safetensors"))
+    for file in files:
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+    lines = run("verify", "many", status=3).splitlines()
+    assert [line.split(" is not what was written")[0] for line in lines[:2]] == [
+        "many/model-00001-of-00002.safetensors: tensor 't1'",
+        "many/model-00002-of-00002.safetensors: tensor 't3'",
+    ]
+    assert lines[2:] == ["many: damaged: 2 of 4 tensors"]
+    found = json.loads(run("verify", "many", "--json", status=3))
+    assert [(one["tensor"], one["file"]) for one in found["damaged"]] == [("t1", str(files[0])), ("t3", str(files[1]))]
+    assert (found["path"], found["tensors"], found["digests"]) == ("many", 4, 4)
+    Path("many", "model.safetensors.index.json").unlink()
+    files[0].write_bytes(b"")
+    found = json.loads(run("verify", "many", "--json", status=3))
+    assert {one["tensor"] for one in found["damaged"]} == {None, "t0", "t1", "t3"}
+    Path("text.safetensors").write_text("[package]\nname = 'x'\n")
+    Path("cut.safetensors").write_bytes(Path("a.safetensors").read_bytes()[:1000])
+    assert "is truncated" in run("verify", "cut.safetensors", status=3)
+    run("verify", "gone.safetensors", status=2)
 
 
 def test_diff_lists_twenty_and_counts_the_rest(run: Run) -> None:
@@ -87,7 +115,7 @@ def test_diff_lists_twenty_and_counts_the_rest(run: Run) -> None:
 
 def test_a_plan_says_what_it_would_take_and_writes_nothing(run: Run) -> None:
     lines = run(*plan("new")).splitlines()
-    assert lines[0].startswith("new would be 2 files, 512.5 KiB, in 1 task; up to 16.0 MiB of memory in 1 thread; ")
+    assert lines[0].startswith("new would be 2 files, 512.6 KiB, in 1 task; up to 16.0 MiB of memory in 1 thread; ")
     # Two halves of w, and b.
     assert lines[1].startswith("512.0 KiB are read, in 3 contiguous parts; ")
     assert [line.split()[0] for line in lines[2:]] == ["file", *(name for name, _ in files_of(run))]
@@ -127,7 +155,7 @@ def test_what_each_worker_would_do(run: Run) -> None:
 
 def test_the_parts_of_a_saved_plan(run: Run) -> None:
     said = run(*plan("new", "--save", "p.swplan", "--task-bytes", "65536"))
-    assert said.startswith("p.swplan: 9 tasks of up to 64.0 KiB, 512.5 KiB in all; ")
+    assert said.startswith("p.swplan: 9 tasks of up to 64.0 KiB, 512.6 KiB in all; ")
     document = json.loads(run(*plan("new", "--save", "p.swplan", "--task-bytes", "64K", "--json")))
     assert document == {"plan": "p.swplan", "tasks": 9, "bytes": sum(size for _, size in files_of(run))}
     first = json.loads(run("run", "p.swplan", "--part", "1/2", "--json", "--no-sync"))

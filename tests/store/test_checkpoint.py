@@ -336,7 +336,7 @@ def test_a_device_is_refused(device: str) -> None:
 def test_paths_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"gone\.safetensors"):
         open_safetensors(tmp_path / "gone.safetensors")
-    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors"):
+    with pytest.raises(ParseError, match=r"no model\.safetensors"):
         open_safetensors(tmp_path)
     for path in (None, 3, b"x"):
         with pytest.raises(TypeError):

@@ -47,7 +47,7 @@ def test_one_file_goes_before_an_index_and_another_name_will_do(folder: Path) ->
     (folder / "model.safetensors").rename(folder / "diffusion.safetensors")
     assert list(open_safetensors(folder)) == ["x"]
     (folder / "other.safetensors").touch()
-    with pytest.raises(FileNotFoundError, match=r"2 \*\.safetensors files \(diffusion\.safetensors, other"):
+    with pytest.raises(ParseError, match=r"2 \*\.safetensors files \(diffusion\.safetensors, other"):
         open_safetensors(folder)
 
 

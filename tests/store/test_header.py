@@ -59,7 +59,10 @@ MALFORMED = {
     "offsets swapped": (encode({"a": tensor(offsets=[1, 0])}, b"\0"), "data_offsets [1, 0]"),
     "three offsets": (encode({"a": tensor(offsets=[0, 1, 2])}, b"\0"), "data_offsets [0, 1, 2]"),
     "float offset": (encode({"a": tensor(offsets=[0, 1.0])}, b"\0"), "data_offsets [0, 1.0]"),
-    "past the end": (encode({"a": tensor(offsets=[0, 2], shape=[2])}, b"\0"), "tensor 'a': data_offsets [0, 2] end at"),
+    "past the end": (
+        encode({"a": tensor(offsets=[0, 2], shape=[2])}, b"\0"),
+        "the file is truncated: data_offsets [0, 2] end at",
+    ),
     "overlap": (
         encode({"a": tensor(), "b": tensor(shape=[2], offsets=[0, 2])}, b"\0\0"),
         "tensor 'b': overlaps the tensor before it",
@@ -94,6 +97,35 @@ def test_malformed_files_are_refused(case: str, tmp_path: Path) -> None:
     if case not in STRICTER:
         with pytest.raises(safetensors.SafetensorError):
             peer(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"import os\nprint(os.getcwd())\n", "text: 'import os"),
+        (b'[package]\nname = "x"\n', "TOML: '[package]"),
+        (b"# rules\nmesh = { model = 4 }\n", "TOML: '# rules"),
+        (b'{"weight_map": {}}', "JSON: "),
+        (b"GGUF" + bytes(100), "a GGUF file"),
+    ],
+)
+def test_other_files_are_called_what_they_are(data: bytes, kind: str, tmp_path: Path) -> None:
+    """Not a header of 7935470278571546729 bytes."""
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(ParseError, match="is not a safetensors file but") as caught:
+        open_safetensors(path)
+    assert kind in str(caught.value)
+    assert "header of" not in str(caught.value)
+
+
+def test_a_file_that_was_cut_short_is_called_truncated(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    data = encode({"a": {"dtype": "U8", "shape": [100], "data_offsets": [0, 100]}}, bytes(100))
+    for length in (len(data) - 1, len(data) - 100, 40, 9):
+        path.write_bytes(data[:length])
+        with pytest.raises(ParseError, match="is truncated"):
+            open_safetensors(path)
 
 
 def test_a_wrong_length_is_refused_before_it_is_allocated(tmp_path: Path) -> None:

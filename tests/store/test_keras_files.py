@@ -2,6 +2,7 @@
 
 import json
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,105 @@ def test_links_and_other_files_are_not_followed(tmp_path: Path) -> None:
         sw.open_checkpoint(path)
     with h5py.File(path, "w") as file:
         file.create_group("a")["itself"] = file["/"]
+    with pytest.raises(sw.ParseError, match="the group 'a/itself' is '/' under another name"):
+        sw.open_checkpoint(path)
+
+
+def test_groups_with_two_names_each_are_looked_at_once(tmp_path: Path) -> None:
+    """40 groups, each twice in the next: 2**40 ways to the innermost."""
+    path = tmp_path / "m.weights.h5"
+    with h5py.File(path, "w") as file:
+        group = file
+        for _ in range(40):
+            inner = group.create_group("a")
+            group["b"] = inner
+            group = inner
+    with pytest.raises(sw.ParseError, match=r"the group '(a/)*b' is '(a/)*a' under another name"):
+        sw.open_checkpoint(path)
+    with h5py.File(path, "w") as file:
+        file["a/w"] = np.arange(3.0)
+        file["v"] = file["a/w"]
+    with sw.open_checkpoint(path) as checkpoint:
+        assert checkpoint["v"].alias_of == "a/w"
+        assert checkpoint.read("v").tolist() == [0, 1, 2]
+
+
+def test_groups_that_are_too_deep(tmp_path: Path) -> None:
+    path = tmp_path / "m.weights.h5"
+    with h5py.File(path, "w") as file:
+        group = file
+        for _ in range(102):
+            group = group.create_group("a")
     with pytest.raises(sw.ParseError, match="groups are nested more than 100 deep"):
         sw.open_checkpoint(path)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f8", "<i2", "|u1", "V2"])
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize(
+    "how", [{}, {"compression": "gzip"}, {"compression": "gzip", "shuffle": True}, {"shuffle": True}]
+)
+def test_chunks_of_any_filters(how: dict[str, Any], checked: bool, dtype: str, tmp_path: Path) -> None:
+    """HDF5's own gzip, shuffle and fletcher32, undone here; some chunks are not stored."""
+    path = tmp_path / "m.weights.h5"
+    values = (np.arange(35 * 22) % 250).astype("<u2" if dtype == "V2" else dtype).reshape(35, 22)
+    values = values.view(ml_dtypes.bfloat16) if dtype == "V2" else values
+    with h5py.File(path, "w") as file:
+        kind = "V2" if dtype == "V2" else dtype
+        made = file.create_dataset("w", (35, 22), kind, chunks=(8, 5), fletcher32=checked, **how)
+        made[:20, :] = values[:20].view(kind) if dtype == "V2" else values[:20]
+        if dtype == "V2":
+            made.attrs["dtype"] = "bfloat16"
+    values = values.copy()
+    values[24:] = np.zeros((), values.dtype)
+    values[20:24] = np.zeros((), values.dtype)
+    with sw.open_checkpoint(path) as checkpoint:
+        native = values.dtype.newbyteorder("=")
+        assert checkpoint.read("w").tobytes() == values.astype(native).tobytes()
+        assert (
+            checkpoint.read("w", (slice(3, 30), slice(4, 17))).tobytes() == values[3:30, 4:17].astype(native).tobytes()
+        )
+        checkpoint["w"].tiling.check()
+    sw.save_checkpoint(tmp_path / "same", {"w": values}, to="dcp", sync=False)
+    assert sw.diff_checkpoints(path, tmp_path / "same") == []
+    sw.reshard_checkpoint(path, tmp_path / "new.safetensors", sync=False)
+    assert sw.diff_checkpoints(path, tmp_path / "new.safetensors") == []
+    if checked:
+        data = bytearray(path.read_bytes())
+        with h5py.File(path) as file:
+            at = file["w"].id.get_chunk_info(0).byte_offset
+        data[at + 7] ^= 4
+        path.write_bytes(data)
+        with pytest.raises(sw.ParseError, match="'w'"):
+            sw.verify_checkpoint(path)
+
+
+def test_what_chunks_claim(tmp_path: Path) -> None:
+    """A chunk that gives more than it should, one larger than the memory, and chunks that nobody stored."""
+    path = tmp_path / "m.weights.h5"
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset("w", (4,), "f4", chunks=(4,), compression="gzip")
+        made.id.write_direct_chunk((0,), zlib.compress(bytes(50_000_000)))
+        file.create_dataset("v", data=np.ones(3))
+    with sw.open_checkpoint(path) as checkpoint:
+        with pytest.raises(sw.ParseError, match="'w': gives more bytes when decompressed; 16 were expected"):
+            checkpoint.read("w")
+        assert checkpoint.read("v").tolist() == [1, 1, 1]
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset("w", (2**28,), "f4", chunks=(2**28,), compression="gzip")
+        made.id.write_direct_chunk((0,), zlib.compress(bytes(1000)))
+    with pytest.raises(sw.LayoutError, match=r"tensor 'w' is stored in chunks of 1\.0 GiB, .* at least 2\.0 GiB"):
+        sw.verify_checkpoint(path, memory=16 << 20)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("w", (2**40, 2**18), "f4", chunks=(1, 1), fillvalue=3.5)
+        file.create_dataset("v", (2**40, 2**18), "f4", fillvalue=1.5)
+        file.create_dataset("lzf", data=np.ones((4, 4)), compression="lzf")
+    with sw.open_checkpoint(path) as checkpoint:
+        assert len(checkpoint["w"].pieces) == len(checkpoint["v"].pieces) == 1
+        assert checkpoint["w"].read((slice(5, 6), slice(7, 9))).tolist() == [[3.5, 3.5]]
+        assert checkpoint["v"].read((slice(5, 6), slice(7, 9))).tolist() == [[1.5, 1.5]]
+        assert "HDF5's filter 32000, which is not read" in checkpoint.unreadable["lzf"]
+    assert sw.verify_checkpoint(path).tensors == 2
 
 
 def index(folder: Path, **said: object) -> Path:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise._core import crc32c
-from shardwise.store.orbax import ocdbt
+from shardwise.store import codecs
+from shardwise.store.orbax import ocdbt, zarr
 
 from .orbax_files import PACK, Database, entries_of, file_table, item, node, shared, uleb, zarr2, zarr3
 
@@ -150,7 +151,7 @@ WRONG_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "huge chunks": ({"chunks": [2**40, 2**40]}, "more than 2.*63 - 1 bytes"),
     "a negative size": ({"shape": [-1, 4]}, "not sizes"),
     "a huge shape": ({"shape": [2**60, 2**60]}, "more than 2.*63 - 1 bytes"),
-    "too many chunks": ({"shape": [2**30, 2**30]}, "chunks, over the limit of 10000000"),
+    "chunks that are not there": ({"shape": [2**30, 2**30]}, r"the chunk 'w/0\.2' is missing"),
     "65 dims": ({"shape": [1] * 65, "chunks": [1] * 65}, "has 65 dims"),
     "another version": ({"zarr_format": 4}, "zarr_format 4"),
 }  # fmt: skip
@@ -164,7 +165,7 @@ def test_arrays_that_cannot_be_read(case: str, tmp_path: Path) -> None:
     said = json.loads((path / ".zarray").read_text())
     (path / ".zarray").write_text(json.dumps(said | changes))
     with pytest.raises(sw.ParseError, match=message) as caught:
-        sw.open_checkpoint(folder)
+        sw.open_checkpoint(folder)["w"]
     assert str(folder) in str(caught.value)
     assert "'w'" in str(caught.value)
 
@@ -191,7 +192,175 @@ def test_arrays_of_zarr_3_that_cannot_be_read(case: str, tmp_path: Path) -> None
     path = zarr3(folder, "w", numbers(4, 4), (2, 2)) / "zarr.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(sw.ParseError, match=message):
-        sw.open_checkpoint(folder)
+        sw.open_checkpoint(folder)["w"]
+
+
+@pytest.mark.parametrize("dtype", ["int4", "int2", "uint4", "float4_e2m1fn"])
+def test_an_array_that_cannot_be_read_does_not_close_the_others(dtype: str, tmp_path: Path) -> None:
+    tree = {
+        f"('{key}',)": {"key_metadata": [{"key": key, "key_type": 2}], "value_metadata": {"value_type": "jax.Array"}}
+        for key in ("packed", "w")
+    }
+    folder = item(tmp_path / "item", tree_metadata=tree)
+    zarr3(folder, "w", numbers(4, 4), (2, 2))
+    path = zarr3(folder, "packed", numbers(4, 4), (2, 2)) / "zarr.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"data_type": dtype}))
+    reason = f"array 'packed': the data_type '{dtype}' is not supported"
+    with sw.open_checkpoint(folder) as checkpoint:
+        assert list(checkpoint) == ["w"]
+        assert list(checkpoint.unreadable) == ["packed"]
+        assert reason in checkpoint.unreadable["packed"]
+        assert checkpoint.read("w").tolist() == numbers(4, 4).tolist()
+        for ask in (checkpoint.__getitem__, checkpoint.read):
+            with pytest.raises(sw.ParseError, match=reason):
+                ask("packed")
+    with pytest.raises(sw.ParseError, match=reason):
+        sw.reshard_checkpoint(folder, tmp_path / "new.safetensors")
+    assert not (tmp_path / "new.safetensors").exists()
+    sw.reshard_checkpoint(folder, tmp_path / "new.safetensors", only="^w$")
+    # It cannot be compared either.
+    assert [(found.name, found.what) for found in sw.diff_checkpoints(folder, tmp_path / "new.safetensors")] == [
+        ("packed", "unreadable")
+    ]
+    assert sw.verify_checkpoint(folder).unreadable == ("packed",)
+
+
+# What metadata claims costs nothing.
+
+
+@pytest.mark.parametrize("shape", [[2**31, 0], [0, 2**33], [2**62, 0], [0, 2**62, 4]])
+def test_no_elements_of_huge_dims(shape: list[int], tmp_path: Path) -> None:
+    folder = item(tmp_path / "item")
+    path = zarr2(folder, "w", numbers(2, 2), (1, 1)) / ".zarray"
+    said = json.loads(path.read_text()) | {"shape": shape, "chunks": [1] * len(shape)}
+    path.write_text(json.dumps(said))
+    assert sw.verify_checkpoint(folder).bytes == 0
+    with sw.open_checkpoint(folder) as checkpoint:
+        assert checkpoint["w"].shape == tuple(shape)
+        assert len(checkpoint["w"].pieces) == 0
+        checkpoint["w"].tiling.check()
+    assert sw.diff_checkpoints(folder, folder) == []
+
+
+@pytest.mark.parametrize("fill", [0, 2.5])
+def test_chunks_that_nobody_stored_cost_nothing(fill: float, tmp_path: Path) -> None:
+    """2**50 elements, of which three chunks of four are stored: neither listed nor read."""
+    folder = item(tmp_path / "item")
+    shape = [2**25, 2**25]
+    path = zarr2(folder, "w", numbers(2, 4), (2, 2), fill_value=fill)
+    (path / ".zarray").write_text(json.dumps(json.loads((path / ".zarray").read_text()) | {"shape": shape}))
+    (path / "77.12345").write_bytes(numbers(2, 2).tobytes())
+    (path / f"{2**24}.0").write_bytes(b"outside")
+    with sw.open_checkpoint(folder) as checkpoint:
+        tensor = checkpoint["w"]
+        tensor.tiling.check()
+        assert len(tensor.pieces) < 20
+        rows = slice(153, 156), slice(24689, 24693)
+        expected = np.full((3, 4), fill, "f4")
+        expected[1:, 1:3] = numbers(2, 2)
+        assert checkpoint.read("w", rows).tolist() == expected.tolist()
+        assert (
+            tensor.read((slice(0, 2), slice(0, 6))).tolist()
+            == np.hstack([numbers(2, 4), np.full((2, 2), fill)]).tolist()
+        )
+    assert sw.verify_checkpoint(folder).bytes == 4 * 2**50
+    assert sw.diff_checkpoints(folder, folder) == []
+
+
+@pytest.mark.parametrize("fill", [0, 2.5, "NaN"])
+@pytest.mark.parametrize("name", ["<f4", "<i2", "|u1", "<c16", ">f8"])
+def test_the_digest_of_what_nobody_stored(name: str, fill: Any, tmp_path: Path) -> None:
+    """It is that of the tensor with the fill value in its place."""
+    dtype = np.dtype(name)
+    if fill == "NaN" and dtype.kind != "f":
+        return
+    fill = int(fill) if dtype.kind in "iu" else fill
+    folder = item(tmp_path / "item")
+    array = numbers(41, 57, dtype=dtype)
+    path = zarr2(folder, "w", array, (5, 6), fill_value=fill)
+    for cell in ("0.0", "3.3", "3.4", "8.9", "5.0"):
+        (path / cell).unlink()
+        row, column = (int(text) for text in cell.split("."))
+        array[5 * row : 5 * row + 5, 6 * column : 6 * column + 6] = np.nan if fill == "NaN" else fill
+    sw.save_checkpoint(tmp_path / "same", {"w": array}, to="dcp", sync=False)
+    assert sw.diff_checkpoints(folder, tmp_path / "same") == []
+    array[15, 20] += 1
+    array[40, 0] += 1
+    if fill != "NaN":
+        sw.save_checkpoint(tmp_path / "other", {"w": array}, to="dcp", sync=False)
+        (found,) = sw.diff_checkpoints(folder, tmp_path / "other")
+        assert (found.what, found.index, found.count) == ("values", (15, 20), 2)
+    sw.reshard_checkpoint(folder, tmp_path / "new", to="dcp", sync=False)
+    assert sw.diff_checkpoints(folder, tmp_path / "new") == []
+
+
+# Chunks and memory.
+
+
+@pytest.mark.parametrize("compressor", PACK)
+def test_a_chunk_larger_than_the_memory_is_refused_at_the_start(compressor: str, tmp_path: Path) -> None:
+    folder = item(tmp_path / "item")
+    path = zarr2(folder, "w", numbers(4), (4,), compressor={"id": compressor}) / ".zarray"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chunks": [2**28]}))
+    zarr2(folder, "v", numbers(4), (4,))
+    message = r"memory is 16.0 MiB; tensor 'w' is stored in chunks of 1.0 GiB, .* at least 2.0 GiB are needed"
+    for call in (
+        lambda: sw.verify_checkpoint(folder, memory=16 << 20),
+        lambda: sw.diff_checkpoints(folder, folder, memory=16 << 20),
+        lambda: sw.reshard_checkpoint(folder, tmp_path / "new", memory=16 << 20),
+        lambda: sw.reshard_checkpoint(folder, tmp_path / "new", memory=16 << 20, plan=True),
+    ):
+        with pytest.raises(sw.LayoutError, match=message):
+            call()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["item"]
+    # Nor is what cannot be true decoded when nobody names a memory.
+    with (
+        sw.open_checkpoint(folder) as checkpoint,
+        pytest.raises(sw.ParseError, match="cannot give the 1073741824 bytes"),
+    ):
+        checkpoint.read("w")
+
+
+@pytest.mark.parametrize("chunks", [(50, 40), (7, 40), (50, 3), (16, 16)])
+def test_each_chunk_is_decoded_once(chunks: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = np.arange(2000.0).reshape(50, 40)
+    folder = item(tmp_path / "item")
+    zarr2(folder, "two", array, chunks, compressor={"id": "zlib"})
+    zarr3(
+        folder,
+        "three",
+        array,
+        tuple(-(-n // 2) * 2 for n in chunks),
+        tuple(-(-n // 2) for n in chunks),
+        codecs=("zstd",),
+    )
+    seen: list[str] = []
+    real = codecs.decompress
+
+    def counted(name: str, data: bytes, size: int, where: str) -> Any:
+        seen.append(data.hex())
+        return real(name, data, size, where)
+
+    monkeypatch.setattr(zarr, "decompress", counted)
+    whole = sum(1 for _ in folder.glob("two/[0-9]*"))
+    memory = 40_000
+    sw.verify_checkpoint(folder, memory=memory)
+    counts = len(seen)
+    assert len(set(seen)) == counts >= whole
+    seen.clear()
+    sw.reshard_checkpoint(folder, tmp_path / "new", memory=memory, sync=False)
+    assert len(seen) == counts
+    assert sw.diff_checkpoints(folder, tmp_path / "new", memory=memory) == []
+    sw.reshard_checkpoint(folder, tmp_path / "half", memory=memory, dtype="float32", sync=False)
+    with sw.open_checkpoint(tmp_path / "half") as checkpoint:
+        for name in ("two", "three"):
+            assert checkpoint.read(name).tolist() == array.astype("f4").tolist()
+    array[0, 1] = -1
+    sw.save_checkpoint(tmp_path / "other", {"two": array, "three": array}, sync=False)
+    seen.clear()
+    found = sw.diff_checkpoints(folder, tmp_path / "other", memory=memory)
+    assert [(one.name, one.index, one.count) for one in found] == [("three", (0, 1), 1), ("two", (0, 1), 1)]
+    assert len(seen) == 2 * counts  # Once for the digest, and once for the values.
 
 
 def test_chunks_that_are_damaged(tmp_path: Path) -> None:

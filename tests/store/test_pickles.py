@@ -347,7 +347,7 @@ def test_what_the_judge_raises_comes_out() -> None:
 
 
 def test_a_file_s_own_state_dict_is_not_disturbed_by_what_lies_beside(tmp_path: Path) -> None:
-    """Numbers, texts and lists beside tensors; a class of the writer's refuses the whole file, by name."""
+    """Numbers, texts and lists beside tensors, and objects of the writer's classes, which stay inert."""
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     path = tmp_path / "model.pt"
     path.write_bytes(save({"model": {"w": tensor(array, "0")}, "step": 7, "names": ["a", None], "empty": {}}))
@@ -357,7 +357,11 @@ def test_a_file_s_own_state_dict_is_not_disturbed_by_what_lies_beside(tmp_path: 
             "step": 7, "names.0": "a", "names.1": None, "empty": {},
         }  # fmt: skip
     path.write_bytes(save({"w": tensor(array, "0"), "config": Call("my.config", "Config", state={})}))
-    with pytest.raises(sw.ParseError, match=r"model.pt: names \"my.config.Config\", which is not supported here"):
+    with sw.open_checkpoint(path) as checkpoint:
+        assert list(checkpoint) == ["w"]
+        assert checkpoint.objects["config"].value().name == "my.config.Config"
+    path.write_bytes(save(Call("my.config", "Config", state={})))
+    with pytest.raises(sw.ParseError, match=r"model.pt: holds one object, 'my.config.Config', which has no meaning"):
         sw.open_checkpoint(path)
 
 

@@ -1,6 +1,7 @@
 """PyTorch's forms made by hand, each with something wrong, or with what the real ones at hand do not have."""
 
 import json
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -147,7 +148,7 @@ WRONG_TENSORS: dict[str, tuple[Callable[[], Any], str]] = {
 def test_tensors_that_do_not_fit_their_storage(case: str, tmp_path: Path) -> None:
     make, message = WRONG_TENSORS[case]
     with pytest.raises(sw.ParseError, match=rf"model.pt: tensor 'w'.*{message}"):
-        plain(tmp_path, {"w": make()})
+        plain(tmp_path, {"w": make(), "other": 1})["w"]
 
 
 @pytest.mark.parametrize("array", [np.ones(3, "c8"), np.ones(3, "u2")], ids=["v2", "v3"])
@@ -156,7 +157,7 @@ def test_elements_that_pytorch_changes_as_it_reads_them(tmp_path: Path, array: n
     """`torch.save` writes the memory of `x.conj()` as that of x, and notes down that it is not x."""
     message = f"tensor 'w': is a view .* changes when it reads them .{change}.; save its tensor.resolve_{change}"
     with pytest.raises(sw.ParseError, match=message):
-        plain(tmp_path, {"w": tensor(array, "0", metadata={change: True})})
+        plain(tmp_path, {"w": tensor(array, "0", metadata={change: True})})["w"]
     checkpoint = plain(tmp_path, {"w": tensor(array, "0", metadata={change: False})})
     assert checkpoint.read("w").tolist() == array.tolist()
     with pytest.raises(sw.ParseError, match="not the arguments"):
@@ -177,22 +178,55 @@ def test_a_chunk_that_pytorch_changes_as_it_reads_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "name", "message"),
     [
-        ("torch._utils", "_rebuild_sparse_tensor", r"this is a sparse tensor; save tensor.to_dense\(\)"),
-        ("torch._utils", "_rebuild_nested_tensor", "this is a nested tensor"),
-        ("torch._utils", "_rebuild_qtensor", "this is a quantised tensor"),
+        ("torch._utils", "_rebuild_sparse_tensor", r"a sparse tensor; save tensor.to_dense\(\)"),
+        ("torch._utils", "_rebuild_nested_tensor", "a nested tensor"),
+        ("torch._utils", "_rebuild_qtensor", "a quantised tensor"),
         ("torch._utils", "_rebuild_meta_tensor_no_storage", "of the device meta"),
-        ("torch.nn.modules.linear", "Linear", r"a module as a whole: save its state_dict\(\)"),
+        ("torch.nn.modules.linear", "Linear", r"a module as a whole; save its state_dict\(\)"),
+        ("my.own", "Subclass", "has no meaning here"),
     ],
 )
-def test_what_is_no_dense_tensor_is_named(tmp_path: Path, module: str, name: str, message: str) -> None:
-    with pytest.raises(sw.ParseError, match=rf'names "{module}.{name}", .*{message}'):
-        plain(tmp_path, {"w": Call(module, name, ()), "x": tensor(ones(2), "0")})
+def test_what_is_no_dense_tensor_is_named_and_the_others_are_read(
+    tmp_path: Path, module: str, name: str, message: str
+) -> None:
+    checkpoint = plain(tmp_path, {"w": Call(module, name, tensor(ones(3), "1")), "x": tensor(ones(2), "0")})
+    assert list(checkpoint) == ["x"]
+    assert checkpoint.read("x").tolist() == [0, 1]
+    for ask in (checkpoint.__getitem__, checkpoint.read):
+        with pytest.raises(sw.ParseError, match=rf"model.pt: 'w' is not read: .*{module}.{name}.*{message}"):
+            ask("w")
+    new = tmp_path / "new.safetensors"
+    with pytest.raises(sw.ParseError, match="'w' is not read"):
+        sw.reshard_checkpoint(tmp_path / "model.pt", new)
+    assert not new.exists()
+    sw.reshard_checkpoint(tmp_path / "model.pt", new, only="x")
+
+
+def test_values_of_any_class_beside_tensors_do_not_close_a_file(tmp_path: Path) -> None:
+    """As `torch.save({"args": parser.parse_args(), ...})` writes them; nothing of them is imported or called."""
+    scalar = Call("numpy._core.multiarray", "scalar", Call("numpy", "dtype", "f8", False, True), b"12345678")
+    values = {
+        "w": tensor(ones(2), "0"),
+        "args": Call("argparse", "Namespace", state={"lr": 0.1}),
+        "loss": scalar,
+        "seen": Call("collections", "defaultdict", Global("builtins", "list"), items=[("v", tensor(ones(3), "1"))]),
+        "sampler": Call("shardwise_canary", "Sampler", state={"seed": 5}),
+    }
+    checkpoint = plain(tmp_path, values)
+    assert set(checkpoint) == {"w", "seen.v"}
+    assert set(checkpoint.objects) == {"args", "loss", "sampler"}
+    assert not checkpoint.unreadable
+    assert checkpoint.objects["args"].value().state == {"lr": 0.1}
+    assert checkpoint.read("seen.v").tolist() == [0, 1, 2]
+    assert "shardwise_canary" not in sys.modules
+    sw.reshard_checkpoint(tmp_path / "model.pt", tmp_path / "new.safetensors")
+    # What serves to run programs is refused wherever it is.
+    with pytest.raises(sw.ParseError, match=r"names 'os\.system', which serves to run programs"):
+        plain(tmp_path, {**values, "x": Call("os", "system", "true")})
 
 
 def test_elements_that_share_a_byte_are_named(tmp_path: Path) -> None:
     message = r'names "torch\.float4_e2m1fn_x2", .*two elements to a byte; save tensor\.view\(torch\.uint8\)'
-    with pytest.raises(sw.ParseError, match=message):
-        plain(tmp_path, {"w": Global("torch", "float4_e2m1fn_x2")})
     made = Dcp()
     made.add("w", (4,), [((0,), ones(4))])
     made.entries["w"].state["properties"] = made.properties("float4_e2m1fn_x2")

@@ -309,12 +309,13 @@ def test_files_of_no_bytes(tmp_path: Path, wrong: Any, error: type[Exception], m
 
 
 def test_the_header_of_a_shard_is_that_of_pytorch(tmp_path: Path) -> None:
-    """As `HuggingFaceStorageWriter` has it; what the manifest says stands there alone."""
+    """As `HuggingFaceStorageWriter` has it, and of what it is a part; the rest is in the manifest alone."""
     sw.save_checkpoint(tmp_path / "made", {"h.0.b": np.arange(8.0)}, rules(), metadata={"note": "x"})
     for rank, file in enumerate(sorted((tmp_path / "made").glob("*.safetensors"))):
         with safetensors.safe_open(file, "np") as opened:
             info = json.dumps({"h.0.b": {"saved_offsets": [2 * rank]}})
             said = {"DCP_SHARDING_INFO": info, "DCP_VERSION": "1.0", "format": "pt", "note": "x"}
+            said["shardwise.part"] = json.dumps({"files": 4, "shapes": {"h.0.b": [8]}}, separators=(",", ":"))
             assert opened.metadata() == said
 
 

@@ -7,7 +7,8 @@ Without a command it prints its help. `rules` prints the rules files that come w
 for shell completion.
 
 Exit status: 0 on success; 1 if `report` finds tensors that cannot be placed (with `--strict`, on any warning, as in
-`reshard`), or `diff` finds a difference; 2 for bad input, with one line on the standard error.
+`reshard`), or `diff` finds a difference; 2 for bad input, with one line on the standard error; 3 if `verify` finds
+damage.
 """
 
 import argparse
@@ -57,9 +58,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except (ShardwiseError, ValueError, OSError, ImportError) as error:
         _drop_what_cannot_be_written()  # It may be what failed, on a full disk; then it would fail again at exit.
-        say("error", [str(error)])
+        say("error", [_sentence(error)])
         return 2
     return status
+
+
+def _sentence(error: Exception) -> str:
+    """The message of an error, without the number of an operating system's."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{os.fspath(error.filename)!s}: {error.strerror}"
+    return str(error)
 
 
 def _drop_what_cannot_be_written() -> None:

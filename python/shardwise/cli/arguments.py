@@ -245,7 +245,8 @@ def _add_verify(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "verify",
         help="check that a checkpoint is complete and holds what was written",
         description="Read all of a checkpoint and compare it with the digests that were written beside it, and with "
-        "the CRC-32 of PyTorch's zip containers.",
+        "the CRC-32 of PyTorch's zip containers. Exit with status 3 if it is damaged: a line for each damaged tensor, "
+        "with its file.",
     )
     verify.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any format")
     _add_work(verify)

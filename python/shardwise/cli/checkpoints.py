@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .._text import bytes_text
+from .._text import bytes_text, shown
 from ..rules.layout_map import LayoutMap
 from ..rules.numbers import config_beside
 from ..rules.rewrites import Rewrites
+from ..show.lines import printable
 from ..show.table import table_lines
 from ..store import (
+    DamageError,
     StoredCheckpoint,
     WriteReport,
     diff_checkpoints,
@@ -31,6 +33,8 @@ from .terminal import Screen, say
 __all__ = ["contents_of", "refused", "run_diff", "run_inspect", "run_reshard", "run_verify"]
 
 _MOST_SHOWN = 20
+#: The exit status of `verify` for a checkpoint that is not what was written.
+_DAMAGED = 3
 
 
 def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
@@ -108,18 +112,35 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def run_verify(screen: Screen, options: argparse.Namespace) -> int:
-    """Verify a checkpoint, and give the exit status."""
+    """Verify a checkpoint, and give the exit status: 3 if it is damaged."""
+    damaged = False
     with ShownProgress(options.quiet, options.progress) as progress, refused():
-        done = verify_checkpoint(
-            options.source, memory=parse_memory(options.memory), threads=options.jobs, progress=progress
-        )
+        try:
+            done = verify_checkpoint(
+                options.source, memory=parse_memory(options.memory), threads=options.jobs, progress=progress
+            )
+        except DamageError as error:
+            done, damaged = error.report, True
     if options.json:
-        print(json.dumps({**vars(done), "path": str(done.path)}))
-        return 0
+        print(json.dumps({**vars(done), "path": str(done.path), "damaged": [vars(one) for one in done.damaged]}))
+        return _DAMAGED if damaged else 0
+    if damaged:
+        for one in done.damaged:
+            screen.write(printable(str(one)))
+        count = len({one.tensor for one in done.damaged if one.tensor is not None})
+        screen.write(
+            (str(done.path), "bold"),
+            f": damaged: {count} of {done.tensors} tensors" if done.tensors else ": damaged, and cannot be opened",
+        )
+        return _DAMAGED
     right = ((done.digests, "digests"), (done.crcs, "CRC-32"))
     what = " and ".join(f"{count} {what}" for count, what in right if count)
     what = f"all {what} are right" if what else "it has no digests; all of it can be read"
     screen.write((str(done.path), "bold"), f": {done.format}, {done.tensors} tensors, {bytes_text(done.bytes)}: {what}")
+    if done.unreadable:
+        names = ", ".join(map(shown, done.unreadable[:4]))
+        more = len(done.unreadable) - 4
+        screen.write(f"not verified, as they cannot be read: {names}{f' and {more} more' if more > 0 else ''}")
     return 0
 
 
@@ -153,7 +174,7 @@ def _plain(value: Any) -> Any:
 
 def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
     """Describe a checkpoint, and give the exit status."""
-    with open_checkpoint(options.source) as checkpoint:
+    with open_checkpoint(options.source, part=True) as checkpoint:
         if options.json:
             print(json.dumps(_described(checkpoint), indent=2))
             return 0
@@ -175,6 +196,8 @@ def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
             screen.write(*line)
         for name in checkpoint.objects:
             screen.write(f"{name}: not a tensor")
+        for name, reason in checkpoint.unreadable.items():
+            screen.write(f"{name}: cannot be read: {reason}")
     return 0
 
 
@@ -195,4 +218,5 @@ def _described(checkpoint: StoredCheckpoint) -> dict[str, Any]:
             for name, tensor in checkpoint.items()
         },
         "objects": list(checkpoint.objects),
+        "unreadable": dict(checkpoint.unreadable),
     }

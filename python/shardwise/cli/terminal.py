@@ -30,6 +30,7 @@ _OPTIONS = {
     "replicas='first'": "--replicas first",
     "overflow='saturate'": "--overflow saturate",
     "overflow='round'": "--overflow round",
+    "open_checkpoint(..., part=True) opens this file alone": "inspect describes this file alone",
 }
 
 

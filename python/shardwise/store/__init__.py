@@ -4,7 +4,7 @@ from .digests import tensor_digests
 from .objects import ObjectPath
 from .open import FORMS, Form, open_checkpoint
 from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
-from .prove import Difference, VerifyReport, diff_checkpoints, verify_checkpoint
+from .prove import Damage, DamageError, Difference, VerifyReport, diff_checkpoints, verify_checkpoint
 from .safetensors.checkpoint import Checkpoint, open_safetensors
 from .safetensors.header import Entry
 from .write.checkpoint_plan import CheckpointPlan
@@ -17,6 +17,8 @@ __all__ = [
     "Checkpoint",
     "CheckpointPlan",
     "CheckpointTask",
+    "Damage",
+    "DamageError",
     "Difference",
     "Entry",
     "Form",

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from .._boxes import consecutive
-from .._text import shown
 from ..errors import ParseError
-from .engine import CopyJob, HeldPiece, add_digests
+from .boxes import Bounds
+from .engine import DIGEST_MODULUS, CopyJob, HeldPiece, add_digests, digest_array
 from .object_files import ObjectFile
 from .objects import ObjectPath
 from .protocol import StoredCheckpoint, StoredSum, StoredTensor
 from .write.wanted import SourcePiece, held_piece, is_one_run, wanted_stored
 
-__all__ = ["Progress", "tensor_digests", "verified_digests"]
+__all__ = ["Digested", "Progress", "piece_digests", "tensor_digests"]
 
 Progress = Callable[[int, int], object]
 """Called now and then with the bytes done and the bytes in all."""
 
 _MEMORY = 256 * 2**20
+#: The bytes of a block of the digest; see the module `digest` of the crate `shardwise-io`.
+_BLOCK = 4096
 #: The most bytes of a stretch that are checked at once, without the engine.
 _SMALL = 4096
 
@@ -43,61 +47,93 @@ def tensor_digests(
     Raises:
         TypeError: if it is not an open checkpoint, or `names` is not a collection of names.
         KeyError: if it has no tensor of a name.
+        LayoutError: if a chunk that must be decoded takes more memory.
     """
     if not isinstance(checkpoint, StoredCheckpoint):
         raise TypeError(f"checkpoint must be an open checkpoint (see open_checkpoint), got {type(checkpoint).__name__}")
     if names is not None and (isinstance(names, (str, bytes)) or not isinstance(names, Collection)):
         raise TypeError(f"names must be a collection of names, got {type(names).__name__}")
-    return _digests(checkpoint, checkpoint if names is None else names, {}, memory, threads, progress)
+    tensors = {name: checkpoint[name] for name in (checkpoint if names is None else names)}
+    found = _digests(tensors, {}, memory, threads, progress, None)
+    return {name: add_digests(parts) for name, parts in found.digests.items()}
 
 
-def verified_digests(
-    checkpoint: StoredCheckpoint,
+@dataclass
+class Digested:
+    """What was found in the bytes of a checkpoint.
+
+    Attributes:
+        digests: For each tensor the digests of its pieces, in their order; of one that is decoded, one of all.
+        sums: The number of CRC-32 compared.
+        wrong: The stretches whose CRC-32 is not the one that is stated, each with the one it has.
+        unread: For each tensor that cannot be read the file, and the error.
+    """
+
+    digests: dict[str, list[int]] = field(default_factory=dict)
+    sums: int = 0
+    wrong: list[tuple[StoredSum, int]] = field(default_factory=list)
+    unread: dict[str, tuple[Path, ParseError]] = field(default_factory=dict)
+
+
+def piece_digests(
+    tensors: Mapping[str, StoredTensor],
+    sums: Iterable[StoredSum],
     memory: int,
     threads: int | None,
     progress: Progress | None,
     note: Callable[[StoredSum], object] | None = None,
-) -> tuple[dict[str, int], int]:
-    """Digest each tensor as `tensor_digests` does, and check each CRC-32 that the checkpoint has in the same read.
+) -> Digested:
+    """Digest each piece of each tensor, and check each of these CRC-32, in one read; go on after what is wrong.
 
     Args:
-        checkpoint: The checkpoint.
+        tensors: The tensors, by name, of which some pieces may be missing.
+        sums: The stretches that have a CRC-32.
         memory: Bytes for the buffers of all threads.
         threads: How many.
         progress: Called now and then with the bytes done and the bytes in all.
         note: Called with each stretch that has a CRC-32.
-
-    Returns:
-        The digests, and the number of CRC-32 checked.
-
-    Raises:
-        ParseError: if a CRC-32 does not match; names the file and the first of the bytes.
     """
     large: dict[tuple[int, int], StoredSum] = {}
     count = 0
-    for each in checkpoint.sums():
+    wrong: list[tuple[StoredSum, int]] = []
+    for each in sums:
+        if each.error is not None:
+            wrong.append((each, 0))
+            continue
         count += 1
         if note is not None:
             note(each)
-        if isinstance(each.file, ObjectFile):
-            _check_crc(each, _fetched_crc(each, memory))
-        elif each.size > _SMALL:
+        if not isinstance(each.file, ObjectFile) and each.size > _SMALL:
             large[id(each.file), each.start] = each
-        else:
-            _check_crc(each, zlib.crc32(each.file.read(each.start, each.size)))
-    return _digests(checkpoint, checkpoint, large, memory, threads, progress), count
+            continue
+        is_remote = isinstance(each.file, ObjectFile)
+        crc = _fetched_crc(each, memory) if is_remote else zlib.crc32(each.file.read(each.start, each.size))
+        if crc != each.crc:
+            wrong.append((each, crc))
+    found = Digested(sums=count, wrong=wrong)
+    return _digests(tensors, large, memory, threads, progress, found)
 
 
 def _digests(
-    checkpoint: StoredCheckpoint,
-    names: Collection[str],
+    tensors: Mapping[str, StoredTensor],
     sums: dict[tuple[int, int], StoredSum],
     memory: int,
     threads: int | None,
     progress: Progress | None,
-) -> dict[str, int]:
-    """Digest each tensor; check the CRC-32 of these stretches, by file and first byte, in the same read."""
+    found: Digested | None,
+) -> Digested:
+    """Digest each tensor; check the CRC-32 of these stretches, by file and first byte, in the same read.
+
+    Args:
+        tensors: The tensors.
+        sums: The stretches.
+        memory: Bytes.
+        threads: How many.
+        progress: Called now and then.
+        found: To which what is found is added; None if a tensor that cannot be read is an error.
+    """
     job, files, arrays = CopyJob(), {}, {}
+    result = Digested() if found is None else found
     sink = job.discard()
     #: For each tensor, and each stretch, the destination pieces that are digested.
     numbers: dict[str, range] = {}
@@ -108,37 +144,57 @@ def _digests(
             files[id(file)] = job.read_file(file.path, file.size, file.times)
         return files[id(file)]
 
-    is_remote = isinstance(checkpoint.path, ObjectPath)
-    for name in names:
-        tensor = checkpoint[name]
+    for name, tensor in tensors.items():
+        result.digests[name] = []
+        if tensor.size:
+            tensor.check_decodable(memory)
+    for name, tensor in tensors.items():
         if not tensor.size:
             continue
         if tensor.bits % 8:
             tensor = tensor._packed_bytes()
-        if is_remote or not all(piece.is_addressable for piece in tensor.pieces):
+        if not tensor.is_addressable or isinstance(tensor.pieces[0].path, ObjectPath):
             arrays[name] = tensor
             continue
-        wanted = wanted_stored(name, tensor, None)
+        try:
+            wanted = wanted_stored(name, tensor, None)
+        except ParseError as error:
+            if found is None:
+                raise
+            result.unread[name] = _unreadable_file(tensor), error
+            continue
         held = [held_piece(source(piece.holder), piece) for piece in wanted.pieces]
         whole = [_summed(sums, piece, wanted.itemsize) for piece in wanted.pieces]
-        if any(whole):
-            # The boxes whose CRC-32 are known, one by one.
-            kept = [HeldPiece(sink, 0, piece.start, piece.stop) for piece in held]
-            first = job.add_tensor(tensor.shape, wanted.itemsize, held, kept, digest=True, crc=True)
-            checked |= {first + i: each for i, each in enumerate(whole) if each is not None}
-        else:
-            kept = [HeldPiece(sink, 0, [0] * tensor.ndim, tensor.shape)]
-            first = job.add_tensor(tensor.shape, wanted.itemsize, held, kept, digest=True)
+        # One by one: the digest of each piece says which file is damaged.
+        kept = [HeldPiece(sink, 0, piece.start, piece.stop) for piece in held]
+        first = job.add_tensor(tensor.shape, wanted.itemsize, held, kept, digest=True, crc=any(whole))
+        checked |= {first + i: each for i, each in enumerate(whole) if each is not None}
         numbers[name] = range(first, first + len(kept))
     for each in sums.values():
         bytes_of_it = HeldPiece(source(each.file), each.start, [0], [each.size])
         checked[job.add_tensor([each.size], 1, [bytes_of_it], [HeldPiece(sink, 0, [0], [each.size])], crc=True)] = each
     done = job.run(budget=memory, threads=threads, progress=progress)
-    for number, each in checked.items():
-        _check_crc(each, done.crcs[number])
-    digests = {name: add_digests(done.digests[number] for number in of) for name, of in numbers.items()}
-    digests |= {name: _fetched(tensor, memory) if is_remote else _decoded(tensor) for name, tensor in arrays.items()}
-    return {name: digests.get(name, 0) for name in names}
+    result.wrong += [(each, done.crcs[number]) for number, each in checked.items() if done.crcs[number] != each.crc]
+    for name, of in numbers.items():
+        result.digests[name] = [done.digests[number] for number in of]
+    for name, tensor in arrays.items():
+        try:
+            result.digests[name] = _decoded(tensor, memory)
+        except _PieceError as error:
+            if found is None:
+                raise error.cause from None
+            result.unread[name] = error.path, error.cause
+    return result
+
+
+def _unreadable_file(tensor: StoredTensor) -> Path:
+    """The file of the first piece that does not lie where its checkpoint says."""
+    for piece in tensor.pieces:
+        try:
+            piece.extent()
+        except ParseError:
+            return piece.path
+    return tensor.pieces[0].path
 
 
 def _summed(sums: dict[tuple[int, int], StoredSum], piece: SourcePiece, itemsize: int) -> StoredSum | None:
@@ -151,39 +207,59 @@ def _summed(sums: dict[tuple[int, int], StoredSum], piece: SourcePiece, itemsize
     return sums.pop((id(piece.holder), piece.offset))
 
 
-def _check_crc(each: StoredSum, crc: int) -> None:
-    if crc != each.crc:
-        raise ParseError(
-            f"{each.file.path}: byte {each.start}: {shown(each.name)} of {each.size} bytes is not what was written: "
-            f"its CRC-32 is {crc:08x}, but {each.crc:08x} was recorded"
-        )
+class _PieceError(Exception):
+    """A piece that cannot be read."""
+
+    def __init__(self, path: Path, cause: ParseError) -> None:
+        super().__init__(str(cause))
+        self.path = path
+        self.cause = cause
 
 
-def _decoded(tensor: StoredTensor) -> int:
-    """The digest of a tensor whose pieces are compressed, one piece at a time."""
-    parts = []
+def _decoded(tensor: StoredTensor, memory: int) -> list[int]:
+    """The digests of the pieces of a tensor that are compressed or in a store; what is not stored costs nothing."""
+    fill = next((piece.fill for piece in tensor.pieces if piece.fill is not None), None)
+    if fill is not None and not any(fill.tobytes()):
+        fill = None  # Zeros add nothing.
+    parts = [] if fill is None else [_constant(fill.tobytes(), tensor.nbytes)]
     for piece in tensor.pieces:
-        values = np.asarray(piece.decode(), order="C")  # `ascontiguousarray` would give a scalar a dim.
-        job = CopyJob()
-        start, stop = ([side[i] for side in piece.box] for i in (0, 1))
-        source = HeldPiece(job.read_array(values), 0, start, stop, values.strides)
-        kept = HeldPiece(job.discard(), 0, start, stop)
-        job.add_tensor(tensor.shape, values.itemsize, [source], [kept], digest=True)
-        parts.append(job.run().digests[0])
-    return add_digests(parts)
+        if piece.fill is not None:
+            continue
+        sums = []
+        try:
+            for box, values in tensor.decoded_piece(piece, memory):
+                sums.append(_of_box(tensor, box, np.asarray(values)))
+                if fill is not None:  # Counted everywhere, and taken away again where something else is stored.
+                    sums.append(-_of_box(tensor, box, np.broadcast_to(fill, values.shape)))
+        except ParseError as error:
+            raise _PieceError(piece.path, error) from None
+        parts.append(add_digests(sums))
+    return parts
 
 
-def _fetched(tensor: StoredTensor, memory: int) -> int:
-    """The digest of a tensor in an object store, one block at a time."""
-    parts = []
-    for block in consecutive(tensor.shape, max(memory // (2 * tensor.numpy_dtype.itemsize), 1)):
-        values = tensor.read(block)
-        job = CopyJob()
-        start, stop = ([getattr(side, end) for side in block] for end in ("start", "stop"))
-        source = HeldPiece(job.read_array(values), 0, start, stop, values.strides)
-        job.add_tensor(tensor.shape, values.itemsize, [source], [HeldPiece(job.discard(), 0, start, stop)], digest=True)
-        parts.append(job.run().digests[0])
-    return add_digests(parts)
+def _of_box(tensor: StoredTensor, box: Bounds, values: npt.NDArray[Any]) -> int:
+    """What a box of a tensor with these elements adds to its digest."""
+    job = CopyJob()
+    start, stop = ([side[i] for side in box] for i in (0, 1))
+    source = HeldPiece(job.read_array(values), 0, start, stop, values.strides)
+    job.add_tensor(tensor.shape, values.itemsize, [source], [HeldPiece(job.discard(), 0, start, stop)], digest=True)
+    return job.run().digests[0]
+
+
+def _constant(element: bytes, nbytes: int) -> int:
+    """The digest of a tensor of this many bytes, all of whose elements are the same; in no time, however large.
+
+    A block of the digest has the same sum each time, and counts `R` times as much as the one before.
+    """
+    block = np.frombuffer(element * (_BLOCK // len(element)), np.uint8)
+    first = np.zeros(_BLOCK + 1, np.uint8)
+    first[_BLOCK] = 1
+    key = digest_array(first[_BLOCK:])
+    radix = digest_array(first) * pow(key, -1, DIGEST_MODULUS) % DIGEST_MODULUS
+    count, rest = divmod(nbytes, _BLOCK)
+    power = pow(radix, count, DIGEST_MODULUS)
+    series = (power - 1) * pow(radix - 1, -1, DIGEST_MODULUS)
+    return (digest_array(block) * series + digest_array(block[:rest]) * power) % DIGEST_MODULUS
 
 
 def _fetched_crc(each: StoredSum, memory: int) -> int:

@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors import ParseError
 from .files import DataFile
 from .protocol import StoredCheckpoint, StoredSum
 
@@ -30,7 +29,6 @@ class Frames:
     """
 
     def __init__(self, checkpoint: StoredCheckpoint, files: Mapping[str, Mapping[str, Any]]) -> None:
-        self._folder = checkpoint.path
         self._expected = {name: said["frames_sha256"] for name, said in files.items() if "frames_sha256" in said}
         self._files: dict[str, DataFile] = {}
         self._held: dict[str, list[tuple[int, int, bool]]] = {}
@@ -47,11 +45,11 @@ class Frames:
         self._files[file.path.name] = file
         self._held.setdefault(file.path.name, []).append((start, start + size, is_value))
 
-    def check(self) -> None:
-        """Refuse, with ParseError, a file in which what surrounds the tensors is not what was written; names it."""
+    def damaged(self) -> Iterator[str]:
+        """Give the names of the files in which what surrounds the tensors is not what was written."""
         for name, expected in self._expected.items():
             if name not in self._files or _digest(self._files[name], sorted(self._held[name])) != expected:
-                raise ParseError(f"{self._folder / name}: what is beside its tensors is not what was written")
+                yield name
 
 
 def _digest(file: DataFile, held: list[tuple[int, int, bool]]) -> str:

@@ -7,7 +7,7 @@ h5py is asked once where each dataset lies; contiguous ones are then read from t
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +19,11 @@ from .._dtypes import DTYPES, Dtype, find_dtype
 from .._fork import importing
 from ..errors import ParseError
 from .boxes import Bounds, Extent, contiguous_strides
+from .chunks import Cell, grid_pieces, stored_cells
+from .codecs import decompress
 from .files import DataFile
 from .object_files import open_file
+from .parts import check_whole
 from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor, whole_box
 from .text import MAX_JSON, checked_name, checked_shape, shorten, stays_inside, strict_json
 
@@ -31,14 +34,17 @@ _INDEX = ".weights.json"
 _SINGLE = ".weights.h5"
 
 
-def open_form(path: Path) -> StoredCheckpoint:
-    """Open a file of weights, the index of several, or a folder with either."""
+def open_form(path: Path, *, part: bool = False) -> StoredCheckpoint:
+    """Open a file of weights, which may be a part of a checkpoint; the index of several, or a folder with either."""
     path = _located(path) if path.is_dir() else path
+    if not part:
+        check_whole(path)
     weight_map, metadata = _index(path) if path.name.endswith(".json") else ({}, {})
     names = sorted({name for names in weight_map.values() for name in names}) or [path.name]
     files: list[DataFile] = []
     tensors: dict[str, StoredTensor] = {}
     objects: dict[str, StoredObject] = {}
+    unreadable: dict[str, str] = {}
     layers: dict[str, str] = {}
     try:
         for name in names:
@@ -48,13 +54,15 @@ def open_form(path: Path) -> StoredCheckpoint:
                 if not weight_map:
                     raise
                 raise ParseError(f"{path}: weight_map names the file {shorten(name)}, which does not exist") from None
-            _read(files[-1], tensors, objects, layers)
+            _read(files[-1], tensors, objects, unreadable, layers)
         _check(path, weight_map, metadata, tensors)
     except BaseException:
         for file in files:
             file.close()
         raise
-    return StoredCheckpoint(path, "keras", tensors, files, metadata={**metadata, "layers": layers}, objects=objects)
+    return StoredCheckpoint(
+        path, "keras", tensors, files, metadata={**metadata, "layers": layers}, objects=objects, unreadable=unreadable
+    )
 
 
 def _located(path: Path) -> Path:
@@ -161,44 +169,165 @@ class _Dataset(NamedTuple):
         name: Its path in the file.
         shape: Its shape.
         dtype: Its dtype; None if it does not hold numbers.
+        stored: The dtype of its elements in the file.
         offset: Where its elements begin in the file, if they are stored uncompressed and contiguous.
+        alias_of: The first name under which it was found, if this is another.
+        chunk: The shape of its chunks, if it has some.
+        filters: What is done to the bytes of a chunk, by number, in this order.
+        chunks: The stored chunks.
+        fill: The element that is not stored.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: Dtype | None
-    offset: int | None
+    stored: np.dtype[Any]
+    offset: int | None = None
+    alias_of: str | None = None
+    chunk: tuple[int, ...] | None = None
+    filters: tuple[tuple[int, int], ...] = ()
+    chunks: Mapping[Cell, _Stored] | None = None
+    fill: npt.NDArray[Any] | None = None
+
+
+class _Stored(NamedTuple):
+    """A chunk in the file: first byte, bytes, and a bit for each filter that was left out."""
+
+    offset: int
+    size: int
+    left_out: int
+
+
+#: HDF5's own filters that are undone here, within bounds; others would grow their output as their data say.
+_DEFLATE, _SHUFFLE, _FLETCHER32 = 1, 2, 3
 
 
 def _read(
-    file: DataFile, tensors: dict[str, StoredTensor], objects: dict[str, StoredObject], layers: dict[str, str]
+    file: DataFile,
+    tensors: dict[str, StoredTensor],
+    objects: dict[str, StoredObject],
+    unreadable: dict[str, str],
+    layers: dict[str, str],
 ) -> None:
     with _opened(file) as root:
         try:
-            datasets = list(_datasets(root, "", 0, file, layers))
+            seen = {_h5py().h5o.get_info(root.id).addr: "/"}
+            datasets = list(_datasets(root, "", 0, file, layers, seen))
         except (OSError, RuntimeError, ValueError, KeyError) as error:
             if isinstance(error, ParseError):
                 raise
             raise ParseError(f"{file.path}: cannot be read as HDF5: {str(error)[:200]}") from None
     file.check()
-    for name, shape, dtype, offset in datasets:
+    for each in datasets:
+        name, shape, dtype = each.name, each.shape, each.dtype
         checked_name(name, file.path)
-        if name in tensors or name in objects:
+        if name in tensors or name in objects or name in unreadable:
             raise ParseError(f"{file.path}: {shorten(name)} is also in another file of the checkpoint")
         if dtype is None:
             objects[name] = StoredObject(name, partial(_value, file, name))
             continue
         checked_shape(shape, dtype.bits, name, file.path)
-        box = whole_box(shape)
-        if offset is None:
+        unknown = [number for number, _ in each.filters if number not in (_DEFLATE, _SHUFFLE, _FLETCHER32)]
+        if unknown:
+            unreadable[name] = (
+                f"{file.path}: {shorten(name)} is stored with HDF5's filter {unknown[0]}, which is not read; gzip, "
+                "shuffle and fletcher32 are"
+            )
+            continue
+        tensors[name] = _tensor(file, each, dtype)
+
+
+def _tensor(file: DataFile, each: _Dataset, dtype: Dtype) -> StoredTensor:
+    name, shape, box = each.name, each.shape, whole_box(each.shape)
+    alias = each.alias_of
+    if each.chunk is None or each.chunks is None:
+        if each.offset is None:
             piece = StoredPiece(box, file.path, key=name, decode=partial(_decoded, file, name, dtype))
         else:
-            piece = StoredPiece(box, file.path, key=name, locate=partial(_extent, file, offset, shape, dtype.bits // 8))
-        tensors[name] = StoredTensor(name, dtype, shape, (piece,))
+            locate = partial(_extent, file, each.offset, shape, dtype.bits // 8)
+            piece = StoredPiece(box, file.path, key=name, locate=locate)
+        # What HDF5 converts, it converts little by little.
+        chunk = (1,) * len(shape) if each.offset is None else None
+        return StoredTensor(name, dtype, shape, (piece,), alias_of=alias, chunk=chunk)
+    is_plain = not each.filters and each.stored.byteorder != ">"
+
+    def make(cell: Cell, box: Bounds) -> StoredPiece:
+        assert each.chunk is not None
+        assert each.chunks is not None
+        stored = each.chunks[cell]
+        if is_plain:
+            locate = partial(_extent, file, stored.offset, each.chunk, dtype.bits // 8)
+            return StoredPiece(box, file.path, key=name, locate=locate)
+        sizes = tuple(stop - start for start, stop in box)
+        return StoredPiece(box, file.path, key=name, decode=partial(_chunk_of, file, each, stored, dtype, sizes))
+
+    cells = stored_cells(shape, each.chunk, iter(each.chunks))
+    pieces = grid_pieces(shape, each.chunk, cells, make, each.fill, file.path)
+    return StoredTensor(name, dtype, shape, pieces, alias_of=alias, chunk=None if is_plain else each.chunk)
 
 
-def _datasets(group: Any, prefix: str, depth: int, file: DataFile, layers: dict[str, str]) -> Iterator[_Dataset]:
-    """The datasets below a group. Links to other places are not followed: a file could name any other file."""
+def _chunk_of(
+    file: DataFile, each: _Dataset, stored: _Stored, dtype: Dtype, sizes: tuple[int, ...], local: Bounds | None
+) -> npt.NDArray[Any]:
+    """Undo the filters of a chunk, and give a box of it."""
+    assert each.chunk is not None
+    where = f"{file.path}: {shorten(each.name)}"
+    size = int(np.prod(each.chunk, dtype=object)) * each.stored.itemsize
+    if stored.size > size + size // 8 + 65536:
+        raise ParseError(f"{where}: a chunk of {stored.size} bytes for {size} bytes of elements")
+    data: Any = file.read(stored.offset, stored.size)
+    file.check()
+    for position in reversed(range(len(each.filters))):
+        number, parameter = each.filters[position]
+        if stored.left_out >> position & 1:
+            continue
+        if number == _FLETCHER32:
+            said = [int.from_bytes(data[-4:-2], "little"), int.from_bytes(data[-2:], "little")]
+            if _fletcher32(data[:-4]) != [half % 65535 for half in said]:
+                raise ParseError(f"{where}: the checksum of a chunk is wrong")
+            data = data[:-4]
+        elif number == _DEFLATE:
+            inside = sum(4 for other, _ in each.filters[:position] if other == _FLETCHER32)
+            data = decompress("zlib", bytes(data), size + inside, where)
+        else:
+            data = _unshuffled(np.frombuffer(data, np.uint8), parameter or each.stored.itemsize)
+    if len(data) != size:
+        raise ParseError(f"{where}: a chunk has {len(data)} bytes; {size} were expected")
+    elements = np.frombuffer(data, each.stored).reshape(each.chunk)
+    box = local or tuple((0, extent) for extent in sizes)
+    inner: Any = (*(slice(start, stop) for start, stop in box), ...)
+    part: npt.NDArray[Any] = elements[inner]
+    return _as(part, dtype, each.name)
+
+
+def _unshuffled(data: npt.NDArray[np.uint8], itemsize: int) -> npt.NDArray[np.uint8]:
+    """Put the bytes of elements together that were stored first bytes first."""
+    count = len(data) // itemsize
+    whole = np.ascontiguousarray(data[: count * itemsize].reshape(itemsize, count).T).reshape(-1)
+    return np.concatenate([whole, data[count * itemsize :]]) if len(whole) < len(data) else whole
+
+
+def _fletcher32(data: Any) -> list[int]:
+    """HDF5's checksum of a chunk, as two numbers below 65,535: of words with their upper byte first."""
+    raw = np.frombuffer(data, np.uint8)
+    padded = raw if len(raw) % 2 == 0 else np.append(raw, np.uint8(0))
+    words, sums = padded.view(">u2"), [0, 0]
+    for start in range(0, len(words), 1 << 16):
+        part = words[start : start + (1 << 16)].astype(np.uint64)
+        count = len(part)
+        sums[1] += count * sums[0] + int((part * np.arange(count, 0, -1, dtype=np.uint64)).sum())
+        sums[0] += int(part.sum())
+    return [each % 65535 for each in sums]
+
+
+def _datasets(
+    group: Any, prefix: str, depth: int, file: DataFile, layers: dict[str, str], seen: dict[Any, str]
+) -> Iterator[_Dataset]:
+    """The datasets below a group, each looked at once.
+
+    Links to other places are not followed: a file could name any other file. A group that has two names is refused, for
+    groups in groups that have two names each would have any number of them; a dataset with two names is a tied tensor.
+    """
     h5py = _h5py()
     if depth > _MAX_DEPTH:
         raise ParseError(f"{file.path}: groups are nested more than {_MAX_DEPTH} deep")
@@ -210,10 +339,18 @@ def _datasets(group: Any, prefix: str, depth: int, file: DataFile, layers: dict[
         if not isinstance(group.get(key, getlink=True), h5py.HardLink):
             raise ParseError(f"{file.path}: {shorten(name)} is a link to another place; links are not followed")
         child = group[key]
+        place = h5py.h5o.get_info(child.id).addr
+        first = seen.setdefault(place, name)
         if isinstance(child, h5py.Group):
-            yield from _datasets(child, f"{name}/", depth + 1, file, layers)
+            if first != name:
+                raise ParseError(
+                    f"{file.path}: the group {shorten(name)} is {shorten(first)} under another name; a group must have "
+                    "one"
+                )
+            yield from _datasets(child, f"{name}/", depth + 1, file, layers, seen)
         elif isinstance(child, h5py.Dataset):
-            yield _described(child, name, file)
+            described = _described(child, name, file)
+            yield described if first == name else described._replace(alias_of=first)
 
 
 def _described(dataset: Any, name: str, file: DataFile) -> _Dataset:
@@ -223,16 +360,49 @@ def _described(dataset: Any, name: str, file: DataFile) -> _Dataset:
     creation = dataset.id.get_create_plist()
     if creation.get_external_count() or creation.get_layout() not in (h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED, 0):
         raise ParseError(f"{file.path}: {shorten(name)} lies in other files; links to them are not followed")
-    offset = None
-    if dtype is not None and 0 not in shape and dataset.dtype.byteorder != ">":
-        nbytes = int(np.prod(shape, dtype=object)) * dtype.bits // 8
-        if creation.get_layout() == h5py.h5d.CONTIGUOUS and dataset.id.get_storage_size() == nbytes:
-            offset = dataset.id.get_offset()
-        if offset is not None and offset + nbytes > file.size:
-            raise ParseError(
-                f"{file.path}: {shorten(name)} is at bytes {offset} to {offset + nbytes} of a file of {file.size}"
-            )
-    return _Dataset(name, shape, dtype, offset)
+    found = _Dataset(name, shape, dtype, dataset.dtype)
+    if dtype is None or 0 in shape:
+        return found
+    if creation.get_layout() == h5py.h5d.CHUNKED:
+        return _chunked(dataset, found, dtype, creation, file)
+    nbytes = int(np.prod(shape, dtype=object)) * dtype.bits // 8
+    is_written = dataset.id.get_storage_size() == nbytes
+    if creation.get_layout() == h5py.h5d.CONTIGUOUS and not is_written:
+        # Nothing is stored: one chunk that is not there.
+        chunk = tuple(max(size, 1) for size in shape)
+        return found._replace(chunk=chunk, chunks={}, fill=_as(np.asarray(dataset.fillvalue), dtype, name))
+    if creation.get_layout() == h5py.h5d.CONTIGUOUS and dataset.dtype.byteorder != ">":
+        found = found._replace(offset=_within(file, name, dataset.id.get_offset(), nbytes))
+    return found
+
+
+def _within(file: DataFile, name: str, offset: Any, size: int) -> int:
+    if not isinstance(offset, int) or offset < 0 or offset + size > file.size:
+        end = offset + size if isinstance(offset, int) else "?"
+        raise ParseError(f"{file.path}: is truncated: {shorten(name)} is at bytes {offset} to {end} of {file.size}")
+    return offset
+
+
+def _chunked(dataset: Any, found: _Dataset, dtype: Dtype, creation: Any, file: DataFile) -> _Dataset:
+    chunk = tuple(map(int, dataset.chunks))
+    filters = tuple(_filter_of(creation, number) for number in range(creation.get_nfilters()))
+    chunks: dict[Cell, _Stored] = {}
+
+    def add(info: Any) -> None:
+        cell = tuple(int(at) // step for at, step in zip(info.chunk_offset, chunk, strict=True))
+        offset = _within(file, found.name, info.byte_offset, info.size)
+        chunks[cell] = _Stored(offset, info.size, info.filter_mask)
+
+    dataset.id.chunk_iter(add)
+    return found._replace(
+        chunk=chunk, filters=filters, chunks=chunks, fill=_as(np.asarray(dataset.fillvalue), dtype, found.name)
+    )
+
+
+def _filter_of(creation: Any, number: int) -> tuple[int, int]:
+    """Number and first parameter of a filter."""
+    kind, _, parameters, _ = creation.get_filter(number)
+    return int(kind), int(parameters[0]) if parameters else 0
 
 
 def _dtype(dataset: Any) -> Dtype | None:
@@ -242,12 +412,20 @@ def _dtype(dataset: Any) -> Dtype | None:
     return find_dtype(dataset.dtype.newbyteorder("="))
 
 
+def _as(values: npt.NDArray[Any], dtype: Dtype, name: str) -> npt.NDArray[Any]:
+    """Elements as HDF5 gives them, in the dtype that they are."""
+    wanted = dtype.numpy(f"tensor {shorten(name)}")
+    if values.dtype.kind in "Vu" and values.dtype.itemsize == wanted.itemsize and wanted.kind not in "biufc":
+        return values.view(wanted) if values.ndim else values.reshape(1).view(wanted).reshape(())
+    return values.view(wanted) if values.dtype.kind == "V" else values.astype(wanted, copy=False)
+
+
 def _extent(file: DataFile, offset: int, shape: tuple[int, ...], itemsize: int) -> Extent:
     return Extent(file, offset, contiguous_strides(shape, itemsize))
 
 
 def _decoded(file: DataFile, name: str, dtype: Dtype, local: Bounds | None) -> npt.NDArray[Any]:
-    """Have h5py read a dataset that is compressed, in chunks, or in another byte order."""
+    """Have h5py read a dataset that is in another byte order, or within the file's own tables."""
     with _opened(file) as root:
         try:
             dataset = root[name]
@@ -255,8 +433,7 @@ def _decoded(file: DataFile, name: str, dtype: Dtype, local: Bounds | None) -> n
             read: npt.NDArray[Any] = np.asarray(dataset[box])
         except (OSError, RuntimeError, ValueError, KeyError) as error:
             raise ParseError(f"{file.path}: {shorten(name)} cannot be read: {str(error)[:200]}") from None
-    wanted = dtype.numpy(f"tensor {shorten(name)}")
-    return read.view(wanted) if read.dtype.kind == "V" else read.astype(wanted, copy=False)
+    return _as(read, dtype, name)
 
 
 def _value(file: DataFile, name: str) -> Any:

@@ -32,11 +32,18 @@ _MAGICS = (
 )
 
 
+#: How JSON goes on after its first bracket, and a header or an entry of TOML on a line of its own.
+_JSON = re.compile(r"\s*(?:\{\s*[\"}]|\[\s*(?:[\[{\"\]\-\d]|true|false|null))")
+_TOML = re.compile(r"^(?:\[\[?[\w\"'. -]+\]\]?|[\w.-]+ *= *(?:[\"'\[{\d]|true|false).*)\s*(?:#.*)?$", re.MULTILINE)
+
+
 def kind_of(head: bytes) -> str:
     r"""Say what a file with these first bytes is; quote them if they say nothing.
 
     >>> kind_of(b"GGUF\x03\x00\x00\x00"), kind_of(b"layers: 12"), kind_of(b""), kind_of(bytes(64))
     ('a GGUF file, as used by llama.cpp', "text: 'layers: 12'", 'empty', 'zeros: it may not have been written')
+    >>> kind_of(b"[mesh]\nmodel = 4"), kind_of(b'[1, 2'), kind_of(b'{"a": 1}')
+    ("TOML: '[mesh]\\nmodel = 4'", "JSON: '[1, 2'", 'JSON: \'{"a": 1}\'')
     """
     if not head:
         return "empty"
@@ -52,7 +59,7 @@ def kind_of(head: bytes) -> str:
     text = _text(head)
     if text is None:
         return f"of an unknown kind, beginning with {head[:8]!r}"
-    word = "JSON" if text.lstrip()[:1] in ("{", "[") else "text"
+    word = "JSON" if _JSON.match(text) else "TOML" if _TOML.search(text) else "text"
     return f"{word}: {text.strip()[:40]!r}"
 
 

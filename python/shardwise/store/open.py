@@ -20,15 +20,19 @@ from .files import DataFile
 from .kinds import kind_of
 from .object_files import open_file
 from .objects import ObjectPath, entries_of, place_of
-from .protocol import StoredCheckpoint
+from .protocol import StoredCheckpoint, UnsupportedError
 from .text import shorten
 
-__all__ = ["FORMS", "Form", "Target", "open_checkpoint"]
+__all__ = ["FORMS", "Form", "Target", "known_form", "open_checkpoint"]
 
 # A folder of more entries is not listed further: the files that tell formats apart are at most as many as processes.
 _MOST_NAMES = 1_000_000
 #: The indexes that tell a folder's format, and that say what belongs to it.
 _MARKERS = ("shardwise.json", ".metadata", "model.safetensors.index.json")
+
+
+#: The modules whose files may be parts of a checkpoint.
+_OF_ONE_FILE = ("safetensors.form", "torch.plain", "keras")
 
 
 class Target:
@@ -128,6 +132,11 @@ FORMS: list[Form] = [
         refusal="has the data of a PyTorch distributed checkpoint but no .metadata, which is written last: the save "
         "was interrupted, or files are missing; take the last complete checkpoint",
     ),
+    Form(
+        "dcp (one file)",
+        _file(".distcp"),
+        refusal="is one file of a PyTorch distributed checkpoint, whose .metadata says what is in it; open its folder",
+    ),
     Form("fsdp2", _matching(r".*model_world_size_\d+_rank_\d+\.pt"), "torch.fsdp"),
     Form(
         "fsdp1",
@@ -198,7 +207,7 @@ def _is_step(path: Path) -> bool:
     return any((path / name).exists() for name in ("_CHECKPOINT_METADATA", "commit_success.txt", "_METADATA"))
 
 
-def open_checkpoint(path: str | os.PathLike[str] | ObjectPath) -> StoredCheckpoint:
+def open_checkpoint(path: str | os.PathLike[str] | ObjectPath, *, part: bool = False) -> StoredCheckpoint:
     """Open a checkpoint of any format: a mapping from names to stored tensors.
 
     Only indexes and headers are read. A tensor says its dtype, its shape, and which file holds which box of it;
@@ -210,11 +219,14 @@ def open_checkpoint(path: str | os.PathLike[str] | ObjectPath) -> StoredCheckpoi
             `.bin` file of `torch.save`; a Megatron `torch_dist` checkpoint; an Orbax checkpoint, or a folder of its
             steps, whose last one is opened; Keras' `.weights.h5`, alone or sharded. Also a URL that fsspec knows, such
             as `s3://bucket/model`, or an `ObjectPath`, which takes options.
+        part: Whether one file of a checkpoint in several may be opened by itself. Its tensors are what is in that file;
+            of those that are cut, the shapes are those of the parts.
 
     Raises:
         OSError: if a file cannot be opened or read.
-        ParseError: if it is none of these, or one that cannot be read; if a file does not follow its format, or the
-            pieces of a tensor leave a gap or overlap. Names the file and the tensor, or the byte.
+        ParseError: if it is none of these, or one that cannot be read; if it is a part of a checkpoint, whose other
+            files are missing, or that should be opened as a whole; if a file does not follow its format, or the pieces
+            of a tensor leave a gap or overlap. Names the file and the tensor, or the byte.
         ImportError: if reading this format needs a library that is not installed.
 
     >>> import json, tempfile
@@ -228,7 +240,28 @@ def open_checkpoint(path: str | os.PathLike[str] | ObjectPath) -> StoredCheckpoi
     ...         print(checkpoint["bias"], checkpoint.read("bias", (slice(1, 3),)))
     <StoredTensor 'bias': float32 (3,), 1 piece> [1. 2.]
     """
-    given = place_of(path)
+    form = known_form(place_of(path))
+    with importing:
+        module = import_module(f".{form.module}", __package__)
+    is_part = part and form.module in _OF_ONE_FILE and not form.path.is_dir()
+    checkpoint: StoredCheckpoint = module.open_form(form.path, part=True) if is_part else module.open_form(form.path)
+    return checkpoint
+
+
+class _Known(NamedTuple):
+    """A path, and the module of this package that opens it."""
+
+    path: Path
+    module: str
+
+
+def known_form(given: Path) -> _Known:
+    """Say which module opens a path, by names and first bytes only.
+
+    Raises:
+        OSError: if there is nothing.
+        UnsupportedError: if it is of a format that cannot be read, or of none.
+    """
     target = Target(given)
     if not given.exists():
         given.stat()  # Raises the operating system's error.
@@ -237,15 +270,12 @@ def open_checkpoint(path: str | os.PathLike[str] | ObjectPath) -> StoredCheckpoi
     for form in FORMS:
         if form.knows(target):
             if not form.module:
-                raise ParseError(f"{given}: {form.refusal}")
-            with importing:
-                module = import_module(f".{form.module}", __package__)
-            checkpoint: StoredCheckpoint = module.open_form(given)
-            return checkpoint
+                raise UnsupportedError(f"{given}: {form.refusal}")
+            return _Known(given, form.module)
     if target.is_folder:
         names = ", ".join(target.names[:4])
         steps = target.matching(r".*\.orbax-checkpoint-tmp.*")
         hint = "; it only has an interrupted save of Orbax" if steps else ""
         held = f"it holds {shorten(names)}" if names else "the folder is empty"
-        raise ParseError(f"{given}: not a checkpoint of any known format; {held}{hint}")
-    raise ParseError(f"{given}: not a checkpoint of any known format; it is {kind_of(target.head)}")
+        raise UnsupportedError(f"{given}: not a checkpoint of any known format; {held}{hint}")
+    raise UnsupportedError(f"{given}: not a checkpoint of any known format; it is {kind_of(target.head)}")

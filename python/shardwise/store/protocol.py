@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -12,13 +14,33 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .._boxes import consecutive
 from .._dtypes import DTYPES, Dtype, bytes_for
+from .._text import bytes_text
+from ..errors import LayoutError, ParseError
 from ..tiling import Tiling
 from .boxes import Bounds, Extent, check_box, check_out, expressible, read_extent
 from .files import DataFile, ReadsFiles
-from .text import box_text, shorten
+from .text import MAX_NAME, box_text, shorten
 
-__all__ = ["ListedPieces", "StoredCheckpoint", "StoredObject", "StoredPiece", "StoredTensor", "whole_box"]
+__all__ = [
+    "ListedPieces",
+    "Rest",
+    "StoredCheckpoint",
+    "StoredObject",
+    "StoredPiece",
+    "StoredTensor",
+    "UnsupportedError",
+    "whole_box",
+]
+
+
+#: So many names are compared with one that is not there.
+_MOST_COMPARED = 10_000
+
+
+class UnsupportedError(ParseError):
+    """A file, or a part of one, that may well follow its format, but is of a kind that is not read."""
 
 
 class StoredPiece(ReadsFiles):
@@ -28,9 +50,10 @@ class StoredPiece(ReadsFiles):
         box: Start and stop per dim, in the whole tensor.
         path: The file that holds it.
         key: The part of the file it is, if the file has named parts; else an empty text.
+        fill: What all its elements are, an array without dims, if none of them is stored; else None.
     """
 
-    __slots__ = ("_decode", "_locate", "box", "key", "path")
+    __slots__ = ("_decode", "_locate", "box", "fill", "key", "path")
 
     def __init__(
         self,
@@ -40,6 +63,7 @@ class StoredPiece(ReadsFiles):
         key: str = "",
         locate: Callable[[], Extent] | None = None,
         decode: Callable[[Bounds | None], npt.NDArray[Any]] | None = None,
+        fill: npt.NDArray[Any] | None = None,
     ) -> None:
         if not (isinstance(box, tuple) and isinstance(key, str)):
             raise TypeError("a StoredPiece is made by what opens its checkpoint: box must be a tuple, and key a text")
@@ -48,6 +72,7 @@ class StoredPiece(ReadsFiles):
         self.key = key
         self._locate = locate
         self._decode = decode
+        self.fill = fill
 
     @property
     def is_addressable(self) -> bool:
@@ -75,6 +100,8 @@ class StoredPiece(ReadsFiles):
             ImportError: if that needs a library that is not installed.
             ParseError: if the file does not hold what its index says.
         """
+        if self.fill is not None:
+            return np.broadcast_to(self.fill, [stop - start for start, stop in local or self.box])
         if self._decode is not None:
             return self._decode(local)
         raise ValueError(f"{self.path}: the piece {box_text(self.box)} is addressable; extent() says where")
@@ -123,9 +150,11 @@ class StoredTensor(ReadsFiles):
         replicas: Further pieces, which hold what some of `pieces` hold.
         alias_of: The name of the tensor whose elements it shares, if the file has one storage for both; it may be a
             part of that tensor, or in another order of dims.
+        chunk: Where elements must be decoded, the shape of what is decoded at once, counted from where a piece begins;
+            None where they are stored as they are.
     """
 
-    __slots__ = ("_dtype", "alias_of", "name", "pieces", "replicas", "shape")
+    __slots__ = ("_dtype", "alias_of", "chunk", "name", "pieces", "replicas", "shape")
 
     def __init__(
         self,
@@ -136,6 +165,7 @@ class StoredTensor(ReadsFiles):
         *,
         replicas: Sequence[StoredPiece] = (),
         alias_of: str | None = None,
+        chunk: tuple[int, ...] | None = None,
     ) -> None:
         is_one = isinstance(name, str) and isinstance(dtype, Dtype) and isinstance(shape, tuple)
         if not (is_one and isinstance(pieces, Sequence) and isinstance(alias_of, (str, type(None)))):
@@ -148,6 +178,7 @@ class StoredTensor(ReadsFiles):
         self.pieces = pieces
         self.replicas = replicas
         self.alias_of = alias_of
+        self.chunk = chunk
 
     @property
     def dtype(self) -> str:
@@ -238,6 +269,64 @@ class StoredTensor(ReadsFiles):
             file.check()
         return target
 
+    @property
+    def is_addressable(self) -> bool:
+        """Whether all its elements are stored as they are; else some must be decoded."""
+        return all(piece.is_addressable for piece in self.pieces)
+
+    def check_decodable(self, memory: int, wider: int = 0) -> None:
+        """Refuse a tensor of which one chunk takes more memory than there is.
+
+        Args:
+            memory: Bytes.
+            wider: Bytes of an element of another dtype to which the chunk is converted, if it is.
+
+        Raises:
+            LayoutError: if it is too little; says how much is needed.
+        """
+        if self.chunk is None:
+            return
+        count = math.prod(self.chunk)
+        # A chunk as it is stored, which may be as long as what it gives, and decoded.
+        needed = count * (2 * bytes_for(1, self.bits) + wider)
+        if needed > memory:
+            raise LayoutError(
+                f"memory is {bytes_text(memory)}; tensor {shorten(self.name)} is stored in chunks of "
+                f"{bytes_text(bytes_for(count, self.bits))}, each of which is decoded at once: at least "
+                f"{bytes_text(needed)} are needed"
+            )
+
+    def decoded(self, memory: int) -> Iterator[tuple[Bounds, npt.NDArray[Any]]]:
+        """Read what is stored, as boxes of whole chunks with their elements, so that each chunk is decoded once.
+
+        Args:
+            memory: Bytes for a box; one of a single chunk may take more.
+        """
+        for piece in self.pieces:
+            if piece.fill is None:
+                yield from self.decoded_piece(piece, memory)
+
+    def decoded_piece(self, piece: StoredPiece, memory: int) -> Iterator[tuple[Bounds, npt.NDArray[Any]]]:
+        """Read one of its pieces as `decoded` does."""
+        chunk = self.chunk or (1,) * self.ndim
+        most = max(memory // (2 * max(math.prod(chunk) * bytes_for(1, self.bits), 1)), 1)
+        sizes = [stop - start for start, stop in piece.box]
+        cells = tuple(-(-size // step) for size, step in zip(sizes, chunk, strict=True))
+        for cell in consecutive(cells, most):
+            inner = tuple(
+                (side.start * step, min(side.stop * step, size))
+                for side, step, size in zip(cell, chunk, sizes, strict=True)
+            )
+            box = tuple((at + low, at + high) for (at, _), (low, high) in zip(piece.box, inner, strict=True))
+            if not piece.is_addressable:
+                yield box, piece.decode(inner)
+                continue
+            extent = piece.extent()
+            values = np.empty([high - low for low, high in inner], self.numpy_dtype)
+            read_extent(extent, [low for low, _ in inner], values)
+            extent.file.check()
+            yield box, values
+
     def _overlapping(self, bounds: Bounds) -> Sequence[int]:
         if len(self.pieces) == 1:
             return range(1)
@@ -276,7 +365,11 @@ class StoredTensor(ReadsFiles):
             empty.flags.writeable = False
             return empty
         if len(self.pieces) != 1 or not self.pieces[0].is_addressable:
-            why = f"lies in {len(self.pieces)} pieces" if len(self.pieces) != 1 else "is compressed"
+            why = (
+                f"lies in {len(self.pieces)} pieces"
+                if len(self.pieces) != 1
+                else "is compressed, or in another order of bytes"
+            )
             raise ValueError(f"tensor {shorten(self.name)} {why}, so there is no array of it without a copy; read it")
         extent = self.pieces[0].extent()
         array: npt.NDArray[Any] = np.ndarray(self.shape, dtype, extent.file.map(), extent.start, extent.strides)
@@ -329,6 +422,7 @@ class StoredSum(NamedTuple):
         size: Its bytes.
         crc: Their CRC-32.
         name: Its name.
+        error: Why there is no CRC-32 to be had, if the container that should have it is damaged.
     """
 
     file: DataFile
@@ -336,6 +430,21 @@ class StoredSum(NamedTuple):
     size: int
     crc: int
     name: str
+    error: ParseError | None = None
+
+
+class Rest(NamedTuple):
+    """What is left of a checkpoint some of whose files are missing or damaged.
+
+    Attributes:
+        pieces: The pieces of its tensors that are in the other files, by name.
+        sums: The stretches of these files that have a CRC-32.
+        files: These files, open.
+    """
+
+    pieces: Mapping[str, Sequence[StoredPiece]]
+    sums: Iterable[StoredSum]
+    files: Sequence[DataFile]
 
 
 class _Closable(Protocol):
@@ -352,6 +461,8 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
         format: Its format: `"safetensors"`, `"dcp"`, ...
         metadata: What it says about itself, besides its tensors.
         objects: The values in it that are not tensors, by name.
+        unreadable: Why other tensors of it cannot be read, by name; they are not among the names of the mapping, and
+            asking for one is a ParseError.
     """
 
     def __init__(
@@ -363,10 +474,11 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
         *,
         metadata: Mapping[str, Any] | None = None,
         objects: Mapping[str, StoredObject] | None = None,
+        unreadable: Mapping[str, str] | None = None,
         sums: Callable[[], Iterable[StoredSum]] = tuple,
     ) -> None:
         maps = isinstance(tensors, Mapping) and all(
-            each is None or isinstance(each, Mapping) for each in (metadata, objects)
+            each is None or isinstance(each, Mapping) for each in (metadata, objects, unreadable)
         )
         if not (maps and isinstance(form, str)):
             raise TypeError("a StoredCheckpoint is made by what opens it, of a path, a format and mappings")
@@ -374,14 +486,25 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
         self.format = form
         self.metadata: Mapping[str, Any] = MappingProxyType(dict(metadata or {}))
         self.objects: Mapping[str, StoredObject] = MappingProxyType(dict(objects or {}))
+        self.unreadable: Mapping[str, str] = MappingProxyType(dict(unreadable or {}))
         self._tensors = tensors
         self._files = files
         self._sums = sums
         self._closed = False
 
     def __getitem__(self, name: str) -> StoredTensor:
-        """Give a tensor's description; KeyError if there is no tensor of this name."""
-        return self._tensors[name]
+        """Give a tensor's description.
+
+        Raises:
+            KeyError: if there is no tensor of this name; says which names are like it.
+            ParseError: if it is one that cannot be read.
+        """
+        try:
+            return self._tensors[name]
+        except KeyError:
+            if name in self.unreadable:
+                raise UnsupportedError(self.unreadable[name]) from None
+            raise KeyError(f"{self.path} has no tensor {shorten(name)}{_meant(name, self._tensors)}") from None
 
     def add_objects(self, objects: Mapping[str, StoredObject]) -> None:
         """Add values that lie beside what the checkpoint was opened from; for the formats, while they open it."""
@@ -391,7 +514,7 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
         self, name: str, box: tuple[slice, ...] | None = None, *, out: npt.NDArray[Any] | None = None
     ) -> npt.NDArray[Any]:
         """Copy a box of a tensor into new memory; see `StoredTensor.read`."""
-        tensor = self._tensors[name]
+        tensor = self[name]
         if self._closed:
             raise ValueError(f"{self.path}: this checkpoint is closed")
         return tensor.read(box, out=out)
@@ -434,6 +557,14 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
 
     def __repr__(self) -> str:
         return f"<StoredCheckpoint {str(self.path)!r}: {self.format}, {len(self)} tensors>"
+
+
+def _meant(name: object, names: Iterable[str]) -> str:
+    """Say which names are like one that is not there."""
+    if not isinstance(name, str):
+        return ""
+    found = get_close_matches(name[:MAX_NAME], islice(names, _MOST_COMPARED), 3)
+    return f"; did you mean {' or '.join(map(shorten, found))}?" if found else ""
 
 
 def _index(box: Iterable[slice]) -> tuple[Any, ...]:

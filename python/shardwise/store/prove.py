@@ -5,29 +5,57 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .._arguments import INTEGER, check_fields
+from .._dtypes import DTYPES
 from .._text import shown
 from ..errors import ParseError
-from .digests import Progress, tensor_digests, verified_digests
-from .engine import check_memory, check_threads
+from .boxes import Bounds
+from .digests import Digested, Progress, piece_digests, tensor_digests
+from .engine import add_digests, check_memory, check_threads
 from .frames import Frames
 from .object_files import open_file
 from .objects import ObjectPath, place_of
-from .open import open_checkpoint
-from .protocol import StoredCheckpoint, StoredTensor
-from .sharded import MANIFEST, check_seal, read_manifest
-from .text import MAX_JSON
+from .open import known_form, open_checkpoint
+from .protocol import StoredCheckpoint, StoredSum, StoredTensor, UnsupportedError
+from .sharded import MANIFEST, check_seal, damaged_files, read_manifest
+from .text import MAX_JSON, are_sizes
+from .torch import dcp, dcp_safetensors
 
-__all__ = ["Difference", "VerifyReport", "diff_checkpoints", "verify_checkpoint"]
+__all__ = ["Damage", "DamageError", "Difference", "VerifyReport", "diff_checkpoints", "verify_checkpoint"]
 
 _MEMORY = 256 * 2**20
+#: The damages that a message names.
+_MOST_SHOWN = 20
+_NO_NAME: list[Any] = [None]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something in a checkpoint that is not what was written.
+
+    Attributes:
+        tensor: The tensor; None if it is not a tensor's elements that are damaged.
+        file: The file it is in.
+        problem: A sentence that says what is wrong, with their names.
+    """
+
+    tensor: str | None
+    file: str
+    problem: str
+
+    def __post_init__(self) -> None:
+        check_fields(self, tensor=(str, type(None)), file=str, problem=str)
+
+    def __str__(self) -> str:
+        return self.problem
 
 
 @dataclass(frozen=True)
@@ -36,12 +64,14 @@ class VerifyReport:
 
     Attributes:
         path: The checkpoint.
-        format: Its format.
+        format: Its format; an empty text if it is too damaged to be opened.
         tensors: The number of its tensors.
         bytes: Their bytes, all of which were read.
         digests: The number of digests compared. If the checkpoint has neither digests nor CRC-32, only its
             structure, and that all of it can be read, is verified.
         crcs: The number of CRC-32 compared, of members of PyTorch's zip containers.
+        unreadable: The tensors that were not read, as they are of a kind that is not supported.
+        damaged: Everything that is not what was written.
     """
 
     path: Path
@@ -50,10 +80,27 @@ class VerifyReport:
     bytes: int
     digests: int
     crcs: int
+    unreadable: tuple[str, ...] = ()
+    damaged: tuple[Damage, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self, path=(Path, ObjectPath), format=str, tensors=INTEGER, bytes=INTEGER)
-        check_fields(self, digests=INTEGER, crcs=INTEGER)
+        check_fields(self, digests=INTEGER, crcs=INTEGER, unreadable=tuple, damaged=tuple)
+
+
+class DamageError(ParseError):
+    """A checkpoint that is not what was written; its message has a line for each damage, up to 20.
+
+    Attributes:
+        report: What was verified, with everything that is damaged.
+    """
+
+    def __init__(self, message: str, report: VerifyReport | None = None) -> None:
+        super().__init__(message)
+        self.report = report or VerifyReport(Path(), "", 0, 0, 0, 0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DamageError, (str(self), self.report)
 
 
 @dataclass(frozen=True)
@@ -62,8 +109,9 @@ class Difference:
 
     Attributes:
         name: The tensor.
-        what: `"missing"` (in the first), `"added"`, `"dtype"`, `"shape"` or `"values"`.
-        first: What the first has: a dtype, a shape or a value.
+        what: `"missing"` (in the first), `"added"`, `"dtype"`, `"shape"`, `"values"`, or `"unreadable"` if one of them
+            has it as a kind of tensor that cannot be read, so that nothing is known about it.
+        first: What the first has: a dtype, a shape or a value; or why it cannot be read.
         second: What the second has.
         index: For values, the index of the first element that differs.
         count: For values, the number of those that differ.
@@ -85,6 +133,8 @@ class Difference:
             return f"{self.name!r} is only in the second"
         if self.what == "added":
             return f"{self.name!r} is only in the first"
+        if self.what == "unreadable":
+            return f"{self.name!r} cannot be compared: {self.first or self.second}"
         if self.what == "values":
             values = f"{self.first} and {self.second}"
             return f"{self.name!r}: {self.count} elements differ, the first at {self.index}: {values}"
@@ -104,14 +154,15 @@ def verify_checkpoint(
         path: A checkpoint of any format, also by URL. Those that shardwise wrote have a digest for each tensor, in
             the manifest or the header; those of PyTorch, in its zip containers, a CRC-32 for each member. Others are
             read in full, and their structure is checked.
-        memory: Bytes for the buffers of all threads.
+        memory: Bytes for the buffers of all threads, and for a chunk that must be decoded.
         threads: How many; one per core if left out.
         progress: Called now and then with the bytes that are done and the bytes in all.
 
     Raises:
-        ParseError: if a file is missing, has a different size or changed, or a tensor is not what was written; names
-            it.
-        LayoutError: if the memory is less than 16 KiB, or `threads` less than 1.
+        DamageError: if a file is missing, truncated or changed, or a tensor is not what was written. It is a
+            ParseError; its `report.damaged` lists all that is damaged, each tensor with its file.
+        ParseError: if there is no checkpoint of a format that is read.
+        LayoutError: if the memory is less than 16 KiB, or too little for a chunk; or `threads` less than 1.
         OSError: if a file cannot be read.
 
     >>> import tempfile
@@ -123,52 +174,196 @@ def verify_checkpoint(
     ...     _ = file.write_bytes(file.read_bytes()[:-1] + b"x")
     ...     verify_checkpoint(file)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    shardwise.errors.ParseError: ...: tensor 'w' is not what was written: its digest is ...
+    shardwise.store.prove.DamageError: ...: tensor 'w' is not what was written: its digest is ...
     """
     check_memory(memory)
     check_threads(threads)
     given = place_of(path)
-    with open_checkpoint(given) as checkpoint:
-        expected, files = _expected(given, checkpoint)
-        frames = Frames(checkpoint, files)
-        found, sums = verified_digests(checkpoint, memory, threads, progress, frames.add)
+    known_form(given)  # Whatever is wrong from here on is wrong with a checkpoint.
+    report = _Verification(given, memory, threads, progress).report()
+    if report.damaged:
+        lines = [str(one) for one in report.damaged[:_MOST_SHOWN]]
+        more = len(report.damaged) - len(lines)
+        raise DamageError("\n".join([*lines, *([f"and {more} more"] if more > 0 else [])]), report)
+    return report
+
+
+class _Verification:
+    """A checkpoint that is verified: what is damaged, as it is found."""
+
+    def __init__(self, path: Path, memory: int, threads: int | None, progress: Progress | None) -> None:
+        self._path = path
+        self._work = (memory, threads, progress)
+        self._damaged: list[Damage] = []
+
+    def report(self) -> VerifyReport:
+        """Verify it, and go on after what is damaged."""
+        try:
+            return self._report()
+        except UnsupportedError:
+            raise
+        except ParseError as error:
+            # What cannot be opened is known by its message only.
+            self._add(None, self._path, str(error))
+            return VerifyReport(self._path, "", 0, 0, 0, 0, (), tuple(self._damaged))
+
+    def _report(self) -> VerifyReport:
+        path, manifest = self._path, None
+        wrong: dict[str, str] = {}
+        if path.is_dir() and (path / MANIFEST).is_file():
+            manifest = read_manifest(path)
+            wrong = damaged_files(path, manifest)
+            for name, said in manifest["files"].items():
+                if name not in wrong and (problem := _wrong_header(path / name, said)):
+                    wrong[name] = problem
+            for name, problem in wrong.items():
+                held = manifest["files"][name].get("digests")
+                for tensor in list(held) if isinstance(held, dict) and held else _NO_NAME:
+                    self._add(tensor, path / name, f"{problem}; it holds {shown(tensor)}" if tensor else problem)
+        if wrong and manifest is not None:
+            found = self._rest(manifest, {name for name in manifest["files"] if name not in wrong})
+        else:
+            found = self._whole(manifest)
+        if manifest is not None:
+            try:
+                check_seal(path)
+            except ParseError as error:
+                self._add(None, path / MANIFEST, str(error))
+        return replace(found, damaged=tuple(self._damaged))
+
+    def _add(self, tensor: str | None, file: Path | str, problem: str) -> None:
+        if all(problem != one.problem for one in self._damaged[-_MOST_SHOWN:]):
+            self._damaged.append(Damage(tensor, str(file), problem))
+
+    def _whole(self, manifest: dict[str, Any] | None) -> VerifyReport:
+        """Verify a checkpoint that can be opened."""
+        path = self._path
+        with open_checkpoint(path) as checkpoint:
+            expected = _expected(path, checkpoint, manifest)
+            files = {} if manifest is None else manifest["files"]
+            frames = Frames(checkpoint, files)
+            found = piece_digests(checkpoint, checkpoint.sums(), *self._work, frames.add)
+            self._unread(checkpoint, found)
+            self._compare(checkpoint, found, expected, files)
+            # Last, since what is wrong with a tensor says more. This finds what nothing else speaks of, as layouts.
+            damaged = {one.file for one in self._damaged}
+            for name in frames.damaged():
+                if str(path / name) not in damaged:
+                    problem = f"{path / name}: what is beside its tensors is not what was written"
+                    self._add(None, path / name, problem)
+            return VerifyReport(
+                path, checkpoint.format, len(checkpoint), checkpoint.nbytes, len(expected), found.sums,
+                tuple(checkpoint.unreadable),
+            )  # fmt: skip
+
+    def _compare(
+        self,
+        tensors: Mapping[str, StoredTensor],
+        found: Digested,
+        expected: Mapping[str, int],
+        files: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        """Compare the digests of tensors with those that were written; of those that differ, by file."""
+        known = {(one.tensor, one.file) for one in self._damaged}
         for name, digest in expected.items():
-            if name not in found:
-                raise ParseError(f"{given}: tensor {shown(name)} was written, but is missing")
-            if found[name] != digest:
-                raise ParseError(
-                    f"{given}: tensor {shown(name)} is not what was written: its digest is {found[name]:032x}, but "
-                    f"{digest:032x} was recorded"
-                )
-        # Last, since what is wrong with a tensor says more. This finds what nothing else speaks of, such as layouts.
-        frames.check()
-        if given.is_dir() and (given / MANIFEST).is_file():
-            check_seal(given)
-        return VerifyReport(given, checkpoint.format, len(checkpoint), checkpoint.nbytes, len(expected), sums)
+            if name not in tensors:
+                self._add(name, self._path, f"{self._path}: tensor {shown(name)} was written, but is missing")
+                continue
+            have = add_digests(found.digests[name])
+            if name in found.unread or have == digest:
+                continue
+            held: dict[Path, list[int]] = {}
+            for piece, part in zip(tensors[name].pieces, found.digests[name], strict=False):
+                held.setdefault(piece.path, []).append(part)
+            parts = {file: f"{add_digests(digests):032x}" for file, digests in held.items()}
+            wrong = [file for file in parts if _digest_in(files, file, name) not in (None, parts[file])]
+            for file in wrong or list(parts) or [self._path]:
+                digests = (parts[file], _digest_in(files, file, name)) if wrong else (f"{have:032x}", f"{digest:032x}")
+                if (name, str(file)) not in known:
+                    self._add(
+                        name, file,
+                        f"{file}: tensor {shown(name)} is not what was written: its digest is {digests[0]}, but "
+                        f"{digests[1]} was recorded",
+                    )  # fmt: skip
+
+    def _unread(self, tensors: Mapping[str, StoredTensor], found: Digested) -> None:
+        """Name what cannot be read, and the stretches that have another CRC-32."""
+        for name, (file, error) in found.unread.items():
+            self._add(name, file, str(error))
+        for each, crc in found.wrong:
+            file = each.file.path
+            if each.error is not None:
+                self._add(None, file, str(each.error))
+                continue
+            names = list(_held_in(tensors, each))
+            said = f"{file}: byte {each.start}: {shown(each.name)} of {each.size} bytes is not what was written: its "
+            for name in names or _NO_NAME:
+                holds = "" if name is None else f"; tensor {shown(name)} is in it"
+                self._add(name, file, f"{said}CRC-32 is {crc:08x}, but {each.crc:08x} was recorded{holds}")
+
+    def _rest(self, manifest: dict[str, Any], names: set[str]) -> VerifyReport:
+        """Verify those files of a checkpoint that can be read, each by itself."""
+        path, said = self._path, manifest["tensors"]
+        form = str(manifest.get("form"))
+        tensors: dict[str, StoredTensor] = {}
+        expected: dict[str, int] = {}
+        with ExitStack() as stack:
+            rest = (dcp if form == "dcp" else dcp_safetensors).open_rest(path, names)
+            for file in rest.files:
+                stack.callback(file.close)
+            for name, pieces in rest.pieces.items():
+                entry = said.get(name, {})
+                shape, dtype = entry.get("shape"), DTYPES.get(str(entry.get("dtype")))
+                digests = [_digest_in(manifest["files"], file, name) for file in {piece.path for piece in pieces}]
+                if dtype is None or not are_sizes(shape) or None in digests:
+                    continue
+                tensors[name] = StoredTensor(name, dtype, tuple(shape), pieces)
+                expected[name] = add_digests(_number(each, path / MANIFEST) for each in digests)
+            found = piece_digests(tensors, rest.sums, *self._work)
+            self._unread(tensors, found)
+            self._compare(tensors, found, expected, manifest["files"])
+        total = sum(tensor.nbytes for tensor in tensors.values())
+        return VerifyReport(path, form, len(said), total, len(expected), found.sums)
 
 
-def _expected(path: Path, checkpoint: StoredCheckpoint) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
-    """The digests that were written beside the tensors, and what the manifest says about each file."""
-    if path.is_dir() and (path / MANIFEST).is_file():
-        manifest = read_manifest(path)
-        for name, said in manifest["files"].items():
-            _check_header(path / name, said)
+def _held_in(tensors: Mapping[str, StoredTensor], each: StoredSum) -> Iterator[str]:
+    """The tensors of which a piece lies in a stretch of a file."""
+    for name, tensor in tensors.items():
+        for piece in tensor.pieces if tensor.size else ():
+            if piece.path != each.file.path or not piece.is_addressable:
+                continue
+            with suppress(ParseError):
+                if each.start <= piece.extent().start < each.start + each.size:
+                    yield name
+                    break
+
+
+def _digest_in(files: Mapping[str, Mapping[str, Any]], file: Path, name: str) -> str | None:
+    """The digest that a manifest states for what a file holds of a tensor."""
+    digests = files.get(file.name, {}).get("digests")
+    found = digests.get(name) if isinstance(digests, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _expected(path: Path, checkpoint: StoredCheckpoint, manifest: dict[str, Any] | None) -> dict[str, int]:
+    """The digests that were written beside the tensors."""
+    if manifest is not None:
         tensors: dict[str, Any] = manifest["tensors"]
-        return {name: _number(said.get("digest"), path / MANIFEST) for name, said in tensors.items()}, manifest["files"]
+        return {name: _number(said.get("digest"), path / MANIFEST) for name, said in tensors.items()}
     text = checkpoint.metadata.get("shardwise.digests")
     if not isinstance(text, str):
-        return {}, {}
+        return {}
     try:
         said = json.loads(text)
     except (ValueError, RecursionError):
         raise ParseError(f"{path}: the digests in its header are not JSON") from None
     if not isinstance(said, dict):
         raise ParseError(f"{path}: the digests in its header are not a JSON object")
-    return {name: _number(digest, path) for name, digest in said.items()}, {}
+    return {name: _number(digest, path) for name, digest in said.items()}
 
 
-def _check_header(path: Path, said: dict[str, Any]) -> None:
-    """Check what the manifest says about a file besides its tensors: the digest of its header, or of all of it."""
+def _wrong_header(path: Path, said: dict[str, Any]) -> str:
+    """Compare what the manifest says about a file besides its tensors: the digest of its header, or of all of it."""
     file = open_file(path)
     try:
         if "header_sha256" in said:
@@ -178,8 +373,7 @@ def _check_header(path: Path, said: dict[str, Any]) -> None:
             is_right = "sha256" not in said or _sha256(file.read(0, file.size)) == said["sha256"]
     finally:
         file.close()
-    if not is_right:
-        raise ParseError(f"{path}: {'its header' if 'header_sha256' in said else 'it'} is not what was written")
+    return "" if is_right else f"{path}: {'its header' if 'header_sha256' in said else 'it'} is not what was written"
 
 
 def _sha256(data: bytes) -> str:
@@ -244,9 +438,15 @@ def diff_checkpoints(
             tensor_digests(checkpoint, alike, memory=memory, threads=threads, progress=progress)
             for checkpoint in (one, other)
         ]
+        for each in (one, other):
+            for tensor in each.values():
+                tensor.check_decodable(memory)
         differences = []
-        for name in sorted({*one, *other}):
-            if name not in one or name not in other:
+        for name in sorted({*one, *other, *one.unreadable, *other.unreadable}):
+            if name in one.unreadable or name in other.unreadable:
+                reasons = one.unreadable.get(name), other.unreadable.get(name)
+                differences.append(Difference(name, "unreadable", *reasons))
+            elif name not in one or name not in other:
                 differences.append(Difference(name, "added" if name in one else "missing"))
             elif one[name].dtype != other[name].dtype:
                 differences.append(Difference(name, "dtype", one[name].dtype, other[name].dtype))
@@ -259,27 +459,31 @@ def diff_checkpoints(
 
 
 def _values(name: str, one: StoredTensor, other: StoredTensor, memory: int) -> Difference:
-    """The first element that differs, and the number of those that do; read in blocks of rows."""
-    count, found = 0, None
-    rows = max(1, one.shape[0] * memory // max(4 * one.nbytes, 1)) if one.shape else 1
-    starts = range(0, one.shape[0], rows) if one.shape else (0,)
-    for start in starts:
-        box = (
-            (slice(start, min(start + rows, one.shape[0])), *(slice(0, size) for size in one.shape[1:]))
-            if one.shape
-            else ()
-        )
-        left, right = one.read(box), other.read(box)
+    """The first element that differs, and the number of those that do."""
+    # The blocks are those of the chunks of the tensor that must be decoded, so that each is decoded once.
+    is_turned = one.is_addressable and not other.is_addressable
+    count = 0
+    found: tuple[tuple[int, ...], Any, Any] | None = None
+    for box, left, right in _blocks(other, one, memory) if is_turned else _blocks(one, other, memory):
         bits = [np.ascontiguousarray(part).view(np.uint8).reshape(*part.shape, part.itemsize) for part in (left, right)]
         differs = (bits[0] != bits[1]).any(axis=-1)
         count += int(np.count_nonzero(differs))
-        if found is None and differs.any():
+        if differs.any():
             at = tuple(int(i) for i in np.argwhere(differs)[0])
-            index = (at[0] + start, *at[1:]) if one.shape else ()
-            found = index, left[at], right[at]
+            index = tuple(start + i for (start, _), i in zip(box, at, strict=True))
+            if found is None or index < found[0]:
+                found = index, left[at], right[at]
     if found is None:
         raise _changed(name)
-    return Difference(name, "values", found[1], found[2], found[0], count)
+    first, second = (found[2], found[1]) if is_turned else found[1:]
+    return Difference(name, "values", first, second, found[0], count)
+
+
+def _blocks(one: StoredTensor, other: StoredTensor, memory: int) -> Iterator[tuple[Bounds, Any, Any]]:
+    """Boxes of a tensor, with the elements of it and of another."""
+    for piece in one.pieces:
+        for box, values in one.decoded_piece(piece, memory // 2):
+            yield box, np.asarray(values), other.read(tuple(slice(*side) for side in box))
 
 
 def _packed_values(name: str, one: StoredTensor, other: StoredTensor, memory: int) -> Difference:

@@ -12,15 +12,13 @@ from typing import Any
 
 from ..errors import ParseError
 from .object_files import open_file
-from .objects import ObjectPath
+from .objects import ObjectPath, entries_of
+from .parts import MANIFEST
 from .protocol import StoredCheckpoint, StoredTensor
 from .text import MAX_JSON, shorten, strict_json
 from .torch import dcp_safetensors
 
-__all__ = ["MANIFEST", "check_seal", "open_form", "read_manifest", "sealed"]
-
-#: The file that says what a folder holds.
-MANIFEST = "shardwise.json"
+__all__ = ["MANIFEST", "check_seal", "damaged_files", "open_form", "read_manifest", "sealed"]
 
 #: What stands before the digest of a manifest, and behind it.
 _SEAL, _END = b',\n "sha256": "', b'"\n}'
@@ -50,10 +48,13 @@ def check_seal(folder: Path) -> None:
 def open_form(path: Path) -> StoredCheckpoint:
     """Open the folder, and check its files against the manifest."""
     manifest = read_manifest(path)
+    for problem in damaged_files(path, manifest).values():
+        raise ParseError(problem)
     if not any(manifest[key] for key in ("tensors", "files", "aliases")):
         return StoredCheckpoint(path, "sharded", {}, [], metadata=manifest)
     is_remote = isinstance(path, ObjectPath)
-    inner = dcp_safetensors.open_names(path, manifest["files"]) if is_remote else dcp_safetensors.open_form(path)
+    names = manifest["files"] if is_remote else (name for name, _ in entries_of(path))
+    inner = dcp_safetensors.open_names(path, names)
     try:
         said: dict[str, Any] = manifest["tensors"]
         tensors: dict[str, StoredTensor] = {}
@@ -85,10 +86,10 @@ def open_form(path: Path) -> StoredCheckpoint:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of a folder, and check the sizes of the files that it names.
+    """Read the manifest of a folder.
 
     Raises:
-        ParseError: if it is not a manifest, or a file is missing or has the wrong size.
+        ParseError: if it is not a manifest.
         OSError: if it cannot be read.
     """
     path = folder / MANIFEST
@@ -109,13 +110,22 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise ParseError(f"{path}: {key} is not a JSON object")
         if key != "aliases" and not all(isinstance(value, dict) for value in held.values()):
             raise ParseError(f"{path}: an entry of {key} is not a JSON object")
-    for name, said in manifest["files"].items():
+    for name in manifest["files"]:
         if "/" in name or "\\" in name or name in ("", ".", "..") or "\0" in name:
             raise ParseError(f"{path}: names the file {shorten(name)}, which is not in its own folder")
-        try:
-            size = (folder / name).stat().st_size
-        except FileNotFoundError:
-            raise ParseError(f"{path}: names the file {shorten(name)}, which is missing") from None
-        if size != said.get("size"):
-            raise ParseError(f"{folder / name}: has {size} bytes, {MANIFEST} says {shorten(said.get('size'))}")
     return manifest
+
+
+def damaged_files(folder: Path, manifest: dict[str, Any]) -> dict[str, str]:
+    """Give the files of a manifest that are missing or have another size, with what is wrong."""
+    found = {}
+    for name, said in manifest["files"].items():
+        try:
+            size, expected = (folder / name).stat().st_size, said.get("size")
+        except FileNotFoundError:
+            found[name] = f"{folder / MANIFEST}: names the file {shorten(name)}, which is missing"
+            continue
+        if size != expected:
+            how = "is truncated: it has" if isinstance(expected, int) and size < expected else "has"
+            found[name] = f"{folder / name}: {how} {size} bytes, {MANIFEST} says {shorten(expected)}"
+    return found

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import ParseError
 from ..object_files import open_file
-from ..protocol import StoredCheckpoint, StoredObject, StoredTensor
+from ..protocol import StoredCheckpoint, StoredObject, StoredTensor, UnsupportedError
 from ..text import MAX_JSON, checked_name, shorten, strict_json
 from .keyvalue import FolderStore, KeyValueStore
 from .ocdbt import MANIFEST, OcdbtStore
@@ -41,16 +41,18 @@ def open_form(path: Path) -> StoredCheckpoint:
     stores: list[KeyValueStore] = []
     tensors: dict[str, StoredTensor] = {}
     objects: dict[str, StoredObject] = {}
+    unreadable: dict[str, str] = {}
     try:
         for item in items:
-            _open_item(item, f"{item.name}." if len(items) > 1 else "", stores, tensors, objects)
+            _open_item(item, f"{item.name}." if len(items) > 1 else "", stores, tensors, objects, unreadable)
     except BaseException:
         for store in stores:
             store.files.close()
         raise
     return StoredCheckpoint(
-        path, "orbax", tensors, [store.files for store in stores], metadata=metadata, objects=objects
-    )
+        path, "orbax", tensors, [store.files for store in stores], metadata=metadata, objects=objects,
+        unreadable=unreadable,
+    )  # fmt: skip
 
 
 def _is_item(path: Path) -> bool:
@@ -90,6 +92,7 @@ def _open_item(
     stores: list[KeyValueStore],
     tensors: dict[str, StoredTensor],
     objects: dict[str, StoredObject],
+    unreadable: dict[str, str],
 ) -> None:
     said = _json(item / _ITEM_METADATA)
     if not isinstance(said, dict):
@@ -102,19 +105,25 @@ def _open_item(
     stores.append(store)
     # If chunks that equal the fill value are stored like all others, a missing one was lost.
     complete = said.get("store_array_data_equal_to_fill_value") is True
-    for name, version in sorted(arrays_of(store).items()):
-        tensor = read_array(store, name, version, str(item), complete=complete)
+    keys = sorted(store.listing())
+    for name, version in sorted(arrays_of(keys).items()):
+        known = checked_name(f"{prefix}{name}", item)
+        try:
+            tensor = read_array(store, keys, name, version, str(item), complete=complete)
+        except UnsupportedError as error:
+            unreadable[known] = str(error)
+            continue
         if tensor is not None:
-            tensor.name = checked_name(f"{prefix}{name}", item)
-            tensors[tensor.name] = tensor
-    _check_tree(item, said.get("tree_metadata"), prefix, tensors)
+            tensor.name = known
+            tensors[known] = tensor
+    _check_tree(item, said.get("tree_metadata"), prefix, {*tensors, *unreadable})
     strings = _json(item / "_strings.json")
     if isinstance(strings, dict):
         for name, text in strings.items():
             objects[f"{prefix}{name}"] = StoredObject(f"{prefix}{name}", lambda text=text: text)  # type: ignore[misc]
 
 
-def _check_tree(item: Path, tree: Any, prefix: str, tensors: dict[str, StoredTensor]) -> None:
+def _check_tree(item: Path, tree: Any, prefix: str, names: set[str]) -> None:
     """Check that every array that the tree of an item names exists."""
     for entry in tree.values() if isinstance(tree, dict) else ():
         keys = entry.get("key_metadata") if isinstance(entry, dict) else None
@@ -124,7 +133,7 @@ def _check_tree(item: Path, tree: Any, prefix: str, tensors: dict[str, StoredTen
         if value.get("skip_deserialize") or value.get("value_type") not in ("jax.Array", "np.ndarray", "scalar"):
             continue
         name = ".".join(str(key.get("key")) if isinstance(key, dict) else "" for key in keys)
-        if f"{prefix}{name}" not in tensors:
+        if f"{prefix}{name}" not in names:
             raise ParseError(f"{item}: its tree names the array {shorten(name)}, which does not exist")
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from ..._core import crc32c
 from ...errors import ParseError
+from ..codecs import decompress_node
 from ..text import shorten, stays_inside
-from .codecs import decompress_node
 from .keyvalue import OpenFiles, Value
 
 __all__ = ["MANIFEST", "OcdbtStore", "read_node"]

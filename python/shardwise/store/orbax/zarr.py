@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,17 +16,20 @@ from ..._core import crc32c
 from ..._dtypes import DTYPES, Dtype
 from ...errors import ParseError
 from ..boxes import Bounds, Extent, contiguous_strides
-from ..protocol import ListedPieces, StoredPiece, StoredTensor
+from ..chunks import Cell, grid_pieces, missing_cell, stored_cells
+from ..codecs import COMPRESSORS, decompress
+from ..protocol import StoredPiece, StoredTensor, UnsupportedError
 from ..text import are_sizes, checked_shape, shorten, strict_json
-from .codecs import COMPRESSORS, decompress
 from .keyvalue import KeyValueStore, Value
 
 __all__ = ["arrays_of", "read_array"]
 
 _METADATA = {".zarray": 2, "zarr.json": 3}
 _MAX_METADATA = 1 << 20
-_MAX_CHUNKS = 10_000_000
 _MISSING = 2**64 - 1
+_NUMBERS = re.compile(r"[0-9]{1,19}")
+#: Of 64 dims, with the letter that may come first.
+_LONGEST_KEY = 64 * 20 + 2
 
 
 class _Array(NamedTuple):
@@ -59,28 +64,32 @@ class _Array(NamedTuple):
     fill: bytes | None
 
 
-def arrays_of(store: KeyValueStore) -> dict[str, int]:
-    """Give the arrays of a store by name, with the zarr version of each."""
+def arrays_of(keys: Sequence[str]) -> dict[str, int]:
+    """Give the arrays among the keys of a store by name, with the zarr version of each."""
     found: dict[str, int] = {}
-    for key in store.listing():
+    for key in keys:
         name, _, last = key.rpartition("/")
         if last in _METADATA and name:
             found[name] = max(found.get(name, 0), _METADATA[last])
     return found
 
 
-def read_array(store: KeyValueStore, name: str, version: int, where: str, *, complete: bool) -> StoredTensor | None:
+def read_array(
+    store: KeyValueStore, keys: Sequence[str], name: str, version: int, where: str, *, complete: bool
+) -> StoredTensor | None:
     """Give an array of a store; None for a group of arrays.
 
     Args:
         store: Where it lies.
+        keys: All its keys, sorted.
         name: Its name there.
         version: The version of zarr.
         where: What messages begin with.
         complete: Whether all its chunks must be there; else missing ones have its fill value.
 
     Raises:
-        ParseError: if it does not follow the format, is encoded in an unsupported way, or lacks a chunk.
+        UnsupportedError: if its elements are of a kind, or stored in a way, that is not read.
+        ParseError: if it does not follow the format, or lacks a chunk.
     """
     key = f"{name}/{'.zarray' if version == 2 else 'zarr.json'}"
     value = store.get(key)
@@ -92,10 +101,15 @@ def read_array(store: KeyValueStore, name: str, version: int, where: str, *, com
     if version == 3 and said.get("node_type") == "group":
         return None
     error = partial(_error, where, name)
-    array = _version2(name, said, error) if version == 2 else _version3(name, said, error)
+    unsupported = partial(_unsupported, where, name)
+    array = _version2(name, said, error, unsupported) if version == 2 else _version3(name, said, error, unsupported)
     if complete:
         array = array._replace(fill=None)
-    return _tensor(store, array, where, error)
+    return _tensor(store, keys, array, where, error)
+
+
+def _unsupported(where: str, name: str, problem: str) -> UnsupportedError:
+    return UnsupportedError(f"{where}: array {shorten(name)}: {problem}")
 
 
 def _error(where: str, name: str, problem: str) -> ParseError:
@@ -114,17 +128,17 @@ def _shapes(name: str, shape: Any, chunk: Any, bits: int, error: _Error) -> tupl
     return sizes, tuple(chunk)
 
 
-def _version2(name: str, said: dict[str, Any], error: _Error) -> _Array:
+def _version2(name: str, said: dict[str, Any], error: _Error, unsupported: _Error) -> _Array:
     if said.get("zarr_format") != 2 or said.get("filters"):
-        raise error(f"zarr_format {shorten(said.get('zarr_format'))} with filters {shorten(said.get('filters'))}")
+        raise unsupported(f"zarr_format {shorten(said.get('zarr_format'))} with filters {shorten(said.get('filters'))}")
     dtype, stored = _dtype2(said.get("dtype"))
     if dtype is None:
-        raise error(f"the dtype {shorten(said.get('dtype'))} is not supported")
+        raise unsupported(f"the dtype {shorten(said.get('dtype'))} is not supported")
     shape, chunk = _shapes(name, said.get("shape"), said.get("chunks"), dtype.bits, error)
     compressor = said.get("compressor")
     kind = None if compressor is None else compressor.get("id") if isinstance(compressor, dict) else compressor
     if kind is not None and kind not in COMPRESSORS:
-        raise error(f"the compressor {shorten(kind)} is not supported; {', '.join(COMPRESSORS)} are")
+        raise unsupported(f"the compressor {shorten(kind)} is not supported; {', '.join(COMPRESSORS)} are")
     separator, order = said.get("dimension_separator", "."), said.get("order")
     if separator not in (".", "/") or order not in ("C", "F"):
         raise error(f"dimension_separator {shorten(separator)}, order {shorten(order)}")
@@ -153,18 +167,18 @@ def _dtype2(text: Any) -> tuple[Dtype | None, str]:
     return None, ""
 
 
-def _version3(name: str, said: dict[str, Any], error: _Error) -> _Array:
+def _version3(name: str, said: dict[str, Any], error: _Error, unsupported: _Error) -> _Array:
     if said.get("zarr_format") != 3 or said.get("node_type") != "array" or said.get("storage_transformers"):
-        raise error("not the metadata of a supported zarr 3 array")
+        raise unsupported("not the metadata of a supported zarr 3 array")
     text = said.get("data_type")
     dtype = DTYPES.get(text) if isinstance(text, str) else None
     if dtype is None or dtype.bits % 8:
-        raise error(f"the data_type {shorten(text)} is not supported")
+        raise unsupported(f"the data_type {shorten(text)} is not supported")
     grid, configuration = _named(said.get("chunk_grid"))
     if grid != "regular":
-        raise error(f"the chunk_grid {shorten(grid)} is not supported; regular is")
+        raise unsupported(f"the chunk_grid {shorten(grid)} is not supported; regular is")
     shape, chunk = _shapes(name, said.get("shape"), configuration.get("chunk_shape"), dtype.bits, error)
-    key = _keys3(name, said.get("chunk_key_encoding"), error)
+    key = _keys3(name, said.get("chunk_key_encoding"), unsupported)
     codecs = said.get("codecs")
     if not isinstance(codecs, list):
         raise error("codecs is not a list")
@@ -172,18 +186,18 @@ def _version3(name: str, said: dict[str, Any], error: _Error) -> _Array:
     kind, configuration = _named(codecs[0]) if codecs else ("", {})
     if kind == "sharding_indexed":
         if len(codecs) > 1:
-            raise error("codecs around a shard are not supported")
+            raise unsupported("codecs around a shard are not supported")
         inner = configuration.get("chunk_shape")
         _, inner = _shapes(name, list(shape), inner, dtype.bits, error)
         if any(outer % size for outer, size in zip(chunk, inner, strict=True)):
             raise error(f"shards of {chunk} are not a whole number of chunks of {inner}")
-        checked = _index_is_checked(configuration.get("index_codecs"), error)
+        checked = _index_is_checked(configuration.get("index_codecs"), unsupported)
         location = configuration.get("index_location", "end")
         if location not in ("start", "end"):
             raise error(f"index_location {shorten(location)}")
         first = location == "start"
         codecs = configuration.get("codecs")
-    names, endian = _codecs3(codecs, error)
+    names, endian = _codecs3(codecs, unsupported)
     fill = _fill(said.get("fill_value"), dtype, endian, error)
     return _Array(name, dtype, endian, shape, chunk, "C", key, names, inner, checked, first, fill)
 
@@ -256,33 +270,41 @@ def _swapped(raw: bytes, endian: str) -> bytes:
     return raw[::-1] if endian == ">" else raw
 
 
-def _tensor(store: KeyValueStore, array: _Array, where: str, error: _Error) -> StoredTensor:
-    counts = [-(-size // chunk) for size, chunk in zip(array.shape, array.chunk, strict=True)]
-    total = math.prod(counts)
-    if total > _MAX_CHUNKS:
-        raise error(f"{total} chunks, over the limit of {_MAX_CHUNKS}")
-    cells = np.indices(counts, np.int64).reshape(len(counts), total).T if counts else np.empty((1, 0), np.int64)
-    chunk, sizes = np.array(array.chunk, np.int64), np.array(array.shape, np.int64)
-    boxes = np.stack([cells * chunk, np.minimum((cells + 1) * chunk, sizes)], axis=-1)
-    if array.fill is None:
-        for cell in map(tuple, cells.tolist()):
-            if store.get(array.key(cell)) is None:
-                raise error(f"the chunk {shorten(array.key(cell))} is missing")
-    make = partial(_piece, store, array, where)
-    return StoredTensor(array.name, array.dtype, array.shape, ListedPieces(boxes, make))
+def _tensor(store: KeyValueStore, keys: Sequence[str], array: _Array, where: str, error: _Error) -> StoredTensor:
+    cells = stored_cells(array.shape, array.chunk, _cells(keys, array))
+    missing = missing_cell(array.shape, array.chunk, cells)
+    if missing is not None and array.fill is None:
+        raise error(f"the chunk {shorten(array.key(missing))} is missing")
+    fill = None if missing is None else _filled(array)
+    pieces = grid_pieces(array.shape, array.chunk, cells, partial(_piece, store, array, where), fill, store.folder)
+    chunk = None if _is_plain(array) else array.chunk if array.inner is None else array.inner
+    return StoredTensor(array.name, array.dtype, array.shape, pieces, chunk=chunk)
 
 
-def _piece(store: KeyValueStore, array: _Array, where: str, position: int, box: Bounds) -> StoredPiece:
-    cell = tuple(start // size for (start, _), size in zip(box, array.chunk, strict=True))
+def _cells(keys: Sequence[str], array: _Array) -> Iterator[Cell]:
+    """The positions of the chunks of an array among the keys of its store."""
+    first = f"{array.name}/"
+    for at in range(bisect_left(keys, first), bisect_left(keys, f"{array.name}0")):  # The character after the slash.
+        rest = keys[at][len(first) :]
+        cell = tuple(map(int, _NUMBERS.findall(rest))) if len(rest) <= _LONGEST_KEY else ()
+        cell = cell if array.shape else ()
+        if len(cell) == len(array.shape) and array.key(cell) == keys[at]:
+            yield cell
+
+
+def _piece(store: KeyValueStore, array: _Array, where: str, cell: Cell, box: Bounds) -> StoredPiece:
     key = array.key(cell)
     value = store.get(key)
+    assert value is not None
     chunk = _Chunk(store, array, f"{where}: {shorten(key)}", value, box)
-    if value is None:
-        return StoredPiece(box, store.folder, key=key, decode=chunk.read)
-    plain = not array.codecs and array.inner is None and value.inline is None
-    if plain and (array.stored == "<" or array.dtype.bits == 8):
+    if _is_plain(array) and value.inline is None:
         return StoredPiece(box, value.path, key=key, locate=chunk.locate)
     return StoredPiece(box, value.path, key=key, decode=chunk.read)
+
+
+def _is_plain(array: _Array) -> bool:
+    """Whether elements are stored as they are."""
+    return not array.codecs and array.inner is None and (array.stored == "<" or array.dtype.bits == 8)
 
 
 def _stored(array: _Array) -> np.dtype[Any]:
@@ -291,19 +313,24 @@ def _stored(array: _Array) -> np.dtype[Any]:
     return dtype.newbyteorder(">") if array.stored == ">" and dtype.itemsize > 1 else dtype
 
 
+def _filled(array: _Array) -> npt.NDArray[Any]:
+    """The element that is not stored."""
+    assert array.fill is not None
+    return np.frombuffer(array.fill, _stored(array)).astype(array.dtype.numpy()).reshape(())
+
+
 class _Chunk(NamedTuple):
     """A chunk of an array, and where its value lies."""
 
     store: KeyValueStore
     array: _Array
     where: str
-    value: Value | None
+    value: Value
     box: Bounds
 
     def locate(self) -> Extent:
         """Say where the elements of an uncompressed chunk lie."""
         array = self.array
-        assert self.value is not None
         file, offset, length = self.store.files.stretch(self.value)
         itemsize = array.dtype.bits // 8
         if length != math.prod(array.chunk) * itemsize:
@@ -319,30 +346,25 @@ class _Chunk(NamedTuple):
         sizes = tuple(stop - start for start, stop in self.box)
         bounds = tuple((0, size) for size in sizes) if local is None else local
         shape = tuple(stop - start for start, stop in bounds)
-        if self.value is None:
-            return np.full(shape, self._filled(), array.dtype.numpy())
         if array.inner is None:
             whole = self._decoded(self._value(self.value), array.chunk)
-            return whole[tuple(slice(start, stop) for start, stop in bounds)]
+            box: Any = (*(slice(start, stop) for start, stop in bounds), ...)
+            part: npt.NDArray[Any] = whole[box]
+            return part
         return self._from_shard(array.inner, bounds, shape)
-
-    def _filled(self) -> Any:
-        array = self.array
-        assert array.fill is not None
-        return np.frombuffer(array.fill, _stored(array))[0]
 
     def _value(self, value: Value) -> bytes:
         # Compressed data may be slightly longer than the data.
         most = math.prod(self.array.chunk) * self.array.dtype.bits // 8
         return self.store.files.read(value, most + most // 8 + 65536)
 
-    def _decoded(self, data: bytes, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    def _decoded(self, data: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         array = self.array
         size = math.prod(shape) * array.dtype.bits // 8
         for position in reversed(range(len(array.codecs))):
             codec = array.codecs[position]
             if codec == "crc32c":
-                if len(data) < 4 or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
+                if len(data) < 4 or crc32c(bytes(data[:-4])) != int.from_bytes(data[-4:], "little"):
                     raise ParseError(f"{self.where}: the checksum of the chunk is wrong")
                 data = data[:-4]
             else:
@@ -363,7 +385,6 @@ class _Chunk(NamedTuple):
     def _from_shard(self, inner: tuple[int, ...], bounds: Bounds, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """Read those chunks of a shard that a box needs."""
         array, value = self.array, self.value
-        assert value is not None
         out: npt.NDArray[Any] = np.empty(shape, array.dtype.numpy())
         counts = [outer // size for outer, size in zip(array.chunk, inner, strict=True)]
         index, begin, end = self._index(value, math.prod(counts))
@@ -382,7 +403,7 @@ class _Chunk(NamedTuple):
             if (offset, length) == (_MISSING, _MISSING):
                 if array.fill is None:
                     raise ParseError(f"{self.where}: its chunk {number} is missing")
-                out[place] = self._filled()
+                out[place] = _filled(array)
                 continue
             if not begin <= offset <= offset + length <= end:
                 raise ParseError(f"{self.where}: its chunk {number} is at bytes {offset} to {offset + length} of it")

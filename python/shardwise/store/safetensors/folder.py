@@ -1,14 +1,18 @@
 """Which files a checkpoint's path means: a file, a folder, or the index of a checkpoint in several files."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import ParseError
 from ..files import DataFile
 from ..object_files import open_file, opening
+from ..objects import entries_of
+from ..parts import MANIFEST, MARK, SHARDING_INFO, check_whole, complete_set, said_files
 from ..text import MAX_JSON, shorten, stays_inside, strict_json
 from .header import Entry, read_header
 
-__all__ = ["locate_checkpoint", "open_entries", "read_index"]
+__all__ = ["locate_checkpoint", "numbered_files", "open_entries", "read_index"]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -18,10 +22,10 @@ def locate_checkpoint(path: Path) -> Path:
     """Find the file or index that a path means; a folder is searched as by Hugging Face's `from_pretrained`.
 
     In a folder that is `model.safetensors`, else `model.safetensors.index.json`, else the only index, else the only
-    `.safetensors` file there is.
+    `.safetensors` file there is; else the folder itself, if it has all files of a checkpoint that has no index.
 
     Raises:
-        FileNotFoundError: if the folder holds no such file, or more than one.
+        ParseError: if the folder holds files of which some are missing, or that do not belong together.
     """
     if not path.is_dir():
         return path
@@ -30,12 +34,29 @@ def locate_checkpoint(path: Path) -> Path:
             return path / name
     for pattern in ("*.safetensors.index.json", "*.safetensors"):
         found = sorted(path.glob(pattern))
+        if found and numbered_files(path):
+            return path
         if len(found) == 1:
             return found[0]
         if found:
             names = ", ".join(file.name for file in found[:3])
-            raise FileNotFoundError(f"{path}: {len(found)} {pattern} files ({names}, ...), none of them {_SINGLE}")
-    raise FileNotFoundError(f"{path}: no {_SINGLE}, no {_INDEX}, no other .safetensors file")
+            raise ParseError(
+                f"{path}: {len(found)} {pattern} files ({names}, ...), none of them {_SINGLE}: nothing says "
+                "what belongs together; open one of them"
+            )
+    raise ParseError(f"{path}: no {_SINGLE}, no {_INDEX}, no other .safetensors file")
+
+
+def numbered_files(folder: Path) -> list[str]:
+    """The files of a checkpoint in several files that has no index; none if there is one, or they are not numbered.
+
+    Raises:
+        ParseError: if some are missing.
+    """
+    names = [name for name, _ in entries_of(folder)]
+    if any(name.endswith(".safetensors.index.json") for name in names):
+        return []
+    return complete_set(folder, names, ".safetensors", _INDEX)
 
 
 def read_index(path: Path) -> dict[str, str]:
@@ -60,42 +81,78 @@ def read_index(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def open_entries(path: Path) -> tuple[dict[str, Entry], dict[str, str], list[DataFile]]:
-    """Open a file, or the files of an index, and read their headers: tensors, metadata, open files."""
+def open_entries(path: Path, *, part: bool = False) -> tuple[dict[str, Entry], dict[str, str], list[DataFile]]:
+    """Open a file, or the files of an index or a folder, and read their headers: tensors, metadata, open files.
+
+    Args:
+        path: As `locate_checkpoint` gives it.
+        part: Whether a file may be a part of a checkpoint.
+
+    Raises:
+        ParseError: if a file is a part of a checkpoint that is not there, missing or wrong; or the index and the files
+            contradict each other.
+    """
     if path.suffix == ".json":
         return _merge(path, read_index(path))
+    if path.is_dir():
+        return _merge(path, {}, numbered_files(path))
+    if not part:
+        check_whole(path)
     file = open_file(path)
     try:
         entries, metadata = read_header(file)
+        if not part:
+            check_whole(path, metadata)
+            _check_offsets(file, metadata)
     except BaseException:
         file.close()
         raise
-    return entries, metadata, [file]
+    return entries, {key: text for key, text in metadata.items() if key != MARK}, [file]
 
 
-def _merge(index: Path, weight_map: dict[str, str]) -> tuple[dict[str, Entry], dict[str, str], list[DataFile]]:
+def _check_offsets(file: DataFile, metadata: dict[str, str]) -> None:
+    """Refuse a file of PyTorch's that holds parts of tensors which do not begin where the tensors do."""
+    try:
+        info = json.loads(metadata.get(SHARDING_INFO, "{}"))
+    except (ValueError, RecursionError):
+        return
+    for name, said in info.items() if isinstance(info, dict) else ():
+        offsets = said.get("saved_offsets") if isinstance(said, dict) else None
+        if isinstance(offsets, list) and any(offsets):
+            raise ParseError(
+                f"{file.path}: holds a part of {shorten(name)}, from {shorten(offsets)} on; open the folder that has "
+                "all parts; open_checkpoint(..., part=True) opens this file alone"
+            )
+
+
+def _merge(
+    index: Path, weight_map: dict[str, str], names: Sequence[str] = ()
+) -> tuple[dict[str, Entry], dict[str, str], list[DataFile]]:
     """Open the files that an index names and put their headers together: tensors, metadata, open files.
 
     A loader would load what the files hold. The index says which files there are, and decides if two hold the same
-    name; each tensor that it lists must be where it says.
-
-    Raises:
-        ParseError: if a file is missing or wrong, or the index and the files contradict each other.
+    name; each tensor that it lists must be where it says. Without an index its folder is given, and names.
     """
     entries: dict[str, Entry] = {}
     metadata: dict[str, str] = {}
     files: list[DataFile] = []
+    folder = index if names else index.parent
     try:
-        names = sorted(set(weight_map.values()))
-        open_next = opening([index.parent / name for name in names])
+        names = names or sorted(set(weight_map.values()))
+        open_next = opening([folder / name for name in names])
         for name in names:
             try:
-                file = open_next(index.parent / name)
+                file = open_next(folder / name)
             except FileNotFoundError:
                 raise ParseError(f"{index}: weight_map names the file {shorten(name)}, which does not exist") from None
             files.append(file)
             tensors, texts = read_header(file)
-            metadata |= texts
+            if folder == index and said_files(texts) is not None and not (folder / MANIFEST).exists():
+                raise ParseError(
+                    f"{folder}: has neither {_INDEX} nor {MANIFEST}, which are written last: the run that made it was "
+                    "interrupted, or files are missing"
+                )
+            metadata |= {key: text for key, text in texts.items() if key != MARK}
             for tensor, entry in tensors.items():
                 if weight_map.get(tensor, name) != name:
                     continue

@@ -17,10 +17,10 @@ from .header import Entry
 __all__ = ["open_form", "stored_piece"]
 
 
-def open_form(path: Path) -> StoredCheckpoint:
-    """Open a safetensors file, a folder in Hugging Face's format, or its index."""
+def open_form(path: Path, *, part: bool = False) -> StoredCheckpoint:
+    """Open a safetensors file, which may be a part of a checkpoint; a folder in Hugging Face's format, or its index."""
     located = locate_checkpoint(path)
-    entries, metadata, files = open_entries(located)
+    entries, metadata, files = open_entries(located, part=part)
     by_path = {file.path: file for file in files}
     tensors = {}
     for name, entry in entries.items():

@@ -79,13 +79,13 @@ def read_header(file: DataFile) -> tuple[dict[str, Entry], dict[str, str]]:
             f"{file.path}: has {file.size} bytes and is {kind}; a safetensors file has a length in its first {_LENGTH}"
         )
     length = int.from_bytes(file.read(0, _LENGTH), "little")
-    if length > MAX_JSON:
-        raise ParseError(
-            f"{file.path}: byte 0: header of {length} bytes; at most {MAX_JSON} are allowed{_instead(file)}"
-        )
     begin = _LENGTH + length
-    if begin > file.size:
-        raise ParseError(f"{file.path}: byte 0: header of {length} bytes in a file of {file.size}{_instead(file)}")
+    if length > MAX_JSON or begin > file.size:
+        if other := _other_kind(file):
+            raise ParseError(f"{file.path}: is not a safetensors file but {other}")
+        if length > MAX_JSON:
+            raise ParseError(f"{file.path}: byte 0: header of {length} bytes; at most {MAX_JSON} are allowed")
+        raise ParseError(f"{file.path}: byte 0: is truncated: header of {length} bytes in a file of {file.size}")
     header = strict_json(file.read(_LENGTH, length), file.path, _LENGTH)
     if not isinstance(header, dict):
         raise ParseError(f"{file.path}: byte {_LENGTH}: the header is not a JSON object")
@@ -95,10 +95,11 @@ def read_header(file: DataFile) -> tuple[dict[str, Entry], dict[str, str]]:
     return entries, metadata
 
 
-def _instead(file: DataFile) -> str:
-    """Say what a file is that does not begin with a header's length; nothing if it goes on like a header."""
+def _other_kind(file: DataFile) -> str:
+    """Say what a file is that does not begin with a header's length; nothing if that is not known."""
     head = file.read(0, min(file.size, 512))
-    return "" if head[_LENGTH : _LENGTH + 1] == b"{" else f"; it is not a safetensors file but {kind_of(head)}"
+    kind = "" if head[_LENGTH : _LENGTH + 1] == b"{" else kind_of(head)
+    return "" if kind.startswith("of an unknown") else kind
 
 
 def _metadata(value: object, path: Path) -> dict[str, str]:
@@ -130,7 +131,9 @@ def _entry(name: str, info: object, begin: int, file: DataFile) -> Entry:
         )
     start, stop = begin + offsets[0], begin + offsets[1]
     if stop > file.size:
-        raise _error(file, name, f"data_offsets {offsets} end at byte {stop} of a file of {file.size}")
+        raise _error(
+            file, name, f"the file is truncated: data_offsets {offsets} end at byte {stop} of a file of {file.size}"
+        )
     if _bits(shape, CODES[dtype].bits, 8 * file.size) != 8 * (stop - start):
         raise _error(
             file, name, f"shape {shorten(shape)} of {dtype} does not fill {stop - start} bytes, data_offsets {offsets}"

@@ -7,8 +7,9 @@ container of `torch.save` with only that chunk. The place of the elements in it 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,13 +22,13 @@ from ..boxes import Bounds, Extent
 from ..coverage import tile
 from ..files import DataFile
 from ..object_files import open_file, opening
-from ..protocol import ListedPieces, StoredCheckpoint, StoredObject, StoredPiece, StoredSum, StoredTensor
+from ..protocol import ListedPieces, Rest, StoredCheckpoint, StoredObject, StoredPiece, StoredSum, StoredTensor
 from ..text import MAX_DIMS, box_text, checked_name, checked_shape, shorten, stays_inside
 from .archive import Archive
 from .pickles import named_dtype, read_index
 from .tensors import Container
 
-__all__ = ["open_folder", "open_form"]
+__all__ = ["open_folder", "open_form", "open_rest"]
 
 #: The attributes of the index that have a meaning here; planners add others.
 _ATTRIBUTES = ("state_dict_metadata", "storage_data", "storage_meta", "version")
@@ -60,6 +61,34 @@ def open_folder(folder: Path, form: str, metadata: Mapping[str, Any]) -> StoredC
     return StoredCheckpoint(
         folder, form, tensors, index.files, metadata={**metadata, **said}, objects=objects, sums=index.sums
     )
+
+
+def open_rest(folder: Path, names: Collection[str]) -> Rest:
+    """Open those files of a folder that have these names, and leave out what lies in others."""
+    index = _Index(folder)
+    opened = {number: open_file(folder / name) for number, name in enumerate(index.names) if name in names}
+    pieces: dict[str, list[StoredPiece]] = {}
+    items: dict[int, _Item] = {}
+    for name, dtype_name, shape, first, count, bounds, _ in index.tensors:
+        dtype = named_dtype(dtype_name)
+        boxes = index.bounds[bounds : bounds + 2 * len(shape) * count].reshape(count, len(shape), 2)
+        for place, sides in zip(index.chunk_places[first : first + count].tolist(), boxes.tolist(), strict=True):
+            file, offset, length = index.places[place].tolist() if place >= 0 else (-1, 0, 0)
+            if file not in opened or dtype is None:
+                continue
+            item = items[place] = _Item(opened[file], offset, length)
+            box = tuple((start, stop) for start, stop in sides)
+            piece = StoredPiece(box, item.file.path, locate=partial(_locate, name, dtype, item, box))
+            pieces.setdefault(name, []).append(piece)
+    return Rest(pieces, chain.from_iterable(map(_sums, items.values())), list(opened.values()))
+
+
+def _sums(item: _Item) -> Iterator[StoredSum]:
+    """Give the CRC-32 of every member of a container, or why it has none."""
+    try:
+        yield from Archive(*item).sums()
+    except ParseError as error:
+        yield StoredSum(*item, 0, f"@{item.offset}", error)
 
 
 class _Item(NamedTuple):
@@ -173,7 +202,7 @@ class _Index:
         """Give the CRC-32 of every member of every container."""
         for place in range(len(self.places)):
             if self._first is None or self._first[place] == place:
-                yield from Archive(*self.item(place)).sums()
+                yield from _sums(self.item(place))
 
     def check(self, name: str, dtype_name: str, dtype: Dtype | None, shape: tuple[int, ...]) -> Dtype:
         """Check what a row of the index says about a tensor besides its chunks; give the dtype, which is required."""

@@ -20,17 +20,16 @@ from ...errors import ParseError
 from ..boxes import Bounds
 from ..coverage import tile
 from ..files import DataFile
-from ..object_files import opening
+from ..object_files import open_file, opening
 from ..objects import entries_of
-from ..protocol import ListedPieces, StoredCheckpoint, StoredPiece, StoredTensor
+from ..parts import MANIFEST, MARK, SHARDING_INFO, said_files
+from ..protocol import ListedPieces, Rest, StoredCheckpoint, StoredPiece, StoredTensor
 from ..safetensors.form import stored_piece
 from ..safetensors.header import Entry, read_header
 from ..text import are_sizes, checked_shape, shorten, strict_json
 
-__all__ = ["SHARDING_INFO", "open_form", "open_names"]
+__all__ = ["open_form", "open_names", "open_rest"]
 
-#: The key of a file's metadata that has the offsets.
-SHARDING_INFO = "DCP_SHARDING_INFO"
 _NAME = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
 
 
@@ -43,13 +42,21 @@ class _Part(NamedTuple):
 
 
 def open_form(path: Path) -> StoredCheckpoint:
-    """Open the folder."""
-    return open_names(path, (name for name, _ in entries_of(path)))
+    """Open the folder of a checkpoint that PyTorch wrote; of one of ours the manifest is missing."""
+    return open_names(path, (name for name, _ in entries_of(path)), is_ours=False)
 
 
-def open_names(path: Path, listed: Iterable[str]) -> StoredCheckpoint:
-    """Open the shards among these names in the folder."""
+def open_names(path: Path, listed: Iterable[str], *, is_ours: bool = True) -> StoredCheckpoint:
+    """Open the shards among these names in the folder.
+
+    Args:
+        path: The folder.
+        listed: The names.
+        is_ours: Whether there is a manifest, which says what else belongs to it.
+    """
     names = sorted(name for name in listed if _NAME.fullmatch(name))
+    if not is_ours:
+        _refuse_ours(path, names)
     ranks = _check_names(path, names)
     files: list[DataFile] = []
     parts: dict[str, list[_Part]] = {}
@@ -61,7 +68,7 @@ def open_names(path: Path, listed: Iterable[str]) -> StoredCheckpoint:
             entries, texts = read_header(files[-1])
             offsets = _sharding(files[-1], texts)
             for key, text in texts.items():
-                if key != SHARDING_INFO:
+                if key not in (SHARDING_INFO, MARK):
                     metadata.setdefault(key, text)
             for tensor, entry in entries.items():
                 if tensor not in offsets:
@@ -73,6 +80,39 @@ def open_names(path: Path, listed: Iterable[str]) -> StoredCheckpoint:
             file.close()
         raise
     return StoredCheckpoint(path, "dcp-safetensors", tensors, files, metadata={**metadata, "ranks": ranks})
+
+
+def open_rest(path: Path, names: Iterable[str]) -> Rest:
+    """Open those safetensors files of a folder with a manifest that have these names, whatever else is missing."""
+    pieces: dict[str, list[StoredPiece]] = {}
+    files: list[DataFile] = []
+    for name in sorted(name for name in names if name.endswith(".safetensors")):
+        files.append(open_file(path / name))
+        entries, texts = read_header(files[-1])
+        offsets = _sharding(files[-1], texts) if SHARDING_INFO in texts else {}
+        for tensor, entry in entries.items():
+            starts = offsets.get(tensor, (0,) * len(entry.shape))
+            if len(starts) == len(entry.shape):
+                box = tuple((at, at + size) for at, size in zip(starts, entry.shape, strict=True))
+                pieces.setdefault(tensor, []).append(stored_piece(entry, files[-1], box))
+    return Rest(pieces, (), files)
+
+
+def _refuse_ours(path: Path, names: list[str]) -> None:
+    """Refuse files of ours without their manifest, which is written last."""
+    for name in names[:1]:
+        file = open_file(path / name)
+        try:
+            count = said_files(read_header(file)[1])
+        finally:
+            file.close()
+        if count is None:
+            return
+        missing = f"; {count - len(names)} of its {count} files are missing too" if count > len(names) else ""
+        raise ParseError(
+            f"{path}: has no {MANIFEST}, which is written last{missing}: the run that made it was interrupted, or the "
+            "copy was. It is not a checkpoint without it"
+        )
 
 
 def _check_names(path: Path, names: list[str]) -> int:

@@ -24,7 +24,7 @@ from ..coverage import tile
 from ..files import DataFile
 from ..object_files import opening
 from ..objects import entries_of
-from ..protocol import ListedPieces, StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
+from ..protocol import ListedPieces, StoredCheckpoint, StoredObject, StoredPiece, StoredTensor, UnsupportedError
 from ..text import checked_shape, shorten
 from .pickles import Record, dtype_of_global, sizes_of, state_of
 from .tensors import Container, SavedTensor, sums_of, value_object
@@ -78,6 +78,7 @@ def open_form(path: Path) -> StoredCheckpoint:
     files: list[DataFile] = []
     gathered: dict[str, _Gathered] = {}
     objects: dict[str, StoredObject] = {}
+    unreadable: dict[str, str] = {}
     meshes: dict[str, int] = {}
     try:
         open_next = opening([path / name for name in names])
@@ -90,7 +91,12 @@ def open_form(path: Path) -> StoredCheckpoint:
                         f"{files[-1].path}: {shorten(key)} is a flat parameter of FSDP1, which does not describe the "
                         "tensors in it; save it once with SHARDED_STATE_DICT or FULL_STATE_DICT"
                     )
-                if not _gather(gathered.setdefault(key, _Gathered()), container, key, value, len(names)):
+                try:
+                    is_tensor = _gather(gathered.setdefault(key, _Gathered()), container, key, value, len(names))
+                except UnsupportedError as error:
+                    unreadable.setdefault(key, str(error))
+                    continue
+                if not is_tensor:
                     if gathered[key].first:
                         raise ParseError(
                             f"{files[-1].path}: {shorten(key)} is not a tensor, but is one in {gathered[key].first}"
@@ -100,7 +106,7 @@ def open_form(path: Path) -> StoredCheckpoint:
         both = next((key for key in gathered if key in objects), None)
         if both is not None:
             raise ParseError(f"{path}: {shorten(both)} is a tensor in some files and not in others")
-        tensors = {key: _tensor(path, key, held) for key, held in gathered.items()}
+        tensors = {key: _tensor(path, key, held) for key, held in gathered.items() if key not in unreadable}
     except BaseException:
         for file in files:
             file.close()
@@ -115,6 +121,7 @@ def open_form(path: Path) -> StoredCheckpoint:
         files,
         metadata={"world_size": len(names), "meshes": meshes},
         objects=objects,
+        unreadable=unreadable,
         sums=partial(sums_of, files),
     )
 

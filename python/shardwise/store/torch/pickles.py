@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from itertools import chain
 from typing import Any
 
 from ..._core import Persistent, Record, read_dcp_index, read_pickle
@@ -21,6 +22,7 @@ __all__ = [
     "Persistent",
     "Record",
     "dtype_of_global",
+    "holds_tensors",
     "named_dtype",
     "read_index",
     "read_objects",
@@ -160,11 +162,55 @@ _OTHER_TENSORS = {
 }
 
 
+def holds_tensors(value: Any) -> str:
+    """Say what a value is that is, or holds, a tensor of a kind that is not read; empty for any other.
+
+    Each record in it is looked at once, however many others hold it.
+    """
+    if not isinstance(value, (Record, tuple, list, dict)):
+        return ""
+    is_tensor = isinstance(value, Record) and value.name.startswith(("torch._utils._rebuild", "torch._tensor._rebuild"))
+    waiting: list[Any] = [value]
+    seen: set[int] = set()
+    names: list[str] = []
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Persistent):
+            is_tensor = True
+        elif isinstance(one, Record):
+            names.append(one.name)
+            parts = (one.args, one.kwargs, one.state, one.elements, *chain.from_iterable(one.items))
+            waiting += [part for part in parts if isinstance(part, _NESTED)]
+        elif isinstance(one, dict):
+            waiting += [part for part in chain.from_iterable(one.items()) if isinstance(part, _NESTED)]
+        else:
+            waiting += [part for part in one if isinstance(part, _NESTED)]
+    if not is_tensor:
+        return ""
+    known = next((f": {what}" for name in names if (what := _OTHER_TENSORS.get(name))), "")
+    other = next((name for name in names if not _is_known(name)), names[0] if names else "")
+    if any(name.startswith("torch.nn.modules.") for name in names):
+        known = ": a module as a whole; save its state_dict()"
+    return f"an object of {shorten(other)} that holds tensors, and has no meaning here{known}"
+
+
+#: What may hold a record.
+_NESTED = (Record, Persistent, tuple, list, dict)
+
+
+def _is_known(name: str) -> bool:
+    try:
+        return _is_allowed(name)
+    except ParseError:
+        return False
+
+
 def _says_what(error: ParseError) -> str:
     """What is known about the global that an error names, as a further sentence."""
     text = str(error)
-    if re.search(r'names "torch\.nn\.modules\.', text):
-        return "; this is a module as a whole: save its state_dict()"
     return next((f"; this is {what}" for name, what in _OTHER_TENSORS.items() if f'"{name}"' in text), "")
 
 

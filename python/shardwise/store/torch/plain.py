@@ -10,9 +10,12 @@ from typing import NamedTuple
 from ...errors import ParseError
 from ..files import DataFile
 from ..object_files import open_file
-from ..protocol import StoredCheckpoint, StoredObject, StoredTensor, whole_box
+from ..objects import entries_of
+from ..parts import check_whole, complete_set
+from ..protocol import StoredCheckpoint, StoredObject, StoredTensor, UnsupportedError, whole_box
 from ..safetensors.folder import read_index
 from ..text import shorten
+from .pickles import Record
 from .tensors import Container, SavedTensor, sums_of, value_object
 
 __all__ = ["open_form"]
@@ -21,47 +24,74 @@ _SINGLE = "pytorch_model.bin"
 _INDEX = "pytorch_model.bin.index.json"
 
 
-def open_form(path: Path) -> StoredCheckpoint:
-    """Open a file, a folder with `pytorch_model.bin` or its index, or the index."""
+def open_form(path: Path, *, part: bool = False) -> StoredCheckpoint:
+    """Open a file, which may be a part of a checkpoint; a folder with `pytorch_model.bin`, or its index."""
+    folder = path if path.is_dir() else path.parent
+    weight_map: dict[str, str] | None = None
     if path.is_dir():
-        path = next((path / name for name in (_SINGLE, _INDEX) if (path / name).exists()), path / _INDEX)
-    weight_map = read_index(path) if path.suffix == ".json" else None
-    names = [path.name] if weight_map is None else sorted(set(weight_map.values()))
+        path = next((path / name for name in (_SINGLE, _INDEX) if (path / name).exists()), path)
+    if path == folder:
+        names = complete_set(folder, (name for name, _ in entries_of(folder)), ".bin", _INDEX)
+    elif path.suffix == ".json":
+        weight_map = read_index(path)
+        names = sorted(set(weight_map.values()))
+    else:
+        if not part:
+            check_whole(path)
+        names = [path.name]
     tensors: dict[str, StoredTensor] = {}
     objects: dict[str, StoredObject] = {}
+    unreadable: dict[str, str] = {}
     files: list[DataFile] = []
     try:
         for name in names:
             try:
-                files.append(open_file(path.parent / name))
+                files.append(open_file(folder / name))
             except FileNotFoundError:
                 if weight_map is None:
                     raise
                 raise ParseError(f"{path}: weight_map names the file {shorten(name)}, which does not exist") from None
-            _read(files[-1], tensors, objects)
+            _read(files[-1], tensors, objects, unreadable)
         for tensor, name in (weight_map or {}).items():
-            if tensor not in tensors or tensors[tensor].pieces[0].path.name != Path(name).name:
+            if tensor not in unreadable and (
+                tensor not in tensors or tensors[tensor].pieces[0].path.name != Path(name).name
+            ):
                 raise ParseError(f"{path}: lists {shorten(tensor)} in {shorten(name)}, which does not hold it")
     except BaseException:
         for file in files:
             file.close()
         raise
-    return StoredCheckpoint(path, "torch", tensors, files, objects=objects, sums=partial(sums_of, files))
+    return StoredCheckpoint(
+        path, "torch", tensors, files, objects=objects, unreadable=unreadable, sums=partial(sums_of, files)
+    )
 
 
-def _read(file: DataFile, tensors: dict[str, StoredTensor], objects: dict[str, StoredObject]) -> None:
+def _read(
+    file: DataFile, tensors: dict[str, StoredTensor], objects: dict[str, StoredObject], unreadable: dict[str, str]
+) -> None:
     container = Container(file)
     owners: dict[str, _Owners] = {}
     for name, value in container.values():
-        if name in tensors or name in objects:
+        if name in tensors or name in objects or name in unreadable:
             raise ParseError(f"{file.path}: {shorten(name)} is also in another file of the checkpoint")
         if sharded_kind(value):
             raise ParseError(
                 f"{file.path}: {shorten(name)} is one rank's part of a tensor ({sharded_kind(value)}); open the folder "
                 "that has the files of all ranks, named model_world_size_W_rank_R.pt"
             )
-        tensor = container.tensor(value, name)
+        try:
+            tensor = container.tensor(value, name)
+        except UnsupportedError as error:
+            if not name:
+                raise  # It is all there is.
+            unreadable[name] = str(error)
+            continue
         if tensor is None:
+            if not name and isinstance(value, Record):
+                raise UnsupportedError(
+                    f"{file.path}: holds one object, {shorten(value.name)}, which has no meaning here; save a "
+                    "state dict"
+                )
             objects[name] = value_object(name, value)
             continue
         owner = owners.setdefault(tensor.storage, _Owners([], [])).of(tensor, name)

@@ -10,10 +10,10 @@ from ..._dtypes import Dtype
 from ...errors import ParseError
 from ..boxes import Bounds, Extent
 from ..files import DataFile
-from ..protocol import StoredObject, StoredPiece, StoredSum
+from ..protocol import StoredObject, StoredPiece, StoredSum, UnsupportedError
 from ..text import checked_name, checked_shape, shorten
 from .archive import Archive
-from .pickles import Persistent, Record, dtype_of_global, read_objects, read_strict, sizes_of
+from .pickles import Persistent, Record, dtype_of_global, holds_tensors, read_objects, read_strict, sizes_of
 
 __all__ = ["Container", "SavedTensor", "flatten", "sums_of"]
 
@@ -86,9 +86,9 @@ class Container:
         return read_objects(self._pickle(), self.file.path)
 
     def values(self) -> Iterator[tuple[str, Any]]:
-        """Read what was saved; give its values with their names."""
+        """Read what was saved; give its values with their names, objects of any class as inert records."""
         size = self.archive.members[f"{self._root}data.pkl"].size
-        return flatten(self.read(), self.file.path, size)
+        return flatten(self.read_objects(), self.file.path, size)
 
     def _pickle(self) -> bytes:
         return self.archive.read(self.archive.members[f"{self._root}data.pkl"], _MAX_PICKLE)
@@ -97,8 +97,16 @@ class Container:
         """Give the tensor that a value is; None if it is something else.
 
         Raises:
+            UnsupportedError: if it is, or holds, a tensor of a kind that is not read; names it.
             ParseError: if it is an inconsistent tensor; names it.
         """
+        found = self._tensor(value, name)
+        if found is None and (why := holds_tensors(value)):
+            where = f"{self.file.path}: {shorten(name)}" if name else f"{self.file.path}"
+            raise UnsupportedError(f"{where} is not read: it is {why}")
+        return found
+
+    def _tensor(self, value: Any, name: str) -> SavedTensor | None:
         while isinstance(value, Record) and (args := value.args) is not None:
             if value.name in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"):
                 value = args[0] if args else None
@@ -129,14 +137,14 @@ class Container:
         if dtype is None or strides is None or type(args[1]) is not int or args[1] < 0:
             raise wrong
         if dtype.bits % 8:
-            raise ParseError(f"{where}: tensor {shorten(name)}: elements of {dtype.bits} bits are not supported")
+            raise UnsupportedError(f"{where}: tensor {shorten(name)}: elements of {dtype.bits} bits are not supported")
         at = _CHANGED.get(function, len(args))
         changed = args[at] if len(args) > at else None
         if changed is not None and not isinstance(changed, dict):
             raise wrong
         for change in ("conj", "neg"):
             if changed and changed.get(change):
-                raise ParseError(
+                raise UnsupportedError(
                     f"{where}: tensor {shorten(name)}: is a view whose elements PyTorch changes when it reads them "
                     f"({change}); save its tensor.resolve_{change}()"
                 )
@@ -162,8 +170,10 @@ class Container:
         _, kind, key, _, numel = parts[:5]
         dtype = dtype_of_global(kind)
         untyped = isinstance(kind, Record) and kind.name == "torch.storage.UntypedStorage"
-        if not isinstance(key, str) or type(numel) is not int or numel < 0 or (dtype is None and not untyped):
+        if not isinstance(key, str) or type(numel) is not int or numel < 0:
             raise ParseError(f"{where}: its storage is of an unsupported kind")
+        if dtype is None and not untyped:
+            raise UnsupportedError(f"{where}: its storage is of an unsupported kind")
         if f"{self._root}data/{key}" not in self.archive.members:
             raise ParseError(f"{where}: its storage {shorten(key)} is not in the container")
         return key, dtype, numel

@@ -15,6 +15,7 @@ from ..._dtypes import Dtype
 from ..._text import bytes_text
 from ...errors import LayoutError
 from ..boxes import Bounds
+from ..parts import SHARDING_INFO, part_mark
 from ..protocol import whole_box
 from .wanted import Wanted
 
@@ -250,6 +251,7 @@ def hugging_face_files(wanted: Sequence[Wanted], most: int, metadata: Mapping[st
         filled += tensor.nbytes
     if len(groups) == 1:
         return [_filled("model.safetensors", wanted, groups[0], metadata, False)]
+    metadata = {**metadata, **part_mark(len(groups))}
     names = (f"model-{number:05}-of-{len(groups):05}.safetensors" for number in range(1, len(groups) + 1))
     return [_filled(name, wanted, group, metadata, False) for name, group in zip(names, groups, strict=True)]
 
@@ -265,8 +267,9 @@ def index_of(files: Sequence[SafetensorsFile], wanted: Sequence[Wanted]) -> dict
 def sharded_files(wanted: Sequence[Wanted], metadata: Mapping[str, str]) -> list[SafetensorsFile]:
     """A file for each device that owns shards: of the devices that hold the same shard, the first owns it.
 
-    The names and the entry `DCP_SHARDING_INFO` are those of PyTorch's `HuggingFaceStorageWriter`, which has one box of
-    a tensor per file: further boxes of a device are in further files of that device.
+    Each says in its header of what it is a part. The names and the entry `DCP_SHARDING_INFO` are those of PyTorch's
+    `HuggingFaceStorageWriter`, which has one box of a tensor per file: further boxes of a device are in further files
+    of that device.
     """
     boxes = owned_boxes(wanted)
     parts: dict[int, int] = {}
@@ -278,7 +281,8 @@ def sharded_files(wanted: Sequence[Wanted], metadata: Mapping[str, str]) -> list
         held = boxes[device, number]
         offsets = {wanted[i].name: {"saved_offsets": [start for start, _ in box]} for i, box in held}
         name = f"shard-{ranks[device]:05}-model-{number + 1:05}-of-{parts[device]:05}.safetensors"
-        info = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0"}
+        shapes = {wanted[i].name: wanted[i].shape for i, box in held if box != whole_box(wanted[i].shape)}
+        info = {SHARDING_INFO: json.dumps(offsets), "DCP_VERSION": "1.0", **part_mark(len(boxes), shapes)}
         files.append(_filled(name, wanted, held, {**metadata, **info}, False))
     return files
 

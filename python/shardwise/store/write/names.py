@@ -14,7 +14,7 @@ from ...errors import LayoutError
 from ...partition import Partition
 from ...rules.pattern import NamePattern, Replacement
 from ...rules.rewrites import Rewrites
-from ..protocol import StoredCheckpoint
+from ..protocol import StoredCheckpoint, UnsupportedError
 from ..text import MAX_NAME
 from .assembled import Assembled
 from .dcp import KeyPath
@@ -22,7 +22,7 @@ from .rewrite import kept_objects, rewritten
 from .spool import is_converted
 from .wanted import Wanted
 
-__all__ = ["check_name", "chosen", "kept_values", "key_paths", "renamed_tensors", "replacements"]
+__all__ = ["check_name", "chosen", "kept_values", "key_paths", "refuse_unreadable", "renamed_tensors", "replacements"]
 
 
 def replacements(rename: Any) -> list[Replacement]:
@@ -57,6 +57,19 @@ def renamed_tensors(
     for new in made:
         check_name(new)
     return made
+
+
+def refuse_unreadable(
+    checkpoint: StoredCheckpoint, rename: Sequence[Replacement], rewrites: Rewrites | None, only: str | None
+) -> None:
+    """Refuse, with the reason, a tensor that cannot be read, unless it is not asked for."""
+    optional("only", only, str)
+    pattern = None if only is None else NamePattern("only", only)
+    for old, reason in checkpoint.unreadable.items():
+        new = _renamed(rename, old)
+        is_kept = rewrites is None or kept_objects([new], rewrites)
+        if is_kept and (pattern is None or pattern.is_found(new)):
+            raise UnsupportedError(f"{reason}; only= can leave {shown(new)} out")
 
 
 def chosen(made: dict[str, Assembled], only: str | None, path: Path) -> dict[str, Assembled]:

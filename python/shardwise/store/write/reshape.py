@@ -30,12 +30,12 @@ from .doubts import DoubtsError, doubts_about
 from .drive import run_whole
 from .forms import Target, chosen_form, plan_form
 from .gather import check_replicas as check_stored_replicas
-from .names import check_name, chosen, kept_values, key_paths, renamed_tensors, replacements
+from .names import check_name, chosen, kept_values, key_paths, refuse_unreadable, renamed_tensors, replacements
 from .objects import ObjectJob
 from .place import check_room, claim_name, locked, refuse_existing
 from .plan import uncollected
 from .reports import WriteOutline, WriteReport
-from .spool import Spool, is_addressable, is_converted, is_float, opened_spool
+from .spool import Spool, is_converted, is_float, opened_spool
 from .wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
 
 __all__ = ["plan_checkpoint", "reshard_checkpoint", "save_checkpoint"]
@@ -358,6 +358,7 @@ def _planning(
     ):
         if not isinstance(target, ObjectPath):
             (claim_name if is_written else refuse_existing)(target)
+        refuse_unreadable(checkpoint, renamed, rewrites, only)
         is_remote = isinstance(source, ObjectPath)
         converted = None if dtype is None else _float_dtype(dtype)
 
@@ -371,17 +372,17 @@ def _planning(
             def stored(old: str, new: str, partition: Partition | None) -> Wanted:
                 tensor = checkpoint[old]
                 # The engine reads local files; data in a store is fetched first, unless it goes to a store again.
-                is_direct = is_addressable(tensor) and (isinstance(target, ObjectPath) or not is_remote)
+                is_direct = tensor.is_addressable and (isinstance(target, ObjectPath) or not is_remote)
                 if is_direct and not is_converted(tensor, converted):
                     return wanted_stored(new, tensor, partition)
-                if how == "refuse" and is_remote and not isinstance(target, ObjectPath) and is_addressable(tensor):
+                if how == "refuse" and is_remote and not isinstance(target, ObjectPath) and tensor.is_addressable:
                     raise TypeError(
                         f"src is {source}, and dst is not in a store; tasks for a disk read files: reshard_checkpoint "
                         "fetches them first"
                     )
                 if how == "refuse":
                     raise _not_in_tasks(old)
-                if replicas == "check" and not spool.is_rough and tensor.replicas and is_addressable(tensor):
+                if replicas == "check" and not spool.is_rough and tensor.replicas and tensor.is_addressable:
                     # As they are stored: values that differ may be equal once converted.
                     check_stored_replicas([wanted_stored(new, tensor, None)], memory)
                 return spool.tensor(new, tensor, converted, partition, memory)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from ..._text import bytes_text, shown
 from ...errors import LayoutError
 from ...partition import Partition
 from ..boxes import Bounds, contiguous_strides
+from ..engine import CopyJob, HeldPiece
 from ..files import DataFile, hidden_name, status_of
 from ..objects import ObjectPath
 from ..protocol import StoredTensor
@@ -29,7 +31,7 @@ from .convert import Overflow, converted_values, lost_text
 from .places.opened import OpenFolder, make_marked, remove_marked
 from .wanted import SourcePiece, Wanted, wanted_stored
 
-__all__ = ["Spool", "is_addressable", "is_converted", "is_float", "opened_spool"]
+__all__ = ["Spool", "is_converted", "is_float", "opened_spool"]
 
 #: The time that the file gets, 1 January 1980: a run that is continued makes the same file again, and its plan, which
 #: notes the times of all sources, must be the same too.
@@ -38,11 +40,6 @@ _TIME = 315_532_800 * 10**9
 
 #: What the mark of the folder beside a destination says.
 _MARK = "shardwise spool\n"
-
-
-def is_addressable(tensor: StoredTensor) -> bool:
-    """Whether all its elements are stored in files as they are."""
-    return all(piece.is_addressable for piece in tensor.pieces)
 
 
 def is_converted(tensor: StoredTensor, dtype: Dtype | None) -> bool:
@@ -57,7 +54,7 @@ def is_float(dtype: Dtype) -> bool:
 
 def _identity(tensor: StoredTensor, kept: Dtype) -> Any:
     """Equal for tied tensors, whose pieces lie in the same places and are converted to the same dtype."""
-    if is_addressable(tensor):
+    if tensor.is_addressable:
         return wanted_stored("", tensor, None).identity, kept.name
     return id(tensor.pieces), kept.name
 
@@ -85,6 +82,27 @@ class _GrowingFile(DataFile):
                 self._stream.write(data)
                 self._digest.update(data)
             self._stream.flush()
+            self._note(self._stream.fileno())
+        return begin
+
+    def fill(self, shape: tuple[int, ...], itemsize: int, boxes: Iterable[tuple[Bounds, np.ndarray[Any, Any]]]) -> int:
+        """Write a tensor from boxes in any order, zeros where there is none, and give the byte at which it begins."""
+        begin = self.size
+        strides = contiguous_strides(shape, itemsize)
+        with naming(self.path):
+            self._stream.truncate(begin + math.prod(shape) * itemsize)
+            self._stream.seek(0, os.SEEK_END)
+            self._note(self._stream.fileno())
+        self._digest.update(repr(shape).encode())
+        for box, values in boxes:
+            job = CopyJob()
+            start, stop = ([side[i] for side in box] for i in (0, 1))
+            at = begin + sum(map(operator.mul, start, strides))
+            source = HeldPiece(job.read_array(values), 0, start, stop, values.strides)
+            target = HeldPiece(job.fill_file(self.path, self.size), at, start, stop, strides)
+            job.add_tensor(shape, itemsize, [source], [target], digest=True)
+            # Where it is, and what it is: the same file is made of the same source only.
+            self._digest.update(repr((box, job.run().digests)).encode())
             self._note(self._stream.fileno())
         return begin
 
@@ -152,9 +170,20 @@ class Spool:
         """Write the tensor whole, converted if necessary, and give it as a tensor in that file; tied ones once."""
         kept = _kept(tensor, dtype)
         identity = _identity(tensor, kept)
-        _rows_of(tensor, memory)
+        itemsize = kept.bits // 8
+        if tensor.is_addressable:
+            _rows_of(tensor, memory)
+        else:
+            tensor.check_decodable(memory, itemsize if kept != tensor._dtype else 0)
         if identity not in self._known:
-            made = self._written(name, tensor.shape, kept, self._converted(name, tensor, kept, memory))
+            if tensor.is_addressable or not tensor.size:
+                made = self._written(name, tensor.shape, kept, self._converted(name, tensor, kept, memory))
+            else:
+                self.nbytes += math.prod(tensor.shape) * itemsize
+                boxes = self._decoded(name, tensor, kept, memory)
+                blank = _blank(tensor.shape, itemsize), 0
+                place = blank if self.is_rough else self._placed(lambda file: file.fill(tensor.shape, itemsize, boxes))
+                made = _lying(name, tensor.shape, kept, *place)
             self._known[identity] = replace(made, identity=identity)
         return replace(self._known[identity], name=name, partition=partition)
 
@@ -177,12 +206,11 @@ class Spool:
             return Wanted(name, dtype, shape, [])
         itemsize = dtype.bits // 8
         self.nbytes += math.prod(shape) * itemsize
-        holder, begin = self._added(blocks) if not self.is_rough else (_blank(shape, itemsize), 0)
-        piece = SourcePiece(tuple((0, size) for size in shape), holder, begin, contiguous_strides(shape, itemsize))
-        return Wanted(name, dtype, shape, [piece])
+        place = (_blank(shape, itemsize), 0) if self.is_rough else self._placed(lambda file: file.add(blocks))
+        return _lying(name, shape, dtype, *place)
 
-    def _added(self, blocks: Iterable[np.ndarray[Any, Any]]) -> tuple[DataFile, int]:
-        """Add blocks to the file; say at which byte the first one begins."""
+    def _placed(self, write: Callable[[_GrowingFile], int]) -> tuple[DataFile, int]:
+        """Add a tensor to the file; say at which byte it begins."""
         if self._folder is None:
             if isinstance(self._target, ObjectPath):
                 self._folder = Path(tempfile.mkdtemp(prefix=f"{hidden_name(self._target.name)}."))
@@ -192,18 +220,42 @@ class Spool:
                     self._folder = beside
         if self._file is None:
             self._file = _GrowingFile(self._folder / "making.bin")
-        return self._file, self._file.add(blocks)
+        return self._file, write(self._file)
 
     def _converted(self, name: str, tensor: StoredTensor, dtype: Dtype, memory: int) -> Iterator[np.ndarray[Any, Any]]:
-        """The tensor in the order of its elements, in this dtype."""
+        """The tensor in the order of its elements, which are stored as they are, in this dtype."""
+        with self._converting(name, dtype) as convert:
+            for block in _blocks(tensor, memory):
+                yield convert(tensor.read(block), 1)
+
+    def _decoded(
+        self, name: str, tensor: StoredTensor, dtype: Dtype, memory: int
+    ) -> Iterator[tuple[Bounds, np.ndarray[Any, Any]]]:
+        """The boxes of a tensor whose chunks are decoded, in this dtype; without those that are zero."""
+        with self._converting(name, dtype) as convert:
+            for piece in tensor.pieces:
+                if piece.fill is not None and any(piece.fill.tobytes()):
+                    sizes = [stop - start for start, stop in piece.box]
+                    yield piece.box, np.broadcast_to(convert(piece.fill, math.prod(sizes)), sizes)
+            for box, values in tensor.decoded(memory):
+                yield box, convert(np.asarray(values), 1)
+
+    @contextmanager
+    def _converting(
+        self, name: str, dtype: Dtype
+    ) -> Iterator[Callable[[np.ndarray[Any, Any], int], np.ndarray[Any, Any]]]:
+        """Give a function that converts values, each of which stands for so many; say at the end what was lost."""
         into = dtype.numpy(f"tensor {shown(name)}")
         lost = 0
-        for block in _blocks(tensor, memory):
-            values = tensor.read(block)
+
+        def convert(values: np.ndarray[Any, Any], times: int) -> np.ndarray[Any, Any]:
+            nonlocal lost
             if values.dtype != into:
                 values, count = converted_values(values, into, self._overflow)
-                lost += count
-            yield values
+                lost += count * times
+            return values
+
+        yield convert
         if lost:
             text = lost_text(name, dtype, lost, self._overflow)
             if self._overflow == "refuse":
@@ -258,6 +310,15 @@ def _blank(shape: tuple[int, ...], itemsize: int) -> np.ndarray[Any, Any]:
     return np.broadcast_to(np.zeros((), f"V{itemsize}"), shape)
 
 
+def _lying(
+    name: str, shape: tuple[int, ...], dtype: Dtype, holder: DataFile | np.ndarray[Any, Any], begin: int
+) -> Wanted:
+    """A tensor that lies in one place, in C order."""
+    strides = contiguous_strides(shape, dtype.bits // 8)
+    piece = SourcePiece(tuple((0, size) for size in shape), holder, begin, strides)
+    return Wanted(name, dtype, shape, [piece] if 0 not in shape else [])
+
+
 def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:
     """Boxes that follow one another in C order, each of which takes only a part of the memory."""
     if not tensor.shape:
@@ -270,7 +331,7 @@ def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:
 
 
 def _rows_of(tensor: StoredTensor, memory: int) -> int:
-    """How many rows of a tensor are converted or decoded at once.
+    """How many rows of a tensor are converted at once.
 
     Raises:
         LayoutError: if the memory is too little for one.
@@ -280,9 +341,9 @@ def _rows_of(tensor: StoredTensor, memory: int) -> int:
     if row * 2 > memory:
         raise LayoutError(
             f"memory is {bytes_text(memory)}; a row of tensor {shown(tensor.name)} takes {bytes_text(row)} and must "
-            f"be converted or decoded in memory: at least {bytes_text(2 * row)} are needed"
+            f"be converted in memory: at least {bytes_text(2 * row)} are needed"
         )
-    # A block, the piece that it is decoded from, and its conversion.
+    # A block, and its conversion.
     return max(min(memory // (4 * row), count), 1)
 
 
