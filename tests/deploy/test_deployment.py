@@ -179,7 +179,7 @@ class TestValues:
         numbers["stage"][0] = 1
         rules.clear()
         assert one.at("h.0") == {"pp": (0,)}
-        one.rules.clear()
+        one.rules().clear()
         assert one.at("h.1") == {"pp": (1,)}
 
 

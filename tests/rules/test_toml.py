@@ -191,7 +191,10 @@ def test_what_is_written_is_read_back_equal_and_in_order(layout_map: LayoutMap) 
         (f"[rules]\na = {'[' * 20_000}", "nested too deeply"),
         ("match = 'search'", "'rules' is missing"),
         ("rules = 3", "rules must be a table, got 3"),
-        ("mach = 'search'\n[rules]", "unknown key 'mach'.*match, mesh, numbers, rewrite, rules.*did you mean 'match'"),
+        (
+            "mach = 'search'\n[rules]",
+            "unknown key 'mach'.*match, mesh, meshes, numbers, parameters, rewrite, rules.*did you mean 'match'",
+        ),
         ("[rule]\nkernel = []", "unknown key 'rule'.*did you mean 'rules'"),
         ("[Rules]\nkernel = []", "unknown key 'Rules'.*did you mean 'rules'"),
         ("[[rules]]\nkernel = []", r"rules must be a table, got a list of them: write \[rules\], not \[\[rules\]\]"),

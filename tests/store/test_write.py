@@ -268,7 +268,7 @@ def test_a_manifest_alone_names_the_file_that_is_missing(tmp_path: Path) -> None
 def test_layouts_of_the_wrong_type(tmp_path: Path, wrong: Any) -> None:
     sw.save_checkpoint(tmp_path / "w.safetensors", {"w": np.zeros(2)})
     for layouts, said in (
-        (wrong, "layouts must be a LayoutMap or a mapping"),
+        (wrong, "layouts must be a LayoutMap, a Deployment or a mapping"),
         ({"w": wrong}, r"layouts\['w'\] must be a"),
     ):
         with pytest.raises(TypeError, match=said):

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .._text import bytes_text, shown
+from ..deploy.deployment import Deployment
 from ..rules.layout_map import LayoutMap
 from ..rules.numbers import config_beside
 from ..rules.rewrites import Rewrites
@@ -25,6 +26,7 @@ from ..store import (
     verify_checkpoint,
 )
 from ..store.write.doubts import DoubtsError
+from .layouts import read_layouts
 from .notation import parse_memory, parse_mesh
 from .progress import ShownProgress
 from .tasks import write_report
@@ -58,7 +60,7 @@ def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
     return 0
 
 
-def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | None, dict[str, Any]]:
+def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | None, dict[str, Any]]:
     """Give the layouts of a new checkpoint, and what else says what is written."""
     layouts, rewrites = _rules(options)
     return layouts, {
@@ -84,7 +86,7 @@ def refused() -> Iterator[None]:
         raise ValueError(str(error)) from error
 
 
-def _rules(options: argparse.Namespace) -> tuple[LayoutMap | None, Rewrites]:
+def _rules(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | None, Rewrites]:
     """How the tensors are cut, and what is rewritten: the source's rules undone, then the destination's."""
     rewrites = Rewrites()
     config = options.config or config_beside(options.source)
@@ -94,10 +96,10 @@ def _rules(options: argparse.Namespace) -> tuple[LayoutMap | None, Rewrites]:
     if options.rules is not None:
         rewrites += Rewrites.from_toml(options.rules, config=config)
         mesh = None if options.mesh is None else parse_mesh(options.mesh)
-        layouts = LayoutMap.from_toml(options.rules, mesh, config=config)
-        if not layouts and layouts.default is None:
+        layouts = read_layouts(options.rules, mesh, config)
+        if not layouts.rules() and layouts.default is None:
             layouts = None  # A file with rewrites only.
-        elif layouts.device_mesh is None:
+        elif isinstance(layouts, LayoutMap) and layouts.device_mesh is None:
             raise ValueError(f"--mesh is missing, and {options.rules} has no mesh of its own")
     if options.mesh is not None and layouts is None:
         raise ValueError("--mesh says how many devices there are; --rules must say how the tensors are cut")

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._text import bytes_text
+from ..deploy.deployment import Deployment
 from ..layout import UnevenRule
 from ..mesh import DeviceMesh
-from ..rules.layout_map import LayoutMap
 from ..rules.numbers import config_beside
 from ..rules.report import LayoutReport, TensorReport
 from ..show.lines import Part
 from ..show.names import brief, group_names
 from ..show.table import table_lines
 from ..store import open_checkpoint
+from .layouts import read_layouts
 from .notation import format_layout, format_mesh, format_shape, parse_mesh
 from .terminal import Screen, as_options
 
@@ -71,19 +72,19 @@ def make_report(
     Without a mesh, that of the rules is used; a ValueError if they have none either. The model's configuration is the
     one beside the checkpoint unless another is given.
     """
-    layout_map = LayoutMap.from_toml(rules, mesh, config=config or config_beside(source))
-    mesh = layout_map.device_mesh
+    layouts = read_layouts(rules, mesh, config or config_beside(source))
+    mesh = layouts.world if isinstance(layouts, Deployment) else layouts.device_mesh
     if mesh is None:
         raise ValueError(f"--mesh is missing, and {rules} has no mesh of its own")
     with open_checkpoint(source) as checkpoint:
-        return Applied(checkpoint.path, mesh, layout_map.report(checkpoint, uneven=uneven))
+        return Applied(checkpoint.path, mesh, layouts.report(checkpoint, uneven=uneven))
 
 
 def _print(screen: Screen, applied: Applied, *, apart: bool, devices: bool) -> None:
-    mesh, (count, *totals) = applied.mesh, applied.report.totals
+    count, *totals = applied.report.totals
     screen.write(
         (str(applied.path), "bold"),
-        f": {count}, on the mesh {format_mesh(mesh)} of {mesh.size:,} device{'s' * (mesh.size > 1)}",
+        f": {count}, {_where(applied)}",
     )
     screen.write("")
     for line in table_lines(_TITLES, _rows(applied, apart), screen.size and screen.size.columns):
@@ -95,6 +96,15 @@ def _print(screen: Screen, applied: Applied, *, apart: bool, devices: bool) -> N
         screen.write("")
         for line in table_lines(("devices", ">bytes"), _device_rows(applied)):
             screen.write(*line)
+
+
+def _where(applied: Applied) -> str:
+    mesh, meshes = applied.mesh, applied.report.meshes
+    devices = f"{mesh.size:,} device{'s' * (mesh.size > 1)}"
+    if not meshes:
+        return f"on the mesh {format_mesh(mesh)} of {devices}"
+    said = "; ".join(f"{name} {format_mesh(one)}" for name, one in meshes)
+    return f"on {devices} by the mesh{'es' * (len(meshes) > 1)} {said}"
 
 
 def _rows(applied: Applied, apart: bool) -> list[list[Part]]:
@@ -126,7 +136,7 @@ def _row(applied: Applied, name: str, count: int, tensor: TensorReport) -> list[
 
 def _layout_part(tensor: TensorReport, report: LayoutReport) -> Part:
     if tensor.layout is None:
-        return "clash", "red"
+        return "no place" if report.meshes else "clash", "red"
     if tensor.rule is None and report.default is None:
         return "no rule", "yellow"
     style = "red" if tensor.shard_shape is None else "dim" if tensor.is_replicated else "cyan"
@@ -170,6 +180,7 @@ def _as_json(applied: Applied, devices: bool, html: Path | None) -> dict[str, An
     return {
         "file": str(applied.path),
         "mesh": dict(zip(applied.mesh.axis_names, applied.mesh.shape, strict=True)),
+        **({"meshes": report["meshes"]} if "meshes" in report else {}),
         "uneven": report["uneven"],
         "default": report["default"],
         "tensors": report["tensors"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -20,10 +20,14 @@ from .rule import Coordinates, DeploymentRule, with_fields
 from .world import WORLD, named_meshes, view_of, world_of
 
 if TYPE_CHECKING:
+    import os
     import re
 
     from ..layout import UnevenRule
     from ..partition import Partition
+    from ..rules.numbers import Config
+    from ..rules.report import LayoutReport
+    from ..rules.report_maker import Names
 
 __all__ = ["Deployment", "shapes_of"]
 
@@ -214,9 +218,8 @@ class Deployment:
         """The meshes by name, without the one of all devices."""
         return dict(self._meshes)
 
-    @property
     def rules(self) -> dict[str, DeploymentRule]:
-        """The rules by their keys."""
+        """Give all rules by their keys."""
         return dict(self._rules)
 
     @property
@@ -365,6 +368,70 @@ class Deployment:
             return layout.partition(sizes, self.uneven_of(path) or checked_uneven(uneven))
         except LayoutError as error:
             raise LayoutError(f"tensor {shown(path)}: {error}") from None
+
+    def report(self, names: Names, *, uneven: UnevenRule = "even") -> LayoutReport:
+        """Report where tensors of these names are: layouts, bytes of each device and stage, and all that looks wrong.
+
+        Args:
+            names: the tensors, as `LayoutMap.report` takes them.
+            uneven: how a dim that does not divide is cut, unless its rule says so.
+
+        Raises:
+            LayoutError: if a name is repeated, a size is negative, or there is no such uneven rule.
+            TypeError: if a name is not a string, or a shape or dtype is invalid.
+
+        >>> from shardwise import DeviceMesh
+        >>> stages = Deployment(2, DeviceMesh((2,), ("pp",)), {"h.{i}": DeploymentRule((None,), at={"pp": "i // 2"})})
+        >>> report = stages.report({f"h.{i}": ((4,), "float32") for i in range(3)})
+        >>> report.device_bytes.tolist(), report.fullest
+        ([32, 16], ('cpu:0', 32))
+        """
+        from ..rules.report_maker import make_report
+
+        default = None if self._default is None else LayoutRule(self._default.layout, self._default.uneven)
+        keys = {with_fields(key): key for key in self._rules}
+        return make_report(
+            self._search, self._world, default, names, uneven, look_up=self.layout_of, keys=keys, meshes=self._meshes
+        )
+
+    @classmethod
+    def from_toml(
+        cls,
+        file: str | os.PathLike[str] | TextIO,
+        *,
+        config: Config | None = None,
+        world: Sequence[Hashable] | DeviceMesh | None = None,
+    ) -> Deployment:
+        r"""Make the deployment that a rules file describes; the page `docs/deployments.md` has the format.
+
+        Args:
+            file: the path of the file, or an open text file.
+            config: the model's configuration, for the file's `[numbers]`: the path of a `config.json`, that of a folder
+                which has one, or what such a file holds.
+            world: labels of the devices, instead of those that the file gives.
+
+        Raises:
+            ParseError: if the file is not TOML, or has an unknown key or a value of the wrong type.
+            LayoutError: if a rule names what is not there, or a number is missing.
+            MeshError: if a mesh does not fit the world.
+            OSError: if the file cannot be read.
+
+        >>> import io
+        >>> stages = Deployment.from_toml(io.StringIO(r'''
+        ... [lists]
+        ... stage = { stages = [1, 2] }
+        ... [meshes]
+        ... dense = { shape = [2, 4], axis_names = ["pp", "tp"] }
+        ... [rules]
+        ... 'h\.{i}\.' = { axes = ["tp", []], at = { pp = "stage[i]" } }
+        ... '''))
+        >>> stages.partition("h.2.w", (8, 4)).holders
+        ('cpu:4', 'cpu:5', 'cpu:6', 'cpu:7')
+        """
+        from .toml import read_deployment
+
+        arguments, keywords = read_deployment(file, config, world)
+        return cls(*arguments, **keywords)
 
     def held_by(self, device: Any, tensors: Mapping[str, Any], uneven: UnevenRule = "even") -> dict[str, Partition]:
         """Give the partitions of those tensors of which a device holds a part.

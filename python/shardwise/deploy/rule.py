@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..layout import TensorLayout, UnevenRule
     from ..packed import PackedDim
 
-__all__ = ["At", "Coordinates", "DeploymentRule", "with_fields"]
+__all__ = ["At", "Coordinates", "DeploymentRule", "names_of", "with_fields"]
 
 #: Where along an axis: one place, or several that hold the same.
 At = int | str | Sequence[int | str]
@@ -128,6 +128,11 @@ def _parsed(axis: str, text: str) -> tuple[str | None, Expression]:
         return None, parse_expression(text)
     except ShardwiseError as error:
         raise LayoutError(f"at[{shown(axis)}]: {error}") from None
+
+
+def names_of(rule: DeploymentRule) -> tuple[str, ...]:
+    """Give the names that are used in the `at` of a rule: of fields, numbers, lists and axes."""
+    return tuple(dict.fromkeys(name for axis, where in rule.at for name in Coordinates(axis, where, 1).names))
 
 
 class Coordinates:

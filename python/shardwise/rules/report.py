@@ -20,7 +20,7 @@ from .._dtypes import bytes_for
 from .._fork import cached_property, importing
 from .._frozen import frozen, handed_out
 from .._text import bytes_text, shown
-from ..errors import SizeOverflowError
+from ..errors import LayoutError, MeshError, SizeOverflowError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["LayoutReport", "TensorReport", "checked_size"]
 
 _NAMES_SHOWN = 3
+_STAGES_SHOWN = 16
 _TITLES = ("tensor", "shape", "dtype", "layout", "shard", ">bytes per device", "rule")
 #: For larger meshes the bytes of each device are only listed if asked for.
 _MAX_DEVICES = 2**20
@@ -144,8 +145,10 @@ class LayoutReport(Drawn):
         clashes: The names that several rules match; they cannot be placed.
         rank_mismatches: The tensors whose rank is not their layout's; they cannot be placed.
         indivisible: The dims that do not divide; under `"even"` their tensors cannot be placed.
-        misfits: The tensors whose sizes do not fit a packed dim; they cannot be placed.
+        misfits: The tensors whose sizes do not fit a packed dim, and those for which a deployment has no coordinates;
+            they cannot be placed.
         default: What the map gives to names to which no key applies.
+        meshes: The meshes of a deployment by name, all of devices of `device_mesh`.
     """
 
     tensors: tuple[TensorReport, ...]
@@ -157,6 +160,7 @@ class LayoutReport(Drawn):
     indivisible: tuple[IndivisibleDim, ...]
     misfits: tuple[Misfit, ...] = ()
     default: LayoutRule | None = None
+    meshes: tuple[tuple[str, DeviceMesh], ...] = ()
 
     @cached_property
     def unmatched(self) -> tuple[TensorReport, ...]:
@@ -196,14 +200,21 @@ class LayoutReport(Drawn):
         `None` where a dtype is not known, or no tensor can be placed.
         """
         whole = _sum(tensor.nbytes for tensor in self.placed)
-        replicated = _sum(tensor.nbytes for tensor in self.placed if tensor.is_replicated)
+        replicated = _sum(
+            tensor.nbytes for tensor in self.placed if tensor.is_replicated and self._is_everywhere(tensor)
+        )
         return replicated / whole if whole and replicated is not None else None
+
+    def _is_everywhere(self, tensor: TensorReport) -> bool:
+        """Whether no device of the report's mesh is left out of the tensor's mesh."""
+        mesh = None if tensor.layout is None else tensor.layout.device_mesh
+        return self.device_mesh is None or mesh is None or mesh.size >= self.device_mesh.size
 
     @property
     def device_bytes(self) -> npt.NDArray[np.int64] | None:
         """Bytes of all placed tensors on each device: a read-only int64 array, in the order of device indices.
 
-        `None` if there is no mesh, a dtype is not known, or a layout has a mesh of its own.
+        `None` if there is no mesh, a dtype is not known, or a layout has a mesh of its own that is not a deployment's.
 
         Raises:
             SizeOverflowError: if a device would hold more than 2**63 - 1 bytes.
@@ -214,26 +225,95 @@ class LayoutReport(Drawn):
     def _device_bytes(self) -> npt.NDArray[np.int64] | None:
         mesh = self.device_mesh
         largest = _sum(tensor.bytes_per_device for tensor in self.placed)
-        meshes = {tensor.layout.device_mesh for tensor in self.placed if tensor.layout is not None}
-        if mesh is None or largest is None or not meshes <= {mesh}:
+        if mesh is None or largest is None:
+            return None
+        positions = self._positions(mesh)
+        if positions is None:
             return None
         checked_size(largest, "the bytes on a device")
-        # Tensors that are cut evenly are the same everywhere. For the rest, whole bytes are added up, so that a shape
-        # is cut once for all its dtypes.
-        alike = sum(tensor.bytes_per_device or 0 for tensor in self.placed if not tensor.is_uneven)
-        try:
-            result = np.full(mesh.size, alike, np.int64)
-        except ValueError:  # what numpy raises for a size that no address space holds
-            raise SizeOverflowError(f"the bytes of {mesh.size} devices do not fit in the address space") from None
+        # Tensors that are cut evenly are the same on all devices of their mesh. For the rest, whole bytes are added up,
+        # so that a shape is cut once for all its dtypes.
+        alike: Counter[DeviceMesh] = Counter()
         counts: Counter[tuple[TensorLayout, tuple[int, ...], UnevenRule, int]] = Counter()
         for tensor in self.placed:
-            if tensor.is_uneven and tensor.layout is not None and tensor.bits is not None:
-                packed = tensor.bits % 8 != 0
-                key = tensor.layout, tensor.shape, tensor.uneven, tensor.bits if packed else 8
-                counts[key] += 1 if packed else tensor.bits // 8
+            if tensor.layout is None or tensor.layout.device_mesh is None or tensor.bits is None:
+                continue
+            if not tensor.is_uneven:
+                alike[tensor.layout.device_mesh] += tensor.bytes_per_device or 0
+                continue
+            packed = tensor.bits % 8 != 0
+            key = tensor.layout, tensor.shape, tensor.uneven, tensor.bits if packed else 8
+            counts[key] += 1 if packed else tensor.bits // 8
+        try:
+            result = np.zeros(mesh.size, np.int64)
+        except ValueError:  # what numpy raises for a size that no address space holds
+            raise SizeOverflowError(f"the bytes of {mesh.size} devices do not fit in the address space") from None
+        for own, size in alike.items():
+            result[positions[own]] += size
         for (layout, shape, uneven, bits), count in counts.items():
-            result += bytes_for(layout.partition(shape, uneven).nbytes("uint8"), bits) * count
+            assert layout.device_mesh is not None
+            sizes = bytes_for(layout.partition(shape, uneven).nbytes("uint8"), bits) * count
+            result[positions[layout.device_mesh]] += sizes
         return frozen(result)
+
+    def _positions(self, mesh: DeviceMesh) -> dict[DeviceMesh, Any] | None:
+        """Where the devices of each layout's mesh are in the report's; `None` if some are not."""
+        found: dict[DeviceMesh, Any] = {mesh: slice(None)}
+        for tensor in self.placed:
+            own = None if tensor.layout is None else tensor.layout.device_mesh
+            if own is None or own in found:
+                continue
+            if not self.meshes:
+                return None
+            found[own] = np.array([mesh.index_of_label(label) for label in own._all_labels()], np.int64)
+        return found
+
+    @property
+    def fullest(self) -> tuple[Any, int] | None:
+        """The label of the device that holds most, the first of them, and its bytes; `None` where that is not known."""
+        each = self._device_bytes
+        if each is None or self.device_mesh is None:
+            return None
+        position = int(each.argmax())
+        return self.device_mesh.device(position), int(each[position])
+
+    def bytes_along(self, axis: str, mesh: str | None = None) -> npt.NDArray[np.int64]:
+        """Give the fewest and the most bytes of a device at each coordinate of an axis: of each stage, for instance.
+
+        Args:
+            axis: the name of the axis.
+            mesh: the name of its mesh in a deployment; the first one that has the axis, if not given.
+
+        Returns:
+            int64 of shape (coordinates, 2).
+
+        Raises:
+            MeshError: if there is no such axis or mesh.
+            LayoutError: if what devices hold is not known.
+
+        >>> from shardwise import DeviceMesh
+        >>> from shardwise.deploy import Deployment, DeploymentRule
+        >>> stages = Deployment(
+        ...     4, DeviceMesh((2, 2), ("pp", "tp")), {"h.{i}": DeploymentRule(("tp",), at={"pp": "i // 3"})}
+        ... )
+        >>> stages.report({f"h.{i}": ((8,), "int8") for i in range(4)}).bytes_along("pp").tolist()
+        [[12, 12], [4, 4]]
+        """
+        each = self._device_bytes
+        if each is None or self.device_mesh is None:
+            raise LayoutError("the bytes of the devices are not known: there is no mesh, or a dtype is missing")
+        known = dict(self.meshes) or {"mesh": self.device_mesh}
+        named = known if mesh is None else {name: known[name] for name in known if name == mesh}
+        for found in named.values():
+            if axis in found.axis_names:
+                break
+        else:
+            said = ", ".join(f"{name} {one.axis_names}" for name, one in known.items())
+            raise MeshError(f"axis is {shown(axis)}, of mesh {shown(mesh)}; the meshes are {said}")
+        at = np.array([self.device_mesh.index_of_label(label) for label in found._all_labels()], np.int64)
+        position = found.axis_names.index(axis)
+        sizes = np.moveaxis(each[at].reshape(found.shape), position, 0).reshape(found.shape[position], -1)
+        return np.stack([sizes.min(1), sizes.max(1)], 1)
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -259,6 +339,11 @@ class LayoutReport(Drawn):
             "tensors": [tensor.to_dict() for tensor in self.tensors],
             "uneven": self.uneven,
             "default": self.default and {"layout": _listed(self.default.layout.axes), "uneven": self.default.uneven},
+            **(
+                {"meshes": {name: dict(zip(one.axis_names, one.shape, strict=True)) for name, one in self.meshes}}
+                if self.meshes
+                else {}
+            ),
             "mesh": None if mesh is None else {"shape": _listed(mesh.shape), "axis_names": _listed(mesh.axis_names)},
             "unmatched": [tensor.name for tensor in self.unmatched],
             "unused_rules": list(self.unused_rules),
@@ -308,9 +393,25 @@ class LayoutReport(Drawn):
             yield f"each device holds {least if least == most else f'{least} to {most}'} of {bytes_text(whole)}{share}"
             times = f", {total / whole:,.2f} times the tensors' size" if whole else ""
             yield f"all {len(each):,} devices hold {bytes_text(total)}{times}"
+            yield from self._stages()
         elif self.placed:
             largest = sum(tensor.bytes_per_device or 0 for tensor in self.placed)
             yield f"a device holds at most {bytes_text(largest)} of {bytes_text(whole)}"
+
+    def _stages(self) -> Iterator[str]:
+        """The bytes of each stage, and of the fullest device."""
+        named = next((name for name, mesh in self.meshes if "pp" in mesh.axis_names), None)
+        if named is not None:
+            rows = self.bytes_along("pp", named).tolist()
+            texts = [
+                bytes_text(most) if least == most else f"{bytes_text(least)} to {bytes_text(most)}"
+                for least, most in rows
+            ]
+            listed = ", ".join(f"{stage}: {text}" for stage, text in enumerate(texts[:_STAGES_SHOWN]))
+            more = f" and {len(texts) - _STAGES_SHOWN} more" if len(texts) > _STAGES_SHOWN else ""
+            yield f"a device of each stage holds {listed}{more}"
+        if self.meshes and self.fullest is not None:
+            yield f"the fullest is {self.fullest[0]}, with {bytes_text(self.fullest[1])}"
 
     def _listed_device_bytes(self) -> list[int] | None:
         mesh = self.device_mesh

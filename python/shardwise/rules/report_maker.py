@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .._arguments import sizes_of
 from .._dtypes import dtype_of, find_dtype
 from .._text import shown
-from ..errors import LayoutError
+from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
@@ -25,10 +25,34 @@ Names = Mapping[str, Any] | Iterable[tuple[Any, ...]]
 
 
 def make_report(
-    search: RuleSearch, mesh: DeviceMesh | None, default: LayoutRule | None, names: Names, uneven: UnevenRule
+    search: RuleSearch,
+    mesh: DeviceMesh | None,
+    default: LayoutRule | None,
+    names: Names,
+    uneven: UnevenRule,
+    *,
+    look_up: LookUp | None = None,
+    keys: Mapping[str, str] | None = None,
+    meshes: Mapping[str, DeviceMesh] | None = None,
 ) -> LayoutReport:
-    """Make the report on tensors of these names, for the rules of a map with this mesh; see `LayoutMap.report`."""
-    return _Maker(search, mesh, default, checked_uneven(uneven)).report(_tensors(names))
+    """Make the report on tensors of these names, for the rules of a map with this mesh; see `LayoutMap.report`.
+
+    Args:
+        search: the rules.
+        mesh: the mesh of the map; of a deployment all devices.
+        default: what applies to names that no rule matches.
+        names: the tensors.
+        uneven: how dims are cut that do not divide.
+        look_up: the layout of a tensor of a deployment, by name and rank, in which the rule alone does not say it.
+        keys: what the report calls the rules.
+        meshes: the meshes of a deployment.
+    """
+    maker = _Maker(search, mesh, default, checked_uneven(uneven), look_up, keys or {}, meshes or {})
+    return maker.report(_tensors(names))
+
+
+#: The layout of a tensor by its name and rank; `None` if no rule matches.
+LookUp = Callable[[str, int], "TensorLayout | None"]
 
 
 class _Tensor(NamedTuple):
@@ -40,9 +64,19 @@ class _Tensor(NamedTuple):
 
 class _Maker:
     def __init__(
-        self, search: RuleSearch, mesh: DeviceMesh | None, default: LayoutRule | None, uneven: UnevenRule
+        self,
+        search: RuleSearch,
+        mesh: DeviceMesh | None,
+        default: LayoutRule | None,
+        uneven: UnevenRule,
+        look_up: LookUp | None,
+        keys: Mapping[str, str],
+        meshes: Mapping[str, DeviceMesh],
     ) -> None:
         self._search = search
+        self._look_up = look_up
+        self._keys = keys
+        self._meshes = meshes
         self._default = default
         layouts = [*search.layouts.values(), *([] if default is None else [default.layout])]
         self._mesh = _shared_mesh(layouts) if mesh is None else mesh
@@ -68,11 +102,12 @@ class _Maker:
             uneven=self._uneven,
             default=self._default,
             device_mesh=self._mesh,
-            unused_rules=tuple(unused),
+            unused_rules=tuple(self._keys.get(rule, rule) for rule in unused),
             clashes=tuple(self._clashes),
             rank_mismatches=tuple(self._rank_mismatches),
             indivisible=tuple(self._indivisible),
             misfits=tuple(self._misfits),
+            meshes=tuple(self._meshes.items()),
         )
 
     def _tensor(self, tensor: _Tensor, rules: tuple[str, ...]) -> TensorReport:
@@ -80,10 +115,15 @@ class _Maker:
         rule = layout = num_shards = shard_shape = None
         uneven: UnevenRule | None = None
         if len(rules) > 1:
-            self._clashes.append(Clash(name, rules))
+            self._clashes.append(Clash(name, tuple(self._keys.get(rule, rule) for rule in rules)))
         elif rules:
-            rule = rules[0]
-            layout, uneven = self._search.layouts[rule], self._search.uneven.get(rule)
+            rule = self._keys.get(rules[0], rules[0])
+            layout, uneven = self._search.layouts[rules[0]], self._search.uneven.get(rules[0])
+            if self._look_up is not None and layout.rank == len(shape):
+                layout = self._placed(name, rule, len(shape))
+        elif self._look_up is not None:
+            uneven = None if self._default is None else self._default.uneven
+            layout = self._placed(name, None, len(shape))
         elif self._default is not None:
             uneven = self._default.uneven
             # If the rank is too small, the default's own, which does not fit.
@@ -95,6 +135,18 @@ class _Maker:
             num_shards = layout.num_shards
             shard_shape = self._largest_shard(layout, shape, uneven)
         return TensorReport(name, shape, dtype, bits, rule, layout, num_shards, shard_shape, uneven)
+
+    def _placed(self, name: str, rule: str | None, rank: int) -> TensorLayout | None:
+        """The layout of a tensor of a deployment; why it has none is recorded."""
+        assert self._look_up is not None
+        try:
+            layout = self._look_up(name, rank)
+        except ShardwiseError as error:
+            self._misfits.append(Misfit(name, rule, str(error)))
+            return None
+        if layout is None:
+            self._misfits.append(Misfit(name, None, "no rule matches it, and there is no default"))
+        return layout
 
     def _fits(
         self, name: str, shape: tuple[int, ...], rule: str | None, layout: TensorLayout, uneven: UnevenRule

@@ -23,12 +23,26 @@ from .layout_rule import REPLICATED, LayoutRule
 from .numbers import Config, Numbers, numbered
 from .search import MATCH_MODES, MatchMode
 
-__all__ = ["Rules", "located", "read_rewrites", "read_rules", "write_rules"]
+__all__ = [
+    "PLACING",
+    "Rules",
+    "check_table",
+    "checked_list",
+    "located",
+    "read_document",
+    "read_layout",
+    "read_numbers",
+    "read_rewrites",
+    "read_rules",
+    "write_rules",
+]
 
 #: The keys of a rules file that say how tensors are cut, and those that say what is rewritten.
 _CUTTING = {"backtracking", "default", "match", "mesh", "rules"}
 _REWRITING = {"drop", "rewrite", "unmatched"}
 _BOTH = {"numbers"}
+#: Those that only files of deployments have; `shardwise.deploy` reads them.
+PLACING = {"lists", "meshes", "parameters", "world"}
 
 
 @dataclass(frozen=True)
@@ -45,8 +59,12 @@ class Rules:
 
 def read_rules(file: str | os.PathLike[str] | TextIO, config: Config | None = None) -> Rules:
     """Read a rules file; see `LayoutMap.from_toml` for what it raises."""
-    document, source = _document(file)
-    numbers = _numbers(document, config, source)
+    document, source = read_document(file)
+    if placing := sorted(PLACING & document.keys()):
+        raise ParseError(
+            f"{source}: {placing[0]} is for deployments; shardwise.deploy.Deployment.from_toml reads the file"
+        )
+    numbers = read_numbers(document, config, source)
     match = document.get("match", "search")
     if match not in MATCH_MODES:
         raise ParseError(f"{source}: match must be one of {', '.join(map(repr, MATCH_MODES))}, got {shown(match)}")
@@ -58,8 +76,8 @@ def read_rules(file: str | os.PathLike[str] | TextIO, config: Config | None = No
     rules = document.get("rules", {})
     if isinstance(rules, list):
         raise ParseError(f"{source}: rules must be a table, got a list of them: write [rules], not [[rules]]")
-    _check_table(rules, f"{source}: rules")
-    layouts = {key: _layout(value, f"{source}: rule {shown(key)}", numbers) for key, value in rules.items()}
+    check_table(rules, f"{source}: rules")
+    layouts = {key: read_layout(value, f"{source}: rule {shown(key)}", numbers) for key, value in rules.items()}
     return Rules(match, backtracking, mesh, layouts, default, source)
 
 
@@ -67,24 +85,26 @@ def read_rewrites(
     file: str | os.PathLike[str] | TextIO, config: Config | None = None
 ) -> tuple[dict[str, Any], Numbers, str]:
     """Read what a rules file says about rewrites, its numbers, and its name; see `Rewrites.from_toml` for errors."""
-    document, source = _document(file)
+    document, source = read_document(file)
     for key in ("drop", "rewrite"):
-        _list(document.get(key, []), f"{source}: {key}")
-    return {key: document[key] for key in _REWRITING & document.keys()}, _numbers(document, config, source), source
+        checked_list(document.get(key, []), f"{source}: {key}")
+    return {key: document[key] for key in _REWRITING & document.keys()}, read_numbers(document, config, source), source
 
 
-def _numbers(document: Mapping[str, Any], config: Config | None, source: str) -> Numbers:
+def read_numbers(document: Mapping[str, Any], config: Config | None, source: str) -> Numbers:
+    """Give the numbers of a rules file."""
     table = document.get("numbers", {})
-    _check_table(table, f"{source}: numbers")
+    check_table(table, f"{source}: numbers")
     return Numbers(table, config, source)
 
 
-def _document(file: str | os.PathLike[str] | TextIO) -> tuple[dict[str, Any], str]:
+def read_document(file: str | os.PathLike[str] | TextIO) -> tuple[dict[str, Any], str]:
+    """Read a rules file as tables, and give the name that messages call it."""
     source = repr(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else "the rules file"
     document = _parse(_text(file, source), source)
     # A file of rewrites may have no rules.
     required = set() if _REWRITING & document.keys() else {"rules"}
-    _check_table(document, source, required=required, optional={*_CUTTING, *_REWRITING, *_BOTH})
+    check_table(document, source, required=required, optional={*_CUTTING, *_REWRITING, *_BOTH, *PLACING})
     return document, source
 
 
@@ -164,7 +184,12 @@ def _parse(text: str, source: str) -> dict[str, Any]:
         raise ParseError(f"{source} is nested too deeply") from None
 
 
-def _check_table(table: object, place: str, required: set[str] | None = None, optional: set[str] | None = None) -> None:
+def check_table(table: object, place: str, required: set[str] | None = None, optional: set[str] | None = None) -> None:
+    """Refuse what is not a table of these keys.
+
+    Raises:
+        ParseError: if it is none, has another key, or lacks one that is required.
+    """
     if not isinstance(table, dict):
         raise ParseError(f"{place} must be a table, got {shown(table)}")
     if required is None:
@@ -190,15 +215,16 @@ def _nearest(key: str, known: Iterable[str]) -> str | None:
 _LONGEST_COMPARED = 40
 
 
-def _list(value: object, place: str) -> list[Any]:
+def checked_list(value: object, place: str) -> list[Any]:
+    """Return a value if it is a list."""
     if not isinstance(value, list):
         raise ParseError(f"{place} must be a list, got {shown(value)}")
     return value
 
 
 def _mesh(table: Any, place: str) -> DeviceMesh:
-    _check_table(table, place, required={"shape", "axis_names"}, optional={"devices"})
-    lists = {key: _list(value, f"{place}.{key}") for key, value in table.items()}
+    check_table(table, place, required={"shape", "axis_names"}, optional={"devices"})
+    lists = {key: checked_list(value, f"{place}.{key}") for key, value in table.items()}
     with located(place):
         return DeviceMesh(lists["shape"], lists["axis_names"], lists.get("devices"))
 
@@ -208,19 +234,20 @@ def _default(value: Any, place: str, numbers: Numbers) -> LayoutRule:
         if value != REPLICATED:
             raise ParseError(f"{place} must be {REPLICATED!r}, a list of axes or a table, got {shown(value)}")
         value = []
-    return _layout(value, place, numbers)
+    return read_layout(value, place, numbers)
 
 
-def _layout(value: Any, place: str, numbers: Numbers) -> LayoutRule:
+def read_layout(value: Any, place: str, numbers: Numbers) -> LayoutRule:
+    """Read what a rule says: a list of axes, or a table with one."""
     unreduced: list[Any] = []
     uneven = None
     if isinstance(value, dict):
         if "axes" not in value and all(_nearest(key, _KEYS) is None for key in value):
             raise ParseError(f"{place}: expected a list of axes, got a table; a rule that contains a dot needs quotes")
-        _check_table(value, place, required={"axes"}, optional={"unreduced", "uneven"})
-        unreduced, uneven = _list(value.get("unreduced", []), f"{place}: unreduced"), value.get("uneven")
+        check_table(value, place, required={"axes"}, optional={"unreduced", "uneven"})
+        unreduced, uneven = checked_list(value.get("unreduced", []), f"{place}: unreduced"), value.get("uneven")
         value = value["axes"]
-    entries = enumerate(_list(value, f"{place}: axes"))
+    entries = enumerate(checked_list(value, f"{place}: axes"))
     axes = [_spec(entry, f"{place}: dim {dim}", numbers) for dim, entry in entries]
     with located(place):
         return LayoutRule(TensorLayout(tuple(axes), unreduced=tuple(unreduced)), uneven)

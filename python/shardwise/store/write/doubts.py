@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..._text import shown
+from ...deploy.deployment import Deployment
 from ...errors import LayoutError
 from ...layout import UnevenRule
 from ...rules.layout_map import LayoutMap
@@ -56,7 +57,7 @@ def doubts_about(
             f"the layouts cut {len(cut)} tensor{'s' * (len(cut) != 1)}, but {form!r} holds tensors whole, so nothing "
             "is cut; 'sharded' and 'dcp' hold them in pieces"
         )
-    if isinstance(layouts, LayoutMap):
+    if isinstance(layouts, (LayoutMap, Deployment)):
         report = layouts.report([(name, each.shape, each.dtype.name) for name, each in kept.items()], uneven=uneven)
         # A rule for tensors that are not wanted is a rule like any other.
         rest = {rule for name in tensors if name not in kept for rule in layouts.matching_rules(name)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -14,6 +15,7 @@ import numpy as np
 from ..._dtypes import Dtype
 from ..._text import bytes_text
 from ...errors import LayoutError
+from ...mesh import DeviceMesh
 from ..boxes import Bounds
 from ..parts import SHARDING_INFO, part_mark
 from ..protocol import whole_box
@@ -35,6 +37,8 @@ __all__ = [
 _MOST_HEADER = 100_000_000
 #: Space for a hexadecimal digest, which is known when the data has been written.
 _NO_DIGEST = "0" * 32
+#: The label of a device of a mesh that was given none.
+_DEFAULT = re.compile(r"cpu:(0|[1-9][0-9]{0,17})")
 
 
 class Named(Protocol):
@@ -294,16 +298,35 @@ def owned_boxes(wanted: Sequence[Wanted]) -> dict[tuple[int, int], list[tuple[in
         wanted: The tensors. Uncut ones belong to the first device.
 
     Returns:
-        By device and a number, so that each list has at most one box of a tensor.
+        By device and a number, so that each list has at most one box of a tensor. Devices are numbered as in their
+        mesh; where tensors have different meshes, as those of a deployment have, a device is the same by its label.
     """
     boxes: dict[tuple[int, int], list[tuple[int, Bounds]]] = {}
+    numbers = _device_numbers(wanted)
     for i, tensor in enumerate(wanted):
         if tensor.partition is None:
             boxes.setdefault((0, 0), []).append((i, whole_box(tensor.shape)))
             continue
+        own = None if numbers is None else numbers[tensor.partition.device_mesh]
         for device, number, box in _owned(tensor):
-            boxes.setdefault((device, number), []).append((i, box))
+            boxes.setdefault((device if own is None else own[device], number), []).append((i, box))
     return boxes
+
+
+def _device_numbers(wanted: Sequence[Wanted]) -> dict[DeviceMesh | None, list[int]] | None:
+    """A number for each device of each mesh, by its label; `None` if there is only one mesh."""
+    meshes = dict.fromkeys(tensor.partition.device_mesh for tensor in wanted if tensor.partition is not None)
+    if len(meshes) < 2:
+        return None
+    labels = {mesh: mesh._all_labels() for mesh in meshes if mesh is not None}
+    known = dict.fromkeys(label for own in labels.values() for label in own)
+    # Labels that were not given are numbers of devices already; others are numbered as they come.
+    defaults = [_DEFAULT.fullmatch(label) if isinstance(label, str) else None for label in known]
+    numbers = {
+        label: position if found is None or None in defaults else int(found[1])
+        for position, (label, found) in enumerate(zip(known, defaults, strict=True))
+    }
+    return {mesh: [numbers[label] for label in own] for mesh, own in labels.items()}
 
 
 def _owned(tensor: Wanted) -> Iterable[tuple[int, int, Bounds]]:

@@ -68,8 +68,8 @@ def save_checkpoint(
         path: The new file or folder, or a URL (`s3://`, `gs://`, `memory://`); nothing may be there.
         tensors: Arrays by name, with any strides, and `ShardedArray`s. Names that share one array, with the same shape
             and strides, are tied: the elements are written once.
-        layouts: How the tensors are cut, for `"sharded"` and `"dcp"`: a `LayoutMap` or a mapping by name. A
-            `ShardedArray` that it does not name keeps its own partition; any other tensor is written whole.
+        layouts: How the tensors are cut, for `"sharded"` and `"dcp"`: a `LayoutMap`, a `Deployment` or a mapping by
+            name. A `ShardedArray` that it does not name keeps its own partition; any other tensor is written whole.
         to: `"safetensors"`, a file; `"hf"`, a folder in Hugging Face's format; `"sharded"`, a folder with a file for
             each device that owns shards, which PyTorch's `HuggingFaceStorageReader` also loads; `"dcp"`, the same in
             the format of `torch.distributed.checkpoint`, which loads it onto any mesh. By default a file if the path
@@ -145,7 +145,8 @@ def reshard_checkpoint(
     Args:
         src: A checkpoint of any format that `open_checkpoint` opens, also by URL; it is only read.
         dst: The new file or folder, or a URL (`s3://`, `gs://`, `memory://`); nothing may be there.
-        layouts: How the tensors are cut: a `LayoutMap` or a mapping, by the new names. Without it they are merged.
+        layouts: How the tensors are cut, by the new names: a `LayoutMap`, a `Deployment` or a mapping. Without it they
+            are merged.
         to: The format of `dst`; see `save_checkpoint`.
         uneven: How a dim that does not divide is cut.
         dtype: What floating-point tensors are converted to; by default every tensor keeps its dtype. Converted tensors,

@@ -12,6 +12,7 @@ from ..._arguments import instance, refuse_mask
 from ..._dtypes import DTYPES, Dtype, find_dtype
 from ..._text import shown
 from ...array.sharded import ShardedArray
+from ...deploy.deployment import Deployment
 from ...errors import LayoutError
 from ...layout import TensorLayout, UnevenRule
 from ...partition import Partition
@@ -33,8 +34,8 @@ __all__ = [
     "wanted_stored",
 ]
 
-#: Layouts by name: a map of rules, or a mapping; tensors in neither are not cut.
-Layouts = LayoutMap | Mapping[str, TensorLayout]
+#: Layouts by name: a map of rules, a deployment, or a mapping; tensors in neither are not cut.
+Layouts = LayoutMap | Deployment | Mapping[str, TensorLayout]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,13 +94,15 @@ def partition_for(name: str, shape: tuple[int, ...], layouts: Layouts | None, un
     Raises:
         LayoutError: if the layout does not fit the tensor; names it.
     """
-    if isinstance(layouts, LayoutMap):
+    if isinstance(layouts, (LayoutMap, Deployment)):
         layout = layouts.layout_of(name, len(shape))
         uneven = layouts.uneven_of(name) or uneven
     elif layouts is None or isinstance(layouts, Mapping):
         layout = None if layouts is None else layouts.get(name)
     else:
-        raise TypeError(f"layouts must be a LayoutMap or a mapping from names to layouts, got {shown(layouts)}")
+        raise TypeError(
+            f"layouts must be a LayoutMap, a Deployment or a mapping from names to layouts, got {shown(layouts)}"
+        )
     if layout is None:
         return None
     instance(f"layouts[{shown(name)}]", layout, TensorLayout)

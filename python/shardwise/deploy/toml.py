@@ -1,0 +1,154 @@
+"""Deployments as rules files: the format is on the page `docs/deployments.md`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TextIO
+
+from .._text import shown
+from ..errors import ParseError
+from ..mesh import DeviceMesh
+from ..rules.layout_rule import REPLICATED
+from ..rules.numbers import Config, Numbers
+from ..rules.toml import PLACING, check_table, checked_list, located, read_document, read_layout, read_numbers
+from .experts import ExpertMap
+from .megatron.pipeline import pipeline
+from .numbers import Number
+from .parameters import FusedParameter
+from .rule import DeploymentRule, names_of
+from .stages import Stages
+
+__all__ = ["is_deployment", "read_deployment"]
+
+_MOST_DEVICES = 1 << 24
+#: The keys of a list that Megatron's split makes.
+_PIPELINE = {"layout", "pp", "vpp", "first", "last", "embedding_counts", "loss_counts", "mtp"}
+
+
+def is_deployment(file: str | os.PathLike[str] | TextIO) -> bool:
+    """Whether a rules file describes a deployment; an error if it is not a rules file."""
+    return bool(PLACING & read_document(file)[0].keys())
+
+
+def read_deployment(
+    file: str | os.PathLike[str] | TextIO, config: Config | None, world: Sequence[Hashable] | DeviceMesh | None
+) -> tuple[tuple[Any, Any, Any], dict[str, Any]]:
+    """Read what a rules file says, as the arguments of a `Deployment`; see `Deployment.from_toml` for errors."""
+    document, source = read_document(file)
+    for key in ("mesh", "backtracking"):
+        if key in document:
+            raise ParseError(f"{source}: a file of a deployment has no {key}" + ("; write [meshes]" * (key == "mesh")))
+    numbers = read_numbers(document, config, source)
+    meshes = _meshes(document.get("meshes", {}), f"{source}: meshes", numbers)
+    lists = _lists(document.get("lists", {}), f"{source}: lists", numbers)
+    rules = document.get("rules", {})
+    check_table(rules, f"{source}: rules")
+    made = {key: _rule(value, f"{source}: rule {shown(key)}", numbers) for key, value in rules.items()}
+    default: Any = document.get("default")
+    if default is not None and default != REPLICATED:
+        default = _rule(default, f"{source}: default", numbers)
+    used = {name for rule in [*made.values(), default] if isinstance(rule, DeploymentRule) for name in names_of(rule)}
+    with located(source):
+        # Only those that rules name: others may need a configuration that is not there.
+        own: dict[str, Number] = {name: numbers[name] for name in numbers if name in used and name not in lists}
+        parameters = _parameters(document.get("parameters", []), f"{source}: parameters")
+        devices = _world(document.get("world"), f"{source}: world", meshes, numbers) if world is None else world
+        more = {"numbers": own | lists, "default": default, "parameters": parameters}
+        return (devices, meshes, made), {**more, "match": document.get("match", "search")}
+
+
+def _meshes(table: Any, place: str, numbers: Numbers) -> dict[str, DeviceMesh]:
+    check_table(table, place)
+    found = {}
+    for name, value in table.items():
+        here = f"{place}.{name}"
+        check_table(value, here, required={"shape", "axis_names"}, optional={"devices"})
+        shape = [numbers.number(f"{here}.shape", size) for size in checked_list(value["shape"], f"{here}.shape")]
+        names = checked_list(value["axis_names"], f"{here}.axis_names")
+        devices = checked_list(value["devices"], f"{here}.devices") if "devices" in value else None
+        with located(here):
+            found[name] = DeviceMesh(shape, names, devices)
+    return found
+
+
+def _world(table: Any, place: str, meshes: Mapping[str, DeviceMesh], numbers: Numbers) -> Any:
+    if table is None:
+        if not meshes:
+            raise ParseError(f"{place} is missing, and there are no meshes to tell its size")
+        table = {}
+    check_table(table, place, optional={"size", "devices", "label"}, required=set())
+    if "devices" in table:
+        if len(table) > 1:
+            raise ParseError(
+                f"{place} has devices, so it cannot have {shown(next(k for k in table if k != 'devices'))}"
+            )
+        return checked_list(table["devices"], f"{place}.devices")
+    size = numbers.number(f"{place}.size", table["size"]) if "size" in table else max(m.size for m in meshes.values())
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _MOST_DEVICES:
+        raise ParseError(f"{place}.size must be a whole number from 1 to {_MOST_DEVICES}, got {shown(size)}")
+    label = table.get("label", "cpu:{}")
+    if not isinstance(label, str) or label.count("{}") != 1:
+        raise ParseError(f"{place}.label must be a text with {{}} for the number of the device, got {shown(label)}")
+    return size if label == "cpu:{}" else [label.replace("{}", str(number)) for number in range(size)]
+
+
+def _lists(table: Any, place: str, numbers: Numbers) -> dict[str, Any]:
+    check_table(table, place)
+    return {name: _made_list(value, f"{place}.{name}", numbers) for name, value in table.items()}
+
+
+def _made_list(value: Any, place: str, numbers: Numbers) -> Any:
+    """A list as it is written, or by what makes it."""
+    if not isinstance(value, dict):
+        return [_made_list(one, place, numbers) if isinstance(one, list) else numbers.number(place, one)
+                for one in checked_list(value, place)]  # fmt: skip
+    with located(place):
+        if "stages" in value:
+            check_table(value, place, required={"stages"})
+            return Stages.of_counts(
+                [numbers.number(place, size) for size in checked_list(value["stages"], place)]
+            ).stage
+        if "layers" in value:
+            check_table(value, place, required={"layers"}, optional=_PIPELINE)
+            given = {key: one if key == "layout" else numbers.number(place, one) for key, one in value.items()}
+            return pipeline(given.pop("layers"), **given).stage
+        for kind in ("experts", "slots"):
+            if kind in value:
+                check_table(value, place, required={kind, "ep"}, optional={"redundant", "placement"})
+                made = _experts(value, kind, numbers, place)
+                return made.where if kind == "experts" else made.slots
+    raise ParseError(f"{place} must be a list, or a table with stages, layers, experts or slots, got {shown(value)}")
+
+
+def _experts(value: Mapping[str, Any], kind: str, numbers: Numbers, place: str) -> ExpertMap:
+    count, ep, redundant = (numbers.number(place, value.get(key, 0)) for key in (kind, "ep", "redundant"))
+    placement = value.get("placement", "even")
+    if placement not in ("even", "linear", "round_robin"):
+        raise ParseError(f"{place}: placement must be 'even', 'linear' or 'round_robin', got {shown(placement)}")
+    if redundant:
+        return ExpertMap.redundant(count, redundant, ep)
+    made: ExpertMap = getattr(ExpertMap, placement)(count, ep)
+    return made
+
+
+def _rule(value: Any, place: str, numbers: Numbers) -> DeploymentRule:
+    mesh = at = None
+    if isinstance(value, dict):
+        value = dict(value)
+        mesh, at = value.pop("mesh", None), value.pop("at", None)
+        if at is not None:
+            check_table(at, f"{place}: at")
+    rule = read_layout(value, place, numbers)
+    with located(place):
+        return DeploymentRule(rule.layout, mesh, at, rule.uneven)
+
+
+def _parameters(value: Any, place: str) -> list[FusedParameter]:
+    found = []
+    for number, table in enumerate(checked_list(value, place), 1):
+        here = f"{place} {number}"
+        check_table(table, here, required={"name", "parts"}, optional={"stack", "slots"})
+        with located(here):
+            found.append(FusedParameter(**table))
+    return found
