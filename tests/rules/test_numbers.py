@@ -249,5 +249,5 @@ def test_the_commands_take_the_configuration_beside_the_checkpoint_or_another(
     assert sw.diff_checkpoints(source, tmp_path / "back") == []
     # A plan of one file too: its folder has the configuration.
     sw.save_checkpoint(source / "one.safetensors", {"q": np.zeros((12, 2))})
-    assert main(["plan", str(source / "one.safetensors"), *arguments]) == 0
+    assert main(["report", str(source / "one.safetensors"), *arguments]) == 0
     assert "(4@tp n)" in capsys.readouterr().out
