@@ -369,3 +369,12 @@ class TestTheReaders:
         assert circles(rust_imports(tmp_path)) == [
             ("low", "room", "room::given", "room::part", "top"),
         ]
+
+
+def test_the_package_imports_itself_relatively() -> None:
+    """As a caller may rename or vendor it; `__main__` alone may be run as a file."""
+    for path in (ROOT / "python" / "shardwise").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
+        names = [node.module or "" for node in found]
+        assert path.name == "__main__.py" or not [name for name in names if name.split(".")[0] == "shardwise"], path

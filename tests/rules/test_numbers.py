@@ -247,7 +247,7 @@ def test_the_commands_take_the_configuration_beside_the_checkpoint_or_another(
     back = ["--source-rules", str(rules), "--config", str(source / "config.json"), "--no-sync"]
     assert main(["reshard", str(tmp_path / "there"), str(tmp_path / "back"), *back]) == 0
     assert sw.diff_checkpoints(source, tmp_path / "back") == []
-    # A plan of one file too: its folder has the configuration.
+    # A report on one file too: its folder has the configuration.
     sw.save_checkpoint(source / "one.safetensors", {"q": np.zeros((12, 2))})
     assert main(["report", str(source / "one.safetensors"), *arguments]) == 0
     assert "(4@tp n)" in capsys.readouterr().out

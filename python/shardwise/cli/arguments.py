@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .._core import __version__
+from .._text import shown
 from ..rules.shipped import example_rules
 
 __all__ = ["make_parser", "parse_arguments"]
@@ -316,7 +317,7 @@ def _rules_file(text: str) -> Path:
         near = get_close_matches(path.name.removesuffix(".toml"), known, 1)
         meant = f"; did you mean {near[0]}?" if near else ""
         raise argparse.ArgumentTypeError(
-            f"no such file, and the package has no rules {text[:80]!r}, only {', '.join(known)}{meant}"
+            f"no such file, and the package has no rules {shown(text)}, only {', '.join(known)}{meant}"
         )
     return path
 

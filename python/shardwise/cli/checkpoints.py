@@ -109,7 +109,7 @@ def _rules(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | None, 
 def _pair(text: str) -> tuple[str, str]:
     pattern, separator, replacement = text.partition("=")
     if not separator:
-        raise ValueError(f"--rename {text[:80]!r}: write PATTERN=REPLACEMENT")
+        raise ValueError(f"--rename {shown(text)}: write PATTERN=REPLACEMENT")
     return pattern, replacement
 
 

@@ -3,6 +3,7 @@
 import re
 
 from .._dtypes import bits_of
+from .._text import shown
 from ..errors import ParseError
 from ..layout import Spec, TensorLayout
 from ..mesh import DeviceMesh
@@ -139,5 +140,5 @@ def parse_memory(text: str) -> int:
         if not 0 < size < 2**63:
             raise ValueError
     except (KeyError, ValueError):
-        raise ParseError(f"{text[:40]!r} is not a number of bytes, such as 512MiB or 2GB") from None
+        raise ParseError(f"{shown(text)} is not a number of bytes, such as 512MiB or 2GB") from None
     return int(size)

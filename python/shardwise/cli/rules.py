@@ -4,6 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
+from .._text import shown
 from ..rules.shipped import example_rules
 from .terminal import Screen
 
@@ -19,7 +20,7 @@ def run_rules(screen: Screen, options: argparse.Namespace) -> int:
 
             near = get_close_matches(options.name, known, 1)
             meant = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"no rules {options.name[:80]!r}: the package has {', '.join(known)}{meant}")
+            raise ValueError(f"no rules {shown(options.name)}: the package has {', '.join(known)}{meant}")
         path = known[options.name]
         text = path.read_text(encoding="utf-8")
         if options.json:

@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 
-from .._text import bytes_text
+from .._text import bytes_text, shown
 from ..show.table import table_lines
 from ..store import CheckpointPlan, WriteReport
 from .notation import parse_memory
@@ -25,7 +25,7 @@ def run_run(screen: Screen, options: argparse.Namespace) -> int:
     if options.part is not None:
         found = _PART.fullmatch(options.part)
         if found is None:
-            raise ValueError(f"--part {options.part[:80]!r}: write PART/PARTS, as in 3/16")
+            raise ValueError(f"--part {shown(options.part)}: write PART/PARTS, as in 3/16")
         part = int(found[1]), int(found[2])
     plan = CheckpointPlan.load(options.plan)
     with ShownProgress(options.quiet, options.progress) as progress:

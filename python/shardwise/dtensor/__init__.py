@@ -12,7 +12,7 @@ TensorFlow is wrong, `docs/dtensor-differences.md` says what it does and what is
 True
 """
 
-from shardwise.dtensor.api import (
+from .api import (
     DTensor,
     check_layout,
     copy_to_mesh,
@@ -22,13 +22,13 @@ from shardwise.dtensor.api import (
     relayout,
     unpack,
 )
-from shardwise.dtensor.config import client_id, full_job_name, job_name, jobs, num_clients
-from shardwise.dtensor.device_spec import DeviceSpec
-from shardwise.dtensor.layout import MATCH, UNSHARDED, Layout, LayoutType
-from shardwise.dtensor.layout_map import LayoutMap, layout_map_scope
-from shardwise.dtensor.mesh import Mesh, MeshDimension
-from shardwise.dtensor.mesh_util import create_distributed_mesh, create_mesh
-from shardwise.dtensor.proto import LayoutProto, MeshDimensionProto, MeshProto, ShardingSpec
+from .config import client_id, full_job_name, job_name, jobs, num_clients
+from .device_spec import DeviceSpec
+from .layout import MATCH, UNSHARDED, Layout, LayoutType
+from .layout_map import LayoutMap, layout_map_scope
+from .mesh import Mesh, MeshDimension
+from .mesh_util import create_distributed_mesh, create_mesh
+from .proto import LayoutProto, MeshDimensionProto, MeshProto, ShardingSpec
 
 __all__ = [
     "MATCH",

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from shardwise._arguments import array_like, instance
-from shardwise._text import shown
-from shardwise.dtensor.layout import MATCH, UNSHARDED, Layout, LayoutType
-from shardwise.errors import LayoutError
-from shardwise.partition import Partition
+from .._arguments import array_like, instance
+from .._text import shown
+from ..errors import LayoutError
+from ..partition import Partition
+from .layout import MATCH, UNSHARDED, Layout, LayoutType
 
 __all__ = [
     "DTensor",

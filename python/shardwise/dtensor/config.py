@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import os
 
-from shardwise._arguments import integer
-from shardwise._text import shown
-from shardwise.errors import MeshError, ParseError
+from .._arguments import integer
+from .._text import shown
+from ..errors import MeshError, ParseError
 
 __all__ = ["client_id", "full_job_name", "job_name", "jobs", "num_clients"]
 

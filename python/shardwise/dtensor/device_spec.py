@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise import _core
-from shardwise._arguments import instance
+from .. import _core
+from .._arguments import instance
 
 __all__ = ["DeviceSpec"]
 

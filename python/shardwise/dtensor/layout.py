@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise import _core
-from shardwise._arguments import instance
-from shardwise._text import shown
-from shardwise.dtensor.mesh import Mesh
-from shardwise.dtensor.proto import LayoutProto, MeshProto, SerializableMessage, message_bytes
-from shardwise.errors import LayoutError
-from shardwise.layout import TensorLayout, UnevenRule
-from shardwise.packed import PackedDim
-from shardwise.sub_axis import is_sub_axis
+from .. import _core
+from .._arguments import instance
+from .._text import shown
+from ..errors import LayoutError
+from ..layout import TensorLayout, UnevenRule
+from ..packed import PackedDim
+from ..sub_axis import is_sub_axis
+from .mesh import Mesh
+from .proto import LayoutProto, MeshProto, SerializableMessage, message_bytes
 
 if TYPE_CHECKING:
-    from shardwise.partition import Partition
+    from ..partition import Partition
 
 __all__ = ["MATCH", "UNSHARDED", "Layout", "LayoutType"]
 

@@ -7,16 +7,16 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from shardwise._arguments import optional
-from shardwise._core import RuleSet
-from shardwise._text import shown
-from shardwise.dtensor.layout import Layout
-from shardwise.dtensor.mesh import Mesh
-from shardwise.errors import LayoutError
-from shardwise.layout import TensorLayout
-from shardwise.model.scope import LayoutScope, scope_entered
-from shardwise.rules.layout_map import LayoutMap as TensorLayoutMap
-from shardwise.rules.search import checked_path, compiled_rule
+from .._arguments import optional
+from .._core import RuleSet
+from .._text import shown
+from ..errors import LayoutError
+from ..layout import TensorLayout
+from ..model.scope import LayoutScope, scope_entered
+from ..rules.layout_map import LayoutMap as TensorLayoutMap
+from ..rules.search import checked_path, compiled_rule
+from .layout import Layout
+from .mesh import Mesh
 
 __all__ = ["LayoutMap", "layout_map_scope"]
 

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shardwise import _core
-from shardwise._arguments import instance, int64_array
-from shardwise._text import shown
-from shardwise.dtensor.proto import MeshProto, SerializableMessage, message_bytes
-from shardwise.errors import MeshError
-from shardwise.mesh import DeviceMesh
+from .. import _core
+from .._arguments import instance, int64_array
+from .._text import shown
+from ..errors import MeshError
+from ..mesh import DeviceMesh
+from .proto import MeshProto, SerializableMessage, message_bytes
 
 __all__ = ["Device", "Mesh", "MeshDimension"]
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from shardwise._arguments import integer, optional
-from shardwise._text import shown
-from shardwise.dtensor import config
-from shardwise.dtensor.device_spec import DeviceSpec
-from shardwise.dtensor.mesh import Device, Mesh
-from shardwise.errors import MeshError
-from shardwise.mesh import list_devices
+from .._arguments import integer, optional
+from .._text import shown
+from ..errors import MeshError
+from ..mesh import list_devices
+from . import config
+from .device_spec import DeviceSpec
+from .mesh import Device, Mesh
 
 __all__ = ["create_distributed_mesh", "create_mesh"]
 

@@ -13,8 +13,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from shardwise import _core
-from shardwise._arguments import INTEGER, check_fields, check_items
+from .. import _core
+from .._arguments import INTEGER, check_fields, check_items
 
 __all__ = ["LayoutProto", "MeshDimensionProto", "MeshProto", "SerializableMessage", "ShardingSpec"]
 

@@ -10,7 +10,6 @@ import re
 from .._core import Pattern, RuleSet
 from .._text import shown
 from ..errors import LayoutError
-from .search import shortened
 
 __all__ = ["NamePattern", "Replacement"]
 
@@ -97,9 +96,7 @@ class Replacement:
 
 def _compiled(argument: str, pattern: str) -> re.Pattern[str]:
     if len(pattern) > _LONGEST:
-        raise LayoutError(
-            f"{argument}: {shortened(pattern)} has {len(pattern)} characters, over the limit of {_LONGEST}"
-        )
+        raise LayoutError(f"{argument}: {shown(pattern)} has {len(pattern)} characters, over the limit of {_LONGEST}")
     try:
         pattern.encode()
         return re.compile(pattern)
@@ -145,11 +142,11 @@ def _parts(argument: str, pattern: re.Pattern[str], replacement: str) -> list[st
 
 
 def _refused(argument: str, pattern: str, why: str) -> LayoutError:
-    return LayoutError(f"{argument}: {shortened(pattern)} cannot be searched for in time linear in a name: {why}")
+    return LayoutError(f"{argument}: {shown(pattern)} cannot be searched for in time linear in a name: {why}")
 
 
 def _undecided(argument: str, pattern: str, name: str) -> LayoutError:
     return LayoutError(
-        f"{argument}: no linear search can tell what {shortened(pattern)} matches in the name {shortened(name)}, of "
+        f"{argument}: no linear search can tell what {shown(pattern)} matches in the name {shown(name)}, of "
         "which characters are of no class that all engines agree on, or the last is a newline"
     )

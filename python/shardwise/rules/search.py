@@ -90,7 +90,7 @@ class RuleSearch:
         if not found:
             return None
         if len(found) > 1:
-            keys = ", ".join(shortened(self._rules[position][0]) for position in found[:_LISTED])
+            keys = ", ".join(shown(self._rules[position][0]) for position in found[:_LISTED])
             keys += ", …" if len(found) > _LISTED else ""
             raise LayoutError(f"path {shown(path)} matches {len(found)} rules, but only one may match: {keys}")
         return self._rules[found[0]][1].layout
@@ -101,8 +101,8 @@ class RuleSearch:
             if path and not self._backtracking:
                 rule = self._rules[rest[0]][0]
                 raise LayoutError(
-                    f"only a backtracking search can tell whether rule {shortened(rule)} matches the path "
-                    f"{shortened(path)}; {ASKED_FOR} allows it"
+                    f"only a backtracking search can tell whether rule {shown(rule)} matches the path "
+                    f"{shown(path)}; {ASKED_FOR} allows it"
                 )
             return tuple(sorted([*found, *(position for position in rest if self._find_alone[position](path))]))
         return found
@@ -148,11 +148,6 @@ def checked_path(path: object) -> str:
     return instance("path", path, str)
 
 
-def shortened(text: str) -> str:
-    """Write a text of which a message needs only the beginning."""
-    return repr(text if len(text) <= 80 else text[:79] + "…")
-
-
 def compiled_rule(key: object, match: MatchMode, backtracking: bool) -> re.Pattern[str]:
     """Compile the key of a rule.
 
@@ -164,7 +159,7 @@ def compiled_rule(key: object, match: MatchMode, backtracking: bool) -> re.Patte
     pattern = _compiled(key)
     if not backtracking and RuleSet((pattern.pattern,), match).backtracking():
         raise LayoutError(
-            f"rule {shortened(pattern.pattern)} uses look-around, a back-reference or another construct that only a "
+            f"rule {shown(pattern.pattern)} uses look-around, a back-reference or another construct that only a "
             f"backtracking search can find, which may take time exponential in a path; {ASKED_FOR} allows it"
         )
     return pattern

@@ -3,7 +3,7 @@
 With `keras` imported, `shardwise.layout_map_scope` reaches Keras models by itself:
 
     import keras
-    from shardwise import DeviceMesh, LayoutMap, layout_map_scope
+    from ... import DeviceMesh, LayoutMap, layout_map_scope
 
     layout_map = LayoutMap(DeviceMesh((8,), ("model",)))
     layout_map["d1.kernel"] = (None, "model")
@@ -24,8 +24,7 @@ it is without the scope; `shards` holds views of a numpy value, and for others w
 a view where the backend can share its memory with numpy, else a copy.
 """
 
-from shardwise.model.hooks import register
-
+from ...model.hooks import register
 from .convert import from_keras, to_keras
 from .scope import building
 

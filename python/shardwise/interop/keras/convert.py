@@ -7,13 +7,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from shardwise.errors import LayoutError, MeshError
-from shardwise.interop._plain import whole_axes_layout
-from shardwise.layout import TensorLayout
-from shardwise.mesh import DeviceMesh
-from shardwise.rules.layout_map import LayoutMap
-
 from ..._text import shown
+from ...errors import LayoutError, MeshError
+from ...layout import TensorLayout
+from ...mesh import DeviceMesh
+from ...rules.layout_map import LayoutMap
+from .._plain import whole_axes_layout
 
 __all__ = ["from_keras", "to_keras"]
 

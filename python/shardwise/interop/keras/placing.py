@@ -10,12 +10,11 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.errors import LayoutError
-from shardwise.layout import TensorLayout
-from shardwise.mesh import DeviceMesh
-from shardwise.partition import Partition
-
 from ..._text import shown
+from ...errors import LayoutError
+from ...layout import TensorLayout
+from ...mesh import DeviceMesh
+from ...partition import Partition
 from .compiled import sharded_value
 
 __all__ = ["initial_value", "local_data", "sharding_of"]

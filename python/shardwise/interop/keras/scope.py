@@ -11,10 +11,9 @@ from typing import Any
 
 import keras
 
-from shardwise._tree import attributes_of, children, named_leaves
-from shardwise.model.scope import LayoutScope, PlacedVariable
-
 from ..._fork import ForkLock
+from ..._tree import attributes_of, children, named_leaves
+from ...model.scope import LayoutScope, PlacedVariable
 from .variables import (
     AFTER_BUILD,
     AFTER_TRACKING,

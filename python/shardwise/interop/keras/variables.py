@@ -15,12 +15,11 @@ import keras
 import numpy as np
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
-from shardwise.array.sharded import Shard
-from shardwise.errors import LayoutError
-from shardwise.interop._plain import plain_layout
-from shardwise.model.scope import PlacedVariable
-
 from ..._text import shown
+from ...array.sharded import Shard
+from ...errors import LayoutError
+from ...model.scope import PlacedVariable
+from .._plain import plain_layout
 from .placing import initial_value, local_data, sharding_of
 
 __all__ = [
