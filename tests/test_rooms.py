@@ -32,7 +32,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("reshard", "rules"),
         ("array", "deploy", "quantized"),
         ("model", "store"),
-        ("execute",),
+        ("execute", "fit"),
         ("dtensor",),
         ("interop",),
         ("cli",),

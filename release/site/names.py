@@ -15,7 +15,7 @@ LEFT_OUT = {"shardwise.__version__", "shardwise.packed", "shardwise.deploy.megat
 
 def public_names() -> list[str]:
     """Give all public names: of the package, of its public modules, and of the modules that convert dialects."""
-    modules = ["", "packed", "quantized", "dtensor", "deploy", "deploy.megatron"]
+    modules = ["", "packed", "quantized", "fit", "dtensor", "deploy", "deploy.megatron"]
     for folder in ("interop", "execute"):
         for path in sorted((PACKAGE / folder).iterdir()):
             name = path.stem

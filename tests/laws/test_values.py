@@ -19,7 +19,7 @@ import pytest
 
 import shardwise as sw
 from shardwise import dtensor as dt
-from shardwise import quantized, store
+from shardwise import fit, quantized, store
 from shardwise.interop import hlo, megatron, torch
 from shardwise.model.scope import layout_map_scope
 from shardwise.rules import problems, report
@@ -37,6 +37,7 @@ MODULES = (
     "shardwise.interop.shardy",
     "shardwise.interop.tensorflow",
     "shardwise.interop.torch",
+    "shardwise.fit",
     "shardwise.packed",
     "shardwise.quantized",
     "shardwise.rules.report",
@@ -60,6 +61,11 @@ def partition() -> sw.Partition:
 
 def scales() -> quantized.Component:
     return quantized.Component("a.scale", "F32", (2, 5), (quantized.Along(0, 128), quantized.Along(1, 128)))
+
+
+def scaled_fits() -> fit.Fits:
+    stored = {"down_proj.weight": ("F8_E4M3", (256, 512)), "down_proj.weight_scale_inv": ("F32", (2, 4))}
+    return fit.fits_tensors(stored, {"quantization_config": {"quant_method": "fp8"}}, tp=(1, 8))
 
 
 def plan() -> sw.ReshardPlan:
@@ -150,6 +156,10 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         sw.packed.concat(sw.packed.part((3, 12, 8), 1, "model"), sw.packed.part(5)),
         sw.packed.padded_vocab(50257, "model", 128),
     ],
+    fit.Fits: lambda: [scaled_fits()],
+    fit.SizeFit: lambda: list(scaled_fits().sizes),
+    fit.Cut: lambda: [cut for size in scaled_fits().sizes for cut in size.cuts],
+    fit.Limit: lambda: [limit for size in scaled_fits().sizes for _, limit in size.limits],
     quantized.Along: lambda: [quantized.Along(1, 128), quantized.Along(None), quantized.Along(0, 32, 3, 32)],
     quantized.Component: lambda: [scales(), scales()._replace(name="b")],
     quantized.LogicalTensor: lambda: [

@@ -1,7 +1,7 @@
 """The command line.
 
-For checkpoints: `report`, `reshard`, `plan`, `run`, `commit`, `verify`, `diff`, `inspect`; for layouts: `show`,
-`translate`.
+For checkpoints: `report`, `reshard`, `plan`, `run`, `commit`, `verify`, `diff`, `inspect`, `fits`; for layouts:
+`show`, `translate`.
 
 Without a command it prints its help. `rules` prints the rules files that come with the package, `completion` the script
 for shell completion.
@@ -108,6 +108,10 @@ def _run(options: argparse.Namespace) -> int:
         run = getattr(checkpoints, f"run_{options.command}")
         status: int = run(Screen(), options)
         return status
+    if options.command == "fits":
+        from .fits import run_fits
+
+        return run_fits(Screen(), options)
     if options.command in ("run", "commit"):
         from . import tasks
 

@@ -59,6 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_verify(commands)
     _add_diff(commands)
     _add_inspect(commands)
+    _add_fits(commands)
     _add_rules(commands)
     _add_completion(commands)
     return parser
@@ -272,6 +273,25 @@ def _add_inspect(commands: "argparse._SubParsersAction[_Parser]") -> None:
     )
     inspect.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any format")
     _add_json(inspect)
+
+
+def _add_fits(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    fits = commands.add_parser(
+        "fits",
+        help="show for which sizes of tensor parallelism a model fits",
+        description=(
+            "Say for each size of tensor and expert parallelism whether a model fits, also a quantized one: fits, fits "
+            "with shared tiles, fits with padding, or does not, because of which tensor and which blocks; and what "
+            "engines refuse beside. Only headers are read."
+        ),
+    )
+    fits.add_argument("model", metavar="MODEL", type=str, help="a checkpoint of any format")
+    fits.add_argument("--tp", metavar="SIZES", default="1,2,4,8,16", help="sizes of tensor parallelism: 1,2,4,8,16")
+    fits.add_argument(
+        "--ep", metavar="SIZES", default="1", help="sizes of expert parallelism: 1; features are cut over tp / ep"
+    )
+    _add_config(fits)
+    _add_json(fits)
 
 
 def _add_rules(commands: "argparse._SubParsersAction[_Parser]") -> None:

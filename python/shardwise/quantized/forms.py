@@ -17,16 +17,17 @@ The forms and where they are defined:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 from .._text import shown
 from ..errors import ParseError
 from . import flat, integers, scaled
-from .component import LogicalTensor
+from .component import Along, Component, LogicalTensor
 from .parts import Given, Group
 
-__all__ = ["Components", "find_components"]
+__all__ = ["Components", "Kind", "find_components", "find_kinds", "quantization_of"]
 
 #: For each method what makes a logical tensor of the components of one group.
 _METHODS: dict[str, Callable[[Group], LogicalTensor | None]] = {
@@ -51,6 +52,12 @@ _TAILS = frozenset(
 _ENDS = ("_blocks", "_scales", "_scale_inv", "_scale_2", "_scale")
 #: What bitsandbytes puts beside the weight, and after its name.
 _BESIDE = frozenset(["SCB", "weight_format"])
+_ORDERS = frozenset(["g_idx", "weight_g_idx"])
+_NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
+
+#: The stored tensors of a group, by the last part of their names: name, dtype, shape.
+Members = dict[str, tuple[str, str, tuple[int, ...]]]
+
 _AFTER = frozenset(["absmax", "quant_map", "nested_absmax", "nested_quant_map"])
 
 
@@ -63,6 +70,15 @@ class Components(NamedTuple):
     tensors: Mapping[str, LogicalTensor]
     #: The names of the other tensors.
     plain: tuple[str, ...]
+
+
+class Kind(NamedTuple):
+    """Tensors that differ in the numbers in their names only: those of the layers of a model, and of its experts."""
+
+    #: The first of them; one that is not quantized has one component, itself.
+    tensor: LogicalTensor
+    #: The names of all.
+    names: tuple[str, ...]
 
 
 def find_components(
@@ -96,21 +112,66 @@ def find_components(
     >>> found.plain
     ('norm.weight',)
     """
-    given = quantization_of(config)
-    method = given.get("quant_method") or _method_of(tensors)
+    method, given = _method(tensors, config)
+    how = Given(given, read)
     if method is None:
         return Components(None, {}, tuple(tensors))
-    make = _METHODS.get(method)
-    if make is None:
-        known = ", ".join(sorted(_METHODS))
-        raise ParseError(f"quantization_config: quant_method is {shown(method)}; known are {known}")
+    make = _METHODS[method]
     found: dict[str, LogicalTensor] = {}
-    for group in _groups(tensors, Given(given, read, {})):
-        logical = make(group)
+    for key, members in _groups(tensors).items():
+        logical = make(Group(key, members, how))
         if logical is not None:
             found[logical.name] = logical
     taken = {component.name for logical in found.values() for component in logical.components}
     return Components(method, found, tuple(name for name in tensors if name not in taken))
+
+
+def find_kinds(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    config: Mapping[str, Any],
+    read: Callable[[str], bytes | None] | None = None,
+) -> tuple[str | None, tuple[Kind, ...]]:
+    """Find the method, and the kinds of tensors, of which only the first is looked at closely; see `find_components`.
+
+    What `read` gives may differ within a kind: where an order of groups may be other than in order, each is read.
+
+    >>> layers = {f"layers.{i}.up.weight": ("BF16", (4, 4)) for i in range(32)}
+    >>> (kind,) = find_kinds(layers, {})[1]
+    >>> kind.tensor.name, kind.tensor.form, len(kind.names)
+    ('layers.0.up.weight', 'plain', 32)
+    """
+    method, given = _method(tensors, config)
+    how = Given(given, read)
+    apart = method is not None and given.get("desc_act", True) is not False
+    kinds: dict[Hashable, list[tuple[str, Members]]] = {}
+    for key, members in _groups(tensors).items():
+        alone = apart and not members.keys().isdisjoint(_ORDERS)
+        look = key if alone else _NUMBER.sub("*", key)
+        kinds.setdefault((look, tuple((tail, *one[1:]) for tail, one in members.items())), []).append((key, members))
+    found = []
+    for groups in kinds.values():
+        key, members = groups[0]
+        logical = None if method is None else _METHODS[method](Group(key, members, how))
+        names = tuple(key for key, _ in groups)
+        if logical is not None:
+            found.append(Kind(logical, names))
+            continue
+        for tail, (name, dtype, shape) in members.items():
+            own = Component(name, dtype, shape, tuple(map(Along, range(len(shape)))))
+            alike = tuple(members[tail][0] for _, members in groups)
+            found.append(Kind(LogicalTensor(name, shape, "plain", (own,)), alike))
+    return method, tuple(found)
+
+
+def _method(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], config: Mapping[str, Any]
+) -> tuple[str | None, Mapping[str, Any]]:
+    given = quantization_of(config)
+    method = given.get("quant_method") or _method_of(tensors)
+    if method is not None and (not isinstance(method, str) or method not in _METHODS):
+        known = ", ".join(sorted(_METHODS))
+        raise ParseError(f"quantization_config: quant_method is {shown(method)}; known are {known}")
+    return method, given
 
 
 def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -146,8 +207,8 @@ def _method_of(tensors: Mapping[str, object]) -> str | None:
     return "mxfp4" if any(tail.endswith("_blocks") for tail in tails) else None
 
 
-def _groups(tensors: Mapping[str, tuple[str, tuple[int, ...]]], given: Given) -> Iterator[Group]:
-    groups: dict[str, dict[str, tuple[str, str, tuple[int, ...]]]] = {}
+def _groups(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Members]:
+    groups: dict[str, Members] = {}
     for name, (dtype, shape) in tensors.items():
         head, _, tail = name.rpartition(".")
         if tail in _TAILS:
@@ -167,5 +228,4 @@ def _groups(tensors: Mapping[str, tuple[str, tuple[int, ...]]], given: Given) ->
             key = name[: -len(end)]
             tail = end[1:] if end in ("_blocks", "_scales") else f"weight{end}"
         groups.setdefault(key, {})[tail] = (name, dtype, shape)
-    for key, members in groups.items():
-        yield Group(key, members, given)
+    return groups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .._text import shown
@@ -15,14 +16,15 @@ __all__ = ["WHOLE", "Given", "Group"]
 WHOLE = Along(None)
 
 
-class Given(NamedTuple):
+@dataclass(frozen=True)
+class Given:
     """The configuration, and how small tensors are read."""
 
     config: Mapping[str, Any]
     #: `None` for what is not to be read.
     read: Callable[[str], bytes | None] | None
     #: What is worked out once for all groups.
-    kept: dict[str, Any] = {}  # noqa: RUF012 (it is given wherever it is used)
+    kept: dict[str, Any] = field(default_factory=dict)
 
     def integer(self, *keys: str, least: int = 1) -> int | None:
         """Give the integer that the first key that is there has; `None` without one.

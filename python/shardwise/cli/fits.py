@@ -1,0 +1,86 @@
+"""`shardwise fits`: into how many parts a model may be cut."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from ..errors import ParseError
+from ..fit import Cut, Fits, SizeFit, fits
+from ..show.lines import Part
+from .terminal import Screen
+
+__all__ = ["run_fits"]
+
+_WORDS: dict[str, Part] = {
+    "fits": ("fits", "bold green"),
+    "shared": ("fits with shared tiles", "bold yellow"),
+    "padded": ("fits with padding", "bold yellow"),
+    "refused": ("does not fit", "bold red"),
+}
+#: The most kinds of tensors that are named for one size.
+_NAMED = 6
+
+
+def run_fits(screen: Screen, options: argparse.Namespace) -> int:
+    """Print the answer for each size, and give the exit status, 0."""
+    answer = fits(options.model, _sizes("--tp", options.tp), _sizes("--ep", options.ep), config=options.config)
+    if options.json:
+        print(json.dumps(answer.as_json(), indent=2))
+        return 0
+    _print(screen, answer)
+    return 0
+
+
+def _sizes(name: str, text: str) -> list[int]:
+    sizes = text.split(",")
+    if not all(size.strip().isascii() and size.strip().isdecimal() and len(size.strip()) < 10 for size in sizes):
+        raise ParseError(f"{name} {text[:80]!r}: not whole numbers with commas between them; expected e.g. 1,2,4,8")
+    return [int(size) for size in sizes]
+
+
+def _print(screen: Screen, answer: Fits) -> None:
+    if answer.method is None:
+        screen.write("not quantized")
+    for form, count in answer.forms:
+        screen.write((form, "bold"), f", {count:,} weight{'s' if count > 1 else ''}")
+    experts = any(size.ep > 1 for size in answer.sizes)
+    for size in answer.sizes:
+        screen.write("")
+        named = f"tp {size.tp}" + (f", ep {size.ep}" if experts else "")
+        screen.write((named, "bold"), ": ", _WORDS[size.verdict])
+        _print_size(screen, size)
+    if answer.whole:
+        names = ", ".join(answer.whole[:_NAMED]) + (", …" if len(answer.whole) > _NAMED else "")
+        screen.write("")
+        screen.write(f"taken to be whole on every rank: {names}")
+
+
+def _print_size(screen: Screen, size: SizeFit) -> None:
+    alike: dict[tuple[str, str], list[Cut]] = {}
+    for cut in size.problems:
+        alike.setdefault((cut.why, _ways_out(cut)), []).append(cut)
+    for (why, ways), cuts in list(alike.items())[:_NAMED]:
+        names = list(dict.fromkeys(cut.name for cut in cuts))
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        count = f" ({cuts[0].tensors:,} tensors)" if cuts[0].tensors > 1 else ""
+        dim = f", dim {cuts[0].dim}" if len({cut.dim for cut in cuts}) == 1 else ""
+        screen.write(f"  {names[0]}{count}{others}{dim}: {why}{ways}")
+    if len(alike) > _NAMED:
+        screen.write(f"  and {len(alike) - _NAMED} more reasons")
+    for cut, limit in size.limits[:_NAMED]:
+        screen.write(f"  {limit.engine} ({limit.kernel}) refuses {cut.name}: {limit.why}")
+    if len(size.limits) > _NAMED:
+        screen.write(f"  and {len(size.limits) - _NAMED} more limits of engines")
+
+
+def _ways_out(cut: Cut) -> str:
+    """What would do: padding, other sizes, an uneven cut in whole units."""
+    ways = []
+    if cut.padded is not None:
+        ways.append(f"padded to {cut.padded}")
+    if not cut.never and (sizes := [str(size) for size in cut.sizes if size > 1]):
+        ways.append(f"tp {', '.join(sizes)}")
+    if cut.ceil and cut.padded is not None:
+        ways.append(f"uneven, {', '.join(map(str, cut.ceil))}" if len(cut.ceil) <= 8 else "uneven, in whole units")
+    return f"; would fit: {'; '.join(ways)}" if ways else ""

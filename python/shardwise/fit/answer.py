@@ -1,0 +1,124 @@
+"""What is said of sizes: verdicts, the cuts that they come from, and the limits of engines."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+__all__ = ["Cut", "Fits", "Limit", "SizeFit", "Verdict"]
+
+#: From the best to the worst. `"fits"`: all cuts are on whole blocks. `"shared"`: some are within a block whose scale
+#: both sides hold. `"padded"`: some dims have to be padded. `"refused"`: none of these would do.
+Verdict = Literal["fits", "shared", "padded", "refused"]
+
+
+class Limit(NamedTuple):
+    """What an engine refuses, or gets wrong, in a cut that the format may allow."""
+
+    #: The engine and its version.
+    engine: str
+    #: The kernel or the check that refuses.
+    kernel: str
+    why: str
+
+
+class Cut(NamedTuple):
+    """How a dim of a kind of tensors is cut."""
+
+    #: The names, with `*` for numbers.
+    name: str
+    #: How many tensors these are.
+    tensors: int
+    form: str
+    dim: int
+    #: The elements that are cut: those of one part, where a dim holds several (gate and up).
+    size: int
+    #: What the elements are called, and in whole numbers of how many they are cut: heads.
+    heads: str
+    head_size: int
+    #: Into how many shards.
+    ways: int
+    #: The elements that stay together by the format, and the components whose blocks these are.
+    unit: int
+    blocks: tuple[tuple[str, int], ...]
+    verdict: Verdict
+    #: What is wrong; empty if it fits.
+    why: str
+    #: The least size that is cut into whole units when padded; `None` if it is already, or padding does not help.
+    padded: int | None
+    #: Whether the dim cannot be cut at all, whatever the size.
+    never: bool
+    #: The sizes of tensor parallelism, of 1 to 64, that cut whole units, and whole heads.
+    sizes: tuple[int, ...]
+    #: The lengths of the shards where engines cut in whole units under the rule `"ceil"`; empty if it fits.
+    ceil: tuple[int, ...]
+    limits: tuple[Limit, ...] = ()
+
+    @property
+    def per_rank(self) -> float:
+        """The elements of a shard; not always a whole number."""
+        return self.size // self.ways if self.size % self.ways == 0 else self.size / self.ways
+
+    @property
+    def on_units(self) -> bool:
+        """Whether every shard is whole units."""
+        return self.size % (self.ways * self.unit) == 0
+
+
+class SizeFit(NamedTuple):
+    """What holds at one size."""
+
+    tp: int
+    ep: int
+    verdict: Verdict
+    #: All cuts, those that fit worst first.
+    cuts: tuple[Cut, ...]
+
+    @property
+    def problems(self) -> tuple[Cut, ...]:
+        """The cuts that do not simply fit."""
+        return tuple(cut for cut in self.cuts if cut.verdict != "fits")
+
+    @property
+    def limits(self) -> tuple[tuple[Cut, Limit], ...]:
+        """What engines refuse, each once for each reason, with the first cut in question."""
+        found: dict[Limit, Cut] = {}
+        for cut in self.cuts:
+            for limit in cut.limits:
+                found.setdefault(limit, cut)
+        return tuple((cut, limit) for limit, cut in found.items())
+
+
+class Fits(NamedTuple):
+    """Into how many parts a model may be cut."""
+
+    #: The value of `quant_method`; `None` if nothing is quantized.
+    method: str | None
+    #: The forms of its weights, with their numbers of tensors.
+    forms: tuple[tuple[str, int], ...]
+    sizes: tuple[SizeFit, ...]
+    #: The names of tensors of several dims that are taken to be whole on every rank, with `*` for numbers.
+    whole: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Give all of it as objects, lists and numbers."""
+        return {
+            "method": self.method,
+            "forms": dict(self.forms),
+            "sizes": [
+                {
+                    "tp": size.tp,
+                    "ep": size.ep,
+                    "verdict": size.verdict,
+                    "problems": [_cut_json(cut) for cut in size.problems],
+                    "engines": [{"tensor": cut.name, **limit._asdict()} for cut, limit in size.limits],
+                }
+                for size in self.sizes
+            ],
+            "whole": list(self.whole),
+        }
+
+
+def _cut_json(cut: Cut) -> dict[str, Any]:
+    named = cut._asdict()
+    named.pop("limits")
+    return {**named, "blocks": dict(cut.blocks), "per_rank": cut.per_rank}

@@ -1,0 +1,280 @@
+"""Into how many parts a model may be cut: from its headers, or from what they say."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .._arguments import integer, path_of
+from .._dtypes import find_dtype
+from .._text import shown
+from ..errors import LayoutError, ParseError
+from ..quantized import LogicalTensor
+from ..quantized.cut import padded_size, sizes_that_fit
+from ..quantized.forms import Kind, find_kinds
+from ..store.objects import place_of
+from ..store.open import FORMS, Target, open_checkpoint
+from ..store.protocol import StoredCheckpoint, StoredTensor
+from ..store.safetensors.checkpoint import Checkpoint, open_safetensors
+from .answer import Cut, Fits, SizeFit, Verdict
+from .engines import limits_of
+from .roles import Heads, Role, heads_of, role_of
+
+__all__ = ["fits", "fits_tensors"]
+
+_ORDER: tuple[Verdict, ...] = ("fits", "shared", "padded", "refused")
+#: The numbers of ranks that are looked at for sizes that would do.
+_ASKED = range(1, 65)
+_NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
+_LARGEST_CONFIG = 2**24
+#: Of tensors of more bytes no values are read.
+_LARGEST_INDEX = 2**24
+
+
+def fits(
+    model: str | os.PathLike[str],
+    tp: Sequence[int] = (1, 2, 4, 8, 16),
+    ep: Sequence[int] = (1,),
+    *,
+    config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+) -> Fits:
+    """Say for each size of tensor and expert parallelism whether a model fits, and why not.
+
+    Args:
+        model: a checkpoint, as `open_checkpoint` takes it. Only headers are read, and small tensors that say what
+            shapes do not: the order of groups (`g_idx`), if the configuration says that it may be another one.
+        tp: the sizes of tensor parallelism.
+        ep: the sizes of expert parallelism; the experts are cut over these, and the features of each over `tp // ep`.
+        config: the model's `config.json`, or what it says; the one beside the checkpoint if left out.
+
+    Raises:
+        OSError: if a file cannot be read.
+        ParseError: if a file does not follow its format, or scales do not agree with their weights.
+        LayoutError: if a size is less than 1.
+
+    >>> import tempfile, numpy as np
+    >>> import shardwise as sw
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = sw.save_checkpoint(f"{folder}/m", {"mlp.down_proj.weight": np.zeros((4, 12), "float32")})
+    ...     answer = fits(f"{folder}/m", tp=(1, 2, 8))
+    >>> [(size.tp, size.verdict) for size in answer.sizes]
+    [(1, 'fits'), (2, 'fits'), (8, 'padded')]
+    >>> answer.sizes[2].problems[0].why
+    '12 elements do not divide into 8'
+    """
+    path = place_of(model)
+    with _opened(path) as checkpoint:
+        if isinstance(checkpoint, Checkpoint):
+            outline = {name: (entry.dtype, entry.shape) for name, entry in checkpoint.entries.items()}
+        else:
+            outline = {name: (_code(checkpoint[name]), checkpoint[name].shape) for name in checkpoint}
+        given = config if isinstance(config, Mapping) else _config(path, config)
+        return fits_tensors(outline, given, tp, ep, read=_reader(checkpoint))
+
+
+def _opened(path: Path) -> Checkpoint | StoredCheckpoint:
+    """The checkpoint; of safetensors the headers alone, without an object for each tensor."""
+    target = Target(path)
+    form = next((form.name for form in FORMS if form.knows(target)), "") if path.exists() else ""
+    return open_safetensors(path) if form == "safetensors" else open_checkpoint(path)
+
+
+def _code(tensor: StoredTensor) -> str:
+    dtype = find_dtype(tensor.dtype)
+    return tensor.dtype if dtype is None or dtype.code is None else dtype.code
+
+
+def fits_tensors(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    config: Mapping[str, Any],
+    tp: Sequence[int] = (1, 2, 4, 8, 16),
+    ep: Sequence[int] = (1,),
+    *,
+    read: Callable[[str], bytes | None] | None = None,
+) -> Fits:
+    """Say the same of tensors of which dtype and shape are known; see `fits` and `quantized.find_components`.
+
+    >>> stored = {"mlp.down_proj.weight": ("F8_E4M3", (2048, 512)), "mlp.down_proj.weight_scale_inv": ("F32", (16, 4))}
+    >>> config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    >>> for size in fits_tensors(stored, config, tp=(4, 8)).sizes:
+    ...     print(size.tp, size.verdict, *(cut.padded for cut in size.problems))
+    4 fits
+    8 shared 1024
+    """
+    sizes = [(_size("tp", one), _size("ep", other)) for one in tp for other in ep]
+    method, kinds = find_kinds(tensors, config, read)
+    heads = heads_of(config)
+    roles = [(kind, _role(kind.tensor, config)) for kind in kinds]
+    experts = _experts(roles)
+    forms: dict[str, int] = {}
+    for kind, _ in roles:
+        if kind.tensor.form != "plain":
+            forms[kind.tensor.form] = forms.get(kind.tensor.form, 0) + len(kind.names)
+    whole = sorted({_NUMBER.sub("*", kind.tensor.name) for kind, role in roles if role.dim is None and _is_large(kind)})
+    answers = []
+    for one, other in sizes:
+        cuts = [cut for kind, role in roles for cut in _cuts(kind, role, heads, experts, one, other)]
+        cuts.sort(key=lambda cut: -_ORDER.index(cut.verdict))
+        answers.append(
+            SizeFit(one, other, max((cut.verdict for cut in cuts), key=_ORDER.index, default="fits"), tuple(cuts))
+        )
+    return Fits(method, tuple(sorted(forms.items())), tuple(answers), tuple(whole))
+
+
+def _role(tensor: LogicalTensor, config: Mapping[str, Any]) -> Role:
+    text = config.get("text_config")
+    models = {one.get("model_type") for one in (config, text) if isinstance(one, Mapping)}
+    # gpt-oss stores its experts transposed where they are not quantized, Llama 4 always.
+    transposed = "llama4_text" in models or ("gpt_oss" in models and tensor.form == "plain")
+    return role_of(tensor.name, len(tensor.shape), transposed=transposed)
+
+
+def _is_large(kind: Kind) -> bool:
+    return sum(size > 1 for size in kind.tensor.shape) > 1
+
+
+def _size(name: str, given: Any) -> int:
+    size = integer(name, given)
+    if size < 1:
+        raise LayoutError(f"{name} is {shown(size)}; it must be at least 1")
+    return size
+
+
+def _config(path: Path, given: str | os.PathLike[str] | None) -> Mapping[str, Any]:
+    """What the configuration beside the checkpoint says; nothing if there is none."""
+    file = path_of(given) if given is not None else (path if path.is_dir() else path.parent) / "config.json"
+    if given is None and not file.is_file():
+        return {}
+    if file.stat().st_size > _LARGEST_CONFIG:
+        raise ParseError(f"{file}: a configuration of more than {_LARGEST_CONFIG} bytes")
+    try:
+        config = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ParseError(f"{file} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ParseError(f"{file} must be an object, got {shown(config)}")
+    return config
+
+
+def _reader(checkpoint: Checkpoint | StoredCheckpoint) -> Callable[[str], bytes | None]:
+    """Reads small tensors: `quant_state` and, where they are asked for, orders and shapes."""
+
+    def read(name: str) -> bytes | None:
+        size = checkpoint.entries[name].nbytes if isinstance(checkpoint, Checkpoint) else checkpoint[name].nbytes
+        return None if size > _LARGEST_INDEX else checkpoint.read(name).tobytes()
+
+    return read
+
+
+def _experts(roles: Iterable[tuple[Kind, Role]]) -> int:
+    """The number of experts; 0 if there are none."""
+    count = 0
+    for kind, role in roles:
+        if role.expert == "stacked":
+            count = max(count, kind.tensor.shape[0])
+        elif role.expert == "one":
+            numbers = {name.rpartition("experts.")[2].partition(".")[0] for name in kind.names}
+            count = max(count, *(int(number) + 1 for number in numbers if number.isdecimal()), 0)
+    return count
+
+
+def _cuts(kind: Kind, role: Role, heads: Heads, experts: int, tp: int, ep: int) -> Iterable[Cut]:
+    if role.dim is None or role.vocabulary:
+        return
+    tensor = kind.tensor
+    if role.expert and ep > 1:
+        if experts % ep:
+            yield _cut(kind, 0, experts, "experts", 1, ep, 1, "refused", f"{experts} experts do not divide into {ep}")
+        tp = max(tp // ep, 1)
+    dim = len(tensor.shape) + role.dim
+    n = tensor.shape[dim]
+    unit, base = tensor.unit(dim), 0
+    for size, ways, what, count in _parts(role, heads, n, tp):
+        limits = limits_of(tensor, role, size // ways, ways) if size % ways == 0 else ()
+        verdict, why, padded = _verdict(tensor, dim, size, ways, count, what, tp)
+        if tp > 1 and base % unit:
+            verdict, padded = "refused", None
+            why = f"a part of the fused weight begins at {base}, within a block of {unit}: its parts share a block"
+        head = size // count if count else 1
+        cut = _cut(kind, dim, size, what, head, ways, unit, verdict, why, padded=padded)
+        yield cut._replace(limits=limits)
+        base += size
+
+
+def _parts(role: Role, heads: Heads, n: int, tp: int) -> Iterable[tuple[int, int, str, int]]:
+    """The parts of a dim: size, into how many shards it is cut, what its units are called, and how many there are."""
+    if role.heads == "qkv" and heads.q and n % (heads.q + 2 * heads.kv) == 0:
+        size = n // (heads.q + 2 * heads.kv)
+        yield size * heads.q, tp, "heads", heads.q
+        for _ in range(2):
+            yield size * heads.kv, min(tp, heads.kv), "key-value heads", heads.kv
+    elif role.heads == "kv" and heads.kv and n % heads.kv == 0:
+        yield n, min(tp, heads.kv), "key-value heads", heads.kv
+    elif role.heads == "q" and heads.q and n % heads.q == 0:
+        yield n, tp, "heads", heads.q
+    elif role.heads == "linear" and heads.linear and n % heads.linear == 0:
+        yield n, tp, "heads of linear attention", heads.linear
+    else:
+        for _ in range(role.parts):
+            yield n // role.parts, tp, "elements", 0
+
+
+def _verdict(
+    tensor: LogicalTensor, dim: int, size: int, ways: int, count: int, what: str, tp: int
+) -> tuple[Verdict, str, int | None]:
+    """Verdict, reason, and the size that fits when padded."""
+    if ways == 1 and tp == 1:  # Not cut; the last block may be short.
+        return "fits", "", None if size % tensor.unit(dim) == 0 else padded_size(size, tensor.unit(dim), 1)
+    if why := tensor.why_uncut(dim) if ways > 1 else "":
+        return "refused", why, None
+    if count and (count % ways or tp % ways):
+        return "refused", f"{count} {what} do not divide into {ways if count % ways else tp}", None
+    unit = tensor.unit(dim)
+    padded = None if count else padded_size(size, unit, ways)
+    if size % ways:
+        return "padded", f"{size} elements do not divide into {ways}", padded
+    per_rank = size // ways
+    if per_rank % unit == 0:
+        return "fits", "", None
+    # Blocks of the flattened tensor count all elements of a row.
+    flat = -1 in tensor.blocks
+    row = math.prod(tensor.shape[1:]) if flat else 1
+    blocks = [one for one in tensor.blocks[-1 if flat else dim] if per_rank * row % one[1]]
+    name, block = max(blocks, key=lambda one: one[1])
+    each = f"{per_rank} each" if row == 1 else f"{per_rank} rows each, {per_rank * row} elements"
+    why = f"{size} in {ways} is {each}, within blocks of {block} of {_tail(tensor, name)}"
+    apart = tensor.unit(dim, shared=True)
+    if per_rank % apart == 0 and all(_in_equal_shares(size * row, per_rank * row, block) for _, block in blocks):
+        return "shared", why, padded
+    return ("padded" if padded is not None else "refused"), why, padded
+
+
+def _in_equal_shares(size: int, per_rank: int, block: int) -> bool:
+    """Whether every shard is in one block, and all blocks have equally many."""
+    return size <= block or (size % block == 0 and block % per_rank == 0)
+
+
+def _tail(tensor: LogicalTensor, component: str) -> str:
+    """What a component is called beside its weight: `weight_scale_inv`, or `scales` of `down_proj_scales`."""
+    return component.removeprefix(f"{tensor.name}_") if not tensor.name.endswith("weight") else component.split(".")[-1]
+
+
+def _cut(
+    kind: Kind, dim: int, size: int, what: str, head: int, ways: int, unit: int, verdict: Verdict, why: str,
+    padded: int | None = None,
+) -> Cut:  # fmt: skip
+    tensor = kind.tensor
+    fit = verdict == "fits"
+    step = -(-size // (unit * ways)) * unit
+    ceil = tuple(max(min(size - i * step, step), 0) for i in range(ways)) if unit > 1 and not fit and ways <= 64 else ()
+    sizes = sizes_that_fit(size, math.lcm(unit, head), _ASKED)
+    return Cut(
+        _NUMBER.sub("*", tensor.name), len(kind.names), tensor.form, dim, size, what, head, ways, unit,
+        tuple((name.rpartition(".")[2], block) for name, block in tensor.blocks.get(dim, ())),
+        verdict, why, padded, bool(tensor.why_uncut(dim)), sizes, ceil,
+    )  # fmt: skip

@@ -1,0 +1,67 @@
+"""`shardwise fits`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardwise.cli import main
+
+from .test_main import error_of
+
+DATA = Path(__file__).parents[1] / "data" / "quantized"
+
+
+def test_each_size_has_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fits", str(DATA / "mxfp4-gptoss"), "--tp", "1, 2,8"]) == 0
+    said = capsys.readouterr().out
+    assert "MXFP4 in groups of 32, 2 weights" in said
+    assert "tp 1: fits\n" in said
+    assert (
+        "tp 2: fits with padding\n  model.layers.*.mlp.experts.down_proj, dim 2: 96 in 2 is 48 each, within blocks of "
+        "32 of blocks; would fit: padded to 128; tp 3; uneven, 64, 32\n" in said
+    )
+    assert "4 heads do not divide into 8" in said
+    assert "taken to be whole on every rank: " in said
+
+
+def test_experts_and_engines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fits", str(DATA / "mxfp4-gptoss"), "--tp", "4", "--ep", "1,4,3"]) == 0
+    said = capsys.readouterr().out
+    assert "tp 4, ep 4: fits\n" in said
+    assert (
+        "tp 4, ep 3: does not fit\n  model.layers.*.mlp.experts.down_proj and 1 more, dim 0: 4 experts do not" in said
+    )
+    assert main(["fits", str(DATA / "fp8-block-ragged"), "--tp", "2"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "  vLLM 0.33 (FP8 in blocks) refuses model.layers.*.mlp.down_proj.weight: Weight input_size_per_partition = 96 "
+        "is not divisible by weight quantization block_k = 128\n" in said
+    )
+
+
+def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fits", str(DATA / "fp8-block-ragged"), "--tp", "1,2", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["forms"] == {"FP8 in blocks of 128 x 128": 8}
+    one, two = answer["sizes"]
+    assert (one["tp"], one["ep"], one["verdict"], one["problems"]) == (1, 1, "fits", [])
+    cut = next(cut for cut in two["problems"] if cut["name"].endswith("mlp.down_proj.weight"))
+    assert (cut["size"], cut["ways"], cut["unit"], cut["padded"], cut["ceil"]) == (192, 2, 128, 256, [128, 64])
+    assert cut["blocks"] == {"weight_scale_inv": 128}
+    assert {engine["engine"] for engine in two["engines"]} == {"vLLM 0.33", "SGLang 0.5.23"}
+
+
+def test_a_configuration_elsewhere(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = json.loads((DATA / "fp8-block-ragged" / "config.json").read_text())
+    config["quantization_config"]["weight_block_size"] = [64, 128]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    said = error_of(capsys, "fits", DATA / "fp8-block-ragged", "--config", tmp_path / "config.json")
+    assert "in blocks of 64 x 128 it must be" in said
+
+
+def test_wrong_arguments(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "--tp 'two': not whole numbers" in error_of(capsys, "fits", DATA / "gptq", "--tp", "two")
+    assert "--tp '1,'" in error_of(capsys, "fits", DATA / "gptq", "--tp", "1,")
+    assert "ep is 0" in error_of(capsys, "fits", DATA / "gptq", "--ep", "0")
+    assert "gone" in error_of(capsys, "fits", tmp_path / "gone")
