@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
-
-PACKAGE = Path(__file__).parent.parent / "python" / "shardwise"
-#: What imports frameworks, and the command, which has no threads when it imports.
-OTHERS = ("cli", "execute", "interop")
 
 pytestmark = pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="forks")
 
@@ -232,30 +227,3 @@ def test_children_of_a_process_whose_threads_use_the_library(seed: int, tmp_path
             thread.join()
     """
     assert run(textwrap.dedent(USE) + textwrap.dedent(program), str(tmp_path / "saved"), str(seed)) == ["{0} []"]
-
-
-def test_nothing_is_imported_or_locked_that_a_child_would_wait_for() -> None:
-    found = []
-    for path in PACKAGE.rglob("*.py"):
-        where = path.relative_to(PACKAGE)
-        if path.name == "_fork.py":
-            continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        guarded = {
-            id(inner)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.With) and ast.unparse(node.items[0].context_expr) == "importing"
-            for inner in ast.walk(node)
-        }
-        for function in (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.Lambda))):
-            for node in ast.walk(function):
-                is_call = isinstance(node, ast.Call) and ast.unparse(node.func) == "import_module"
-                is_import = is_call or isinstance(node, (ast.Import, ast.ImportFrom))
-                if is_import and id(node) not in guarded and where.parts[0] not in OTHERS:
-                    found.append(f"{where}, {function.lineno}: {ast.unparse(node)} is not under `with importing`")
-        for node in ast.walk(tree):
-            if ast.unparse(node) in ("threading.Lock()", "threading.RLock()", "functools.cached_property"):
-                found.append(f"{where}: {ast.unparse(node)}, not of _fork")
-            if isinstance(node, ast.ImportFrom) and node.module == "functools":
-                found += [f"{where}: functools.{name.name}" for name in node.names if name.name == "cached_property"]
-    assert found == []

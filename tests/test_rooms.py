@@ -378,3 +378,33 @@ def test_the_package_imports_itself_relatively() -> None:
         found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
         names = [node.module or "" for node in found]
         assert path.name == "__main__.py" or not [name for name in names if name.split(".")[0] == "shardwise"], path
+
+
+def test_nothing_is_imported_or_locked_that_a_child_would_wait_for() -> None:
+    """But for what imports frameworks, and the command, which has no threads when it imports."""
+    found = []
+    package = ROOT / "python" / "shardwise"
+    for path in package.rglob("*.py"):
+        where = path.relative_to(package)
+        if path.name == "_fork.py":
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        guarded = {
+            id(inner)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.With) and ast.unparse(node.items[0].context_expr) == "importing"
+            for inner in ast.walk(node)
+        }
+        for function in (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.Lambda))):
+            for node in ast.walk(function):
+                is_call = isinstance(node, ast.Call) and ast.unparse(node.func) == "import_module"
+                is_import = is_call or isinstance(node, (ast.Import, ast.ImportFrom))
+                if is_import and id(node) not in guarded and where.parts[0] not in ("cli", "execute", "interop"):
+                    found.append(f"{where}, {function.lineno}: {ast.unparse(node)} is not under `with importing`")
+        for node in ast.walk(tree):
+            is_named = isinstance(node, (ast.Call, ast.Attribute))
+            if is_named and ast.unparse(node) in ("threading.Lock()", "threading.RLock()", "functools.cached_property"):
+                found.append(f"{where}: {ast.unparse(node)}, not of _fork")
+            if isinstance(node, ast.ImportFrom) and node.module == "functools":
+                found += [f"{where}: functools.{name.name}" for name in node.names if name.name == "cached_property"]
+    assert found == []

@@ -15,8 +15,6 @@ from .reshards import ReshardCase
 from .subject import Mismatch, Subject, answered, sampled
 
 XLA = Framework("jax", "tests.oracle.worker_xla")
-#: Where only bytes count, whatever the axis.
-LINKS = sw.LinkModel(bandwidth=1e9, latency=0)
 
 
 def random_pair(rng: random.Random) -> ReshardCase:
@@ -55,7 +53,7 @@ def answers(cases: list[ReshardCase]) -> list[Any]:
 
 def both(case: ReshardCase, answer: list[tuple[str, int]]) -> tuple[int, int]:
     """Give the bytes that a device receives of float32: by our collectives, and by XLA's."""
-    cost = sw.plan_reshard(case.src.partition(), case.dst.partition()).cost("float32", LINKS)
+    cost = sw.plan_reshard(case.src.partition(), case.dst.partition()).cost("float32")
     if cost is None:
         raise Mismatch("there are no collectives")
     return cost.bytes, sum(size for _, size in answer)

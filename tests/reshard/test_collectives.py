@@ -52,6 +52,22 @@ class TestSearch:
             ("all-gather", ("y",), 2**21),
         ]
 
+    def test_of_unknown_links_only_the_bytes_count(self) -> None:
+        """24 float32 in 8 shards: 7/8 of 96 bytes, in 7 messages. Three steps need fewer messages, but more bytes."""
+        line = sw.DeviceMesh((8,), ("x",))
+        small = plan(sw.TensorLayout(("x",), line), sw.TensorLayout((None,), line), (24,))
+        at_once, known = small.collectives("f4"), small.collectives("f4", sw.LinkModel())
+        assert at_once is not None
+        assert known is not None
+        assert [(step.kind, step.axes, step.bytes) for step in at_once] == [("all-gather", ("x",), 84)]
+        assert at_once[0].seconds == pytest.approx(7e-6 + 84 / 50e9)
+        assert [(step.kind, step.bytes) for step in known] == [
+            ("all-gather", 12),
+            ("collective-permute", 24),
+            ("all-gather", 72),
+        ]
+        assert sum(step.seconds for step in known) < at_once[0].seconds
+
     def test_several_axes_are_exchanged_at_once(self) -> None:
         # 7/8 of shards of 512 KiB, which is all that the transfers move.
         grid = sw.DeviceMesh((2, 4), ("node", "gpu"))

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from .. import _core
-from .._arguments import check_fields
+from .._arguments import check_fields, instance
 from ..partition import Partition
-from .cost import LinkModel, priced_steps
+from .cost import LinkModel, priced_steps, timed
 from .kinds import CollectiveStep
 from .same import same_devices
 
@@ -90,7 +90,7 @@ def obstacle_between(src: Tiling, dst: Tiling) -> CollectiveObstacle | None:
 
 
 def steps_between(
-    src: Tiling, dst: Tiling, itemsize: int, links: LinkModel
+    src: Tiling, dst: Tiling, itemsize: int, links: LinkModel | None
 ) -> tuple[CollectiveStep, ...] | CollectiveObstacle:
     """Find the cheapest sequence; see `ReshardPlan.collectives`."""
     search = _search(src, dst)
@@ -98,11 +98,16 @@ def steps_between(
         return search
     assert isinstance(src, Partition)
     assert isinstance(dst, Partition)
-    along = [links._along(*names) for names in search.axes]
+    # Of links that nobody knows only the bytes are certain.
+    known = LinkModel(latency=0) if links is None else instance("links", links, LinkModel)
+    along = [known._along(*names) for names in search.axes]
     found = search.steps(itemsize, [bandwidth for bandwidth, _ in along], [latency for _, latency in along])
     if isinstance(found, tuple):
         return CollectiveObstacle(*found)
     steps = list(priced_steps(found, src.device_mesh))
+    if links is None:
+        costs = timed(steps, src, itemsize, LinkModel())
+        steps = [replace(step, seconds=cost.seconds) for step, cost in zip(steps, costs, strict=True)]
     if steps and src.device_mesh == dst.device_mesh:
         # The search leaves out axes of size 1, which cut nothing.
         steps[-1] = replace(steps[-1], layout=dst.layout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from types import MappingProxyType
@@ -199,8 +199,13 @@ def cost_of(steps: Iterable[Collective], src: Partition, dtype: Any, links: Link
     ['1.5e-04', '9.3e-05']
     """
     instance("src", src, Partition)
+    links = LinkModel() if links is None else instance("links", links, LinkModel)
     given = [instance(f"steps[{number}]", step, Collective) for number, step in enumerate(steps)]
-    links = checked_links(links)
+    return CollectiveCost(timed(given, src, itemsize_of(dtype), links))
+
+
+def timed(given: Sequence[Collective], src: Partition, itemsize: int, links: LinkModel) -> tuple[CollectiveStep, ...]:
+    """The collectives with their costs."""
     mesh = src.device_mesh
     bandwidth, latency = zip(*map(links.of, mesh.axis_names), strict=True)
     fields = [
@@ -209,8 +214,8 @@ def cost_of(steps: Iterable[Collective], src: Partition, dtype: Any, links: Link
     ]
     if not isinstance(src._core, _core.Partition):
         raise LayoutError("src has a packed dim, whose parts are cut separately; collectives are over whole dims")
-    found = _core.priced_collectives(mesh._core, src._core, fields, itemsize_of(dtype), bandwidth, latency)
-    return CollectiveCost(tuple(priced_steps(found, mesh)))
+    found = _core.priced_collectives(mesh._core, src._core, fields, itemsize, bandwidth, latency)
+    return tuple(priced_steps(found, mesh))
 
 
 def _bound(number: int, step: Collective, mesh: DeviceMesh) -> _core.Layout | None:
@@ -220,11 +225,6 @@ def _bound(number: int, step: Collective, mesh: DeviceMesh) -> _core.Layout | No
     if layout.device_mesh != mesh:
         raise LayoutError(f"steps[{number}].layout is on another mesh than src")
     return layout._bound
-
-
-def checked_links(links: LinkModel | None) -> LinkModel:
-    """The links given, or the default ones."""
-    return LinkModel() if links is None else instance("links", links, LinkModel)
 
 
 def priced_steps(found: list[Any], mesh: DeviceMesh) -> Iterator[CollectiveStep]:

@@ -21,7 +21,7 @@ from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
 from ..tiling import Tiling
 from .collectives import CollectiveObstacle, device_map, obstacle_between, steps_between
-from .cost import CollectiveCost, LinkModel, checked_links
+from .cost import CollectiveCost, LinkModel
 from .kinds import CollectiveStep
 from .orders import check_packed
 from .program import Program, program_of
@@ -326,14 +326,15 @@ class ReshardPlan(Drawn):
         Args:
             dtype: the tensor's dtype.
             links: bandwidth and latency of each axis of the source's mesh, and of axes that only the destination's
-                mesh has; by default those of `LinkModel()`.
+                mesh has. If left out, nothing is known of them but that fewer bytes take less time.
 
         Returns:
             The steps, none if nothing has to be done; or `None` if collectives cannot express it: `obstacle` says why.
             If one mesh is a view of the other's devices, the steps are along axes and sub-axes of the source's
             mesh.
 
-        The cheapest has the fewest seconds, then the fewest steps. The search is bounded: it visits a few thousand
+        The cheapest has the fewest seconds, then the fewest steps; without `links` the fewest bytes, then the fewest
+        steps, and its seconds are those of `LinkModel()`. The search is bounded: it visits a few thousand
         layouts, so the answer is the cheapest of all with up to about five axes, and a good one with more. Ctrl-C
         ends it.
 
@@ -460,7 +461,7 @@ class ReshardPlan(Drawn):
         return arrays if places is None else [arrays[place] for place in places.tolist()]
 
     def _collectives(self, itemsize: int, links: LinkModel | None) -> tuple[CollectiveStep, ...] | CollectiveObstacle:
-        return steps_between(self._src, self._dst, itemsize, checked_links(links))
+        return steps_between(self._src, self._dst, itemsize, links)
 
     def _picture(self) -> Picture:
         with importing:
