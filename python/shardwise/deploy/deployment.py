@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 import numpy as np
 
 from .._arguments import check_items, instance, integer, sizes_of
+from .._fork import importing
 from .._text import shown
 from ..errors import LayoutError, MeshError, ShardwiseError
 from ..layout import TensorLayout
@@ -386,7 +387,8 @@ class Deployment:
         >>> report.device_bytes.tolist(), report.fullest
         ([32, 16], ('cpu:0', 32))
         """
-        from ..rules.report_maker import make_report
+        with importing:
+            from ..rules.report_maker import make_report
 
         default = None if self._default is None else LayoutRule(self._default.layout, self._default.uneven)
         keys = {with_fields(key): key for key in self._rules}
@@ -428,7 +430,8 @@ class Deployment:
         >>> stages.partition("h.2.w", (8, 4)).holders
         ('cpu:4', 'cpu:5', 'cpu:6', 'cpu:7')
         """
-        from .toml import read_deployment
+        with importing:
+            from .toml import read_deployment
 
         arguments, keywords = read_deployment(file, config, world)
         return cls(*arguments, **keywords)

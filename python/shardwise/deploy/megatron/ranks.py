@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from ..._arguments import instance, integer
+from ..._fork import cached_property
 from ..._text import shown
 from ...errors import MeshError
 from ...mesh import DeviceMesh
