@@ -16,6 +16,7 @@ from .terminal import Screen
 __all__ = ["parts_of", "run_commit", "run_run", "write_parts", "write_report"]
 
 _PART = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
+_MOST_NAMED = 8
 _MOST_SHOWN = 20
 
 
@@ -64,6 +65,10 @@ def write_report(screen: Screen, done: WriteReport, as_json: bool) -> None:
         f": {done.tensors} tensors, {bytes_text(done.bytes)}; {bytes_text(done.bytes_read)} read, "
         f"{bytes_text(done.bytes_written)} written{resumed}",
     )
+    if done.carried:
+        names = ", ".join(done.carried[:_MOST_NAMED])
+        more = len(done.carried) - _MOST_NAMED
+        screen.write(f"copied along: {names}{f' and {more} more' if more > 0 else ''}")
 
 
 def parts_of(plan: CheckpointPlan, parts: int) -> list[dict[str, int]]:

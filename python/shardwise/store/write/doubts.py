@@ -12,7 +12,7 @@ from ...rules.layout_map import LayoutMap
 from .assembled import Assembled
 from .wanted import Layouts, Wanted
 
-__all__ = ["DoubtsError", "doubts_about"]
+__all__ = ["DoubtsError", "doubts_about", "left_out_text"]
 
 _SHOWN = 3
 
@@ -30,6 +30,14 @@ class DoubtsError(LayoutError):
 
     def __reduce__(self) -> tuple[type[DoubtsError], tuple[tuple[str, ...]]]:
         return type(self), (self.warnings,)
+
+
+def left_out_text(names: Sequence[str], form: str) -> str:
+    """Say that values that are not tensors are not written."""
+    listed = ", ".join(map(shown, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    why = "in a form that cannot be copied" if form == "dcp" else f"without a place in {form!r}"
+    count = "1 value is" if len(names) == 1 else f"{len(names)} values are"
+    return f"{count} not written, {why}: {listed}"
 
 
 def doubts_about(

@@ -17,6 +17,7 @@ from ...errors import LayoutError, ParseError
 from ..engine import check_memory
 from ..mapped import MappedFiles
 from ..same_files import SameFiles
+from .carried import carried_names
 from .crew import Crew, Flight, check_retries, crew_for
 from .forecast import bytes_to_read, estimated_seconds, runs_to_copy
 from .ledger import Ledger
@@ -235,4 +236,5 @@ def _report(plan: WritePlan, ledger: Ledger, resumed: int) -> WriteReport:
         ledger.bytes_read,
         ledger.bytes_written,
         resumed,
+        carried=carried_names(plan.texts),
     )

@@ -12,6 +12,7 @@ from ..._text import shown
 from ...errors import LayoutError
 from ...partition import Partition
 from ..objects import ObjectPath
+from ..parts import MANIFEST
 from .checkpoint_plan import CheckpointPlan
 from .dcp import INDEX, KeyPath, dcp_files, dcp_index, is_writable
 from .files import TargetFile, hugging_face_files, index_of, sharded_files, single_file
@@ -44,6 +45,7 @@ def plan_form(
     *,
     compare: bool,
     is_saved: bool = False,
+    beside: Mapping[str, bytes] | None = None,
 ) -> CheckpointPlan | ObjectJob:
     """Plan a checkpoint of these tensors, in the given format or the one that the path and the cuts suggest.
 
@@ -58,6 +60,7 @@ def plan_form(
         task_bytes: How many bytes a task writes at most.
         compare: Whether pieces that are stored more than once are compared.
         is_saved: Whether it is to be saved, and run in parts.
+        beside: Further files of a folder; they replace none of its own.
 
     Raises:
         LayoutError: if the form is not one that is written, or does not go with the metadata; two tensors have one
@@ -94,6 +97,8 @@ def plan_form(
     else:
         files = sharded_files(kept, said)
 
+    own = {*texts, *(file.name for file in files), MANIFEST}
+    texts |= {name: text for name, text in (beside or {}).items() if name not in own}
     manifest = {
         "form": to,
         "aliases": aliases,

@@ -91,8 +91,8 @@ def kept_values(
     only: str | None,
     tensors: Mapping[str, Assembled],
 ) -> dict[str, str]:
-    """The values that are not tensors and can be copied, with their new names, which no tensor may have."""
-    names = {old: _renamed(rename, old) for old, value in checkpoint.objects.items() if value.extent is not None}
+    """The values that are not tensors and are asked for, with their new names, which no tensor may have."""
+    names = {old: _renamed(rename, old) for old in checkpoint.objects}
     kept = set(names.values()) if rewrites is None else kept_objects(names.values(), rewrites)
     origins = {new: tensor.origin for new, tensor in tensors.items()}
     wanted = None if only is None else NamePattern("only", only)
@@ -100,10 +100,11 @@ def kept_values(
     for old, new in names.items():
         if new not in kept:
             continue
-        check_name(new)
-        if new in origins:
-            raise LayoutError(f"rename gives {shown(origins[new])} and {shown(old)} the same name, {shown(new)}")
-        origins[new] = old
+        if checkpoint.objects[old].extent is not None:
+            check_name(new)
+            if new in origins:
+                raise LayoutError(f"rename gives {shown(origins[new])} and {shown(old)} the same name, {shown(new)}")
+            origins[new] = old
         if wanted is None or wanted.is_found(new):
             found[old] = new
     return found

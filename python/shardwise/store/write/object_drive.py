@@ -10,6 +10,7 @@ from typing import Any, cast
 from ...errors import ParseError
 from ..engine import check_threads
 from ..objects import ObjectPath
+from .carried import carried_names
 from .crew import Crew, Flight
 from .object_parts import finish, object_crew, parts_for, parts_of_crew, refuse_existing
 from .object_place import ObjectPlace
@@ -105,6 +106,7 @@ def commit_objects(plan: WritePlan, *, check: bool, memory: int) -> WriteReport:
         sum(receipt.bytes_read for receipt in made),
         sum(receipt.bytes_written for receipt in made),
         0,
+        carried=carried_names(plan.texts),
     )
 
 

@@ -20,6 +20,7 @@ from ..mapped import MappedFiles
 from ..object_files import ObjectFile
 from ..objects import ObjectPath
 from ..same_files import SameFiles
+from .carried import carried_names
 from .crew import Flight, check_retries
 from .files import TargetFile
 from .gather import check_replicas
@@ -136,7 +137,9 @@ class ObjectJob:
         read = sum(receipt.bytes_read for receipt in made.values())
         written = sum(receipt.bytes_written for receipt in made.values())
         tensors = sum(not tensor.is_object for tensor in self._wanted)
-        return WriteReport(cast(Any, self.path), tensors, self.bytes, read, written, 0)
+        return WriteReport(
+            cast(Any, self.path), tensors, self.bytes, read, written, 0, carried=carried_names(self._texts)
+        )
 
     def _tasks(self, parts: Parts, resume: bool) -> list[ObjectTask]:
         run = secrets.token_hex(16)

@@ -59,7 +59,10 @@ class WriteReport:
         bytes_written: Bytes written.
         bytes_resumed: Bytes that an earlier run had written.
         warnings: What looks wrong, a sentence each: rules that apply to no name, tensors that match no rule, layouts
-            that cut nothing since the format holds tensors whole; values beyond the range of the new dtype.
+            that cut nothing since the format holds tensors whole; values beyond the range of the new dtype; values that
+            the format has no place for.
+        left_out: The names of values that are not tensors, and are not written.
+        carried: The names of files that were copied along with the tensors of a Hugging Face folder.
     """
 
     path: Path
@@ -69,7 +72,10 @@ class WriteReport:
     bytes_written: int
     bytes_resumed: int
     warnings: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self, path=(Path, ObjectPath), tensors=INTEGER, bytes=INTEGER)
         check_fields(self, bytes_read=INTEGER, bytes_written=INTEGER, bytes_resumed=INTEGER, warnings=tuple)
+        check_fields(self, left_out=tuple, carried=tuple)

@@ -24,9 +24,10 @@ from ...partition import Partition
 from ...rules.rewrites import Rewrites
 from ..objects import ObjectPath, place_of
 from ..open import open_checkpoint
+from .carried import carried_files
 from .checkpoint_plan import CheckpointPlan
 from .convert import Overflow, checked_overflow
-from .doubts import DoubtsError, doubts_about
+from .doubts import DoubtsError, doubts_about, left_out_text
 from .drive import run_whole
 from .forms import Target, chosen_form, plan_form
 from .gather import check_replicas as check_stored_replicas
@@ -212,13 +213,13 @@ def reshard_checkpoint(
         replicas, task_bytes, strict,
         how=stored, is_new=not plan and not resume,
     )  # fmt: skip
-    with planned as (made, warnings):
+    with planned as (made, warnings, left_out):
         if plan:
             outline = replace(made.outline(memory, threads, sync=sync), warnings=warnings)
             # A sample of files does not tell how fast a store is.
             return replace(outline, seconds=None) if isinstance(place_of(src), ObjectPath) else outline
         report = _run(made, target, executor, memory, threads, sync, resume, retries, progress)
-        return replace(report, warnings=warnings)
+        return replace(report, warnings=warnings, left_out=left_out)
 
 
 def plan_checkpoint(
@@ -282,7 +283,7 @@ def plan_checkpoint(
         task_bytes, strict,
         how="refuse",
     )  # fmt: skip
-    with planned as (made, warnings):
+    with planned as (made, warnings, _):
         assert isinstance(made, CheckpointPlan)
         made.warnings = warnings
         return made
@@ -343,7 +344,7 @@ def _planning(
     *,
     how: _Stored,
     is_new: bool = False,
-) -> Iterator[tuple[CheckpointPlan | ObjectJob, tuple[str, ...]]]:
+) -> Iterator[tuple[CheckpointPlan | ObjectJob, tuple[str, ...], tuple[str, ...]]]:
     if instance("replicas", replicas, str) not in ("check", "first"):
         raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
     renamed = replacements(rename)
@@ -368,6 +369,8 @@ def _planning(
             return wanted_object(name, checkpoint.objects[old], is_read=not isinstance(target, ObjectPath))
 
         doubts: list[str] = []
+        left_out: list[str] = []
+        along: dict[str, bytes] = {}
 
         def planned(spool: Spool) -> CheckpointPlan | ObjectJob:
             def stored(old: str, new: str, partition: Partition | None) -> Wanted:
@@ -405,21 +408,29 @@ def _planning(
                     raise _not_in_tasks(name)
                 else:
                     wanted.append(spool.assembled(name, made, partition, memory))
+            form = chosen_form(target, wanted, to)
+            values = kept_values(checkpoint, renamed, rewrites, only, tensors)
+            copied = {old: new for old, new in values.items() if form == "dcp" and checkpoint.objects[old].extent}
             if spool.is_rough:
-                form = chosen_form(target, wanted, to)
                 doubts.extend(doubts_about(layouts, tensors, kept, wanted, uneven, form))
+                left_out.extend(old for old in values if old not in copied)
+                if left_out:
+                    doubts.append(left_out_text(left_out, form))
+                if form == "hf" and checkpoint.format in _FOLDERS and (folder := _folder_of(source)) is not None:
+                    found, left = carried_files(folder)
+                    along.update(found)
+                    doubts.extend(left)
                 if strict and doubts:
                     raise DoubtsError(doubts)
-            if to == "dcp":
-                for old, name in kept_values(checkpoint, renamed, rewrites, only, tensors).items():
-                    names[old] = name
-                    wanted.append(value(old, name))
+            for old, name in copied.items():
+                names[old] = name
+                wanted.append(value(old, name))
             spool.finish()
             paths = key_paths(checkpoint, names)
             with uncollected():
                 return plan_form(
                     target, wanted, to, metadata, max_file_bytes, aliases, paths, task_bytes,
-                    compare=replicas == "check", is_saved=how == "refuse",
+                    compare=replicas == "check", is_saved=how == "refuse", beside=along,
                 )  # fmt: skip
 
         # What must be written to a file first is counted before anything is.
@@ -432,7 +443,18 @@ def _planning(
                 beside = "the checkpoint, with what is written beside it first,"
                 check_room(made.path, made.nbytes + rough.nbytes, beside)
             made = planned(spool)
-        yield made, (*doubts, *spool.warnings)
+        yield made, (*doubts, *spool.warnings), tuple(left_out)
+
+
+def _folder_of(source: Path) -> Path | None:
+    """The folder that a source is, or whose index it is; None for one file, around which anything may lie."""
+    if source.is_dir():
+        return source
+    return source.parent if source.name.endswith(".index.json") else None
+
+
+#: The formats of folders whose files beside the tensors say what model it is.
+_FOLDERS = ("safetensors", "torch", "sharded")
 
 
 def _held(target: Path) -> AbstractContextManager[None]:

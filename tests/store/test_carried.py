@@ -1,0 +1,124 @@
+"""What lies beside the tensors of a Hugging Face folder goes along; what is not a tensor is not dropped silently."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from tests.store.stores import Store
+
+from .torch_files import Dcp, ones, save, tensor
+
+BESIDE = {
+    "config.json": b'{"a": 1}',
+    "tokenizer.json": b"{}",
+    "merges.txt": b"a b\n",
+    "LICENSE": b"free",
+    "model.py": b"",
+}
+
+
+def source(folder: Path) -> Path:
+    sw.save_checkpoint(folder, {"a": np.arange(8.0), "b": np.arange(9.0)}, to="hf", max_file_bytes=70, sync=False)
+    for name, data in BESIDE.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def others(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name in BESIDE}
+
+
+def test_they_go_along(tmp_path: Path) -> None:
+    src = source(tmp_path / "src")
+    (src / "runs").mkdir()
+    (src / "runs" / "config.json").write_text("no")
+    (src / ".env").write_text("secret")
+    (src / "big.bin").write_bytes(b"x")
+    report = sw.reshard_checkpoint(src, tmp_path / "new", to="hf")
+    assert isinstance(report, sw.store.WriteReport)
+    assert report.carried == tuple(sorted(BESIDE))
+    assert others(tmp_path / "new") == BESIDE
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(
+        [*BESIDE, "model.safetensors", "shardwise.json"]
+    )
+    assert sw.verify_checkpoint(tmp_path / "new").digests == 2
+    (tmp_path / "new" / "config.json").write_text("{}")
+    with pytest.raises(sw.ParseError, match=r"config\.json"):
+        sw.verify_checkpoint(tmp_path / "new")
+    # By its index, from a saved plan, and in parts.
+    plan = sw.plan_checkpoint(src / "model.safetensors.index.json", tmp_path / "parts", to="hf")
+    plan.save(tmp_path / "p.swplan")
+    plan = sw.CheckpointPlan.load(tmp_path / "p.swplan")
+    plan.run()
+    assert plan.commit().carried == tuple(sorted(BESIDE))
+    assert others(tmp_path / "parts") == BESIDE
+    # Of one file nothing is known to belong to it, and other formats have no such files.
+    sw.reshard_checkpoint(src, src / "one.safetensors")
+    for given, to in ((src / "one.safetensors", "hf"), (src, "dcp"), (src, "sharded")):
+        report = sw.reshard_checkpoint(given, tmp_path / to, to=to)  # type: ignore[arg-type]
+        assert report.carried == ()  # type: ignore[union-attr]
+        assert others(tmp_path / to) == {}
+
+
+def test_links_and_large_files_stay_and_are_named(tmp_path: Path) -> None:
+    src = source(tmp_path / "src")
+    (tmp_path / "secret.json").write_text("secret")
+    (src / "linked.json").symlink_to(tmp_path / "secret.json")
+    with (src / "large.json").open("wb") as file:
+        file.truncate(2**26 + 1)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(src / "fifo.json")
+    report = sw.reshard_checkpoint(src, tmp_path / "new", to="hf")
+    assert others(tmp_path / "new") == BESIDE
+    assert not {path.name for path in (tmp_path / "new").iterdir()} & {"linked.json", "large.json", "fifo.json"}
+    said = " ".join(report.warnings)
+    assert "'linked.json' is not copied along: it is a link" in said
+    assert "'large.json' is not copied along" in said
+
+
+def test_they_replace_nothing_of_the_plan(tmp_path: Path) -> None:
+    src = source(tmp_path / "src")
+    (src / "shardwise.json").unlink()
+    (src / "other.index.json").write_text("{}")
+    sw.reshard_checkpoint(src, tmp_path / "new", to="hf", max_file_bytes=70)
+    names = {path.name for path in (tmp_path / "new").iterdir()}
+    assert "other.index.json" not in names
+    assert json.loads((tmp_path / "new" / "model.safetensors.index.json").read_text())["weight_map"].keys() == {
+        "a",
+        "b",
+    }
+    assert sw.diff_checkpoints(src, tmp_path / "new") == []
+
+
+def test_in_a_store(store: Store, tmp_path: Path) -> None:
+    src = source(tmp_path / "src")
+    place = store.place("new")
+    report = sw.reshard_checkpoint(src, place, to="hf")
+    assert report.carried == tuple(sorted(BESIDE))  # type: ignore[union-attr]
+    assert {name: store.objects(place)[name] for name in BESIDE} == BESIDE
+    sw.reshard_checkpoint(place, tmp_path / "back", to="hf")
+    assert others(tmp_path / "back") == BESIDE
+
+
+def test_values_that_a_format_has_no_place_for_are_named(tmp_path: Path) -> None:
+    (tmp_path / "m.pt").write_bytes(save({"w": tensor(ones(4), "0"), "step": 7, "lr": 0.5, "args": {"a": "b"}}))
+    report = sw.reshard_checkpoint(tmp_path / "m.pt", tmp_path / "new", to="hf")
+    assert report.left_out == ("step", "lr", "args.a")  # type: ignore[union-attr]
+    assert report.warnings == ("3 values are not written, without a place in 'hf': 'step', 'lr', 'args.a'",)
+    made = Dcp()
+    made.add("w", (4,), [((0,), ones(4))])
+    made.add_object("step", 7)
+    folder = made.write(tmp_path / "dcp")
+    report = sw.reshard_checkpoint(folder, tmp_path / "one.safetensors")
+    assert report.left_out == ("step",)  # type: ignore[union-attr]
+    plan = sw.plan_checkpoint(folder, tmp_path / "two", to="hf")
+    assert plan.warnings == ("1 value is not written, without a place in 'hf': 'step'",)
+    report = sw.reshard_checkpoint(folder, tmp_path / "kept", to="dcp")
+    assert report.left_out == () == report.warnings  # type: ignore[union-attr]
+    # What was not asked for is not missed.
+    report = sw.reshard_checkpoint(folder, tmp_path / "w.safetensors", only="^w$")
+    assert report.left_out == ()  # type: ignore[union-attr]
