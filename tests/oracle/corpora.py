@@ -3,6 +3,9 @@
 A folder has files `NAME.json.gz`, each `{"source", "seed", "cases": [...]}`, made by the frameworks' own code. A case
 that the framework refuses has `"refused"` in place of answers. For each file that is known here, this asks the public
 API the same, as a user would, and prints how many cases are equal, how many both refuse, and which differ.
+
+A folder may have quantized checkpoints instead, each a folder with `expected.json` (see `tests.oracle.quantized`), and
+`cases.json`, of sizes that did not fit (see `tests.oracle.quantized_cases`).
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from typing import Any
 import shardwise as sw
 from shardwise import deploy
 from shardwise.deploy import ExpertMap, megatron
+
+from . import quantized, quantized_cases
 
 #: How many differences are shown for each file.
 SHOWN = 5
@@ -353,6 +358,20 @@ def brief(values: Case) -> str:
     return f"({', '.join(said)})"
 
 
+def compare_quantized(folder: Path) -> Iterator[tuple[str, Comparison]]:
+    """Quantized checkpoints: recognised, cut for one, two and four ranks, merged, dequantized; and sizes that fit."""
+    checkpoints = Comparison()
+    for path in quantized.folders(folder):
+        checkpoints.add(path.name, compared(False, partial(quantized.checkpoint_differs, path)))
+    if checkpoints.cases:
+        yield "checkpoints", checkpoints
+    if (folder / "cases.json").is_file():
+        sizes = Comparison()
+        for case in json.loads((folder / "cases.json").read_text(encoding="utf-8")):
+            sizes.add(case["id"], compared(False, partial(quantized_cases.answer_differs, case)))
+        yield "cases", sizes
+
+
 #: What is known of each file.
 KNOWN: dict[str, Callable[[list[Case]], Iterator[tuple[str, str]]]] = {
     "ranks": compare_ranks,
@@ -384,8 +403,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these of {', '.join(KNOWN)}")
     given = parser.parse_args(arguments)
     failed = False
+    if not given.names:
+        for name, found in compare_quantized(given.folder):
+            failed |= shown(name, found)
     files = {name: given.folder / f"{name}.json.gz" for name in given.names or KNOWN}
     if not any(file.is_file() for file in files.values()):
+        if (given.folder / "cases.json").is_file() or quantized.folders(given.folder):
+            return int(failed)
         print(f"{given.folder} has none of {', '.join(f'{name}.json.gz' for name in files)}", file=sys.stderr)
         return 2
     for name, file in files.items():
@@ -393,17 +417,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name}: not there" if name in KNOWN else f"{name}: not known here")
             failed |= bool(given.names)
             continue
-        found = compare(name, cases_of(file))
-        print(
-            f"{name}: {found.cases} cases, {found.equal} equal, {found.refused} refused as the framework refuses, "
-            f"{len(found.different)} different"
-        )
-        for line in found.different[:SHOWN]:
-            print(f"  {line[:1000]}")
-        if len(found.different) > SHOWN:
-            print(f"  and {len(found.different) - SHOWN} more")
-        failed |= bool(found.different)
+        failed |= shown(name, compare(name, cases_of(file)))
     return int(failed)
+
+
+def shown(name: str, found: Comparison) -> bool:
+    """Print what came of a file; whether anything differs."""
+    print(
+        f"{name}: {found.cases} cases, {found.equal} equal, {found.refused} refused as the framework refuses, "
+        f"{len(found.different)} different"
+    )
+    for line in found.different[:SHOWN]:
+        print(f"  {line[:1000]}")
+    if len(found.different) > SHOWN:
+        print(f"  and {len(found.different) - SHOWN} more")
+    return bool(found.different)
 
 
 if __name__ == "__main__":

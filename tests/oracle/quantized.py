@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from shardwise.quantized import Component, Components, LogicalTensor, component_
 
 from .dequantize import dequantized
 
-__all__ = ["Found", "Raw", "check_checkpoint", "cut_and_compare", "folders", "read_raw"]
+__all__ = ["Found", "Raw", "check_checkpoint", "checkpoint_differs", "cut_and_compare", "folders", "read_raw"]
 
 Array = npt.NDArray[Any]
 _WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
@@ -94,6 +95,17 @@ def check_checkpoint(folder: Path, sizes: Sequence[int] = (1, 2, 4)) -> Found:
                     done = cut_and_compare(logical, raw, found, quantization, dim, size, shared=shared, whole=whole)
                     cuts, refused = cuts + done, refused + (not done)
     return Found(len(found.tensors), cuts, refused)
+
+
+def checkpoint_differs(folder: Path) -> str | None:
+    """What of a checkpoint differs; `None` if nothing does."""
+    try:
+        with np.errstate(all="ignore"):  # Random bits are NaN and infinite too.
+            check_checkpoint(folder)
+    except AssertionError as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{error} ({frame.name}: {frame.line})"
+    return None
 
 
 def _compare(found: Components, expected: Mapping[str, Any]) -> None:
