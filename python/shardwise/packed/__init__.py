@@ -13,9 +13,9 @@ slice(8576, 8704, None) (1024, 0)
 slice(9600, 9728, None) (1152, 0)
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .._fork import importing
+from .._lazy import lazy
 from .parts import PackedDim, Part, concat, part
 from .short import experts, gate_up, padded_vocab, qkv
 
@@ -25,16 +25,5 @@ if TYPE_CHECKING:
 __all__ = ["PackedDim", "Part", "concat", "experts", "gate_up", "padded_vocab", "parse", "part", "qkv"]
 
 
-def __getattr__(name: str) -> Any:
-    # What reads the notation is compiled when it is first wanted, which keeps `import shardwise` quick.
-    if name != "parse":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with importing:
-        from .notation import parse
-
-    globals()[name] = parse
-    return parse
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+# What reads the notation is compiled when it is first wanted, which keeps `import shardwise` quick.
+__getattr__, __dir__ = lazy(globals(), {"notation": ("parse",)})
