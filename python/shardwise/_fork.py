@@ -1,4 +1,4 @@
-"""What a process that forks while its other threads use the library needs, for a child that works.
+"""Locks and imports for a library that other threads use while the process forks: the child must work.
 
 A child has the thread that forked and no other, but all the locks as they were: one that another thread held stays shut
 for ever. So nothing here waits for a lock that a thread may hold at that moment:

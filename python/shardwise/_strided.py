@@ -1,4 +1,4 @@
-"""How PyTorch cuts one dim by one mesh axis after the other, strided shards included."""
+"""PyTorch's cuts of one dim by one mesh axis after the other, strided shards included."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def _names(path: _Chain | None) -> tuple[str, ...]:
 
 
 def children(node: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds, with names: items by key or index, fields of named tuples, slots, attributes.
+    """The members of an object, with names: items by key or index, fields of named tuples, slots, attributes.
 
     >>> list(children({"a": 1, 2: "b"}))
     [('a', 1), ('2', 'b')]
@@ -92,7 +92,7 @@ def children(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _items(node: list[Any] | tuple[Any, ...] | deque[Any]) -> list[tuple[str, Any]]:
-    """What a sequence holds, by the names of its fields or by index."""
+    """The entries of a sequence, by the names of its fields or by index."""
     names = getattr(node, "_fields", range(len(node)))
     return [(str(name), child) for name, child in zip(names, tuple(node), strict=True)]
 

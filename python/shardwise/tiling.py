@@ -25,7 +25,7 @@ __all__ = ["Tiling"]
 
 
 class Tiling(Drawn):
-    """Who holds which boxes of a tensor.
+    """The boxes of a tensor that each holder has.
 
     A tiling has a shape, holders (devices, ranks, files, by any labels), and for each holder the shape of its own
     array and its pieces: boxes of the tensor, each with its place in that array. A `Partition` is a tiling; others are
@@ -273,7 +273,7 @@ class Tiling(Drawn):
         return self._core_tiling.array_sizes()
 
     def _kind_text(self) -> str:
-        """What sort of tiling this is, in plain words."""
+        """The sort of tiling, in plain words."""
         if self._key[0] == "grid":
             return f"chunks of shape {self._key[3]}"
         return "ranges of the flattened tensor" if self._key[0] == "from_flat_ranges" else "explicit boxes"

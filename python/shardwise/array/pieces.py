@@ -19,7 +19,7 @@ __all__ = ["assembled", "place_of", "put_together"]
 
 
 def assembled(partition: Partition, array: npt.NDArray[Any], position: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """What the device at `position` holds of an array, in an array of its own: read-only, zeros where it is padded."""
+    """The part of an array on the device at `position`, in an array of its own: read-only, zeros where it is padded."""
     refuse_mask("the array, whose shards are copies because a dim is packed,", array)
     shard: npt.NDArray[Any] = np.zeros(shape, array.dtype)
     pieces = partition.pieces(partition.device_mesh.device(position))

@@ -35,7 +35,7 @@ _PLANNED = 2**22
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """What one device holds of a sharded array; the names are those of `jax.Shard`."""
+    """The part of a sharded array on one device; the names are those of `jax.Shard`."""
 
     #: The device's label.
     device: Any
@@ -122,12 +122,12 @@ class ShardedArray(Drawn, ShardSource):
 
     @property
     def tiling(self) -> Tiling:
-        """Who holds what."""
+        """The tiling of the array."""
         return self._tiling
 
     @property
     def partition(self) -> Partition:
-        """Who holds what, if that is a partition.
+        """The partition of the array, if its tiling is one.
 
         Raises:
             LayoutError: if it is another tiling: there is no layout then.
@@ -192,7 +192,7 @@ class ShardedArray(Drawn, ShardSource):
 
     @property
     def shards(self) -> list[Shard]:
-        """What each device holds, in device-index order.
+        """The arrays of the devices, in device-index order.
 
         Raises:
             LayoutError: if the array is not cut by a layout; see `shard` and `tiling`.

@@ -161,7 +161,7 @@ def _dim(dim: int, rank: int) -> int:
 
 
 def _without(spec: Spec, names: Collection[str]) -> Spec:
-    """What remains of a spec without these axes; a packed dim stays packed while any axis cuts it."""
+    """The rest of a spec without these axes; a packed dim stays packed while any axis cuts it."""
     if not isinstance(spec, PackedDim):
         return tuple(name for name in _spec_names(spec) if name not in names)
     rest = spec._mapped({name: () if name in names else (name,) for name in spec.axis_names})

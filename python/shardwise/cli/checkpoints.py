@@ -87,7 +87,7 @@ def refused() -> Iterator[None]:
 
 
 def _rules(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | None, Rewrites]:
-    """How the tensors are cut, and what is rewritten: the source's rules undone, then the destination's."""
+    """The layouts and the rewrites: the source's rules undone, then the destination's."""
     rewrites = Rewrites()
     config = options.config or config_beside(options.source)
     if options.source_rules is not None:

@@ -75,7 +75,7 @@ def _print_size(screen: Screen, size: SizeFit) -> None:
 
 
 def _ways_out(cut: Cut) -> str:
-    """What would do: padding, other sizes, an uneven cut in whole units."""
+    """The remedies: padding, other sizes, an uneven cut in whole units."""
     ways = []
     if cut.padded is not None:
         ways.append(f"padded to {cut.padded}")

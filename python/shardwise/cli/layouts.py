@@ -1,4 +1,4 @@
-"""What a rules file says about layouts: a layout map, or a deployment."""
+"""The layouts of a rules file: a layout map, or a deployment."""
 
 from __future__ import annotations
 

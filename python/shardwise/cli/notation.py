@@ -1,4 +1,4 @@
-"""How the command line writes meshes, shapes, layouts and dtypes; read and written here."""
+"""The notation of the command line for meshes, shapes, layouts and dtypes, read and written."""
 
 import re
 

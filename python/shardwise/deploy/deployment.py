@@ -46,7 +46,7 @@ class _Known(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What was found for a name: its rule, and the coordinates of each entry of `at`."""
+    """The answer for a name: its rule, and the coordinates of each entry of `at`."""
 
     known: _Known
     at: tuple[tuple[int, ...], ...]

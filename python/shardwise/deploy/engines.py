@@ -159,7 +159,7 @@ def sglang(
 
 @dataclass(frozen=True)
 class _Model:
-    """What the rules need of a model's configuration."""
+    """The numbers of a model's configuration that the rules need."""
 
     layers: int
     heads: int

@@ -98,7 +98,7 @@ class LocalParameter:
 
 
 class Held(NamedTuple):
-    """What a device holds of a tensor.
+    """The part of a tensor on one device.
 
     Attributes:
         partition: How the tensor is cut.

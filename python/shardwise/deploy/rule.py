@@ -40,7 +40,7 @@ def with_fields(key: str) -> str:
 
 @dataclass(frozen=True, init=False, repr=False)
 class DeploymentRule:
-    """What a deployment says about the tensors of a rule.
+    """The mesh, the coordinates and the layout of a rule's tensors.
 
     Args:
         layout: a `TensorLayout` without a mesh, or the tuple or list of its axes.

@@ -18,7 +18,7 @@ _MOST_LAYERS = 1 << 20
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one chunk of a stage holds; a stage that is not interleaved has one chunk.
+    """The layers of one chunk of a stage; a stage that is not interleaved has one chunk.
 
     Attributes:
         layers: The numbers of its layers.

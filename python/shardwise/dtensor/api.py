@@ -66,7 +66,7 @@ class DTensor:
 
     @property
     def components(self) -> tuple[NDArray[Any], ...]:
-        """What each device of this client holds, in the order of `layout.mesh.local_device_ids()`."""
+        """The arrays of this client's devices, in the order of `layout.mesh.local_device_ids()`."""
         return self._components
 
     def numpy(self) -> NDArray[Any]:
@@ -111,7 +111,7 @@ class DTensor:
         return iter(self.numpy())
 
     def __str__(self) -> str:
-        """What each device of this client holds, and the layout, as TensorFlow prints it."""
+        """The arrays of this client's devices, and the layout, as TensorFlow prints it."""
         mesh = self._layout.mesh
         names = [mesh.single_device] if self._layout.is_single_device() else mesh.local_devices()
         held = ", ".join(f'"{name}": {array}' for name, array in zip(names, self._components, strict=True))

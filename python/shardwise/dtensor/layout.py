@@ -261,7 +261,7 @@ class Layout:
 
     @property
     def sharding_specs(self) -> list[str]:
-        """What each dim is cut by."""
+        """The sharding specs, one per dim."""
         return self._inner.specs
 
     @property

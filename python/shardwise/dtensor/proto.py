@@ -45,7 +45,7 @@ class MeshDimensionProto:
 
 @dataclass(frozen=True)
 class ShardingSpec:
-    """What cuts one dim of a tensor.
+    """The mesh axis that cuts one dim of a tensor.
 
     >>> ShardingSpec("unsharded")
     ShardingSpec(sharding_spec='unsharded')

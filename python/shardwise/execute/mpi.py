@@ -126,7 +126,7 @@ def _mpi(comm: Any) -> Any:
 
 
 class _Part(NamedTuple):
-    """What one rank does: its programs, its arrays, and the buffers for what has to be packed."""
+    """The work of one rank: its programs, its arrays, and the buffers for what has to be packed."""
 
     programs: list[Program]
     src: Array | None

@@ -1,4 +1,4 @@
-"""What is said of sizes: verdicts, the cuts that they come from, and the limits of engines."""
+"""Answers about sizes: verdicts, the cuts that they come from, and the limits of engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Verdict = Literal["fits", "shared", "padded", "refused"]
 
 
 class Limit(NamedTuple):
-    """What an engine refuses, or gets wrong, in a cut that the format may allow."""
+    """A refusal of an engine, or its mistake, in a cut that the format may allow."""
 
     #: The engine and its version.
     engine: str
@@ -22,7 +22,7 @@ class Limit(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How a dim of a kind of tensors is cut."""
+    """The cut of a dim of a kind of tensors."""
 
     #: The names, with `*` for numbers.
     name: str
@@ -65,7 +65,7 @@ class Cut(NamedTuple):
 
 
 class SizeFit(NamedTuple):
-    """What holds at one size."""
+    """The answer for one size."""
 
     tp: int
     ep: int
@@ -80,7 +80,7 @@ class SizeFit(NamedTuple):
 
     @property
     def limits(self) -> tuple[tuple[Cut, Limit], ...]:
-        """What engines refuse, each once for each reason, with the first cut in question."""
+        """The refusals of engines, each once for each reason, with the first cut in question."""
         found: dict[Limit, Cut] = {}
         for cut in self.cuts:
             for limit in cut.limits:

@@ -1,4 +1,4 @@
-"""What engines accept, beside what the formats allow: the limits of their loaders and kernels.
+"""The limits of engines beside those of the formats: the limits of their loaders and kernels.
 
 Each has its source: a check in the engine, or the public thread that reports it. They are of the versions named, and go
 away with later ones; what a format allows does not change.

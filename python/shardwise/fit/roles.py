@@ -14,7 +14,7 @@ __all__ = ["Heads", "Role", "heads_of", "role_of"]
 
 
 class Role(NamedTuple):
-    """What is cut of a weight of (out, in), or of experts of (expert, out, in)."""
+    """The dim that is cut of a weight of (out, in), or of experts of (expert, out, in)."""
 
     #: The dim that tensor parallelism cuts, counted from the end; `None` if every rank has the whole weight.
     dim: int | None

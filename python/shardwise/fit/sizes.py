@@ -146,7 +146,7 @@ def _size(name: str, given: Any) -> int:
 
 
 def _config(path: Path, given: str | os.PathLike[str] | None) -> Mapping[str, Any]:
-    """What the configuration beside the checkpoint says; nothing if there is none."""
+    """The contents of the configuration beside the checkpoint; nothing if there is none."""
     file = path_of(given) if given is not None else (path if path.is_dir() else path.parent) / "config.json"
     if given is None and not file.is_file():
         return {}
@@ -260,7 +260,7 @@ def _in_equal_shares(size: int, per_rank: int, block: int) -> bool:
 
 
 def _tail(tensor: LogicalTensor, component: str) -> str:
-    """What a component is called beside its weight: `weight_scale_inv`, or `scales` of `down_proj_scales`."""
+    """The name of a component beside its weight: `weight_scale_inv`, or `scales` of `down_proj_scales`."""
     return component.removeprefix(f"{tensor.name}_") if not tensor.name.endswith("weight") else component.split(".")[-1]
 
 

@@ -1,4 +1,4 @@
-"""What the dialects share: layouts taken apart by mesh axis, and mesh axes found again from shard indices."""
+"""The common parts of the dialects: layouts taken apart by mesh axis, and mesh axes found again from shard indices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cuts a dim, as digits of its positions: how it is written as strided shards, and how it is read back.
+"""The cut of a dim as digits of its positions, written as strided shards and read back.
 
 A dim is `[outer] axis axis … rest`, the major digit first: a position in it is a number with these digits. Cutting over
 a mesh axis fixes the digits of that axis, which are then one after the other. The split factor of the axis's strided
@@ -26,7 +26,7 @@ _LARGEST = 2**63 - 1
 
 
 class Cut(NamedTuple):
-    """How a dim is cut: each of `outer` equal stretches of it, one after the other, by `axes`, major first."""
+    """The cut of a dim: each of `outer` equal stretches of it, one after the other, by `axes`, major first."""
 
     outer: int
     axes: tuple[str, ...]

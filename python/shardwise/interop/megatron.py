@@ -25,7 +25,7 @@ __all__ = ["RankOffsets", "from_rank_offsets", "to_rank_offsets"]
 
 
 class RankOffsets(NamedTuple):
-    """What one device passes to `ShardedTensor.from_rank_offsets(key, data, *rank_offsets, replica_id=replica_id)`."""
+    """One device's arguments of `ShardedTensor.from_rank_offsets(key, data, *rank_offsets, replica_id=replica_id)`."""
 
     #: `(dim, shard index along it, number of shards along it)` for each dim that is cut.
     rank_offsets: tuple[tuple[int, int, int], ...]

@@ -186,7 +186,7 @@ def from_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> T
 
 
 def _cuts_of(placements: list[Placement], mesh: DeviceMesh, rank: int) -> list[Cut | None]:
-    """How each dim is cut; `None` where no layout can express it."""
+    """The axes that cut each dim; `None` where no layout can express it."""
     cuts: list[list[tuple[str, int | None]]] = [[] for _ in range(rank)]
     for name, placement in zip(mesh.axis_names, placements, strict=True):
         if isinstance(placement, (Shard, StridedShard)):
@@ -254,7 +254,7 @@ class _Columns(NamedTuple):
 
 
 class LocalShards(_Columns):
-    """What every rank holds, in device-index order: read-only arrays, by name or as a tuple of three.
+    """The shards of every rank, in device-index order: read-only arrays, by name or as a tuple of three.
 
     Attributes:
         shapes: The shape of each rank's local tensor: int64 (ranks, dims).
@@ -342,7 +342,7 @@ def _cut_strided(dim: int, size: int, placements: list[Placement], mesh: DeviceM
 def _pieces_along(
     dim: int, size: int, placements: list[Placement], mesh: DeviceMesh
 ) -> tuple[npt.NDArray[np.int64], list[Ranges]]:
-    """What PyTorch cuts a dim into, and which of these every rank holds."""
+    """The chunks into which PyTorch cuts a dim, and which of these every rank holds."""
     coordinates = mesh.coordinates()
     ids = np.zeros(mesh.size, np.int64)
     cuts: list[tuple[int, int]] = []

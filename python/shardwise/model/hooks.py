@@ -1,4 +1,4 @@
-"""What frameworks do when a `layout_map_scope` is entered; each registers itself.
+"""Hooks of frameworks for `layout_map_scope`; each registers itself.
 
 The scope knows no framework. A framework's part is loaded once the framework itself is: without
 Keras imported there are no Keras models.
@@ -35,7 +35,7 @@ def register(framework: str, hook: Hook) -> None:
 
 
 class ForeignVariable(NamedTuple):
-    """How `initialize_variables` treats the variables of a framework that it finds in an object tree."""
+    """The treatment by `initialize_variables` of the variables of a framework that it finds in an object tree."""
 
     #: The scope in which the variable was made and still waits for its place, or `None`.
     scope_of: Callable[[Any], Any]

@@ -66,12 +66,12 @@ class PlacedVariable:
 
     @property
     def shown_layout(self) -> Any:
-        """What the variable gives as its `layout`."""
+        """The layout as the variable gives it."""
         return self.dialect(self.rule, self.layout)
 
 
 class LayoutScope:
-    """What `layout_map_scope` yields: the layout map, and whose shards are wanted.
+    """The value of `layout_map_scope`: the layout map, and whose shards are wanted.
 
     Args:
         layout_map: rules by object path, with a mesh.
@@ -121,7 +121,7 @@ class LayoutScope:
 
     @property
     def dialect(self) -> Dialect:
-        """What a variable gives as its layout, from the rule and the `TensorLayout`."""
+        """The layout that a variable gives, from the rule and the `TensorLayout`."""
         return self._dialect
 
     def place(self, path: str, shape: Sequence[int]) -> PlacedVariable:

@@ -133,7 +133,7 @@ class Variable:
 
     @property
     def shards(self) -> list[Shard]:
-        """What each local device holds, in device-index order; replicas share one buffer.
+        """The arrays of the local devices, in device-index order; replicas share one buffer.
 
         Raises:
             LayoutError: if the path is not known yet, or the variable was made outside of any scope.

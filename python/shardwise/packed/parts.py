@@ -1,4 +1,4 @@
-"""What a layout says about a packed dim: its parts, their factors, and how one of these is cut."""
+"""Packed dims as a layout has them: their parts, their factors, and how one of these is cut."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ AXIS = r"[^\s()\[\]+/@,:=]+(?::\([0-9]+\)[0-9]+)?"
 
 
 class OnePart(Protocol):
-    """What writing a part needs of it; `Part` says what each is."""
+    """The members of a part that writing it needs; `Part` documents each."""
 
     @property
     def factors(self) -> tuple[int | None, ...]: ...
@@ -45,7 +45,7 @@ class OnePart(Protocol):
 
 
 class Packed(Protocol):
-    """What writing a packed dim needs of it."""
+    """The members of a packed dim that writing it needs."""
 
     @property
     def parts(self) -> Sequence[OnePart]: ...

@@ -10,7 +10,7 @@ __all__ = ["Along", "Component", "LogicalTensor"]
 
 
 class Along(NamedTuple):
-    """What one dim of a component stands for: element `j` for `[j·block, (j+1)·block)` of a dim of the logical tensor.
+    """A dim of a component: element `j` stands for `[j·block, (j+1)·block)` of a dim of the logical tensor.
 
     >>> Along(1, 128).elements(576)
     5

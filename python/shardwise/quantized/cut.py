@@ -24,7 +24,7 @@ __all__ = ["component_layouts", "padded_size", "sizes_that_fit"]
 
 
 class _Key(NamedTuple):
-    """What the layouts of components depend on, without names: equal for the layers of a model."""
+    """The inputs of the layouts of components, without names: equal for the layers of a model."""
 
     shape: tuple[int, ...]
     along: tuple[tuple[Along, ...], ...]

@@ -105,7 +105,7 @@ def _stated_shape(group: Group, said: bytes, shape: tuple[int, ...]) -> tuple[in
 
 
 class _Schemes:
-    """What the configuration says of weights, and which of it a module gets."""
+    """The configuration of weights, and which of it a module gets."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         groups = config.get("config_groups")

@@ -1,4 +1,4 @@
-"""What the stored tensors of one group say: their names, dtypes and shapes, checked against each other."""
+"""The stored tensors of one group: their names, dtypes and shapes, checked against each other."""
 
 from __future__ import annotations
 

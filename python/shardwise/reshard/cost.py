@@ -1,4 +1,4 @@
-"""What collectives cost: bytes, and seconds according to a model of the links."""
+"""The cost of collectives: bytes, and seconds according to a model of the links."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["CollectiveCost", "LinkModel", "cost_of"]
 
 
 class LinkModel:
-    """What the links along each mesh axis can do.
+    """The bandwidth and the latency of the links along each mesh axis.
 
     Args:
         bandwidth: bytes per second that a device receives; one number above 0, or one for each axis name.
@@ -142,7 +142,7 @@ def _hashable(given: float | Mapping[str, float]) -> Any:
 
 @dataclass(frozen=True)
 class CollectiveCost:
-    """What a sequence of collectives costs, together and step by step.
+    """The cost of a sequence of collectives, together and step by step.
 
     >>> from shardwise import DeviceMesh, TensorLayout
     >>> src = TensorLayout(("x", None), DeviceMesh((4,), ("x",))).partition((64, 64))
@@ -164,7 +164,7 @@ class CollectiveCost:
 
     @property
     def seconds(self) -> float:
-        """How long the steps take one after another, by the link model."""
+        """The time of the steps one after another, by the link model."""
         return math.fsum(step.seconds for step in self.steps)
 
     def __str__(self) -> str:

@@ -23,7 +23,7 @@ _MOST_SIDE, _MOST_GROUPS = 16, 8
 
 
 class Planned(Protocol):
-    """What a picture needs from a plan."""
+    """The members of a plan that a picture needs."""
 
     @property
     def src(self) -> Tiling: ...

@@ -20,7 +20,7 @@ __all__ = ["explain"]
 
 
 class Explainable(Protocol):
-    """What explaining a plan needs from it; `ReshardPlan` documents each member."""
+    """The members of a plan that explaining it needs; `ReshardPlan` documents each member."""
 
     @property
     def src(self) -> Tiling: ...

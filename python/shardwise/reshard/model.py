@@ -31,7 +31,7 @@ __all__ = ["ModelPlan", "plan_model"]
 
 
 class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
-    """What must move for all tensors of a model; `plan_model` makes one.
+    """The moves of all tensors of a model; `plan_model` makes one.
 
     It is a mapping from the names of the tensors to their plans, which differ from those of `plan_reshard` in who
     sends: of the replicas of a box, the one that has sent the fewest bytes over all tensors. A plan is made when it is

@@ -38,7 +38,7 @@ __all__ = ["ReshardPlan", "plan_reshard"]
 
 
 class ReshardPlan(Drawn):
-    """What must move from one tiling of a tensor to another; `plan_reshard` makes one.
+    """The moves from one tiling of a tensor to another; `plan_reshard` makes one.
 
     Each element of each destination shard is received exactly once, unless its holder already has it: then it stays.
     Devices and other holders are matched by label, whichever meshes they are in. Among the replicas that could send,

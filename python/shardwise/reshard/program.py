@@ -96,7 +96,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Program(Sequence[Step]):
-    """What one holder does in a plan, in order; `ReshardPlan.program` makes one.
+    """The steps of one holder in a plan, in order; `ReshardPlan.program` makes one.
 
     A program is a sequence of `Step`s, and data only: it can be pickled and carried out elsewhere, by threads, MPI
     ranks or tasks. Carrying it out takes the holder's own two arrays, and a way to send and to receive.

@@ -34,7 +34,7 @@ Side = Partition | Mapping[str, Partition]
 
 
 class RefitPlan(Drawn):
-    """What must move from one order of packed tensors to another: a plan for each tensor; `plan_refit` makes one.
+    """The moves from one order of packed tensors to another: a plan for each tensor; `plan_refit` makes one.
 
     Immutable, comparable, hashable and picklable; `plans` has the plan of each tensor by its name.
     """
@@ -52,12 +52,12 @@ class RefitPlan(Drawn):
 
     @property
     def src(self) -> Partition | dict[str, Partition]:
-        """Who holds what now."""
+        """The tilings before."""
         return self._src if isinstance(self._src, Partition) else dict(self._src)
 
     @property
     def dst(self) -> Partition | dict[str, Partition]:
-        """Who should hold what."""
+        """The tilings after."""
         return self._dst if isinstance(self._dst, Partition) else dict(self._dst)
 
     @property
@@ -259,7 +259,7 @@ def _tilings(side: Partition | tuple[tuple[str, Partition], ...]) -> dict[str, T
 def _within(
     row: Sequence[Sequence[int]], dim: int, places: list[int], starts: list[int], lengths: list[int]
 ) -> list[Piece]:
-    """What a piece (start, stop and local start along each dim) holds of a tensor that lies in these stretches."""
+    """The part in a piece (start, stop and local start along each dim) of a tensor that lies in these stretches."""
     start, stop, local = row[dim]
     pieces = []
     for i in range(max(bisect.bisect_right(starts, start) - 1, 0), len(starts)):

@@ -34,7 +34,7 @@ _LINE = 64
 
 
 class Runnable(Protocol):
-    """What running a plan needs from it; `ReshardPlan` documents each member."""
+    """The members of a plan that running it needs; `ReshardPlan` documents each member."""
 
     _core: CorePlan
 

@@ -14,14 +14,14 @@ __all__ = ["ShardSource"]
 
 
 class ShardSource(ABC):
-    """What `ReshardPlan.run` takes besides plain lists; `ShardedArray` is one."""
+    """Shards that `ReshardPlan.run` takes besides plain lists; `ShardedArray` is one."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def tiling(self) -> Tiling:
-        """Who holds what."""
+        """The tiling of the shards."""
 
     @abstractmethod
     def _data(self) -> list[npt.NDArray[Any]]:

@@ -29,7 +29,7 @@ _Groups = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How the dims of a stored tensor become those of the form that both sides of a rewrite have.
+    """The way from the dims of a stored tensor to those of the form that both sides of a rewrite have.
 
     Attributes:
         stored: The names that make up each stored dim.

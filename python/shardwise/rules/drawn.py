@@ -22,7 +22,7 @@ _MOST_DEVICES = 1 << 20
 
 
 class Reported(Protocol):
-    """What a picture needs from a report."""
+    """The members of a report that a picture needs."""
 
     @property
     def tensors(self) -> Sequence[Any]: ...

@@ -119,7 +119,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
     @property
     def default(self) -> LayoutRule | None:
-        """What applies to tensors that no rule matches; its layout is that of their leading dims.
+        """The rule for tensors that no rule matches; its layout is that of their leading dims.
 
         >>> LayoutMap(default="replicated").default
         LayoutRule(layout=TensorLayout(()), uneven=None)

@@ -1,4 +1,4 @@
-"""What a layout map says about the tensors that a rule applies to."""
+"""Rules of layout maps: a layout with an uneven rule of its own."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def _figures(report: Any) -> str:
 
 
 def _problems(report: Any) -> Iterator[str]:
-    """What looks wrong, a section each."""
+    """The sections about problems, one for each kind."""
     replicated = [tensor.name for tensor in report.tensors if tensor.is_replicated]
     lists = [
         ("Replicated on every device", replicated, ""),
@@ -322,6 +322,6 @@ class _Page:
         }
 
     def _look(self, tensor: Any) -> tuple[Any, ...]:
-        """What tensors in one row have in common."""
+        """The properties that tensors in one row have in common."""
         reason = self._reasons.get(tensor.name, ("", ""))[1]
         return tensor.shape, tensor.dtype, tensor.layout, tensor.rule, tensor.uneven, tensor.num_shards, reason

@@ -1,4 +1,4 @@
-"""What looks wrong with tensors under the rules of a layout map."""
+"""Problems of tensors under the rules of a layout map."""
 
 from __future__ import annotations
 

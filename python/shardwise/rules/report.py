@@ -1,4 +1,4 @@
-"""What a layout map does to the tensors of a model: who holds how much, and what looks wrong."""
+"""Reports on layout maps: how much each device holds of a model, and what looks wrong."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class TensorReport:
         return self.num_shards is not None and self.layout is not None and self.layout.is_fully_replicated
 
     def to_dict(self) -> dict[str, Any]:
-        """What is known about the tensor, ready for JSON; the layout as its axes."""
+        """The tensor's entry, ready for JSON; the layout as its axes."""
         return {
             "name": self.name,
             "shape": list(self.shape),
@@ -133,7 +133,7 @@ class TensorReport:
 
 @dataclass(frozen=True)
 class LayoutReport(Drawn):
-    """What a layout map does to a set of tensors, as `LayoutMap.report` gives it.
+    """A layout map applied to a set of tensors, as `LayoutMap.report` gives it.
 
     `str(report)` is a table of the tensors, the totals and the warnings.
 
@@ -360,7 +360,7 @@ class LayoutReport(Drawn):
 
     @cached_property
     def totals(self) -> tuple[str, ...]:
-        """What the devices hold in all, in lines; without bytes if a dtype is not known."""
+        """The totals of the devices, in lines; without bytes if a dtype is not known."""
         count, unplaced = len(self.tensors), len(self.unplaced)
         size = "" if self.nbytes is None else f", {bytes_text(self.nbytes)}"
         lines = [f"{count} tensor{'s' * (count != 1)}{size}"]

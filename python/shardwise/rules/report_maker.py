@@ -1,4 +1,4 @@
-"""How the report of a layout map is made."""
+"""The making of reports on layout maps."""
 
 from __future__ import annotations
 

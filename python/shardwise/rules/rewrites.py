@@ -37,7 +37,7 @@ _LARGEST = 2**63 - 1
 
 @dataclass(frozen=True)
 class Side:
-    """How one side of a rewrite names and stores its tensors.
+    """One side of a rewrite: the names and the form of its tensors.
 
     Attributes:
         names: The templates by part; one template under `""` if the parts are packed in one tensor, or there are none.
@@ -74,7 +74,7 @@ class Side:
         return self.names[0][1].fields | frozenset(self.stack)
 
     def described(self) -> Any:
-        """What `Rewrites` takes for it."""
+        """The entry that `Rewrites` takes for it."""
         found: dict[str, Any] = {}
         if len(self.names) == 1 and not self.names[0][0]:
             found["name"] = self.names[0][1].text
@@ -119,7 +119,7 @@ class Rewrite:
         return replace(self, source=self.target, target=self.source)
 
     def described(self) -> dict[str, Any]:
-        """What `Rewrites` takes for it."""
+        """The entry that `Rewrites` takes for it."""
         found: dict[str, Any] = {"from": self.source.described(), "to": self.target.described()}
         if self.size is not None:
             found["size"] = self.size

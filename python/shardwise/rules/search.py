@@ -48,7 +48,7 @@ ASKED_FOR = "LayoutMap(..., backtracking=True)"
 
 
 class Rule(NamedTuple):
-    """What a layout map keeps under one key."""
+    """The value of a layout map under one key."""
 
     layout: TensorLayout
     pattern: re.Pattern[str]

@@ -95,7 +95,7 @@ class Template:
 
     @cached_property
     def _shifts(self) -> dict[str, int]:
-        """What is added to each field that is a number."""
+        """The shift of each field that is a number."""
         return {value[0]: int(value[1]) for kind, value in self.tokens if kind == "shifted"}
 
     @cached_property

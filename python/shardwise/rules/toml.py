@@ -47,7 +47,7 @@ PLACING = {"lists", "meshes", "parameters", "world"}
 
 @dataclass(frozen=True)
 class Rules:
-    """What a rules file says, and the file's name for messages."""
+    """The contents of a rules file, and its name for messages."""
 
     match: MatchMode
     backtracking: bool

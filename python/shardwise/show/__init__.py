@@ -1,1 +1,1 @@
-"""Who holds what, drawn."""
+"""Pictures of tilings and plans."""

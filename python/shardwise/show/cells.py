@@ -46,7 +46,7 @@ class Cells(Protocol):
 
     @property
     def unit(self) -> str:
-        """What a cell is called."""
+        """The label of a cell."""
 
     def bounds(self, dim: int, cell: int) -> tuple[int, int]:
         """Give where a cell begins and ends along a dim."""

@@ -1,4 +1,4 @@
-"""What a picture contains, whatever draws it: tiles on panels, the ranges of their sides, a legend."""
+"""The model of a picture, whatever draws it: tiles on panels, the ranges of their sides, a legend."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def _listed(panel: Panel, names: Sequence[str], rows: Sequence[Sequence[Tile]]) 
 
 
 def _text(tiles: Sequence[Tile], level: int) -> str:
-    """What is written on the tiles of a row; of many on the first and the last only."""
+    """The labels on the tiles of a row; of many on the first and the last only."""
     texts = [short(tile.labels[min(level, len(tile.labels) - 1)][0], _MOST) for tile in tiles if tile.labels]
     if len(texts) > _MOST_NAMED:
         return f"{texts[0]}, {texts[1]}, …, {texts[-1]} ({len(texts):,} pieces)"

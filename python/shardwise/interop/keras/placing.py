@@ -78,7 +78,7 @@ def _jax_device(label: Any) -> Any:
 
 
 def local_data(value: Any) -> dict[int, npt.NDArray[Any]]:
-    """What the devices of this host hold of a `jax.Array`, by device index in the mesh of its sharding."""
+    """The parts of a `jax.Array` on the devices of this host, by device index in the mesh of its sharding."""
     index = {device: i for i, device in enumerate(value.sharding.mesh.devices.flat)}
     return {index[shard.device]: np.asarray(shard.data) for shard in value.addressable_shards}
 

@@ -1,4 +1,4 @@
-"""What `layout_map_scope` does to Keras: layers made under it let their variables wait for their object path."""
+"""The effect of `layout_map_scope` on Keras: layers made under it let their variables wait for their object path."""
 
 from __future__ import annotations
 

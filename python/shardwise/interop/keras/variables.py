@@ -48,7 +48,7 @@ AFTER_BUILD, AFTER_TRACKING = "_post_build", "_post_track_variable"
 
 
 class Settler(Protocol):
-    """What gives waiting variables their layouts: the `Building` of the scope that they were made in."""
+    """The source of the layouts of waiting variables: the `Building` of the scope that they were made in."""
 
     #: Whether the scope has ended.
     is_closed: bool
@@ -58,7 +58,7 @@ class Settler(Protocol):
 
 
 class _State:
-    """What shardwise knows about a Keras variable."""
+    """Notes on a Keras variable."""
 
     __slots__ = ("building", "initializer", "placement")
 
@@ -94,7 +94,7 @@ def _laid_out_class(base: Any) -> type:
 
         @property
         def shards(self) -> list[Shard]:
-            """What each device of the mesh holds, in device-index order; devices of other hosts are left out."""
+            """The arrays of the mesh's devices, in device-index order; devices of other hosts are left out."""
             return _shards(_placement(self), self.value)
 
         @property
