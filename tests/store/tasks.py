@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +52,34 @@ def direct(source: Path) -> dict[str, bytes]:
 def contents(folder: Path) -> dict[str, bytes]:
     assert not [path for path in folder.parent.iterdir() if path.name.startswith(".")]
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def unpacked(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The head of a plan file without its sections, and these."""
+    line, _, rest = path.read_bytes().partition(b"\n")
+    length, count = (int(word) for word in line.split()[-2:])
+    head, at = json.loads(rest[:length]), length + 8 * count
+    sizes = np.frombuffer(rest[length:at], "<i8").tolist()
+    blocks = []
+    for size in sizes:
+        blocks.append(zlib.decompress(rest[at : at + size]))
+        at += size
+    sections: dict[str, bytes] = {}
+    for name, (nbytes, digests) in head.pop("sections").items():
+        sections[name] = b"".join(blocks[: len(digests)])
+        assert len(sections[name]) == nbytes
+        blocks = blocks[len(digests) :]
+    return head, sections
+
+
+def forge(path: Path, head: dict[str, Any], sections: dict[str, bytes], **said: Any) -> None:
+    """Write a plan file of these, all its digests right; `said` are lengths that sections only claim to have."""
+    blocks: dict[str, list[bytes]] = {
+        name: [data[at : at + 2**18] for at in range(0, len(data), 2**18)] for name, data in sections.items()
+    }
+    digests = {name: [hashlib.sha256(block).hexdigest() for block in held] for name, held in blocks.items()}
+    said = {name: said.get(name, [len(data), digests[name]]) for name, data in sections.items()}
+    text = json.dumps({**head, "sections": said}).encode()
+    short = [zlib.compress(block) for held in blocks.values() for block in held]
+    line = f"shardwise plan 2 {hashlib.sha256(text).hexdigest()} {len(text)} {len(short)}\n".encode()
+    path.write_bytes(line + text + np.array([len(each) for each in short], "<i8").tobytes() + b"".join(short))

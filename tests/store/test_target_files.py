@@ -9,7 +9,7 @@ import pytest
 
 import shardwise as sw
 from shardwise._dtypes import CODES
-from shardwise.store.write.files import hugging_face_files, index_of, owned_boxes, sharded_files
+from shardwise.store.write.files import hugging_face_files, index_of, sharded_files, slots_of
 from shardwise.store.write.wanted import Wanted
 
 MESH = sw.DeviceMesh((2, 2), ("x", "y"))
@@ -20,6 +20,11 @@ def wanted(
 ) -> Wanted:
     partition = None if axes is None else sw.TensorLayout(axes, MESH).partition(shape, uneven)
     return Wanted(name, CODES["I16"], shape, [], partition=partition)
+
+
+def owned_boxes(tensors: list[Wanted]) -> dict[tuple[int, int], list[Any]]:
+    found = slots_of(tensors, range(len(tensors)))
+    return {key: [(slot.tensor, slot.box) for slot in slots] for key, slots in found.items()}
 
 
 def test_each_box_has_one_owner() -> None:

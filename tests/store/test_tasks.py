@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.cli import main
-from shardwise.store.write.grid import TaskGrid
+from shardwise.store.write.grid import TaskGrid, task_runs
 from tests.store.tasks import TASK, contents, direct, planned, rules, saved
 
 
@@ -40,7 +40,7 @@ def test_tasks_tile_the_tensors_in_runs(data: st.DataObject) -> None:
     shapes = st.lists(st.integers(0, 7), max_size=4).map(tuple)
     tensors = data.draw(st.lists(st.tuples(shapes, st.sampled_from([1, 2, 8]), st.integers(1, 600)), max_size=5))
     most = data.draw(st.integers(8, 3000))
-    grid = TaskGrid(tensors, most)
+    grid = TaskGrid(task_runs(tensors, most), lambda number: tensors[number][:2])
     covered = [np.zeros(shape, int) for shape, _, _ in tensors]
     for task in range(len(grid)):
         boxes = grid.boxes(task)
@@ -61,7 +61,9 @@ def test_tasks_tile_the_tensors_in_runs(data: st.DataObject) -> None:
 @given(st.data())
 def test_what_boxes_share_with_tasks_is_counted(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
-    grid = TaskGrid([((3,), 1, 1), (shape, 2, 1)], data.draw(st.integers(8, 200)))
+    tensors: list[tuple[tuple[int, ...], int, int]] = [((3,), 1, 1), (shape, 2, 1)]
+    runs = task_runs(tensors, data.draw(st.integers(8, 200)))
+    grid = TaskGrid(runs, lambda number: tensors[number][:2])
     found, inside = np.zeros(len(grid), np.int64), np.zeros(shape, int)
     boxes = []
     for _ in range(data.draw(st.integers(1, 3))):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import pickle
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,13 +20,13 @@ from shardwise._dtypes import DTYPES
 from shardwise.store.boxes import contiguous_strides
 from shardwise.store.objects import ObjectStatus
 from shardwise.store.write import plan, planned_object, spool, uploads
-from shardwise.store.write.files import Slot
+from shardwise.store.write.check_plan import check_rows
+from shardwise.store.write.form_files import check_names
 from shardwise.store.write.pickles import Call, Global, pickled
 from shardwise.store.write.place import _may_hold
-from shardwise.store.write.planfile import _check_name, _check_rows, _Places, _source
 from shardwise.store.write.planning import make_plan
 from shardwise.store.write.rewrite import kept_objects
-from shardwise.store.write.task import SourceFile, head_digest
+from shardwise.store.write.task import Places, SourceFile, head_digest, source_of
 from shardwise.store.write.wanted import SourcePiece, Wanted, is_one_run, wanted_array
 
 MIB = 2**20
@@ -75,7 +73,7 @@ def test_a_piece_is_one_run_if_its_elements_follow_one_another(dims: list[tuple[
     expected = addresses(sizes, strides) == list(range(0, 2 * int(np.prod(sizes)), 2))
     assert is_one_run(SourcePiece(box, np.zeros(0), 0, strides), 2) == expected
     rows = np.array([[0, 0, *(start for start, _ in box), *(stop for _, stop in box), *strides]], np.int64)
-    tensor = plan.PlannedTensor("a", DTYPES["int16"], (9,) * len(dims), rows, rows, rows)
+    tensor: Any = SimpleNamespace(shape=(9,) * len(dims), itemsize=2)
     assert plan._are_runs(rows, tensor) == expected
 
 
@@ -144,7 +142,8 @@ def test_blocks_to_be_converted_take_a_quarter_of_the_memory(memory: int, rows: 
 
 def of(count: int, task_bytes: int | None = None) -> Any:
     """A plan for so many bytes, of which nothing is there."""
-    settings: dict[str, Any] = {"is_folder": False, "texts": {}, "manifest": {}, "compare_replicas": True}
+    settings: dict[str, Any] = {"form": "hf", "metadata": {}, "aliases": {}, "paths": {}, "cuts": [{}]}
+    settings["compare_replicas"] = True
     return make_plan(Path("x"), [Wanted("a", DTYPES["uint8"], (count,), [])], [], task_bytes=task_bytes, **settings)
 
 
@@ -182,29 +181,42 @@ def test_receipts_are_looked_for_where_they_may_be() -> None:
     assert _may_hold("9-other.jsonl", range(1))
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "a\\b", "a\0"])
-def test_a_plan_names_files_of_its_folder_only(name: str) -> None:
-    with pytest.raises(ValueError, match="not in its own folder"):
-        _check_name(name)
-    _check_name(f"...a{len(name)}")
+@pytest.mark.parametrize("form", ["safetensors", "hf", "sharded", "dcp"])
+def test_a_plan_names_no_files_but_those_of_its_form(form: str) -> None:
+    """The names are those that save_checkpoint gives: nothing else can be written, and nothing else replaced."""
+    right = {
+        "safetensors": ["m.safetensors"],
+        "hf": ["model.safetensors", "model-00001-of-00002.safetensors", "model-123456-of-123456.safetensors"],
+        "sharded": ["shard-00001-model-00001-of-00002.safetensors"],
+        "dcp": ["__0_0.distcp", "__12_0.distcp"],
+    }
+    for name in right[form]:
+        check_names(form, "/a/m.safetensors", [name])
+    others = [name for other, names in right.items() if other != form for name in names]
+    bad = ["", ".", "..", "a/b", "/a", "a\\b", "a\0", "shardwise.json", ".metadata", "model.safetensors.index.json"]
+    for name in [*others, *bad, right[form][0] + "\n", "../" + right[form][0]]:
+        with pytest.raises(sw.ParseError, match="which no checkpoint of the form"):
+            check_names(form, "/a/m.safetensors", [name])
+    with pytest.raises(sw.ParseError, match="two of its files"):
+        check_names(form, "/a/m.safetensors", [right[form][0]] * 2)
 
 
 def test_pieces_of_a_plan_are_in_their_tensor_and_their_source() -> None:
     """Rows are holder, offset, starts, stops and strides; each number is moved over its bound by one."""
     right = [1, 0, 0, 2, 3, 4, 8, 0]
-    _check_rows(np.array([right], np.int64), (3, 4), 2)
+    check_rows(np.array([right], np.int64), (3, 4), 2)
     for at, wrong in ((0, 2), (0, -1), (1, -1), (2, -1), (3, -1), (2, 3), (3, 4), (4, 4), (5, 5), (6, -1), (7, -1)):
         rows = np.array([right, [wrong if at == place else number for place, number in enumerate(right)]], np.int64)
         with pytest.raises(ValueError, match="not in its tensor, or in no source"):
-            _check_rows(rows, (3, 4), 2)
+            check_rows(rows, (3, 4), 2)
 
 
 def test_sources_of_a_plan_are_within_their_size() -> None:
     for begin, end, size in ((0, 0, 0), (0, 7, 7), (7, 7, 7), (2, 3, 2**63 - 1)):
-        assert _source(["/a", size, 5, 6, begin, end, "d"], _Places()) == ("/a", size, 5, 6, begin, end, "d")
+        assert source_of(["/a", size, 5, 6, begin, end, "d"], Places()) == ("/a", size, 5, 6, begin, end, "d")
     for begin, end, size in ((-1, 3, 7), (4, 3, 7), (0, 8, 7), (0, 1, 2**63)):
         with pytest.raises(ValueError, match=f"it has a source of {size} bytes, with tensors from {begin} to {end}"):
-            _source(["/a", size, 5, 6, begin, end, "d"], _Places())
+            source_of(["/a", size, 5, 6, begin, end, "d"], Places())
     for said in (
         ["/a", 7, 5, 6, 0, 3, 4],
         [3, 7, 5, 6, 0, 3, "d"],
@@ -212,42 +224,7 @@ def test_sources_of_a_plan_are_within_their_size() -> None:
         ["/a", True, 5, 6, 0, 3, "d"],
     ):
         with pytest.raises(ValueError, match="neither a file nor an object"):
-            _source(said, _Places())
-
-
-def test_a_forged_number_of_a_plan_is_found_when_it_is_read(tmp_path: Path) -> None:
-    """One tensor of four elements of 4 bytes; the numbers are its piece, and the part of the file that it fills."""
-    sw.save_checkpoint(tmp_path / "a.safetensors", {"w": np.zeros(4, "f4")})
-    path = tmp_path / "plan"
-    sw.plan_checkpoint(tmp_path / "a.safetensors", tmp_path / "b.safetensors").save(path)
-    head, _, packed = path.read_bytes().partition(b"\n")
-    body, size = zlib.decompress(packed), int(head.split()[-2])
-    said, right = body[:size], np.frombuffer(body[size:], "<i8").tolist()
-    assert [right[0], *right[2:]] == [0, 0, 4, 4, 0, 0, 16, 0, 4]
-
-    def load(numbers: list[int], said: bytes = said) -> sw.CheckpointPlan:
-        data = said + np.array(numbers, "<i8").tobytes()
-        line = f"shardwise plan 1 {hashlib.sha256(data).hexdigest()} {len(said)} {8 * len(numbers)}\n"
-        path.write_bytes(line.encode() + zlib.compress(data))
-        return sw.CheckpointPlan.load(path)
-
-    assert load(right).nbytes == (tmp_path / "a.safetensors").stat().st_size
-    forged = [
-        *([*right[:5], *part] for part in ([1, 0, 16, 0, 4], [-1, 0, 16, 0, 4], [0, -1, 15, 0, 4], [0, 0, 17, 0, 4])),
-        *([*right[:5], *part] for part in ([0, 0, 16, -1, 3], [0, 0, 16, 1, 5], [0, 0, 16, 1, 4], [0, 0, 12, 0, 4])),
-        [1, *right[1:]],
-        right[:-1],
-        right[:4],
-        [*right, 0],
-    ]
-    for numbers in forged:
-        with pytest.raises(sw.ParseError):
-            load(numbers)
-    text = json.loads(said)
-    for counts in ([-1, 0], [2, 0], [1, 1], [1, -1]):
-        text["tensors"][0][4:] = counts
-        with pytest.raises(sw.ParseError):
-            load(right, json.dumps(text, separators=(",", ":")).encode())
+            source_of(said, Places())
 
 
 class Held:
@@ -299,12 +276,21 @@ def test_values_that_are_dropped_are_not_kept() -> None:
     assert kept_objects(names, sw.Rewrites([rename], unmatched="drop")) == set()
 
 
-def test_rows_of_what_is_written_are_in_c_order() -> None:
-    file: Any = SimpleNamespace(start=100, slots=[Slot(0, ((1, 3), (0, 4), (2, 5)), 8, 104), Slot(1, (), 0, 8)])
-    rows, scalar, nothing = plan.target_rows([file], [(3, 4, 5), (), (2,)], [4, 8, 2])
-    assert rows.tolist() == [[0, 108, 1, 0, 2, 3, 4, 5, *contiguous_strides((2, 4, 3), 4)]]
-    assert scalar.tolist() == [[0, 100]]
-    assert nothing.shape == (0, 5)
+def test_rows_of_what_is_written_are_in_c_order(tmp_path: Path) -> None:
+    layout = sw.TensorLayout((None, ("x",), None), sw.DeviceMesh((2,), ("x",)))
+    tensors = {"w": np.zeros((3, 4, 5), "f4"), "s": np.float64(1), "n": np.zeros((2, 0), "u1")}
+    sw.save_checkpoint(tmp_path / "a.safetensors", tensors)
+    made = sw.plan_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", {"w": layout})
+    starts = [file.start for file in made.files]
+    rows = {tensor.name: tensor.targets.tolist() for tensor in made.tensors}
+    strides = contiguous_strides((3, 2, 5), 4)
+    # The scalar has the largest elements, so it comes first in the file of the first device.
+    assert rows["w"] == [
+        [0, starts[0] + 8, 0, 0, 0, 3, 2, 5, *strides],
+        [1, starts[1], 0, 2, 0, 3, 4, 5, *strides],
+    ]
+    assert rows["s"] == [[0, starts[0]]]
+    assert rows["n"] == []
 
 
 def test_a_sharded_array_is_cut_as_it_is_unless_a_layout_says_otherwise() -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 from ..._arguments import path_of
 from ..objects import ObjectPath
+from .check_plan import check_plan
 from .crew import check_retries
 from .drive import commit_plan, numbers_of, outline_of, run_part
 from .object_drive import commit_objects, run_objects
 from .object_parts import outline_of as objects_outline
 from .place import check_room
-from .plan import WritePlan
+from .plan import WritePlan, said_by
 from .planfile import load_plan, save_plan
 from .planned_object import planned_object
 from .reports import WriteOutline, WriteReport
@@ -63,6 +64,16 @@ class CheckpointPlan(WritePlan):
     def task(self, number: int) -> Any:
         """Make a task."""
         return planned_object(self, number) if self.is_in_store else super().task(number)
+
+    def check(self) -> None:
+        """Check all that the plan says against itself, if it is from a file; `commit` does.
+
+        Raises:
+            ParseError: if it contradicts itself.
+        """
+        if self._file is not None:
+            with said_by(self._file):
+                check_plan(self)
 
     def check_room(self) -> None:
         """Raise OSError if the destination's file system does not have room for it."""
@@ -160,6 +171,7 @@ class CheckpointPlan(WritePlan):
                 for it; or, with `check`, if the data is not what a receipt says. Nothing is changed.
             OSError: if a file cannot be written.
         """
+        self.check()
         if self.is_in_store:
             return commit_objects(self, check=check, memory=memory)
         return commit_plan(self, check=check, memory=memory, sync=sync)

@@ -12,14 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from ..._dtypes import Dtype
 from ...errors import LayoutError
 from ..boxes import Bounds
 from ..torch.pickles import STORAGE_CLASSES
 from .archive import ALIGNMENT, Frame, frame_of
-from .files import Named, Slot, TargetFile, owned_boxes
+from .files import Named, Placed, TargetFile, slots_of
 from .pickles import Call, Global, Items, New, Persistent, pickled
-from .wanted import Wanted
+from .slots import Slots, joined
 
 __all__ = ["INDEX", "DcpFile", "KeyPath", "dcp_files", "dcp_index", "is_writable"]
 
@@ -43,28 +46,54 @@ class DcpFile(TargetFile):
 
     Args:
         name: Its name.
-        boxes: Its contents: tensors, by their positions, and boxes of them.
+        slots: Its contents, in order; where they begin is worked out.
         wanted: All tensors that are written.
     """
 
     needs_crcs = True
 
-    def __init__(self, name: str, boxes: Sequence[tuple[int, Bounds]], wanted: Sequence[Named]) -> None:
-        self._wanted = wanted
-        #: For each slot the container that it lies in: first byte and length.
-        self.places: list[tuple[int, int]] = []
-        slots, end = [], 0
-        for tensor, box in boxes:
-            begin = end + -end % ALIGNMENT
-            size = math.prod(stop - start for start, stop in box) * wanted[tensor].itemsize
-            head, tail = self._container(tensor, box, size, 0)
-            slots.append(Slot(tensor, box, begin + len(head), begin + len(head) + size))
-            end = slots[-1].end + len(tail)
-            if end >= 1 << 63:
-                raise LayoutError(f"{name}: would have more than 2**63 - 1 bytes")
-            self.places.append((begin, end - begin))
-        self._size = end
+    def __init__(self, name: str, slots: Slots, wanted: Sequence[Named], known: tuple[int, int] | None = None) -> None:
         super().__init__(name, slots, wanted)
+        self._places: npt.NDArray[np.int64] | None = None
+        if known is None:
+            self.placed(slots)
+            known = 0, self.end
+        self._size = known[1]
+
+    def placed(self, slots: Slots) -> Slots:
+        """Say of slots where they begin: each in a container of its own, which begins at a multiple of 64 bytes."""
+        sizes = slots.nbytes
+        frames = np.zeros((len(slots), 2), np.int64)
+        for rank, chosen in slots.table.by_rank(slots.tensors):
+            sides = slots.table.sides(slots.places[chosen], rank)
+            extents, held = (sides[:, 1] - sides[:, 0]).tolist(), slots.tensors[chosen].tolist()
+            for position, tensor, shape, size in zip(
+                chosen.tolist(), held, extents, sizes[chosen].tolist(), strict=True
+            ):
+                head, tail = self._container(tensor, tuple(shape), size, 0)
+                frames[position] = len(head), len(tail)
+        places = np.zeros((len(slots), 2), np.int64)
+        places[:, 1] = frames.sum(axis=1) + sizes
+        ends = np.cumsum(places[:, 1] + -places[:, 1] % ALIGNMENT)
+        if (ends < 0).any() or float(places[:, 1].sum(dtype=float)) > 2.0**62:
+            raise LayoutError(f"{self.name}: would have more than 2**63 - 1 bytes")
+        places[1:, 0] = ends[:-1]
+        self._places = places
+        slots.begins = places[:, 0] + frames[:, 0]
+        return slots
+
+    @property
+    def end(self) -> int:
+        """One past the last byte, by its slots."""
+        return int(self.places[-1].sum()) if len(self.slots) else 0
+
+    @property
+    def places(self) -> npt.NDArray[np.int64]:
+        """For each slot the container that it lies in: first byte and length."""
+        if self._places is None:
+            self.placed(self.slots)
+            assert self._places is not None
+        return self._places
 
     @property
     def start(self) -> int:
@@ -83,12 +112,8 @@ class DcpFile(TargetFile):
             at, text = self.slots[number - 1].end, self._around(number - 1).tail
         if number == len(self.slots):
             return at, text
-        begin = self.places[number][0]
+        begin = int(self.places[number, 0])
         return at, text + bytes(begin - at - len(text)) + self._around(number).head
-
-    def recipe(self) -> dict[str, Any]:
-        """Nothing: its slots are enough."""
-        return {}
 
     def facts(self) -> dict[str, Any]:
         """A digest of what is beside the tensors: no CRC-32 of a container covers its headers. See `store.frames`."""
@@ -102,21 +127,22 @@ class DcpFile(TargetFile):
 
     def _around(self, number: int) -> Frame:
         slot = self.slots[number]
-        return self._container(slot.tensor, slot.box, slot.end - slot.begin, self.crcs.get(number, 0))
+        shape = tuple(stop - start for start, stop in slot.box)
+        return self._container(slot.tensor, shape, slot.end - slot.begin, self.crcs.get(number, 0))
 
-    def _container(self, tensor: int, box: Bounds, size: int, crc: int) -> Frame:
+    def _container(self, tensor: int, shape: tuple[int, ...], size: int, crc: int) -> Frame:
         wanted = self._wanted[tensor]
         if wanted.is_object:
             return Frame(b"", b"")  # It is already a container.
-        return frame_of(tensor_pickle(wanted.dtype, tuple(stop - start for start, stop in box)), size, crc)
+        return frame_of(tensor_pickle(wanted.dtype, shape), size, crc)
 
 
-def dcp_files(wanted: Sequence[Wanted]) -> list[DcpFile]:
+def dcp_files(wanted: Sequence[Placed]) -> list[DcpFile]:
     """A file for each device that owns shards: of the devices that hold the same shard, the first owns it."""
-    boxes: dict[int, list[tuple[int, Bounds]]] = {}
-    for (device, _), held in sorted(owned_boxes(wanted).items()):
-        boxes.setdefault(device, []).extend(held)
-    return [DcpFile(f"__{rank}_0.distcp", boxes[device], wanted) for rank, device in enumerate(sorted(boxes))]
+    held: dict[int, list[Slots]] = {}
+    for (device, _), slots in slots_of(wanted, range(len(wanted))).items():
+        held.setdefault(device, []).append(slots)
+    return [DcpFile(f"__{rank}_0.distcp", joined(held[device]), wanted) for rank, device in enumerate(sorted(held))]
 
 
 @lru_cache(maxsize=1024)
@@ -139,7 +165,7 @@ def tensor_pickle(dtype: Dtype, shape: tuple[int, ...]) -> bytes:
 
 
 def dcp_index(
-    files: Sequence[DcpFile], wanted: Sequence[Wanted], aliases: Mapping[str, str], paths: Mapping[str, KeyPath]
+    files: Sequence[DcpFile], wanted: Sequence[Placed], aliases: Mapping[str, str], paths: Mapping[str, KeyPath]
 ) -> bytes:
     """The `.metadata` of a checkpoint.
 
@@ -166,7 +192,7 @@ def dcp_index(
     return pickled(New(Global(_METADATA, "Metadata"), state))
 
 
-def _entry(tensor: Wanted, chunks: Sequence[tuple[DcpFile, int]]) -> New:
+def _entry(tensor: Placed, chunks: Sequence[tuple[DcpFile, int]]) -> New:
     if tensor.is_object:
         return New(Global(_METADATA, "BytesStorageMetadata"), {})
     layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
@@ -184,9 +210,9 @@ def _entry(tensor: Wanted, chunks: Sequence[tuple[DcpFile, int]]) -> New:
     return New(Global(_METADATA, "TensorStorageMetadata"), state)
 
 
-def _places(name: str, tensor: Wanted, chunks: Sequence[tuple[DcpFile, int]]) -> Iterator[tuple[New, New]]:
+def _places(name: str, tensor: Placed, chunks: Sequence[tuple[DcpFile, int]]) -> Iterator[tuple[New, New]]:
     for index, (file, number) in enumerate(chunks):
-        offset, length = file.places[number]
+        offset, length = file.places[number].tolist()
         key: dict[str, Any] = {"fqn": name, "index": index, "offset": _starts(file.slots[number].box)}
         if tensor.is_object:
             key = {"fqn": name, "index": None}

@@ -7,30 +7,32 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ..._dtypes import Dtype
 from ..._text import bytes_text
-from ...errors import LayoutError
+from ...errors import LayoutError, ParseError, SizeOverflowError
 from ...mesh import DeviceMesh
+from ...partition import Partition
 from ..boxes import Bounds
 from ..parts import SHARDING_INFO, part_mark
-from ..protocol import whole_box
-from .wanted import Wanted
+from .slots import BoxPool, Cut, Shaped, Slots, SlotTable, digits_of
 
 __all__ = [
+    "HeaderLengths",
     "Named",
+    "Placed",
     "SafetensorsFile",
-    "Slot",
     "TargetFile",
     "hugging_face_files",
     "index_of",
-    "owned_boxes",
     "sharded_files",
     "single_file",
+    "slots_of",
 ]
 
 #: The longest header that the format allows.
@@ -41,7 +43,7 @@ _NO_DIGEST = "0" * 32
 _DEFAULT = re.compile(r"cpu:(0|[1-9][0-9]{0,17})")
 
 
-class Named(Protocol):
+class Named(Shaped, Protocol):
     """A tensor, as far as the files describe it."""
 
     @property
@@ -53,28 +55,20 @@ class Named(Protocol):
         """Its dtype."""
 
     @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-
-    @property
     def is_object(self) -> bool:
         """Whether it is not a tensor."""
 
 
-class Slot(NamedTuple):
-    """A box of a tensor in a file.
+class Placed(Named, Protocol):
+    """A tensor with the way in which it is cut."""
 
-    Attributes:
-        tensor: The tensor's position among those that are written.
-        box: The box.
-        begin: Its first byte, counted in the file's data.
-        end: One past the last.
-    """
+    @property
+    def partition(self) -> Partition | None:
+        """How it is cut; `None` if it is written whole."""
 
-    tensor: int
-    box: Bounds
-    begin: int
-    end: int
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
 
 
 class TargetFile(ABC):
@@ -92,7 +86,7 @@ class TargetFile(ABC):
     #: Whether the digests are in the file.
     has_digests = False
 
-    def __init__(self, name: str, slots: Sequence[Slot], wanted: Sequence[Named]) -> None:
+    def __init__(self, name: str, slots: Slots, wanted: Sequence[Named]) -> None:
         self.name = name
         self.slots = slots
         self._wanted: Sequence[Named] | Mapping[int, Named] = wanted
@@ -108,6 +102,15 @@ class TargetFile(ABC):
     @abstractmethod
     def size(self) -> int:
         """Bytes of the file."""
+
+    @property
+    @abstractmethod
+    def end(self) -> int:
+        """One past the last byte, by its slots."""
+
+    @abstractmethod
+    def placed(self, slots: Slots) -> Slots:
+        """Say of slots where they begin, if they are those of this file."""
 
     @abstractmethod
     def before(self, number: int) -> tuple[int, bytes]:
@@ -132,10 +135,6 @@ class TargetFile(ABC):
         return other
 
     @abstractmethod
-    def recipe(self) -> dict[str, Any]:
-        """What a saved plan says about it, besides its name and slots, to make it again."""
-
-    @abstractmethod
     def facts(self) -> dict[str, Any]:
         """What the manifest says about it, besides its size and digests."""
 
@@ -147,22 +146,31 @@ class SafetensorsFile(TargetFile):
         name: Its name.
         slots: The boxes, without gaps.
         wanted: All tensors that are written.
-        metadata: The contents of `__metadata__`, besides the digests.
+        metadata: The contents of `__metadata__`, besides what follows from the slots.
         has_digests: Whether the header has a digest for each tensor; else the manifest has them.
+        has_offsets: Whether the header says, for PyTorch, where in its tensor each box begins; and whole shapes.
+        count: The number of files of the checkpoint, which the header says if there may be more than one.
+        known: The length of the header and the bytes of the file, if they are known.
     """
 
     def __init__(
         self,
         name: str,
-        slots: Sequence[Slot],
+        slots: Slots,
         wanted: Sequence[Named],
         metadata: Mapping[str, str],
-        has_digests: bool,
+        has_digests: bool = False,
+        has_offsets: bool = False,
+        count: int = 1,
+        known: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(name, slots, wanted)
         self._metadata = metadata
-        self.has_digests = has_digests
-        self._start = len(self._header())
+        self.has_digests, self._has_offsets, self._count = has_digests, has_offsets, count
+        if known is None:
+            self._start = len(self._header())
+            known = self._start, self.end
+        self._start, self._size = known
 
     @property
     def start(self) -> int:
@@ -172,34 +180,58 @@ class SafetensorsFile(TargetFile):
     @property
     def data_bytes(self) -> int:
         """Bytes after the header."""
-        return self.slots[-1].end if self.slots else 0
+        return self._size - self._start
+
+    @property
+    def end(self) -> int:
+        """One past the last byte, by its slots."""
+        return self._start + (self.slots[-1].end if len(self.slots) else 0)
 
     @property
     def size(self) -> int:
         """Bytes of the file."""
-        return self._start + self.data_bytes
+        return self._size
+
+    def placed(self, slots: Slots) -> Slots:
+        """Say of slots where they begin: without gaps."""
+        slots.begins = _begins(slots.nbytes)
+        return slots
 
     def before(self, number: int) -> tuple[int, bytes]:
         """The header; nothing between tensors."""
         if number == 0:
-            return 0, self._header()
+            header = self._header()
+            if len(header) != self._start:
+                raise ParseError(f"{self.name}: has a header of {len(header)} bytes; its plan says {self._start}")
+            return 0, header
         return self._start + self.slots[number - 1].end, b""
 
-    def recipe(self) -> dict[str, Any]:
-        """The contents of `__metadata__`, and whether there are digests."""
-        return {"metadata": dict(self._metadata), "has_digests": self.has_digests}
+    def frame(self) -> Iterator[tuple[int, bytes]]:
+        """The header."""
+        yield self.before(0)
 
     def facts(self) -> dict[str, Any]:
         """A digest of the header."""
         return {"header_sha256": hashlib.sha256(self._header()).hexdigest()}
 
     def _header(self) -> bytes:
-        metadata = dict(self._metadata)
+        slots = list(self.slots)
+        metadata = {"format": "pt", **self._metadata}
+        if self._has_offsets:
+            offsets = {
+                self._wanted[slot.tensor].name: {"saved_offsets": [start for start, _ in slot.box]} for slot in slots
+            }
+            whole = {slot.tensor: self._wanted[slot.tensor].shape for slot in slots}
+            parts = (slot for slot in slots if slot.box != tuple((0, size) for size in whole[slot.tensor]))
+            shapes = {self._wanted[slot.tensor].name: whole[slot.tensor] for slot in parts}
+            metadata |= _sharding(json.dumps(offsets)) | part_mark(self._count, shapes)
+        elif self._count > 1:
+            metadata |= part_mark(self._count)
         if self.has_digests:
-            digests = {self._wanted[slot.tensor].name: self._digest(slot.tensor) for slot in self.slots}
+            digests = {self._wanted[slot.tensor].name: self._digest(slot.tensor) for slot in slots}
             metadata["shardwise.digests"] = json.dumps(digests, separators=(",", ":"))
         entries: dict[str, Any] = {"__metadata__": metadata}
-        for number, box, begin, end in self.slots:
+        for number, box, begin, end in slots:
             tensor = self._wanted[number]
             entries[tensor.name] = {
                 "dtype": tensor.dtype.code,
@@ -209,58 +241,75 @@ class SafetensorsFile(TargetFile):
         text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-len(text) % 8)
         if len(text) > _MOST_HEADER:
-            raise LayoutError(
-                f"{self.name}: a header of {bytes_text(len(text))} for {len(self.slots)} tensors is over the format's "
-                f"limit of {bytes_text(_MOST_HEADER)}; a folder can have several files"
-            )
+            raise _too_long(self.name, len(text), len(slots))
         return len(text).to_bytes(8, "little") + text
 
     def _digest(self, tensor: int) -> str:
         return f"{self.digests[tensor]:032x}" if tensor in self.digests else _NO_DIGEST
 
 
-def _filled(
-    name: str,
-    wanted: Sequence[Wanted],
-    boxes: Iterable[tuple[int, Bounds]],
-    metadata: Mapping[str, str],
-    has_digests: bool,
-) -> SafetensorsFile:
-    """A file of these boxes, those with the largest elements first, so that all are aligned; then by name."""
-    at, slots = 0, []
-    ordered = [(-wanted[tensor].itemsize, wanted[tensor].name, tensor, box) for tensor, box in boxes]
-    for negative, _, tensor, box in sorted(ordered):
-        size = -negative
-        for start, stop in box:
-            size *= stop - start
-        slots.append(Slot(tensor, box, at, at + size))
-        at += size
-    return SafetensorsFile(name, slots, wanted, {"format": "pt", **metadata}, has_digests)
+def _sharding(offsets: str) -> dict[str, str]:
+    return {SHARDING_INFO: offsets, "DCP_VERSION": "1.0"}
 
 
-def single_file(name: str, wanted: Sequence[Wanted], metadata: Mapping[str, str]) -> list[SafetensorsFile]:
+def _too_long(name: str, length: int, count: int) -> LayoutError:
+    return LayoutError(
+        f"{name}: a header of {bytes_text(length)} for {count} tensors is over the format's limit of "
+        f"{bytes_text(_MOST_HEADER)}; a folder can have several files"
+    )
+
+
+def _order(wanted: Sequence[Named]) -> list[int]:
+    """The order of tensors in a file: those with the largest elements first, so that all are aligned; then by name."""
+    return sorted(range(len(wanted)), key=lambda i: (-wanted[i].itemsize, wanted[i].name))
+
+
+def _whole_files(wanted: Sequence[Placed], groups: Sequence[Sequence[int]]) -> list[Slots]:
+    """The slots of files of whole tensors: those of each group."""
+    pool = BoxPool()
+    places = np.array([int(pool.whole(tensor.shape).places[0]) for tensor in wanted], np.int64)
+    table = SlotTable.of(pool.numbers, wanted)
+    ranks = np.empty(len(wanted), np.int64)
+    ranks[np.array(_order(wanted), np.int64)] = np.arange(len(wanted))
+    found = []
+    for group in groups:
+        tensors = np.array(sorted(group, key=lambda i: int(ranks[i])), np.int64)
+        found.append(Slots(table, tensors, places[tensors], _begins(table.bytes(tensors, places[tensors]))))
+    return found
+
+
+def _begins(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Where parts begin that follow one another."""
+    ends: npt.NDArray[np.int64] = np.cumsum(sizes)
+    if (ends < 0).any() or float(np.sum(sizes, dtype=float)) > 2.0**63:
+        raise SizeOverflowError("an offset of a file is over 2**63 - 1")
+    return ends - sizes
+
+
+def single_file(name: str, wanted: Sequence[Placed], metadata: Mapping[str, str]) -> list[SafetensorsFile]:
     """All tensors whole, in one file."""
-    return [_filled(name, wanted, [(i, whole_box(tensor.shape)) for i, tensor in enumerate(wanted)], metadata, True)]
+    (slots,) = _whole_files(wanted, [range(len(wanted))])
+    return [SafetensorsFile(name, slots, wanted, metadata, has_digests=True)]
 
 
-def hugging_face_files(wanted: Sequence[Wanted], most: int, metadata: Mapping[str, str]) -> list[SafetensorsFile]:
+def hugging_face_files(wanted: Sequence[Placed], most: int, metadata: Mapping[str, str]) -> list[SafetensorsFile]:
     """All tensors whole, in files of at most `most` bytes, split as by Hugging Face's `save_pretrained`."""
-    groups: list[list[tuple[int, Bounds]]] = [[]]
+    groups: list[list[int]] = [[]]
     filled = 0
     for i, tensor in enumerate(wanted):
         if groups[-1] and filled + tensor.nbytes > most:
             groups.append([])
             filled = 0
-        groups[-1].append((i, whole_box(tensor.shape)))
+        groups[-1].append(i)
         filled += tensor.nbytes
-    if len(groups) == 1:
-        return [_filled("model.safetensors", wanted, groups[0], metadata, False)]
-    metadata = {**metadata, **part_mark(len(groups))}
-    names = (f"model-{number:05}-of-{len(groups):05}.safetensors" for number in range(1, len(groups) + 1))
-    return [_filled(name, wanted, group, metadata, False) for name, group in zip(names, groups, strict=True)]
+    names = [f"model-{number:05}-of-{len(groups):05}.safetensors" for number in range(1, len(groups) + 1)]
+    names = names if len(names) > 1 else ["model.safetensors"]
+    slots = _whole_files(wanted, groups)
+    count = len(names)
+    return [SafetensorsFile(name, held, wanted, metadata, count=count) for name, held in zip(names, slots, strict=True)]
 
 
-def index_of(files: Sequence[SafetensorsFile], wanted: Sequence[Wanted]) -> dict[str, Any]:
+def index_of(files: Sequence[SafetensorsFile], wanted: Sequence[Named]) -> dict[str, Any]:
     """The index of a folder in Hugging Face's format."""
     return {
         "metadata": {"total_size": sum(file.data_bytes for file in files)},
@@ -268,52 +317,141 @@ def index_of(files: Sequence[SafetensorsFile], wanted: Sequence[Wanted]) -> dict
     }
 
 
-def sharded_files(wanted: Sequence[Wanted], metadata: Mapping[str, str]) -> list[SafetensorsFile]:
+def sharded_files(wanted: Sequence[Placed], metadata: Mapping[str, str]) -> list[SafetensorsFile]:
     """A file for each device that owns shards: of the devices that hold the same shard, the first owns it.
 
     Each says in its header of what it is a part. The names and the entry `DCP_SHARDING_INFO` are those of PyTorch's
     `HuggingFaceStorageWriter`, which has one box of a tensor per file: further boxes of a device are in further files
     of that device.
     """
-    boxes = owned_boxes(wanted)
+    held = slots_of(wanted, _order(wanted))
     parts: dict[int, int] = {}
-    for device, number in boxes:
+    for device, number in held:
         parts[device] = max(parts.get(device, 0), number + 1)
     ranks = {device: rank for rank, device in enumerate(sorted(parts), 1)}
+    lengths = HeaderLengths(wanted, len(held))
     files = []
-    for device, number in sorted(boxes):
-        held = boxes[device, number]
-        offsets = {wanted[i].name: {"saved_offsets": [start for start, _ in box]} for i, box in held}
+    for (device, number), slots in held.items():
+        sizes = slots.nbytes
+        slots.begins = _begins(sizes)
         name = f"shard-{ranks[device]:05}-model-{number + 1:05}-of-{parts[device]:05}.safetensors"
-        shapes = {wanted[i].name: wanted[i].shape for i, box in held if box != whole_box(wanted[i].shape)}
-        info = {SHARDING_INFO: json.dumps(offsets), "DCP_VERSION": "1.0", **part_mark(len(boxes), shapes)}
-        files.append(_filled(name, wanted, held, {**metadata, **info}, False))
+        start = lengths.header(name, slots, metadata)
+        known = start, start + int(sizes.sum())
+        files.append(SafetensorsFile(name, slots, wanted, metadata, has_offsets=True, count=len(held), known=known))
     return files
 
 
-def owned_boxes(wanted: Sequence[Wanted]) -> dict[tuple[int, int], list[tuple[int, Bounds]]]:
-    """The boxes of tensors that each device owns, with the tensors' positions.
+class HeaderLengths:
+    """The lengths of headers of sharded files, without making them: there may be millions of entries.
+
+    Args:
+        wanted: All tensors that are written.
+        count: The number of files.
+    """
+
+    def __init__(self, wanted: Sequence[Named], count: int) -> None:
+        self._count = count
+        facts = []
+        shapes: list[int] = []
+        for tensor in wanted:
+            shapes += tensor.shape
+            facts.append((len(shapes), *_name_lengths(tensor.name), len(tensor.dtype.code or "")))
+        self._ends, self._named, self._texts, codes = np.array(facts, np.int64).reshape(-1, 4).T
+        self._named = self._named + codes
+        self._shapes = np.array(shapes, np.int64)
+
+    def header(self, name: str, slots: Slots, metadata: Mapping[str, str]) -> int:
+        """The length of the header of a file with these slots."""
+        empty = {"format": "pt", **metadata, **_sharding("{}"), **part_mark(self._count, {})}
+        length = len(json.dumps({"__metadata__": empty}, separators=(",", ":"), ensure_ascii=False).encode())
+        ends = slots.begins + slots.nbytes
+        # Of a tensor "w" of one dim: `,"w":{"dtype":"F8","shape":[2],"data_offsets":[0,2]}` and, within a text,
+        # `\\"w\\": {\\"saved_offsets\\": [0]}`, with `, ` before each but the first.
+        entry = len(',:{"dtype":"","shape":[],"data_offsets":[,]}') + len(': {\\"saved_offsets\\": []}, ')
+        length += len(slots) * entry - (2 if len(slots) else 0)
+        length += int((self._named[slots.tensors] + digits_of(slots.begins) + digits_of(ends)).sum())
+        parts = 0
+        for rank, chosen in slots.table.by_rank(slots.tensors):
+            tensors = slots.tensors[chosen]
+            sides = slots.table.sides(slots.places[chosen], rank)
+            length += int(digits_of(sides[:, 0]).sum() + digits_of(sides[:, 1] - sides[:, 0]).sum())
+            commas = max(rank - 1, 0)
+            length += len(chosen) * 3 * commas
+            # And of each that is not whole, in another text, `\\"w\\":[4]`, with `,` before each but the first.
+            shapes = self._shapes[(self._ends[tensors] - rank)[:, None] + np.arange(rank)]
+            is_part = ((sides[:, 0] != 0) | (sides[:, 1] != shapes)).any(axis=1)
+            length += int(digits_of(shapes[is_part]).sum() + self._texts[tensors[is_part]].sum())
+            length += int(is_part.sum()) * (len(":[],") + commas)
+            parts += int(is_part.sum())
+        length -= 1 if parts else 0
+        length += -length % 8
+        if length > _MOST_HEADER:
+            raise _too_long(name, length, len(slots))
+        return 8 + length
+
+
+def _name_lengths(name: str) -> tuple[int, int]:
+    """The length of a name in a header together with that in a text of ASCII within it, and in another text."""
+    held, within = json.dumps(name, ensure_ascii=False), json.dumps(json.dumps(name))
+    text = json.dumps(held, ensure_ascii=False)
+    return len(held.encode()) + len(within) - 2, len(text.encode()) - 2
+
+
+def slots_of(wanted: Sequence[Placed], order: Sequence[int]) -> dict[tuple[int, int], Slots]:
+    """The boxes of tensors that each device owns, the tensors in this order; where they begin is not known yet.
 
     Args:
         wanted: The tensors. Uncut ones belong to the first device.
+        order: Their positions.
 
     Returns:
-        By device and a number, so that each list has at most one box of a tensor. Devices are numbered as in their
-        mesh; where tensors have different meshes, as those of a deployment have, a device is the same by its label.
+        By device and a number, in their order, so that each has at most one box of a tensor. Devices are numbered as
+        in their mesh; where tensors have different meshes, as those of a deployment have, a device is the same by its
+        label.
     """
-    boxes: dict[tuple[int, int], list[tuple[int, Bounds]]] = {}
+    pool, cuts = BoxPool(), []
     numbers = _device_numbers(wanted)
-    for i, tensor in enumerate(wanted):
-        if tensor.partition is None:
-            boxes.setdefault((0, 0), []).append((i, whole_box(tensor.shape)))
-            continue
-        own = None if numbers is None else numbers[tensor.partition.device_mesh]
-        for device, number, box in _owned(tensor):
-            boxes.setdefault((device if own is None else own[device], number), []).append((i, box))
-    return boxes
+    renumbered: dict[tuple[int, DeviceMesh | None], Cut] = {}
+    for i in order:
+        partition = wanted[i].partition
+        cut = pool.whole(wanted[i].shape) if partition is None else pool.owned(partition)
+        if partition is not None and numbers is not None:
+            key, own = (id(cut), partition.device_mesh), numbers[partition.device_mesh]
+            cut = renumbered.setdefault(key, cut._replace(devices=own[cut.devices]))
+        cuts.append(cut)
+    distinct = {id(cut): cut for cut in cuts}
+    keys = sorted(
+        {key for cut in distinct.values() for key in zip(cut.devices.tolist(), cut.numbers.tolist(), strict=True)}
+    )
+    numbered = {key: number for number, key in enumerate(keys)}
+    files = {
+        which: np.array(
+            [numbered[key] for key in zip(cut.devices.tolist(), cut.numbers.tolist(), strict=True)], np.int32
+        )
+        for which, cut in distinct.items()
+    }
+    places = {which: cut.places.astype(_small(len(pool.numbers))) for which, cut in distinct.items()}
+    counts = [len(cut.places) for cut in cuts]
+    none = np.zeros(0, np.int32)
+    of_file = np.concatenate([none, *(files[id(cut)] for cut in cuts)])
+    by_file = np.argsort(of_file, kind="stable").astype(_small(len(of_file)))
+    ends = np.cumsum(np.bincount(of_file, minlength=len(keys))).tolist()
+    del of_file
+    tensors = np.repeat(np.array(order, np.int32), counts)[by_file]
+    at = np.concatenate([none, *(places[id(cut)] for cut in cuts)])[by_file]
+    table = SlotTable.of(pool.numbers, wanted)
+    found, begin = {}, 0
+    for key, end in zip(keys, ends, strict=True):
+        found[key] = Slots(table, tensors[begin:end], at[begin:end], np.zeros(end - begin, np.int64))
+        begin = end
+    return found
 
 
-def _device_numbers(wanted: Sequence[Wanted]) -> dict[DeviceMesh | None, list[int]] | None:
+def _small(most: int) -> type[np.signedinteger[Any]]:
+    return np.int32 if most < 1 << 31 else np.int64
+
+
+def _device_numbers(wanted: Sequence[Placed]) -> dict[DeviceMesh | None, npt.NDArray[np.int64]] | None:
     """A number for each device of each mesh, by its label; `None` if there is only one mesh."""
     meshes = dict.fromkeys(tensor.partition.device_mesh for tensor in wanted if tensor.partition is not None)
     if len(meshes) < 2:
@@ -326,28 +464,4 @@ def _device_numbers(wanted: Sequence[Wanted]) -> dict[DeviceMesh | None, list[in
         label: position if found is None or None in defaults else int(found[1])
         for position, (label, found) in enumerate(zip(known, defaults, strict=True))
     }
-    return {mesh: [numbers[label] for label in own] for mesh, own in labels.items()}
-
-
-def _owned(tensor: Wanted) -> Iterable[tuple[int, int, Bounds]]:
-    """For each device the boxes that it owns, numbered; a tensor without elements belongs to its first device."""
-    partition = tensor.partition
-    assert partition is not None
-    if 0 in tensor.shape:
-        yield 0, 0, whole_box(tensor.shape)
-        return
-    begins, rows = partition.all_pieces()
-    boxes = rows[:, :, :2]
-    counts = np.diff(begins)
-    devices = np.repeat(np.arange(len(counts)), counts)
-    kept = (boxes[:, :, 0] < boxes[:, :, 1]).all(axis=1)
-    seen: set[Bounds] = set()
-    last, number = -1, 0
-    for device, sides in zip(devices[kept].tolist(), boxes[kept].tolist(), strict=True):
-        box = tuple(map(tuple, sides))
-        if box in seen:
-            continue
-        seen.add(box)
-        number = number + 1 if device == last else 0
-        last = device
-        yield device, number, box
+    return {mesh: np.array([numbers[label] for label in own], np.int64) for mesh, own in labels.items()}

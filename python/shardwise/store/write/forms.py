@@ -5,26 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from ..._arguments import instance, integer, optional
 from ..._text import shown
 from ...errors import LayoutError
 from ...partition import Partition
 from ..objects import ObjectPath
-from ..parts import MANIFEST
 from .checkpoint_plan import CheckpointPlan
-from .dcp import INDEX, KeyPath, dcp_files, dcp_index, is_writable
-from .files import TargetFile, hugging_face_files, index_of, sharded_files, single_file
+from .dcp import KeyPath, dcp_files, is_writable
+from .files import TargetFile, hugging_face_files, sharded_files, single_file
+from .form_files import Target, Texts
 from .objects import ObjectJob, check_plannable
 from .planning import make_plan
 from .wanted import Wanted
 
 __all__ = ["Target", "chosen_form", "only_read", "plan_form"]
-
-#: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's format; a folder with a safetensors file
-#: per device; PyTorch's distributed checkpoint.
-Target = Literal["safetensors", "hf", "sharded", "dcp"]
 
 #: What to do instead of writing a format that can only be read.
 _ONLY_READ = {
@@ -81,36 +77,23 @@ def plan_form(
     if aliases:
         said["shardwise.aliases"] = json.dumps(aliases)
     files: Sequence[TargetFile]
-    texts: dict[str, bytes] = {}
     if to == "safetensors":
         files = single_file(path.name, kept, said)
     elif to == "hf":
         max_file_bytes = integer("max_file_bytes", max_file_bytes)
         if max_file_bytes < 1:
             raise LayoutError(f"max_file_bytes is {shown(max_file_bytes)}; it must be a positive integer")
-        files = whole = hugging_face_files(kept, max_file_bytes, said)
-        if len(whole) > 1:
-            texts["model.safetensors.index.json"] = json.dumps(index_of(whole, kept), indent=2).encode()
-    elif to == "dcp":
-        files = saved = dcp_files(kept)
-        texts[INDEX] = dcp_index(saved, kept, aliases, paths)
+        files = hugging_face_files(kept, max_file_bytes, said)
     else:
-        files = sharded_files(kept, said)
-
-    own = {*texts, *(file.name for file in files), MANIFEST}
-    texts |= {name: text for name, text in (beside or {}).items() if name not in own}
-    manifest = {
-        "form": to,
-        "aliases": aliases,
-        "tensors": [
-            {} if tensor.partition is None or to not in ("sharded", "dcp") else _cut(tensor.partition)
-            for tensor in kept
-        ],
-    }
+        files = dcp_files(kept) if to == "dcp" else sharded_files(kept, said)
+    texts = Texts(to, files, kept, aliases, paths, beside or {})
     is_folder = to != "safetensors"
+    said_of: dict[Any, dict[str, Any]] = {}
+    cuts = [_cut(tensor.partition, said_of) if to in ("sharded", "dcp") else {} for tensor in kept]
     if is_saved and isinstance(path, ObjectPath):
         check_plannable(path, is_folder, texts)
     elif isinstance(path, ObjectPath):
+        manifest = {"form": to, "aliases": aliases, "tensors": cuts}
         return ObjectJob(
             path, kept, files, is_folder=is_folder, texts=texts, manifest=manifest, compare_replicas=compare
         )
@@ -118,9 +101,12 @@ def plan_form(
         path,
         kept,
         files,
-        is_folder=is_folder,
-        texts=texts,
-        manifest=manifest,
+        form=to,
+        metadata=said,
+        aliases=aliases,
+        paths=paths,
+        cuts=cuts,
+        beside=beside or {},
         compare_replicas=compare,
         task_bytes=task_bytes,
     )
@@ -152,9 +138,15 @@ def only_read(form: Any) -> str:
     return "" if instead is None else f"{form} is read, not written: {instead}"
 
 
-def _cut(partition: Partition) -> dict[str, Any]:
+def _cut(partition: Partition | None, known: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+    """Say how a tensor is cut; the same object for the same cut, which many tensors have."""
+    if partition is None:
+        return {}
+    found = known.get((partition.layout, partition.uneven))
+    if found is not None:
+        return found
     mesh = partition.device_mesh
-    return {
+    known[partition.layout, partition.uneven] = found = {
         "layout": [
             list(spec) if isinstance(spec, tuple) else spec if spec is None else str(spec)
             for spec in partition.layout.axes
@@ -162,6 +154,7 @@ def _cut(partition: Partition) -> dict[str, Any]:
         "uneven": partition.uneven,
         "mesh": {"shape": list(mesh.shape), "axis_names": list(mesh.axis_names)},
     }
+    return found
 
 
 def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str]) -> list[Wanted]:

@@ -8,186 +8,166 @@ file. Small tensors that follow one another share a task.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from ..boxes import Bounds
 
-__all__ = ["FileGrid", "TaskGrid"]
+__all__ = ["FileGrid", "TaskGrid", "task_runs"]
 
 #: The most pieces that the small tensors of one task have, besides the first: a task must stay small too.
 _MOST_PIECES = 1024
 
 
-class _Run(NamedTuple):
-    """Consecutive tasks: of one tensor, or one task of several tensors."""
+#: Of consecutive tasks, which are of one tensor, or one task of several: the first tensor and one past the last, the
+#: number of tasks, the dim that is cut and its length, how many rows of it a task has (0 if it has all of its tensors),
+#: and the bytes of a row, or of all tensors.
+_FIRST, _END, _TASKS, _DIM, _LENGTH, _ROWS, _BYTES = range(7)
 
-    first: int
-    #: One past the last tensor; more than one tensor only if `tasks` is 1.
-    end: int
-    #: The number of tasks.
-    tasks: int
-    #: The dim that is cut, and how many rows of it a task has.
-    dim: int
-    rows: int
+Numbers = npt.NDArray[np.int64]
 
 
-class TaskGrid:
-    """The tasks of tensors with these shapes.
+def task_runs(tensors: Iterable[tuple[tuple[int, ...], int, int]], task_bytes: int) -> Numbers:
+    """Cut tensors into tasks: int64 of shape (runs, 7), each run consecutive tasks.
 
     Args:
         tensors: For each, the shape, the bytes of an element, and the number of pieces involved.
         task_bytes: How many bytes of tensors a task writes at most.
+    """
+    runs: list[list[int]] = []
+    held = pieces = 0
+    for number, (shape, itemsize, count) in enumerate(tensors):
+        size = math.prod(shape) * itemsize
+        if size == 0:
+            continue
+        if size > task_bytes:
+            runs.append(_slabs(number, shape, itemsize, task_bytes))
+            held = 0
+        elif held and held + size <= task_bytes and pieces + count <= _MOST_PIECES:
+            held, pieces = held + size, pieces + count
+            runs[-1][_END], runs[-1][_BYTES] = number + 1, held
+        else:
+            runs.append([number, number + 1, 1, 0, 0, 0, size])
+            held, pieces = size, count
+    return np.array(runs, np.int64).reshape(len(runs), 7)
 
-    >>> grid = TaskGrid([((4, 6), 1, 2), ((2, 3, 5), 2, 1), ((3,), 1, 1)], 12)
+
+class TaskGrid:
+    """The tasks of tensors.
+
+    Args:
+        runs: How they are cut; see `task_runs`.
+        tensor: What gives the shape of a tensor, and the bytes of an element.
+
+    >>> tensors = [((4, 6), 1), ((2, 3, 5), 2), ((3,), 1)]
+    >>> grid = TaskGrid(task_runs([(*each, 1) for each in tensors], 12), tensors.__getitem__)
     >>> len(grid), grid.boxes(1), grid.boxes(2)
     (9, [(0, ((2, 4), (0, 6)))], [(1, ((0, 1), (0, 1), (0, 5)))])
     >>> grid.bytes.tolist()
     [12, 12, 10, 10, 10, 10, 10, 10, 3]
     """
 
-    def __init__(self, tensors: Sequence[tuple[tuple[int, ...], int, int]], task_bytes: int) -> None:
-        self._shapes = [shape for shape, _, _ in tensors]
-        self._itemsizes = [itemsize for _, itemsize, _ in tensors]
-        self._runs: list[_Run] = []
-        held = pieces = 0
-        for number, (shape, itemsize, count) in enumerate(tensors):
-            size = math.prod(shape) * itemsize
-            if size == 0:
-                continue
-            if size > task_bytes:
-                self._runs.append(_slabs(number, shape, itemsize, task_bytes))
-                held = 0
-            elif held and held + size <= task_bytes and pieces + count <= _MOST_PIECES:
-                self._runs[-1] = self._runs[-1]._replace(end=number + 1)
-                held, pieces = held + size, pieces + count
-            else:
-                self._runs.append(_Run(number, number + 1, 1, 0, 0))
-                held, pieces = size, count
-        ends = np.cumsum([run.tasks for run in self._runs], dtype=np.int64)
-        self._firsts: list[int] = [0, *ends.tolist()]
+    def __init__(self, runs: Numbers, tensor: Callable[[int], tuple[tuple[int, ...], int]]) -> None:
+        self._runs, self._tensor = runs, tensor
+        self._firsts = np.concatenate([[0], np.cumsum(runs[:, _TASKS])])
 
     def __len__(self) -> int:
-        return self._firsts[-1]
+        return int(self._firsts[-1])
 
     def boxes(self, task: int) -> list[tuple[int, Bounds]]:
         """The boxes that a task writes, each with its tensor's number."""
-        at = bisect_right(self._firsts, task) - 1
-        run = self._runs[at]
-        if not run.rows:
-            return [
-                (tensor, tuple((0, size) for size in self._shapes[tensor]))
-                for tensor in range(run.first, run.end)
-                if 0 not in self._shapes[tensor]
-            ]
-        shape, box = self._shapes[run.first], []
-        outer, slab = divmod(task - self._firsts[at], -(-shape[run.dim] // run.rows))
-        for size in reversed(shape[: run.dim]):
+        at = int(np.searchsorted(self._firsts, task, side="right")) - 1
+        first, end, _, dim, _, rows, _ = self._runs[at].tolist()
+        if not rows:
+            shapes = ((tensor, self._tensor(tensor)[0]) for tensor in range(first, end))
+            return [(tensor, tuple((0, size) for size in shape)) for tensor, shape in shapes if 0 not in shape]
+        shape, box = self._tensor(first)[0], []
+        outer, slab = divmod(task - int(self._firsts[at]), -(-shape[dim] // rows))
+        for size in reversed(shape[:dim]):
             outer, position = divmod(outer, size)
             box.append((position, position + 1))
         box.reverse()
-        box.append((slab * run.rows, min((slab + 1) * run.rows, shape[run.dim])))
-        return [(run.first, (*box, *((0, size) for size in shape[run.dim + 1 :])))]
+        box.append((slab * rows, min((slab + 1) * rows, shape[dim])))
+        return [(first, (*box, *((0, size) for size in shape[dim + 1 :])))]
 
     @property
-    def bytes(self) -> npt.NDArray[np.int64]:
+    def bytes(self) -> Numbers:
         """The bytes that each task writes."""
-        found = np.empty(len(self), np.int64)
-        for run, begin in zip(self._runs, self._firsts, strict=False):
-            if not run.rows:
-                found[begin] = sum(
-                    math.prod(self._shapes[tensor]) * self._itemsizes[tensor] for tensor in range(run.first, run.end)
-                )
-                continue
-            shape = self._shapes[run.first]
-            row = math.prod(shape[run.dim + 1 :]) * self._itemsizes[run.first]
-            slabs = -(-shape[run.dim] // run.rows)
-            part = found[begin : begin + run.tasks].reshape(-1, slabs)
-            part[:] = run.rows * row
-            part[:, -1] = (shape[run.dim] - (slabs - 1) * run.rows) * row
-        return found
+        runs = np.repeat(np.arange(len(self._runs)), self._runs[:, _TASKS])
+        rows = self._runs[runs, _ROWS]
+        sizes: Numbers = self._runs[runs, _BYTES]
+        if rows.any():
+            length = self._runs[runs, _LENGTH]
+            slab = (np.arange(len(runs)) - self._firsts[runs]) % np.maximum(-(-length // np.maximum(rows, 1)), 1)
+            sizes = sizes * np.where(rows > 0, np.minimum(rows, length - slab * rows), 1)
+        return sizes
 
     def add_overlaps(self, tensor: int, boxes: npt.NDArray[np.int64], found: npt.NDArray[np.int64]) -> None:
         """Add to each task the bytes that it shares with boxes of a tensor, int64 of shape (boxes, dims, 2)."""
-        at = bisect_right([run.first for run in self._runs], tensor) - 1
-        run, begin = self._runs[at], self._firsts[at]
-        itemsize = self._itemsizes[tensor]
-        if not run.rows:
+        at = int(np.searchsorted(self._runs[:, _FIRST], tensor, side="right")) - 1
+        _, _, tasks, cut, _, rows, _ = self._runs[at].tolist()
+        begin, (shape, itemsize) = int(self._firsts[at]), self._tensor(tensor)
+        if not rows:
             found[begin] += int((boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1).sum()) * itemsize
             return
-        shape = self._shapes[tensor]
         for box in boxes:
             shared = np.full(1, itemsize, np.int64)
             for dim, (start, stop) in enumerate(box.tolist()):
-                if dim > run.dim:
+                if dim > cut:
                     shared = shared * (stop - start)
                     continue
-                rows = run.rows if dim == run.dim else 1
-                edges = np.arange(0, shape[dim], rows)
-                lengths = np.clip(np.minimum(edges + rows, stop) - np.maximum(edges, start), 0, None)
+                step = rows if dim == cut else 1
+                edges = np.arange(0, shape[dim], step)
+                lengths = np.clip(np.minimum(edges + step, stop) - np.maximum(edges, start), 0, None)
                 shared = np.multiply.outer(shared, lengths).reshape(-1)
-            found[begin : begin + run.tasks] += shared
+            found[begin : begin + tasks] += shared
 
 
 class FileGrid:
-    """The same, of tasks that make a file each: of these boxes of tensors.
+    """The tasks of a plan that make a file each.
 
-    >>> grid = FileGrid([[(0, ((0, 2), (0, 6)))], [(0, ((2, 4), (0, 6))), (1, ((0, 3),))]], [1, 2])
-    >>> len(grid), grid.boxes(0), grid.bytes.tolist()
-    (2, [(0, ((0, 2), (0, 6)))], [12, 18])
+    Args:
+        sizes: The bytes of tensors that each writes.
+        boxes: What gives the boxes of a task, each with its tensor's number.
+        written: What gives, for a tensor, the tasks that write a box of it, the boxes, int64 of shape (boxes, 2, dims),
+            and the bytes of an element.
+
+    >>> held = {0: (np.array([0, 1]), np.array([[[0, 0], [2, 6]], [[2, 0], [4, 6]]]), 1)}
+    >>> grid = FileGrid(np.array([12, 12]), lambda task: [(0, ((2 * task, 2 * task + 2), (0, 6)))], held.__getitem__)
+    >>> len(grid), grid.boxes(0)
+    (2, [(0, ((0, 2), (0, 6)))])
     >>> grid.first_in(0, np.array([[[1, 3], [0, 6]], [[2, 3], [5, 6]]])).tolist()
     [0, 1]
     """
 
-    def __init__(self, files: Sequence[Sequence[tuple[int, Bounds]]], itemsizes: Sequence[int]) -> None:
-        self._files = files
-        self._itemsizes = itemsizes
-        self._held: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
+    def __init__(
+        self,
+        sizes: Numbers,
+        boxes: Callable[[int], list[tuple[int, Bounds]]],
+        written: Callable[[int], tuple[Numbers, Numbers, int]],
+    ) -> None:
+        self.bytes, self.boxes, self._written = sizes, boxes, written
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.bytes)
 
-    def boxes(self, task: int) -> list[tuple[int, Bounds]]:
-        """The boxes that a task writes, each with its tensor's number."""
-        return list(self._files[task])
-
-    @property
-    def bytes(self) -> npt.NDArray[np.int64]:
-        """The bytes of tensors that each task writes."""
-        sizes = [
-            sum(math.prod(stop - start for start, stop in box) * self._itemsizes[tensor] for tensor, box in boxes)
-            for boxes in self._files
-        ]
-        return np.array(sizes, np.int64)
-
-    def first_in(self, tensor: int, boxes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def first_in(self, tensor: int, boxes: Numbers) -> Numbers:
         """The task that writes the first element of each box of a tensor, int64 of shape (boxes, dims, 2)."""
-        if not self._held:
-            found: dict[int, list[tuple[int, Bounds]]] = {}
-            for task, written in enumerate(self._files):
-                for number, box in written:
-                    found.setdefault(number, []).append((task, box))
-            for number, pairs in found.items():
-                rank = len(pairs[0][1])
-                sides = np.array([box for _, box in pairs], np.int64).reshape(len(pairs), rank, 2)
-                self._held[number] = np.array([task for task, _ in pairs], np.int64), sides
-        tasks, sides = self._held[tensor]
+        tasks, sides, _ = self._written(tensor)
         corners = boxes[:, None, :, 0]
-        inside = ((sides[..., 0] <= corners) & (corners < sides[..., 1])).all(axis=2)
-        first: npt.NDArray[np.int64] = tasks[inside.argmax(axis=1)]
+        inside = ((sides[:, 0] <= corners) & (corners < sides[:, 1])).all(axis=2)
+        first: Numbers = tasks[inside.argmax(axis=1)]
         return first
 
-    def add_overlaps(self, tensor: int, boxes: npt.NDArray[np.int64], found: npt.NDArray[np.int64]) -> None:
+    def add_overlaps(self, tensor: int, boxes: Numbers, found: Numbers) -> None:
         """Add the bytes of each box of a tensor to the task that has its first element."""
-        sizes = (boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1) * self._itemsizes[tensor]
+        sizes = (boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1) * self._written(tensor)[2]
         np.add.at(found, self.first_in(tensor, boxes), sizes)
 
 
-def _slabs(number: int, shape: tuple[int, ...], itemsize: int, task_bytes: int) -> _Run:
+def _slabs(number: int, shape: tuple[int, ...], itemsize: int, task_bytes: int) -> list[int]:
     row, dim = math.prod(shape) * itemsize, -1
     while row > task_bytes and dim < len(shape) - 1:
         dim += 1
@@ -195,4 +175,5 @@ def _slabs(number: int, shape: tuple[int, ...], itemsize: int, task_bytes: int) 
     # As many slabs as needed, as equal as possible.
     slabs = -(-shape[dim] // max(task_bytes // row, 1))
     rows = -(-shape[dim] // slabs)
-    return _Run(number, number + 1, math.prod(shape[:dim]) * -(-shape[dim] // rows), dim, rows)
+    tasks = math.prod(shape[:dim]) * -(-shape[dim] // rows)
+    return [number, number + 1, tasks, dim, shape[dim], rows, row]

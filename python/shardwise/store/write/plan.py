@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import gc
 import hashlib
 import json
+import math
 import secrets
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -17,20 +16,57 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._arguments import integer
-from ..._dtypes import Dtype
-from ..._fork import cached_property
+from ..._dtypes import DTYPES, Dtype
 from ..._text import bytes_text
-from ...errors import LayoutError, SizeOverflowError
+from ...errors import LayoutError, ParseError
+from ..boxes import Bounds
 from ..files import hidden_name
 from ..objects import ObjectPath
 from .files import TargetFile
+from .form_files import Texts, check_names, target_file
 from .grid import FileGrid, TaskGrid
-from .task import CheckpointTask, SourceFile, SourceObject, program_of
+from .sections import Section, block_digests, numbers
+from .slots import Slots, SlotTable
+from .task import CheckpointTask, Places, SourceFile, SourceObject, program_of, source_of
 
-__all__ = ["PlannedTensor", "WritePlan", "split_rows", "target_rows", "uncollected", "workplace_of"]
+__all__ = ["PlannedTensor", "WritePlan", "split_rows", "uncollected", "workplace_of"]
 
 
-@dataclass(frozen=True, eq=False)
+#: The columns of a tensor in a plan: where its name, shape, sources, replicas and targets end, each in its section, its
+#: dtype and its cut among those of the plan, and whether it is an object.
+NAME, SHAPE, SOURCES, REPLICAS, TARGETS, DTYPE, CUT, OBJECT = range(8)
+#: Those of a file: where its name and its slots end, the first byte of its data, its bytes, and those of tensors.
+FILE_NAME, SLOTS, START, SIZE, DATA = range(5)
+#: Those of a target, and of a slot.
+_FILE, _OFFSET, _PLACE = range(3)
+_TENSOR, _BOX = range(2)
+
+#: How many tensors are looked at at a time.
+_CHUNK = 1024
+
+
+#: Below this a task is nothing but overhead.
+LEAST_ASKED = 64 * 2**10
+
+
+@contextlib.contextmanager
+def said_by(path: Path | None) -> Iterator[None]:
+    """Refuse, with ParseError, what cannot be what the plan in a file says."""
+    try:
+        yield
+    except (LayoutError, OSError):
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+        if path is None:
+            raise
+        text = str(error).removeprefix(f"{path}: ")
+        raise ParseError(f"{path}: {text if isinstance(error, ParseError) else _unread(text)}") from None
+
+
+def _unread(text: str) -> str:
+    return f"the plan cannot be read: {text[:200]}"
+
+
 class PlannedTensor:
     """A tensor to write: its dtype and shape, and rows `[holder, offset, start…, stop…, strides…]` of its pieces.
 
@@ -38,24 +74,141 @@ class PlannedTensor:
         name: Its name.
         dtype: Its dtype.
         shape: Its shape.
-        sources: Where its elements are.
-        replicas: Where they are stored again, to be compared.
-        targets: Where they go.
         is_object: Whether it is not a tensor, but a value that is copied as it is.
     """
 
-    name: str
-    dtype: Dtype
-    shape: tuple[int, ...]
-    sources: npt.NDArray[np.int64]
-    replicas: npt.NDArray[np.int64]
-    targets: npt.NDArray[np.int64]
-    is_object: bool = False
+    def __init__(
+        self, plan: WritePlan, name: str, dtype: Dtype, shape: tuple[int, ...], row: list[int], before: list[int]
+    ):
+        self._plan, self._row, self._before = plan, row, before
+        self.name, self.dtype, self.shape, self.is_object = name, dtype, shape, bool(row[OBJECT])
 
     @property
     def itemsize(self) -> int:
         """Bytes per element."""
         return self.dtype.bits // 8
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def partition(self) -> None:
+        """Nothing: how it is cut is what its boxes say."""
+        return None
+
+    @property
+    def sources(self) -> Numbers:
+        """Where its elements are."""
+        return self._rows("pieces", SOURCES)
+
+    @property
+    def replicas(self) -> Numbers:
+        """Where they are stored again, to be compared."""
+        return self._rows("replicas", REPLICAS)
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether there are any."""
+        return self._row[REPLICAS] > self._before[REPLICAS]
+
+    @property
+    def targets(self) -> Numbers:
+        """Where they go, in C order."""
+        begin, end = self._before[TARGETS], self._row[TARGETS]
+        held = self._plan.numbers("targets", 3 * begin, 3 * end).reshape(-1, 3)
+        rank = len(self.shape)
+        sides = self._plan.boxes_at(held[:, _PLACE], rank)
+        rows = np.empty((len(held), 2 + 3 * rank), np.int64)
+        rows[:, :2], rows[:, 2 : 2 + 2 * rank] = held[:, :_PLACE], sides.reshape(len(held), 2 * rank)
+        strides = rows[:, 2 + 2 * rank :]
+        strides[:] = self.itemsize
+        for dim in reversed(range(rank - 1)):
+            strides[:, dim] = strides[:, dim + 1] * (sides[:, 1, dim + 1] - sides[:, 0, dim + 1])
+        return rows
+
+    def _rows(self, section: str, column: int) -> Numbers:
+        rows = self._plan.numbers(section, self._before[column], self._row[column])
+        # A row is changed when a task is made.
+        found: Numbers = rows.reshape(-1, 2 + 3 * len(self.shape)).copy()
+        return found
+
+
+class _Tensors(Sequence[PlannedTensor]):
+    """The tensors of a plan, each made when it is asked for."""
+
+    def __init__(self, plan: WritePlan) -> None:
+        self._plan = plan
+        self._count = plan.sections["tensors"].nbytes // 64
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> PlannedTensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[PlannedTensor]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"tensor {index} of {len(self)}")
+        return self._made(index % len(self), index % len(self) + 1)[0]
+
+    def __iter__(self) -> Iterator[PlannedTensor]:
+        for begin in range(0, len(self), _CHUNK):
+            yield from self._made(begin, min(begin + _CHUNK, len(self)))
+
+    def _made(self, begin: int, end: int) -> list[PlannedTensor]:
+        plan = self._plan
+        first = max(begin - 1, 0)
+        rows = plan.numbers("tensors", 8 * first, 8 * end).reshape(-1, 8).tolist()
+        if not begin:
+            rows.insert(0, [0] * 8)
+        befores, rows = rows[:-1], rows[1:]
+        names = plan.sections["names"].read(befores[0][NAME], rows[-1][NAME])
+        shapes = plan.numbers("shapes", befores[0][SHAPE], rows[-1][SHAPE]).tolist()
+        made = []
+        for before, row in zip(befores, rows, strict=True):
+            name = names[before[NAME] - befores[0][NAME] : row[NAME] - befores[0][NAME]].decode()
+            shape = shapes[before[SHAPE] - befores[0][SHAPE] : row[SHAPE] - befores[0][SHAPE]]
+            made.append(PlannedTensor(plan, name, plan.dtypes[row[DTYPE]], tuple(shape), row, before))
+        return made
+
+
+class _LoadedSlots(Slots):
+    """The slots of a file of a plan, read when one is asked for."""
+
+    def __init__(self, load: Callable[[], Slots]) -> None:
+        self._load = load
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("table", "tensors", "places", "begins"):
+            raise AttributeError(name)
+        found = self._load()
+        self.table, self.tensors, self.places, self.begins = found.table, found.tensors, found.places, found.begins
+        return getattr(self, name)
+
+
+class _Sources(Sequence["SourceFile | SourceObject | npt.NDArray[Any]"]):
+    """The sources of a plan, each read when it is asked for."""
+
+    def __init__(self, plan: WritePlan) -> None:
+        self._plan, self._places = plan, Places()
+
+    def __len__(self) -> int:
+        return self._plan.sections["source_ends"].nbytes // 8
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"source {index} of {len(self)}")
+        number = index % len(self)
+        ends = self._plan.numbers("source_ends", max(number - 1, 0), number + 1).tolist()
+        text = self._plan.sections["sources"].read(ends[0] if number else 0, ends[-1])
+        return source_of(json.loads(text), self._places)
 
 
 class _Tasks(Sequence[CheckpointTask]):
@@ -87,33 +240,43 @@ class _Tasks(Sequence[CheckpointTask]):
 
 
 _Plan = TypeVar("_Plan", bound="WritePlan")
+Numbers = npt.NDArray[np.int64]
 
 
 class WritePlan:
     """A new checkpoint as data, and as tasks that any process can do, in any order.
 
+    Its lists are sections of numbers and bytes, in memory or in a file, of which only what is asked for is read:
+    `names`, `shapes`, `tensors`, `pieces`, `replicas`, `targets` and `boxes` of tensors; `file_names`, `files` and
+    `slots` of files; `sources` and `source_ends`; `runs` of tasks; `aliases` and `paths`, which are JSON; and `beside`,
+    the contents of what goes along.
+
     Attributes:
         path: The place of the new checkpoint.
         is_folder: Whether that is a folder; else it is the only file.
         task_bytes: The most bytes of tensors that a task writes.
-        tensors: What is written.
-        files: The files that it is written to.
-        sizes: The bytes of each of them.
-        sources: The files, or the arrays, that it is read from.
-        texts: Further files of the folder, by name.
-        manifest: The contents of the manifest, besides digests.
+        form: Its format.
+        dtypes: The dtypes of its tensors.
+        tensors: What is written, each made when it is asked for.
+        sources: The files, the objects, or the arrays, that it is read from.
+        head: What is said of it besides the sections.
+        sections: The sections by name.
     """
 
     path: Path
     is_folder: bool
     task_bytes: int
+    form: str
+    head: Mapping[str, Any]
+    sections: Mapping[str, Section]
+    dtypes: Sequence[Dtype]
     tensors: Sequence[PlannedTensor]
-    files: Sequence[TargetFile]
-    sizes: Sequence[int]
     sources: Sequence[SourceFile | SourceObject | npt.NDArray[Any]]
-    texts: dict[str, bytes]
-    manifest: dict[str, Any]
-    grid: TaskGrid | FileGrid
+    _file: Path | None
+    _digest: str | None
+    _files: list[TargetFile] | None
+    _grid: TaskGrid | FileGrid | None
+    _slot_table: SlotTable | None
     _cut: dict[int, list[int]]
 
     def __init__(self) -> None:
@@ -122,35 +285,143 @@ class WritePlan:
     @classmethod
     def _made(
         cls: type[_Plan],
-        path: Path,
+        head: Mapping[str, Any],
+        sections: Mapping[str, Section],
         *,
-        is_folder: bool,
-        task_bytes: int,
-        tensors: Sequence[PlannedTensor],
-        files: Sequence[TargetFile],
-        sizes: Sequence[int],
-        sources: Sequence[SourceFile | SourceObject | npt.NDArray[Any]],
-        texts: dict[str, bytes],
-        manifest: dict[str, Any],
+        path: Path | None = None,
+        sources: Sequence[Any] | None = None,
+        file: Path | None = None,
+        digest: str | None = None,
     ) -> _Plan:
+        """Make a plan.
+
+        Args:
+            head: What is said of it besides the sections.
+            sections: The sections.
+            path: The place of the checkpoint, if it need not be made from the head.
+            sources: The sources, if some of them are not in the sections.
+            file: The file that it is read from.
+            digest: Its digest, if it is known.
+        """
         self = cls.__new__(cls)
-        self.path = path
-        self.is_folder = is_folder
-        self.task_bytes = task_bytes
-        self.tensors = tensors
-        self.files = files
-        self.sizes = sizes
-        self.sources = sources
-        self.texts = texts
-        self.manifest = manifest
-        if self.is_in_store:
-            boxes = [[(slot.tensor, slot.box) for slot in file.slots if slot.end > slot.begin] for file in files]
-            self.grid = FileGrid(boxes, [each.itemsize for each in tensors])
-        else:
-            shapes = [(each.shape, each.itemsize, len(each.sources) + len(each.targets)) for each in tensors]
-            self.grid = TaskGrid(shapes, task_bytes)
+        self.head, self.sections = head, sections
+        self.path = Places().of(head["path"]) if path is None else path
+        self.form, self.task_bytes = head["form"], head["task_bytes"]
+        self.is_folder = self.form != "safetensors"
+        self.dtypes = [DTYPES[name] for name in head["dtypes"]]
+        self.tensors = _Tensors(self)
+        self.sources = _Sources(self) if sources is None else sources
+        self._file, self._digest = file, digest
+        self._files = None
+        self._grid = None
+        self._slot_table = None
         self._cut = {}
         return self
+
+    def numbers(self, section: str, begin: int, end: int) -> Numbers:
+        """Give numbers of a section from one place to another."""
+        return numbers(self.sections[section], begin, end)
+
+    def column(self, section: str, width: int, column: int) -> Numbers:
+        """Give a column of all rows of a section."""
+        held = self.sections[section]
+        found = np.empty(held.nbytes // (8 * width), np.int64)
+        for begin in range(0, len(found), 2**14):
+            end = min(begin + 2**14, len(found))
+            found[begin:end] = numbers(held, begin * width, end * width).reshape(-1, width)[:, column]
+        return found
+
+    def boxes_at(self, places: Numbers, rank: int) -> Numbers:
+        """Give boxes by their places: int64 of shape (boxes, 2, dims)."""
+        if not len(places) or not rank:
+            return np.zeros((len(places), 2, rank), np.int64)
+        first = int(places.min())
+        pool = self.numbers("boxes", first, int(places.max()) + 2 * rank)
+        found: Numbers = pool[(places - first)[:, None] + np.arange(2 * rank)].reshape(len(places), 2, rank)
+        return found
+
+    @property
+    def slot_table(self) -> SlotTable:
+        """What the slots of all files share."""
+        if self._slot_table is None:
+            pool = self.numbers("boxes", 0, self.sections["boxes"].nbytes // 8)
+            itemsizes = np.array([dtype.bits // 8 for dtype in self.dtypes], np.int64)[self.column("tensors", 8, DTYPE)]
+            self._slot_table = SlotTable(pool, np.diff(self.column("tensors", 8, SHAPE), prepend=0), itemsizes)
+        return self._slot_table
+
+    @property
+    def files(self) -> Sequence[TargetFile]:
+        """The files that it is written to."""
+        if self._files is None:
+            self._files = list(map(self._target, range(self.sections["files"].nbytes // 40)))
+            check_names(self.form, str(self.path), [file.name for file in self._files])
+        return self._files
+
+    def _target(self, number: int) -> TargetFile:
+        before, row = self._file_rows(number)
+        name = self.sections["file_names"].read(before[FILE_NAME], row[FILE_NAME]).decode()
+
+        def load() -> Slots:
+            rows = self.numbers("slots", 2 * before[SLOTS], 2 * row[SLOTS]).reshape(-1, 2)
+            slots = Slots(self.slot_table, rows[:, _TENSOR], rows[:, _BOX], np.zeros(len(rows), np.int64))
+            return file.placed(slots)
+
+        known = row[START], row[SIZE]
+        count = self.sections["files"].nbytes // 40
+        file = target_file(self.form, name, _LoadedSlots(load), self.tensors, self.head["metadata"], count, known)
+        return file
+
+    def _file_rows(self, number: int) -> tuple[list[int], list[int]]:
+        rows = self.numbers("files", 5 * max(number - 1, 0), 5 * number + 5).reshape(-1, 5).tolist()
+        return rows[0] if number else [0] * 5, rows[-1]
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """The bytes of each file."""
+        found: list[int] = self.column("files", 5, SIZE).tolist()
+        return found
+
+    @property
+    def texts(self) -> Mapping[str, bytes]:
+        """Further files of the folder, by name: what they hold follows from the plan."""
+        paths = {name: tuple(path) for name, path in self.json("paths").items()}
+        beside, end = {}, 0
+        for name, length in self.head["beside"].items():
+            beside[name] = self.sections["beside"].read(end, end + length)
+            end += length
+        return Texts(self.form, self.files, self.tensors, self.json("aliases"), paths, beside)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """The contents of the manifest, besides digests."""
+        cuts = self.head["cuts"]
+        found = [cuts[cut] if cut >= 0 else {} for cut in self.column("tensors", 8, CUT).tolist()]
+        return {"form": self.form, "aliases": self.json("aliases"), "tensors": found}
+
+    def json(self, section: str) -> Any:
+        """Give what a section says in JSON."""
+        held = self.sections[section]
+        return json.loads(held.read(0, held.nbytes))
+
+    @property
+    def grid(self) -> TaskGrid | FileGrid:
+        """How it is cut into tasks."""
+        if self._grid is None:
+            if self.is_in_store:
+                data = self.column("files", 5, DATA)
+                self._grid = FileGrid(data, self._boxes_of_file, self._written)
+            else:
+                runs = self.numbers("runs", 0, self.sections["runs"].nbytes // 8).reshape(-1, 7)
+                self._grid = TaskGrid(runs, lambda number: (self.tensors[number].shape, self.tensors[number].itemsize))
+        return self._grid
+
+    def _boxes_of_file(self, number: int) -> list[tuple[int, Bounds]]:
+        return [(slot.tensor, slot.box) for slot in self.files[number].slots if slot.end > slot.begin]
+
+    def _written(self, number: int) -> tuple[Numbers, Numbers, int]:
+        tensor = self.tensors[number]
+        rows, rank = tensor.targets, len(tensor.shape)
+        return rows[:, 0], rows[:, 2 : 2 + 2 * rank].reshape(len(rows), 2, rank), tensor.itemsize
 
     @property
     def nbytes(self) -> int:
@@ -167,12 +438,12 @@ class WritePlan:
         """Whether everything comes from files and objects, so that any process can do a part of it."""
         return all(isinstance(source, (SourceFile, SourceObject)) for source in self.sources)
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """The SHA-256 of everything in the plan, in hexadecimal; for a plan of arrays in memory a random number."""
-        if not self.is_of_files:
-            return secrets.token_hex(32)
-        return hashlib.sha256(b"".join(self.body())).hexdigest()
+        if self._digest is None:
+            self._digest = hashlib.sha256(self.body()).hexdigest() if self.is_of_files else secrets.token_hex(32)
+        return self._digest
 
     @property
     def tasks(self) -> Sequence[CheckpointTask]:
@@ -181,10 +452,11 @@ class WritePlan:
 
     def task(self, number: int) -> CheckpointTask:
         """Make a task."""
-        made = _Making(self)
-        for tensor, box in self.grid.boxes(number):
-            made.add(tensor, np.array(box, np.int64).reshape(-1, 2))
-        return made.task(number)
+        with said_by(self._file):
+            made = _Making(self)
+            for tensor, box in self.grid.boxes(number):
+                made.add(tensor, np.array(box, np.int64).reshape(-1, 2))
+            return made.task(number)
 
     @property
     def workplace(self) -> Path:
@@ -229,41 +501,19 @@ class WritePlan:
             raise LayoutError(f"parts is {parts}; it must be at least 1")
         written = self.grid.bytes
         read = written.copy()
-        for number, tensor in enumerate(self.tensors):
-            if len(tensor.replicas) and 0 not in tensor.shape:
+        for number in np.flatnonzero(np.diff(self.column("tensors", 8, REPLICAS), prepend=0)).tolist():
+            tensor = self.tensors[number]
+            if 0 not in tensor.shape:
                 _, starts, stops, _ = split_rows(tensor.replicas, len(tensor.shape))
                 self.grid.add_overlaps(number, np.stack([starts, stops], axis=2), read)
         edges = self._edges(parts)
         sums = [np.concatenate([[0], np.cumsum(each)])[edges] for each in (read, written)]
         return np.stack([np.diff(each) for each in sums], axis=1)
 
-    def body(self) -> tuple[bytes, bytes]:
-        """Everything in the plan, as JSON and as little-endian int64: what is saved and digested."""
-        said = {
-            "path": str(self.path),
-            "is_folder": self.is_folder,
-            "task_bytes": self.task_bytes,
-            "tensors": [
-                [t.name, t.dtype.name, t.shape, t.is_object, len(t.sources), len(t.replicas)] for t in self.tensors
-            ],
-            "files": [[file.name, file.recipe(), len(file.slots)] for file in self.files],
-            "sources": self.sources,
-            "texts": {name: base64.b64encode(text).decode() for name, text in self.texts.items()},
-            "manifest": self.manifest,
-        }
-        numbers: list[npt.NDArray[np.int64]] = []
-        for each in self.tensors:
-            numbers += [each.sources.reshape(-1), each.replicas.reshape(-1)]
-        for file in self.files:
-            flat: list[int] = []
-            for tensor, box, begin, end in file.slots:
-                flat += (tensor, begin, end)
-                for side in box:
-                    flat += side
-            numbers.append(np.array(flat, np.int64))
-        whole = np.concatenate(numbers) if numbers else np.empty(0, np.int64)
-        # Of what is in a store, the URL.
-        return json.dumps(said, separators=(",", ":"), default=str).encode(), whole.astype("<i8").tobytes()
+    def body(self) -> bytes:
+        """The head as JSON, with the length of each section and the digests of its blocks: what is digested."""
+        sections = {name: [held.nbytes, block_digests(held)] for name, held in self.sections.items()}
+        return json.dumps({**self.head, "sections": sections}, separators=(",", ":")).encode()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {str(self.path)!r}: {len(self.tasks)} tasks, {bytes_text(self.nbytes)}>"
@@ -341,7 +591,7 @@ class _Making:
         for tensor, sources, targets, others in self._parts:
             numbers += range(at, at + len(targets))
             at += len(targets)
-            crc = any(plan.files[holder].needs_crcs for holder in self._files)
+            crc = plan.form == "dcp"
             # A piece that is not one run of bytes has no CRC-32: then the replicas are compared separately.
             apart = crc and not _are_runs(others, tensor)
             if len(others):
@@ -358,7 +608,7 @@ class _Making:
             plan.digest,
             number,
             str(plan.folder),
-            tuple((file, plan.files[file].name, plan.sizes[file]) for file in self._files),
+            tuple((file, plan.files[file].name, plan.files[file].size) for file in self._files),
             tuple(self._ranges),
             tuple(plan.sources[holder] for holder in self._sources),
             tuple(source for source in compared if isinstance(source, SourceFile)),
@@ -376,37 +626,3 @@ def _are_runs(rows: npt.NDArray[np.int64], tensor: PlannedTensor) -> bool:
     for dim in reversed(range(len(tensor.shape) - 1)):
         dense[:, dim] = dense[:, dim + 1] * extents[:, dim + 1]
     return bool(((extents == 1) | (strides == dense)).all())
-
-
-def target_rows(
-    files: Sequence[TargetFile], shapes: Sequence[tuple[int, ...]], itemsizes: Sequence[int]
-) -> list[npt.NDArray[np.int64]]:
-    """For each tensor the rows of the pieces that are written, in C order.
-
-    Raises:
-        SizeOverflowError: if an offset is over 2**63 - 1.
-    """
-    places: list[list[tuple[int, int]]] = [[] for _ in shapes]
-    boxes: list[list[Any]] = [[] for _ in shapes]
-    for number, file in enumerate(files):
-        start = file.start
-        for tensor, box, begin, end in file.slots:
-            if end > begin:
-                places[tensor].append((number, start + begin))
-                boxes[tensor].append(box)
-    rows = []
-    for place, held, shape, itemsize in zip(places, boxes, shapes, itemsizes, strict=True):
-        rank = len(shape)
-        made = np.empty((len(place), 2 + 3 * rank), np.int64)
-        try:
-            made[:, :2] = np.array(place, np.int64).reshape(len(place), 2)
-            sides = np.array(held, np.int64).reshape(len(held), rank, 2)
-        except OverflowError:
-            raise SizeOverflowError("an offset of a file is over 2**63 - 1") from None
-        made[:, 2 : 2 + rank], made[:, 2 + rank : 2 + 2 * rank] = sides[:, :, 0], sides[:, :, 1]
-        strides = made[:, 2 + 2 * rank :]
-        strides[:] = itemsize
-        for dim in reversed(range(rank - 1)):
-            strides[:, dim] = strides[:, dim + 1] * (sides[:, dim + 1, 1] - sides[:, dim + 1, 0])
-        rows.append(made)
-    return rows

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._arguments import integer
-from ..._text import shown
 from ...errors import LayoutError, SizeOverflowError
 from ..files import DataFile
 from ..object_files import ObjectFile
 from ..objects import ObjectPath
 from .checkpoint_plan import CheckpointPlan
+from .dcp import KeyPath
 from .files import TargetFile
-from .plan import PlannedTensor, target_rows
+from .grid import task_runs
+from .plan import CUT, DTYPE, LEAST_ASKED, NAME, OBJECT, REPLICAS, SHAPE, SOURCES, TARGETS
+from .sections import Held, Made, Section
 from .task import SourceFile, SourceObject, head_digest
 from .wanted import SourcePiece, Wanted
 
@@ -28,8 +33,6 @@ __all__ = ["make_plan"]
 _TASK, _LEAST_TASK = 64 * 2**20, 16 * 2**20
 #: A checkpoint has at least about this many tasks, unless they would be smaller than `_LEAST_TASK`.
 _TASKS = 128
-#: Below this a task is nothing but overhead.
-_LEAST_ASKED = 64 * 2**10
 
 
 def make_plan(
@@ -37,9 +40,12 @@ def make_plan(
     wanted: Sequence[Wanted],
     files: Sequence[TargetFile],
     *,
-    is_folder: bool,
-    texts: dict[str, bytes],
-    manifest: dict[str, Any],
+    form: str,
+    metadata: Mapping[str, str],
+    aliases: Mapping[str, str],
+    paths: Mapping[str, KeyPath],
+    cuts: Sequence[dict[str, Any]],
+    beside: Mapping[str, bytes],
     compare_replicas: bool,
     task_bytes: int | None,
 ) -> CheckpointPlan:
@@ -51,53 +57,162 @@ def make_plan(
     total = sum(tensor.nbytes for tensor in wanted)
     if task_bytes is None:
         task_bytes = min(max(total // _TASKS, _LEAST_TASK), _TASK)
-    elif integer("task_bytes", task_bytes) < _LEAST_ASKED:
-        raise LayoutError(f"task_bytes is {task_bytes}; it must be at least {_LEAST_ASKED}")
-    holders: dict[int, int] = {}
-    held: list[DataFile | npt.NDArray[Any]] = []
-    spans: list[tuple[int, int]] = []
+    elif integer("task_bytes", task_bytes) < LEAST_ASKED:
+        raise LayoutError(f"task_bytes is {task_bytes}; it must be at least {LEAST_ASKED}")
+    held = _Holders()
+    tensors = np.zeros((len(wanted), 8), np.int64)
+    ends = {NAME: 0, SHAPE: 0, SOURCES: 0, REPLICAS: 0}
+    lists: dict[int, list[Any]] = {column: [] for column in ends}
+    dtypes: dict[str, int] = {}
+    kinds = {id(cut): cut for cut in cuts if cut}
+    at_cut = {which: number for number, which in enumerate(kinds)}
+    for number, (tensor, cut) in enumerate(zip(wanted, cuts, strict=True)):
+        others = [piece for piece in tensor.replicas if compare_replicas and isinstance(piece.holder, DataFile)]
+        added = {
+            NAME: tensor.name.encode(),
+            SHAPE: tensor.shape,
+            SOURCES: held.rows(tensor.pieces, tensor),
+            REPLICAS: held.rows(others, tensor),
+        }
+        for column, more in added.items():
+            lists[column].append(more)
+            ends[column] += len(more)
+            tensors[number, column] = ends[column]
+        tensors[number, DTYPE] = dtypes.setdefault(tensor.dtype.name, len(dtypes))
+        tensors[number, CUT] = at_cut.get(id(cut), -1)
+        tensors[number, OBJECT] = tensor.is_object
+    targets, written = _targets(files, len(wanted))
+    tensors[:, TARGETS] = np.cumsum(written)
+    counts = np.diff(tensors[:, [SOURCES, REPLICAS]], axis=0, prepend=0).sum(axis=1).tolist()
+    shapes = (
+        (tensor.shape, tensor.itemsize, count // (2 + 3 * len(tensor.shape)) + more)
+        for tensor, count, more in zip(wanted, counts, written.tolist(), strict=True)
+    )
+    is_in_store = isinstance(path, ObjectPath)
+    runs = np.zeros((0, 7), np.int64) if is_in_store else task_runs(shapes, task_bytes)
+    sources = [_source(holder, *span) for holder, span in zip(held.held, held.spans, strict=True)]
+    # Of what is in a store, the URL; an array is not saved.
+    said = ["null" if isinstance(each, np.ndarray) else json.dumps(each, default=str) for each in sources]
+    lines = [line.encode() for line in said]
+    names = [file.name.encode() for file in files]
+    sections: dict[str, Section] = {
+        "names": Held(b"".join(lists[NAME])),
+        "shapes": Held(_flat(lists[SHAPE])),
+        "tensors": Held(tensors),
+        "pieces": Held(_flat(lists[SOURCES])),
+        "replicas": Held(_flat(lists[REPLICAS])),
+        "targets": targets,
+        "boxes": Held(files[0].slots.table.pool if files else np.zeros(0, np.int64)),
+        "file_names": Held(b"".join(names)),
+        "files": Held(_file_rows(names, files)),
+        "slots": _slots(files),
+        "sources": Held(b"".join(lines)),
+        "source_ends": Held(np.cumsum([len(line) for line in lines], dtype=np.int64)),
+        "runs": Held(runs),
+        "aliases": Held(json.dumps(aliases).encode()),
+        "beside": Held(b"".join(beside.values())),
+        "paths": Held(json.dumps({name: at for name, at in paths.items() if tuple(at) != (name,)}).encode()),
+    }
+    place = path if is_in_store else path.absolute()
+    head = {
+        "path": str(place),
+        "form": form,
+        "task_bytes": task_bytes,
+        "metadata": dict(metadata),
+        "dtypes": list(dtypes),
+        "cuts": list(kinds.values()),
+        "beside": {name: len(text) for name, text in beside.items()},
+    }
+    return CheckpointPlan._made(head, sections, path=place, sources=sources)
 
-    def rows(pieces: Sequence[SourcePiece], tensor: Wanted) -> npt.NDArray[np.int64]:
-        numbers = []
+
+class _Holders:
+    """The files and arrays that pieces lie in, numbered as they come, and from where to where each is read."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self.held: list[DataFile | npt.NDArray[Any]] = []
+        self.spans: list[tuple[int, int]] = []
+
+    def rows(self, pieces: Sequence[SourcePiece], tensor: Wanted) -> list[int]:
+        """The numbers of pieces of a tensor."""
+        numbers: list[int] = []
         for piece in pieces:
-            at = holders.setdefault(id(piece.holder), len(held))
-            if at == len(held):
-                held.append(piece.holder)
-                spans.append((2**63 - 1, 0))
+            at = self._numbers.setdefault(id(piece.holder), len(self.held))
+            if at == len(self.held):
+                self.held.append(piece.holder)
+                self.spans.append((2**63 - 1, 0))
             start, stop = ([side[i] for side in piece.box] for i in (0, 1))
             reach = sum((b - a - 1) * stride for a, b, stride in zip(start, stop, piece.strides, strict=True))
-            begin, end = spans[at]
-            spans[at] = (min(begin, piece.offset), max(end, piece.offset + reach + tensor.itemsize))
-            numbers.append([at, piece.offset, *start, *stop, *piece.strides])
-        return _rows(numbers, tensor)
-
-    targets = target_rows(files, [tensor.shape for tensor in wanted], [tensor.itemsize for tensor in wanted])
-    tensors = []
-    for tensor, target in zip(wanted, targets, strict=True):
-        others = [piece for piece in tensor.replicas if compare_replicas and isinstance(piece.holder, DataFile)]
-        pieces, replicas = rows(tensor.pieces, tensor), rows(others, tensor)
-        tensors.append(
-            PlannedTensor(tensor.name, tensor.dtype, tensor.shape, pieces, replicas, target, tensor.is_object)
-        )
-    sources = [_source(holder, *span) for holder, span in zip(held, spans, strict=True)]
-    return CheckpointPlan._made(
-        path if isinstance(path, ObjectPath) else path.absolute(),
-        is_folder=is_folder,
-        task_bytes=task_bytes,
-        tensors=tensors,
-        files=files,
-        sizes=[file.size for file in files],
-        sources=sources,
-        texts=texts,
-        manifest=manifest,
-    )
+            begin, end = self.spans[at]
+            self.spans[at] = (min(begin, piece.offset), max(end, piece.offset + reach + tensor.itemsize))
+            numbers += (at, piece.offset, *start, *stop, *piece.strides)
+        return numbers
 
 
-def _rows(numbers: list[list[int]], tensor: Wanted) -> npt.NDArray[np.int64]:
+def _flat(lists: Iterable[Sequence[int]]) -> npt.NDArray[np.int64]:
+    found = array("q")
     try:
-        return np.array(numbers, np.int64).reshape(len(numbers), 2 + 3 * len(tensor.shape))
+        for each in lists:
+            found.extend(each)
     except OverflowError:
-        raise SizeOverflowError(f"tensor {shown(tensor.name)}: an offset is over 2**63 - 1") from None
+        raise SizeOverflowError("a size, an offset or a stride of a piece is over 2**63 - 1") from None
+    return np.frombuffer(found, np.int64) if found else np.zeros(0, np.int64)
+
+
+def _targets(files: Sequence[TargetFile], tensors: int) -> tuple[Section, npt.NDArray[np.int64]]:
+    """The slots that have bytes, by tensor, as file, offset and box; and how many each tensor has."""
+    kept = [np.flatnonzero(file.slots.nbytes) for file in files]
+    ends = np.cumsum([len(chosen) for chosen in kept], dtype=np.int64)
+    count = int(ends[-1]) if len(ends) else 0
+    held = np.zeros(count, np.int32)
+    for file, chosen, end in zip(files, kept, ends.tolist(), strict=True):
+        held[end - len(chosen) : end] = file.slots.tensors[chosen]
+    whole = [len(chosen) == len(file.slots) for file, chosen in zip(files, kept, strict=True)]
+    chosen_of = [None if is_whole else chosen for chosen, is_whole in zip(kept, whole, strict=True)]
+    kept.clear()
+    counts = np.bincount(held, minlength=tensors)
+    order = np.argsort(held, kind="stable").astype(np.int32 if count < 1 << 31 else np.int64)
+
+    def make(begin: int, end: int) -> npt.NDArray[np.int64]:
+        at = order[begin:end]
+        rows = np.empty((len(at), 3), np.int64)
+        rows[:, 0] = np.searchsorted(ends, at, side="right")
+        for number in np.unique(rows[:, 0]).tolist():
+            file, chosen = files[number], chosen_of[number]
+            here = np.flatnonzero(rows[:, 0] == number)
+            inner = at[here] - (ends[number - 1] if number else 0)
+            inner = inner if chosen is None else chosen[inner]
+            rows[here, 1] = file.start + file.slots.begins[inner]
+            rows[here, 2] = file.slots.places[inner]
+        return rows
+
+    return Made(count, 3, make), counts
+
+
+def _slots(files: Sequence[TargetFile]) -> Section:
+    """All slots, those of each file in their order, as tensor and box."""
+    ends = np.cumsum([0, *(len(file.slots) for file in files)]).tolist()
+
+    def make(begin: int, end: int) -> npt.NDArray[np.int64]:
+        parts = [np.zeros((0, 2), np.int64)]
+        for number in range(bisect_right(ends, begin) - 1, bisect_left(ends, end)):
+            slots, first = files[number].slots, ends[number]
+            span = slice(max(begin - first, 0), end - first)
+            parts.append(np.column_stack([slots.tensors[span], slots.places[span]]))
+        return np.concatenate(parts)
+
+    return Made(ends[-1], 2, make)
+
+
+def _file_rows(names: Sequence[bytes], files: Sequence[TargetFile]) -> npt.NDArray[np.int64]:
+    rows = [
+        [len(name), len(f.slots), f.start, f.size, int(f.slots.nbytes.sum())]
+        for name, f in zip(names, files, strict=True)
+    ]
+    found = np.array(rows, np.int64).reshape(-1, 5)
+    found[:, :2] = np.cumsum(found[:, :2], axis=0)
+    return found
 
 
 def _source(holder: DataFile | npt.NDArray[Any], begin: int, end: int) -> SourceFile | SourceObject | npt.NDArray[Any]:

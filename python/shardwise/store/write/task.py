@@ -9,7 +9,7 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from .receipts import check_numbers, line_of, read_line
 
 __all__ = [
     "CheckpointTask",
+    "Places",
     "SourceFile",
     "SourceObject",
     "TaskReceipt",
@@ -33,6 +34,7 @@ __all__ = [
     "head_digest",
     "receipt_from_line",
     "receipt_line",
+    "source_of",
 ]
 
 #: How many bytes of what surrounds the tensors in a file are digested, at its beginning and at its end.
@@ -79,6 +81,42 @@ class SourceObject(NamedTuple):
     path: ObjectPath
     size: int
     mark: str
+
+
+class Places:
+    """Places by what a plan file calls them; objects of one protocol have one filesystem."""
+
+    def __init__(self) -> None:
+        self._filesystems: dict[str, Any] = {}
+
+    def of(self, said: str) -> Path:
+        """Give the place of this name."""
+        return cast(Path, self.object(said)) if "://" in said and not said.startswith("/") else Path(said)
+
+    def object(self, url: str) -> ObjectPath:
+        """Give the object at this URL."""
+        protocol = url.partition("://")[0]
+        path = ObjectPath(url, filesystem=self._filesystems.get(protocol))
+        self._filesystems[protocol] = path.filesystem
+        return path
+
+
+def source_of(said: Any, places: Places) -> SourceFile | SourceObject:
+    """Give the source that a plan file says.
+
+    Raises:
+        ValueError: if it says none.
+    """
+    path, size, *rest = said
+    sizes = [size, *rest[:-1]]
+    if not all(isinstance(text, str) for text in (path, rest[-1])) or not all(type(each) is int for each in sizes):
+        raise ValueError("it has a source that is neither a file nor an object")
+    if not rest[:-1]:
+        return SourceObject(places.object(path), size, rest[-1])
+    source = SourceFile(*said)
+    if not 0 <= source.begin <= source.end <= source.size < 1 << 63:
+        raise ValueError(f"it has a source of {source.size} bytes, with tensors from {source.begin} to {source.end}")
+    return source
 
 
 def head_digest(path: str | Path, size: int, begin: int, end: int) -> str:

@@ -1,0 +1,200 @@
+"""What a plan from a file says, all of it, against itself: names, boxes, places of bytes, tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._text import shown
+from ...layout import UnevenRule
+from .files import HeaderLengths
+from .grid import task_runs
+from .plan import (
+    CUT,
+    DATA,
+    DTYPE,
+    FILE_NAME,
+    NAME,
+    OBJECT,
+    REPLICAS,
+    SHAPE,
+    SIZE,
+    SLOTS,
+    SOURCES,
+    START,
+    TARGETS,
+    PlannedTensor,
+    WritePlan,
+    split_rows,
+)
+
+__all__ = ["check_cut", "check_plan"]
+
+_LARGEST = 2**63 - 1
+
+Numbers = npt.NDArray[np.int64]
+
+
+def check_cut(cut: Any) -> None:
+    """Refuse, with ValueError, what no manifest says of how a tensor is cut."""
+    is_cut = isinstance(cut, dict) and set(cut) == {"layout", "uneven", "mesh"} and isinstance(cut["mesh"], dict)
+    if not is_cut or set(cut["mesh"]) != {"shape", "axis_names"} or cut["uneven"] not in get_args(UnevenRule):
+        raise ValueError("it has a cut without a layout, a rule or a mesh")
+    layout, shape, names = cut["layout"], cut["mesh"]["shape"], cut["mesh"]["axis_names"]
+    specs = [spec if isinstance(spec, list) else [] if spec is None else [spec] for spec in layout]
+    is_text = all(isinstance(each, str) for each in [*names, *(axis for spec in specs for axis in spec)])
+    if not is_text or len(names) != len(shape) or any(type(size) is not int or size < 1 for size in shape):
+        raise ValueError("it has a cut whose layout or mesh is none")
+
+
+def check_plan(plan: WritePlan) -> None:
+    """Refuse, with ValueError or ParseError, a plan that contradicts itself."""
+    rows = _table(plan, "tensors", 8)
+    lengths = {
+        NAME: plan.sections["names"].nbytes,
+        SHAPE: _count(plan, "shapes"),
+        SOURCES: _count(plan, "pieces"),
+        REPLICAS: _count(plan, "replicas"),
+        TARGETS: _count(plan, "targets") / 3,
+    }
+    for column, length in lengths.items():
+        _check_ends(rows[:, column], length)
+    _check_ends(plan.numbers("source_ends", 0, len(plan.sources)), plan.sections["sources"].nbytes)
+    is_known = (rows[:, DTYPE] >= 0) & (rows[:, DTYPE] < len(plan.dtypes)) & (rows[:, CUT] < len(plan.head["cuts"]))
+    if not (is_known & (rows[:, CUT] >= -1) & ((rows[:, OBJECT] | 1) == 1)).all():
+        raise ValueError("it has a tensor of a dtype or a cut that it does not list")
+    if plan.form != "dcp" and rows[:, OBJECT].any():
+        raise ValueError(f"it has values that are not tensors, which the form {plan.form} does not hold")
+    for _ in plan.sources:
+        pass
+    names = _check_tensors(plan)
+    _check_texts(plan, names)
+    _check_files(plan, rows)
+    if not plan.is_in_store:
+        counts = zip(plan.tensors, np.diff(rows[:, TARGETS], prepend=0).tolist(), strict=True)
+        expected = task_runs(
+            ((t.shape, t.itemsize, len(t.sources) + len(t.replicas) + count) for t, count in counts), plan.task_bytes
+        )
+        if not np.array_equal(expected, _table(plan, "runs", 7)):
+            raise ValueError("its tasks are not those of its tensors")
+
+
+def _count(plan: WritePlan, section: str) -> float:
+    return plan.sections[section].nbytes / 8
+
+
+def _table(plan: WritePlan, section: str, width: int) -> Numbers:
+    nbytes = plan.sections[section].nbytes
+    if nbytes % (8 * width):
+        raise ValueError(f"its {section} are not whole rows")
+    return plan.numbers(section, 0, nbytes // 8).reshape(-1, width)
+
+
+def _check_ends(ends: Numbers, length: float) -> None:
+    if (np.diff(ends, prepend=0) < 0).any() or (ends[-1] if len(ends) else 0) != length:
+        raise ValueError("it ends too early, or has more than it lists")
+
+
+def _check_tensors(plan: WritePlan) -> set[str]:
+    names: set[str] = set()
+    for tensor in plan.tensors:
+        if tensor.name in names:
+            raise ValueError(f"it has two tensors {shown(tensor.name)}")
+        names.add(tensor.name)
+        if any(size < 0 for size in tensor.shape) or tensor.nbytes > _LARGEST:
+            raise ValueError(f"it has a tensor of shape {shown(tensor.shape)}")
+        for rows in (tensor.sources, tensor.replicas):
+            check_rows(rows, tensor.shape, len(plan.sources))
+        for rows in (tensor.sources, tensor.targets):
+            _check_volume(tensor, rows)
+    return names
+
+
+def check_rows(rows: Numbers, shape: Sequence[int], sources: int) -> None:
+    """Refuse, with ValueError, rows of pieces that are not in a tensor of this shape, or in none of so many sources."""
+    places, starts, stops, strides = split_rows(rows, len(shape))
+    inside = (starts >= 0).all() and (starts < stops).all() and (stops <= np.array(shape, np.int64)).all()
+    if not inside or (places < 0).any() or (places[:, 0] >= sources).any() or (strides < 0).any():
+        raise ValueError("it has a piece that is not in its tensor, or in no source")
+
+
+def _check_volume(tensor: PlannedTensor, rows: Numbers) -> None:
+    """What is read or written of a tensor is as much as it has; the engine finds what overlaps."""
+    _, starts, stops, _ = split_rows(rows, len(tensor.shape))
+    if sum((stops - starts).prod(axis=1).tolist()) * tensor.itemsize != tensor.nbytes:
+        raise ValueError(f"its parts of the tensor {shown(tensor.name)} are not all of it")
+
+
+def _check_texts(plan: WritePlan, names: set[str]) -> None:
+    aliases: Any = plan.json("aliases")
+    paths: Any = plan.json("paths")
+    if not isinstance(aliases, Mapping) or not isinstance(paths, Mapping):
+        raise ValueError("its aliases or its paths are none")
+    for alias, name in aliases.items():
+        if alias in names or not isinstance(name, str) or name not in names:
+            raise ValueError(f"it ties {shown(alias)} to {shown(name)}, which it does not write")
+    for name, path in paths.items():
+        is_path = isinstance(path, list) and all(isinstance(key, str) or type(key) is int for key in path)
+        if plan.form != "dcp" or not is_path or not (name in names or name in aliases):
+            raise ValueError(f"it has a path for {shown(name)}, which it does not write")
+
+
+def _check_files(plan: WritePlan, tensors: Numbers) -> None:
+    rows = _table(plan, "files", 5)
+    _check_ends(rows[:, FILE_NAME], plan.sections["file_names"].nbytes)
+    _check_ends(rows[:, SLOTS], _count(plan, "slots") / 2)
+    if (rows[:, START:] < 0).any() or (rows[:, SIZE] < rows[:, START]).any():
+        raise ValueError("it has a file of no size")
+    slots = _table(plan, "slots", 2)
+    _table(plan, "boxes", 1)
+    if (slots < 0).any() or (slots[:, 0] >= len(tensors)).any():
+        raise ValueError("it has a file with a part of no tensor")
+    if (slots[:, 1] + 2 * plan.slot_table.ranks[slots[:, 0]] > len(plan.slot_table.pool)).any():
+        raise ValueError("it has a file with a box that it does not list")
+    _check_boxes(plan, slots)
+    lengths = HeaderLengths(plan.tensors, len(rows)) if plan.form == "sharded" else None
+    expected = []
+    for number, (file, row) in enumerate(zip(plan.files, rows, strict=True)):
+        sizes = file.slots.nbytes
+        if (sizes < 0).any() or int(sizes.sum()) != row[DATA] or file.size != file.end or row[START] != file.start:
+            raise ValueError(f"the file {shown(file.name)} is not as long as it says")
+        if lengths is not None:  # Without making them: they may have millions of entries.
+            header = lengths.header(file.name, file.slots, plan.head["metadata"])
+        else:
+            header = 0 if plan.form == "dcp" else len(file.before(0)[1])
+        if row[START] != header:
+            raise ValueError(f"the file {shown(file.name)} has not the header that it says")
+        kept = np.flatnonzero(sizes)
+        part = np.empty((len(kept), 4), np.int64)
+        part[:, 0], part[:, 1] = file.slots.tensors[kept], number
+        part[:, 2], part[:, 3] = file.start + file.slots.begins[kept], file.slots.places[kept]
+        expected.append(part)
+    whole = np.concatenate([np.zeros((0, 4), np.int64), *expected])
+    whole = whole[np.argsort(whole[:, 0], kind="stable")]
+    counts = np.bincount(whole[:, 0], minlength=len(tensors)) if len(whole) else np.zeros(len(tensors), np.int64)
+    is_same = np.array_equal(whole[:, 1:], _table(plan, "targets", 3))
+    if not is_same or not np.array_equal(np.cumsum(counts), tensors[:, TARGETS]):
+        raise ValueError("the parts of its files are not those of its tensors")
+
+
+def _check_boxes(plan: WritePlan, slots: Numbers) -> None:
+    """Each slot has a box of its tensor; of one without elements all of it, once."""
+    table, shapes = plan.slot_table, plan.numbers("shapes", 0, plan.sections["shapes"].nbytes // 8)
+    ends = np.cumsum(table.ranks)
+    is_empty = np.zeros(len(table.ranks), np.bool_)
+    for rank, chosen in table.by_rank(slots[:, 0]):
+        tensors = slots[chosen, 0]
+        sides = table.sides(slots[chosen, 1], rank)
+        whole = shapes[(ends[tensors] - rank)[:, None] + np.arange(rank)]
+        is_inside = (sides[:, 0] >= 0) & (sides[:, 0] <= sides[:, 1]) & (sides[:, 1] <= whole)
+        empty = (whole == 0).any(axis=1)
+        is_whole = ((sides[:, 0] == 0) & (sides[:, 1] == whole)).all(axis=1)
+        if not is_inside.all() or not is_whole[empty].all():
+            raise ValueError("a file has a part of a tensor that is not in it")
+        is_empty[tensors[empty]] = True
+    counts = np.bincount(slots[:, 0], minlength=len(table.ranks)) if len(slots) else np.zeros(len(table.ranks), int)
+    if (counts == 0).any() or (counts[is_empty] != 1).any():
+        raise ValueError("it does not write all of its tensors, or some of them twice")
