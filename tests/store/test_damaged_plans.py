@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import subprocess
 import sys
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -207,16 +209,20 @@ def test_what_a_plan_claims_takes_no_memory(source: Path, tmp_path: Path) -> Non
     head, sections = unpacked(path)
     line, _, rest = path.read_bytes().partition(b"\n")
     zeros = bytes(2**28)
-    bomb = {**sections, "targets": zeros}
-    digests = [hashlib.sha256(zeros[: 2**18]).hexdigest()] * 2**10
+    short = zlib.compress(zeros[: 2**18])
+    text = json.dumps({**head, "sections": {"names": [2**28, [hashlib.sha256(zeros[: 2**18]).hexdigest()] * 2**10]}})
+    of_zeros = f"shardwise plan 2 {hashlib.sha256(text.encode()).hexdigest()} {len(text)} {2**10}\n{text}".encode()
+    of_zeros += np.full(2**10, len(short), "<i8").tobytes() + short * 2**10
+    said = {name: [len(data), [hashlib.sha256(data).hexdigest()] * bool(data)] for name, data in sections.items()}
     files: dict[str, Callable[[], object]] = {
-        "of zeros": lambda: forge(path, head, bomb),
+        "short blocks": lambda: path.write_bytes(of_zeros),
         "long head": lambda: path.write_bytes(
             b" ".join([*line.split()[:-2], b"9" * 15, line.split()[-1]]) + b"\n" + rest
         ),
         "many blocks": lambda: path.write_bytes(b" ".join([*line.split()[:-1], b"9" * 15]) + b"\n" + rest),
-        "long section": lambda: forge(path, head, sections, targets=[2**62, []]),
-        "fewer blocks": lambda: forge(path, head, sections, targets=[2**28, digests]),
+        "long section": lambda: forge(path, head, sections, targets=[2**62, said["targets"][1]]),
+        "no blocks": lambda: forge(path, head, sections, targets=[2**28, []]),
+        "longer block": lambda: forge(path, head, sections, targets=[2**18, said["targets"][1]]),
     }
     for name, make in files.items():
         make()

@@ -129,6 +129,33 @@ pub(crate) fn open_there(path: &Path, folder: Option<&File>) -> Result<(File, Id
     Ok((file, Identity::of(&metadata)))
 }
 
+/// Looks at a file that is to be opened by [`open_there`] later, which tells why one that may not be written may not.
+pub(crate) fn look_there(path: &Path, folder: Option<&File>) -> Result<Identity> {
+    #[cfg(unix)]
+    if let (Some(folder), Some(name)) = (folder, path.file_name()) {
+        use rustix::fs::{AtFlags, FileType, statat};
+        let status = counted("looking at", path, || Ok(statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?))?;
+        if FileType::from_raw_mode(status.st_mode).is_file() && status.st_nlink == 1 {
+            let time = |seconds: i64, rest: i64| seconds.saturating_mul(1_000_000_000).saturating_add(rest);
+            return Ok(Identity {
+                file: (status.st_dev as u64, status.st_ino as u64),
+                size: status.st_size as i64,
+                modified: time(status.st_mtime as i64, status.st_mtime_nsec as i64),
+                changed: time(status.st_ctime as i64, status.st_ctime_nsec as i64),
+            });
+        }
+    }
+    let _ = folder;
+    open_there(path, folder).map(|(_, identity)| identity)
+}
+
+/// Looks at a file that is to be opened by [`open_source`] later.
+pub(crate) fn look_at(path: &Path) -> Result<Identity> {
+    let metadata = counted("looking at", path, || path.metadata())?;
+    check_kind(path, &metadata)?;
+    Ok(Identity::of(&metadata))
+}
+
 /// Makes a file, which must not be there, and opens it to write it (and to read it).
 pub(crate) fn make(path: &Path, folder: Option<&File>) -> Result<(File, Identity)> {
     let file = counted("creating", path, || open_written(path, folder, true))?;

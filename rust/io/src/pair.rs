@@ -1,6 +1,6 @@
 //! What a source piece and a destination piece share: how its bytes are fetched, and where they are put.
 
-use shardwise_core::region::Region;
+use shardwise_core::region::{Region, RegionBuf};
 
 use crate::{
     piece::{Piece, Tensor},
@@ -79,6 +79,64 @@ impl Fetch {
     pub(crate) fn blocks(&self) -> i64 {
         self.outer.iter().map(|dim| dim.extent).product()
     }
+}
+
+/// Of so many parts of a piece it is looked which of them overlap; more are taken together or singly.
+const FEW: usize = 64;
+
+/// Parts of a source piece, by their numbers, and the box around them. If it is read as a whole, once, each part is
+/// copied from there: where bytes are wanted more than once, or in runs so short that it costs less.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) bounds: RegionBuf,
+    pub(crate) parts: Vec<usize>,
+    pub(crate) together: bool,
+}
+
+/// The parts of a source piece that destinations want, in groups, each part in one.
+pub(crate) fn groups(piece: &Piece<'_>, parts: &[RegionBuf]) -> Vec<Group> {
+    let around = |chosen: &[usize]| {
+        let mut bounds = parts[chosen[0]].clone();
+        chosen.iter().for_each(|&part| bounds.include(parts[part].region()));
+        bounds
+    };
+    let volume = |chosen: &[usize]| chosen.iter().map(|&part| i128::from(parts[part].region().volume())).sum::<i128>();
+    let all: Vec<usize> = (0..parts.len()).collect();
+    if parts.len() > 1 {
+        let bounds = around(&all);
+        let (wanted, whole) = (volume(&all), i128::from(bounds.region().volume()));
+        if wanted > whole || (wanted == whole && run_of(piece, parts[0].region()) < WORTH_A_CALL) {
+            return vec![Group { bounds, parts: all, together: true }];
+        }
+    }
+    let mut found: Vec<Group> = Vec::with_capacity(parts.len());
+    for part in all {
+        let mut group = Group { bounds: parts[part].clone(), parts: vec![part], together: false };
+        let overlaps = |other: &Group| other.bounds.region().meets(group.bounds.region());
+        if let Some(at) = (found.len() <= FEW).then(|| found.iter().position(overlaps)).flatten() {
+            group.parts.extend(&found[at].parts);
+            group.bounds = around(&group.parts);
+            // No more is read than if each were read for itself.
+            if volume(&group.parts) >= i128::from(group.bounds.region().volume()) {
+                group.together = true;
+                found.swap_remove(at);
+            } else {
+                group = Group { bounds: parts[part].clone(), parts: vec![part], together: false };
+            }
+        }
+        found.push(group);
+    }
+    found
+}
+
+/// The bytes of a box of a piece that follow one another in its holder.
+fn run_of(piece: &Piece<'_>, bounds: Region<'_>) -> i64 {
+    let dims = (0..bounds.rank()).map(|dim| Dim {
+        extent: bounds.extent(dim),
+        from: piece.strides[dim],
+        to: piece.strides[dim],
+    });
+    collapsed(dims).1
 }
 
 /// The strides of a buffer that holds the box `bounds` densely, its dims in the order that they have in the holder, so

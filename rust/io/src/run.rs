@@ -20,7 +20,7 @@ use crate::{
     job::{Destination, Job, Source},
     maps,
     slot::Finding,
-    table::{Table, lock},
+    table::{Table, descriptors, lock},
     tiles::Units,
     unit::{Files, Traffic, Worker},
 };
@@ -83,6 +83,11 @@ fn share(job: &Job, options: &Options, bytes: i64) -> Result<(usize, i64)> {
     let pieces =
         job.tensors.iter().map(|tensor| tensor.sources.len().max(tensor.destinations.len())).max().unwrap_or(0);
     let useful = BUFFER.saturating_mul((pieces / PIECES) as i64).clamp(BUFFER, LARGEST_BUFFER);
+    // More files than can be open at a time: the fewer units, the fewer of them are opened again.
+    let files = |is_file: &dyn Fn(usize) -> bool, count: usize| (0..count).filter(|&at| is_file(at)).count();
+    let from = files(&|at| matches!(job.sources[at], Source::File(_)), job.sources.len());
+    let to = files(&|at| !matches!(job.destinations[at], Destination::Memory(_)), job.destinations.len());
+    let useful = if from.max(to) > descriptors() { i64::MAX } else { useful };
     Ok((threads, (options.budget / (2 * threads as i64)).min(useful)))
 }
 

@@ -94,7 +94,12 @@ impl<'a> Table<'a> {
         for (index, destination) in destinations.iter().enumerate() {
             let Destination::File { path, size, there, folder } = destination else { continue };
             let folder = folder.as_deref();
-            let (file, identity) = if *there { file::open_there(path, folder) } else { file::make(path, folder) }?;
+            let (file, identity) = match *there {
+                // One that would soon be closed again is opened when it is written.
+                true if table.is_full() => (None, file::look_there(path, folder)?),
+                true => file::open_there(path, folder).map(|(file, identity)| (Some(file), identity))?,
+                false => file::make(path, folder).map(|(file, identity)| (Some(file), identity))?,
+            };
             if *there && identity.size != *size {
                 let what = format!("has {} bytes, but should have {size}", identity.size);
                 return Err(Error::Changed { path: path.clone(), what });
@@ -109,13 +114,15 @@ impl<'a> Table<'a> {
                 )));
             }
             seen.insert(identity.file, path);
-            if !there {
-                file::allocate(&file, path, *size)?;
+            if let Some(file) = file.as_ref().filter(|_| !there) {
+                file::allocate(file, path, *size)?;
             }
             table.paths[index] = Some(path);
             table.folders.extend(folder.map(|folder| (index, folder)));
             table.identities[index] = Some(identity);
-            lock(&table.open).put(index, file);
+            if let Some(file) = file {
+                lock(&table.open).put(index, file);
+            }
         }
         Ok(table)
     }
@@ -136,6 +143,7 @@ impl<'a> Table<'a> {
         let path: &Path = &given.path;
         let (file, identity) = match &given.file {
             Some(file) => (None, file::look_at_source(file, path)?),
+            None if self.is_full() => (None, file::look_at(path)?),
             None => file::open_source(path).map(|(file, identity)| (Some(file), identity))?,
         };
         let modified = given.modified.unwrap_or(identity.modified);
@@ -148,6 +156,12 @@ impl<'a> Table<'a> {
             (None, given) => self.given.extend(given.as_ref().map(|file| (index, Arc::clone(file)))),
         }
         Ok(())
+    }
+
+    /// Whether as many files are open as may be.
+    fn is_full(&self) -> bool {
+        let open = lock(&self.open);
+        open.files.len() >= open.limit
     }
 
     /// The file of a holder, opened if it is not, and its path.
@@ -205,7 +219,7 @@ fn check_same(path: &Path, known: Identity, found: Identity) -> Result<()> {
 }
 
 /// How many files of one side may be open: a quarter of what the process may have.
-fn descriptors() -> usize {
+pub(crate) fn descriptors() -> usize {
     #[cfg(unix)]
     {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;

@@ -11,7 +11,7 @@ use shardwise_core::region::{Region, RegionBuf};
 use crate::{
     error::{Error, Result},
     job::{Destination, Job, Source},
-    pair::{Fetch, dense_strides, dim_to_split},
+    pair::{Fetch, dense_strides, dim_to_split, groups},
     piece::Tensor,
 };
 
@@ -167,16 +167,22 @@ impl<'a> Units<'a> {
         }
         for &s in &tile.sources {
             let piece = tensor.sources.get(s as usize);
-            let parts: Vec<_> = slots
-                .iter()
-                .filter_map(|(slot, strides)| Some((slot.region().overlap(piece.region)?, strides)))
-                .collect();
             if matches!(self.job.sources[piece.holder], Source::Memory(_)) {
                 continue;
             }
+            let (parts, strides): (Vec<_>, Vec<_>) = slots
+                .iter()
+                .filter_map(|(slot, strides)| Some((slot.region().overlap(piece.region)?, strides)))
+                .unzip();
             let (mut span, mut bytes) = ((i64::MAX, 0), 0_i64);
-            for (bounds, strides) in &parts {
-                let fetch = Fetch::new(&piece, bounds.region(), strides, self.limit, parts.len() == 1);
+            for group in groups(&piece, &parts) {
+                let bounds = group.bounds.region();
+                let fetch = if group.together {
+                    cost.read = cost.read.saturating_add(bounds.volume());
+                    Fetch::new(&piece, bounds, &dense_strides(piece.strides, bounds), self.limit, true)
+                } else {
+                    Fetch::new(&piece, bounds, strides[group.parts[0]], self.limit, parts.len() == 1)
+                };
                 cost.calls += fetch.blocks();
                 if fetch.cramped {
                     // In halves it is read in blocks, instead of run by run.
@@ -188,7 +194,7 @@ impl<'a> Units<'a> {
                     span = (span.0.min(fetch.span.0), span.1.max(fetch.span.1));
                 }
             }
-            cost.read += bytes.min((span.1.saturating_sub(span.0)).max(0));
+            cost.read = cost.read.saturating_add(bytes.min((span.1.saturating_sub(span.0)).max(0)));
             if !self.fits(cost) {
                 return cost;
             }

@@ -6,12 +6,15 @@
 
 use std::{fs::File, io::IoSliceMut, path::Path, sync::Arc};
 
+use shardwise_core::region::Region;
+
 use crate::{
     error::{Error, Result},
     file,
     job::{Destination, Job, Source},
     maps,
-    pair::{Fetch, GAP, dense_strides},
+    pair::{Fetch, GAP, Group, dense_strides, groups},
+    piece::Piece,
     slot::{Finding, Slot},
     strided::{self, Dim, Pointer, collapsed, positions},
     table::Table,
@@ -57,7 +60,21 @@ struct Form {
     run: i64,
 }
 
+/// A copy from what was read for several slots to one of them.
+struct Copy {
+    from: Pointer,
+    to: Pointer,
+    form: Form,
+}
+
 impl Form {
+    /// How a box is copied between memories with these strides.
+    fn between(bounds: Region<'_>, from: &[i64], to: &[i64]) -> Self {
+        let dims = (0..bounds.rank()).map(|dim| Dim { extent: bounds.extent(dim), from: from[dim], to: to[dim] });
+        let (dims, run) = collapsed(dims);
+        Self { dims, run }
+    }
+
     /// Whether the runs are all of a block of this length, one after the other.
     fn fills(&self, length: i64) -> bool {
         let mut bytes = self.run;
@@ -78,20 +95,34 @@ pub(crate) struct Worker<'a> {
     limit: i64,
     reading: Vec<u8>,
     writing: Vec<u8>,
+    /// What several slots want, until it is copied to them. Together with `reading` it is no larger than `limit`.
+    shared: Vec<u8>,
     pub(crate) traffic: Traffic,
 }
 
 impl<'a> Worker<'a> {
     /// A worker whose buffers grow to `limit` bytes each.
     pub(crate) fn new(job: &'a Job, files: &'a Files<'a>, limit: i64) -> Self {
-        Self { job, files, limit, reading: Vec::new(), writing: Vec::new(), traffic: Traffic::default() }
+        Self {
+            job,
+            files,
+            limit,
+            reading: Vec::new(),
+            writing: Vec::new(),
+            shared: Vec::new(),
+            traffic: Traffic::default(),
+        }
     }
 
     /// Does a unit.
     pub(crate) fn run(&mut self, tiles: &[Tile]) -> Result<Vec<Finding>> {
         let (slots, first) = self.slots(tiles)?;
-        let (mut reads, forms) = self.reads(tiles, &slots, &first);
+        let (mut reads, forms, copies) = self.reads(tiles, &slots, &first)?;
         self.fetch(&mut reads, &forms)?;
+        for copy in copies {
+            // SAFETY: the box lies in what was read for it and in its slot, as in `reads`; the two are other memory.
+            unsafe { strided::copy(copy.from, copy.to, &copy.form.dims, copy.form.run) };
+        }
         let mut findings = Vec::new();
         for slot in slots.iter().filter(|slot| slot.tensor.wanted.digest || slot.tensor.wanted.crc) {
             findings.push(slot.checksums());
@@ -143,47 +174,78 @@ impl<'a> Worker<'a> {
         Ok((slots, first))
     }
 
-    /// What must be read from files for the slots; what comes from memory is copied at once.
-    fn reads(&self, tiles: &[Tile], slots: &[Slot<'_>], first: &[usize]) -> (Vec<Read>, Vec<Form>) {
-        let (mut reads, mut forms) = (Vec::new(), Vec::new());
+    /// What must be read from files for the slots, and what is then copied to them; what comes from memory is copied at
+    /// once.
+    fn reads(
+        &mut self,
+        tiles: &[Tile],
+        slots: &[Slot<'_>],
+        first: &[usize],
+    ) -> Result<(Vec<Read>, Vec<Form>, Vec<Copy>)> {
+        let mut wanted: Vec<(Piece<'_>, Group, Vec<&Slot<'_>>, bool)> = Vec::new();
+        let mut shared = 0;
         for (at, tile) in tiles.iter().enumerate() {
             let tensor = &self.job.tensors[tile.tensor];
             let slots = &slots[first[at]..first[at + 1]];
             for &s in &tile.sources {
                 let piece = tensor.sources.get(s as usize);
-                let parts: Vec<_> =
-                    slots.iter().filter_map(|slot| Some((slot.bounds.region().overlap(piece.region)?, slot))).collect();
-                for (bounds, slot) in &parts {
-                    let bounds = bounds.region();
-                    let to = slot.at(bounds.start());
-                    if let Source::Memory(memory) = &self.job.sources[piece.holder] {
+                let meeting = slots.iter().filter_map(|slot| Some((slot.bounds.region().overlap(piece.region)?, slot)));
+                if let Source::Memory(memory) = &self.job.sources[piece.holder] {
+                    for (bounds, slot) in meeting {
+                        let bounds = bounds.region();
                         let from = Pointer::new(memory.start).offset(piece.at(bounds.start()));
-                        let dims = (0..bounds.rank()).map(|dim| Dim {
-                            extent: bounds.extent(dim),
-                            from: piece.strides[dim],
-                            to: slot.strides[dim],
-                        });
-                        let (dims, run) = collapsed(dims);
+                        let form = Form::between(bounds, piece.strides, &slot.strides);
                         // SAFETY: the box lies in both pieces, whose extents were checked against their holders when
                         // they were added; the caller vouches for the memory (`Memory::new`); a slot in the buffer has
                         // room for its box, and no two slots overlap.
-                        unsafe { strided::copy(from, to, &dims, run) };
-                        continue;
+                        unsafe { strided::copy(from, slot.at(bounds.start()), &form.dims, form.run) };
                     }
-                    let fetch = Fetch::new(&piece, bounds, &slot.strides, self.limit, parts.len() == 1);
-                    let (first, to) = (self.base(piece.holder) + fetch.span.0, to.offset(fetch.to));
-                    let form = (!fetch.direct).then_some(forms.len());
-                    positions(&fetch.outer, |from, step| {
-                        let (offset, to) = (first + from, to.offset(step));
-                        reads.push(Read { holder: piece.holder, offset, length: fetch.block, to, form });
-                    });
-                    if form.is_some() {
-                        forms.push(Form { dims: fetch.inner, run: fetch.run });
-                    }
+                    continue;
+                }
+                let (parts, held): (Vec<_>, Vec<_>) = meeting.unzip();
+                for group in groups(&piece, &parts) {
+                    shared += if group.together { group.bounds.region().volume() } else { 0 };
+                    let those = group.parts.iter().map(|&part| held[part]).collect();
+                    wanted.push((piece, group, those, parts.len() == 1));
                 }
             }
         }
-        (reads, forms)
+        if (self.shared.len().max(shared as usize) + self.reading.len()) as i64 > self.limit {
+            (self.shared, self.reading) = (Vec::new(), Vec::new());
+        }
+        let buffer = Pointer::new(grown(&mut self.shared, shared)?.as_mut_ptr());
+        let (mut reads, mut forms, mut copies) = (Vec::new(), Vec::new(), Vec::new());
+        let mut used = 0;
+        for (piece, group, slots, alone) in wanted {
+            let bounds = group.bounds.region();
+            let (to, strides, alone) = if group.together {
+                let (to, strides) = (buffer.offset(used), dense_strides(piece.strides, bounds));
+                used += bounds.volume();
+                for slot in slots {
+                    // The part is not empty: it was found as one.
+                    let Some(part) = slot.bounds.region().overlap(bounds) else { continue };
+                    let part = part.region();
+                    let within = part.start().iter().zip(bounds.start()).zip(&strides);
+                    let from = to.offset(within.map(|((at, start), stride)| (at - start) * stride).sum());
+                    let form = Form::between(part, &strides, &slot.strides);
+                    copies.push(Copy { from, to: slot.at(part.start()), form });
+                }
+                (to, strides, true)
+            } else {
+                (slots[0].at(bounds.start()), slots[0].strides.clone(), alone)
+            };
+            let fetch = Fetch::new(&piece, bounds, &strides, self.limit, alone);
+            let (first, to) = (self.base(piece.holder) + fetch.span.0, to.offset(fetch.to));
+            let form = (!fetch.direct).then_some(forms.len());
+            positions(&fetch.outer, |from, step| {
+                let (offset, to) = (first + from, to.offset(step));
+                reads.push(Read { holder: piece.holder, offset, length: fetch.block, to, form });
+            });
+            if form.is_some() {
+                forms.push(Form { dims: fetch.inner, run: fetch.run });
+            }
+        }
+        Ok((reads, forms, copies))
     }
 
     /// Reads, in the order of the files, and copies to the slots.
@@ -201,7 +263,7 @@ impl<'a> Worker<'a> {
         let blocks = &reads[..reads.partition_point(|read| read.form.is_some())];
         // How much may be read for nothing: what is left of the buffer when all that touches is joined.
         let touching: i64 = joined(blocks, |_| false).map(|(_, length)| length).sum();
-        let mut spare = self.limit - touching;
+        let mut spare = self.limit - self.shared.len() as i64 - touching;
         let mut rest = blocks;
         while !rest.is_empty() {
             let mut groups = joined(rest, |gap| {

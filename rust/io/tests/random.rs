@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use shardwise_io::{
     digest::sum,
     faults::{Fault, arm, disarm},
-    job::{Destination, Memory, Source, SourceFile, Wanted},
+    job::{Destination, Job, Memory, Source, SourceFile, Wanted},
     run::{Options, run},
 };
 
@@ -147,7 +147,94 @@ proptest! {
         for tensor in &case.tensors {
             let pieces = &report.digests[at..at + tensor.destinations.len()];
             at += pieces.len();
-            prop_assert_eq!(pieces.iter().fold(0, |all, one| sum(all, *one)), shardwise_io::digest::Digest::of(&case.flat(tensor)));
+            let whole = shardwise_io::digest::Digest::of(&case.flat(tensor));
+            let expected = (0..tensor.times).fold(0, |all, _| sum(all, whole));
+            prop_assert_eq!(pieces.iter().fold(0, |all, one| sum(all, *one)), expected);
         }
     }
+}
+
+/// Rows of so many elements of 4 bytes, in one file, to these destinations.
+fn rows_to(folder: &std::path::Path, [rows, columns]: [i64; 2], to: Vec<Destination>, pieces: &[i64]) -> Job {
+    let path = folder.join("source");
+    let bytes: Vec<u8> = (0..rows * columns * 4).map(|at| (at % 251) as u8).collect();
+    std::fs::write(&path, &bytes).unwrap();
+    let source = Source::File(SourceFile { path, size: bytes.len() as i64, ..Default::default() });
+    let mut job = Job::new(vec![source], to).unwrap();
+    let wanted = Wanted { digest: true, crc: false };
+    job.add(4, &[rows, columns], &[0, 0, 0, 0, rows, columns, columns * 4, 4], pieces, wanted, &mut || Ok(())).unwrap();
+    job
+}
+
+#[test]
+fn what_several_destinations_want_is_read_once() {
+    let _turn = turn();
+    for budget in [16_384, 400_000, 64 << 20] {
+        for (times, columns) in [(1, 1), (4, 1), (1, 256), (3, 256), (2, 8), (4, 8)] {
+            let folder = tempfile::tempdir().unwrap();
+            let (rows, width) = (512, 1024 / columns);
+            let pieces: Vec<i64> = (0..times * columns)
+                .flat_map(|i| {
+                    let column = i % columns * width;
+                    [0, i * rows * width * 4, 0, column, rows, column + width, width * 4, 4]
+                })
+                .collect();
+            let job = rows_to(folder.path(), [rows, 1024], vec![Destination::Nowhere], &pieces);
+            let report = run(&job, &options(budget, 1), &mut |_, _| Ok(())).unwrap();
+            assert_eq!(report.traffic.read, rows * 4096, "{times} times {columns} columns, {budget} bytes");
+            for (at, digest) in report.digests.iter().enumerate() {
+                assert_eq!(*digest, report.digests[at % columns as usize]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_part_of_what_is_read_for_another_is_not_read_again() {
+    let _turn = turn();
+    let folder = tempfile::tempdir().unwrap();
+    // All 64 rows, rows 10 to 20, one column of all, and rows 60 to 64 with columns 5 to 7.
+    let pieces: Vec<i64> = [[0, 0, 64, 1024], [10, 0, 20, 1024], [0, 9, 64, 10], [60, 5, 64, 7]]
+        .iter()
+        .enumerate()
+        .flat_map(|(at, b)| [0, at as i64 * 300_000, b[0], b[1], b[2], b[3], (b[3] - b[1]) * 4, 4])
+        .collect();
+    let job = rows_to(folder.path(), [64, 1024], vec![Destination::Nowhere], &pieces);
+    let report = run(&job, &options(4 << 20, 1), &mut |_, _| Ok(())).unwrap();
+    assert_eq!(report.traffic.read, 64 * 4096);
+}
+
+#[test]
+fn many_files_are_written_and_read_once_each() {
+    let _turn = turn();
+    // More than the descriptors that one side of a job may have.
+    let (files, rows) = (2000, 32);
+    let folder = tempfile::tempdir().unwrap();
+    let path = |at: i64| folder.path().join(format!("{at}"));
+    let made = |there| {
+        let one = |at| Destination::File { path: path(at), size: rows * 4, there, folder: None };
+        (0..files).map(one).collect::<Vec<_>>()
+    };
+    let pieces: Vec<i64> = (0..files).flat_map(|at| [at, 0, 0, at, rows, at + 1, 4, 4]).collect();
+    let job = rows_to(folder.path(), [rows, files], made(false), &pieces);
+    let cut = run(&job, &options(4 << 20, 1), &mut |_, _| Ok(())).unwrap();
+    assert_eq!((cut.traffic.read, cut.traffic.written), (rows * files * 4, rows * files * 4));
+    assert_eq!(cut.traffic.calls, files + 1);
+    // There already: each is opened once, looked at once, and written once.
+    let job = rows_to(folder.path(), [rows, files], made(true), &pieces);
+    arm(i64::MAX, Fault::Short);
+    let again = run(&job, &options(4 << 20, 1), &mut |_, _| Ok(())).unwrap();
+    let operations = disarm();
+    assert_eq!(again.traffic, cut.traffic);
+    assert!(operations <= 4 * files + 16, "{operations} operations for {files} files");
+    assert_eq!(again.digests, cut.digests);
+    // And back.
+    let sources =
+        (0..files).map(|at| Source::File(SourceFile { path: path(at), size: rows * 4, ..Default::default() }));
+    let mut job = Job::new(sources.collect(), vec![Destination::Nowhere]).unwrap();
+    let whole = [0, 0, 0, 0, rows, files, files * 4, 4];
+    job.add(4, &[rows, files], &pieces, &whole, Wanted { digest: true, crc: false }, &mut || Ok(())).unwrap();
+    let back = run(&job, &options(4 << 20, 1), &mut |_, _| Ok(())).unwrap();
+    assert_eq!((back.traffic.read, back.traffic.calls), (rows * files * 4, files));
+    assert_eq!(back.digests[0], cut.digests.iter().fold(0, |all, one| sum(all, *one)));
 }

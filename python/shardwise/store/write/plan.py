@@ -154,11 +154,14 @@ class _Tensors(Sequence[PlannedTensor]):
             return [self[number] for number in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"tensor {index} of {len(self)}")
-        return self._made(index % len(self), index % len(self) + 1)[0]
+        with said_by(self._plan._file):
+            return self._made(index % len(self), index % len(self) + 1)[0]
 
     def __iter__(self) -> Iterator[PlannedTensor]:
         for begin in range(0, len(self), _CHUNK):
-            yield from self._made(begin, min(begin + _CHUNK, len(self)))
+            with said_by(self._plan._file):
+                made = self._made(begin, min(begin + _CHUNK, len(self)))
+            yield from made
 
     def _made(self, begin: int, end: int) -> list[PlannedTensor]:
         plan = self._plan
@@ -206,9 +209,10 @@ class _Sources(Sequence["SourceFile | SourceObject | npt.NDArray[Any]"]):
         if not -len(self) <= index < len(self):
             raise IndexError(f"source {index} of {len(self)}")
         number = index % len(self)
-        ends = self._plan.numbers("source_ends", max(number - 1, 0), number + 1).tolist()
-        text = self._plan.sections["sources"].read(ends[0] if number else 0, ends[-1])
-        return source_of(json.loads(text), self._places)
+        with said_by(self._plan._file):
+            ends = self._plan.numbers("source_ends", max(number - 1, 0), number + 1).tolist()
+            text = self._plan.sections["sources"].read(ends[0] if number else 0, ends[-1])
+            return source_of(json.loads(text), self._places)
 
 
 class _Tasks(Sequence[CheckpointTask]):
@@ -353,8 +357,10 @@ class WritePlan:
     def files(self) -> Sequence[TargetFile]:
         """The files that it is written to."""
         if self._files is None:
-            self._files = list(map(self._target, range(self.sections["files"].nbytes // 40)))
-            check_names(self.form, str(self.path), [file.name for file in self._files])
+            with said_by(self._file):
+                files = list(map(self._target, range(self.sections["files"].nbytes // 40)))
+                check_names(self.form, str(self.path), [file.name for file in files])
+            self._files = files
         return self._files
 
     def _target(self, number: int) -> TargetFile:

@@ -23,8 +23,8 @@ __all__ = ["BLOCK", "Held", "Made", "Section", "Stored", "block_digests", "block
 
 #: The bytes of a block, before it is compressed.
 BLOCK = 2**18
-#: How much longer than its compressed form a block may be: more would be no list of pieces.
-_RATIO = 200
+#: How much longer than its compressed form a block may be: so a file has at most so many times its own bytes.
+_RATIO = 64
 #: How many blocks of a file are kept.
 _KEPT = 64
 
@@ -155,6 +155,9 @@ def block_digests(section: Section) -> list[str]:
 
 
 def packed(block: bytes) -> bytes:
-    """Compress a block, but not by more than `_RATIO`."""
+    """Compress a block, but not by more than `_RATIO`: one that repeats itself byte by byte, to an eighth."""
     short = zlib.compress(block, 1)
-    return short if len(block) <= _RATIO * len(short) else zlib.compress(block, 0)
+    if len(block) <= _RATIO * len(short):
+        return short
+    deflater = zlib.compressobj(1, strategy=zlib.Z_HUFFMAN_ONLY)
+    return deflater.compress(block) + deflater.flush()

@@ -19,6 +19,8 @@ Numbers = npt.NDArray[np.int64]
 
 #: The number of slots that are made at a time while a file's are gone through.
 _CHUNK = 4096
+#: Up to so many slots are made one by one, which takes less time.
+_FEW = 8
 _LARGEST = 2**63 - 1
 
 
@@ -158,6 +160,11 @@ class SlotTable:
         Raises:
             SizeOverflowError: if those of one are over 2**63 - 1.
         """
+        if len(tensors) <= _FEW:
+            found = [slot.end for slot in Slots(self, tensors, places, np.zeros(len(tensors), np.int64))]
+            if max(found, default=0) > _LARGEST:
+                raise SizeOverflowError("an offset of a file is over 2**63 - 1")
+            return np.array(found, np.int64)
         sizes = self.itemsizes[tensors]
         for rank, chosen in self.by_rank(tensors):
             held, inner = np.unique(places[chosen], return_inverse=True)  # Many tensors have the same boxes.
@@ -169,8 +176,8 @@ class SlotTable:
                 if (volumes[inner] * sizes[chosen].astype(object) > _LARGEST).any():
                     raise SizeOverflowError("an offset of a file is over 2**63 - 1")
             sizes[chosen] *= extents.prod(axis=1)[inner.reshape(-1)]
-        found: Numbers = sizes
-        return found
+        whole: Numbers = sizes
+        return whole
 
 
 class Slots(Sequence[Slot]):
@@ -203,7 +210,9 @@ class Slots(Sequence[Slot]):
             return list(self._made(self.tensors[index], self.places[index], self.begins[index]))
         if not -len(self) <= index < len(self):
             raise IndexError(f"slot {index} of {len(self)}")
-        index %= len(self)
+        return self._one(index % len(self))
+
+    def _one(self, index: int) -> Slot:
         tensor, at, begin = int(self.tensors[index]), int(self.places[index]), int(self.begins[index])
         rank, size = int(self.table.ranks[tensor]), int(self.table.itemsizes[tensor])
         sides: list[int] = self.table.pool[at : at + 2 * rank].tolist()
@@ -211,6 +220,9 @@ class Slots(Sequence[Slot]):
         return Slot(tensor, box, begin, begin + size * math.prod(stop - start for start, stop in box))
 
     def __iter__(self) -> Iterator[Slot]:
+        if len(self) <= _FEW:
+            yield from map(self._one, range(len(self)))
+            return
         for at in range(0, len(self), _CHUNK):
             yield from self[at : at + _CHUNK]
 

@@ -38,13 +38,15 @@ impl Part {
     }
 }
 
-/// A tensor, cut in one way in the sources and in another in the destinations.
+/// A tensor, cut in one way in the sources and in another, or two others, in the destinations.
 #[derive(Debug, Clone)]
 pub struct Cut {
     pub itemsize: i64,
     pub shape: Vec<i64>,
     pub sources: Vec<Part>,
     pub destinations: Vec<Part>,
+    /// How often the destinations hold each element.
+    pub times: u128,
 }
 
 /// Files of the sources with their bytes, sizes of the destinations, and tensors.
@@ -117,17 +119,23 @@ pub fn cases(most: i64) -> impl Strategy<Value = Case> {
             prop_oneof![Just(1_i64), Just(2), Just(4), Just(8), Just(3), Just(40)],
             style(rank),
             style(rank),
+            prop::option::weighted(0.3, style(rank)),
         )
     });
     (prop::collection::vec(tensor, 1..4), 1..4_usize, 1..4_usize).prop_map(|(tensors, from, to)| {
         let (mut ends_from, mut ends_to) = (vec![0; from], vec![0; to]);
         let tensors = tensors
             .iter()
-            .map(|(shape, itemsize, a, b)| Cut {
-                itemsize: *itemsize,
-                shape: shape.clone(),
-                sources: cut(shape, *itemsize, a, &mut ends_from),
-                destinations: cut(shape, *itemsize, b, &mut ends_to),
+            .map(|(shape, itemsize, a, b, again)| {
+                let mut destinations = cut(shape, *itemsize, b, &mut ends_to);
+                destinations.extend(again.iter().flat_map(|style| cut(shape, *itemsize, style, &mut ends_to)));
+                Cut {
+                    itemsize: *itemsize,
+                    shape: shape.clone(),
+                    sources: cut(shape, *itemsize, a, &mut ends_from),
+                    destinations,
+                    times: 1 + u128::from(again.is_some()),
+                }
             })
             .collect();
         let mut seed = 1_u64;
@@ -164,9 +172,11 @@ impl Case {
         for tensor in &self.tensors {
             for at in indices(&tensor.shape) {
                 let source = tensor.sources.iter().find(|part| part.holds(&at)).unwrap();
-                let target = tensor.destinations.iter().find(|part| part.holds(&at)).unwrap();
-                for byte in 0..tensor.itemsize as usize {
-                    files[target.file][target.byte(&at) + byte] = self.sources[source.file][source.byte(&at) + byte];
+                for target in tensor.destinations.iter().filter(|part| part.holds(&at)) {
+                    for byte in 0..tensor.itemsize as usize {
+                        files[target.file][target.byte(&at) + byte] =
+                            self.sources[source.file][source.byte(&at) + byte];
+                    }
                 }
             }
         }
