@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise._dtypes import CODES
@@ -96,3 +99,20 @@ def test_files_are_filled_in_order(most: int, groups: list[list[int]]) -> None:
         "metadata": {"total_size": 24},
         "weight_map": {"abcd"[i]: file.name for file, group in zip(files, groups, strict=True) for i in group},
     }
+
+
+NAMES = st.text(st.sampled_from('ab"\\/\né☃😀\x7f\x01'), max_size=6)
+
+
+@given(st.dictionaries(NAMES, st.tuples(st.lists(st.integers(0, 12), max_size=3), st.booleans()), max_size=6))
+def test_the_length_of_a_header_is_known_before_it_is_made(tensors: dict[str, tuple[list[int], bool]]) -> None:
+    held = []
+    for name, (shape, is_cut) in tensors.items():
+        axes = ["x", "y", None][: len(shape)]
+        held.append(wanted(name, tuple(shape), axes if is_cut else None, "ceil"))
+    for file in sharded_files(held, {"é": '"'}):
+        # What has another length is refused.
+        begin, header = file.before(0)
+        assert begin == 0
+        assert len(header) == file.start == 8 + int.from_bytes(header[:8], "little")
+        assert set(json.loads(header[8:])) == {"__metadata__", *(held[slot.tensor].name for slot in file.slots)}
