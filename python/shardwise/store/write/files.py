@@ -416,8 +416,10 @@ def slots_of(wanted: Sequence[Placed], order: Sequence[int]) -> dict[tuple[int, 
         partition = wanted[i].partition
         cut = pool.whole(wanted[i].shape) if partition is None else pool.owned(partition)
         if partition is not None and numbers is not None:
-            key, own = (id(cut), partition.device_mesh), numbers[partition.device_mesh]
-            cut = renumbered.setdefault(key, cut._replace(devices=own[cut.devices]))
+            mesh = partition.device_mesh
+            if (id(cut), mesh) not in renumbered:
+                renumbered[id(cut), mesh] = cut._replace(devices=numbers[mesh][cut.devices])
+            cut = renumbered[id(cut), mesh]
         cuts.append(cut)
     distinct = {id(cut): cut for cut in cuts}
     keys = sorted(
