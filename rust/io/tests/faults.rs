@@ -60,12 +60,14 @@ fn case() -> Case {
                 shape: vec![ROWS, COLUMNS],
                 sources: (0..4).map(columns).collect(),
                 destinations: (0..2).map(rows).collect(),
+                times: 1,
             },
             Cut {
                 itemsize: 2,
                 shape: vec![300],
                 sources: vec![whole(3, size)],
                 destinations: vec![whole(1, 64 + ROWS / 2 * COLUMNS * 4)],
+                times: 1,
             },
         ],
     }
