@@ -10,16 +10,25 @@ import pytest
 import shardwise as sw
 
 from .oracle import fused
+from .oracle.families.models import DATA, read
 
 RULES = sw.example_rules()
 #: Query heads, key-value heads, head dim.
 HEADS = {
     "gpt2": (12, 12, 64),
     "llama": (32, 8, 128),
-    "qwen": (28, 4, 128),
+    "qwen2": (28, 4, 128),
     "qwen3": (32, 8, 128),
     "mixtral": (32, 8, 128),
 }
+
+
+def config(model: str) -> dict[str, int]:
+    heads, kv, d = HEADS[model]
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": d, "vocab_size": WORDS}
+    return {"n_head": heads, "n_embd": heads * d, "vocab_size": WORDS} if model == "gpt2" else sizes
+
+
 #: A hidden size and an intermediate size that are quick to write out; the rules leave them open.
 HIDDEN, INNER, WORDS = 2, 48, 50257
 
@@ -52,7 +61,7 @@ def vllm(model: str) -> dict[str, tuple[int, ...]]:
         "model.layers.3.post_attention_layernorm.weight": (HIDDEN,),
         "model.norm.weight": (HIDDEN,),
     }
-    if model == "qwen":
+    if model == "qwen2":
         names["model.layers.3.self_attn.qkv_proj.bias"] = (fused_rows,)
     if model == "qwen3":
         names |= {f"model.layers.3.self_attn.{part}_norm.weight": (d,) for part in "qk"}
@@ -81,7 +90,7 @@ def megatron(model: str) -> dict[str, tuple[int, ...]]:
         f"{layer}.self_attention.linear_qkv.layer_norm_weight": (HIDDEN,),
         "decoder.final_layernorm.weight": (HIDDEN,),
     }
-    if model in ("qwen", "gpt2"):
+    if model in ("qwen2", "gpt2"):
         names[f"{layer}.self_attention.linear_qkv.bias"] = (fused_rows,)
     if model == "qwen3":
         names |= {f"{layer}.self_attention.{part}_layernorm.weight": (d,) for part in "qk"}
@@ -137,7 +146,7 @@ def test_every_rank_holds_what_the_engine_gives_it(engine: str, model: str, tp: 
     if heads % tp or (engine == "megatron" and kv % tp and tp % kv):
         pytest.skip("the engine refuses so many ranks")
     mesh = sw.DeviceMesh((2, tp), ("dp", "tp"))
-    rules = sw.LayoutMap.from_toml(RULES[f"{engine}/{model}"], mesh)
+    rules = sw.LayoutMap.from_toml(RULES[f"{engine}/{model}"], mesh, config=config(model))
     names, expected = (vllm(model), expected_vllm) if engine == "vllm" else (megatron(model), expected_megatron)
     report = rules.report({name: (shape, "float32") for name, shape in names.items()})
     assert not report.unmatched
@@ -159,9 +168,11 @@ def test_every_rank_holds_what_the_engine_gives_it(engine: str, model: str, tp: 
             assert {shard.data.shape[0] for shard in sharded.shards} == ({rows} if "position" not in name else {8})
 
 
-def test_the_rules_are_written_back() -> None:
-    for file in RULES.values():
-        rules = sw.LayoutMap.from_toml(file, sw.DeviceMesh((2, 2), ("tp", "model")))
-        written = io.StringIO()
-        rules.to_toml(written)
-        assert sw.LayoutMap.from_toml(io.StringIO(written.getvalue())) == rules
+@pytest.mark.parametrize("name", RULES)
+def test_the_rules_are_written_back(name: str) -> None:
+    models = [f"{name.partition('/')[2]}-0", "llama-0"]
+    said = next(read(model)["config"] for model in models if (DATA / f"{model}.json.gz").exists())
+    rules = sw.LayoutMap.from_toml(RULES[name], sw.DeviceMesh((2, 2), ("tp", "model")), config=said)
+    written = io.StringIO()
+    rules.to_toml(written)
+    assert sw.LayoutMap.from_toml(io.StringIO(written.getvalue())) == rules

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import json
 import queue
 import re
 import shlex
@@ -133,6 +134,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gpt2 = {"h.0.attn.c_attn.weight": np.ones((8, 24), "f4"), "wte.weight": np.ones((64, 8), "f4")}
     sw.save_checkpoint(folder / "model.safetensors", gpt2, sync=False)
     sw.save_checkpoint(folder / "HF", engines.hugging_face("llama", 0), sync=False)
+    (folder / "HF" / "config.json").write_text(json.dumps(engines.config("llama")), encoding="utf-8")
     (folder / "rules.toml").write_text(RULES, encoding="utf-8")
     return folder
 
@@ -203,7 +205,7 @@ def test_the_rules_files_of_the_page(page: Path, text: str) -> None:
     else:
         ours, shipped = (
             sw.Rewrites.from_toml(file, config=CONFIG).sets[0].rewrites
-            for file in (io.StringIO(text), sw.example_rules()["torch_dist/llama"])
+            for file in (io.StringIO(text), sw.example_rules()["megatron/llama"])
         )
         assert len(ours) == text.count("[[rewrite]]")
         assert all(rewrite in shipped for rewrite in ours)

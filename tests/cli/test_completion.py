@@ -51,7 +51,7 @@ def test_the_shell_reads_its_script(script: tuple[str, Path]) -> None:
         (["plan", "--un"], {"--uneven"}),
         (["show", "--uneven", "ba"], {"balanced"}),
         (["completion", "f"], {"fish"}),
-        (["rules", "vllm/m"], {"vllm/mixtral"}),
+        (["rules", "vllm/mix"], {"vllm/mixtral"}),
         (["report", "model.s"], {"model.safetensors"}),
         (["report", "--rules", "model.t"], {"model.toml"}),
         (["reshard", "--source-rules", "model.t"], {"model.toml"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,16 @@ from ..oracle import engines
 def test_from_one_engine_to_another_by_their_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = engines.hugging_face("llama", 0)
     sw.save_checkpoint(tmp_path / "hf", whole, sync=False)
+    config = tmp_path / "hf" / "config.json"
+    config.write_text(json.dumps(engines.config("llama")))
     megatron, vllm = "torch_dist/llama", "vllm/llama"
     source, there, other = (str(tmp_path / name) for name in ("hf", "torch_dist", "vllm"))
     assert main(["reshard", source, there, "--rules", megatron, "--mesh", "tp=4", "--no-sync"]) == 0
-    arguments = [there, other, "--source-rules", megatron, "--rules", vllm, "--mesh", "tp=8", "--no-sync"]
+    further = ["--config", str(config), "--no-sync"]
+    arguments = [there, other, "--source-rules", megatron, "--rules", vllm, "--mesh", "tp=8", *further]
     assert main(["reshard", *arguments]) == 0
     back = str(tmp_path / "back.safetensors")
-    assert main(["reshard", other, back, "--source-rules", vllm, "--no-sync"]) == 0
+    assert main(["reshard", other, back, "--source-rules", vllm, *further]) == 0
     assert main(["diff", source, back]) == 0
     assert capsys.readouterr().err == ""
     for path, engine in ((there, "torch_dist"), (other, "vllm")):

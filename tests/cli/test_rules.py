@@ -14,8 +14,11 @@ from .test_main import error_of
 def test_they_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rules"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(sw.example_rules())
-    assert lines[1].split("  ")[-1] == "GPT-2 as Hugging Face stores it"
+    assert [line.split()[0] for line in lines[1:]] == list(sw.example_rules())
+    assert "GPT-2 as Hugging Face stores it" in lines[2]
+    (llama,) = (line for line in lines if line.startswith("vllm/llama "))
+    assert "Llama 2 and 3 as vLLM holds it" in llama
+    assert llama.endswith("vLLM 0.33.0")
     assert main(["rules", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert {rules["name"]: Path(rules["path"]) for rules in listed} == sw.example_rules()
@@ -52,6 +55,6 @@ def test_names_of_none(capsys: pytest.CaptureFixture[str], gpt: Path) -> None:
     for arguments in (["rules", "gpt3"], ["report", gpt, "--mesh", "model=4", "--rules", "gpt3"]):
         said = error_of(capsys, *arguments)
         assert "'gpt3'" in said
-        assert "bert, gpt2, megatron/gpt2" in said
+        assert "bert, gpt2, hf/" in said
         assert "; did you mean gpt2?" in said
     assert "gone.toml" in error_of(capsys, "report", gpt, "--mesh", "model=4", "--rules", "gone.toml")

@@ -14,18 +14,27 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Model = dict[str, Array]
 
-__all__ = ["ENGINES", "HEADS", "WORDS", "hugging_face", "torch_dist", "vllm"]
+__all__ = ["ENGINES", "HEADS", "WORDS", "config", "hugging_face", "torch_dist", "vllm"]
 
 #: Query heads, key-value heads, head dim; and words.
 HEADS = {
     "gpt2": (16, 16, 64),
     "llama": (32, 8, 128),
-    "qwen": (32, 4, 128),
+    "qwen2": (32, 4, 128),
     "qwen3": (32, 8, 128),
     "mixtral": (32, 8, 128),
 }
-WORDS = {"gpt2": 50257, "llama": 128256, "qwen": 152064, "qwen3": 151936, "mixtral": 32000}
+WORDS = {"gpt2": 50257, "llama": 128256, "qwen2": 152064, "qwen3": 151936, "mixtral": 32000}
 HIDDEN, INNER, LAYERS, EXPERTS = 2, 24, 2, 3
+
+
+def config(model: str) -> dict[str, int]:
+    """What the `config.json` of a model says of its sizes."""
+    heads, kv, d = HEADS[model]
+    if model == "gpt2":
+        return {"n_head": heads, "n_embd": heads * d, "vocab_size": WORDS[model]}
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": d}
+    return {**sizes, "vocab_size": WORDS[model], "num_hidden_layers": LAYERS}
 
 
 def hugging_face(model: str, seed: int) -> Model:
@@ -60,7 +69,7 @@ def hugging_face(model: str, seed: int) -> Model:
                 f"{h}.self_attn.o_proj.weight": (HIDDEN, heads * d),
                 f"{h}.post_attention_layernorm.weight": (HIDDEN,),
             }
-            if model == "qwen":
+            if model == "qwen2":
                 shapes |= {f"{h}.self_attn.{p}_proj.bias": (n * d,) for p, n in (("q", heads), ("k", kv), ("v", kv))}
             if model == "qwen3":
                 shapes |= {f"{h}.self_attn.{p}_norm.weight": (d,) for p in "qk"}
@@ -105,9 +114,9 @@ def vllm(model: str, whole: Model) -> Model:
             stem, each = name.split(".experts.0."), [name.replace(".0.w", f".{e}.w") for e in range(EXPERTS)]
             if stem[1] == "w1.weight":
                 both = [np.vstack([whole[one], whole[one.replace("w1", "w3")]]) for one in each]
-                made[f"{stem[0]}.experts.w13_weight"] = np.stack(both)
+                made[f"{stem[0]}.experts.routed_experts.w13_weight"] = np.stack(both)
             elif stem[1] == "w2.weight":
-                made[f"{stem[0]}.experts.w2_weight"] = np.stack([whole[one] for one in each])
+                made[f"{stem[0]}.experts.routed_experts.w2_weight"] = np.stack([whole[one] for one in each])
         elif "gate_proj" in name:
             made[name.replace("gate_proj", "gate_up_proj")] = np.vstack([value, whole[name.replace("gate", "up")]])
         elif not any(part in name for part in ("k_proj", "v_proj", "up_proj", ".experts.")):
@@ -148,7 +157,7 @@ def torch_dist(model: str, whole: Model) -> Model:
             layer("self_attention.linear_qkv.weight", _grouped(q, k, v, groups))
             layer("self_attention.linear_qkv.layer_norm_weight", one["input_layernorm.weight"])
             layer("self_attention.linear_proj.weight", one["self_attn.o_proj.weight"])
-            if model == "qwen":
+            if model == "qwen2":
                 q, k, v = (one[f"self_attn.{part}_proj.bias"] for part in "qkv")
                 layer("self_attention.linear_qkv.bias", _grouped(q, k, v, groups))
             if model == "qwen3":

@@ -43,7 +43,7 @@ GPT2 = {
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": GPT2,
     "llama": {},
-    "qwen": {"add_qkv_bias": True},
+    "qwen2": {"add_qkv_bias": True},
     "qwen3": {"qk_layernorm": True},
     "mixtral": {"num_moe_experts": EXPERTS, "moe_ffn_hidden_size": 24, "moe_router_topk": 2},
 }

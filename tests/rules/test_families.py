@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise.rules.toml import read_compared
 
 from ..oracle.families.models import DATA, digest, numbered, read
 
@@ -55,11 +56,6 @@ def tensors_of(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         return {name: checkpoint.read(name) for name in checkpoint}
 
 
-@functools.cache
-def known(model: str, engine: str) -> bool:
-    return rules_of(model, engine) in RULES
-
-
 @pytest.mark.parametrize(("model", "engine"), [case for case in CASES if rules_of(*case) in RULES])
 def test_every_rank_holds_what_the_engine_gives_it(tmp_path: Path, model: str, engine: str) -> None:
     said = answer(model)
@@ -102,3 +98,19 @@ def test_every_rank_holds_what_the_engine_gives_it(tmp_path: Path, model: str, e
                 if rank and (engine, name.rpartition(".")[2]) in ON_THE_FIRST:
                     got = np.zeros_like(got)
                 assert [list(got.shape), digest(got)] == expected[name], (name, rank, count)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_file_says_what_it_was_compared_with(name: str) -> None:
+    """In its `compared`, which `shardwise rules` prints; and it is short."""
+    engine, _, family = name.rpartition("/")
+    models = {family, *(model for model, same in SAME.items() if same == family)}
+    said = {
+        answer(model)["engines"][engine]["of"].partition(":")[0]
+        for model, of in CASES
+        if of == engine and model.rpartition("-")[0] in models
+    }
+    assert set(read_compared(RULES[name])) == said
+    text = RULES[name].read_text()
+    assert text.count("\n") <= 120
+    assert all(len(line) <= 121 for line in text.splitlines())

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 CLASSES = {
     "gpt2": ("GPT2", {}),
     "llama": ("Llama", {}),
-    "qwen": ("Qwen2", {}),
+    "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 8}),
     "mixtral": ("Mixtral", {"num_local_experts": engines.EXPERTS}),
 }

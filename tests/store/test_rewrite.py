@@ -32,18 +32,13 @@ def same(path: Path, expected: Model) -> None:
             assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes()), name
 
 
-def rules_file(folder: Path, engine: str, model: str) -> Path:
-    """The example; GPT-2's for 16 heads and Qwen's for 32, so that 8 ranks divide them."""
-    text = sw.example_rules()[f"{engine}/{model}"].read_text()
-    if model == "gpt2":
-        for old, new in (("12 64", "16 64"), ("12@tp", "16@tp"), ("max12", "max16"), ("(12 [", "(16 [")):
-            text = text.replace(old, new)
-    if model == "qwen":
-        for old, new in (("(28 128)", "(32 128)"), ("28@tp", "32@tp"), ("q:896", "q:1024")):
-            text = text.replace(old, new)
-    path = folder / f"{engine}-{model}.toml"
-    path.write_text(text)
-    return path
+def rewrites_of(engine: str, model: str) -> sw.Rewrites:
+    return sw.Rewrites.from_toml(sw.example_rules()[f"{engine}/{model}"], config=engines.config(model))
+
+
+def layouts_of(engine: str, model: str, tp: int) -> sw.LayoutMap:
+    mesh, file = sw.DeviceMesh((tp,), ("tp",)), sw.example_rules()[f"{engine}/{model}"]
+    return sw.LayoutMap.from_toml(file, mesh, config=engines.config(model))
 
 
 #: Each two engines; as each case goes there and back, the other order differs in what is cut for how many ranks.
@@ -60,17 +55,16 @@ def test_every_engine_to_every_other_and_back(tmp_path: Path, model: str, one: s
     """Rewritten and cut for 4 ranks, cut for 8, for 2, merged, rewritten back: each compared with the restatement."""
     whole = engines.hugging_face(model, seed=len(one) + len(other))
     before, after = engines.ENGINES[one](model, whole), engines.ENGINES[other](model, whole)
-    files = {engine: rules_file(tmp_path, engine, model) for engine in (one, other) if engine != "hf"}
     rewrites = sw.Rewrites()
     if one != "hf":
-        rewrites += sw.Rewrites.from_toml(files[one]).inverse()
+        rewrites += rewrites_of(one, model).inverse()
     if other != "hf":
-        rewrites += sw.Rewrites.from_toml(files[other])
+        rewrites += rewrites_of(other, model)
 
     def rules(engine: str, tp: int) -> sw.LayoutMap | None:
         if engine == "hf":
             return None
-        return sw.LayoutMap.from_toml(files[engine], sw.DeviceMesh((tp,), ("tp",)))
+        return layouts_of(engine, model, tp)
 
     sw.save_checkpoint(tmp_path / "source", before, rules(one, 2), sync=False)
     report = sw.reshard_checkpoint(
@@ -90,9 +84,9 @@ def test_every_engine_to_every_other_and_back(tmp_path: Path, model: str, one: s
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
 @pytest.mark.parametrize("model", engines.HEADS)
-def test_every_rank_holds_what_megatron_gives_it(tmp_path: Path, model: str, tp: int) -> None:
+def test_every_rank_holds_what_megatron_gives_it(model: str, tp: int) -> None:
     whole = engines.torch_dist(model, engines.hugging_face(model, 1))
-    rules = sw.LayoutMap.from_toml(rules_file(tmp_path, "torch_dist", model), sw.DeviceMesh((tp,), ("tp",)))
+    rules = layouts_of("torch_dist", model, tp)
     unused = set(rules)
     for name, value in whole.items():
         layout = rules[name]

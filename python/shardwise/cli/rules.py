@@ -1,11 +1,14 @@
 """`shardwise rules`: the rules files that come with the package."""
 
 import argparse
+import itertools
 import json
 from pathlib import Path
 
 from .._text import shown
 from ..rules.shipped import example_rules
+from ..rules.toml import read_compared
+from ..show.table import table_lines
 from .terminal import Screen
 
 __all__ = ["run_rules"]
@@ -29,16 +32,21 @@ def run_rules(screen: Screen, options: argparse.Namespace) -> int:
             print(text, end="")
         return 0
     about = {name: _about(path) for name, path in known.items()}
+    compared = {name: read_compared(path) for name, path in known.items()}
     if options.json:
-        print(json.dumps([{"name": name, "path": str(known[name]), "about": about[name]} for name in known], indent=2))
+        rows = (
+            {"name": name, "path": str(known[name]), "about": about[name], "compared": compared[name]} for name in known
+        )
+        print(json.dumps(list(rows), indent=2))
         return 0
-    width = max(map(len, known))
-    for name, text in about.items():
-        screen.write((name.ljust(width), "bold"), "  ", text)
+    cells = [[(name, "bold"), (about[name], ""), (", ".join(compared[name]), "")] for name in known]
+    for line in table_lines(("name", "of", "compared with"), cells, screen.size and screen.size.columns):
+        screen.write(*line)
     return 0
 
 
 def _about(path: Path) -> str:
     """Give what a file says about itself, up to how it is cut: the model, and who stores it so."""
     with path.open(encoding="utf-8") as file:
-        return file.readline().removeprefix("# ").partition(", tensor-parallel")[0].strip()
+        lines = [line.removeprefix("#").strip() for line in itertools.islice(file, 3)]
+    return " ".join(lines).partition(", tensor-parallel")[0]

@@ -16,7 +16,7 @@ from .._arguments import integer
 from .._expressions import parse_expression
 from .._fork import importing
 from .._text import shown
-from ..errors import LayoutError, ShardwiseError
+from ..errors import LayoutError, ParseError, ShardwiseError
 from ..packed import PackedDim
 from .arrangement import Arrangement, parse_arrangement
 from .numbers import Numbers, numbered
@@ -33,6 +33,8 @@ Unmatched = Literal["keep", "drop", "refuse"]
 _SIDE_KEYS = ("name", "parts", "also", "packed", "dim", "transpose", "dims", "stack", "pad_to", "zigzag")
 _REWRITE_KEYS = ("from", "to", "size", "optional", "refused")
 _LARGEST = 2**63 - 1
+#: The most rules files that come after each other.
+_MOST_AFTER = 8
 
 
 @dataclass(frozen=True)
@@ -214,16 +216,30 @@ class Rewrites:
         Rewrites([{'from': 'h.{i}.w', 'to': 'layers.{i}.w'}])
         """
         with importing:
+            return cls._read(file, config, 0)
+
+    @classmethod
+    def _read(cls, file: str | os.PathLike[str] | TextIO, config: Config | None, depth: int) -> Rewrites:
+        with importing:
+            from .shipped import rules_named
             from .toml import located, read_rewrites
 
         found, numbers, source = read_rewrites(file, config)
+        before = cls()
+        if "after" in found:
+            if not isinstance(found["after"], str):
+                raise ParseError(f"{source}: after must be the name of a rules file, got {shown(found['after'])}")
+            if depth == _MOST_AFTER:
+                raise ParseError(f"{source}: more than {_MOST_AFTER} files come after each other")
+            before = cls._read(rules_named(found["after"], file), config, depth + 1)
         with located(source):
-            return cls(
+            own = cls(
                 found.get("rewrite", ()),
                 drop=found.get("drop", ()),
                 unmatched=found.get("unmatched", "keep"),
                 numbers=numbers,
             )
+        return before + own if before else own
 
     def inverse(self) -> Rewrites:
         """Give the rewrites that lead back: the last one first, each from its `to` to its `from`.

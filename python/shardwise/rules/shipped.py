@@ -1,8 +1,11 @@
 """Rules files that come with the package, for common models."""
 
+from __future__ import annotations
+
+import os
 from pathlib import Path
 
-__all__ = ["example_rules"]
+__all__ = ["example_rules", "rules_named"]
 
 _FOLDER = Path(__file__).parent / "examples"
 
@@ -10,17 +13,30 @@ _FOLDER = Path(__file__).parent / "examples"
 def example_rules() -> dict[str, Path]:
     """Give the rules files that come with the package, by name, in alphabetical order.
 
-    `bert` and `gpt2` are for checkpoints as Hugging Face stores them, over the mesh axis "model"; `vllm/` and
-    `megatron/` with `gpt2`, `llama`, `mixtral` and `qwen` for the fused weights of these engines, over "tp";
-    `torch_dist/` with `gpt2` and `llama` for Megatron's distributed checkpoints. Those of `vllm/` and `torch_dist/` for
-    `gpt2` and `llama` also have rewrites from Hugging Face's names. Each file says in its first lines what it is
-    for. `shardwise report --rules NAME` takes the names, and `shardwise rules NAME` prints a file.
+    `hf/llama` is for Llama's tensors as Hugging Face names them, `vllm/llama` for those of vLLM, `megatron/llama` for
+    those of Megatron-Core, and `torch_dist/llama` for its distributed checkpoints, over the mesh axis "tp". The last
+    three also have rewrites from Hugging Face's names and back. They are for every size of the model, whose numbers
+    they take from its `config.json`. The page `docs/families.md` lists the families. `shardwise report --rules NAME`
+    takes the names, and `shardwise rules NAME` prints a file.
 
     >>> import shardwise as sw
     >>> list(sw.example_rules())[:3]
-    ['bert', 'gpt2', 'megatron/gpt2']
-    >>> rules = sw.LayoutMap.from_toml(sw.example_rules()["vllm/llama"], sw.DeviceMesh((8,), ("tp",)))
+    ['bert', 'gpt2', 'hf/llama']
+    >>> config = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256}
+    >>> rules = sw.LayoutMap.from_toml(sw.example_rules()["vllm/llama"], sw.DeviceMesh((8,), ("tp",)), config=config)
     >>> rules["model.layers.0.mlp.down_proj.weight"].axes
     (None, 'tp')
     """
-    return {path.relative_to(_FOLDER).with_suffix("").as_posix(): path for path in sorted(_FOLDER.rglob("*.toml"))}
+    found = {path.relative_to(_FOLDER).with_suffix("").as_posix(): path for path in _FOLDER.rglob("*.toml")}
+    return dict(sorted(found.items()))
+
+
+def rules_named(name: str, beside: object) -> Path:
+    """The rules file of the package that has a name, or else the file at this path from the folder of another.
+
+    >>> rules_named("megatron/llama", None).name, rules_named("own.toml", "rules/other.toml").as_posix()
+    ('llama.toml', 'rules/own.toml')
+    """
+    known = example_rules()
+    folder = Path(beside).parent if isinstance(beside, (str, os.PathLike)) else Path()
+    return known[name] if name in known else folder / name

@@ -29,6 +29,7 @@ __all__ = [
     "check_table",
     "checked_list",
     "located",
+    "read_compared",
     "read_document",
     "read_layout",
     "read_numbers",
@@ -39,8 +40,8 @@ __all__ = [
 
 #: The keys of a rules file that say how tensors are cut, and those that say what is rewritten.
 _CUTTING = {"backtracking", "default", "match", "mesh", "rules"}
-_REWRITING = {"drop", "rewrite", "unmatched"}
-_BOTH = {"numbers"}
+_REWRITING = {"after", "drop", "rewrite", "unmatched"}
+_BOTH = {"compared", "numbers"}
 #: Those that only files of deployments have; `shardwise.deploy` reads them.
 PLACING = {"lists", "meshes", "parameters", "world"}
 
@@ -91,6 +92,13 @@ def read_rewrites(
     return {key: document[key] for key in _REWRITING & document.keys()}, read_numbers(document, config, source), source
 
 
+def read_compared(file: str | os.PathLike[str] | TextIO) -> list[str]:
+    """Read what the values that a rules file gives were compared with."""
+    document, _ = read_document(file)
+    compared: list[str] = document.get("compared", [])
+    return compared
+
+
 def read_numbers(document: Mapping[str, Any], config: Config | None, source: str) -> Numbers:
     """Give the numbers of a rules file."""
     table = document.get("numbers", {})
@@ -105,6 +113,9 @@ def read_document(file: str | os.PathLike[str] | TextIO) -> tuple[dict[str, Any]
     # A file of rewrites may have no rules.
     required = set() if _REWRITING & document.keys() else {"rules"}
     check_table(document, source, required=required, optional={*_CUTTING, *_REWRITING, *_BOTH, *PLACING})
+    compared = checked_list(document.get("compared", []), f"{source}: compared")
+    if not all(isinstance(one, str) for one in compared):
+        raise ParseError(f"{source}: compared must be a list of strings, got {shown(compared)}")
     return document, source
 
 

@@ -31,7 +31,10 @@ _ALL = {"num_hidden_layers": 2, "max_position_embeddings": 64, "tie_word_embeddi
 _SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, **_ALL}
 _OTHER = {"vocab_size": 150, "hidden_size": 48, "intermediate_size": 56, "num_attention_heads": 8, **_ALL}
 _GROUPS = ({**_SMALL, "num_key_value_heads": 2}, {**_OTHER, "num_key_value_heads": 2, "num_hidden_layers": 3})
-_EXPERTS = ({"moe_intermediate_size": 16, "num_experts_per_tok": 2}, {"moe_intermediate_size": 24, "num_experts_per_tok": 3})
+_EXPERTS = (
+    {"moe_intermediate_size": 16, "num_experts_per_tok": 2},
+    {"moe_intermediate_size": 24, "num_experts_per_tok": 3},
+)
 
 
 def _both(*more: Any, start: tuple[Any, ...] = _GROUPS) -> list[dict[str, Any]]:
@@ -72,8 +75,20 @@ FAMILIES: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
             _EXPERTS,
             {"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
             (
-                {"num_key_value_heads": 4, "n_routed_experts": 4, "n_shared_experts": 1, "q_lora_rank": 16, "kv_lora_rank": 16},
-                {"num_key_value_heads": 8, "n_routed_experts": 6, "n_shared_experts": 2, "q_lora_rank": 24, "kv_lora_rank": 12},
+                {
+                    "num_key_value_heads": 4,
+                    "n_routed_experts": 4,
+                    "n_shared_experts": 1,
+                    "q_lora_rank": 16,
+                    "kv_lora_rank": 16,
+                },
+                {
+                    "num_key_value_heads": 8,
+                    "n_routed_experts": 6,
+                    "n_shared_experts": 2,
+                    "q_lora_rank": 24,
+                    "kv_lora_rank": 12,
+                },
             ),
             (
                 {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
@@ -93,8 +108,16 @@ FAMILIES: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
             ),
         ),
     ),
-    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", _both({"tie_word_embeddings": True}, ({"head_dim": 16}, {"head_dim": 8}))),
-    "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", _both({"tie_word_embeddings": True}, ({"head_dim": 16}, {"head_dim": 8}))),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        _both({"tie_word_embeddings": True}, ({"head_dim": 16}, {"head_dim": 8})),
+    ),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        _both({"tie_word_embeddings": True}, ({"head_dim": 16}, {"head_dim": 8})),
+    ),
     "phi3": ("Phi3ForCausalLM", "Phi3Config", _both({"pad_token_id": 0})),
     "gpt-neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", _both(start=(_SMALL, _OTHER))),
     "falcon": (
@@ -123,7 +146,10 @@ FAMILIES: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
     "gpt-oss": (
         "GptOssForCausalLM",
         "GptOssConfig",
-        _both({"num_experts_per_tok": 2}, ({"head_dim": 8, "num_local_experts": 4}, {"head_dim": 16, "num_local_experts": 6})),
+        _both(
+            {"num_experts_per_tok": 2},
+            ({"head_dim": 8, "num_local_experts": 4}, {"head_dim": 16, "num_local_experts": 6}),
+        ),
     ),
     "llama4": (
         "Llama4ForCausalLM",
@@ -147,8 +173,18 @@ FAMILIES: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
                 {"head_dim": 16, "num_experts": 6, "shared_expert_intermediate_size": 24},
             ),
             (
-                {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
-                {"linear_num_value_heads": 8, "linear_num_key_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 10},
+                {
+                    "linear_num_value_heads": 4,
+                    "linear_num_key_heads": 2,
+                    "linear_key_head_dim": 8,
+                    "linear_value_head_dim": 8,
+                },
+                {
+                    "linear_num_value_heads": 8,
+                    "linear_num_key_heads": 4,
+                    "linear_key_head_dim": 6,
+                    "linear_value_head_dim": 10,
+                },
             ),
         ),
     ),
@@ -156,16 +192,42 @@ FAMILIES: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
         "Mamba2ForCausalLM",
         "Mamba2Config",
         [
-            {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 2, "expand": 2},
-            {"vocab_size": 150, "hidden_size": 48, "num_hidden_layers": 3, "num_heads": 8, "head_dim": 12, "state_size": 10, "n_groups": 4, "expand": 2},
+            {
+                "vocab_size": 64,
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_heads": 8,
+                "head_dim": 8,
+                "state_size": 16,
+                "n_groups": 2,
+                "expand": 2,
+            },
+            {
+                "vocab_size": 150,
+                "hidden_size": 48,
+                "num_hidden_layers": 3,
+                "num_heads": 8,
+                "head_dim": 12,
+                "state_size": 10,
+                "n_groups": 4,
+                "expand": 2,
+            },
         ],
     ),
     "nemotron-h": (
         "NemotronHForCausalLM",
         "NemotronHConfig",
         _both(
-            {"layers_block_type": ["mamba", "mlp", "attention", "moe"], "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
-            ({"head_dim": 8, "mamba_num_heads": 8, "mamba_head_dim": 8}, {"head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 10}),
+            {
+                "layers_block_type": ["mamba", "mlp", "attention", "moe"],
+                "num_experts_per_tok": 2,
+                "n_group": 1,
+                "topk_group": 1,
+            },
+            (
+                {"head_dim": 8, "mamba_num_heads": 8, "mamba_head_dim": 8},
+                {"head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 10},
+            ),
             ({"ssm_state_size": 16, "n_groups": 2}, {"ssm_state_size": 6, "n_groups": 4}),
             (
                 {"n_routed_experts": 4, "moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 16},
@@ -232,7 +294,7 @@ def main() -> None:
                 tensors: dict[str, list[int]] = {}
                 for file in sorted(Path(folder).glob("*.safetensors")):
                     with safe_open(str(file), "pt") as opened:
-                        for name in sorted(opened.keys()):  # noqa: SIM118 (not a mapping)
+                        for name in sorted(opened.keys()):
                             tensors[name] = list(opened.get_slice(name).get_shape())
                 config = json.loads((Path(folder) / "config.json").read_text())
             name = f"{family}-{size}"

@@ -1,11 +1,11 @@
 """vLLM's own models, each made for one rank of several on a CPU, and loaded by their own loaders with element numbers.
 
-`PYTHONPATH=VLLM:. python -m tests.oracle.families.vllm_loads [FAMILY...]`, where VLLM is vLLM's sources, with torch and
-transformers. What is not installed is replaced by empty stand-ins, and attention by a module without weights; the layers
-and their loaders are vLLM's.
+`PYTHONPATH=VLLM:. python -m tests.oracle.families.vllm_loads [FAMILY...]`, where VLLM is vLLM's sources, with torch
+and transformers. What is not installed is replaced by empty stand-ins, and attention by a module without weights; the
+layers and their loaders are vLLM's.
 """
 
-# ruff: noqa: E402, ANN401
+# ruff: noqa: E402
 from __future__ import annotations
 
 import importlib
@@ -31,12 +31,14 @@ from .models import FAMILIES, config_of, digest, numbered, read, write
 
 RANKS = (1, 2, 4, 8)
 #: What vLLM imports and these loaders do not need.
-ABSENT = (
-    "PIL aiohttp blake3 cbor2 cpuinfo cv2 fastapi flash_attn flash_attn_interface flashinfer flashinfer_cubin gguf google "
-    "humming ijson llguidance lm_format_enforcer mcp mistral_common numba openai openai_harmony opentelemetry outlines_core "
-    "pandas partial_json_parser prometheus_client pybase64 ray requests scipy setproctitle soundfile tiktoken torchaudio "
-    "torchvision uvicorn uvloop vllm._C vllm.vllm_flash_attn watchfiles xgrammar zmq"
-).split()
+ABSENT = frozenset(
+    """
+    PIL aiohttp blake3 cbor2 cpuinfo cv2 fastapi flash_attn flash_attn_interface flashinfer flashinfer_cubin gguf
+    google humming ijson llguidance lm_format_enforcer mcp mistral_common numba openai openai_harmony opentelemetry
+    outlines_core pandas partial_json_parser prometheus_client pybase64 ray requests scipy setproctitle soundfile
+    tiktoken torchaudio torchvision uvicorn uvloop vllm._C vllm.vllm_flash_attn watchfiles xgrammar zmq
+    """.split()  # noqa: SIM905 (a hundred lines as a list)
+)
 
 
 class Anything:
@@ -108,7 +110,7 @@ class Ranks:
         return value
 
 
-class NoWeights(torch.nn.Module):
+class NoWeights(torch.nn.Module):  # type: ignore[misc]
     """In place of vLLM's attention."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -152,7 +154,11 @@ def prepare() -> None:
     from vllm.model_executor.layers.fused_moe import config as moe_config
 
     moe_config.current_platform = types.SimpleNamespace(
-        is_cuda_alike=lambda: True, is_xpu=lambda: False, is_cpu=lambda: True, is_rocm=lambda: False, is_cuda=lambda: False
+        is_cuda_alike=lambda: True,
+        is_xpu=lambda: False,
+        is_cpu=lambda: True,
+        is_rocm=lambda: False,
+        is_cuda=lambda: False,
     )
 
 
@@ -188,7 +194,9 @@ def loaded(kind: Any, config: Any, tensors: Iterable[tuple[str, Any]], rank: int
     settings = VllmConfig.__new__(VllmConfig)
     for key, value in {
         "model_config": model,
-        "cache_config": Settings(cache_dtype="auto", block_size=16, mamba_cache_dtype="auto", mamba_ssm_cache_dtype="auto"),
+        "cache_config": Settings(
+            cache_dtype="auto", block_size=16, mamba_cache_dtype="auto", mamba_ssm_cache_dtype="auto"
+        ),
         "parallel_config": parallel,
         "quant_config": None,
         "lora_config": None,
@@ -258,7 +266,12 @@ def main() -> None:
             if "refused" not in ranks["1"]:
                 said["engines"]["vllm"] = {"of": f"vLLM {version}: {entry[1]}.load_weights", "ranks": ranks}
                 write(f"{family}-{size}", said)
-            print(family, size, {count: "refused" if "refused" in one else len(one[0]) for count, one in ranks.items()}, flush=True)
+            print(
+                family,
+                size,
+                {count: "refused" if "refused" in one else len(one[0]) for count, one in ranks.items()},
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
