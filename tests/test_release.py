@@ -28,6 +28,16 @@ def test_every_crate_that_is_linked_in_has_its_licence() -> None:
     assert {name for heading in headings for name in heading.split(", ")} == set(crates)
 
 
+def test_the_conda_recipe_is_of_this_version_and_its_needs() -> None:
+    recipe = (ROOT / "release" / "conda" / "recipe.yaml").read_text(encoding="utf-8")
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert re.findall(r'^  version: "(.*)"$', recipe, re.MULTILINE) == [sw.__version__]
+    (listed,) = re.findall(r"^dependencies = \[(.*?)\]$", project, re.MULTILINE | re.DOTALL)
+    needs = {re.sub(r"(?<=[a-z])(?=[<>=])", " ", need.partition(";")[0]) for need in re.findall(r'"([^"]+)"', listed)}
+    (run,) = re.findall(r"^  run:\n((?:    - .*\n)+)", recipe, re.MULTILINE)
+    assert set(re.findall(r"- (.*)", run)) == needs | {"python >=3.10"}
+
+
 def wheel(folder: Path, **changes: bytes | None) -> Path:
     """A wheel of the files of this checkout, with a compiled module that compiles to nothing, and with changes."""
     members: dict[str, bytes | None] = {
