@@ -61,7 +61,7 @@ dev: $(VENV)/.extras ## build it unoptimised: an edit in Rust is seen from Pytho
 
 # What tests and checks are run with.
 $(VENV)/.tools: pyproject.toml $(BIN)/maturin
-	$(QUIETLY) "Installing what tests and checks need" $(BIN)/python -m pip install 'pip>=25.1' --group test --group dev
+	$(QUIETLY) "Installing what tests and checks need" $(BIN)/python -m pip install 'pip>=25.1' --group test --group check
 	@touch $@
 
 tools: $(VENV)/.tools

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 
@@ -14,6 +15,11 @@ import shardwise as sw
 from release.checks import MOST_BYTES, faults
 from release.licences import FILE, linked_crates
 from release.wheel import remapped
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
 INFO = f"shardwise-{sw.__version__}.dist-info"
@@ -96,3 +102,13 @@ def test_what_rustc_is_told() -> None:
     assert with_flags["CARGO_ENCODED_RUSTFLAGS"] == "\x1f".join(("-C", "debuginfo=1", *flags))
     encoded = remapped({**kept, "RUSTFLAGS": "-x", "CARGO_ENCODED_RUSTFLAGS": "--cfg\x1fa b"}, source)
     assert encoded["CARGO_ENCODED_RUSTFLAGS"] == "\x1f".join(("--cfg", "a b", *flags))
+
+
+def test_what_developers_need_is_not_published() -> None:
+    """And no group is called `dev`: maturin would install it with every build."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
+    assert not {"dev", "test", "docs"} & set(extras)
+    assert "dev" not in groups
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert set(re.findall(r"--group (\w+)", makefile)) == set(groups)
