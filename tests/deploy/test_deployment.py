@@ -92,6 +92,35 @@ class TestWhere:
             deployment().held_by("cpu:8", shapes)
 
 
+class TestNamesThatDifferInDigits:
+    """They are searched for once, where no rule tells digits apart."""
+
+    @pytest.mark.parametrize(
+        ("keys", "names"),
+        [
+            ((r"h\.{i}\.w", r"h\.{i}\.b"), ("h.1.w", "h.22.w", "h.3.b", "h.40.b")),
+            ((r"h\.0\.", r"h\.[1-9]"), ("h.0.w", "h.1.w", "h.9.w", "h.0.w")),
+            ((r"h\.\d\d\.", r"h\.\d\."), ("h.10.w", "h.1.w", "h.77.w", "h.7.w")),
+            ((r"h\.(?P<i1>[0-9]+)\.w$", r"\x35\.b"), ("h.4.w", "h.5.b", "h.6.b", "h.45.b")),
+            ((r"h\.[!-5]\.", r"h\.[6-~]\."), ("h.5.w", "h.6.w", "h.1.w", "h.8.w")),
+            ((r"h.{i}$", r"w{2}"), ("h.12", "ww1", "hw2", "w2w")),
+        ],
+    )
+    def test_as_if_each_were_searched_for(self, keys: tuple[str, ...], names: tuple[str, ...]) -> None:
+        mesh = DeviceMesh((3,), ("x",))
+        one = Deployment(3, mesh, {key: DeploymentRule((), at={"x": at}) for at, key in enumerate(keys)})
+        for name in names:
+            single = Deployment(3, mesh, {key: DeploymentRule((), at={"x": at}) for at, key in enumerate(keys)})
+            assert one.at(name) == single.at(name)
+            matching = one.matching_rules(name)
+            assert one.at(name) == ({"x": (keys.index(matching[0]),)} if matching else {})
+
+    def test_what_is_no_name(self) -> None:
+        for wrong in (None, 3, ["a"], b"a"):
+            with pytest.raises(TypeError, match="path must be a string"):
+                deployment().layout_of(wrong, 1)  # type: ignore[arg-type]
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("name", "shape", "message"),

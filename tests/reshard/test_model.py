@@ -92,7 +92,11 @@ def test_refused() -> None:
     layouts = {"w": sw.TensorLayout(("x",), NEW)}
     cases: list[tuple[Any, type[Exception], str]] = [
         (lambda: sw.plan_model(layouts, {}, {"w": ((8,), "f4")}), sw.LayoutError, "dst has no layout for 'w'"),
-        (lambda: sw.plan_model(3, layouts, {"w": ((8,), "f4")}), TypeError, "src must be a LayoutMap or a mapping"),
+        (
+            lambda: sw.plan_model(3, layouts, {"w": ((8,), "f4")}),
+            TypeError,
+            "src must be a LayoutMap, a Deployment or a mapping",
+        ),
         (lambda: sw.plan_model(layouts, layouts, [("w", (8,))]), TypeError, "tensors must map names"),  # type: ignore[arg-type]
         (lambda: sw.plan_model(layouts, layouts, {"w": (8,)}), TypeError, r"tensors\['w'\] must be \(shape, dtype\)"),
         (lambda: sw.plan_model(layouts, layouts, {"w": ((8,), "nope")}), TypeError, "the dtype of 'w'"),

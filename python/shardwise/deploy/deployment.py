@@ -17,7 +17,7 @@ from ..rules.layout_rule import REPLICATED, LayoutRule, checked_uneven
 from ..rules.search import MATCH_MODES, REMEMBERED_PATHS, MatchMode, Rule, RuleSearch, checked_path, compiled_rule
 from .numbers import Number, checked_numbers
 from .parameters import FusedParameter, Held, LocalParameter, local_parameters
-from .rule import Coordinates, DeploymentRule, with_fields
+from .rule import Coordinates, DeploymentRule, tells_digits_apart, with_fields
 from .world import WORLD, named_meshes, view_of, world_of
 
 if TYPE_CHECKING:
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Deployment", "shapes_of"]
 
+#: Every digit as the same one.
+_DIGITS = str.maketrans("123456789", "0" * 9)
+#: Where a field is that is not in a name.
+_NOTHING = slice(0, 0)
+
 
 class _Known(NamedTuple):
     """A rule, ready to be applied."""
@@ -45,11 +50,35 @@ class _Known(NamedTuple):
     numbers: dict[str, Number]
 
 
-class _Found(NamedTuple):
-    """The answer for a name: its rule, and the coordinates of each entry of `at`."""
+class _Found:
+    """The place of tensors: their rule, and the coordinates of each entry of its `at`.
+
+    One object for all tensors there, so that those of one rank have one layout, and are planned once.
+    """
+
+    __slots__ = ("at", "known", "layouts")
+
+    def __init__(self, known: _Known, at: tuple[tuple[int, ...], ...]) -> None:
+        self.known = known
+        self.at = at
+        #: By rank; `None` if the rule is for another.
+        self.layouts: dict[int, TensorLayout | None] = {}
+
+
+class _Kind(NamedTuple):
+    """What is known of names that differ in digits only.
+
+    Attributes:
+        known: Their rule.
+        spans: Where the fields that `at` uses are in these names.
+        counts: How many of them each entry of `at` uses.
+        places: What was found, by the texts of the fields.
+    """
 
     known: _Known
-    at: tuple[tuple[int, ...], ...]
+    spans: tuple[slice, ...]
+    counts: tuple[int, ...]
+    places: dict[tuple[str, ...], _Found]
 
 
 class Deployment:
@@ -98,8 +127,8 @@ class Deployment:
     """
 
     __slots__ = (
-        "__weakref__", "_answers", "_default", "_held", "_key", "_known", "_layouts", "_match", "_meshes", "_numbers",
-        "_parameters", "_rules", "_search", "_world",
+        "__weakref__", "_default", "_found_at", "_held", "_is_blind", "_key", "_kinds", "_known", "_match", "_meshes",
+        "_numbers", "_parameters", "_rules", "_search", "_world",
     )  # fmt: skip
 
     def __init__(
@@ -143,11 +172,11 @@ class Deployment:
             self._parameters,
             match,
         )
-        self._answers: dict[str, _Found | None] = {}
-        #: Meshes by mesh and coordinates, and layouts by rule, coordinates and rank: one object each, so that tensors
-        #: that are cut alike are planned once.
+        self._is_blind = not any(map(tells_digits_apart, searched))
+        self._kinds: dict[str, _Kind | None] = {}
+        #: Meshes by mesh and coordinates, and places by rule and coordinates.
         self._held: dict[tuple[int, tuple[tuple[int, tuple[int, ...]], ...]], DeviceMesh] = {}
-        self._layouts: dict[tuple[int, tuple[tuple[int, ...], ...], int], TensorLayout | None] = {}
+        self._found_at: dict[tuple[int, tuple[tuple[int, ...], ...]], _Found] = {}
 
     def _checked_default(self, default: Any) -> DeploymentRule | None:
         if default is None:
@@ -187,7 +216,7 @@ class Deployment:
                 }
                 at.append((mesh.axis_names.index(axis), coordinates, own))
                 if not own:
-                    coordinates.of({}, (), numbers)  # Refused now rather than when a name is looked up.
+                    coordinates.of((), (), numbers)  # Refused now rather than when a name is looked up.
             return _Known(rule, mesh, tuple(at), pattern, numbers)
         except ShardwiseError as error:
             raise type(error)(f"{what}: {error}") from None
@@ -280,12 +309,13 @@ class Deployment:
         TensorLayout(('tp', None), DeviceMesh((1, 2), ('pp', 'tp'), devices=['cpu:2', 'cpu:3']))
         """
         found, rank = self._found(path), integer("rank", rank)
-        if found is None:
-            return None
-        key = id(found.known), found.at, rank
-        if key not in self._layouts:
-            self._layouts[key] = self._made(found, rank)
-        layout = self._layouts[key]
+        return None if found is None else self._layout(found, path, rank)
+
+    def _layout(self, found: _Found, path: str, rank: int) -> TensorLayout:
+        try:
+            layout = found.layouts[rank]
+        except KeyError:
+            layout = found.layouts[rank] = self._made(found, rank)
         if layout is None:
             own = found.known.rule.layout.rank
             if found.known.pattern is None:
@@ -320,30 +350,62 @@ class Deployment:
         return self._held[key]
 
     def _found(self, path: str) -> _Found | None:
+        # Names that differ in digits only match alike, if no rule tells digits apart: they are searched for once.
         try:
-            return self._answers[path]
-        except (KeyError, TypeError):
-            keys = self._search.matching(checked_path(path))
-        if len(keys) > 1:
-            self._search.layout(path)  # Raises, and lists them.
-        if keys:
-            known = self._known[keys[0]]
-        elif self._default is None:
+            key = path.translate(_DIGITS) if self._is_blind else path
+            kind = self._kinds[key]
+        except (AttributeError, KeyError, TypeError):
+            key = checked_path(path).translate(_DIGITS) if self._is_blind else path
+            kind = self._kind_of(path, key)
+        if kind is None:
             return None
-        else:
-            known = self._known.get("") or self._known.setdefault("", self._prepared("default", self._default, None))
-        fields: dict[str, str | None] = {}
-        if known.pattern is not None and any(own for _, _, own in known.at):
-            match = getattr(known.pattern, self._match)(path)
-            fields = {} if match is None else match.groupdict()
+        texts = tuple([path[span] for span in kind.spans])
+        found = kind.places.get(texts)
+        return self._place(kind, path, texts) if found is None else found
+
+    def _place(self, kind: _Kind, path: str, texts: tuple[str, ...]) -> _Found:
+        """The place of a name, by the texts of its fields."""
+        at, used = [], 0
         try:
-            at = tuple([coordinates.of(fields, own, known.numbers) for _, coordinates, own in known.at])
+            for (_, coordinates, own), count in zip(kind.known.at, kind.counts, strict=True):
+                at.append(coordinates.of(texts[used : used + count], own, kind.known.numbers))
+                used += count
         except ShardwiseError as error:
             raise type(error)(f"tensor {shown(path)}: {error}") from None
-        if len(self._answers) >= REMEMBERED_PATHS:
-            self._answers.clear()
-        found = self._answers[path] = _Found(known, at)
+        key = id(kind.known), tuple(at)
+        found = self._found_at.get(key)
+        if found is None:
+            found = self._found_at[key] = _Found(kind.known, tuple(at))
+        if len(kind.places) >= REMEMBERED_PATHS:
+            kind.places.clear()
+        kind.places[texts] = found
         return found
+
+    def _kind_of(self, path: str, key: str) -> _Kind | None:
+        """The rule of a name and of those like it, and where its fields are in them."""
+        keys = self._search.matching(path)
+        if len(keys) > 1:
+            self._search.layout(path)  # Raises, and lists them.
+        kind = None
+        if keys or self._default is not None:
+            known = self._known[keys[0]] if keys else self._default_known()
+            match = None if known.pattern is None else getattr(known.pattern, self._match)(path)
+            names = [name for _, _, own in known.at for name in own]
+            found = [slice(*match.span(name)) if match is not None and match[name] else _NOTHING for name in names]
+            kind = _Kind(known, tuple(found), tuple(len(own) for _, _, own in known.at), {})
+        if len(self._kinds) >= REMEMBERED_PATHS:
+            self._kinds.clear()
+        self._kinds[key] = kind
+        return kind
+
+    def _default_known(self) -> _Known:
+        assert self._default is not None
+        return self._known.get("") or self._known.setdefault("", self._prepared("default", self._default, None))
+
+    def _placed(self, path: str, rank: int) -> tuple[TensorLayout | None, UnevenRule | None]:
+        """The layout and the uneven rule of a tensor."""
+        found = self._found(path)
+        return (None, None) if found is None else (self._layout(found, path, rank), found.known.rule.uneven)
 
     def uneven_of(self, path: str) -> UnevenRule | None:
         """Look up the uneven rule of the rule for a name, or of the default; `None` if it has none."""

@@ -25,8 +25,25 @@ At = int | str | Sequence[int | str]
 
 #: A field of a name within the key of a rule.
 _FIELD = re.compile(r"(?<!\\)\{([A-Za-z_][A-Za-z0-9_]*)\}")
+#: What stands for any digit, and names of groups; and what may stand for one of them.
+_ANY_DIGIT = re.compile(r"\[0-9\]|\\d|\(\?P<\w+>")
+_DIGIT = re.compile(r"\d|\\[NUux0]")
+#: How many coordinates are remembered.
+_MOST_FOUND = 1 << 16
 #: A look-up in a named list whose entries may be lists.
 _ENTRY = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*\[(.*)\]\s*", re.DOTALL)
+
+
+def tells_digits_apart(pattern: str) -> bool:
+    r"""Whether a regular expression may match one of two names that differ in digits only.
+
+    It does not where it has no digit, nor a way to write one, but in `[0-9]`, `\d` and names of groups.
+
+    >>> tells_digits_apart(r"layers\.(?P<i2>[0-9]+)\.w$"), tells_digits_apart("layers.0.")
+    (False, True)
+    """
+    rest = _ANY_DIGIT.sub("", pattern)
+    return _DIGIT.search(rest) is not None
 
 
 def with_fields(key: str) -> str:
@@ -148,36 +165,33 @@ class Coordinates:
                 names.update(dict.fromkeys([*([part[0]] if part[0] is not None else []), *part[1].names]))
         #: What it is written with.
         self.names = tuple(names)
-        self._found: dict[tuple[str | None, ...], tuple[int, ...]] = {}
+        self._found: dict[tuple[str, ...], tuple[int, ...]] = {}
 
-    def of(
-        self, fields: Mapping[str, str | None], wanted: Sequence[str], numbers: Mapping[str, Number]
-    ) -> tuple[int, ...]:
+    def of(self, texts: tuple[str, ...], wanted: Sequence[str], numbers: Mapping[str, Number]) -> tuple[int, ...]:
         """Give the coordinates, in ascending order and each once.
 
         Args:
-            fields: the texts of the fields of the name.
-            wanted: those fields that the entry uses.
+            texts: the texts of those fields of the name that the entry uses; empty for one that is not in the name.
+            wanted: the names of these fields.
             numbers: the other names.
 
         Raises:
             LayoutError: if a field is not a number, a calculation fails, or a coordinate is outside of the axis.
         """
-        key = tuple([fields.get(name) for name in wanted])
-        found = self._found.get(key)
+        found = self._found.get(texts)
         if found is None:
-            given = {
-                **numbers,
-                **{name: _integer(self._axis, name, text) for name, text in zip(wanted, key, strict=True)},
-            }
+            fields = {name: _integer(self._axis, name, text) for name, text in zip(wanted, texts, strict=True)}
+            given = {**numbers, **fields}
             found = tuple(sorted({one for part in self._parts for one in self._worked_out(part, given)}))
             if not found or found[0] < 0 or found[-1] >= self._size:
-                said = ", ".join(f"{name} = {text}" for name, text in zip(wanted, key, strict=True))
+                said = ", ".join(f"{name} = {value}" for name, value in fields.items())
                 raise LayoutError(
                     f"at[{shown(self._axis)}] is {shown(list(found))}{f' for {said}' if said else ''}, but the axis is "
                     f"of size {self._size}"
                 )
-            self._found[key] = found
+            if len(self._found) >= _MOST_FOUND:
+                self._found.clear()
+            self._found[texts] = found
         return found
 
     def in_order(self, numbers: Mapping[str, Number]) -> tuple[int, ...]:
@@ -202,7 +216,7 @@ class Coordinates:
             raise type(error)(f"at[{shown(self._axis)}]: {error}") from None
 
 
-def _integer(axis: str, name: str, text: str | None) -> int:
-    if text is None or not text.isdecimal() or len(text) > 18:
+def _integer(axis: str, name: str, text: str) -> int:
+    if not text.isdecimal() or len(text) > 18:
         raise LayoutError(f"at[{shown(axis)}] needs the field {name} of the name as a whole number, got {shown(text)}")
     return int(text)

@@ -7,6 +7,7 @@ from .._lazy import lazy
 if TYPE_CHECKING:
     from .collectives import CollectiveObstacle
     from .cost import CollectiveCost, LinkModel, cost_of
+    from .descriptors import Descriptors
     from .kinds import Collective, CollectiveStep
     from .model import ModelPlan
     from .plan import ReshardPlan
@@ -19,6 +20,7 @@ __all__ = [
     "CollectiveCost",
     "CollectiveObstacle",
     "CollectiveStep",
+    "Descriptors",
     "LinkModel",
     "LocalBox",
     "ModelPlan",
@@ -34,6 +36,7 @@ __getattr__, __dir__ = lazy(
     globals(),
     {
         "collectives": ("CollectiveObstacle",),
+        "descriptors": ("Descriptors",),
         "cost": ("CollectiveCost", "LinkModel", "cost_of"),
         "kinds": ("Collective", "CollectiveStep"),
         "model": ("ModelPlan",),

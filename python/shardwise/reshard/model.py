@@ -17,6 +17,7 @@ from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..partition import Partition
 from ..tiling import Tiling
+from .descriptors import Descriptors, Group, descriptors_of
 from .orders import check_packed
 from .plan import ReshardPlan
 from .same import same_holders
@@ -48,7 +49,21 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     (80, 5120, 2)
     """
 
-    __slots__ = ("__weakref__", "_ends", "_kept", "_labels", "_made", "_received", "_senders", "_sent", "_tensors")
+    __slots__ = (
+        "__weakref__",
+        "_bits",
+        "_ends",
+        "_groups",
+        "_kept",
+        "_labels",
+        "_made",
+        "_pairs",
+        "_received",
+        "_senders",
+        "_sent",
+        "_tensors",
+        "_used",
+    )
 
     #: The tilings of each tensor, and who sends, where there are replicas.
     _ends: dict[str, tuple[Tiling, Tiling]]
@@ -56,41 +71,45 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     _tensors: dict[str, tuple[tuple[int, ...], Any]]
     _labels: tuple[Any, ...]
     _made: dict[str, ReshardPlan]
+    #: The pairs of tilings, each with the name of a tensor; for each tensor its pair, and the bits of an element.
+    _pairs: list[tuple[str, Tiling, Tiling]]
+    _used: npt.NDArray[np.int64]
+    _bits: npt.NDArray[np.int64]
+    _groups: list[Group] | None
 
     def __init__(self, src: Any, dst: Any, tensors: Mapping[str, Any], uneven: UnevenRule = "even") -> None:
         if not isinstance(tensors, Mapping):
             raise TypeError(f"tensors must map names to (shape, dtype), got {type(tensors).__name__}")
-        self._ends, self._tensors, self._made = {}, {}, {}
+        self._ends, self._tensors, self._made, self._groups = {}, {}, {}, None
+        ends = [_End("src", src, uneven), _End("dst", dst, uneven)]
         bits: dict[Any, int] = {}
-        tilings: dict[Any, Tiling] = {}
+        #: By the two tilings: the position in `pairs`. They are looked up by identity, so they are kept.
         sorts: dict[Any, int] = {}
         pairs: list[tuple[str, Tiling, Tiling]] = []
         used, sizes = [], []
         for name, tensor in tensors.items():
-            try:
-                described = hasattr(tensor, "shape") and hasattr(tensor, "dtype")
-                shape, dtype = (tensor.shape, tensor.dtype) if described else tensor
-                shape = tuple(map(operator.index, shape))
-            except (TypeError, ValueError):
-                raise TypeError(f"tensors[{shown(name)}] must be (shape, dtype), got {shown(tensor)}") from None
-            ends = [_end(tilings, side, layouts, name, shape, uneven) for side, layouts in (("src", src), ("dst", dst))]
-            key = tuple(id(end) if end._is_named else (id(end), name) for end in ends)
+            shape, dtype = _described(name, tensor)
+            before, after = ends[0].tiling(name, shape), ends[1].tiling(name, shape)
+            key: Any = id(before), id(after)
+            if not (before._is_named and after._is_named):
+                key = (*key, name)
             if key not in sorts:
+                check_packed(before, after)
                 sorts[key] = len(pairs)
-                pairs.append((name, ends[0], ends[1]))
+                pairs.append((name, before, after))
             if isinstance(dtype, list):
                 dtype = dtype_of(dtype, f"the dtype of {shown(name)}")  # The fields of a structured one.
             if dtype not in bits:
                 bits[dtype] = bits_of(dtype, f"the dtype of {shown(name)}")
             used.append(sorts[key])
             sizes.append(bits[dtype])
-            self._ends[name] = (ends[0], ends[1])
-            check_packed(*self._ends[name])
+            self._ends[name] = before, after
             self._tensors[name] = shape, dtype
         # In bytes, or in bits if elements are packed into bytes.
         packed = any(size % 8 for size in sizes)
         weights = sizes if packed else [size // 8 for size in sizes]
         self._labels, *totals, senders = balanced(pairs, used, weights)
+        self._pairs, self._used, self._bits = pairs, np.array(used, np.int64), np.array(sizes, np.int64)
         self._sent, self._received, self._kept = (bytes_for(total, 1) if packed else total for total in totals)
         self._senders = dict(zip(tensors, senders, strict=True))
 
@@ -122,6 +141,60 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     def total_bytes(self) -> int:
         """Give the bytes that move in all."""
         return sum(self._sent.tolist())
+
+    def descriptors(self, holder: Any) -> Descriptors:
+        """Give what one holder sends, receives and copies, over all tensors, as arrays for a transport.
+
+        They are made of the holder's own part only, and both sides of a transfer have equal rows: nobody has to send a
+        plan to others. Tensors of equal shapes and layouts share their arithmetic.
+
+        Args:
+            holder: the label of the holder, in the source or in the destination.
+
+        Raises:
+            LayoutError: if there is no such holder; if a tensor has partial sums, or is cut within bytes; if holders
+                have no labels.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> mesh = DeviceMesh((2,), ("x",))
+        >>> rows, columns = TensorLayout(("x", None), mesh), TensorLayout((None, "x"), mesh)
+        >>> plan = plan_model({"w": rows}, {"w": columns}, {"w": ((4, 6), "float32")})
+        >>> part = plan.descriptors("cpu:1")
+        >>> print(part.sends.dtype.names)
+        ('peer', 'tensor', 'src_offset', 'dst_offset', 'bytes', 'count', 'src_stride', 'dst_stride')
+        >>> part.sends.tolist(), part.copies.tolist()
+        ([(0, 0, 0, 24, 12, 2, 24, 12)], [(1, 0, 12, 24, 12, 2, 24, 12)])
+        """
+        if holder not in self._labels:
+            raise LayoutError(f"holder {shown(holder)} is not in src or dst of the plan")
+        return descriptors_of(holder, self._labels, tuple(self._ends), self._grouped())
+
+    def _grouped(self) -> list[Group]:
+        """The tensors by the plans that they share."""
+        if self._groups is None:
+            numbers = {label: number for number, label in enumerate(self._labels)}
+            groups: dict[tuple[int, bytes | None], list[int]] = {}
+            for number, (sort, senders) in enumerate(zip(self._used.tolist(), self._senders.values(), strict=True)):
+                key = sort, None if senders is None else senders.tobytes()
+                groups.setdefault(key, []).append(number)
+            found: list[Group] = []
+            positions: dict[int, npt.NDArray[np.int64]] = {}
+            for (sort, order), members in groups.items():
+                name, src, dst = self._pairs[sort]
+                ends = []
+                for tiling in (src, dst):
+                    if not tiling._is_named:
+                        raise LayoutError(f"tensor {shown(name)}: its holders have no labels to send to")
+                    # Many tilings have the mesh in common.
+                    at = id(tiling.device_mesh) if isinstance(tiling, Partition) else id(tiling)
+                    if at not in positions:
+                        positions[at] = np.array([numbers[label] for label in tiling.holders], np.int64)
+                    ends.append(positions[at])
+                plan = ReshardPlan(src, dst, None if order is None else np.frombuffer(order, np.int64))
+                chosen = np.array(members, np.int64)
+                found.append(Group(plan, chosen, self._bits[chosen], *ends))
+            self._groups = found
+        return self._groups
 
     def run(
         self, src_shards: Mapping[str, Sequence[npt.NDArray[Any]] | ShardSource]
@@ -179,8 +252,8 @@ def plan_model(src: Any, dst: Any, tensors: Mapping[str, Any], *, uneven: Uneven
     """Plan how to go from one layout of a model to another, with the load balanced over all tensors.
 
     Args:
-        src: who holds what now: a `LayoutMap`, or a mapping from names to layouts that have their mesh, partitions or
-            other tilings.
+        src: who holds what now: a `LayoutMap`, a `Deployment`, or a mapping from names to layouts that have their mesh,
+            partitions or other tilings.
         dst: who should hold what, given in the same way.
         tensors: the shape and the dtype of each tensor, by name: a pair, or anything that has them as attributes, such
             as what a checkpoint has.
@@ -203,46 +276,64 @@ def plan_model(src: Any, dst: Any, tensors: Mapping[str, Any], *, uneven: Uneven
     return ModelPlan(src, dst, tensors, uneven)
 
 
-def _end(
-    known: dict[Any, Tiling], side: str, layouts: Any, name: str, shape: tuple[int, ...], uneven: UnevenRule
-) -> Tiling:
-    """The tiling that one side has for a tensor."""
+def _described(name: str, tensor: Any) -> tuple[tuple[int, ...], Any]:
+    """The shape and the dtype of a tensor."""
     try:
-        # A layout map also has a default and uneven rules.
-        if hasattr(layouts, "layout_of"):
-            found = layouts.layout_of(name, len(shape))
-            uneven = layouts.uneven_of(name) or uneven
-        else:
-            found = layouts[name]
-    except KeyError:
-        found = None
-    except TypeError:
-        raise TypeError(f"{side} must be a LayoutMap or a mapping, got {type(layouts).__name__}") from None
-    if found is None:
-        raise LayoutError(f"{side} has no layout for {shown(name)}")
-    return _tiling_of(known, found, shape, uneven, side, name)
+        shape, dtype = tensor if type(tensor) is tuple else (tensor.shape, tensor.dtype)
+        return tuple(map(operator.index, shape)), dtype
+    except (AttributeError, TypeError, ValueError):
+        pass
+    try:
+        shape, dtype = tensor
+        return tuple(map(operator.index, shape)), dtype
+    except (TypeError, ValueError):
+        raise TypeError(f"tensors[{shown(name)}] must be (shape, dtype), got {shown(tensor)}") from None
 
 
-def _tiling_of(
-    known: dict[Any, Tiling], given: Any, shape: tuple[int, ...], uneven: UnevenRule, side: str, name: str
-) -> Tiling:
-    """The tiling that a layout makes of a shape; one object for one pair of them."""
-    key = (id(given), shape, uneven)
-    tiling = known.get(key)
-    if tiling is None:
+class _End:
+    """The tilings that one side has for tensors: one object for tensors that are cut alike."""
+
+    def __init__(self, side: str, layouts: Any, uneven: UnevenRule) -> None:
+        self._side, self._layouts, self._uneven = side, layouts, uneven
+        # A layout map or a deployment also has a default and uneven rules.
+        self._placed = getattr(layouts, "_placed", None)
+        self._known: dict[Any, Tiling] = {}
+
+    def tiling(self, name: str, shape: tuple[int, ...]) -> Tiling:
+        """Give the tiling of a tensor.
+
+        Raises:
+            LayoutError: if it has none, or a layout does not fit.
+        """
+        found, own = self._found(name, len(shape)) if self._placed is None else self._placed(name, len(shape))
+        tiling = self._known.get((id(found), shape, own))
+        if tiling is None:
+            if found is None:
+                raise LayoutError(f"{self._side} has no layout for {shown(name)}")
+            tiling = self._known[id(found), shape, own] = self._made(found, name, shape, own or self._uneven)
+        return tiling
+
+    def _found(self, name: str, rank: int) -> tuple[Any, UnevenRule | None]:
+        try:
+            return self._layouts[name], None
+        except KeyError:
+            return None, None
+        except TypeError:
+            kind = type(self._layouts).__name__
+            raise TypeError(f"{self._side} must be a LayoutMap, a Deployment or a mapping, got {kind}") from None
+
+    def _made(self, given: Any, name: str, shape: tuple[int, ...], uneven: UnevenRule) -> Tiling:
         if isinstance(given, Tiling):
-            tiling = given
             if given.shape != shape:
-                raise LayoutError(f"{side}[{shown(name)}] has shape {given.shape}, but the tensor has {shape}")
-        elif isinstance(given, TensorLayout):
+                raise LayoutError(f"{self._side}[{shown(name)}] has shape {given.shape}, but the tensor has {shape}")
+            return given
+        if isinstance(given, TensorLayout):
             try:
-                tiling = given.partition(shape, uneven)
+                return given.partition(shape, uneven)
             except LayoutError as error:
-                raise LayoutError(f"{side}[{shown(name)}]: {error}") from None
-        else:
-            raise TypeError(f"{side}[{shown(name)}] must be a TensorLayout or a Tiling, got {type(given).__name__}")
-        known[key] = tiling
-    return tiling
+                raise LayoutError(f"{self._side}[{shown(name)}]: {error}") from None
+        kind = type(given).__name__
+        raise TypeError(f"{self._side}[{shown(name)}] must be a TensorLayout or a Tiling, got {kind}")
 
 
 def balanced(pairs: Sequence[tuple[str, Tiling, Tiling]], used: list[int], weights: list[int]) -> Any:

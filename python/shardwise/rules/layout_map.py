@@ -243,6 +243,10 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         own = answers.search.uneven
         return own.get(answers.search.matching(path)[0]) if own else None
 
+    def _placed(self, path: str, rank: int) -> tuple[TensorLayout | None, UnevenRule | None]:
+        """The layout and the uneven rule of a tensor, which plans of models ask for."""
+        return self.layout_of(path, rank), self.uneven_of(path)
+
     def partition(self, path: str, shape: Sequence[int], uneven: UnevenRule = "even") -> Partition:
         """Give the partition of a tensor under its rule or the default; without either nothing is cut.
 

@@ -1,0 +1,330 @@
+"""Descriptors: what a holder sends, receives and copies of a model, as arrays for transports that take addresses."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .._arguments import path_of
+from .._atomic import naming, replace_file
+from .._frozen import frozen
+from .._text import shown
+from ..errors import LayoutError, ParseError
+from ..tiling import Tiling
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from .plan import ReshardPlan
+
+    Rows = npt.NDArray[np.void]
+    Numbers = npt.NDArray[np.int64]
+
+__all__ = ["DESCRIPTOR", "Descriptors", "Group", "descriptors_of"]
+
+#: The fields of a descriptor: offsets and strides in bytes, within the arrays of the tensor at the sender and at the
+#: receiver. It is `count` runs of `bytes` bytes.
+DESCRIPTOR = np.dtype(
+    [
+        ("peer", np.int64),
+        ("tensor", np.int64),
+        ("src_offset", np.int64),
+        ("dst_offset", np.int64),
+        ("bytes", np.int64),
+        ("count", np.int64),
+        ("src_stride", np.int64),
+        ("dst_stride", np.int64),
+    ]
+)
+
+_MAGIC = b"shardwise descriptors 1\n"
+_LABELS = (str, int)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Descriptors:
+    """What one holder sends, receives and copies in a plan of a model; `ModelPlan.descriptors` makes them.
+
+    Each row of `sends`, `receives` and `copies` is `count` runs of `bytes` bytes: run k is read at
+    `src_offset + k * src_stride` of the sender's array of the tensor, and written at `dst_offset + k * dst_stride` of
+    the receiver's. Offsets are in bytes, into arrays in C order. `peer` is a position in `peers`, `tensor` one in
+    `tensors`. Rows are sorted by peer, tensor and destination; the rows that one holder sends to another are those that
+    the other receives from it, in the same order.
+
+    Attributes:
+        holder: The label of the holder.
+        peers: The labels of all holders of the plan.
+        tensors: The names of all tensors of the plan.
+        sends: What it sends to others.
+        receives: What it receives from others.
+        copies: What it copies from its own source array to its own destination array.
+    """
+
+    holder: Any
+    peers: tuple[Any, ...]
+    tensors: tuple[str, ...]
+    sends: Rows
+    receives: Rows
+    copies: Rows
+
+    @property
+    def bytes_sent(self) -> int:
+        """The bytes that it sends in all."""
+        return _volume(self.sends)
+
+    @property
+    def bytes_received(self) -> int:
+        """The bytes that it receives in all."""
+        return _volume(self.receives)
+
+    @property
+    def bytes_copied(self) -> int:
+        """The bytes that it copies in its own memory."""
+        return _volume(self.copies)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a file from which `load` reads equal descriptors; an existing file is replaced as a whole.
+
+        It is a line of JSON, whose length is in the first line, and then the rows as they are in memory, little-endian.
+
+        Raises:
+            LayoutError: if a label is neither string nor integer.
+            OSError: if the file cannot be written.
+        """
+        for label in (self.holder, *self.peers):
+            if not isinstance(label, _LABELS) or isinstance(label, bool):
+                raise LayoutError(f"the label {shown(label)} cannot be written: a file has labels that are str or int")
+        rows = [self.sends, self.receives, self.copies]
+        head = {"holder": self.holder, "peers": self.peers, "tensors": self.tensors, "rows": [len(r) for r in rows]}
+        text = json.dumps(head, ensure_ascii=False).encode() + b"\n"
+        body = b"".join(np.ascontiguousarray(r).astype(_LITTLE).tobytes() for r in rows)
+        replace_file(path, _MAGIC + f"{len(text):020}\n".encode() + text + body)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Descriptors:
+        """Read the file that `save` has written; the rows are not copied.
+
+        Raises:
+            ParseError: if it is not such a file, or is not whole.
+            OSError: if it cannot be read.
+        """
+        with naming(path_of(path)):
+            data = path_of(path).read_bytes()
+        start = len(_MAGIC) + 21
+        if not data.startswith(_MAGIC) or not data[len(_MAGIC) : start - 1].isdigit():
+            raise ParseError(f"{os.fspath(path)!r} is not a file of descriptors")
+        stop = start + int(data[len(_MAGIC) : start - 1])
+        try:
+            head = json.loads(data[start:stop])
+            counts = [int(count) for count in head["rows"]]
+            holder, peers, tensors = head["holder"], tuple(head["peers"]), tuple(head["tensors"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise ParseError(f"{os.fspath(path)!r}: its header is not that of a file of descriptors") from None
+        size = _LITTLE.itemsize
+        if len(counts) != 3 or min(counts) < 0 or len(data) - stop != sum(counts) * size:
+            raise ParseError(f"{os.fspath(path)!r} has {len(data)} bytes, which is not what its header says")
+        found = []
+        for count in counts:
+            rows = np.frombuffer(data, _LITTLE, count, stop)
+            stop += count * size
+            if count and (
+                min(int(rows[name].min()) for name in rows.dtype.names or ()) < 0
+                or rows["peer"].max() >= len(peers)
+                or rows["tensor"].max() >= len(tensors)
+            ):
+                raise ParseError(f"{os.fspath(path)!r} has a row of a peer or a tensor that is not there")
+            found.append(rows)
+        return cls(holder, peers, tensors, *found)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Descriptors):
+            return NotImplemented
+        mine, theirs = ((each.sends, each.receives, each.copies) for each in (self, other))
+        same = (self.holder, self.peers, self.tensors) == (other.holder, other.peers, other.tensors)
+        return same and all(len(a) == len(b) and bool((a == b).all()) for a, b in zip(mine, theirs, strict=True))
+
+    def __hash__(self) -> int:
+        return hash((self.holder, self.peers, self.tensors, self.sends.tobytes(), self.receives.tobytes()))
+
+    def __repr__(self) -> str:
+        return (
+            f"<Descriptors of {shown(self.holder)}: {len(self.sends)} sends, {len(self.receives)} receives, "
+            f"{len(self.copies)} copies>"
+        )
+
+
+_LITTLE = DESCRIPTOR.newbyteorder("<")
+
+
+def _volume(rows: Rows) -> int:
+    return sum((rows["bytes"] * rows["count"]).tolist())
+
+
+class Group(NamedTuple):
+    """Tensors that share a plan.
+
+    Attributes:
+        plan: The plan.
+        tensors: The positions of the tensors.
+        bits: The bits of an element of each.
+        src: The position in the peers of each source holder.
+        dst: The same of each destination holder.
+    """
+
+    plan: ReshardPlan
+    tensors: Numbers
+    bits: Numbers
+    src: Numbers
+    dst: Numbers
+
+
+def descriptors_of(holder: Any, peers: tuple[Any, ...], names: tuple[str, ...], groups: Sequence[Group]) -> Descriptors:
+    """Make the descriptors of a holder; see `ModelPlan.descriptors`."""
+    own = peers.index(holder)
+    found: tuple[list[Rows], ...] = ([], [], [])
+    for group in groups:
+        if group.plan.addends > 1:
+            name = names[int(group.tensors[0])]
+            raise LayoutError(f"tensor {shown(name)} has partial sums to be added, which descriptors cannot express")
+        sources, targets = np.flatnonzero(group.src == own), np.flatnonzero(group.dst == own)
+        if not len(sources) and not len(targets):
+            continue
+        transfers = group.plan.transfers
+        for kind, mask in enumerate(
+            (np.isin(transfers["src_device"], sources), np.isin(transfers["dst_device"], targets))
+        ):
+            if mask.any():
+                peer = (group.dst, group.src)[kind][transfers[("dst_device", "src_device")[kind]][mask]]
+                found[kind].append(_rows(group, False, mask, peer))
+        kept = group.plan.kept
+        mask = np.isin(kept["dst_device"], targets)
+        if mask.any():
+            found[2].append(_rows(group, True, mask, np.full(int(mask.sum()), own)))
+    sends, receives, copies = (_merged(rows) for rows in found)
+    return Descriptors(holder, peers, names, sends, receives, copies)
+
+
+def _rows(group: Group, kept: bool, mask: npt.NDArray[np.bool_], peer: Numbers) -> Rows:
+    """The rows of some transfers of a plan, for each of its tensors."""
+    plan = group.plan
+    moved = (plan.kept if kept else plan.transfers)[mask]
+    pieces = (plan._core.kept_pieces() if kept else plan.pieces())[mask]
+    extents = (moved["stop"] - moved["start"]).astype(np.int64)
+    ends = [
+        _located(plan, side, tiling, moved[field], pieces[:, side], plan._core.local_boxes(side, kept)[mask, :, 0])
+        for side, (tiling, field) in enumerate(((plan.src, "src_device"), (plan.dst, "dst_device")))
+    ]
+    one = _looped(extents, ends[0], ends[1])
+    rows = []
+    for bits in np.unique(group.bits).tolist():
+        tensors = group.tensors[group.bits == bits]
+        each = np.zeros(len(one.transfer), DESCRIPTOR)
+        each["peer"], each["count"] = peer[one.transfer], one.times
+        sizes = (one.src, one.dst, one.run, one.src_stride, one.dst_stride)
+        for name, size in zip(("src_offset", "dst_offset", "bytes", "src_stride", "dst_stride"), sizes, strict=True):
+            if bits % 8 and (size * bits % 8).any():
+                raise LayoutError("a tensor with several elements in a byte is cut within bytes, which cannot be sent")
+            each[name] = size * (bits // 8) if bits % 8 == 0 else size * bits // 8
+        tiled = np.tile(each, len(tensors))
+        tiled["tensor"] = np.repeat(tensors, len(each))
+        rows.append(tiled)
+    return np.concatenate(rows)
+
+
+class _End(NamedTuple):
+    """Where the boxes of transfers begin in arrays, and the shapes of these: in elements."""
+
+    offset: Numbers
+    shape: Numbers
+
+
+def _located(plan: ReshardPlan, side: int, tiling: Tiling, holders: Numbers, pieces: Numbers, starts: Numbers) -> _End:
+    rank = starts.shape[1]
+    shapes = np.ones((len(holders), rank), np.int64)
+    offsets = np.zeros(len(holders), np.int64)
+    pairs = np.stack([holders, pieces], 1)
+    for holder, piece in np.unique(pairs, axis=0).tolist():
+        chosen = (holders == holder) & (pieces == piece)
+        _, window = plan._core.place(side, holder, piece)
+        # A piece in a flat array is a part of it, of the piece's own shape.
+        offset, shape = (0, tiling._shape_of(holder)) if window is None else window
+        shapes[chosen], offsets[chosen] = shape, offset
+    return _End(offsets + (starts * _strides(shapes)).sum(1), shapes)
+
+
+def _strides(shapes: Numbers) -> Numbers:
+    """The strides of arrays in C order, in elements."""
+    strides = np.ones_like(shapes)
+    for dim in range(shapes.shape[1] - 2, -1, -1):
+        strides[:, dim] = strides[:, dim + 1] * shapes[:, dim + 1]
+    return strides
+
+
+class _Looped(NamedTuple):
+    """Rows of runs: which transfer each is of, and offsets, lengths and strides in elements."""
+
+    transfer: Numbers
+    src: Numbers
+    dst: Numbers
+    run: Numbers
+    times: Numbers
+    src_stride: Numbers
+    dst_stride: Numbers
+
+
+def _looped(extents: Numbers, src: _End, dst: _End) -> _Looped:
+    """Boxes as runs that are contiguous on both sides, repeated along one more dim; a row for each of what is left."""
+    number, rank = extents.shape
+    src_strides, dst_strides = _strides(src.shape), _strides(dst.shape)
+    run, count = np.ones(number, np.int64), np.ones(number, np.int64)
+    steps = [np.zeros(number, np.int64), np.zeros(number, np.int64)]
+    contiguous = np.ones(number, bool)
+    #: Dims that are left: their extents and strides.
+    outer: list[tuple[Numbers, Numbers, Numbers]] = []
+    for dim in range(rank - 1, -1, -1):
+        extent, here = extents[:, dim], (src_strides[:, dim], dst_strides[:, dim])
+        run = np.where(contiguous, run * extent, run)
+        loop = ~contiguous & (extent > 1)
+        first = loop & (count == 1)
+        joined = loop & ~first & (here[0] == steps[0] * count) & (here[1] == steps[1] * count)
+        steps = [np.where(first, stride, step) for stride, step in zip(here, steps, strict=True)]
+        count = np.where(first, extent, np.where(joined, count * extent, count))
+        left = loop & ~first & ~joined
+        if left.any():
+            outer.append((np.where(left, extent, 1), *here))
+        contiguous &= (extent == src.shape[:, dim]) & (extent == dst.shape[:, dim])
+    index = np.arange(number)
+    offsets = [src.offset, dst.offset]
+    for extent, *strides in outer:
+        times = extent[index]
+        begins = np.repeat(np.cumsum(times) - times, times)
+        index, turn = np.repeat(index, times), np.arange(int(times.sum())) - begins
+        offsets = [
+            np.repeat(offset, times) + turn * stride[index] for offset, stride in zip(offsets, strides, strict=True)
+        ]
+    return _Looped(index, offsets[0], offsets[1], run[index], count[index], steps[0][index], steps[1][index])
+
+
+def _merged(found: list[Rows]) -> Rows:
+    """Rows in order, those joined that follow each other on both sides."""
+    if not found:
+        return frozen(np.zeros(0, DESCRIPTOR))
+    rows = np.concatenate(found)
+    rows = rows[np.lexsort((rows["src_offset"], rows["dst_offset"], rows["tensor"], rows["peer"]))]
+    before, after = rows[:-1], rows[1:]
+    joins = (before["count"] == 1) & (after["count"] == 1)
+    for name in ("peer", "tensor"):
+        joins &= before[name] == after[name]
+    for name in ("src_offset", "dst_offset"):
+        joins &= before[name] + before["bytes"] == after[name]
+    if joins.any():
+        starts = np.flatnonzero(np.concatenate([[True], ~joins]))
+        sizes = np.add.reduceat(rows["bytes"], starts)
+        rows = rows[starts]
+        rows["bytes"] = sizes
+    return frozen(rows)
