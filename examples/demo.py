@@ -119,7 +119,7 @@ def reshard(path: Path, rules: str) -> None:
 
 
 def demo(path: Path) -> None:
-    """Plan a checkpoint, show one of its tensors, check what was said, and reshard the checkpoint."""
+    """Report on a checkpoint, show one of its tensors, check what was said, and reshard the checkpoint."""
     with shardwise.open_safetensors(path) as checkpoint:
         rules = choose_rules(checkpoint)
         layout_map = shardwise.LayoutMap.from_toml(shardwise.example_rules()[rules], MESH)

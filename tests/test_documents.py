@@ -114,9 +114,9 @@ def test_the_site_shows_examples_first() -> None:
 def test_links_out_of_the_pages_lead_to_the_repository() -> None:
     text = "[a](../../LICENSE) [b](x.md) [c](../semantics.md#mesh) [d](https://x/../y)"
     expected = text.replace("../../LICENSE", "https://host/blob/main/LICENSE")
-    assert outward(text, "guides/plan.md", "https://host") == expected
+    assert outward(text, "guides/report.md", "https://host") == expected
     with pytest.raises(FileNotFoundError, match=r"docs/guides/plan\.md links to \.\./\.\./gone"):
-        outward("[a](../../gone)", "guides/plan.md", "https://host")
+        outward("[a](../../gone)", "guides/report.md", "https://host")
 
 
 def test_pages_ask_no_host_and_their_search_has_a_name() -> None:
