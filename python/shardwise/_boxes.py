@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Bounds = npt.NDArray[np.int64]
 
-__all__ = ["Holder", "arguments_of", "chunks_key", "consecutive", "key_of", "one_each", "parse_holder"]
+__all__ = ["Holder", "arguments_of", "chunks_key", "consecutive", "key_of", "one_each", "parse_holder", "positions"]
 
 #: A holder's boxes as int64 (boxes, dims, 2), their number, and its array: True for the one box's own, False for a flat
 #: one, or its shape and where the boxes begin in it.
@@ -179,6 +179,20 @@ def _listed(content: bytes, count: int, rank: int) -> list[Any]:
     return listed
 
 
+def positions(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Give the positions in a shape in C order, one at a time: `np.ndindex` lists the positions of each dim first.
+
+    >>> list(positions((2, 2)))
+    [(0, 0), (0, 1), (1, 0), (1, 1)]
+    """
+    if not shape:
+        yield ()
+        return
+    for at in range(shape[0]):
+        for rest in positions(shape[1:]):
+            yield (at, *rest)
+
+
 def consecutive(shape: tuple[int, ...], most: int) -> Iterator[tuple[Any, ...]]:
     """Cut a box into parts of at most `most` elements, which follow one another in C order.
 
@@ -194,7 +208,7 @@ def consecutive(shape: tuple[int, ...], most: int) -> Iterator[tuple[Any, ...]]:
         yield rest
         return
     rows = max(1, most // inner)
-    for outer in np.ndindex(*shape[: dim - 1]):
+    for outer in positions(shape[: dim - 1]):
         for start in range(0, shape[dim - 1], rows):
             stop = min(start + rows, shape[dim - 1])
             yield (*(slice(at, at + 1) for at in outer), slice(start, stop), *rest)

@@ -149,6 +149,14 @@ def test_numbers_that_files_claim(tmp_path: Path) -> None:
         refused(folder, message)
 
 
+def test_a_shard_s_name_that_claims_many_files(tmp_path: Path) -> None:
+    name = "shard-00001-model-00001-of-100000000000000000.safetensors"
+    info = {"DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": [0]}})}
+    safetensors.numpy.save_file({"w": np.ones(2)}, tmp_path / name, info)
+    with pytest.raises(sw.ParseError, match="shard 1 should have 100000000000000000 files, but has 1"):
+        sw.open_checkpoint(tmp_path)
+
+
 def test_files_of_torch_save(tmp_path: Path) -> None:
     folder = tmp_path / "hf"
     folder.mkdir()

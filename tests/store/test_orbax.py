@@ -294,6 +294,58 @@ def test_the_digest_of_what_nobody_stored(name: str, fill: Any, tmp_path: Path) 
     assert sw.diff_checkpoints(folder, tmp_path / "new") == []
 
 
+def test_chunks_of_a_shard_that_nobody_stored_cost_nothing(tmp_path: Path) -> None:
+    """2**20 chunks of 2**20 elements in a shard, of which an index of 16 MB says that two are stored."""
+    folder = item(tmp_path / "item")
+    path = zarr3(folder, "w", np.ones(8, "u1"), (8,), (4,), codecs=(), leave_out=(1,), fill_value=7)
+    said = json.loads((path / "zarr.json").read_text())
+    said |= {"shape": [2**40], "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2**40]}}}
+    said["codecs"][0]["configuration"]["chunk_shape"] = [2**20]
+    (path / "zarr.json").write_text(json.dumps(said))
+    index = np.full((2**20, 2), 2**64 - 1, "<u8")
+    index[5], index[2**19] = (0, 2**20), (2**20, 2**20)
+    data = bytes([1]) * 2**20 + bytes([2]) * 2**20 + index.tobytes()
+    (path / "c" / "0").write_bytes(data + struct.pack("<I", crc32c(index.tobytes())))
+    assert sw.verify_checkpoint(folder, memory=4 << 20).bytes == 2**40
+    with sw.open_checkpoint(folder) as checkpoint:
+        assert checkpoint.read("w", (slice(6 * 2**20 - 2, 6 * 2**20 + 2),)).tolist() == [1, 1, 7, 7]
+
+
+@pytest.mark.parametrize("fill", [0, 3])
+def test_shards_in_part(fill: int, tmp_path: Path) -> None:
+    """What nobody stored of a shard is the fill value everywhere, and is compared as that."""
+    array = numbers(20, 14, dtype="<i4")
+    folder = item(tmp_path / "item")
+    path = zarr3(folder, "w", array, (8, 6), (4, 2), codecs=("zstd",), leave_out=(1, 4), fill_value=fill)
+    (path / "c" / "0" / "1").unlink()
+    with sw.open_checkpoint(folder) as checkpoint:
+        expected = checkpoint.read("w")
+    assert (expected != array).any()
+    sw.save_checkpoint(tmp_path / "same", {"w": expected}, to="dcp", sync=False)
+    assert sw.diff_checkpoints(folder, tmp_path / "same") == []
+    sw.reshard_checkpoint(folder, tmp_path / "new", sync=False)
+    assert sw.diff_checkpoints(tmp_path / "new", tmp_path / "same") == []
+    expected[1, 3] += 1
+    expected[0, 7] += 1
+    sw.save_checkpoint(tmp_path / "other", {"w": expected}, to="dcp", sync=False)
+    for pair in ((folder, tmp_path / "other"), (tmp_path / "other", folder)):
+        (found,) = sw.diff_checkpoints(*pair)
+        assert (found.index, found.count) == ((0, 7), 2)
+        assert abs(int(found.first) - int(found.second)) == 1
+
+
+def test_two_tensors_that_nobody_stored(tmp_path: Path) -> None:
+    for name, fill in (("a", 1), ("b", 2)):
+        path = zarr2(item(tmp_path / name), "w", numbers(2, 2), (1, 1), fill_value=fill)
+        (path / ".zarray").write_text(
+            json.dumps(json.loads((path / ".zarray").read_text()) | {"shape": [2**25, 2**25]})
+        )
+        for cell in ("0.0", "0.1", "1.0", "1.1"):
+            (path / cell).unlink()
+    (found,) = sw.diff_checkpoints(tmp_path / "a", tmp_path / "b")
+    assert (found.index, found.count, float(found.first), float(found.second)) == ((0, 0), 2**50, 1, 2)
+
+
 # Chunks and memory.
 
 

@@ -196,3 +196,41 @@ def test_retries_that_cannot_be(tmp_path: Path, retries: Any, error: Any) -> Non
         with refused(error, f"retries {'is' if error is sw.LayoutError else 'must be an integer, got'} {retries}"):
             sw.reshard_checkpoint(tmp_path / "a", place, retries=retries)
         assert not place.exists()
+
+
+@pytest.mark.parametrize("to", ["sharded", "hf", "dcp"])
+def test_all_that_is_damaged_is_named_with_its_file(to: Any, tmp_path: Path) -> None:
+    """A flipped bit in each of two tensors, in two files; then a missing file and a cut one besides."""
+    mesh = sw.DeviceMesh((4,), ("x",))
+    values = {name: np.arange(64.0).reshape(16, 4) + i for i, name in enumerate("abcdef")}
+    rows = {} if to == "hf" else {name: sw.TensorLayout(("x", None), mesh) for name in values}
+    folder = tmp_path / "m"
+    sw.save_checkpoint(folder, values, rows, to=to, max_file_bytes=1024, sync=False)
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".distcp"))
+
+    def flip(path: Path, name: str, rows: slice) -> None:
+        data, part = bytearray(path.read_bytes()), values[name][rows].tobytes()
+        at = data.index(part) + 3
+        data[at] ^= 16
+        path.write_bytes(data)
+
+    def damaged() -> set[tuple[str | None, str]]:
+        with pytest.raises(sw.ParseError) as caught:
+            sw.verify_checkpoint(folder)
+        assert isinstance(caught.value, sw.store.DamageError)
+        assert str(caught.value).startswith(str(caught.value.report.damaged[0]))
+        return {(one.tensor, Path(one.file).name) for one in caught.value.report.damaged}
+
+    first, second = (files[0], files[2]) if to == "hf" else (files[1], files[2])
+    whole = slice(None)
+    flip(first, "a", whole if to == "hf" else slice(4, 8))
+    flip(second, "e", whole if to == "hf" else slice(8, 12))
+    assert damaged() == {("a", first.name), ("e", second.name)}
+    held = {"c", "d"} if to == "hf" else set(values)
+    gone = files[1] if to == "hf" else files[0]
+    gone.unlink()
+    assert damaged() == {("a", first.name), ("e", second.name), *((name, gone.name) for name in held)}
+    if to != "hf":
+        files[3].write_bytes(files[3].read_bytes()[:100])
+        more = {(name, path.name) for name in values for path in (gone, files[3])}
+        assert damaged() == {("a", first.name), ("e", second.name), *more}

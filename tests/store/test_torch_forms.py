@@ -62,6 +62,19 @@ def test_rank_8_and_strides_of_all_kinds(tmp_path: Path) -> None:
         assert checkpoint.read(name, box).tolist() == wanted[box].tolist()
 
 
+def test_a_view_of_far_more_bytes_than_its_storage_is_not_read(tmp_path: Path) -> None:
+    """2**62 bytes of one element: reading, verifying or converting it would not end."""
+    one = ones(1)
+    values = {
+        "w": tensor(one, "0", shape=(2**40, 2**20), strides=(0, 0)),
+        "v": tensor(one, "1", shape=(9, 9), strides=(0, 0)),
+    }
+    checkpoint = plain(tmp_path, values)
+    assert list(checkpoint) == ["v"]
+    assert "a view of 4611686018427387904 bytes of a storage of 4" in checkpoint.unreadable["w"]
+    assert sw.verify_checkpoint(tmp_path / "model.pt").unreadable == ("w",)
+
+
 def test_windows_of_a_long_storage(tmp_path: Path) -> None:
     """`x.unfold(0, 3, 1)`, whose rows overlap: of more bytes than are read at a time."""
     array = ones(150_000)

@@ -148,8 +148,15 @@ def _digests(
         result.digests[name] = []
         if tensor.size:
             tensor.check_decodable(memory)
+    #: Of tied tensors with the same pieces, the first; they are read once.
+    first_of: dict[tuple[Any, ...], str] = {}
+    tied: dict[str, str] = {}
     for name, tensor in tensors.items():
         if not tensor.size:
+            continue
+        owner = first_of.setdefault((id(tensor.pieces), tensor.dtype, tensor.shape), name)
+        if owner != name:
+            tied[name] = owner
             continue
         if tensor.bits % 8:
             tensor = tensor._packed_bytes()
@@ -184,6 +191,10 @@ def _digests(
             if found is None:
                 raise error.cause from None
             result.unread[name] = error.path, error.cause
+    for name, owner in tied.items():
+        result.digests[name] = result.digests[owner]
+        if owner in result.unread:
+            result.unread[name] = result.unread[owner]
     return result
 
 
@@ -218,7 +229,8 @@ class _PieceError(Exception):
 
 def _decoded(tensor: StoredTensor, memory: int) -> list[int]:
     """The digests of the pieces of a tensor that are compressed or in a store; what is not stored costs nothing."""
-    fill = next((piece.fill for piece in tensor.pieces if piece.fill is not None), None)
+    fills = (piece.rest if piece.fill is None else piece.fill for piece in tensor.pieces)
+    fill = next((each for each in fills if each is not None), None)
     if fill is not None and not any(fill.tobytes()):
         fill = None  # Zeros add nothing.
     parts = [] if fill is None else [_constant(fill.tobytes(), tensor.nbytes)]

@@ -51,9 +51,11 @@ class StoredPiece(ReadsFiles):
         path: The file that holds it.
         key: The part of the file it is, if the file has named parts; else an empty text.
         fill: What all its elements are, an array without dims, if none of them is stored; else None.
+        stored: Gives the boxes of its chunks that are stored, counted from its beginning, if not all of them are.
+        rest: What the elements of the other chunks are.
     """
 
-    __slots__ = ("_decode", "_locate", "box", "fill", "key", "path")
+    __slots__ = ("_decode", "_locate", "box", "fill", "key", "path", "rest", "stored")
 
     def __init__(
         self,
@@ -64,6 +66,8 @@ class StoredPiece(ReadsFiles):
         locate: Callable[[], Extent] | None = None,
         decode: Callable[[Bounds | None], npt.NDArray[Any]] | None = None,
         fill: npt.NDArray[Any] | None = None,
+        stored: Callable[[], Iterable[Bounds]] | None = None,
+        rest: npt.NDArray[Any] | None = None,
     ) -> None:
         if not (isinstance(box, tuple) and isinstance(key, str)):
             raise TypeError("a StoredPiece is made by what opens its checkpoint: box must be a tuple, and key a text")
@@ -73,6 +77,8 @@ class StoredPiece(ReadsFiles):
         self._locate = locate
         self._decode = decode
         self.fill = fill
+        self.stored = stored
+        self.rest = rest
 
     @property
     def is_addressable(self) -> bool:
@@ -306,17 +312,11 @@ class StoredTensor(ReadsFiles):
             if piece.fill is None:
                 yield from self.decoded_piece(piece, memory)
 
-    def decoded_piece(self, piece: StoredPiece, memory: int) -> Iterator[tuple[Bounds, npt.NDArray[Any]]]:
-        """Read one of its pieces as `decoded` does."""
-        chunk = self.chunk or (1,) * self.ndim
-        most = max(memory // (2 * max(math.prod(chunk) * bytes_for(1, self.bits), 1)), 1)
-        sizes = [stop - start for start, stop in piece.box]
-        cells = tuple(-(-size // step) for size, step in zip(sizes, chunk, strict=True))
-        for cell in consecutive(cells, most):
-            inner = tuple(
-                (side.start * step, min(side.stop * step, size))
-                for side, step, size in zip(cell, chunk, sizes, strict=True)
-            )
+    def decoded_piece(
+        self, piece: StoredPiece, memory: int, *, filled: bool = False
+    ) -> Iterator[tuple[Bounds, npt.NDArray[Any]]]:
+        """Read one of its pieces as `decoded` does; `filled` gives what is not stored as well."""
+        for inner in piece.stored() if piece.stored is not None and not filled else self._blocks_of(piece, memory):
             box = tuple((at + low, at + high) for (at, _), (low, high) in zip(piece.box, inner, strict=True))
             if not piece.is_addressable:
                 yield box, piece.decode(inner)
@@ -326,6 +326,18 @@ class StoredTensor(ReadsFiles):
             read_extent(extent, [low for low, _ in inner], values)
             extent.file.check()
             yield box, values
+
+    def _blocks_of(self, piece: StoredPiece, memory: int) -> Iterator[Bounds]:
+        """Boxes of a piece, of whole chunks, counted from its beginning."""
+        chunk = self.chunk or (1,) * self.ndim
+        most = max(memory // (2 * max(math.prod(chunk) * bytes_for(1, self.bits), 1)), 1)
+        sizes = [stop - start for start, stop in piece.box]
+        cells = tuple(-(-size // step) for size, step in zip(sizes, chunk, strict=True))
+        for cell in consecutive(cells, most):
+            yield tuple(
+                (side.start * step, min(side.stop * step, size))
+                for side, step, size in zip(cell, chunk, sizes, strict=True)
+            )
 
     def _overlapping(self, bounds: Bounds) -> Sequence[int]:
         if len(self.pieces) == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from .._arguments import INTEGER, check_fields
+from .._boxes import consecutive
 from .._dtypes import DTYPES
 from .._text import shown
 from ..errors import ParseError
@@ -89,7 +91,7 @@ class VerifyReport:
 
 
 class DamageError(ParseError):
-    """A checkpoint that is not what was written; its message has a line for each damage, up to 20.
+    """A checkpoint that is not what was written; its message has a line for each damage, as far as it fits.
 
     Attributes:
         report: What was verified, with everything that is damaged.
@@ -465,9 +467,13 @@ def _values(name: str, one: StoredTensor, other: StoredTensor, memory: int) -> D
     count = 0
     found: tuple[tuple[int, ...], Any, Any] | None = None
     for box, left, right in _blocks(other, one, memory) if is_turned else _blocks(one, other, memory):
+        times = 1
+        if not any((*left.strides, *right.strides)):  # One element stands for all, of which there may be any number.
+            times, first_of_each = math.prod(left.shape), (slice(0, 1),) * left.ndim
+            left, right = left[first_of_each], right[first_of_each]
         bits = [np.ascontiguousarray(part).view(np.uint8).reshape(*part.shape, part.itemsize) for part in (left, right)]
         differs = (bits[0] != bits[1]).any(axis=-1)
-        count += int(np.count_nonzero(differs))
+        count += int(np.count_nonzero(differs)) * times
         if differs.any():
             at = tuple(int(i) for i in np.argwhere(differs)[0])
             index = tuple(start + i for (start, _), i in zip(box, at, strict=True))
@@ -480,10 +486,26 @@ def _values(name: str, one: StoredTensor, other: StoredTensor, memory: int) -> D
 
 
 def _blocks(one: StoredTensor, other: StoredTensor, memory: int) -> Iterator[tuple[Bounds, Any, Any]]:
-    """Boxes of a tensor, with the elements of it and of another."""
+    """Boxes of a tensor, with the elements of it and of another; where neither is stored, one element for all."""
     for piece in one.pieces:
-        for box, values in one.decoded_piece(piece, memory // 2):
-            yield box, np.asarray(values), other.read(tuple(slice(*side) for side in box))
+        if piece.fill is None:
+            for box, values in one.decoded_piece(piece, memory // 2, filled=True):
+                yield box, np.asarray(values), other.read(tuple(slice(*side) for side in box))
+            continue
+        for position in other._overlapping(piece.box):
+            there = other.pieces[position]
+            common = [(max(a, b), min(c, d)) for (a, c), (b, d) in zip(piece.box, there.box, strict=True)]
+            sizes = tuple(stop - start for start, stop in common)
+            most = math.prod(sizes) if there.fill is not None else max(memory // (4 * piece.fill.itemsize), 1)
+            for part in consecutive(sizes, most) if 0 not in sizes else ():
+                box = tuple((at + side.start, at + side.stop) for (at, _), side in zip(common, part, strict=True))
+                extents = [stop - start for start, stop in box]
+                right = (
+                    np.broadcast_to(there.fill, extents)
+                    if there.fill is not None
+                    else other.read(tuple(slice(*side) for side in box))
+                )
+                yield box, np.broadcast_to(piece.fill, extents), right
 
 
 def _packed_values(name: str, one: StoredTensor, other: StoredTensor, memory: int) -> Difference:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..._boxes import positions
 from ..._core import crc32c
 from ..._dtypes import DTYPES, Dtype
 from ...errors import ParseError
@@ -299,7 +300,9 @@ def _piece(store: KeyValueStore, array: _Array, where: str, cell: Cell, box: Bou
     chunk = _Chunk(store, array, f"{where}: {shorten(key)}", value, box)
     if _is_plain(array) and value.inline is None:
         return StoredPiece(box, value.path, key=key, locate=chunk.locate)
-    return StoredPiece(box, value.path, key=key, decode=chunk.read)
+    if array.inner is None or array.fill is None:
+        return StoredPiece(box, value.path, key=key, decode=chunk.read)
+    return StoredPiece(box, value.path, key=key, decode=chunk.read, stored=chunk.stored, rest=_filled(array))
 
 
 def _is_plain(array: _Array) -> bool:
@@ -385,11 +388,11 @@ class _Chunk(NamedTuple):
     def _from_shard(self, inner: tuple[int, ...], bounds: Bounds, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """Read those chunks of a shard that a box needs."""
         array, value = self.array, self.value
-        out: npt.NDArray[Any] = np.empty(shape, array.dtype.numpy())
         counts = [outer // size for outer, size in zip(array.chunk, inner, strict=True)]
         index, begin, end = self._index(value, math.prod(counts))
+        out: npt.NDArray[Any] = np.empty(shape, array.dtype.numpy())
         ranges = [range(start // size, -(-stop // size)) for (start, stop), size in zip(bounds, inner, strict=True)]
-        for cell in np.ndindex(*map(len, ranges)):
+        for cell in positions(list(map(len, ranges))):
             at = [side[position] for side, position in zip(ranges, cell, strict=True)]
             number = int(np.ravel_multi_index(at, counts)) if at else 0
             offset, length = int(index[number, 0]), int(index[number, 1])
@@ -410,6 +413,22 @@ class _Chunk(NamedTuple):
             data = self._stretch(value, offset, length)
             out[place] = self._decoded(data, inner)[tuple(source)]
         return out
+
+    def stored(self) -> Iterator[Bounds]:
+        """The boxes of the chunks of a shard that are stored, as far as they are in the tensor."""
+        inner = self.array.inner
+        assert inner is not None
+        counts = [outer // size for outer, size in zip(self.array.chunk, inner, strict=True)]
+        index, _, _ = self._index(self.value, math.prod(counts))
+        sizes = [stop - start for start, stop in self.box]
+        for number in np.flatnonzero((index != _MISSING).any(axis=1)).tolist():
+            cell = np.unravel_index(number, counts) if counts else ()
+            box = tuple(
+                (int(at) * step, min((int(at) + 1) * step, size))
+                for at, step, size in zip(cell, inner, sizes, strict=True)
+            )
+            if all(start < stop for start, stop in box):
+                yield box
 
     def _stretch(self, value: Value, offset: int, length: int) -> bytes:
         if value.inline is not None:

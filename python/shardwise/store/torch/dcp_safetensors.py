@@ -131,7 +131,7 @@ def _check_names(path: Path, names: list[str]) -> int:
             raise ParseError(f"{path}: has {shorten(names[-1])}, but no file of shard {expected}")
         counts = set(numbers[rank].values())
         last = max(counts)
-        if len(counts) > 1 or sorted(numbers[rank]) != list(range(1, last + 1)):
+        if len(counts) > 1 or len(numbers[rank]) != last or not 1 <= min(numbers[rank]) <= max(numbers[rank]) <= last:
             raise ParseError(f"{path}: shard {rank} should have {last} files, but has {len(numbers[rank])}")
     return len(numbers)
 

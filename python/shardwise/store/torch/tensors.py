@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,6 +21,9 @@ __all__ = ["Container", "SavedTensor", "flatten", "sums_of"]
 # The pickle of a state dict takes about 200 bytes per tensor.
 _MAX_PICKLE = 1 << 30
 _MAX_DEPTH = 100
+#: A view may have more bytes than its storage: so many anyway, or so many times as many.
+_MOST_EXPANDED = 1 << 30
+_MOST_TIMES = 1024
 _REBUILD = {
     "torch._utils._rebuild_tensor": 4,
     "torch._utils._rebuild_tensor_v2": 4,
@@ -159,6 +163,12 @@ class Container:
                     f"{where}: tensor {shorten(name)}: its elements end at byte {(last + 1) * dtype.bits // 8} of a "
                     f"storage of {storage_bytes}"
                 )
+        nbytes = math.prod(shape) * dtype.bits // 8
+        if nbytes > max(_MOST_EXPANDED, _MOST_TIMES * storage_bytes):
+            raise UnsupportedError(
+                f"{where}: tensor {shorten(name)}: a view of {nbytes} bytes of a storage of {storage_bytes}, over the "
+                f"limit of {_MOST_TIMES} times as many"
+            )
         return SavedTensor(key, dtype, shape, strides, args[1], storage_bytes)
 
     def _storage(self, value: Any, name: str) -> tuple[str, Dtype | None, int]:

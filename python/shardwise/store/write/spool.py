@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..._atomic import naming
+from ..._boxes import positions
 from ..._dtypes import Dtype
 from ..._text import bytes_text, shown
 from ...errors import LayoutError
@@ -234,9 +235,10 @@ class Spool:
         """The boxes of a tensor whose chunks are decoded, in this dtype; without those that are zero."""
         with self._converting(name, dtype) as convert:
             for piece in tensor.pieces:
-                if piece.fill is not None and any(piece.fill.tobytes()):
+                fill = piece.rest if piece.fill is None else piece.fill
+                if fill is not None and any(fill.tobytes()):  # Before what is stored, which may lie within.
                     sizes = [stop - start for start, stop in piece.box]
-                    yield piece.box, np.broadcast_to(convert(piece.fill, math.prod(sizes)), sizes)
+                    yield piece.box, np.broadcast_to(convert(fill, math.prod(sizes)), sizes)
             for box, values in tensor.decoded(memory):
                 yield box, convert(np.asarray(values), 1)
 
@@ -358,6 +360,6 @@ def _runs(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[Bounds]:
         yield rest
         return
     step = max(most // row, 1)
-    for place in np.ndindex(*shape[: dim - 1]):
+    for place in positions(shape[: dim - 1]):
         for start in range(0, shape[dim - 1], step):
             yield (*((at, at + 1) for at in place), (start, min(start + step, shape[dim - 1])), *rest)
