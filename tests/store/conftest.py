@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import safetensors
 
-from shardwise.store import objects
 from shardwise.store.objects import ObjectPath
 from tests.store.stores import Store, started_server
 from tests.store.toxic import Toxic
@@ -44,26 +43,24 @@ def server() -> Iterator[Toxic]:
 
 @pytest.fixture
 def s3(server: Toxic, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(objects, "_PAUSE", 0.001)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     server.calm()
-    top = ObjectPath("s3://bucket/x", endpoint_url=server.url)
+    top = ObjectPath("s3://bucket/x", endpoint_url=server.url, pause=0.001)
     if not top.filesystem.exists("bucket"):
         top.filesystem.mkdir("bucket")
     server.calm()
-    yield Store(lambda name: ObjectPath(f"s3://bucket/{name}", filesystem=top.filesystem), server)
+    yield Store(lambda name: ObjectPath(f"s3://bucket/{name}", filesystem=top.filesystem, pause=0.001), server)
     server.calm()
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def memory() -> Iterator[Store]:
     """What a test puts there is removed: this filesystem looks through all names that it has for most questions."""
     pytest.importorskip("fsspec")
-    monkeypatch.setattr(objects, "_PAUSE", 0.001)
     kept = ObjectPath("memory://x").filesystem.store
     before = set(kept)
-    yield Store(lambda name: ObjectPath(f"memory://{name}"))
+    yield Store(lambda name: ObjectPath(f"memory://{name}", pause=0.001))
     for name in set(kept) - before:
         del kept[name]
 

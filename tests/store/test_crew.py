@@ -5,15 +5,20 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import shardwise as sw
-from shardwise.store.write.crew import Flight, _Here, crew_for, crew_of
+from shardwise.store.write.crew import Crew, Flight, _Here, crew_for, crew_of
+from shardwise.store.write.work import Work
 
 KIB, MIB = 2**10, 2**20
+
+
+def of(executor: Executor, memory: int, **more: Any) -> Crew:
+    return crew_of(Work(executor=executor, memory=memory, **more))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +36,7 @@ KIB, MIB = 2**10, 2**20
     ],
 )
 def test_threads_and_their_memory(memory: int, threads: int, nbytes: int, tasks: int, workers: int) -> None:
-    with crew_for(None, memory, threads, nbytes=nbytes, tasks=tasks) as crew:
+    with crew_for(Work(memory=memory, threads=threads), nbytes=nbytes, tasks=tasks) as crew:
         assert (crew.workers, crew.memory, crew.is_here) == (workers, memory // workers, True)
         assert crew.window == (1 if workers == 1 else 2 * workers)
         assert crew.executor.submit(lambda: 7).result() == 7
@@ -40,13 +45,13 @@ def test_threads_and_their_memory(memory: int, threads: int, nbytes: int, tasks:
 
 def test_a_thread_for_each_core_if_nothing_is_said() -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with crew_for(None, 1024 * MIB, None, nbytes=4 * MIB, tasks=1000) as crew:
+    with crew_for(Work(memory=1024 * MIB), nbytes=4 * MIB, tasks=1000) as crew:
         assert crew.workers == min(cores, 256)
 
 
 def test_what_cannot_be() -> None:
     def asked(memory: Any, threads: Any = None, executor: Any = None) -> None:
-        with crew_for(executor, memory, threads, nbytes=4 * MIB, tasks=10):
+        with crew_for(Work(executor=executor, memory=memory, threads=threads), nbytes=4 * MIB, tasks=10):
             raise AssertionError("refused")
 
     for threads in (0, -1):
@@ -61,9 +66,9 @@ def test_what_cannot_be() -> None:
     with ThreadPoolExecutor(5) as pool:
         with pytest.raises(sw.LayoutError, match="threads is 0; it must be at least 1"):
             asked(MIB, 0, pool)
-        assert crew_of(pool, 80 * KIB).memory == 16 * KIB
+        assert of(pool, 80 * KIB).memory == 16 * KIB
         with pytest.raises(sw.LayoutError, match="at least 16384 bytes are needed for each of 5 workers"):
-            crew_of(pool, 80 * KIB - 1)
+            of(pool, 80 * KIB - 1)
 
 
 class Given(_Here):
@@ -85,20 +90,22 @@ class Client:
 
 def test_executors_of_others() -> None:
     with ThreadPoolExecutor(3) as pool:
-        crew = crew_of(pool, 3 * MIB)
+        crew = of(pool, 3 * MIB)
         assert (crew.executor, crew.workers, crew.memory, crew.is_here, crew.window) == (pool, 3, MIB, True, 6)
     with ProcessPoolExecutor(2) as processes:
-        crew = crew_of(processes, 3 * MIB)
+        crew = of(processes, 3 * MIB)
         assert (crew.workers, crew.memory, crew.is_here) == (2, 3 * MIB // 2, False)
-    mpi = crew_of(Given(num_workers=4), 4 * MIB)
+    mpi = of(Given(num_workers=4), 4 * MIB)
     assert (mpi.workers, mpi.memory) == (4, MIB)
-    unknown = crew_of(Given(num_workers=0), 2**40)
+    said = of(Given(num_workers=4), 6 * MIB, workers=3)
+    assert (said.workers, said.memory, said.window) == (3, 2 * MIB, 6)
+    unknown = of(Given(num_workers=0), 2**40)
     assert unknown.workers == os.cpu_count()
     # Two workers of 2 and 4 threads share one host, one of 3 has the other: 9 in all, and 6 share memory.
     hosts = {"tcp://10.0.0.1:4711": 2, "tcp://10.0.0.1:4712": 4, "tcp://10.0.0.2:4711": 3}
-    dask = crew_of(Given(_client=Client(hosts)), 6 * MIB)
+    dask = of(Given(_client=Client(hosts)), 6 * MIB)
     assert (dask.workers, dask.memory, dask.window) == (9, MIB, 18)
-    nobody = crew_of(Given(_client=Client({})), MIB)
+    nobody = of(Given(_client=Client({})), MIB)
     assert (nobody.workers, nobody.memory) == (1, MIB)
 
 
@@ -131,7 +138,7 @@ def test_failures_that_may_pass_are_tried_again(error: Exception, may_pass: bool
         return task * factor
 
     flight: Flight[int, int] = Flight(
-        crew_of(Given(num_workers=1), MIB), call, (10,), 2, lambda task, receipt: kept.append((task, receipt)), "hint"
+        of(Given(num_workers=1), MIB), call, (10,), 2, lambda task, receipt: kept.append((task, receipt)), "hint"
     )
     if failures <= (2 if may_pass else 0):
         assert flight.run(iter([1, 2, 3, 4]), 4, shown.append) == 4
@@ -156,9 +163,77 @@ def test_a_worker_that_dies_is_named_as_such() -> None:
 
     kept: list[int] = []
     flight: Flight[int, int] = Flight(
-        crew_of(Given(num_workers=1), MIB), call, (), 2, lambda task, receipt: kept.append(task), "they stay"
+        of(Given(num_workers=1), MIB), call, (), 2, lambda task, receipt: kept.append(task), "they stay"
     )
     said = r"a worker died, and the executor with it \(BrokenExecutor\), after 2 of 4 tasks; they stay$"
     with pytest.raises(BrokenExecutor, match=said):
         flight.run(iter([1, 2, 3, 4]), 4, lambda task: None)
     assert kept[:2] == [1, 2]
+
+
+class Hanging(Executor):
+    """Ends the first tasks at once, and no other."""
+
+    def __init__(self, ends: int) -> None:
+        self._max_workers, self._ends = 2, ends
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._ends -= 1
+        if self._ends >= 0:
+            future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def test_workers_that_end_no_task_are_given_up() -> None:
+    kept: list[int] = []
+    flight: Flight[int, int] = Flight(
+        of(Hanging(3), MIB, timeout=0.05), lambda task: task, (), 2, lambda task, _: kept.append(task), "they stay"
+    )
+    said = r"no worker has ended a task for 0\.05 seconds, and 4 are under way; they stay"
+    with pytest.raises(TimeoutError, match=said) as caught:
+        flight.run(iter(range(9)), 9, lambda task: None)
+    assert caught.value.errno == errno.ETIMEDOUT
+    assert kept == [0, 1, 2]
+
+
+def test_after_an_error_workers_that_hang_are_not_waited_for_either() -> None:
+    def call(task: int) -> int:
+        raise sw.ParseError("wrong")
+
+    flight: Flight[int, int] = Flight(of(Hanging(0), MIB, timeout=0.05), call, (), 0, lambda *_: None, "")
+    flight._crew.executor._ends = 1  # type: ignore[attr-defined]
+    with pytest.raises((sw.ParseError, TimeoutError)):
+        flight.run(iter(range(9)), 9, lambda task: None)
+
+
+def test_an_interruption_says_what_is_done() -> None:
+    def call(task: int) -> int:
+        if task == 2:
+            raise KeyboardInterrupt
+        return task
+
+    kept: list[int] = []
+    flight: Flight[int, int] = Flight(
+        Crew(_Here(), 1, MIB, True, 1), call, (), 2, lambda task, _: kept.append(task), "they stay"
+    )
+    with pytest.raises(KeyboardInterrupt, match=r"^interrupted after 2 of 4 tasks; they stay$"):
+        flight.run(iter(range(4)), 4, lambda task: None)
+    assert kept == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        ({"retries": -1}, sw.LayoutError, "retries is -1; it must be at least 0"),
+        ({"workers": 0}, sw.LayoutError, "workers is 0; it must be at least 1"),
+        ({"timeout": 0}, sw.LayoutError, "timeout is 0; it must be more than 0 seconds"),
+        ({"timeout": float("nan")}, sw.LayoutError, "timeout is nan; it must be more than 0 seconds"),
+        ({"timeout": "1"}, TypeError, "timeout must be a number of seconds, got str"),
+        ({"timeout": True}, TypeError, "timeout must be a number of seconds, got bool"),
+        ({"memory": 1.5}, TypeError, "memory must be an integer"),
+    ],
+)
+def test_options_that_cannot_be(wrong: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        Work(**wrong)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise.store.write.task import receipt_line
+from shardwise.store.write.receipts import receipt_line
 from tests.store.tasks import forge, planned, saved, unpacked
 
 
@@ -297,7 +297,7 @@ def test_receipts_that_are_missing_forged_or_of_another_plan_stop_the_commit(sou
         "text": (b"".join(lines) + forged(task="3"), "no task writes"),
         "late": (b"".join(lines) + forged(seconds=10**400), "no task writes"),
         "disagree": (b"".join(lines) + forged(digests=(1,) * len(first.digests)), "two receipts of task 3 disagree"),
-        "foreign": (b"".join(lines[:3]) + foreign, "is of the plan"),
+        "foreign": (b"".join(lines[:3]) + foreign, "is of another plan"),
     }
     for data, message in cases.values():
         path.write_bytes(data)

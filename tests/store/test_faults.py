@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import itertools
 import os
@@ -25,7 +26,8 @@ import pytest
 import shardwise as sw
 from shardwise._atomic import replace_file
 from shardwise.cli import main
-from shardwise.store.write import place
+from shardwise.store.write import checkpoint_plan, reshape
+from shardwise.store.write.work import Work
 
 from .faulty import Machine, Outcome, why_not
 
@@ -107,8 +109,13 @@ def arguments_for(kind: str) -> dict[str, Any]:
 # The work, which is done in other processes. Each task is recorded when it is done, so that some can be resumed.
 
 
+def record_each_task() -> None:
+    for module in (checkpoint_plan, reshape):
+        module.Work = functools.partial(Work, record_bytes=1, record_seconds=1e9)  # type: ignore[attr-defined]
+
+
 def reshard(folder: str, source: str, kind: str, resume: bool) -> int:
-    place._RECORD_BYTES = 1
+    record_each_task()
     dtype = "float16" if kind == "converted" else None
     turned = [{"from": "h.{i}.w", "to": {"name": "t.{i}", "transpose": True}}]
     target = Path(folder, name_of(kind))
@@ -128,12 +135,12 @@ def reshard(folder: str, source: str, kind: str, resume: bool) -> int:
 
 
 def save(folder: str, kind: str) -> None:
-    place._RECORD_BYTES = 1
+    record_each_task()
     sw.save_checkpoint(Path(folder, name_of(kind)), tensors(), memory=1 << 16, **arguments_for(kind))
 
 
 def command(_: str, *arguments: str) -> tuple[int, str]:
-    place._RECORD_BYTES = 1
+    record_each_task()
     with contextlib.redirect_stderr(io.StringIO()) as said:
         status = main(arguments)
     return status, said.getvalue()
@@ -231,7 +238,8 @@ class Bench:
             with pytest.raises(FileNotFoundError):
                 sw.open_checkpoint(target)
         done = self.machine.run(work, target.parent, *arguments)
-        assert done.error == ("FileExistsError" if complete else None), done
+        # What is finished is done, unless it is in memory only.
+        assert done.error == ("FileExistsError" if complete and work == "save" else None), done
         assert contents(target) == expected
         assert listed(target.parent) == [target.name]
         return done
@@ -287,8 +295,8 @@ def test_a_killed_reshard_goes_on(bench: Bench, kind: str, amount: Amount) -> No
     for at, kill in chosen:
         with bench.folder() as folder:
             assert bench.machine.run("reshard", folder, source, kind, False, at=at, fault=kill).killed
+            complete += (folder / name).exists()
             done = bench.settled(folder / name, expected, "reshard", source, kind, True)
-            complete += done.error is not None
             resumed += bool(done.done)
     assert 0 < complete < len(chosen)
     assert resumed
@@ -354,7 +362,7 @@ def test_parts_and_commits_that_are_killed_are_run_again(bench: Bench, step: int
             assert not complete or step == 2
             for each in range(step, 3):
                 done = tasks(bench, folder, each)
-                assert (done.done[0] == 0) != complete, done
+                assert done.done[0] == 0, done
             assert contents(folder / "new") == expected
 
 
@@ -446,7 +454,7 @@ def test_a_part_or_commit_that_fails_is_run_again(bench: Bench, step: int, amoun
                 assert str(folder) in said
                 assert (folder / "new").exists() == complete
             for each in range(step + (status == 0), 3):
-                assert (tasks(bench, folder, each).done[0] == 0) != complete
+                assert tasks(bench, folder, each).done[0] == 0
             assert contents(folder / "new") == expected
 
 

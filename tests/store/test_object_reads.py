@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.store import object_files, objects
+from shardwise.store import object_files
 from shardwise.store.object_files import ObjectFile, opening
 from shardwise.store.objects import ATTEMPTS, ObjectPath
 from shardwise.store.text import MAX_NAME, are_sizes, checked_name, checked_shape
@@ -38,7 +38,7 @@ class Asked:
 
 
 def place(filesystem: Any) -> ObjectPath:
-    return ObjectPath("memory://bucket/a", filesystem=filesystem)
+    return ObjectPath("memory://bucket/a", filesystem=filesystem, pause=0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,7 +46,6 @@ def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"_PART": 200, "_GAP": 30, "_BLOCK": 64, "_BLOCKS": 3, "_SMALL": 100}.items():
             patch.setattr(object_files, name, value)
-        patch.setattr(objects, "_PAUSE", 0.0)
         yield
 
 
@@ -147,6 +146,76 @@ def test_a_request_is_made_so_many_times() -> None:
     with pytest.raises(OSError, match=f"failed {ATTEMPTS} times, the last time with: reset") as caught:
         place(always).status()
     assert (caught.value.errno, always.calls) == (errno.EIO, ATTEMPTS)
+
+
+def test_attempts_are_the_callers_choice_and_go_with_the_path() -> None:
+    class Slow(Asked):
+        calls = 0
+
+        def info(self, path: str) -> dict[str, Any]:
+            self.calls += 1
+            raise OSError(16, "SlowDown")
+
+    for attempts, said in ((1, "failed once with"), (3, "failed 3 times, the last time with")):
+        slow = Slow()
+        path = ObjectPath("memory://bucket/a", filesystem=slow, attempts=attempts, pause=0)
+        sent = path.__reduce__()
+        for each in (path, path / "b", path.parent, sent[0](*sent[1])):
+            slow.calls = 0
+            with pytest.raises(OSError, match=said):
+                each.status()
+            assert slow.calls == attempts
+    for wrong, error in (
+        ({"attempts": 0}, sw.LayoutError),
+        ({"pause": -1}, sw.LayoutError),
+        ({"pause": "1"}, TypeError),
+    ):
+        with pytest.raises(error, match=next(iter(wrong))):
+            ObjectPath("memory://bucket/a", filesystem=slow, **wrong)
+
+
+def test_a_store_that_was_never_reached_is_not_waited_for_as_long() -> None:
+    class EndpointConnectionError(ConnectionError):
+        pass
+
+    class Away(Asked):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls, self.is_away = 0, True
+
+        def info(self, path: str) -> dict[str, Any]:
+            self.calls += 1
+            if self.is_away:
+                raise EndpointConnectionError("nobody is there")
+            return super().info(path)
+
+    path = place(away := Away())
+    with pytest.raises(OSError, match="failed 5 times"):
+        path.status()
+    away.calls, away.is_away = 0, False
+    path.status()
+    away.calls, away.is_away = 0, True
+    with pytest.raises(OSError, match=f"failed {ATTEMPTS} times"):
+        (path / "b").status()
+
+
+def test_pauses_grow_and_differ_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    for _ in range(20):
+        path = ObjectPath("memory://bucket/a", filesystem=type("Fs", (Asked,), {"info": refuse})())
+        with pytest.raises(OSError, match=f"failed {ATTEMPTS} times"):
+            path.status()
+    longest = [min(0.1 * 2**i, 10) for i in range(ATTEMPTS - 1)]
+    runs = [waited[i : i + len(longest)] for i in range(0, len(waited), len(longest))]
+    assert len(runs) == 20
+    assert all(most / 2 <= pause <= most for run in runs for pause, most in zip(run, longest, strict=True))
+    assert sum(longest) > 40
+    assert len({run[0] for run in runs}) > 10
+
+
+def refuse(*_: Any) -> Any:
+    raise OSError(16, "SlowDown")
 
 
 def test_what_a_store_says_of_an_object() -> None:

@@ -376,9 +376,11 @@ class TestWhatIsThere:
         with pytest.raises(KeyboardInterrupt):
             sw.reshard_checkpoint(tmp_path / "a.safetensors", place, RULES, progress=progress)
         assert sorted(store.objects(place)) == [f"shard-0000{i}-model-00001-of-00001.safetensors" for i in (1, 2)]
-        with pytest.raises(FileExistsError, match="resume=True writes over what an interrupted run left"):
+        with pytest.raises(FileExistsError, match="resume=True goes on with what an interrupted run left"):
             sw.reshard_checkpoint(tmp_path / "a.safetensors", place, RULES)
-        sw.reshard_checkpoint(tmp_path / "a.safetensors", place, RULES, resume=True)
+        report = sw.reshard_checkpoint(tmp_path / "a.safetensors", place, RULES, resume=True)
+        assert isinstance(report, sw.WriteReport)
+        assert 0 < report.bytes_resumed < report.bytes == report.bytes_resumed + report.bytes_written
         assert sw.diff_checkpoints(tmp_path / "a.safetensors", place) == []
         assert sw.verify_checkpoint(place).digests == 4
 
@@ -457,6 +459,9 @@ class GoogleLike:
 
     def cat_file(self, path: str, start: int, end: int) -> bytes:
         return self.made[path][start:end]
+
+    def rm_file(self, path: str) -> None:
+        del self.made[path]
 
     def invalidate_cache(self, path: str | None = None) -> None:
         """Nothing is kept."""

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.store.write.drive import _spread
+from shardwise.store.write.run import _spread
 
 TASK = 1 << 16
 

@@ -19,11 +19,12 @@ import shardwise as sw
 from shardwise._dtypes import DTYPES
 from shardwise.store.boxes import contiguous_strides
 from shardwise.store.objects import ObjectStatus
-from shardwise.store.write import plan, planned_object, spool, uploads
+from shardwise.store.write import object_task, plan, spool
 from shardwise.store.write.check_plan import check_rows
 from shardwise.store.write.form_files import check_names
 from shardwise.store.write.pickles import Call, Global, pickled
-from shardwise.store.write.place import _may_hold
+from shardwise.store.write.places import uploads
+from shardwise.store.write.places.folder import _may_hold
 from shardwise.store.write.planning import make_plan
 from shardwise.store.write.rewrite import kept_objects
 from shardwise.store.write.task import Places, SourceFile, head_digest, source_of
@@ -111,7 +112,7 @@ def test_pieces_within_a_box_are_the_elements_in_both(data: st.DataObject) -> No
     assert found == expected
     starts, stops = rows[:, 2 : 2 + rank], rows[:, 2 + rank : 2 + 2 * rank]
     meets = [all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(piece, box, strict=True)) for piece in held]
-    assert planned_object._meet(starts, stops, [box]).tolist() == meets
+    assert object_task._meet(starts, stops, [box]).tolist() == meets
     assert len(clipped) == sum(meets)
 
 

@@ -54,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_what_cannot_be_written()  # The reader has closed the pipe, as `head` does.
         return _BROKEN_PIPE
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
+        if str(stopped):  # What is left, and how to go on.
+            say("error", [str(stopped)])
         return 128 + signal.SIGINT
     except (ShardwiseError, ValueError, OSError, ImportError) as error:
         _drop_what_cannot_be_written()  # It may be what failed, on a full disk; then it would fail again at exit.

@@ -42,6 +42,8 @@ def run_run(screen: Screen, options: argparse.Namespace) -> int:
         print(json.dumps({"plan": str(options.plan), "tasks": count, "of": total}))
         return 0
     earlier = f", {total - count} were done before" if count < total else ""
+    if not count and plan.is_finished():
+        earlier = "; the checkpoint is finished, and has what these tasks would write"
     screen.write((str(options.plan), "bold"), f": {count} task{'s' * (count != 1)} done{earlier}")
     return 0
 
@@ -58,6 +60,9 @@ def write_report(screen: Screen, done: WriteReport, as_json: bool) -> None:
     """Say what was written."""
     if as_json:
         print(json.dumps({**vars(done), "path": str(done.path)}))
+        return
+    if done.bytes_resumed == done.bytes and not done.bytes_written:
+        screen.write((str(done.path), "bold"), " was finished before; it has what it should have")
         return
     resumed = f", {bytes_text(done.bytes_resumed)} were there from an earlier run" if done.bytes_resumed else ""
     screen.write(

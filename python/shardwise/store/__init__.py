@@ -8,9 +8,10 @@ from .prove import Damage, DamageError, Difference, VerifyReport, diff_checkpoin
 from .safetensors.checkpoint import Checkpoint, open_safetensors
 from .safetensors.header import Entry
 from .write.checkpoint_plan import CheckpointPlan
+from .write.receipts import TaskReceipt
 from .write.reports import WriteOutline, WriteReport
 from .write.reshape import plan_checkpoint, reshard_checkpoint, save_checkpoint
-from .write.task import CheckpointTask, TaskReceipt
+from .write.task import CheckpointTask
 
 __all__ = [
     "FORMS",

@@ -4,14 +4,16 @@ An `ObjectPath` has what the formats need from a path, so that a format does not
 `__fspath__`: code that is not written for objects fails at once, and never finds a local file of the same name.
 
 Weaknesses of stores are dealt with here. A request that fails for a temporary reason is made again, `ATTEMPTS` times
-in all; a store that gives fewer bytes than it was asked for has failed. Listings are never cached, and only say which
-format a folder may have: its manifest or index says what belongs to a checkpoint.
+in all unless the path says otherwise, after pauses that grow and that differ by chance, so that many workers do not
+come back at once; a store that gives fewer bytes than it was asked for has failed. Listings are never cached, and only
+say which format a folder may have: its manifest or index says what belongs to a checkpoint.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import random
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -19,17 +21,24 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar, cast
 
-from .._arguments import path_of
+from .._arguments import integer, path_of
 from .._fork import importing
 from .._text import shown
-from ..errors import ParseError
+from ..errors import LayoutError, ParseError
 
 __all__ = ["ATTEMPTS", "ObjectPath", "ObjectStatus", "entries_of", "place_of"]
 
-#: How often a request is made before its failure is final.
-ATTEMPTS = 5
-#: Seconds before the second attempt, doubled for each further one.
-_PAUSE = 0.1
+#: How often a request is made before its failure is final: with the pauses between, some 40 seconds. A store that has
+#: slowed down its callers needs that long; one that was never reached is probably not there.
+ATTEMPTS = 12
+_UNREACHED_ATTEMPTS = 5
+#: Seconds before the second attempt, doubled for each further one up to the longest; half of each is left to chance.
+PAUSE = 0.1
+_LONGEST_PAUSE = 10.0
+#: The exceptions of those who found nobody to ask.
+_UNREACHED = {
+    "ClientConnectorError", "ConnectTimeoutError", "ConnectionRefusedError", "EndpointConnectionError", "gaierror",
+}  # fmt: skip
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _LOCAL = ("file", "local")
@@ -60,6 +69,26 @@ class ObjectStatus(NamedTuple):
     mark: str
 
 
+class _Patience:
+    """How often requests are made again, and whether one was ever answered; shared by all paths made from one.
+
+    Attributes:
+        attempts: How often a request is made in all.
+        pause: Seconds before the second attempt.
+        is_answered: Whether the store was ever reached.
+    """
+
+    __slots__ = ("attempts", "is_answered", "pause")
+
+    def __init__(self, attempts: int, pause: float) -> None:
+        self.attempts, self.pause, self.is_answered = attempts, pause, False
+
+    def wait(self, attempt: int) -> None:
+        """Wait after an attempt, counted from 1."""
+        longest = min(self.pause * 2 ** (attempt - 1), _LONGEST_PAUSE)
+        time.sleep(longest * random.uniform(0.5, 1))
+
+
 class ObjectPath:
     """A file or folder behind a URL, for every argument that takes the path of a checkpoint.
 
@@ -68,19 +97,31 @@ class ObjectPath:
     Args:
         url: `s3://bucket/model`, `gs://bucket/model`, `memory://model`, or any other that fsspec knows.
         filesystem: An fsspec filesystem, used as it is; made from the URL's protocol if left out.
+        attempts: How often a request is made, in all, that fails for a temporary reason.
+        pause: Seconds before the second attempt, doubled for each further one up to 10; up to half less by chance.
         options: Options of fsspec's filesystem: for S3 `key`, `secret`, `profile`, `anon`, `endpoint_url`, ….
 
     Raises:
         ParseError: if `url` is not a URL.
+        LayoutError: if `attempts` is below 1, or `pause` below 0.
         ImportError: if fsspec, or its package for this protocol, is not installed.
 
     >>> ObjectPath("memory://models/a", filesystem=object()) / "model.safetensors"  # in place of one of fsspec's
     ObjectPath('memory://models/a/model.safetensors')
     """
 
-    __slots__ = ("_filesystem", "_key", "_protocol")
+    __slots__ = ("_filesystem", "_key", "_patience", "_protocol")
 
-    def __init__(self, url: str, *, filesystem: Any = None, **options: Any) -> None:
+    def __init__(
+        self, url: str, *, filesystem: Any = None, attempts: int = ATTEMPTS, pause: float = PAUSE, **options: Any
+    ) -> None:
+        if integer("attempts", attempts) < 1:
+            raise LayoutError(f"attempts is {attempts}; it must be at least 1")
+        if not isinstance(pause, (int, float)):
+            raise TypeError(f"pause must be a number of seconds, got {type(pause).__name__}")
+        if not 0 <= pause <= _LONGEST_PAUSE:
+            raise LayoutError(f"pause is {pause}; it must be from 0 to {_LONGEST_PAUSE:g} seconds")
+        self._patience = _Patience(attempts, pause)
         match = _URL.fullmatch(url) if isinstance(url, str) else None
         if match is None or "\0" in url or not match[2].strip("/"):
             raise ParseError(f"url must be like s3://bucket/model, got {shown(url)}")
@@ -94,6 +135,7 @@ class ObjectPath:
     def _at(self, key: str) -> ObjectPath:
         other = object.__new__(ObjectPath)
         other._protocol, other._filesystem, other._key = self._protocol, self._filesystem, key
+        other._patience = self._patience
         return other
 
     def __truediv__(self, name: str) -> ObjectPath:
@@ -161,7 +203,7 @@ class ObjectPath:
         return str(self) < str(other)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (str(self), self._filesystem)
+        return _unpickled, (str(self), self._filesystem, self._patience.attempts, self._patience.pause)
 
     def refuse_options(self, what: str) -> None:
         """Refuse a filesystem that another process would not make of the URL and the same environment.
@@ -188,21 +230,26 @@ class ObjectPath:
         Raises:
             FileNotFoundError, PermissionError, OSError: if the store refuses, or keeps failing.
         """
-        for attempt in range(1, ATTEMPTS + 1):
+        patience, attempt = self._patience, 0
+        while True:
+            attempt += 1
             try:
-                return what()
+                answer = what()
             except Exception as error:
                 final = self._final(error, attempt)
                 if final is not None:
                     raise final from (None if final is error else error)
-            time.sleep(_PAUSE * 2 ** (attempt - 1))
-        raise AssertionError("the last attempt gives an answer or an error")
+            else:
+                patience.is_answered = True
+                return answer
+            patience.wait(attempt)
 
     def _final(self, error: Exception, attempt: int) -> Exception | None:
         """The exception for a failure; `None` if the request should be made again."""
         if isinstance(error, (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)):
             number = error.errno or {FileNotFoundError: errno.ENOENT, FileExistsError: errno.EEXIST}.get(type(error), 0)
-            return type(error)(number, "does not exist" if number == errno.ENOENT else str(error), str(self))
+            gone = "the bucket does not exist" if "bucket does not exist" in str(error) else "does not exist"
+            return type(error)(number, gone if number == errno.ENOENT else str(error), str(self))
         where = _CREDENTIALS.get(_SAME.get(self._protocol, self._protocol), "see fsspec's filesystem for this protocol")
         kinds = {kind.__name__ for kind in type(error).__mro__}
         if any("Credential" in kind or kind == "ProfileNotFound" for kind in kinds):
@@ -214,10 +261,13 @@ class ObjectPath:
             return error
         if isinstance(error, OSError) and error.errno in (errno.EINVAL, errno.ENOSYS, errno.EPERM):
             return OSError(error.errno, str(error), str(self))
-        if attempt < ATTEMPTS:
+        attempts = self._patience.attempts
+        if kinds & _UNREACHED and not self._patience.is_answered:
+            attempts = min(attempts, _UNREACHED_ATTEMPTS)
+        if attempt < attempts:
             return None
-        said = str(error) or type(error).__name__
-        return OSError(errno.EIO, f"failed {ATTEMPTS} times, the last time with: {said}", str(self))
+        times = "once" if attempt == 1 else f"{attempt} times, the last time"
+        return OSError(errno.EIO, f"failed {times} with: {str(error) or type(error).__name__}", str(self))
 
     def _info(self) -> dict[str, Any]:
         found: dict[str, Any] = self.ask(lambda: self._filesystem.info(self._asked))
@@ -346,8 +396,8 @@ class _Stat(NamedTuple):
     st_size: int
 
 
-def _unpickled(url: str, filesystem: Any) -> ObjectPath:
-    path = ObjectPath(url, filesystem=filesystem)
+def _unpickled(url: str, filesystem: Any, attempts: int, pause: float) -> ObjectPath:
+    path = ObjectPath(url, filesystem=filesystem, attempts=attempts, pause=pause)
     _count_attempts_here(path.protocol, filesystem)
     return path
 

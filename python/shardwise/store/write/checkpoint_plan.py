@@ -10,20 +10,16 @@ from typing import Any
 from ..._arguments import path_of
 from ..objects import ObjectPath
 from .check_plan import check_plan
-from .crew import check_retries
-from .drive import commit_plan, numbers_of, outline_of, run_part
-from .object_drive import commit_objects, run_objects
-from .object_parts import outline_of as objects_outline
-from .place import check_room
+from .object_task import object_task
+from .places.place import place_of_plan
 from .plan import WritePlan, said_by
 from .planfile import load_plan, save_plan
-from .planned_object import planned_object
 from .reports import WriteOutline, WriteReport
+from .run import commit_plan, run_part
 from .task import SourceObject
+from .work import MEMORY, RETRIES, Work
 
 __all__ = ["CheckpointPlan"]
-
-_MEMORY = 256 * 2**20
 
 
 class CheckpointPlan(WritePlan):
@@ -42,7 +38,7 @@ class CheckpointPlan(WritePlan):
 
     warnings: tuple[str, ...] = ()
 
-    def outline(self, memory: int = _MEMORY, threads: int | None = None, *, sync: bool = True) -> WriteOutline:
+    def outline(self, memory: int = MEMORY, threads: int | None = None, *, sync: bool = True) -> WriteOutline:
         """Say what it takes to run it in this process.
 
         Nothing is written but a sample of up to 16 MiB, to a file without a name beside the destination: it says
@@ -57,13 +53,15 @@ class CheckpointPlan(WritePlan):
             LayoutError: if the memory is too little.
             OSError: if the folder for the checkpoint does not exist.
         """
-        if self.is_in_store:
-            return objects_outline(self.files, memory, threads)
-        return outline_of(self, memory, threads, sync)
+        return place_of_plan(self).outline(Work(memory=memory, threads=threads, sync=sync))
 
     def task(self, number: int) -> Any:
         """Make a task."""
-        return planned_object(self, number) if self.is_in_store else super().task(number)
+        return object_task(self, number) if self.is_in_store else super().task(number)
+
+    def is_finished(self) -> bool:
+        """Whether there is a checkpoint under the plan's name; `run` and `commit` see whether it is the plan's."""
+        return place_of_plan(self).is_finished()
 
     def check(self) -> None:
         """Check all that the plan says against itself, if it is from a file; `commit` does.
@@ -76,8 +74,11 @@ class CheckpointPlan(WritePlan):
                 check_plan(self)
 
     def check_room(self) -> None:
-        """Raise OSError if the destination's file system does not have room for it."""
-        check_room(self.path, self.nbytes)
+        """Raise OSError if the destination's file system does not have room for it.
+
+        Files that an interrupted run has left there make room; a store does not say how much it has.
+        """
+        place_of_plan(self).check_room()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, which `load` reads on any machine that sees the plan's files.
@@ -112,10 +113,12 @@ class CheckpointPlan(WritePlan):
         *,
         tasks: Sequence[int] | None = None,
         executor: Executor | None = None,
-        memory: int = _MEMORY,
+        workers: int | None = None,
+        memory: int = MEMORY,
         threads: int | None = None,
         sync: bool = True,
-        retries: int = 2,
+        retries: int = RETRIES,
+        timeout: float | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> int:
         """Run tasks of the plan, and record their receipts beside the files; `commit` finishes the checkpoint.
@@ -124,54 +127,52 @@ class CheckpointPlan(WritePlan):
             part: The part, counted from 1, and the number of parts, as in `(3, 16)`; all tasks if left out.
             tasks: Numbers of tasks instead, which are run even if there are receipts for them.
             executor: What runs the tasks; threads of this process if left out. See `reshard_checkpoint`.
+            workers: The number of workers of the executor; if left out, as many as it says it has.
             memory: Bytes for the buffers of all workers of this host.
             threads: Their number, if there is no executor; one per core if left out.
             sync: Whether to sync the data to disk before writing its receipt; a store does so anyway.
             retries: How often to retry a task that fails with a system error.
+            timeout: Seconds after which workers of an executor are given up that have ended no task.
             progress: Called now and then with the bytes done and the bytes in all.
 
         Returns:
-            The number of tasks that were run; those with a receipt from an earlier run are not run again.
+            The number of tasks that were run; those with a receipt from an earlier run are not run again. If the
+            checkpoint is finished, what these tasks would write is compared with it, and none is run.
 
         Raises:
-            FileExistsError: if the checkpoint exists already.
+            FileExistsError: if there is something else under the checkpoint's name, or in the way of its files.
             ParseError: if a source is not what it was, replicas disagree, or a receipt is not what was written.
             LayoutError: if there is no such part or task, or the memory is too little.
             BrokenExecutor: if a worker died and its executor with it; finished tasks stay, and the next run continues.
+            TimeoutError: if workers were given up; as before.
             OSError: if a file cannot be read or written.
         """
-        check_retries(retries)
-        span, numbers = numbers_of(self, part, tasks)
-        if self.is_in_store:
-            return run_objects(
-                self, numbers, again=tasks is not None, executor=executor, memory=memory, threads=threads,
-                retries=retries, progress=progress,
-            )  # fmt: skip
-        return run_part(
-            self, span, numbers, is_whole=part is None and tasks is None, again=tasks is not None, executor=executor,
-            memory=memory, threads=threads, sync=sync, retries=retries, progress=progress,
+        work = Work(
+            executor=executor, workers=workers, memory=memory, threads=threads, sync=sync, retries=retries,
+            timeout=timeout, progress=progress,
         )  # fmt: skip
+        return run_part(self, part, tasks, work)
 
-    def commit(self, *, check: bool = False, memory: int = _MEMORY, sync: bool = True) -> WriteReport:
+    def commit(self, *, check: bool = False, memory: int = MEMORY, sync: bool = True) -> WriteReport:
         """Finish the checkpoint: write headers and manifest, and give it its name.
 
         Args:
             check: Whether to read back all that was written and compare it with the receipts; in a store also with
-                the sources.
+                the sources. Without it the receipts are believed: what became of the data after it was written, by
+                another program or by the loss of a disk's cache, is found by `verify_checkpoint` only.
             memory: Bytes for buffers while checking.
             sync: Whether to sync the data to disk before the checkpoint gets its name.
 
         Returns:
-            What was written.
+            What was written; of a checkpoint that was finished before, nothing, once it is compared with the sources.
 
         Raises:
-            FileExistsError: if the checkpoint exists already.
+            FileExistsError: if there is something else under the checkpoint's name.
             BlockingIOError: if another process is working on it.
-            ParseError: if a receipt is missing, damaged, of another plan, or contradicts its task or another receipt
-                for it; or, with `check`, if the data is not what a receipt says. Nothing is changed.
+            ParseError: if a receipt is missing (the message says which parts to run again), damaged, of another plan,
+                or contradicts its task or another receipt for it; or, with `check`, if the data is not what a receipt
+                says. Nothing is changed.
             OSError: if a file cannot be written.
         """
         self.check()
-        if self.is_in_store:
-            return commit_objects(self, check=check, memory=memory)
-        return commit_plan(self, check=check, memory=memory, sync=sync)
+        return commit_plan(self, check=check, work=Work(memory=memory, sync=sync))

@@ -8,14 +8,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from ..._arguments import integer
 from ...errors import LayoutError, ShardwiseError
-from ..engine import LEAST_MEMORY, check_threads
+from ..engine import LEAST_MEMORY
+from .work import Work
 
-__all__ = ["Crew", "Flight", "check_retries", "crew_for", "crew_of"]
+__all__ = ["Crew", "Flight", "crew_for", "crew_of", "one_worker"]
 
 #: The number of tasks per worker that are under way or waiting.
 _WINDOW = 2
@@ -55,6 +55,8 @@ class Crew:
         memory: Bytes for the buffers of each.
         is_here: Whether they run in this process.
         window: The number of tasks that are under way or waiting.
+        threads: The number of threads of each task; one per core if `None`.
+        timeout: Seconds after which workers that have ended no task are given up.
     """
 
     executor: Executor
@@ -62,37 +64,45 @@ class Crew:
     memory: int
     is_here: bool
     window: int
+    threads: int | None = 1
+    timeout: float | None = None
+
+    @property
+    def is_one(self) -> bool:
+        """Whether one task at a time runs in the caller's thread."""
+        return isinstance(self.executor, _Here)
 
 
-def crew_of(executor: Executor, memory: int) -> Crew:
-    """Give what runs tasks through a caller's executor; `memory` is that of one host.
+def crew_of(work: Work) -> Crew:
+    """Give what runs tasks through a caller's executor.
 
     Raises:
         LayoutError: if the memory is too little.
-        TypeError: if it is not an executor.
     """
-    if not isinstance(executor, Executor):
-        raise TypeError(f"executor must be a concurrent.futures.Executor, got {type(executor).__name__}")
-    workers, sharing = _workers(executor)
-    is_here = isinstance(executor, ThreadPoolExecutor)
-    return Crew(executor, workers, _budget(integer("memory", memory), sharing), is_here, _WINDOW * workers)
+    assert work.executor is not None
+    workers, sharing = (work.workers,) * 2 if work.workers is not None else _workers(work.executor)
+    is_here = isinstance(work.executor, ThreadPoolExecutor)
+    budget = _budget(work.memory, sharing)
+    return Crew(work.executor, workers, budget, is_here, _WINDOW * workers, timeout=work.timeout)
+
+
+def one_worker(work: Work) -> Crew:
+    """Give a crew that runs one task after the other, each with all of the memory and the threads."""
+    return Crew(_Here(), 1, _budget(work.memory, 1), True, 1, threads=work.threads)
 
 
 @contextlib.contextmanager
-def crew_for(executor: Executor | None, memory: int, threads: int | None, *, nbytes: int, tasks: int) -> Iterator[Crew]:
+def crew_for(work: Work, *, nbytes: int, tasks: int) -> Iterator[Crew]:
     """Give what runs this many tasks of this many bytes: a caller's executor, or threads for as long as this lasts.
 
     Raises:
-        LayoutError: if the memory is too little, or `threads` is below 1.
-        TypeError: if `executor` is not one.
+        LayoutError: if the memory is too little.
     """
-    check_threads(threads)
-    if executor is not None:
-        yield crew_of(executor, memory)
+    if work.executor is not None:
+        yield crew_of(work)
         return
-    memory = integer("memory", memory)
-    workers = _threads(nbytes, tasks, memory, threads)
-    budget = _budget(memory, workers)
+    workers = _threads(nbytes, tasks, work.memory, work.threads)
+    budget = _budget(work.memory, workers)
     if workers == 1:
         yield Crew(_Here(), 1, budget, True, 1)
         return
@@ -117,12 +127,6 @@ def _budget(memory: int, workers: int) -> int:
     return memory // workers
 
 
-def check_retries(retries: int) -> None:
-    """Refuse, with LayoutError, a negative number of retries."""
-    if integer("retries", retries) < 0:
-        raise LayoutError(f"retries is {retries}; it must be at least 0")
-
-
 def _workers(executor: Executor) -> tuple[int, int]:
     """The number of workers of an executor, and the most of them that share the memory of one host."""
     client = getattr(executor, "_client", None)
@@ -138,6 +142,10 @@ def _workers(executor: Executor) -> tuple[int, int]:
         if isinstance(count, int) and count > 0:
             return count, count
     return (os.cpu_count() or 1,) * 2
+
+
+class _GivenUp(TimeoutError):
+    """No worker ends a task any more."""
 
 
 class Flight(Generic[Task, Receipt]):
@@ -189,6 +197,12 @@ class Flight(Generic[Task, Receipt]):
                 f"a worker died, and the executor with it ({type(error).__name__}), after {count} of {total} tasks; "
                 f"{self._hint}"
             ) from error
+        except _GivenUp:
+            raise
+        except KeyboardInterrupt:
+            if self._crew.is_here:
+                self._drain()
+            raise KeyboardInterrupt(f"interrupted after {count} of {total} tasks; {self._hint}") from None
         except Exception:
             self._drain()
             raise
@@ -204,7 +218,14 @@ class Flight(Generic[Task, Receipt]):
 
     def _next(self) -> Task | None:
         """The next finished task; `None` if one failed and is retried."""
-        task, attempt, future = self._ended.get()
+        try:
+            task, attempt, future = self._ended.get(timeout=self._crew.timeout)
+        except Empty:
+            raise _GivenUp(
+                errno.ETIMEDOUT,
+                f"no worker has ended a task for {self._crew.timeout:g} seconds, and {len(self._under_way)} are under "
+                f"way; {self._hint}",
+            ) from None
         self._under_way.discard(future)
         try:
             receipt = future.result()
@@ -221,7 +242,10 @@ class Flight(Generic[Task, Receipt]):
         for future in list(self._under_way):
             future.cancel()
         while self._under_way:
-            task, _, future = self._ended.get()
+            try:
+                task, _, future = self._ended.get(timeout=self._crew.timeout)
+            except Empty:
+                return
             self._under_way.discard(future)
             if not future.cancelled() and future.exception() is None:
                 self._keep(task, future.result())

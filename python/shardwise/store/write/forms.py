@@ -11,12 +11,10 @@ from ..._arguments import instance, integer, optional
 from ..._text import shown
 from ...errors import LayoutError
 from ...partition import Partition
-from ..objects import ObjectPath
 from .checkpoint_plan import CheckpointPlan
 from .dcp import KeyPath, dcp_files, is_writable
 from .files import TargetFile, hugging_face_files, sharded_files, single_file
-from .form_files import Target, Texts
-from .objects import ObjectJob, check_plannable
+from .form_files import Target
 from .planning import make_plan
 from .wanted import Wanted
 
@@ -40,13 +38,12 @@ def plan_form(
     task_bytes: int | None = None,
     *,
     compare: bool,
-    is_saved: bool = False,
     beside: Mapping[str, bytes] | None = None,
-) -> CheckpointPlan | ObjectJob:
+) -> CheckpointPlan:
     """Plan a checkpoint of these tensors, in the given format or the one that the path and the cuts suggest.
 
     Args:
-        path: Where it is to be; a plan for a store is an `ObjectJob`, unless it is to be saved.
+        path: Where it is to be.
         wanted: The tensors; those of one identity are written once, and the other names are noted in `aliases`.
         to: The form.
         metadata: Texts for the headers.
@@ -55,12 +52,11 @@ def plan_form(
         paths: For `"dcp"`, where tensors lie in a nested state dict.
         task_bytes: How many bytes a task writes at most.
         compare: Whether pieces that are stored more than once are compared.
-        is_saved: Whether it is to be saved, and run in parts.
         beside: Further files of a folder; they replace none of its own.
 
     Raises:
         LayoutError: if the form is not one that is written, or does not go with the metadata; two tensors have one
-            name; `max_file_bytes` is not a positive integer; a plan to be saved would be of one object in a store.
+            name; `max_file_bytes` is not a positive integer.
         TypeError: if the form cannot hold a tensor's dtype.
     """
     to = chosen_form(path, wanted, to)
@@ -86,17 +82,8 @@ def plan_form(
         files = hugging_face_files(kept, max_file_bytes, said)
     else:
         files = dcp_files(kept) if to == "dcp" else sharded_files(kept, said)
-    texts = Texts(to, files, kept, aliases, paths, beside or {})
-    is_folder = to != "safetensors"
     said_of: dict[Any, dict[str, Any]] = {}
     cuts = [_cut(tensor.partition, said_of) if to in ("sharded", "dcp") else {} for tensor in kept]
-    if is_saved and isinstance(path, ObjectPath):
-        check_plannable(path, is_folder, texts)
-    elif isinstance(path, ObjectPath):
-        manifest = {"form": to, "aliases": aliases, "tensors": cuts}
-        return ObjectJob(
-            path, kept, files, is_folder=is_folder, texts=texts, manifest=manifest, compare_replicas=compare
-        )
     return make_plan(
         path,
         kept,

@@ -5,17 +5,37 @@ from __future__ import annotations
 import functools
 import hashlib
 from bisect import bisect_left
+from collections import Counter
 
 import numpy as np
 
 from ..._text import shown
 from ...errors import ParseError
 from ..engine import add_digests
+from .grid import FileGrid
 from .plan import WritePlan
-from .receipts import refuse_missing
-from .task import CheckpointTask, TaskReceipt
+from .receipts import TaskReceipt, parts_of, refuse_missing
 
-__all__ = ["Ledger", "joined_crc"]
+__all__ = ["Ledger", "joined_crc", "written_by"]
+
+#: The most parts that a message names.
+_MOST_PARTS = 20
+
+
+#: What a task writes: for each range the file's number, the tensor's number, the first byte and the end.
+Written = tuple[tuple[int, int, int, int], ...]
+
+
+def written_by(plan: WritePlan, number: int) -> Written:
+    """What a task of a plan writes."""
+    if isinstance(plan.grid, FileGrid):  # Without a look at its sources, as making the task would take.
+        file = plan.files[number]
+        return tuple(
+            (number, slot.tensor, file.start + slot.begin, file.start + slot.end)
+            for slot in file.slots
+            if slot.end > slot.begin
+        )
+    return plan.task(number).written
 
 
 class Ledger:
@@ -24,39 +44,49 @@ class Ledger:
     Attributes:
         bytes_read: Bytes that they read from files.
         bytes_written: Bytes that they wrote.
+        made: For tasks that made an object of a store, its bytes and its mark.
     """
 
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
-        # For each finished task a number made from its digests, to compare with a second receipt.
+        # For each finished task a number made from its contents, to compare with a second receipt.
         self._seen = np.zeros(len(plan.tasks), np.uint64)
         self._digests: dict[tuple[int, int], int] = {}
         self._crcs: dict[int, list[tuple[int, int, int]]] = {}
+        self._parts: Counter[str] = Counter()
+        self.made: dict[int, tuple[int, str]] = {}
         self.bytes_read = self.bytes_written = 0
 
     def __contains__(self, number: int) -> bool:
         return bool(self._seen[number])
 
-    def add(self, receipt: TaskReceipt, task: CheckpointTask | None = None) -> bool:
+    def add(self, receipt: TaskReceipt, written: Written | None = None) -> bool:
         """Check a receipt and add it; say whether it is the first one of its task.
+
+        Args:
+            receipt: The receipt.
+            written: What its task writes, if that is known.
 
         Raises:
             ParseError: if it is of another plan, or contradicts its task or an earlier receipt.
         """
         if receipt.plan != self._plan.digest:
-            raise ParseError(f"a receipt is of the plan {shown(receipt.plan)}, not of {self._plan.digest[:16]}")
+            raise ParseError(f"a receipt is of another plan, {shown(receipt.plan)}, not of {self._plan.digest[:16]}")
         number = receipt.task
         if not 0 <= number < len(self._seen):
             raise ParseError(f"a receipt is of task {number}; the plan has {len(self._seen)}")
-        task = self._plan.task(number) if task is None else task
-        if receipt.ranges != tuple((task.files[file][0], begin, end) for file, _, begin, end in task.ranges):
+        written = written_by(self._plan, number) if written is None else written
+        if receipt.ranges != tuple((file, begin, end) for file, _, begin, end in written):
             raise ParseError(f"the receipt of task {number} says that it wrote ranges that are not the plan's")
         if len(receipt.digests) != len(receipt.ranges):
             raise ParseError(f"the receipt of task {number} has {len(receipt.digests)} digests for its ranges")
         has_crcs = any(self._plan.files[file].needs_crcs for file, _, _ in receipt.ranges)
         if len(receipt.crcs) != (len(receipt.ranges) if has_crcs else 0):
             raise ParseError(f"the receipt of task {number} has {len(receipt.crcs)} CRC-32 for its ranges")
-        mark = int.from_bytes(hashlib.sha256(repr((receipt.digests, receipt.crcs)).encode()).digest()[:8], "little") | 1
+        if receipt.made is not None:
+            self.made[number] = receipt.made
+        contents = repr((receipt.digests, receipt.crcs)).encode()
+        mark = int.from_bytes(hashlib.sha256(contents).digest()[:8], "little") | 1
         if self._seen[number]:
             if int(self._seen[number]) != mark:
                 raise ParseError(
@@ -64,7 +94,8 @@ class Ledger:
                 )
             return False
         self._seen[number] = mark
-        for (file, _, _), (_, tensor, _, _), digest in zip(receipt.ranges, task.ranges, receipt.digests, strict=True):
+        self._parts[receipt.part] += 1
+        for (file, tensor, _, _), digest in zip(written, receipt.digests, strict=True):
             key = file, tensor
             self._digests[key] = add_digests([self._digests.get(key, 0), digest])
         for (file, begin, end), crc in zip(receipt.ranges, receipt.crcs, strict=False):
@@ -73,9 +104,22 @@ class Ledger:
         self.bytes_written += receipt.bytes_written
         return True
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is a receipt of each task."""
+        return bool((self._seen != 0).all())
+
     def check_complete(self) -> None:
-        """Raise ParseError if receipts are missing; names some."""
-        refuse_missing(self._plan.path, np.flatnonzero(self._seen == 0).tolist(), len(self._seen))
+        """Raise ParseError if receipts are missing; names some, and the parts that are to be run again."""
+        missing = np.flatnonzero(self._seen == 0)
+        parts, hint = parts_of(self._parts), ""
+        if parts is not None and len(missing):
+            ends = np.array([self._plan.part(part, parts).stop for part in range(1, parts + 1)], np.int64)
+            again = (np.unique(np.searchsorted(ends, missing, side="right")) + 1).tolist()
+            some = ", ".join(f"{part}/{parts}" for part in again[:_MOST_PARTS])
+            more = f" and {len(again) - _MOST_PARTS} more" if len(again) > _MOST_PARTS else ""
+            hint = f"; run again part {some}{more}"
+        refuse_missing(self._plan.path, missing.tolist(), len(self._seen), hint)
 
     def crcs(self, number: int) -> dict[int, int]:
         """The CRC-32 of each slot of a file, by its position."""

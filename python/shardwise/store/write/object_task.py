@@ -1,114 +1,120 @@
-"""One object of a new checkpoint, from its sources to its place in a store: a task that any process can do.
-
-An object is made of parts in the order of its bytes. What comes before a tensor may depend on all of it: its CRC-32 in
-a PyTorch container, its digest in the header of a single file. If the store takes parts in any order, the part that has
-it is held back until it is known, so that everything is read once; otherwise everything is read twice.
-"""
+"""One object of a new checkpoint, from its sources to its place in a store: a task that any process can do."""
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+import functools
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from ..._boxes import consecutive
+from ..._text import bytes_text
 from ...errors import ParseError
 from ..boxes import Bounds
-from ..engine import add_digests
+from ..files import DataFile, opened_again
+from ..object_files import ObjectFile
 from ..objects import ObjectPath, ObjectStatus
 from .files import TargetFile
-from .gather import Gatherer
-from .ledger import joined_crc
-from .uploads import Comparison, Upload, upload_to
-from .wanted import Wanted
+from .gather import Gatherer, check_replicas
+from .object_stream import stream_of
+from .places.parts import parts_for
+from .places.uploads import Comparison, Upload, upload_to
+from .plan import PlannedTensor, WritePlan, split_rows
+from .receipts import TaskReceipt, worker_name
+from .task import SourceFile, SourceObject, check_head
+from .wanted import SourcePiece, Wanted
 
-__all__ = ["ObjectReceipt", "ObjectTask", "task_for"]
-
-
-class ObjectReceipt(NamedTuple):
-    """What a task has made.
-
-    Attributes:
-        number: The number of the task.
-        status: The object's status.
-        digests: The digest of what it has of each tensor, by the tensor's position.
-        crcs: The CRC-32 of each slot, for objects that have them.
-        bytes_read: Bytes read from files and objects.
-        bytes_written: Bytes of the object.
-    """
-
-    number: int
-    status: ObjectStatus
-    digests: dict[int, int]
-    crcs: dict[int, int]
-    bytes_read: int
-    bytes_written: int
+__all__ = ["ObjectTask", "object_task"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ObjectTask:
-    """An object to make. It can be made any number of times, by any process that can reach its sources.
+    """An object of a new checkpoint, to be made by any process that can reach its sources, any number of times.
 
     Attributes:
-        number: Its number.
+        plan: The digest of the plan that it is of.
+        number: Its number in the plan.
         place: Its name.
-        file: What it is.
-        wanted: The tensors that it has something of, by their positions.
-        part_bytes: The bytes of a part.
-        flight: The number of parts under way at a time.
-        holds: Whether the memory has room for a part that is held back.
-        is_new: Whether there must be no object of this name.
-        run: Distinguishes the objects of this run from others.
     """
 
+    plan: str
     number: int
     place: ObjectPath
-    file: TargetFile
-    wanted: Sequence[Wanted] | Mapping[int, Wanted]
-    part_bytes: int
-    flight: int
-    holds: bool
-    is_new: bool
-    run: str
+    #: Which file of the plan it is; and by their positions, the tensors that it has something of.
+    _file: TargetFile
+    _wanted: dict[int, Wanted]
+    #: Tensors with pieces that are stored more than once, and what these are compared with.
+    _compared: tuple[Wanted, ...]
 
     @property
     def nbytes(self) -> int:
         """The bytes of the object."""
-        return self.file.size
+        return self._file.size
 
-    def make(self, *, threads: int | None, progress: Callable[[int], object] | None = None) -> ObjectReceipt:
-        """Make it.
+    @property
+    def written(self) -> tuple[tuple[int, int, int, int], ...]:
+        """The ranges that it writes: the file's number, the tensor's number, first byte, end."""
+        start = self._file.start
+        return tuple(
+            (self.number, slot.tensor, start + slot.begin, start + slot.end)
+            for slot in self._file.slots
+            if slot.end > slot.begin
+        )
+
+    def __repr__(self) -> str:
+        return f"<ObjectTask {self.number}: {bytes_text(self.nbytes)}>"
+
+    def run(
+        self,
+        *,
+        memory: int = 256 * 2**20,
+        sync: bool = True,
+        threads: int | None = 1,
+        check: str | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> TaskReceipt:
+        """Make it; where it was made already, see that it is what it should be.
 
         Args:
-            threads: The number of threads that read; one per core if left out.
-            progress: Called with the bytes of each part when its upload has begun.
+            memory: Bytes for buffers.
+            sync: Has no meaning for a store, which has on its disks what it has acknowledged.
+            threads: How many read; one per core if `None`.
+            check: Whether only to see that what is there is right: then anything but `None`.
+            progress: Called with the bytes of each part.
 
         Raises:
-            FileExistsError: if another writer's object has this name.
-            ParseError: if a source is not what it was, or the object not what was sent.
+            FileExistsError: if another object is there.
+            FileNotFoundError: if none is, and it is only checked.
+            ParseError: if a source is not what it was when the plan was made, or replicas disagree.
             OSError: if a source cannot be read, or the store fails.
         """
-        upload = upload_to(self.place, flight=self.flight, is_new=self.is_new, run=f"{self.run}-{self.number}")
-        return self._made(upload, threads, progress)
+        began = time.perf_counter()
+        check_replicas(self._compared, memory)
+        receipt = None
+        if not (check is not None or self.place.is_file()):
+            with suppress(FileExistsError):  # Another was faster: made by the same task, or not.
+                receipt = self._made(memory, threads, progress, is_new=True)
+            progress = None  # All bytes were counted.
+        if receipt is None:
+            receipt = self._made(memory, threads, progress, is_new=False)
+        return receipt._replace(seconds=round(time.perf_counter() - began, 6))
 
-    def confirm(self, *, threads: int | None, progress: Callable[[int], object] | None = None) -> ObjectReceipt:
-        """See that the object that is there is what `make` would make; nothing is written.
-
-        Raises:
-            FileNotFoundError: if there is none.
-            FileExistsError: if another is there.
-            ParseError, OSError: as for `make`.
-        """
-        return self._made(Comparison(self.place), threads, progress)
-
-    def _made(self, upload: Upload, threads: int | None, progress: Callable[[int], object] | None) -> ObjectReceipt:
-        gatherer = Gatherer(self.wanted, threads)
+    def _made(
+        self, memory: int, threads: int | None, progress: Callable[[int], object] | None, *, is_new: bool
+    ) -> TaskReceipt:
+        part_bytes, flight, holds = parts_for([self._file], memory)
+        run = f"{self.plan[:32]}-{self.number}"
+        upload: Upload = (
+            upload_to(self.place, flight=flight, is_new=True, run=run) if is_new else Comparison(self.place)
+        )
+        gatherer = Gatherer(self._wanted, threads)
         written = 0
         try:
-            stream = self._stream(gatherer, upload)
+            stream = stream_of(self._file, self._wanted, gatherer, part_bytes, holds=holds and upload.any_order)
             for number, data in stream.parts():
                 upload.put(number, data)
                 written += len(data)
@@ -124,154 +130,98 @@ class ObjectTask:
         if status.size != self.nbytes:
             # Not a system error, after which the task would be retried and find this object in its way.
             raise ParseError(f"{self.place}: has {status.size} bytes; {self.nbytes} were written")
-        return ObjectReceipt(self.number, status, stream.digests, stream.crcs, gatherer.bytes_read, written)
-
-    def _stream(self, gatherer: Gatherer, upload: Upload) -> _Stream:
-        file = self.file
-        depends = file.has_digests or file.needs_crcs
-        holds = depends and self.holds and upload.any_order and len(file.before(0)[1]) <= self.part_bytes
-        known = None
-        if depends and not holds:
-            known = _Stream(file, self.wanted, gatherer, self.part_bytes, holds=False, known=None)
-            for _ in known.parts():
-                pass
-        return _Stream(file, self.wanted, gatherer, self.part_bytes, holds=holds, known=known)
-
-
-class _Text(NamedTuple):
-    """A stretch of what surrounds the tensors, in a part."""
-
-    #: The slot that it comes before.
-    slot: int
-    #: The bytes of it in this part: the first, and the one after the last; and their place there.
-    begin: int
-    end: int
-    at: int
+        slots = [number for number, slot in enumerate(self._file.slots) if slot.end > slot.begin]
+        return TaskReceipt(
+            self.plan,
+            self.number,
+            tuple((file, begin, end) for file, _, begin, end in self.written),
+            tuple(stream.slots[number] for number in slots),
+            tuple(stream.crcs[number] for number in slots) if self._file.needs_crcs else (),
+            gatherer.bytes_read,
+            written,
+            0.0,
+            worker_name(),
+            made=(status.size, status.mark),
+        )
 
 
-class _Stream:
-    """The bytes of an object, in parts."""
+def object_task(plan: WritePlan, number: int) -> ObjectTask:
+    """Make the task of a plan that makes this object.
 
-    def __init__(
-        self,
-        file: TargetFile,
-        wanted: Sequence[Wanted] | Mapping[int, Wanted],
-        gatherer: Gatherer,
-        part_bytes: int,
-        *,
-        holds: bool,
-        known: _Stream | None,
-    ) -> None:
-        self._file, self._wanted, self._gatherer, self._part_bytes = file, wanted, gatherer, part_bytes
-        self._holds, self._known = holds, known
-        self.digests: dict[int, int] = {}
-        self.crcs: dict[int, int] = {}
-        file.digests = self.digests if known is None else known.digests
-        file.crcs = self.crcs if known is None else known.crcs
-        self._number = self._filled = 0
-        self._texts: list[_Text] = []
-        #: The number of a slot, the box, and where it is in the part.
-        self._blocks: list[tuple[int, Bounds, int]] = []
-        self._held: tuple[int, bytearray, _Text] | None = None
-        self._cache: tuple[int, bytes] | None = None
-
-    def check(self, place: ObjectPath) -> None:
-        """Refuse sources that changed between two reads."""
-        if self._known is not None and (self._known.digests, self._known.crcs) != (self.digests, self.crcs):
-            raise OSError(errno.EIO, "a source changed while it was read, so the digests are wrong", str(place))
-
-    def parts(self) -> Iterator[tuple[int, bytearray]]:
-        """Give the parts with their numbers; each once, not always in order."""
-        file = self._file
-        for number in range(len(file.slots) + 1):
-            size = len(self._text(number))
-            begin = 0
-            while begin < size:
-                if self._filled and self._filled + min(size, self._part_bytes) > self._part_bytes:
-                    yield from self._flush(number)
-                end = min(size, begin + self._part_bytes - self._filled)
-                self._texts.append(_Text(number, begin, end, self._filled))
-                self._filled += end - begin
-                begin = end
-            if number < len(file.slots):
-                yield from self._elements(number)
-        if self._filled:
-            yield from self._flush(len(file.slots))
-        if self._held is not None:
-            yield self._released()
-
-    def _elements(self, number: int) -> Iterator[tuple[int, bytearray]]:
-        slot = self._file.slots[number]
-        if slot.end == slot.begin:
-            return
-        itemsize = self._wanted[slot.tensor].itemsize
-        extents = tuple(stop - start for start, stop in slot.box)
-        for block in consecutive(extents, max(self._part_bytes // 4 // itemsize, 1)):
-            nbytes = itemsize
-            for side in block:
-                nbytes *= side.stop - side.start
-            if self._filled and self._filled + nbytes > self._part_bytes:
-                yield from self._flush(number)
-            box = tuple(
-                (start + side.start, start + side.stop) for (start, _), side in zip(slot.box, block, strict=True)
-            )
-            self._blocks.append((number, box, self._filled))
-            self._filled += nbytes
-
-    def _flush(self, at: int) -> Iterator[tuple[int, bytearray]]:
-        """Fill the part that was put together, when the slots before the one at hand have all of their blocks."""
-        file, data = self._file, bytearray(self._filled)
-        if self._blocks:
-            blocks = [(file.slots[number].tensor, box, begin) for number, box, begin in self._blocks]
-            digests, crcs = self._gatherer.fill(np.frombuffer(data, np.uint8), blocks, crc=file.needs_crcs)
-            for (tensor, _, _), digest in zip(blocks, digests, strict=True):
-                self.digests[tensor] = add_digests([self.digests.get(tensor, 0), digest])
-            for (number, box, _), crc in zip(self._blocks, crcs, strict=False):
-                nbytes = self._wanted[file.slots[number].tensor].itemsize
-                for start, stop in box:
-                    nbytes *= stop - start
-                before = self.crcs.get(number)
-                self.crcs[number] = crc if before is None else joined_crc(before, crc, nbytes)
-        self._cache = None
-        for text in self._texts:
-            self._put(data, text)
-        part = self._number, data
-        open_slot = at if self._texts and self._texts[-1].slot == at < len(file.slots) else None
-        opened = self._texts[-1] if self._texts else None
-        self._number, self._filled, self._texts, self._blocks = self._number + 1, 0, [], []
-        # What was held for a slot is known when another slot begins.
-        if self._held is not None and file.needs_crcs and at != self._held[2].slot:
-            yield self._released()
-        if self._holds and opened is not None and (open_slot is not None or file.has_digests):
-            self._held = (*part, opened)
-        else:
-            yield part
-
-    def _released(self) -> tuple[int, bytearray]:
-        assert self._held is not None
-        (number, data, text), self._held = self._held, None
-        self._cache = None
-        self._put(data, text)
-        return number, data
-
-    def _put(self, data: bytearray, text: _Text) -> None:
-        data[text.at : text.at + text.end - text.begin] = self._text(text.slot)[text.begin : text.end]
-
-    def _text(self, number: int) -> bytes:
-        # The header may take several parts; it is made once for each.
-        if self._cache is None or self._cache[0] != number:
-            self._cache = number, self._file.before(number)[1]
-        return self._cache[1]
+    Raises:
+        ParseError: if a source is not what it was when the plan was made.
+        OSError: if a source cannot be looked at.
+    """
+    file, path = plan.files[number], cast(Any, plan.path)
+    boxes = file.boxes()
+    wanted = {
+        position: _wanted(plan, plan.tensors[position], _meeting(plan.tensors[position], held))
+        for position, held in boxes.items()
+    }
+    compared = [
+        _compared(plan, plan.tensors[position], row)
+        for position, held in boxes.items()
+        for row in _beginning(plan.tensors[position], held)
+    ]
+    place = path / file.name if plan.is_folder else path
+    return ObjectTask(plan.digest, number, place, file.of(wanted), wanted, tuple(compared))
 
 
-def task_for(task: ObjectTask) -> ObjectTask:
-    """Give the task as it is sent to a worker: with the pieces that it reads, and nothing else."""
-    gatherer = Gatherer(task.wanted, None)
-    wanted: dict[int, Wanted] = {}
-    for position, held in task.file.boxes().items():
-        tensor = task.wanted[position]
-        pieces = {}
-        if tensor.nbytes:
-            pieces = {id(piece): piece for box in held for piece in gatherer.meeting(position, box)}
-        wanted[position] = replace(tensor, pieces=list(pieces.values()), replicas=(), partition=None, identity=None)
-    return replace(task, file=task.file.of(wanted), wanted=wanted)
+def _wanted(
+    plan: WritePlan,
+    tensor: PlannedTensor,
+    rows: npt.NDArray[np.int64],
+    replicas: Sequence[npt.NDArray[np.int64]] = (),
+) -> Wanted:
+    pieces, others = ([_piece(plan, row, len(tensor.shape)) for row in part] for part in (rows, replicas))
+    return Wanted(tensor.name, tensor.dtype, tensor.shape, pieces, others, is_object=tensor.is_object)
+
+
+def _meeting(tensor: PlannedTensor, boxes: Sequence[Bounds]) -> npt.NDArray[np.int64]:
+    """The rows of the pieces that share elements with one of these boxes."""
+    _, starts, stops, _ = split_rows(tensor.sources, len(tensor.shape))
+    return tensor.sources[_meet(starts, stops, boxes)]
+
+
+def _beginning(tensor: PlannedTensor, boxes: Sequence[Bounds]) -> npt.NDArray[np.int64]:
+    """The rows of the replicas whose first element is in an object's boxes: its task compares all of them."""
+    _, starts, _, _ = split_rows(tensor.replicas, len(tensor.shape))
+    return tensor.replicas[_meet(starts, starts + 1, boxes)]
+
+
+def _meet(
+    starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], boxes: Sequence[Bounds]
+) -> npt.NDArray[np.bool_]:
+    meets = np.zeros(len(starts), np.bool_)
+    for box in boxes:
+        sides = np.array(box, np.int64).reshape(-1, 2)
+        meets |= (np.maximum(starts, sides[:, 0]) < np.minimum(stops, sides[:, 1])).all(axis=1)
+    return meets
+
+
+def _compared(plan: WritePlan, tensor: PlannedTensor, row: npt.NDArray[np.int64]) -> Wanted:
+    _, start, stop, _ = split_rows(row[None], len(tensor.shape))
+    box = tuple(zip(start[0].tolist(), stop[0].tolist(), strict=True))
+    return _wanted(plan, tensor, _meeting(tensor, [box]), [row])
+
+
+def _piece(plan: WritePlan, row: npt.NDArray[np.int64], rank: int) -> SourcePiece:
+    holder, offset, *rest = row.tolist()
+    starts, stops, strides = rest[:rank], rest[rank : 2 * rank], rest[2 * rank :]
+    source = plan.sources[holder]
+    held = _opened(source) if isinstance(source, (SourceFile, SourceObject)) else source
+    return SourcePiece(tuple(zip(starts, stops, strict=True)), held, offset, tuple(strides))
+
+
+def _opened(source: SourceFile | SourceObject) -> DataFile:
+    """The same file for the same source, so that a task sends it once; which must be what it was."""
+    if isinstance(source, SourceFile):
+        check_head(source)
+    return _file(source)
+
+
+@functools.lru_cache(maxsize=4096)
+def _file(source: SourceFile | SourceObject) -> DataFile:
+    if isinstance(source, SourceObject):
+        return ObjectFile(source.path, ObjectStatus(source.size, source.mark))
+    return opened_again(source.path, source.size, source.times)

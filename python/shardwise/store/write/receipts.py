@@ -1,34 +1,108 @@
-"""Receipts as lines of JSON with a digest of themselves; what numbers they may hold, and which are missing."""
+"""What tasks say they wrote: one receipt for each, as a line of JSON with a digest of itself."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import ParseError
 from ..engine import DIGEST_MODULUS
 
-__all__ = ["check_numbers", "line_of", "read_line", "refuse_missing"]
+__all__ = ["TaskReceipt", "parts_of", "receipt_from_line", "receipt_line", "refuse_missing", "worker_name"]
 
 _MOST_SHOWN = 5
+#: A receipt that names more parts is not believed.
+_MOST_PARTS = 2**20
 
 
-def line_of(said: Sequence[Any]) -> bytes:
-    """Write what a receipt says as a line."""
+class TaskReceipt(NamedTuple):
+    """What a task has written.
+
+    Attributes:
+        plan: The digest of the plan.
+        task: The number of the task.
+        ranges: For each range that was written: the file's number in the plan, the first byte, and the one after
+            the last.
+        digests: The digest of each, as a part of its tensor.
+        crcs: The CRC-32 of each, for files that have them; else none.
+        bytes_read: Bytes read from files and objects.
+        bytes_written: Bytes written.
+        seconds: The time it took.
+        worker: Who wrote it: host and process.
+        part: The part of the plan that it was run in, as `"3/16"`; empty if it was run otherwise.
+        made: For an object of a store, its bytes and what distinguishes it from another object of its name; else none.
+    """
+
+    plan: str
+    task: int
+    ranges: tuple[tuple[int, int, int], ...]
+    digests: tuple[int, ...]
+    crcs: tuple[int, ...]
+    bytes_read: int
+    bytes_written: int
+    seconds: float
+    worker: str
+    part: str = ""
+    made: tuple[int, str] | None = None
+
+    @property
+    def contents(self) -> tuple[Any, ...]:
+        """What any run of the task says alike."""
+        return self.ranges, self.digests, self.crcs
+
+
+def receipt_line(receipt: TaskReceipt) -> bytes:
+    """Write a receipt as a line."""
+    said = [*receipt[:3], [f"{digest:x}" for digest in receipt.digests], *receipt[4:]]
     text = json.dumps(said, separators=(",", ":")).encode()
     return b"%s %s\n" % (_digest(text), text)
 
 
-@contextmanager
-def read_line(line: bytes, where: object) -> Iterator[Any]:
-    """Read what a line says; the body makes a receipt of it.
+def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
+    """Read a receipt.
 
     Raises:
-        ParseError: if the digest is wrong, or the body raises ValueError, TypeError or OverflowError.
+        ParseError: if the line is not what `receipt_line` wrote.
     """
+    with _read(line, where) as said:
+        plan, task, ranges, digests, crcs, read, written, seconds, worker, part, made = said
+        receipt = TaskReceipt(
+            str(plan),
+            task,
+            tuple((file, begin, end) for file, begin, end in ranges),
+            tuple(int(digest, 16) for digest in digests),
+            tuple(crcs),
+            read,
+            written,
+            float(seconds),
+            str(worker),
+            str(part),
+            None if made is None else _made(*made),
+        )
+        numbers = [number for row in receipt.ranges for number in row]
+        sizes = [] if receipt.made is None else [receipt.made[0]]
+        if not all(type(number) is int for number in (task, read, written, *numbers, *sizes, *receipt.crcs)):
+            raise ValueError
+        if not all(0 <= digest < DIGEST_MODULUS for digest in receipt.digests):
+            raise ValueError
+        if not all(0 <= crc < 2**32 for crc in receipt.crcs):
+            raise ValueError
+    return receipt
+
+
+def _made(size: int, mark: str) -> tuple[int, str]:
+    return size, str(mark)
+
+
+@contextmanager
+def _read(line: bytes, where: object) -> Iterator[Any]:
     digest, _, text = line.rstrip(b"\n").partition(b" ")
     if _digest(text) != digest:
         raise ParseError(f"{where}: a receipt is not what was written: it was edited or is damaged")
@@ -42,18 +116,33 @@ def _digest(text: bytes) -> bytes:
     return hashlib.sha256(text).hexdigest()[:32].encode()
 
 
-def check_numbers(integers: Iterable[Any], digests: Iterable[int], crcs: Iterable[Any]) -> None:
-    """Raise ValueError unless these are integers, digests of tensors, and CRC-32."""
-    crcs = tuple(crcs)
-    if not all(type(number) is int for number in (*integers, *crcs)):
-        raise ValueError
-    if not all(0 <= digest < DIGEST_MODULUS for digest in digests) or not all(0 <= crc < 2**32 for crc in crcs):
-        raise ValueError
-
-
-def refuse_missing(path: object, missing: Sequence[int], total: int) -> None:
-    """Raise ParseError if receipts of the `total` tasks of a checkpoint are missing; names some."""
+def refuse_missing(path: object, missing: Sequence[int], total: int, hint: str = "") -> None:
+    """Raise ParseError if receipts of the `total` tasks of a checkpoint are missing; names some, and what to do."""
     if len(missing):
         some = ", ".join(map(str, missing[:_MOST_SHOWN]))
         more = f" and {len(missing) - _MOST_SHOWN} more" if len(missing) > _MOST_SHOWN else ""
-        raise ParseError(f"{path}: receipts of {len(missing)} of {total} tasks are missing: {some}{more}")
+        raise ParseError(f"{path}: receipts of {len(missing)} of {total} tasks are missing: {some}{more}{hint}")
+
+
+def parts_of(receipts: Mapping[str, int]) -> int | None:
+    """The number of parts in which most tasks were run; `None` if none was run in one.
+
+    >>> parts_of({"1/2": 1, "2/16": 5, "7/16": 3, "": 4})
+    16
+    """
+    counts: Counter[int] = Counter()
+    for part, count in receipts.items():
+        parts = part.partition("/")[2]
+        if parts.isdecimal() and 0 < int(parts) <= _MOST_PARTS:
+            counts[int(parts)] += count
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def worker_name() -> str:
+    """Say who works here: host and process."""
+    return _worker(os.getpid())
+
+
+@functools.lru_cache(maxsize=4)
+def _worker(process: int) -> str:
+    return f"{socket.gethostname()}:{process}"

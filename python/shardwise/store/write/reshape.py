@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -28,24 +28,21 @@ from .carried import carried_files
 from .checkpoint_plan import CheckpointPlan
 from .convert import Overflow, checked_overflow
 from .doubts import DoubtsError, doubts_about, left_out_text
-from .drive import run_whole
 from .forms import Target, chosen_form, plan_form
 from .gather import check_replicas as check_stored_replicas
 from .names import check_name, chosen, kept_values, key_paths, refuse_unreadable, renamed_tensors, replacements
-from .objects import ObjectJob
-from .place import check_room, claim_name, locked, refuse_existing
+from .places.place import check_writable, claim_name, is_store, locked, place_of_plan
 from .plan import uncollected
 from .reports import WriteOutline, WriteReport
+from .run import run_whole
 from .spool import Spool, is_converted, is_float, opened_spool
 from .wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
+from .work import MEMORY, RETRIES, Work
 
 __all__ = ["plan_checkpoint", "reshard_checkpoint", "save_checkpoint"]
 
-_MEMORY = 256 * 2**20
 #: The most bytes that Hugging Face's own `save_pretrained` puts in a file.
 _FILE_BYTES = 5 * 10**9
-#: How often a task is retried, unless the caller says otherwise.
-_RETRIES = 2
 
 
 def save_checkpoint(
@@ -57,7 +54,7 @@ def save_checkpoint(
     uneven: UnevenRule = "even",
     metadata: Mapping[str, str] | None = None,
     max_file_bytes: int = _FILE_BYTES,
-    memory: int = _MEMORY,
+    memory: int = MEMORY,
     threads: int | None = None,
     sync: bool = True,
     check: bool = True,
@@ -109,10 +106,11 @@ def save_checkpoint(
             check_replicas(value.tiling, value._data())
         shape = tuple(np.shape(value)) if not isinstance(value, ShardedArray) else value.shape
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
+    work = Work(memory=memory, threads=threads, sync=is_true("sync", sync), progress=progress)
     target = place_of(path)
     made = plan_form(target, wanted, to, metadata, max_file_bytes, {}, {}, compare=False)
-    with _held(target):
-        return _run(made, target, None, memory, threads, is_true("sync", sync), False, _RETRIES, progress)
+    with locked(target):
+        return replace(run_whole(made, work), path=target)  # As given; a plan's path is absolute.
 
 
 def reshard_checkpoint(
@@ -129,15 +127,17 @@ def reshard_checkpoint(
     only: str | None = None,
     metadata: Mapping[str, str] | None = None,
     max_file_bytes: int = _FILE_BYTES,
-    memory: int = _MEMORY,
+    memory: int = MEMORY,
     threads: int | None = None,
     sync: bool = True,
     replicas: Literal["check", "first"] = "check",
     resume: bool = False,
     plan: bool = False,
     executor: Executor | None = None,
+    workers: int | None = None,
     task_bytes: int | None = None,
-    retries: int = _RETRIES,
+    retries: int = RETRIES,
+    timeout: float | None = None,
     strict: bool = False,
     progress: Callable[[int, int], object] | None = None,
 ) -> WriteReport | WriteOutline:
@@ -169,13 +169,16 @@ def reshard_checkpoint(
         progress: Called now and then with the bytes that are done and the bytes in all.
         replicas: `"check"` compares pieces that are stored more than once, byte for byte, as they are stored: before
             `dtype` converts them. `"first"` takes the first of them.
-        resume: Whether to continue an interrupted run; its arguments must have been the same.
+        resume: Whether to continue an interrupted run; its arguments must have been the same. If the checkpoint is
+            finished, it is compared with the sources, and nothing is written.
         plan: Whether only to report what it would take.
         executor: What runs the tasks instead of threads of this process: any `concurrent.futures.Executor`, such as a
             `ProcessPoolExecutor`, `mpi4py.futures.MPIPoolExecutor` or Dask's `client.get_executor()`, whose workers see
             the same files or URLs. In a store a task is an object.
+        workers: The number of workers of the executor; if left out, as many as it says it has.
         task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints.
         retries: How often to retry a task that fails with an error of the system or of its worker.
+        timeout: Seconds after which workers of an executor are given up that have ended no task.
         strict: Whether to refuse what the report would warn of: rules that apply to no name, tensors that match no
             rule, layouts that cut nothing since the format holds tensors whole.
 
@@ -190,6 +193,7 @@ def reshard_checkpoint(
         TypeError: if elements are packed, or have a dtype that the format cannot hold.
         OSError: if a file cannot be read or written, or the disk is full; with `resume` the next run continues.
         BrokenExecutor: if a worker died, and its executor with it; with `resume` the next run continues.
+        TimeoutError: if workers were given up; with `resume` the next run continues.
 
     Every byte that is needed is read once and written once. The new checkpoint gets its name only when it is complete
     and on the disk.
@@ -205,21 +209,23 @@ def reshard_checkpoint(
     ...         print(checkpoint["w"], checkpoint.read("w").tolist())
     <StoredTensor 'w': int64 (2, 3), 2 pieces> [[0, 1, 2], [3, 4, 5]]
     """
+    work = Work(
+        executor=executor, workers=workers, memory=memory, threads=threads, sync=is_true("sync", sync), retries=retries,
+        timeout=timeout, progress=progress, resume=is_true("resume", resume),
+    )  # fmt: skip
     target = place_of(dst)
-    plan, resume, sync = is_true("plan", plan), is_true("resume", resume), is_true("sync", sync)
-    stored: _Stored = "placeholder" if plan else "spool"
+    stored: _Stored = "placeholder" if is_true("plan", plan) else "spool"
     planned = _planning(
         src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, metadata, max_file_bytes, memory,
         replicas, task_bytes, strict,
-        how=stored, is_new=not plan and not resume,
+        how=stored, resume=work.resume,
     )  # fmt: skip
     with planned as (made, warnings, left_out):
         if plan:
-            outline = replace(made.outline(memory, threads, sync=sync), warnings=warnings)
+            outline = replace(made.outline(memory, threads, sync=work.sync), warnings=warnings)
             # A sample of files does not tell how fast a store is.
-            return replace(outline, seconds=None) if isinstance(place_of(src), ObjectPath) else outline
-        report = _run(made, target, executor, memory, threads, sync, resume, retries, progress)
-        return replace(report, warnings=warnings, left_out=left_out)
+            return replace(outline, seconds=None) if is_store(place_of(src)) else outline
+        return replace(run_whole(made, work), path=target, warnings=warnings, left_out=left_out)
 
 
 def plan_checkpoint(
@@ -284,39 +290,10 @@ def plan_checkpoint(
         how="refuse",
     )  # fmt: skip
     with planned as (made, warnings, _):
-        assert isinstance(made, CheckpointPlan)
+        if made.is_finished():
+            raise FileExistsError(17, "exists already; a checkpoint is written to a new name", str(target))
         made.warnings = warnings
         return made
-
-
-def _run(
-    made: CheckpointPlan | ObjectJob,
-    path: Path,
-    executor: Executor | None,
-    memory: int,
-    threads: int | None,
-    sync: bool,
-    resume: bool,
-    retries: int,
-    progress: Callable[[int, int], object] | None,
-) -> WriteReport:
-    if isinstance(made, ObjectJob):
-        return made.run(
-            executor=executor, memory=memory, threads=threads, resume=resume, retries=retries, progress=progress
-        )
-    if not resume:
-        made.check_room()
-    report = run_whole(
-        made,
-        executor=executor,
-        memory=memory,
-        threads=threads,
-        sync=sync,
-        resume=resume,
-        retries=retries,
-        progress=progress,
-    )
-    return replace(report, path=path)  # As given; a plan's path is absolute.
 
 
 #: What happens to tensors that cannot be copied as they are: written to a file first, only counted, or refused.
@@ -343,8 +320,8 @@ def _planning(
     strict: bool,
     *,
     how: _Stored,
-    is_new: bool = False,
-) -> Iterator[tuple[CheckpointPlan | ObjectJob, tuple[str, ...], tuple[str, ...]]]:
+    resume: bool = False,
+) -> Iterator[tuple[CheckpointPlan, tuple[str, ...], tuple[str, ...]]]:
     if instance("replicas", replicas, str) not in ("check", "first"):
         raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
     renamed = replacements(rename)
@@ -355,31 +332,30 @@ def _planning(
     is_written = how == "spool"
     with (
         open_checkpoint(source) as checkpoint,
-        _held(target) if is_written else nullcontext(),
+        locked(target) if is_written else nullcontext(),
         opened_spool(target, is_written=is_written, overflow=overflow) as spool,
     ):
-        if not isinstance(target, ObjectPath):
-            (claim_name if is_written else refuse_existing)(target)
+        claim_name(target, is_written=is_written, resume=resume)
         refuse_unreadable(checkpoint, renamed, rewrites, only)
-        is_remote = isinstance(source, ObjectPath)
+        # The engine reads local files; data in a store is fetched first, unless it goes to a store again.
+        fetches = is_store(source) and not is_store(target)
         converted = None if dtype is None else _float_dtype(dtype)
 
         @cache  # Read once, for both plans.
         def value(old: str, name: str) -> Wanted:
-            return wanted_object(name, checkpoint.objects[old], is_read=not isinstance(target, ObjectPath))
+            return wanted_object(name, checkpoint.objects[old], is_read=not is_store(target))
 
         doubts: list[str] = []
         left_out: list[str] = []
         along: dict[str, bytes] = {}
 
-        def planned(spool: Spool) -> CheckpointPlan | ObjectJob:
+        def planned(spool: Spool) -> CheckpointPlan:
             def stored(old: str, new: str, partition: Partition | None) -> Wanted:
                 tensor = checkpoint[old]
-                # The engine reads local files; data in a store is fetched first, unless it goes to a store again.
-                is_direct = tensor.is_addressable and (isinstance(target, ObjectPath) or not is_remote)
+                is_direct = tensor.is_addressable and not fetches
                 if is_direct and not is_converted(tensor, converted):
                     return wanted_stored(new, tensor, partition)
-                if how == "refuse" and is_remote and not isinstance(target, ObjectPath) and tensor.is_addressable:
+                if how == "refuse" and fetches and tensor.is_addressable:
                     raise TypeError(
                         f"src is {source}, and dst is not in a store; tasks for a disk read files: reshard_checkpoint "
                         "fetches them first"
@@ -430,18 +406,16 @@ def _planning(
             with uncollected():
                 return plan_form(
                     target, wanted, to, metadata, max_file_bytes, aliases, paths, task_bytes,
-                    compare=replicas == "check", is_saved=how == "refuse", beside=along,
+                    compare=replicas == "check", beside=along,
                 )  # fmt: skip
 
         # What must be written to a file first is counted before anything is.
         rough = Spool(target, is_rough=True)
         made = planned(rough)
         if is_written and rough.nbytes:
-            if isinstance(made, ObjectJob):
-                made.refuse_existing(resume=not is_new)
-            elif is_new:
-                beside = "the checkpoint, with what is written beside it first,"
-                check_room(made.path, made.nbytes + rough.nbytes, beside)
+            if not resume:
+                check_writable(made.path, made.nbytes + rough.nbytes)
+                place_of_plan(made).claim(resume=False)
             made = planned(spool)
         yield made, (*doubts, *spool.warnings), tuple(left_out)
 
@@ -455,11 +429,6 @@ def _folder_of(source: Path) -> Path | None:
 
 #: The formats of folders whose files beside the tensors say what model it is.
 _FOLDERS = ("safetensors", "torch", "sharded")
-
-
-def _held(target: Path) -> AbstractContextManager[None]:
-    """Hold the lock of a new checkpoint; in a store there is none."""
-    return nullcontext() if isinstance(target, ObjectPath) else locked(target)
 
 
 def _not_in_tasks(name: str) -> TypeError:

@@ -6,8 +6,6 @@ import hashlib
 import math
 import operator
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -24,12 +22,11 @@ from ...errors import LayoutError
 from ...partition import Partition
 from ..boxes import Bounds, contiguous_strides
 from ..engine import CopyJob, HeldPiece
-from ..files import DataFile, hidden_name, status_of
-from ..objects import ObjectPath
+from ..files import DataFile, status_of
 from ..protocol import StoredTensor
 from .assembled import Assembled
 from .convert import Overflow, converted_values, lost_text
-from .places.opened import OpenFolder, make_marked, remove_marked
+from .places.place import Scratch
 from .wanted import SourcePiece, Wanted, wanted_stored
 
 __all__ = ["Spool", "is_converted", "is_float", "opened_spool"]
@@ -37,10 +34,6 @@ __all__ = ["Spool", "is_converted", "is_float", "opened_spool"]
 #: The time that the file gets, 1 January 1980: a run that is continued makes the same file again, and its plan, which
 #: notes the times of all sources, must be the same too.
 _TIME = 315_532_800 * 10**9
-
-
-#: What the mark of the folder beside a destination says.
-_MARK = "shardwise spool\n"
 
 
 def is_converted(tensor: StoredTensor, dtype: Dtype | None) -> bool:
@@ -154,13 +147,12 @@ class Spool:
     """
 
     def __init__(self, target: Path, *, is_rough: bool = False, overflow: Overflow = "refuse") -> None:
-        self._target = target
+        self._scratch = Scratch(target)
         self._overflow = overflow
         self.warnings: list[str] = []
         self.is_rough = is_rough
         #: Bytes of all the tensors.
         self.nbytes = 0
-        self._folder: Path | None = None
         self._file: _GrowingFile | None = None
         #: What was written, by what it is made of.
         self._known: dict[Any, Wanted] = {}
@@ -212,15 +204,8 @@ class Spool:
 
     def _placed(self, write: Callable[[_GrowingFile], int]) -> tuple[DataFile, int]:
         """Add a tensor to the file; say at which byte it begins."""
-        if self._folder is None:
-            if isinstance(self._target, ObjectPath):
-                self._folder = Path(tempfile.mkdtemp(prefix=f"{hidden_name(self._target.name)}."))
-            else:
-                beside = _folder_beside(self._target)
-                with OpenFolder.at(beside.parent) as parent, make_marked(parent, beside.name, _MARK):
-                    self._folder = beside
         if self._file is None:
-            self._file = _GrowingFile(self._folder / "making.bin")
+            self._file = _GrowingFile(self._scratch.folder() / "making.bin")
         return self._file, write(self._file)
 
     def _converted(self, name: str, tensor: StoredTensor, dtype: Dtype, memory: int) -> Iterator[np.ndarray[Any, Any]]:
@@ -273,11 +258,7 @@ class Spool:
         """Close and remove what was made."""
         if self._file is not None:
             self._file.close()
-        if self._folder is not None and isinstance(self._target, ObjectPath):
-            shutil.rmtree(self._folder, ignore_errors=True)
-        elif self._folder is not None:
-            with suppress(OSError):  # The next run removes it.
-                _remove_beside(self._target)
+        self._scratch.remove()
 
 
 @contextmanager
@@ -289,23 +270,13 @@ def opened_spool(target: Path, *, is_written: bool, overflow: Overflow) -> Itera
         is_written: Whether it is written now, under its lock: then what a killed run has left is removed.
         overflow: What becomes of values beyond the range of the dtype that they are converted to.
     """
-    if is_written and not isinstance(target, ObjectPath):
-        _remove_beside(target)
+    if is_written:
+        Scratch(target).clear()
     spool = Spool(target, overflow=overflow)
     try:
         yield spool
     finally:
         spool.close()
-
-
-def _folder_beside(target: Path) -> Path:
-    return target.with_name(f"{hidden_name(target.name)}.spool")
-
-
-def _remove_beside(target: Path) -> None:
-    beside = _folder_beside(target)
-    with OpenFolder.at(beside.parent) as parent:
-        remove_marked(parent, beside.name, _MARK)
 
 
 def _blank(shape: tuple[int, ...], itemsize: int) -> np.ndarray[Any, Any]:

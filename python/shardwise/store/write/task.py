@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
-import os
-import socket
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -22,18 +23,15 @@ from ..engine import CopyJob, check_memory
 from ..objects import ObjectPath
 from .manifest import differing_replica
 from .places.opened import opened_below
-from .receipts import check_numbers, line_of, read_line
+from .receipts import TaskReceipt, worker_name
 
 __all__ = [
     "CheckpointTask",
     "Places",
     "SourceFile",
     "SourceObject",
-    "TaskReceipt",
     "check_head",
     "head_digest",
-    "receipt_from_line",
-    "receipt_line",
     "source_of",
 ]
 
@@ -131,33 +129,6 @@ def head_digest(path: str | Path, size: int, begin: int, end: int) -> str:
     return digest.hexdigest()
 
 
-class TaskReceipt(NamedTuple):
-    """What a task has written.
-
-    Attributes:
-        plan: The digest of the plan.
-        task: The number of the task.
-        ranges: For each range that was written: the file's number in the plan, the first byte, and the one after
-            the last.
-        digests: The digest of each, as a part of its tensor.
-        crcs: The CRC-32 of each, for files that have them; else none.
-        bytes_read: Bytes read from files.
-        bytes_written: Bytes written.
-        seconds: The time it took.
-        worker: Who wrote it: host and process.
-    """
-
-    plan: str
-    task: int
-    ranges: tuple[tuple[int, int, int], ...]
-    digests: tuple[int, ...]
-    crcs: tuple[int, ...]
-    bytes_read: int
-    bytes_written: int
-    seconds: float
-    worker: str
-
-
 @dataclass(frozen=True, repr=False)
 class CheckpointTask:
     """A part of a checkpoint to write: everything that a worker needs to know, and nothing else.
@@ -201,20 +172,37 @@ class CheckpointTask:
         """The bytes that it writes."""
         return sum(end - begin for _, _, begin, end in self.ranges)
 
+    @property
+    def written(self) -> tuple[tuple[int, int, int, int], ...]:
+        """The ranges that it writes: the file's number in the plan, the tensor's number, first byte, end."""
+        return tuple((self.files[file][0], tensor, begin, end) for file, tensor, begin, end in self.ranges)
+
     def __repr__(self) -> str:
         files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
         return f"<CheckpointTask {self.number}: {bytes_text(self.nbytes)} of {files}>"
 
-    def run(self, *, memory: int = 64 * 2**20, sync: bool = True) -> TaskReceipt:
-        """Write it, in one thread.
+    def run(
+        self,
+        *,
+        memory: int = 64 * 2**20,
+        sync: bool = True,
+        threads: int | None = 1,
+        check: str | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> TaskReceipt:
+        """Write it.
 
         Args:
             memory: Bytes for buffers; at least 16 KiB.
             sync: Whether to sync the data to disk before this returns.
+            threads: How many copy; one per core if `None`.
+            check: The folder of the finished files, to see that they have what it would write; nothing is written.
+            progress: Called now and then with the bytes that were done since the last time.
 
         Raises:
             LayoutError: if the memory is too little.
             ParseError: if a source is not what it was when the plan was made, or replicas disagree.
+            FileExistsError: if a finished file has something else.
             FileNotFoundError: if the files do not exist: the plan was not begun, or was committed or given up.
             OSError: if a file cannot be read or written.
         """
@@ -227,18 +215,28 @@ class CheckpointTask:
                 job.read_file(source.path, source.size, source.times)
             else:
                 job.read_array(source)
-        with opened_below(Path(self.folder), 3) as folder:
-            for _, name, size in self.files:
-                job.fill_file(folder.path / name, size, folder.descriptor)
+        own = {*self._numbers} if check is not None else set()
+        with ExitStack() as stack:
+            if check is None:
+                folder = stack.enter_context(opened_below(Path(self.folder), 3))
+                for _, name, size in self.files:
+                    job.fill_file(folder.path / name, size, folder.descriptor)
+            else:
+                for _, name, size in self.files:
+                    job.compare_file(Path(check, name), size)
             for other in self._compared:
                 job.compare_file(other.path, other.size, other.times)
-            done = job.run(budget=memory, threads=1, sync=sync)
+            done = job.run(budget=memory, threads=threads, sync=sync and check is None, progress=_counted(progress))
         for piece, element in done.differences:
+            if piece in own:
+                raise FileExistsError(
+                    errno.EEXIST, "exists already, and has other values than this plan gives it", check
+                )
             raise ParseError(self._difference(piece, element))
         return TaskReceipt(
             self.plan,
             self.number,
-            tuple((self.files[file][0], begin, end) for file, _, begin, end in self.ranges),
+            tuple((file, begin, end) for file, _, begin, end in self.written),
             tuple(done.digests[number] for number in self._numbers),
             tuple(done.crcs[number] for number in self._numbers) if done.crcs else (),
             done.bytes_read,
@@ -250,6 +248,20 @@ class CheckpointTask:
     def _difference(self, piece: int, element: int) -> str:
         file, _, name, shape = next(replica for replica in self._replicas if replica[1] == piece)
         return differing_replica(name, shape, self._compared[file].path, element)
+
+
+def _counted(progress: Callable[[int], object] | None) -> Callable[[int, int], object] | None:
+    """Progress from the bytes that are done, told as what was added."""
+    if progress is None:
+        return None
+    last = 0
+
+    def more(done: int, _: int) -> None:
+        nonlocal last
+        progress(done - last)
+        last = done
+
+    return more
 
 
 def check_head(source: SourceFile) -> None:
@@ -267,45 +279,6 @@ def check_head(source: SourceFile) -> None:
 def _check_digest(source: SourceFile, _device: int, _number: int) -> None:
     if head_digest(source.path, source.size, source.begin, source.end) != source.digest:
         raise ParseError(f"{source.path}: is not the same file as when the plan was made: its headers differ")
-
-
-def worker_name() -> str:
-    """Say who works here: host and process."""
-    return _worker(os.getpid())
-
-
-@functools.lru_cache(maxsize=4)
-def _worker(process: int) -> str:
-    return f"{socket.gethostname()}:{process}"
-
-
-def receipt_line(receipt: TaskReceipt) -> bytes:
-    """Write a receipt as a line."""
-    return line_of([*receipt[:3], [f"{digest:x}" for digest in receipt.digests], *receipt[4:]])
-
-
-def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
-    """Read a receipt.
-
-    Raises:
-        ParseError: if the line is not what `receipt_line` wrote.
-    """
-    with read_line(line, where) as said:
-        plan, task, ranges, digests, crcs, read, written, seconds, worker = said
-        receipt = TaskReceipt(
-            str(plan),
-            task,
-            tuple((file, begin, end) for file, begin, end in ranges),
-            tuple(int(digest, 16) for digest in digests),
-            tuple(crcs),
-            read,
-            written,
-            float(seconds),
-            str(worker),
-        )
-        numbers = (number for row in receipt.ranges for number in row)
-        check_numbers([task, read, written, *numbers], receipt.digests, receipt.crcs)
-    return receipt
 
 
 def program_of(itemsize: int, shape: tuple[int, ...], pieces: list[npt.NDArray[np.int64]], flags: int) -> Any:

@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Protocol
 
-from ...errors import LayoutError
-from ..objects import ObjectPath
+from ....errors import LayoutError
+from ...objects import ObjectPath
 
 __all__ = ["Comparison", "Upload", "check_writable", "put_object", "refusal", "upload_to"]
 

@@ -1,9 +1,8 @@
-"""Where an unfinished checkpoint lies: files, receipts for what is in them, a lock, a final rename.
+"""A checkpoint on a disk: unfinished files, receipts for what is in them, a lock, and a name at the end.
 
 The workplace is a folder beside the checkpoint whose name begins with a dot. Each plan has a folder of its own in it,
-named by the plan's digest, so that a late task of another plan finds nothing to write to. What `Workplace` does with
-paths is all that a plan needs from a file system; tasks open the files themselves. Whatever else is found there is not
-touched: see `places.opened`.
+named by the plan's digest, so that a late task of another plan finds nothing to write to. Whatever else is found there
+is not touched: see `opened`.
 """
 
 from __future__ import annotations
@@ -15,21 +14,30 @@ import secrets
 import socket
 import stat
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 
-from ... import _core
-from ..._atomic import naming
-from ..._text import bytes_text, shown
-from ...errors import ParseError
-from ..engine import CopyJob, HeldPiece, add_digests
-from ..files import hidden_name
-from ..sharded import MANIFEST
-from .ledger import Ledger
-from .manifest import manifest_text
-from .places.opened import (
+import numpy as np
+import numpy.typing as npt
+
+from .... import _core
+from ...._atomic import naming
+from ...._text import bytes_text, shown
+from ....errors import ParseError
+from ...engine import CopyJob, HeldPiece, add_digests, check_memory
+from ...files import hidden_name
+from ...sharded import MANIFEST
+from ..crew import Crew, crew_for
+from ..forecast import bytes_to_read, estimated_seconds, runs_to_copy
+from ..ledger import Ledger
+from ..manifest import manifest_text
+from ..plan import WritePlan, workplace_of
+from ..receipts import TaskReceipt, receipt_from_line, receipt_line
+from ..reports import WriteOutline
+from ..work import Work
+from .opened import (
     OpenFolder,
     make_marked,
     opened_below,
@@ -38,10 +46,8 @@ from .places.opened import (
     remove_marked,
     write_all,
 )
-from .plan import WritePlan, workplace_of
-from .task import TaskReceipt, receipt_from_line, receipt_line
 
-__all__ = ["Recorder", "Workplace", "check_room", "claim_name", "locked", "refuse_existing"]
+__all__ = ["FolderPlace", "check_room", "claim_name", "locked", "refuse_existing"]
 
 #: The name of a plan's folder: the beginning of its digest.
 _PLAN = re.compile(r"[0-9a-f]{16}")
@@ -51,8 +57,12 @@ _PARTS = "parts"
 _DATA, _RECEIPTS = "data", "receipts"
 #: The longest line of receipts that is read.
 _MOST_LINE = 2**26
-#: Receipts are written after this many bytes with syncs, and after this many seconds without.
-_RECORD_BYTES, _RECORD_SECONDS = 2**30, 0.1
+#: Seconds after which receipts are written whose data is on the disk already.
+_SOON = 0.1
+#: The most bytes that the two buffers of a thread take.
+_MOST_BUFFERS = 16 * 2**20
+#: The bytes that files and folders take in a file system at a time, and those of a receipt while it is needed.
+_BLOCK, _RECEIPT = 4096, 512
 
 
 @contextmanager
@@ -80,11 +90,12 @@ def refuse_existing(path: Path) -> None:
     _check_parent(path)
 
 
-class Workplace:
-    """The workplace of a plan."""
+class FolderPlace:
+    """The place of a plan's checkpoint on a disk."""
 
     def __init__(self, plan: WritePlan) -> None:
         self.plan = plan
+        self.finished = str(plan.path if plan.is_folder else plan.path.parent)
         self.root = plan.workplace
         self.folder = plan.folder
 
@@ -94,9 +105,46 @@ class Workplace:
         with locked(self.plan.path):
             yield
 
-    def refuse_existing(self) -> None:
-        """Refuse a path that exists, or whose folder does not."""
-        refuse_existing(self.plan.path)
+    def is_finished(self) -> bool:
+        """Whether a checkpoint has the name."""
+        return self.plan.path.exists()
+
+    def check_room(self) -> None:
+        """Refuse, with OSError, a checkpoint that there is no room for; what an interrupted run left makes room."""
+        plan = self.plan
+        beside = _RECEIPT * len(plan.tasks) + _BLOCK * 4
+        if plan.is_folder:
+            texts = self._texts([0] * len(plan.tensors)).values()  # Digests have the same length whatever they are.
+            beside += sum(len(text) + _BLOCK for text in texts)
+        check_room(plan.path, plan.nbytes + beside)
+
+    def crew(self, work: Work) -> AbstractContextManager[Crew]:
+        """Give what runs the tasks: threads, or an executor."""
+        return crew_for(work, nbytes=self.plan.nbytes, tasks=len(self.plan.tasks))
+
+    def outline(self, work: Work) -> WriteOutline:
+        """Say what it takes to run the plan in this process."""
+        plan = self.plan
+        to_read = bytes_to_read(plan)
+        with self.crew(work) as crew:
+            return WriteOutline(
+                tuple(zip((file.name for file in plan.files), plan.sizes, strict=True)),
+                plan.nbytes,
+                crew.workers * min(crew.memory, _MOST_BUFFERS),
+                crew.workers,
+                len(plan.tasks),
+                _core.free_space(plan.path.parent),
+                to_read,
+                runs_to_copy(plan),
+                estimated_seconds(plan, to_read, sync=work.sync),
+            )
+
+    def task_bytes(self, numbers: Sequence[int]) -> npt.NDArray[np.int64]:
+        """The bytes that each of these tasks writes."""
+        if not len(numbers):
+            return np.zeros(0, np.int64)
+        found: npt.NDArray[np.int64] = self.plan.grid.bytes[np.asarray(numbers, np.int64)]
+        return found
 
     def claim(self, resume: bool) -> None:
         """Remove what other runs have left, including runs of this plan unless it is resumed.
@@ -109,7 +157,7 @@ class Workplace:
 
     def begin(self, *, parts: bool) -> None:
         """Make the files, unless another process has: all of them in full size, without their contents."""
-        self.refuse_existing()
+        refuse_existing(self.plan.path)
         with ExitStack() as stack:
             beside = stack.enter_context(OpenFolder.at(self.root.parent.parent))
             with suppress(FileExistsError):
@@ -142,13 +190,13 @@ class Workplace:
             with suppress(OSError):
                 root.remove(name)
 
-    def recorder(self, numbers: range | None, *, sync: bool, gather: bool) -> Recorder:
-        """Give what writes the receipts of tasks with these numbers."""
+    def recorder(self, numbers: range | None, work: Work, part: str, crew: Crew) -> FolderRecorder:
+        """Give what writes the receipts of tasks with these numbers to a file of its own."""
         first, end = (numbers.start, numbers.stop) if numbers is not None else (0, len(self.plan.tasks))
         token = secrets.token_hex(4)
         host = "".join(letter for letter in socket.gethostname() if letter.isalnum() or letter in "-_")[:64]
         name = f"{first}-{end}-{host}-{os.getpid()}-{token}.jsonl"
-        return Recorder(self, self.root / _RECEIPTS / name, sync, gather)
+        return FolderRecorder(self, self.root / _RECEIPTS / name, work, part, gather=crew.is_here)
 
     def receipts(self, numbers: range | None = None) -> Iterator[TaskReceipt]:
         """Read the receipts; of `numbers` only, if given.
@@ -181,11 +229,14 @@ class Workplace:
             OSError: if a file cannot be written.
         """
         plan = self.plan
-        parts: list[list[int]] = [[] for _ in plan.tensors]
+        if not len(plan.tasks):
+            self.begin(parts=True)  # Tensors without elements have no tasks.
+        digests = self._digests(ledger)
         with opened_below(self.folder, 3) as folder:
-            self._write_frames(folder, ledger, parts, sync)
+            self._write_frames(folder, ledger, sync)
             if plan.is_folder:
-                self._write_texts(folder, [add_digests(each) for each in parts], sync)
+                for name, text in self._texts(digests).items():
+                    folder.write(name, text, sync=sync)
                 if sync:
                     _core.sync_files([self.folder / file.name for file in plan.files])
                 with opened_below(self.root, 2) as root:
@@ -195,8 +246,32 @@ class Workplace:
                 self._publish(self.folder / file.name, folder)
         self.discard()
 
-    def _write_frames(self, folder: OpenFolder, ledger: Ledger, parts: list[list[int]], sync: bool) -> None:
-        """Write what surrounds the tensors of each file; add their digests to those of the tensors.
+    def _digests(self, ledger: Ledger) -> list[int]:
+        """The digests of the tensors; those of what each file has of them are noted in the file."""
+        parts: list[list[int]] = [[] for _ in self.plan.tensors]
+        for number, file in enumerate(self.plan.files):
+            file.digests = {}
+            for slot in file.slots:
+                if slot.tensor not in file.digests:
+                    file.digests[slot.tensor] = ledger.digest(number, slot.tensor)
+                    parts[slot.tensor].append(file.digests[slot.tensor])
+        return [add_digests(each) for each in parts]
+
+    def _frame(self, number: int, ledger: Ledger) -> Iterable[tuple[int, bytes]]:
+        """What surrounds the tensors of a file."""
+        file = self.plan.files[number]
+        if file.needs_crcs:
+            file.crcs = ledger.crcs(number)
+        return file.frame()
+
+    def _texts(self, digests: list[int]) -> dict[str, bytes]:
+        """The manifest, and the other files beside those with tensors."""
+        plan = self.plan
+        manifest = manifest_text(plan.manifest, plan.tensors, digests, plan.files, plan.sizes, plan.texts)
+        return {MANIFEST: manifest, **plan.texts}
+
+    def _write_frames(self, folder: OpenFolder, ledger: Ledger, sync: bool) -> None:
+        """Write what surrounds the tensors of each file.
 
         Raises:
             ParseError: if a file does not have its full size.
@@ -208,18 +283,11 @@ class Workplace:
         if strange is not None:
             raise refuse_stranger(folder.path / strange)
         for number, (file, size) in enumerate(zip(plan.files, plan.sizes, strict=True)):
-            file.digests = {}
-            for slot in file.slots:
-                if slot.tensor not in file.digests:
-                    file.digests[slot.tensor] = ledger.digest(number, slot.tensor)
-                    parts[slot.tensor].append(file.digests[slot.tensor])
-            if file.needs_crcs:
-                file.crcs = ledger.crcs(number)
             with folder.file(file.name, os.O_RDWR) as stream, naming(folder.path / file.name):
                 found = os.fstat(stream.fileno()).st_size
                 if found != size:
                     raise ParseError(f"{folder.path / file.name}: has {found} bytes, but was made with {size}")
-                for at, text in file.frame():
+                for at, text in self._frame(number, ledger):
                     stream.seek(at)
                     write_all(stream, text)
                 if sync:
@@ -239,18 +307,31 @@ class Workplace:
             reason = f"{error.strerror}; the checkpoint is complete, but a loss of power may undo its final rename"
             raise OSError(error.errno, reason, str(self.plan.path)) from None
 
-    def _write_texts(self, folder: OpenFolder, digests: list[int], sync: bool) -> None:
-        plan = self.plan
-        manifest = manifest_text(plan.manifest, plan.tensors, digests, plan.files, plan.sizes, plan.texts)
-        for name, text in {MANIFEST: manifest, **plan.texts}.items():
-            folder.write(name, text, sync=sync)
+    def check_finished(self, ledger: Ledger) -> None:
+        """Refuse, with FileExistsError, a finished checkpoint with other headers, texts or manifest than the plan's."""
+        plan, digests = self.plan, self._digests(ledger)
+        wanted = [
+            (Path(self.finished, file.name), at, text)
+            for number, file in enumerate(plan.files)
+            for at, text in self._frame(number, ledger)
+        ]
+        if plan.is_folder:
+            wanted += [(plan.path / name, 0, text) for name, text in self._texts(digests).items()]
+        for path, at, text in wanted:
+            found = b""
+            with suppress(OSError), path.open("rb") as stream:
+                stream.seek(at)
+                found = stream.read(len(text))
+            if found != text:
+                raise FileExistsError(errno.EEXIST, "exists already, and is not what this plan makes", str(plan.path))
 
-    def check_written(self, ledger: Ledger, memory: int) -> None:
+    def check_written(self, ledger: Ledger, work: Work) -> None:
         """Read all that was written, and compare it with the receipts.
 
         Raises:
             ParseError: if it is not what they say; names the tensor and the file.
         """
+        check_memory(work.memory)
         plan, job, slots = self.plan, CopyJob(), []
         nowhere = job.discard()
         for number, (file, size) in enumerate(zip(plan.files, plan.sizes, strict=True)):
@@ -264,7 +345,7 @@ class Workplace:
                     job.add_tensor(tensor.shape, tensor.itemsize, [piece], [kept], digest=True)
                     slots.append((number, slot.tensor))
         found: dict[tuple[int, int], int] = {}
-        for key, digest in zip(slots, job.run(budget=memory).digests, strict=True):
+        for key, digest in zip(slots, job.run(budget=work.memory).digests, strict=True):
             found[key] = add_digests([found.get(key, 0), digest])
         for (number, tensor_number), digest in found.items():
             if digest != ledger.digest(number, tensor_number):
@@ -273,7 +354,7 @@ class Workplace:
                     f"{self.folder / plan.files[number].name}: tensor {shown(name)} is not what the receipts say"
                 )
 
-    def discard(self) -> None:
+    def discard(self, ledger: Ledger | None = None) -> None:
         """Remove what is not finished; what stays is for the next run to remove."""
         with suppress(OSError), opened_below(self.root.parent, 1) as top:
             remove_marked(top, self.root.name, _mark(self.root.name))
@@ -285,37 +366,58 @@ class Workplace:
 
 
 def check_room(path: Path, nbytes: int, what: str = "the checkpoint") -> None:
-    """Refuse, with OSError, what does not fit in the file system of a path."""
-    free = _core.free_space(path.parent)
-    if nbytes > free:
-        raise OSError(errno.ENOSPC, f"{what} takes {bytes_text(nbytes)}, but {bytes_text(free)} are free", str(path))
+    """Refuse, with OSError, what does not fit in the file system of a path; what a run has left there makes room."""
+    free, left = _core.free_space(path.parent), _unfinished(path)
+    if nbytes > free + left:
+        sizes = bytes_text(nbytes), bytes_text(free)
+        if sizes[0] == sizes[1]:
+            sizes = f"{nbytes:,} bytes", f"{free:,} bytes"
+        more = ""
+        if left:
+            more = (
+                f", besides the {bytes_text(left)} that an interrupted run has left in {workplace_of(path).name}; "
+                "resume=True goes on with that"
+            )
+        raise OSError(errno.ENOSPC, f"{what} takes {sizes[0]}, but {sizes[1]} are free{more}", str(path))
 
 
-class Recorder:
+def _unfinished(path: Path) -> int:
+    """The bytes on the disk of what runs have left of a checkpoint."""
+    total = 0
+    with suppress(OSError), opened_below(workplace_of(path), 1) as top:
+        for name in top.names():
+            with suppress(OSError), opened_below(top.path / name / _DATA, 3) as data:
+                found = [data.status(each) for each in data.names()]
+                total += sum(getattr(each, "st_blocks", 0) * 512 for each in found if each is not None)
+    return total
+
+
+class FolderRecorder:
     """Writes receipts to a file, each after its data is on the disk.
 
     Args:
-        place: The workplace.
+        place: The place.
         path: The file, which is made when the first receipt comes.
-        sync: Whether data and receipts are synced to disk.
+        work: How tasks are run.
+        part: The part that they are of.
         gather: Whether the tasks ran in this process without syncing their data, so that this must be done here,
             for many of them at once.
     """
 
-    def __init__(self, place: Workplace, path: Path, sync: bool, gather: bool) -> None:
-        self._place, self._path = place, path
-        self._sync, self._gather = sync, sync and gather
+    def __init__(self, place: FolderPlace, path: Path, work: Work, part: str, *, gather: bool) -> None:
+        self._place, self._path, self._part = place, path, part
+        self._sync, self._gather = work.sync, work.sync and gather
+        self._most = work.record_bytes, work.record_seconds if self._gather else _SOON
         self._lines: list[bytes] = []
         self._touched: set[int] = set()
         self._bytes, self._last = 0, time.monotonic()
 
     def add(self, receipt: TaskReceipt) -> None:
         """Write a receipt, now or a little later."""
-        self._lines.append(receipt_line(receipt))
+        self._lines.append(receipt_line(receipt._replace(part=self._part)))
         self._touched.update(file for file, _, _ in receipt.ranges)
         self._bytes += receipt.bytes_written
-        late = time.monotonic() - self._last >= _RECORD_SECONDS
-        if self._bytes >= _RECORD_BYTES if self._gather else late:
+        if self._bytes >= self._most[0] or time.monotonic() - self._last >= self._most[1]:
             self.flush()
 
     def flush(self) -> None:

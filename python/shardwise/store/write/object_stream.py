@@ -1,0 +1,189 @@
+"""The bytes of one object of a store, in parts.
+
+An object is made of parts in the order of its bytes. What comes before a tensor may depend on all of it: its CRC-32 in
+a PyTorch container, its digest in the header of a single file. If the store takes parts in any order, the part that has
+it is held back until it is known, so that everything is read once; otherwise everything is read twice.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._boxes import consecutive
+from ..boxes import Bounds
+from ..engine import add_digests
+from ..objects import ObjectPath
+from .files import TargetFile
+from .gather import Gatherer
+from .ledger import joined_crc
+from .wanted import Wanted
+
+__all__ = ["Stream", "stream_of"]
+
+
+def stream_of(
+    file: TargetFile, wanted: Mapping[int, Wanted], gatherer: Gatherer, part_bytes: int, *, holds: bool
+) -> Stream:
+    """Give the bytes of an object; all is read once before, if what depends on it cannot be held back.
+
+    Args:
+        file: What it is.
+        wanted: The tensors that it has something of, by their positions.
+        gatherer: Gives their boxes.
+        part_bytes: The bytes of a part.
+        holds: Whether there is room for a part that is held back, and parts may come in any order.
+    """
+    depends = file.has_digests or file.needs_crcs
+    holds = depends and holds and len(file.before(0)[1]) <= part_bytes
+    known = None
+    if depends and not holds:
+        known = Stream(file, wanted, gatherer, part_bytes, holds=False, known=None)
+        for _ in known.parts():
+            pass
+    return Stream(file, wanted, gatherer, part_bytes, holds=holds, known=known)
+
+
+class _Text(NamedTuple):
+    """A stretch of what surrounds the tensors, in a part."""
+
+    #: The slot that it comes before.
+    slot: int
+    #: The bytes of it in this part: the first, and the one after the last; and their place there.
+    begin: int
+    end: int
+    at: int
+
+
+class Stream:
+    """The bytes of an object, in parts.
+
+    Args:
+        file: What it is.
+        wanted: The tensors that it has something of, by their positions.
+        gatherer: Gives their boxes.
+        part_bytes: The bytes of a part.
+        holds: Whether a part is held back that depends on what comes after it.
+        known: A stream of the same object that was read to its end, so that what depends on it is known.
+
+    Attributes:
+        digests: The digest of what was filled in of each tensor, by its position.
+        slots: The digest of each slot, by its position among those of the file.
+        crcs: The CRC-32 of each slot, for objects that have them.
+    """
+
+    def __init__(
+        self,
+        file: TargetFile,
+        wanted: Mapping[int, Wanted],
+        gatherer: Gatherer,
+        part_bytes: int,
+        *,
+        holds: bool,
+        known: Stream | None,
+    ) -> None:
+        self._file, self._wanted, self._gatherer, self._part_bytes = file, wanted, gatherer, part_bytes
+        self._holds, self._known = holds, known
+        self.digests: dict[int, int] = {}
+        self.crcs: dict[int, int] = {}
+        self.slots: dict[int, int] = {}
+        file.digests = self.digests if known is None else known.digests
+        file.crcs = self.crcs if known is None else known.crcs
+        self._number = self._filled = 0
+        self._texts: list[_Text] = []
+        #: The number of a slot, the box, and where it is in the part.
+        self._blocks: list[tuple[int, Bounds, int]] = []
+        self._held: tuple[int, bytearray, _Text] | None = None
+        self._cache: tuple[int, bytes] | None = None
+
+    def check(self, place: ObjectPath) -> None:
+        """Refuse sources that changed between two reads."""
+        if self._known is not None and (self._known.digests, self._known.crcs) != (self.digests, self.crcs):
+            raise OSError(errno.EIO, "a source changed while it was read, so the digests are wrong", str(place))
+
+    def parts(self) -> Iterator[tuple[int, bytearray]]:
+        """Give the parts with their numbers; each once, not always in order."""
+        file = self._file
+        for number in range(len(file.slots) + 1):
+            size = len(self._text(number))
+            begin = 0
+            while begin < size:
+                if self._filled and self._filled + min(size, self._part_bytes) > self._part_bytes:
+                    yield from self._flush(number)
+                end = min(size, begin + self._part_bytes - self._filled)
+                self._texts.append(_Text(number, begin, end, self._filled))
+                self._filled += end - begin
+                begin = end
+            if number < len(file.slots):
+                yield from self._elements(number)
+        if self._filled:
+            yield from self._flush(len(file.slots))
+        if self._held is not None:
+            yield self._released()
+
+    def _elements(self, number: int) -> Iterator[tuple[int, bytearray]]:
+        slot = self._file.slots[number]
+        if slot.end == slot.begin:
+            return
+        itemsize = self._wanted[slot.tensor].itemsize
+        extents = tuple(stop - start for start, stop in slot.box)
+        for block in consecutive(extents, max(self._part_bytes // 4 // itemsize, 1)):
+            nbytes = itemsize
+            for side in block:
+                nbytes *= side.stop - side.start
+            if self._filled and self._filled + nbytes > self._part_bytes:
+                yield from self._flush(number)
+            box = tuple(
+                (start + side.start, start + side.stop) for (start, _), side in zip(slot.box, block, strict=True)
+            )
+            self._blocks.append((number, box, self._filled))
+            self._filled += nbytes
+
+    def _flush(self, at: int) -> Iterator[tuple[int, bytearray]]:
+        """Fill the part that was put together, when the slots before the one at hand have all of their blocks."""
+        file, data = self._file, bytearray(self._filled)
+        if self._blocks:
+            blocks = [(file.slots[number].tensor, box, begin) for number, box, begin in self._blocks]
+            digests, crcs = self._gatherer.fill(np.frombuffer(data, np.uint8), blocks, crc=file.needs_crcs)
+            for (number, _, _), (tensor, _, _), digest in zip(self._blocks, blocks, digests, strict=True):
+                self.digests[tensor] = add_digests([self.digests.get(tensor, 0), digest])
+                self.slots[number] = add_digests([self.slots.get(number, 0), digest])
+            for (number, box, _), crc in zip(self._blocks, crcs, strict=False):
+                nbytes = self._wanted[file.slots[number].tensor].itemsize
+                for start, stop in box:
+                    nbytes *= stop - start
+                before = self.crcs.get(number)
+                self.crcs[number] = crc if before is None else joined_crc(before, crc, nbytes)
+        self._cache = None
+        for text in self._texts:
+            self._put(data, text)
+        part = self._number, data
+        open_slot = at if self._texts and self._texts[-1].slot == at < len(file.slots) else None
+        opened = self._texts[-1] if self._texts else None
+        self._number, self._filled, self._texts, self._blocks = self._number + 1, 0, [], []
+        # What was held for a slot is known when another slot begins.
+        if self._held is not None and file.needs_crcs and at != self._held[2].slot:
+            yield self._released()
+        if self._holds and opened is not None and (open_slot is not None or file.has_digests):
+            self._held = (*part, opened)
+        else:
+            yield part
+
+    def _released(self) -> tuple[int, bytearray]:
+        assert self._held is not None
+        (number, data, text), self._held = self._held, None
+        self._cache = None
+        self._put(data, text)
+        return number, data
+
+    def _put(self, data: bytearray, text: _Text) -> None:
+        data[text.at : text.at + text.end - text.begin] = self._text(text.slot)[text.begin : text.end]
+
+    def _text(self, number: int) -> bytes:
+        # The header may take several parts; it is made once for each.
+        if self._cache is None or self._cache[0] != number:
+            self._cache = number, self._file.before(number)[1]
+        return self._cache[1]

@@ -1,0 +1,205 @@
+"""What is finished is done: a second run, commit or resume compares it with the sources, and succeeds if it is that."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise.cli import main
+from tests.store.stores import Store
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+MESH = sw.DeviceMesh((2,), ("x",))
+FORMS = ("safetensors", "hf", "sharded", "dcp")
+
+
+def rules() -> sw.LayoutMap:
+    layouts = sw.LayoutMap(MESH)
+    layouts["w"] = ("x", None)
+    return layouts
+
+
+def weights(seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(seed)
+    return {"a.w": rng.random((64, 512)), "b.w": rng.random((32, 16)), "c": rng.random(7), "none": np.zeros((0, 3))}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    sw.save_checkpoint(tmp_path / "src.safetensors", weights(1))
+    return tmp_path / "src.safetensors"
+
+
+def name_of(to: str) -> str:
+    return "new.safetensors" if to == "safetensors" else "new"
+
+
+def settings(to: str) -> dict[str, Any]:
+    return {"layouts": rules() if to in ("sharded", "dcp") else None, "to": to}
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("to", FORMS)
+def test_on_a_disk(source: Path, to: str) -> None:
+    path = source.parent / name_of(to)
+    plan = sw.plan_checkpoint(source, path, **settings(to), task_bytes=2**16)
+    assert plan.run() == len(plan.tasks) > 2
+    assert plan.commit().bytes_written > 0
+    before = tree(source.parent)
+    assert (plan.run(), plan.run((2, 3)), plan.run(tasks=[1])) == (0, 0, 0)
+    again = plan.commit()
+    assert (again.bytes_written, again.bytes_resumed, again.bytes) == (0, plan.nbytes, plan.nbytes)
+    report = sw.reshard_checkpoint(source, path, **settings(to), task_bytes=2**16, resume=True)
+    assert isinstance(report, sw.WriteReport)
+    assert (report.bytes_written, report.bytes_resumed) == (0, plan.nbytes)
+    assert tree(source.parent) == before
+    with pytest.raises(FileExistsError, match="exists already"):
+        sw.reshard_checkpoint(source, path, **settings(to))
+
+
+@pytest.mark.parametrize("to", FORMS)
+def test_in_a_store(source: Path, store: Store, to: str) -> None:
+    place = store.place(name_of(to))
+    plan = sw.plan_checkpoint(source, place, **settings(to))
+    plan.run()
+    plan.commit()
+    before = store.objects(place)
+    assert (plan.run(), plan.run((1, 1))) == (0, 0)
+    assert plan.commit().bytes_written == 0
+    report = sw.reshard_checkpoint(source, place, **settings(to), resume=True)
+    assert isinstance(report, sw.WriteReport)
+    assert (report.bytes_written, report.bytes_resumed) == (0, plan.nbytes)
+    assert store.objects(place) == before
+    with pytest.raises(FileExistsError, match="exists already"):
+        sw.reshard_checkpoint(source, place, **settings(to))
+
+
+def test_a_conversion_that_is_finished(source: Path) -> None:
+    sw.reshard_checkpoint(source, source.parent / "new", dtype="float32", to="hf")
+    report = sw.reshard_checkpoint(source, source.parent / "new", dtype="float32", to="hf", resume=True)
+    assert isinstance(report, sw.WriteReport)
+    assert report.bytes_written == 0
+    with pytest.raises(FileExistsError):
+        sw.reshard_checkpoint(source, source.parent / "new", dtype="float16", to="hf", resume=True)
+
+
+def an_element(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+def a_name(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"a.w"', b'"a.v"'))
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def shorter(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "an element": an_element,
+    "a name in a header": a_name,
+    "shorter": shorter,
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    "gone": Path.unlink,
+    "a folder": a_folder,
+}
+
+
+@pytest.mark.parametrize("to", FORMS)
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_not_the_plans_is_refused(source: Path, change: str, to: str) -> None:
+    path = source.parent / name_of(to)
+    plan = sw.plan_checkpoint(source, path, **settings(to))
+    plan.run()
+    plan.commit()
+    file = path if to == "safetensors" else max(path.glob("*.distcp" if to == "dcp" else "*.safetensors"))
+    if change == "a name in a header" and b'"a.w"' not in file.read_bytes():
+        pytest.skip("the manifest has the names")
+    if to == "safetensors" and change == "gone":
+        pytest.skip("then nothing is there")
+    CHANGES[change](file)
+    before = tree(source.parent)
+    with pytest.raises(FileExistsError, match="exists already"):
+        plan.commit()
+    with pytest.raises(FileExistsError, match="exists already"):
+        sw.reshard_checkpoint(source, path, **settings(to), resume=True)
+    assert tree(source.parent) == before
+
+
+@pytest.mark.parametrize("name", ["shardwise.json", ".metadata"])
+@pytest.mark.parametrize("change", ["an element", "gone"])
+def test_another_manifest_or_index_is_refused(source: Path, name: str, change: str) -> None:
+    plan = sw.plan_checkpoint(source, source.parent / "new", **settings("dcp"))
+    plan.run()
+    plan.commit()
+    CHANGES[change](source.parent / "new" / name)
+    with pytest.raises(FileExistsError, match="exists already"):
+        plan.commit()
+
+
+def test_another_checkpoint_of_the_same_form_is_refused(source: Path, store: Store) -> None:
+    sw.save_checkpoint(source.parent / "other.safetensors", weights(2))
+    for path in (source.parent / "new", store.place("new")):
+        sw.reshard_checkpoint(source.parent / "other.safetensors", path, **settings("sharded"))
+        with pytest.raises(FileExistsError, match="exists already"):
+            sw.plan_checkpoint(source, path, **settings("sharded"))
+        with pytest.raises(FileExistsError, match="exists already"):
+            sw.reshard_checkpoint(source, path, **settings("sharded"), resume=True)
+        assert sw.diff_checkpoints(source.parent / "other.safetensors", path) == []
+
+
+def test_without_its_sources_nothing_can_be_said(source: Path) -> None:
+    plan = sw.plan_checkpoint(source, source.parent / "new", to="hf")
+    plan.run()
+    plan.commit()
+    source.unlink()
+    with pytest.raises(FileExistsError, match="exists already, and cannot be compared with what this plan makes"):
+        plan.commit()
+
+
+def test_what_a_commit_that_was_killed_left_is_removed(source: Path) -> None:
+    plan = sw.plan_checkpoint(source, source.parent / "new", to="hf")
+    plan.run()
+    shutil.copytree(plan.workplace.parent, source.parent / "kept")
+    plan.commit()
+    shutil.rmtree(source.parent / "kept" / plan.workplace.name / "data")
+    (source.parent / "kept").rename(plan.workplace.parent)
+    plan.workplace.parent.chmod(0o700)
+    assert plan.commit().bytes_written == 0
+    assert not plan.workplace.parent.exists()
+
+
+def test_the_command_says_so(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = source.parent
+    words = [str(source), str(folder / "new"), "--to", "hf"]
+    assert main(["plan", *words, "--save", str(folder / "p.swplan")]) == 0
+    assert main(["run", str(folder / "p.swplan"), "--part", "1/1"]) == 0
+    assert main(["commit", str(folder / "p.swplan")]) == 0
+    capsys.readouterr()
+    assert main(["commit", str(folder / "p.swplan")]) == 0
+    assert "was finished before; it has what it should have" in capsys.readouterr().out
+    assert main(["run", str(folder / "p.swplan"), "--part", "1/2"]) == 0
+    assert "the checkpoint is finished, and has what these tasks would write" in capsys.readouterr().out
+    assert main(["reshard", *words, "--resume"]) == 0
+    assert "was finished before; it has what it should have" in capsys.readouterr().out
+    assert main(["commit", str(folder / "p.swplan"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes_written"] == 0
+    assert main(["reshard", *words]) == 2
