@@ -115,7 +115,7 @@ def test_links_out_of_the_pages_lead_to_the_repository() -> None:
     text = "[a](../../LICENSE) [b](x.md) [c](../semantics.md#mesh) [d](https://x/../y)"
     expected = text.replace("../../LICENSE", "https://host/blob/main/LICENSE")
     assert outward(text, "guides/report.md", "https://host") == expected
-    with pytest.raises(FileNotFoundError, match=r"docs/guides/plan\.md links to \.\./\.\./gone"):
+    with pytest.raises(FileNotFoundError, match=r"docs/guides/report\.md links to \.\./\.\./gone"):
         outward("[a](../../gone)", "guides/report.md", "https://host")
 
 
