@@ -43,7 +43,7 @@ def calls() -> dict[str, Callable[[], Any]]:
         "boxes of 2**20 devices": many.boxes,
         "plan": lambda: sw.plan_reshard(ceil, balanced),
         "run": lambda: plan.run(shards),
-        "gather": lambda: sw.gather(sharded),
+        "gather": lambda: sw.array.gather(sharded),
     }
 
 

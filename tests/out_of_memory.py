@@ -144,7 +144,7 @@ CALLS: dict[str, Call] = {
     ),
     "numpy": Call(_shards, lambda sharded: sharded.numpy()),
     "reshard": Call(_shards, lambda sharded: sharded.reshard(sw.TensorLayout((None, "x"), _line(4)))),
-    "gather": Call(_shards, sw.gather),
+    "gather": Call(_shards, sw.array.gather),
     "plan": Call(_pair, lambda pair: sw.plan_reshard(*pair)),
     "plan as an array": Call(
         lambda n: sw.plan_reshard(*_pair(n)), lambda plan: (plan.transfers, plan.kept, plan.bytes_sent("int8"))

@@ -105,11 +105,11 @@ class TestMasksAreKeptOrRefused:
     def test_kept(self) -> None:
         whole = sw.TensorLayout((None,), self.mesh)
         for made in (
-            sw.gather(self.sharded()),
+            sw.array.gather(self.sharded()),
             self.sharded().numpy(),
             self.sharded().reshard(whole).shard("cpu:1"),
             sw.distribute_tensor(self.array, self.packed).numpy(),
-            sw.gather(sw.distribute_tensor(self.array, self.packed)),
+            sw.array.gather(sw.distribute_tensor(self.array, self.packed)),
         ):
             assert isinstance(made, np.ma.MaskedArray)
             assert made.mask.tolist() == [False, True, False, False]

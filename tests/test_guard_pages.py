@@ -92,7 +92,7 @@ def copy_between(a: sw.Partition, b: sw.Partition, array: npt.NDArray[Any], turn
     assert all(one.is_untouched_outside() for one in sources + outputs), (a, b, array.shape, array.dtype, turn)
 
 
-def streamed(plan: sw.ReshardPlan, shards: list[Array], out: list[Array]) -> list[Array]:
+def streamed(plan: sw.reshard.ReshardPlan, shards: list[Array], out: list[Array]) -> list[Array]:
     """Run a plan with streaming stores, on outputs that are wiped."""
     for array in out:
         array[...] = np.zeros((), array.dtype)

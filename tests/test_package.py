@@ -29,7 +29,15 @@ def test_only_public_names_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["deploy.vllm", "dtensor.Layout", "interop.hlo.to_hlo", "interop.translate", "LayoutReport", "Entry"]
+    "name",
+    [
+        "deploy.vllm",
+        "dtensor.Layout",
+        "interop.hlo.to_hlo",
+        "interop.translate",
+        "rules.LayoutReport",
+        "store.WriteReport",
+    ],
 )
 def test_there_without_an_import_of_its_own(name: str) -> None:
     """In a process of its own, where nothing else has imported it."""

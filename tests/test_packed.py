@@ -121,7 +121,7 @@ def test_views_and_gather(devices: int) -> None:
         assert not sharded.shard(label).flags.writeable
     again = sw.ShardedArray(partition, [shard.data for shard in sharded.shards])
     assert np.array_equal(again.numpy(), array)
-    assert np.array_equal(sw.gather(again), array)
+    assert np.array_equal(sw.array.gather(again), array)
     assert np.array_equal(again.reshard(sw.TensorLayout((None, None), line(1))).shard("cpu:0"), array)
 
 

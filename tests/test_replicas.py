@@ -29,8 +29,8 @@ def own(partition: sw.Partition, values: npt.NDArray[Any]) -> list[npt.NDArray[A
 PUT_TOGETHER: list[Callable[[sw.ShardedArray], object]] = [
     lambda array: array.numpy(),
     np.asarray,
-    sw.gather,
-    sw.all_gather,
+    sw.array.gather,
+    sw.array.all_gather,
     lambda array: array.reshard(sw.TensorLayout((None, "y"), mesh())),
     lambda array: sw.distribute_tensor(array, sw.TensorLayout((None, "y"), mesh())),
 ]
@@ -56,7 +56,7 @@ def test_the_check_can_be_left_out() -> None:
     partition = sw.TensorLayout((None,), mesh()).partition((2,))
     array = sw.ShardedArray(partition, [np.array([i, i]) for i in range(4)])
     assert array.numpy(check_replicas=False).tolist() == [0, 0]
-    assert sw.gather(array, check_replicas=False).tolist() == [0, 0]
+    assert sw.array.gather(array, check_replicas=False).tolist() == [0, 0]
     cut = sw.TensorLayout(("x",), mesh())
     assert [len(shard.data) for shard in array.reshard(cut, check_replicas=False).shards] == [1] * 4
 
@@ -161,10 +161,10 @@ def test_partial_sums_are_not_replicas_of_one_another() -> None:
     """Over x the values are added; along y they are replicas."""
     partition = sw.TensorLayout((None,), mesh(), unreduced=("x",)).partition((2,))
     sums = [np.array([1, 2]), np.array([1, 2]), np.array([10, 20]), np.array([10, 20])]
-    assert sw.gather(sw.ShardedArray(partition, sums)).tolist() == [11, 22]
+    assert sw.array.gather(sw.ShardedArray(partition, sums)).tolist() == [11, 22]
     sums[3] = np.array([10, 21])
     with refused(LayoutError, "element (1,) is 20 on device 'd0' and 21 on 'd2'"):
-        sw.gather(sw.ShardedArray(partition, sums))
+        sw.array.gather(sw.ShardedArray(partition, sums))
 
 
 def test_partial_sums_over_a_sub_axis_are_not_replicas_of_one_another() -> None:
@@ -172,11 +172,11 @@ def test_partial_sums_over_a_sub_axis_are_not_replicas_of_one_another() -> None:
     layout = sw.TensorLayout((None,), sw.DeviceMesh((8,), ("tp",)), unreduced=("tp:(1)2",))
     addends = [np.array([1, 2, 3])] * 4 + [np.array([10, 20, 30])] * 4
     sums = sw.ShardedArray(layout.partition((3,)), addends)
-    assert sw.gather(sums).tolist() == [11, 22, 33]
-    assert sw.all_reduce(sums).shard("cpu:5").tolist() == [11, 22, 33]
+    assert sw.array.gather(sums).tolist() == [11, 22, 33]
+    assert sw.array.all_reduce(sums).shard("cpu:5").tolist() == [11, 22, 33]
     drifted = sw.ShardedArray(layout.partition((3,)), [*addends[:7], np.array([10, 20, 31])])
     with refused(LayoutError, "element (2,) is 30 on device 'cpu:4' and 31 on 'cpu:7'"):
-        sw.gather(drifted)
+        sw.array.gather(drifted)
 
 
 def test_the_views_of_one_array_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ def test_partial_sums_over_a_sub_axis_are_added() -> None:
     sums = sw.TensorLayout(("tp:(1)2",), TP, unreduced=["tp:(2)4"]).partition((4,))
     shards = [np.array([1, 10]) * 2**device for device in range(8)]
     sharded = sw.ShardedArray(sums, shards)
-    assert sw.gather(sharded).tolist() == [15, 150, 240, 2400]
+    assert sw.array.gather(sharded).tolist() == [15, 150, 240, 2400]
     cut = sw.plan_reshard(sums, sw.TensorLayout(("tp:(1)2",), TP).partition((4,)))
     steps = cut.collectives("int64")
     assert steps is not None

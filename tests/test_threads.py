@@ -115,7 +115,7 @@ def long_calls() -> dict[str, tuple[Callable[[int], Any], Callable[[Any], object
         line, shape = sw.TensorLayout(("x",), mesh), (7 * size + 1,)
         return line.partition(shape, "ceil"), line.partition(shape, "balanced")
 
-    def copies(size: int) -> tuple[sw.ReshardPlan, list[Any]]:
+    def copies(size: int) -> tuple[sw.reshard.ReshardPlan, list[Any]]:
         mesh = sw.DeviceMesh((16,), ("x",))
         a, b = (sw.TensorLayout(axes, mesh).partition((size, 160)) for axes in (("x", None), (None, "x")))
         return sw.plan_reshard(a, b), [np.zeros((size // 16, 160), "u1") for _ in range(16)]
@@ -134,7 +134,7 @@ def long_calls() -> dict[str, tuple[Callable[[int], Any], Callable[[Any], object
         "coordinates": (lambda n: sw.DeviceMesh((n, 2), ("x", "y")), lambda mesh: mesh.coordinates()),
         "plan": (pair, lambda both: sw.plan_reshard(*both)),
         "run": (copies, lambda both: both[0].run(both[1])),
-        "gather": (sharded, sw.gather),
+        "gather": (sharded, sw.array.gather),
     }
 
 

@@ -37,36 +37,21 @@ if TYPE_CHECKING:
     from . import reshard as reshard
     from . import rules as rules
     from . import store as store
-    from .array.verbs import all_gather, all_reduce, all_to_all, gather, reduce_scatter
     from .model.scope import layout_map_scope
     from .model.variable import Variable, initialize_variables
-    from .reshard.collectives import CollectiveObstacle
-    from .reshard.cost import CollectiveCost, LinkModel, cost_of
-    from .reshard.kinds import Collective, CollectiveStep
-    from .reshard.model import ModelPlan, plan_model
-    from .reshard.plan import ReshardPlan, plan_reshard
-    from .reshard.program import LocalBox, Program, Step
-    from .reshard.refit import RefitPlan, plan_refit
-    from .reshard.transfer import Transfer
+    from .reshard.model import plan_model
+    from .reshard.plan import plan_reshard
+    from .reshard.refit import plan_refit
     from .rules.layout_map import LayoutMap
     from .rules.layout_rule import LayoutRule
-    from .rules.report import LayoutReport, TensorReport
     from .rules.rewrites import Rewrites
     from .rules.shipped import example_rules
     from .show.draw import draw
     from .store import (
         Checkpoint,
         CheckpointPlan,
-        CheckpointTask,
-        Difference,
         Entry,
         ObjectPath,
-        StoredCheckpoint,
-        StoredTensor,
-        TaskReceipt,
-        VerifyReport,
-        WriteOutline,
-        WriteReport,
         diff_checkpoints,
         open_checkpoint,
         open_safetensors,
@@ -80,58 +65,31 @@ __all__ = [
     "Axes",
     "Checkpoint",
     "CheckpointPlan",
-    "CheckpointTask",
-    "Collective",
-    "CollectiveCost",
-    "CollectiveObstacle",
-    "CollectiveStep",
     "DeviceMesh",
-    "Difference",
     "Entry",
     "InternalError",
     "LayoutError",
     "LayoutMap",
-    "LayoutReport",
     "LayoutRule",
-    "LinkModel",
-    "LocalBox",
     "MeshError",
-    "ModelPlan",
     "ObjectPath",
     "ParseError",
     "Partition",
     "Piece",
-    "Program",
-    "RefitPlan",
-    "ReshardPlan",
     "Rewrites",
     "Shard",
     "ShardedArray",
     "ShardwiseError",
     "SizeOverflowError",
-    "Step",
-    "StoredCheckpoint",
-    "StoredTensor",
-    "TaskReceipt",
     "TensorLayout",
-    "TensorReport",
     "Tiling",
-    "Transfer",
     "UnevenRule",
     "Variable",
-    "VerifyReport",
-    "WriteOutline",
-    "WriteReport",
     "__version__",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "cost_of",
     "diff_checkpoints",
     "distribute_tensor",
     "draw",
     "example_rules",
-    "gather",
     "initialize_variables",
     "layout_map_scope",
     "list_devices",
@@ -142,7 +100,6 @@ __all__ = [
     "plan_model",
     "plan_refit",
     "plan_reshard",
-    "reduce_scatter",
     "reshard_checkpoint",
     "save_checkpoint",
     "verify_checkpoint",
@@ -150,36 +107,21 @@ __all__ = [
 
 # Loaded when they are first used, to keep `import shardwise` fast.
 _LAZY = {
-    "array.verbs": ("all_gather", "all_reduce", "all_to_all", "gather", "reduce_scatter"),
     "model.scope": ("layout_map_scope",),
     "model.variable": ("Variable", "initialize_variables"),
-    "reshard.collectives": ("CollectiveObstacle",),
-    "reshard.cost": ("CollectiveCost", "LinkModel", "cost_of"),
-    "reshard.kinds": ("Collective", "CollectiveStep"),
-    "reshard.model": ("ModelPlan", "plan_model"),
-    "reshard.program": ("LocalBox", "Program", "Step"),
-    "reshard.plan": ("ReshardPlan", "plan_reshard"),
-    "reshard.refit": ("RefitPlan", "plan_refit"),
-    "reshard.transfer": ("Transfer",),
+    "reshard.model": ("plan_model",),
+    "reshard.plan": ("plan_reshard",),
+    "reshard.refit": ("plan_refit",),
     "rules.layout_map": ("LayoutMap",),
     "rules.layout_rule": ("LayoutRule",),
-    "rules.report": ("LayoutReport", "TensorReport"),
     "rules.rewrites": ("Rewrites",),
     "rules.shipped": ("example_rules",),
     "show.draw": ("draw",),
     "store": (
         "Checkpoint",
         "CheckpointPlan",
-        "CheckpointTask",
-        "Difference",
         "Entry",
         "ObjectPath",
-        "StoredCheckpoint",
-        "StoredTensor",
-        "TaskReceipt",
-        "VerifyReport",
-        "WriteOutline",
-        "WriteReport",
         "diff_checkpoints",
         "open_checkpoint",
         "open_safetensors",

@@ -91,7 +91,7 @@ def optional(name: str, value: object, kind: type[Kind]) -> Kind | None:
 def check_fields(value: object, **kinds: type | tuple[type, ...]) -> None:
     """Refuse a value with a field that is not of its types, and so has no repr, no hash or no answer to `==`.
 
-    >>> from shardwise import CollectiveObstacle
+    >>> from shardwise.reshard import CollectiveObstacle
     >>> CollectiveObstacle("devices", None)
     Traceback (most recent call last):
     TypeError: message of a CollectiveObstacle must be a string, got NoneType

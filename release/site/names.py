@@ -23,8 +23,10 @@ def public_names() -> list[str]:
             if not name.startswith("_") and name != "tf_variable" and (path.is_dir() or path.suffix == ".py"):
                 modules.append(f"{folder}.{name}")
     found = [f"shardwise.{module}.{name}".replace("..", ".") for module in modules for name in _listed(module)]
-    # Names of plans that are at the top too are there.
-    found += [f"shardwise.reshard.{name}" for name in _listed("reshard") if name not in _listed("")]
+    # Names of these that are at the top too are there.
+    top = set(_listed(""))
+    below = ("array", "reshard", "rules", "store")
+    found += [f"shardwise.{module}.{name}" for module in below for name in _listed(module) if name not in top]
     # `translation` is where the names of `interop` itself are made.
     found = [name.replace(".interop.translation.", ".interop.") for name in found]
     return sorted(set(found) - LEFT_OUT)

@@ -291,11 +291,11 @@ def test_verbs_name_a_dim_that_is_not_there(dim: int) -> None:
     """Two dims: 0 and 1 are there, and none is counted from the end."""
     sums = sw.TensorLayout((None, None), mesh(), unreduced=("x",)).partition((4, 4))
     with refused(IndexError, f"dim is {dim}, outside 0 to 1"):
-        sw.all_to_all(sharded(), "y", dim=dim)
+        sw.array.all_to_all(sharded(), "y", dim=dim)
     with refused(IndexError, f"dim is {dim}, outside 0 to 1"):
-        sw.reduce_scatter(sw.ShardedArray(sums, [np.ones((4, 4))] * 4), "x", dim=dim)
+        sw.array.reduce_scatter(sw.ShardedArray(sums, [np.ones((4, 4))] * 4), "x", dim=dim)
     with refused(IndexError, "dim is 0, but rank is 0"):
-        sw.all_to_all(sw.distribute_tensor(np.array(1.0), sw.TensorLayout((), mesh())), "y", dim=0)
+        sw.array.all_to_all(sw.distribute_tensor(np.array(1.0), sw.TensorLayout((), mesh())), "y", dim=0)
 
 
 def test_verbs_leave_other_dims_packed() -> None:
@@ -303,23 +303,23 @@ def test_verbs_leave_other_dims_packed() -> None:
     axes = (sw.packed.gate_up("x"), "y")
     whole = np.arange(32).reshape(8, 4)
     cut = sw.distribute_tensor(whole, sw.TensorLayout(axes, sw.DeviceMesh((2, 2), ("x", "y"))))
-    rows = sw.all_gather(cut, "y")
+    rows = sw.array.all_gather(cut, "y")
     assert rows.layout.axes == (axes[0], None)
     assert np.array_equal(rows.shard("cpu:2"), whole[[2, 3, 6, 7]])
-    columns = sw.all_gather(cut, "x")
+    columns = sw.array.all_gather(cut, "x")
     assert columns.layout.axes == (None, "y")
     assert np.array_equal(columns.shard("cpu:3"), whole[:, 2:])
     with refused(LayoutError, "dim 0 is packed"):
-        sw.all_to_all(cut, "y", dim=0)
+        sw.array.all_to_all(cut, "y", dim=0)
     with refused(LayoutError, "'x'", "not the minor axes of a dim"):
-        sw.all_to_all(cut, "x", dim=1)
+        sw.array.all_to_all(cut, "x", dim=1)
 
 
 def test_verbs_keep_the_axes_of_a_packed_dim_that_are_not_gathered() -> None:
     """The first part is cut by both axes, the second by one: without that it is whole."""
     dim = sw.packed.concat(sw.packed.part(4, axes=("x", "y")), sw.packed.part(2, axes="y"))
     cut = sw.distribute_tensor(np.arange(6), sw.TensorLayout((dim,), sw.DeviceMesh((2, 2), ("x", "y"))))
-    found = sw.all_gather(cut, "y")
+    found = sw.array.all_gather(cut, "y")
     assert [shard.data.tolist() for shard in found.shards] == [[0, 1, 4, 5], [0, 1, 4, 5], [2, 3, 4, 5], [2, 3, 4, 5]]
     assert found.layout.axes == (sw.packed.concat(sw.packed.part(4, axes="x"), sw.packed.part(2)),)
 
@@ -328,4 +328,4 @@ def test_packed_dims_are_not_cut_by_the_axis_of_partial_sums() -> None:
     layout = sw.TensorLayout((sw.packed.gate_up("x"),), mesh(), unreduced=("y",))
     sums = sw.ShardedArray(layout.partition((4,)), [np.ones(2)] * 4)
     with refused(LayoutError, "dim 0 is packed"):
-        sw.reduce_scatter(sums, "y", dim=0)
+        sw.array.reduce_scatter(sums, "y", dim=0)

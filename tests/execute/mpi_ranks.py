@@ -40,7 +40,7 @@ def tilings(shape: tuple[int, ...]) -> st.SearchStrategy[sw.Tiling]:
     return kinds.filter(lambda tiling: 0 < len(tiling.holders) <= 4)
 
 
-def ranks_of(draw: Any, plan: sw.ReshardPlan) -> tuple[list[int] | None, list[int] | None]:
+def ranks_of(draw: Any, plan: sw.reshard.ReshardPlan) -> tuple[list[int] | None, list[int] | None]:
     """Who is which rank: as it is by default, or dealt out, with one rank for a label that is in both."""
     if draw(st.booleans()):
         return None, None
@@ -53,7 +53,7 @@ def ranks_of(draw: Any, plan: sw.ReshardPlan) -> tuple[list[int] | None, list[in
     return sources, targets
 
 
-def default_ranks(plan: sw.ReshardPlan) -> tuple[list[int], list[int]]:
+def default_ranks(plan: sw.reshard.ReshardPlan) -> tuple[list[int], list[int]]:
     before, after = list(plan.src.holders), list(plan.dst.holders)
     if not (plan.src._is_named and plan.dst._is_named):
         return list(range(len(before))), list(range(len(after)))
@@ -61,7 +61,9 @@ def default_ranks(plan: sw.ReshardPlan) -> tuple[list[int], list[int]]:
     return [everyone.index(label) for label in before], [everyone.index(label) for label in after]
 
 
-def check(plan: sw.ReshardPlan, whole: Array, given_ranks: Any, memory: int, order: str, with_out: bool) -> None:
+def check(
+    plan: sw.reshard.ReshardPlan, whole: Array, given_ranks: Any, memory: int, order: str, with_out: bool
+) -> None:
     """Run it on every rank, and compare with what numpy cuts out of the whole tensor."""
     sources, targets = default_ranks(plan) if given_ranks[0] is None else given_ranks
     src = out = None

@@ -27,7 +27,7 @@ LEFT_OUT = {"__setstate__"}
 
 
 #: Whose constructor is for the functions that make them, as their documentation says.
-MADE_ELSEWHERE = [shardwise.dtensor.DTensor, shardwise.LayoutReport, shardwise.TensorReport]
+MADE_ELSEWHERE = [shardwise.dtensor.DTensor, shardwise.rules.LayoutReport, shardwise.rules.TensorReport]
 
 
 def is_enum(value: Any) -> bool:

@@ -77,12 +77,12 @@ SEVERAL: Any = np.arange(6)
 
 #: Calls of wrong types that gave an `AttributeError`, a `SyntaxError`, a `ValueError` or the like from within.
 WRONG_TYPES: list[tuple[str, Callable[[], Any]]] = [
-    ("sharded", lambda: sw.gather([])),  # type: ignore[arg-type]
-    ("sharded", lambda: sw.all_gather(0)),  # type: ignore[arg-type]
-    ("sharded", lambda: sw.all_reduce(None)),  # type: ignore[arg-type]
-    ("sharded", lambda: sw.reduce_scatter("x", "x", 0)),  # type: ignore[arg-type]
+    ("sharded", lambda: sw.array.gather([])),  # type: ignore[arg-type]
+    ("sharded", lambda: sw.array.all_gather(0)),  # type: ignore[arg-type]
+    ("sharded", lambda: sw.array.all_reduce(None)),  # type: ignore[arg-type]
+    ("sharded", lambda: sw.array.reduce_scatter("x", "x", 0)),  # type: ignore[arg-type]
     ("returned non-int", lambda: PLANS[0].rounds(Odd(lambda: "x"), "f4")),  # type: ignore[arg-type]
-    ("dim", lambda: sw.reduce_scatter(SHARDED[1], "x", "0")),  # type: ignore[arg-type]
+    ("dim", lambda: sw.array.reduce_scatter(SHARDED[1], "x", "0")),  # type: ignore[arg-type]
     ("links", lambda: sw.plan_reshard(ROWS.partition((6, 6)), ROWS.partition((6, 6))).collectives("f4", {})),  # type: ignore[arg-type]
     ("integer", lambda: sw.plan_reshard(ROWS.partition((6, 6)), ROWS.partition((6, 6)))["start"]),  # type: ignore[index]
     ("file", lambda: sw.LayoutMap().to_toml(5)),  # type: ignore[arg-type]
@@ -119,21 +119,21 @@ WRONG_TYPES: list[tuple[str, Callable[[], Any]]] = [
     ("offsets", lambda: torch.LocalShards([[1]], [np.zeros((1,) * 33)], [True])),
     ("mappings", lambda: store.StoredCheckpoint(FOLDER, "dcp", SEVERAL)),
     # Values that functions make: wrong ones have no repr, no hash, or no answer to `==`.
-    ("box", lambda: sw.LocalBox("x")),  # type: ignore[arg-type]
-    ("window", lambda: sw.LocalBox((slice(0, 2),), SEVERAL)),
+    ("box", lambda: sw.reshard.LocalBox("x")),  # type: ignore[arg-type]
+    ("window", lambda: sw.reshard.LocalBox((slice(0, 2),), SEVERAL)),
     ("box", lambda: sw.Piece((1,), 0)),  # type: ignore[arg-type]
     ("start", lambda: sw.Piece((slice(0, 2),), SEVERAL)),
-    ("box", lambda: sw.Step("copy", "a", 0, None, None, None)),  # type: ignore[arg-type]
-    ("kind", lambda: sw.Step(SEVERAL, "a", 0, (), None, None)),
-    ("peer", lambda: sw.Step("copy", SEVERAL, 0, (), None, None)),
-    ("dst_box", lambda: sw.Transfer("a", "b", (), (), "x", 1)),  # type: ignore[arg-type]
-    ("size", lambda: sw.Transfer("a", "b", (), (), (), SEVERAL)),
-    ("dst_device", lambda: sw.Transfer("a", SEVERAL, (), (), (), 1)),
-    ("steps", lambda: sw.Program("a", (1,), None, None)),  # type: ignore[arg-type]
-    ("src_shape", lambda: sw.Program("a", (), SEVERAL, None)),
-    ("message", lambda: sw.CollectiveObstacle("devices", None)),  # type: ignore[arg-type]
-    ("bytes", lambda: sw.CollectiveStep("slice", ("x",), bytes=1e300)),  # type: ignore[arg-type]
-    ("seconds", lambda: sw.CollectiveStep("slice", ("x",), seconds=SEVERAL)),
+    ("box", lambda: sw.reshard.Step("copy", "a", 0, None, None, None)),  # type: ignore[arg-type]
+    ("kind", lambda: sw.reshard.Step(SEVERAL, "a", 0, (), None, None)),
+    ("peer", lambda: sw.reshard.Step("copy", SEVERAL, 0, (), None, None)),
+    ("dst_box", lambda: sw.reshard.Transfer("a", "b", (), (), "x", 1)),  # type: ignore[arg-type]
+    ("size", lambda: sw.reshard.Transfer("a", "b", (), (), (), SEVERAL)),
+    ("dst_device", lambda: sw.reshard.Transfer("a", SEVERAL, (), (), (), 1)),
+    ("steps", lambda: sw.reshard.Program("a", (1,), None, None)),  # type: ignore[arg-type]
+    ("src_shape", lambda: sw.reshard.Program("a", (), SEVERAL, None)),
+    ("message", lambda: sw.reshard.CollectiveObstacle("devices", None)),  # type: ignore[arg-type]
+    ("bytes", lambda: sw.reshard.CollectiveStep("slice", ("x",), bytes=1e300)),  # type: ignore[arg-type]
+    ("seconds", lambda: sw.reshard.CollectiveStep("slice", ("x",), seconds=SEVERAL)),
     ("parts", lambda: sw.packed.PackedDim((1,))),  # type: ignore[arg-type]
     ("factors", lambda: replace(sw.packed.part(2), factors=(SEVERAL,))),
     ("blocks", lambda: replace(sw.packed.part(2), blocks=(("q",),))),  # type: ignore[arg-type]
@@ -141,7 +141,7 @@ WRONG_TYPES: list[tuple[str, Callable[[], Any]]] = [
     ("first", lambda: store.Difference("a", "values", SEVERAL)),
     ("free", lambda: store.WriteOutline((), 0, 0, 1, 0, SEVERAL)),
     ("bytes", lambda: store.WriteReport(FOLDER, 0, SEVERAL, 0, 0, 0)),
-    ("ranges", lambda: sw.CheckpointTask("", 0, "", (), ((0,),), (), (), (), (), b"")),  # type: ignore[arg-type]
+    ("ranges", lambda: sw.store.CheckpointTask("", 0, "", (), ((0,),), (), (), (), (), b"")),  # type: ignore[arg-type]
     ("size", lambda: dt.MeshDimensionProto("x", SEVERAL)),
     ("sharding_spec", lambda: dt.ShardingSpec(SEVERAL)),
     ("mesh_dimensions", lambda: dt.MeshProto((SEVERAL,))),

@@ -173,7 +173,7 @@ def test_collectives_step_by_step_give_the_destination(pair: tuple[sw.Partition,
     expected = b.views(whole)
     assert all(map(same, stepped, expected))
     assert all(map(same, plan.run(shards), expected))
-    assert same(sw.gather(sw.ShardedArray(a, shards)), whole)
+    assert same(sw.array.gather(sw.ShardedArray(a, shards)), whole)
 
 
 @settings(deadline=None)
@@ -237,5 +237,5 @@ def test_two_views_of_one_list_of_devices_have_collectives(pair: tuple[sw.Partit
     cost = plan.cost("i8")
     assert cost is not None
     # A price of its own for what the search has found, and one that no exchange can be below.
-    assert sw.cost_of(cost.steps, a, "i8") == cost
+    assert sw.reshard.cost_of(cost.steps, a, "i8") == cost
     assert plan.bytes_received("i8").max() <= cost.bytes

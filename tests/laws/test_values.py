@@ -68,11 +68,11 @@ def scaled_fits() -> fit.Fits:
     return fit.fits_tensors(stored, {"quantization_config": {"quant_method": "fp8"}}, tp=(1, 8))
 
 
-def plan() -> sw.ReshardPlan:
+def plan() -> sw.reshard.ReshardPlan:
     return sw.plan_reshard(layout().partition((8, 8)), layout(None, "data").partition((8, 8)))
 
 
-def flat_plan() -> sw.ReshardPlan:
+def flat_plan() -> sw.reshard.ReshardPlan:
     ranges = {"cpu:0": (0, 20), "rank": (20, 64)}
     return sw.plan_reshard(sw.Tiling.from_flat_ranges((8, 8), ranges), layout().partition((8, 8)))
 
@@ -141,11 +141,11 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         sw.Tiling.from_flat_ranges((4, 2), {0: (0, 8), 1: (0, 8)}, replicas=True),
     ],
     sw.Piece: lambda: [sw.Piece((slice(0, 2),), (1,)), sw.Piece((slice(0, 2),), 1), sw.Piece((), ())],
-    sw.ModelPlan: lambda: [
+    sw.reshard.ModelPlan: lambda: [
         sw.plan_model({"w": layout(None)}, {"w": layout("data")}, {"w": ((8,), "float32")}),
         sw.plan_model({}, {}, {}),
     ],
-    sw.RefitPlan: lambda: [
+    sw.reshard.RefitPlan: lambda: [
         sw.plan_refit(fused("interleaved"), fused("blocked", 4)),
         sw.plan_refit(fused("blocked"), {name: part_of_fused(rows) for name, rows in FUSED.items()}),
         sw.plan_refit({"a": partition()}, {"a": partition()}),
@@ -172,16 +172,19 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         sw.packed.part(None, 0, ("model", "data"), "chunk", ratio=2),
         sw.packed.part(2880, 0, "model", unit=32),
     ],
-    sw.ReshardPlan: lambda: [
+    sw.reshard.ReshardPlan: lambda: [
         plan(),
         flat_plan(),
-        sw.ReshardPlan(plan().src, flat_plan().dst, []),
+        sw.reshard.ReshardPlan(plan().src, flat_plan().dst, []),
         sw.plan_reshard(layout().partition((8, 8)), flat_plan().dst),
     ],
-    sw.Transfer: lambda: [*list(plan())[:2], *list(flat_plan())[:2]],
-    sw.Program: lambda: [plan().program("cpu:0"), flat_plan().program("cpu:3"), flat_plan().program("rank")],
-    sw.Step: lambda: [*plan().program("cpu:0"), *flat_plan().program("rank")],
-    sw.LocalBox: lambda: [sw.LocalBox((slice(0, 2),)), sw.LocalBox((slice(0, 2), slice(1, 2)), (3, (2, 2)))],
+    sw.reshard.Transfer: lambda: [*list(plan())[:2], *list(flat_plan())[:2]],
+    sw.reshard.Program: lambda: [plan().program("cpu:0"), flat_plan().program("cpu:3"), flat_plan().program("rank")],
+    sw.reshard.Step: lambda: [*plan().program("cpu:0"), *flat_plan().program("rank")],
+    sw.reshard.LocalBox: lambda: [
+        sw.reshard.LocalBox((slice(0, 2),)),
+        sw.reshard.LocalBox((slice(0, 2), slice(1, 2)), (3, (2, 2))),
+    ],
     sw.Rewrites: lambda: [
         sw.Rewrites(),
         sw.Rewrites([{"from": "a.{i}.{q,k}", "to": {"name": "b", "stack": "i", "packed": "(2 [q:4 k:2])"}}]),
@@ -199,20 +202,26 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         ),
         sw.Rewrites([{"from": "a", "to": "b"}]) + sw.Rewrites(drop=["{{x}}"]),
     ],
-    sw.CollectiveStep: lambda: list(
+    sw.reshard.CollectiveStep: lambda: list(
         sw.plan_reshard(layout("data", "model").partition((4, 8)), layout().partition((4, 8))).collectives("int8") or ()
     ),
-    sw.Collective: lambda: [
-        sw.Collective("all-gather", ("x",), from_dim=0),
-        sw.Collective("all-to-all", ["x", "y"], 0, 1),  # type: ignore[arg-type]
-        sw.Collective("collective-permute", ("x",), layout=layout("model")),
+    sw.reshard.Collective: lambda: [
+        sw.reshard.Collective("all-gather", ("x",), from_dim=0),
+        sw.reshard.Collective("all-to-all", ["x", "y"], 0, 1),  # type: ignore[arg-type]
+        sw.reshard.Collective("collective-permute", ("x",), layout=layout("model")),
     ],
-    sw.CollectiveCost: lambda: [
-        sw.cost_of([sw.Collective("all-gather", ("data",), from_dim=0)], layout().partition((4, 8)), "int8"),
-        sw.cost_of([], layout().partition((4, 8)), "int8"),
+    sw.reshard.CollectiveCost: lambda: [
+        sw.reshard.cost_of(
+            [sw.reshard.Collective("all-gather", ("data",), from_dim=0)], layout().partition((4, 8)), "int8"
+        ),
+        sw.reshard.cost_of([], layout().partition((4, 8)), "int8"),
     ],
-    sw.CollectiveObstacle: lambda: [sw.CollectiveObstacle("no-layout", "a side is made of boxes")],
-    sw.LinkModel: lambda: [sw.LinkModel(), sw.LinkModel(1e9, 0), sw.LinkModel({"x": 1e9, "y": 2}, {"y": 0, "x": 1e-6})],
+    sw.reshard.CollectiveObstacle: lambda: [sw.reshard.CollectiveObstacle("no-layout", "a side is made of boxes")],
+    sw.reshard.LinkModel: lambda: [
+        sw.reshard.LinkModel(),
+        sw.reshard.LinkModel(1e9, 0),
+        sw.reshard.LinkModel({"x": 1e9, "y": 2}, {"y": 0, "x": 1e-6}),
+    ],
     dt.Mesh: lambda: [dt.Mesh.from_string(MESH), dt.Mesh.from_device("CPU:0")],
     dt.Layout: lambda: [
         dt.Layout(["x", dt.UNSHARDED], dt.Mesh.from_string(MESH)),
@@ -286,12 +295,12 @@ NOT_VALUES: dict[type, str] = {
     sw.Checkpoint: "holds open files",
     store.ObjectPath: "holds a filesystem of fsspec, by which it compares",
     sw.CheckpointPlan: "is compared by its digest; `save` and `load` are its text",
-    sw.CheckpointTask: "compares, hashes and pickles; its repr names it, for it is thousands of numbers",
+    sw.store.CheckpointTask: "compares, hashes and pickles; its repr names it, for it is thousands of numbers",
     store.StoredCheckpoint: "holds open files",
     store.StoredTensor: "reads from an open file",
     store.StoredObject: "reads from an open file",
     store.StoredPiece: "reads from an open file",
-    store.Form: "holds a function, of which no text can make it again",
+    store.open.Form: "holds a function, of which no text can make it again",
     quantized.Components: "holds a dict, of values",
     dt.DTensor: "holds memory that can be written",
     dt.LayoutMap: "rules are added and removed",
@@ -477,7 +486,7 @@ def test_what_takes_a_value_leaves_it_as_it_was() -> None:
     with layout_map_scope(sw.LayoutMap(mesh())):
         sw.initialize_variables(sw.Variable((4, 8), "float32", np.zeros, name="kernel"))
     sharded = sw.distribute_tensor(whole, bound)
-    sw.all_gather(sharded.reshard(layout("data", "model")))
+    sw.array.all_gather(sharded.reshard(layout("data", "model")))
     sw.plan_reshard(sharded.partition, values[4]).explain()  # type: ignore[arg-type]
     hlo.from_hlo(hlo.to_hlo(bound), values[2])  # type: ignore[arg-type]
     torch.from_placements(torch.to_placements(bound), values[2], 2)  # type: ignore[arg-type]

@@ -175,7 +175,7 @@ def test_what_every_rank_holds(worker: Worker) -> None:
     assert ranks > LAYOUTS
 
 
-def random_plan(rng: random.Random) -> sw.ReshardPlan:
+def random_plan(rng: random.Random) -> sw.reshard.ReshardPlan:
     """Between two layouts of one shape over devices that the two meshes do not share, so that everything moves."""
     rank = rng.choice((0, 1, 2, 2, 3))
     shape = random_shape(rng, rank)
@@ -188,7 +188,7 @@ def random_plan(rng: random.Random) -> sw.ReshardPlan:
     return sw.plan_reshard(*sides)
 
 
-def plan_chunks(plan: sw.ReshardPlan) -> tuple[dict[str, Any], dict[int, int]]:
+def plan_chunks(plan: sw.reshard.ReshardPlan) -> tuple[dict[str, Any], dict[int, int]]:
     """The case: every shard is saved once, every destination wants its own; and which chunk each source device has."""
     assert plan.src is not None
     numbers: dict[tuple[Any, ...], int] = {}
@@ -203,7 +203,7 @@ def chunks_of(partition: sw.Partition) -> list[tuple[list[int], list[int]]]:
     return list(zip(boxes[:, :, 0].tolist(), (boxes[:, :, 1] - boxes[:, :, 0]).tolist(), strict=True))
 
 
-def check_plan(plan: sw.ReshardPlan, saved_by: dict[int, int], answer: Any) -> None:
+def check_plan(plan: sw.reshard.ReshardPlan, saved_by: dict[int, int], answer: Any) -> None:
     assert isinstance(answer, list), (plan, answer)
     source, destination = plan.source_boxes(), plan.destination_boxes()
     ours = [

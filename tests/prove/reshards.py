@@ -97,7 +97,9 @@ def check_plan(case: ReshardCase) -> None:
     check_run(plan, src, dst, before, after)
 
 
-def check_run(plan: sw.ReshardPlan, src: sw.Partition, dst: sw.Partition, before: Oracle, after: Oracle) -> None:
+def check_run(
+    plan: sw.reshard.ReshardPlan, src: sw.Partition, dst: sw.Partition, before: Oracle, after: Oracle
+) -> None:
     """Run on shards that share no memory; the values are the offsets, so that each shows where it is from."""
     shards = [held.copy() for held in before.held]
     results = plan.run(shards)
@@ -148,7 +150,7 @@ def check_collectives(case: ReshardCase) -> None:
     same_arrays("the steps", stepped, cut(case, dst.layout, partial))
     ran = plan.run_collectives(sw.ShardedArray(src, shards))
     same_arrays("run_collectives", ran, stepped)
-    prices = [(step.bytes, step.seconds) for step in sw.cost_of(steps, src, "int64").steps]
+    prices = [(step.bytes, step.seconds) for step in sw.reshard.cost_of(steps, src, "int64").steps]
     same("cost_of", prices, [(step.bytes, step.seconds) for step in steps])
 
 

@@ -19,7 +19,7 @@ COLUMNS = sw.TensorLayout((None, ("x", "y")), MESH)
 WHOLE = sw.TensorLayout((None, None), MESH)
 SHAPE = (8, 8)
 ARRAY = np.arange(64, dtype=np.float32).reshape(SHAPE)
-BYTES = sw.LinkModel(bandwidth=1e9, latency=0)
+BYTES = sw.reshard.LinkModel(bandwidth=1e9, latency=0)
 
 
 def sharded(layout: sw.TensorLayout, array: Any = ARRAY) -> sw.ShardedArray:
@@ -27,11 +27,11 @@ def sharded(layout: sw.TensorLayout, array: Any = ARRAY) -> sw.ShardedArray:
     return sw.ShardedArray(partition, [view.copy() for view in partition.views(array)])
 
 
-def plan(src: sw.TensorLayout, dst: sw.TensorLayout, shape: tuple[int, ...] = SHAPE) -> sw.ReshardPlan:
+def plan(src: sw.TensorLayout, dst: sw.TensorLayout, shape: tuple[int, ...] = SHAPE) -> sw.reshard.ReshardPlan:
     return sw.plan_reshard(src.partition(shape), dst.partition(shape))
 
 
-def steps(plan: sw.ReshardPlan, links: sw.LinkModel = BYTES) -> list[tuple[str, tuple[str, ...], int]]:
+def steps(plan: sw.reshard.ReshardPlan, links: sw.reshard.LinkModel = BYTES) -> list[tuple[str, tuple[str, ...], int]]:
     found = plan.collectives("f4", links)
     assert found is not None
     return [(step.kind, step.axes, step.bytes) for step in found]
@@ -46,7 +46,7 @@ class TestSearch:
         cost = gather.cost("f4", BYTES)
         assert cost is not None
         assert cost.seconds == pytest.approx(3 * 2**20 / 1e9)
-        assert steps(gather, sw.LinkModel(bandwidth={"x": 1e9, "y": 1e12}, latency=0)) == [
+        assert steps(gather, sw.reshard.LinkModel(bandwidth={"x": 1e9, "y": 1e12}, latency=0)) == [
             ("all-to-all", ("y",), 2**19),
             ("all-gather", ("x",), 2**20),
             ("all-gather", ("y",), 2**21),
@@ -56,7 +56,7 @@ class TestSearch:
         """24 float32 in 8 shards: 7/8 of 96 bytes, in 7 messages. Three steps need fewer messages, but more bytes."""
         line = sw.DeviceMesh((8,), ("x",))
         small = plan(sw.TensorLayout(("x",), line), sw.TensorLayout((None,), line), (24,))
-        at_once, known = small.collectives("f4"), small.collectives("f4", sw.LinkModel())
+        at_once, known = small.collectives("f4"), small.collectives("f4", sw.reshard.LinkModel())
         assert at_once is not None
         assert known is not None
         assert [(step.kind, step.axes, step.bytes) for step in at_once] == [("all-gather", ("x",), 84)]
@@ -108,12 +108,12 @@ class TestSearch:
         line, grid = sw.DeviceMesh((8,), ("world",)), sw.DeviceMesh((2, 4), ("dp", "tp"))
         gather = plan(sw.TensorLayout(("world",), line), sw.TensorLayout(("dp",), grid), (8,))
         for bandwidth in ({"world": 100.0}, {"dp": 1e9, "tp": 100.0}):
-            cost = gather.cost("f4", sw.LinkModel(bandwidth, latency=0))
+            cost = gather.cost("f4", sw.reshard.LinkModel(bandwidth, latency=0))
             assert cost is not None
             # Three more shards of 4 bytes along tp, after the shards of both halves have changed places: 4 bytes more.
             assert cost.seconds >= 12 / 100
         with pytest.raises(sw.LayoutError, match="no entry for axis 'world' or 'dp'"):
-            gather.cost("f4", sw.LinkModel({"tp": 1.0}))
+            gather.cost("f4", sw.reshard.LinkModel({"tp": 1.0}))
 
     @pytest.mark.parametrize("after", [COLUMNS, WHOLE])
     def test_the_byte_order_is_kept(self, after: sw.TensorLayout) -> None:
@@ -151,7 +151,7 @@ class TestSearch:
         assert sum(step.bytes for step in found) <= 4 * 2**42
 
     def test_ctrl_c(self) -> None:
-        def planned(axes: int) -> sw.ReshardPlan:
+        def planned(axes: int) -> sw.reshard.ReshardPlan:
             names = tuple(f"a{i}" for i in range(axes))
             mesh = sw.DeviceMesh((2,) * axes, names)
             third = axes // 3
@@ -187,7 +187,7 @@ class TestObstacles:
         ]
         for src, dst, kind, message in cases:
             blocked = plan(src, dst, (24,))
-            assert blocked.obstacle == sw.CollectiveObstacle(kind, message)  # type: ignore[arg-type]
+            assert blocked.obstacle == sw.reshard.CollectiveObstacle(kind, message)  # type: ignore[arg-type]
             assert blocked.collectives("f4") is None
             assert blocked.cost("f4") is None
             assert f"It cannot be expressed as collectives: {message}. It is sent point to point." in blocked.explain()
@@ -215,12 +215,12 @@ class TestCost:
     def test_a_sequence_by_hand(self) -> None:
         src = sw.TensorLayout((("x", "y"), None), MESH).partition((64, 64))
         sequence = [
-            sw.Collective("all-to-all", ("y",), from_dim=0, to_dim=1),
-            sw.Collective("collective-permute", ("x", "y"), layout=sw.TensorLayout(("y", "x"), MESH)),
-            sw.Collective("all-gather", ("y",), from_dim=0),
-            sw.Collective("slice", ("y",), to_dim=1),
+            sw.reshard.Collective("all-to-all", ("y",), from_dim=0, to_dim=1),
+            sw.reshard.Collective("collective-permute", ("x", "y"), layout=sw.TensorLayout(("y", "x"), MESH)),
+            sw.reshard.Collective("all-gather", ("y",), from_dim=0),
+            sw.reshard.Collective("slice", ("y",), to_dim=1),
         ]
-        cost = sw.cost_of(sequence, src, "f4", sw.LinkModel(bandwidth=1e3, latency=2))
+        cost = sw.reshard.cost_of(sequence, src, "f4", sw.reshard.LinkModel(bandwidth=1e3, latency=2))
         # Shards of 4 KiB: half of one, one, one more, nothing.
         assert [step.bytes for step in cost.steps] == [2048, 4096, 4096, 0]
         assert [step.seconds for step in cost.steps] == pytest.approx([2 + 2.048, 4 + 4.096, 2 + 4.096, 0])
@@ -230,80 +230,83 @@ class TestCost:
 
     def test_partial_sums(self) -> None:
         sums = sw.TensorLayout((None, None), MESH, unreduced=("x", "y")).partition((64, 64))
-        sequence = [sw.Collective("reduce-scatter", ("x",), to_dim=0), sw.Collective("all-reduce", ("y",))]
+        sequence = [
+            sw.reshard.Collective("reduce-scatter", ("x",), to_dim=0),
+            sw.reshard.Collective("all-reduce", ("y",)),
+        ]
         # Of 16 KiB half; then shards of 8 KiB, twice the half.
-        assert [step.bytes for step in sw.cost_of(sequence, sums, "f4").steps] == [8192, 8192]
+        assert [step.bytes for step in sw.reshard.cost_of(sequence, sums, "f4").steps] == [8192, 8192]
 
     @pytest.mark.parametrize(
         ("collective", "problem"),
         [
             (
-                sw.Collective("all-gather", ("x",), from_dim=0),
+                sw.reshard.Collective("all-gather", ("x",), from_dim=0),
                 "dim 0 is cut by x, y, and x are not its minor axes",
             ),
-            (sw.Collective("all-gather", ("y",)), "it needs from_dim"),
-            (sw.Collective("slice", ("x",), to_dim=0), "x does not replicate"),
-            (sw.Collective("slice", (), to_dim=7), "to_dim is 7, outside 0 to 1"),
-            (sw.Collective("all-reduce", ("x",)), "x is not unreduced"),
-            (sw.Collective("collective-permute", ("x",)), "it needs the layout after it"),
+            (sw.reshard.Collective("all-gather", ("y",)), "it needs from_dim"),
+            (sw.reshard.Collective("slice", ("x",), to_dim=0), "x does not replicate"),
+            (sw.reshard.Collective("slice", (), to_dim=7), "to_dim is 7, outside 0 to 1"),
+            (sw.reshard.Collective("all-reduce", ("x",)), "x is not unreduced"),
+            (sw.reshard.Collective("collective-permute", ("x",)), "it needs the layout after it"),
             (
-                sw.Collective("collective-permute", ("x",), layout=WHOLE),
+                sw.reshard.Collective("collective-permute", ("x",), layout=WHOLE),
                 "the layout after it has a different number of shards along a dim",
             ),
             (
-                sw.Collective("all-gather", ("y",), from_dim=0, layout=WHOLE),
+                sw.reshard.Collective("all-gather", ("y",), from_dim=0, layout=WHOLE),
                 "the layout after it is not the one given",
             ),
         ],
     )
-    def test_what_cannot_be_made_names_the_step(self, collective: sw.Collective, problem: str) -> None:
+    def test_what_cannot_be_made_names_the_step(self, collective: sw.reshard.Collective, problem: str) -> None:
         with pytest.raises(sw.LayoutError) as caught:
-            sw.cost_of([collective], ROWS.partition(SHAPE), "f4")
+            sw.reshard.cost_of([collective], ROWS.partition(SHAPE), "f4")
         assert str(caught.value) == f"steps[0], {collective.kind}: {problem}"
 
     def test_other_bad_input(self) -> None:
         rows = ROWS.partition(SHAPE)
         with pytest.raises(sw.LayoutError, match="divide"):
-            sw.cost_of([sw.Collective("all-to-all", ("y",), 0, 1)], ROWS.partition((8, 3)), "f4")
+            sw.reshard.cost_of([sw.reshard.Collective("all-to-all", ("y",), 0, 1)], ROWS.partition((8, 3)), "f4")
         with pytest.raises(sw.LayoutError, match=r"steps\[0\].axes names axis \"w\""):
-            sw.cost_of([sw.Collective("all-gather", ("w",), 0)], rows, "f4")
+            sw.reshard.cost_of([sw.reshard.Collective("all-gather", ("w",), 0)], rows, "f4")
         other = sw.TensorLayout((None, None), sw.DeviceMesh((4,), ("x",)))
         with pytest.raises(sw.LayoutError, match=r"steps\[0\].layout is on another mesh"):
-            sw.cost_of([sw.Collective("all-gather", ("y",), 0, layout=other)], rows, "f4")
+            sw.reshard.cost_of([sw.reshard.Collective("all-gather", ("y",), 0, layout=other)], rows, "f4")
         with pytest.raises(TypeError, match=r"steps\[0\] must be a Collective"):
-            sw.cost_of(["all-gather"], rows, "f4")  # type: ignore[list-item]
+            sw.reshard.cost_of(["all-gather"], rows, "f4")  # type: ignore[list-item]
         with pytest.raises(TypeError, match="src must be a Partition"):
-            sw.cost_of([], ROWS, "f4")  # type: ignore[arg-type]
+            sw.reshard.cost_of([], ROWS, "f4")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="links must be a LinkModel"):
-            sw.cost_of([], rows, "f4", {})  # type: ignore[arg-type]
+            sw.reshard.cost_of([], rows, "f4", {})  # type: ignore[arg-type]
         with pytest.raises(sw.LayoutError, match="kind is 'gather'; the kinds are slice"):
-            sw.Collective("gather", ("x",))  # type: ignore[arg-type]
+            sw.reshard.Collective("gather", ("x",))  # type: ignore[arg-type]
         for axes in ("x", 3, {"x": 1}, [3]):
             with pytest.raises(TypeError, match="axes must be a tuple"):
-                sw.Collective("slice", axes)  # type: ignore[arg-type]
+                sw.reshard.Collective("slice", axes)  # type: ignore[arg-type]
         with pytest.raises(sw.LayoutError, match="from_dim is -1"):
-            sw.Collective("all-gather", ("x",), from_dim=-1)
+            sw.reshard.Collective("all-gather", ("x",), from_dim=-1)
         with pytest.raises(TypeError, match="to_dim must be an integer"):
-            sw.Collective("slice", ("x",), to_dim=0.5)  # type: ignore[arg-type]
+            sw.reshard.Collective("slice", ("x",), to_dim=0.5)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="layout must be a TensorLayout"):
-            sw.Collective("slice", ("x",), layout=rows)  # type: ignore[arg-type]
+            sw.reshard.Collective("slice", ("x",), layout=rows)  # type: ignore[arg-type]
 
 
 class TestLinkModel:
     def test_it_is_a_value(self) -> None:
-        links = sw.LinkModel({"x": 1, "y": np.float32(2)}, latency=Fraction(1, 4))  # type: ignore[arg-type]
-        same = sw.LinkModel({"y": 2.0, "x": 1.0}, 0.25)
+        links = sw.reshard.LinkModel({"x": 1, "y": np.float32(2)}, latency=Fraction(1, 4))  # type: ignore[arg-type]
+        same = sw.reshard.LinkModel({"y": 2.0, "x": 1.0}, 0.25)
         assert links == same
         assert hash(links) == hash(same)
-        assert eval(repr(links), {"LinkModel": sw.LinkModel}) == links
+        assert eval(repr(links), {"LinkModel": sw.reshard.LinkModel}) == links
         assert pickle.loads(pickle.dumps(links)) == links
         assert links.of("y") == (2.0, 0.25)
-        assert links != sw.LinkModel({"x": 1.0}, 0.25)
+        assert links != sw.reshard.LinkModel({"x": 1.0}, 0.25)
         assert links != "links"
 
     def test_it_cannot_be_changed(self) -> None:
         given = {"x": 1.0}
-        links = sw.LinkModel(given)
+        links = sw.reshard.LinkModel(given)
         given["x"] = 2.0
         assert links.of("x") == (1.0, 1e-6)
         with pytest.raises(TypeError, match="does not support item assignment"):
@@ -330,11 +333,11 @@ class TestLinkModel:
     )
     def test_what_is_refused(self, bandwidth: Any, latency: Any, error: type[Exception], message: str) -> None:
         with pytest.raises(error, match=message):
-            sw.LinkModel(bandwidth, latency)
+            sw.reshard.LinkModel(bandwidth, latency)
 
     def test_an_axis_that_a_mapping_lacks(self) -> None:
         with pytest.raises(sw.LayoutError, match=r"bandwidth has no entry for axis 'y'; it has \['x'\]"):
-            plan(ROWS, COLUMNS).collectives("f4", sw.LinkModel({"x": 1.0}))
+            plan(ROWS, COLUMNS).collectives("f4", sw.reshard.LinkModel({"x": 1.0}))
 
 
 class TestWords:
@@ -347,7 +350,7 @@ class TestWords:
         sums = plan(sw.TensorLayout((None, None), MESH, unreduced=["x"]), WHOLE)
         assert "Each value is the sum of 2 addends" in sums.explain("f4")
         # All-reduce over 2 devices: half of 64 elements of 4 bytes there and half back.
-        quick = sw.LinkModel(bandwidth=256e9, latency=0.0)
+        quick = sw.reshard.LinkModel(bandwidth=256e9, latency=0.0)
         assert "As collectives, about 1 ns:" in sums.explain("f4", quick)
 
     def test_a_permute(self) -> None:
@@ -358,21 +361,21 @@ class TestWords:
 
 class TestAllToAll:
     def test_several_axes_in_another_order(self) -> None:
-        moved = sw.all_to_all(sharded(ROWS), ("y", "x"), dim=1)
+        moved = sw.array.all_to_all(sharded(ROWS), ("y", "x"), dim=1)
         assert moved.layout.axes == (None, ("y", "x"))
         assert (moved.numpy() == ARRAY).all()
 
     def test_bad_input(self) -> None:
         rows = sharded(ROWS)
         with pytest.raises(sw.LayoutError, match="not the minor axes of a dim"):
-            sw.all_to_all(rows, "x", dim=1)
+            sw.array.all_to_all(rows, "x", dim=1)
         with pytest.raises(sw.LayoutError, match="not the minor axes of a dim"):
-            sw.all_to_all(rows, (), dim=1)
+            sw.array.all_to_all(rows, (), dim=1)
         with pytest.raises(sw.LayoutError, match="dim is 0, which"):
-            sw.all_to_all(rows, "y", dim=0)
+            sw.array.all_to_all(rows, "y", dim=0)
         with pytest.raises(IndexError, match="dim is 2, outside 0 to 1"):
-            sw.all_to_all(rows, "y", dim=2)
+            sw.array.all_to_all(rows, "y", dim=2)
         with pytest.raises(TypeError, match="dim must be an integer"):
-            sw.all_to_all(rows, "y", dim="1")  # type: ignore[arg-type]
+            sw.array.all_to_all(rows, "y", dim="1")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="sharded must be a ShardedArray"):
-            sw.all_to_all(ARRAY, "y", dim=0)  # type: ignore[arg-type]
+            sw.array.all_to_all(ARRAY, "y", dim=0)  # type: ignore[arg-type]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise import DeviceMesh, LayoutError, ModelPlan, ParseError, TensorLayout, Tiling, packed, plan_model
+from shardwise import DeviceMesh, LayoutError, ParseError, TensorLayout, Tiling, packed, plan_model
 from shardwise.deploy import Deployment, DeploymentRule, fsdp2, megatron, vllm
-from shardwise.reshard import Descriptors
+from shardwise.reshard import Descriptors, ModelPlan
 
 
 def arrays(plan: ModelPlan, seed: int = 0) -> dict[str, list[Any]]:
@@ -328,5 +328,5 @@ class TestRefusals:
 
 def test_a_model_plan_is_what_it_was() -> None:
     plan = TestFiles().plan()
-    assert sw.ModelPlan is ModelPlan
+    assert sw.reshard.ModelPlan is ModelPlan
     assert plan == TestFiles().plan()

@@ -140,7 +140,7 @@ def test_missing_shards_are_counted() -> None:
 def test_senders_that_do_not_hold_what_they_send() -> None:
     halves = sw.TensorLayout(("x",), sw.DeviceMesh((2,), ("x",))).partition((4,))
     reader = sw.Tiling.from_boxes((4,), [[(0, 4)]])
-    assert [t.src_device for t in sw.ReshardPlan(halves, reader, [0, 1])] == ["cpu:0", "cpu:1"]
+    assert [t.src_device for t in sw.reshard.ReshardPlan(halves, reader, [0, 1])] == ["cpu:0", "cpu:1"]
     for senders, message in (
         ([1, 0], r"senders\[0\] is 1, which does not hold \[0:2\]"),
         ([0, -1], r"senders\[1\] is -1, which does not hold \[2:4\]"),
@@ -148,7 +148,7 @@ def test_senders_that_do_not_hold_what_they_send() -> None:
         ([0, 1, 1], "senders has 3 elements but transfers has 2"),
     ):
         with pytest.raises(sw.LayoutError, match=message):
-            sw.ReshardPlan(halves, reader, senders)
+            sw.reshard.ReshardPlan(halves, reader, senders)
 
 
 def test_tensors_may_be_what_a_checkpoint_has(tmp_path: Path) -> None:

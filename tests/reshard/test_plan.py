@@ -20,7 +20,7 @@ WHOLE = sw.TensorLayout((None, None), MESH)
 SHAPE = (8, 8)
 
 
-def row_to_column(shape: tuple[int, int] = SHAPE) -> sw.ReshardPlan:
+def row_to_column(shape: tuple[int, int] = SHAPE) -> sw.reshard.ReshardPlan:
     return sw.plan_reshard(ROWS.partition(shape), COLUMNS.partition(shape))
 
 
@@ -379,7 +379,7 @@ class TestRun:
             signal.signal(signal.SIGINT, before)
 
     def test_the_lock_is_released(self) -> None:
-        def arguments(size: int) -> tuple[sw.ReshardPlan, Any, Any]:
+        def arguments(size: int) -> tuple[sw.reshard.ReshardPlan, Any, Any]:
             array = np.zeros((size, 4096), np.float64)
             return row_to_column(array.shape), row_shards(array), [np.empty((size, 1024)) for _ in range(4)]
 
@@ -401,7 +401,7 @@ class TestSums:
 
     @pytest.mark.parametrize("dtype", ["i1", "f2", ml_dtypes.bfloat16, ">f8", "m8[s]"])
     def test_all_reduce(self, dtype: Any) -> None:
-        for shard in sw.all_reduce(self.sharded(dtype)).shards:
+        for shard in sw.array.all_reduce(self.sharded(dtype)).shards:
             assert shard.data.dtype == np.dtype(dtype)
             assert shard.data.astype("i8").tolist() == [11, 22, 33]
 
@@ -409,14 +409,14 @@ class TestSums:
         mesh = sw.DeviceMesh((3,), ("x",))
         layout = sw.TensorLayout((None,), mesh, unreduced=("x",)).partition((1,))
         half = [np.array([value], np.float16) for value in (2048, 1, 1)]
-        assert sw.gather(sw.ShardedArray(layout, half)) == 2048  # 2048 + 1 rounds to 2048, twice
-        assert sw.gather(sw.ShardedArray(layout, half[::-1])) == 2050
-        assert sw.gather(sw.ShardedArray(layout, [np.array([100], np.int8)] * 3)) == 44
+        assert sw.array.gather(sw.ShardedArray(layout, half)) == 2048  # 2048 + 1 rounds to 2048, twice
+        assert sw.array.gather(sw.ShardedArray(layout, half[::-1])) == 2050
+        assert sw.array.gather(sw.ShardedArray(layout, [np.array([100], np.int8)] * 3)) == 44
 
     @pytest.mark.parametrize("dtype", ["V4", "M8[s]", "U2"])
     def test_what_cannot_be_added(self, dtype: str) -> None:
         with pytest.raises(TypeError):
-            sw.all_reduce(sw.ShardedArray(self.LAYOUT.partition((3,)), [np.zeros(3, dtype)] * 4))
+            sw.array.all_reduce(sw.ShardedArray(self.LAYOUT.partition((3,)), [np.zeros(3, dtype)] * 4))
 
     def test_a_device_keeps_its_own_addend(self) -> None:
         plan = sw.plan_reshard(self.LAYOUT.partition((3,)), sw.TensorLayout((None,), MESH).partition((3,)))
@@ -432,13 +432,13 @@ class TestSums:
     def test_reduce_scatter(self) -> None:
         layout = sw.TensorLayout((None,), MESH, unreduced=("y",)).partition((4,))
         sharded = sw.ShardedArray(layout, [np.arange(4), 10 * np.arange(4)] * 2)
-        done = sw.reduce_scatter(sharded, "y", 0)
+        done = sw.array.reduce_scatter(sharded, "y", 0)
         assert done.layout == sw.TensorLayout(("y",), MESH)
         assert [shard.data.tolist() for shard in done.shards] == [[0, 11], [22, 33]] * 2
         with pytest.raises(sw.LayoutError, match="unreduced over 'x' alone"):
-            sw.reduce_scatter(sharded, "x", 0)
+            sw.array.reduce_scatter(sharded, "x", 0)
         with pytest.raises(IndexError, match="dim is 1, outside 0 to 0"):
-            sw.reduce_scatter(sharded, "y", 1)
+            sw.array.reduce_scatter(sharded, "y", 1)
 
     def test_the_uneven_rule_stays(self) -> None:
         """7 does not divide by 2 or 4: without its rule the array could not be cut again."""
@@ -447,11 +447,11 @@ class TestSums:
         for uneven in ("ceil", "chunk", "balanced"):
             cut = sw.TensorLayout((("x", "y"), None), mesh).partition((7, 3), uneven)
             own = sw.ShardedArray(cut, [view.copy() for view in cut.views(values)])
-            gathered = sw.all_gather(own, "y")
+            gathered = sw.array.all_gather(own, "y")
             assert gathered.partition == sw.TensorLayout(("x", None), mesh).partition((7, 3), uneven)
             sums = sw.TensorLayout(("x", None), mesh, unreduced=("y",)).partition((7, 3), uneven)
             partial = sw.ShardedArray(sums, [view.copy() for view in sums.views(values)])
-            reduced, scattered = sw.all_reduce(partial), sw.reduce_scatter(partial, "y", 0)
+            reduced, scattered = sw.array.all_reduce(partial), sw.array.reduce_scatter(partial, "y", 0)
             assert reduced.partition == gathered.partition
             assert scattered.partition == cut
             for array, times in ((gathered, 1), (reduced, 2), (scattered, 2)):
@@ -459,13 +459,13 @@ class TestSums:
 
     def test_all_gather(self) -> None:
         sharded = sw.ShardedArray(ROWS.partition(SHAPE), row_shards(ARRAY))
-        assert sw.all_gather(sharded, ["y"]).layout == sw.TensorLayout(("x", None), MESH)
-        assert all((shard.data == ARRAY).all() for shard in sw.all_gather(sharded).shards)
+        assert sw.array.all_gather(sharded, ["y"]).layout == sw.TensorLayout(("x", None), MESH)
+        assert all((shard.data == ARRAY).all() for shard in sw.array.all_gather(sharded).shards)
         with pytest.raises(sw.LayoutError, match="axes names 'w', which does not cut a dim"):
-            sw.all_gather(sharded, "w")
+            sw.array.all_gather(sharded, "w")
         for wrong in (5, [5], ["y", None]):
             with pytest.raises(TypeError, match="axes must be a sequence of axis names, got"):
-                sw.all_gather(sharded, wrong)  # type: ignore[arg-type]
+                sw.array.all_gather(sharded, wrong)  # type: ignore[arg-type]
 
 
 class TestShardedArray:

@@ -21,7 +21,7 @@ from tests.tilings import SHAPES, held, numbered, tilings
 Array = npt.NDArray[Any]
 
 
-def programs_of(plan: sw.ReshardPlan) -> Iterator[tuple[sw.Program, int | None, int | None]]:
+def programs_of(plan: sw.reshard.ReshardPlan) -> Iterator[tuple[sw.reshard.Program, int | None, int | None]]:
     """Every program, with the holder's numbers in the source and in the destination."""
     senders, receivers = list(plan.src.holders), list(plan.dst.holders)
     named = plan.src._is_named and plan.dst._is_named
@@ -34,7 +34,7 @@ def programs_of(plan: sw.ReshardPlan) -> Iterator[tuple[sw.Program, int | None, 
             yield plan.program(label, None if named or label not in senders else "dst"), None, i
 
 
-def simulate(plan: sw.ReshardPlan, have: list[Array], seed: int, rendezvous: bool) -> list[Array]:
+def simulate(plan: sw.reshard.ReshardPlan, have: list[Array], seed: int, rendezvous: bool) -> list[Array]:
     """Run all programs in a random order; a send leaves its values in a mailbox, or waits until they are received."""
     rng = random.Random(seed)
     got = [np.zeros(plan.dst.holder_shape(label), have[0].dtype) for label in plan.dst.holders]
@@ -46,7 +46,7 @@ def simulate(plan: sw.ReshardPlan, have: list[Array], seed: int, rendezvous: boo
         expected = {runs[i][0][at[i]].tag for i in waiting if runs[i][0][at[i]].kind == "receive"}
         for i in waiting:
             program, source, target = runs[i]
-            step: sw.Step = program[at[i]]
+            step: sw.reshard.Step = program[at[i]]
             if step.kind == "receive" and step.tag not in mailbox:
                 continue
             if step.kind == "send" and rendezvous and step.tag not in expected:
@@ -73,14 +73,14 @@ def simulate(plan: sw.ReshardPlan, have: list[Array], seed: int, rendezvous: boo
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> sw.ReshardPlan:
+def plans(draw: st.DrawFn) -> sw.reshard.ReshardPlan:
     shape = draw(SHAPES)
     return sw.plan_reshard(draw(tilings(shape)), draw(tilings(shape)))
 
 
 @settings(deadline=None)
 @given(plans(), st.integers(0, 99), st.booleans())
-def test_in_any_order_programs_do_what_run_does(plan: sw.ReshardPlan, seed: int, rendezvous: bool) -> None:
+def test_in_any_order_programs_do_what_run_does(plan: sw.reshard.ReshardPlan, seed: int, rendezvous: bool) -> None:
     have = held(plan.src, numbered(plan.src.shape))
     if have:
         expected = plan.run(have)
@@ -147,7 +147,7 @@ def test_programs_are_values() -> None:
     assert program == plan.program("cpu:1") != plan.program("cpu:0")
     assert hash(program) == hash(plan.program("cpu:1"))
     assert pickle.loads(pickle.dumps(program)) == program
-    assert eval(repr(program), {name: getattr(sw, name) for name in ("Program", "Step", "LocalBox")}) == program
+    assert eval(repr(program), {name: getattr(sw.reshard, name) for name in ("Program", "Step", "LocalBox")}) == program
     assert hash(plan[0]) == hash(plan[0])
     assert (program.holder, program.src_shape, program.dst_shape) == ("cpu:1", (2, 4), (4, 2))
     with pytest.raises(ValueError, match=r"src must be of shape \(2, 4\), got \(4, 2\)"):

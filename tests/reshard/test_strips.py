@@ -39,7 +39,9 @@ def apart(views: list[Array]) -> list[Array]:
     return arrays
 
 
-def check(plan: sw.ReshardPlan, array: Array, shards: list[Array], out: list[Array], expected: list[Array]) -> None:
+def check(
+    plan: sw.reshard.ReshardPlan, array: Array, shards: list[Array], out: list[Array], expected: list[Array]
+) -> None:
     assert len(plan.transfers) + len(plan.kept) >= 1 << 18
     wanted = [want.tobytes() for want in expected]
     for streaming in (True, False, None):

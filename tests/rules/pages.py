@@ -7,7 +7,7 @@ import shardwise as sw
 MESH = sw.DeviceMesh((2, 8), ("dp", "tp"))
 
 
-def large_report(layers: int = 111) -> sw.LayoutReport:
+def large_report(layers: int = 111) -> sw.rules.LayoutReport:
     """Nine tensors a layer, and five more: one that no rule matches, one that does not divide, one with two rules."""
     rules = sw.LayoutMap(MESH)
     rules[r"(q|k|v)_proj"] = ("tp", None)

@@ -22,7 +22,7 @@ TENSORS = {
 }
 
 
-def report(mesh: sw.DeviceMesh | None, **more: object) -> sw.LayoutReport:
+def report(mesh: sw.DeviceMesh | None, **more: object) -> sw.rules.LayoutReport:
     rules = sw.LayoutMap(mesh)
     rules["cut"], rules["kept"], rules["bo"], rules["th"] = (None, "tp"), (None,), (None,), (None,)
     return rules.report({**{name: (shape, dtype) for name, (shape, dtype, _) in TENSORS.items()}, **more})

@@ -165,7 +165,7 @@ def test_any_names_are_text(tensors: dict[str, tuple[int, ...]], title: str, by_
     assert len(page) < 100_000
 
 
-def small_report(**more: object) -> sw.LayoutReport:
+def small_report(**more: object) -> sw.rules.LayoutReport:
     """w has 128 bytes, and a device 32 of them; b 8, a device 2; every device has the 3 of x."""
     rules = sw.LayoutMap(sw.DeviceMesh((2, 4), ("dp", "tp")))
     rules["w"], rules["b"] = (None, "tp"), ("tp",)
@@ -178,7 +178,7 @@ def test_the_figures_of_a_page() -> None:
     assert figures_of(small_report(**{"b.2": ((6,), "int8")})) == ["4", "145 B", "37 B", "2.16%", "1", "1"]
 
 
-def figures_of(report: sw.LayoutReport) -> list[str]:
+def figures_of(report: sw.rules.LayoutReport) -> list[str]:
     page = report.to_html()
     assert re.search(r'aria-label="bars"><svg [^>]*role="img"', page)
     (figures,) = re.findall(r'<ul class="figures">.*?</ul>', page)

@@ -27,7 +27,7 @@ QKV = sw.packed.qkv(64, 8, 128, "tp")
 ROWS, COLUMNS = sw.TensorLayout(("data", "model"), MESH), sw.TensorLayout((None, "model"), MESH)
 
 
-def report() -> sw.LayoutReport:
+def report() -> sw.rules.LayoutReport:
     rules = sw.LayoutMap(MESH)
     rules[".*kernel"] = (None, "model")
     rules["norm"] = (None,)

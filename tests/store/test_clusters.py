@@ -74,9 +74,9 @@ def same_bytes(folder: Path) -> None:
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected
 
 
-def reshard(source: str, target: str, executor: Any, **settings: Any) -> sw.WriteReport:
+def reshard(source: str, target: str, executor: Any, **settings: Any) -> sw.store.WriteReport:
     report = sw.reshard_checkpoint(source, target, rules(), executor=executor, task_bytes=TASK, **settings)
-    assert isinstance(report, sw.WriteReport)
+    assert isinstance(report, sw.store.WriteReport)
     return report
 
 

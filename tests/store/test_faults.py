@@ -130,7 +130,7 @@ def reshard(folder: str, source: str, kind: str, resume: bool) -> int:
         task_bytes=1 << 16,
         **arguments_for(kind),
     )
-    assert isinstance(report, sw.WriteReport)
+    assert isinstance(report, sw.store.WriteReport)
     return report.bytes_resumed
 
 

@@ -61,7 +61,7 @@ def test_on_a_disk(source: Path, to: str) -> None:
     again = plan.commit()
     assert (again.bytes_written, again.bytes_resumed, again.bytes) == (0, plan.nbytes, plan.nbytes)
     report = sw.reshard_checkpoint(source, path, **settings(to), task_bytes=2**16, resume=True)
-    assert isinstance(report, sw.WriteReport)
+    assert isinstance(report, sw.store.WriteReport)
     assert (report.bytes_written, report.bytes_resumed) == (0, plan.nbytes)
     assert tree(source.parent) == before
     with pytest.raises(FileExistsError, match="exists already"):
@@ -78,7 +78,7 @@ def test_in_a_store(source: Path, store: Store, to: str) -> None:
     assert (plan.run(), plan.run((1, 1))) == (0, 0)
     assert plan.commit().bytes_written == 0
     report = sw.reshard_checkpoint(source, place, **settings(to), resume=True)
-    assert isinstance(report, sw.WriteReport)
+    assert isinstance(report, sw.store.WriteReport)
     assert (report.bytes_written, report.bytes_resumed) == (0, plan.nbytes)
     assert store.objects(place) == before
     with pytest.raises(FileExistsError, match="exists already"):
@@ -88,7 +88,7 @@ def test_in_a_store(source: Path, store: Store, to: str) -> None:
 def test_a_conversion_that_is_finished(source: Path) -> None:
     sw.reshard_checkpoint(source, source.parent / "new", dtype="float32", to="hf")
     report = sw.reshard_checkpoint(source, source.parent / "new", dtype="float32", to="hf", resume=True)
-    assert isinstance(report, sw.WriteReport)
+    assert isinstance(report, sw.store.WriteReport)
     assert report.bytes_written == 0
     with pytest.raises(FileExistsError):
         sw.reshard_checkpoint(source, source.parent / "new", dtype="float16", to="hf", resume=True)

@@ -370,7 +370,7 @@ def test_two_at_once(s3: Store, source: Path) -> None:
         driver.join()
     assert ended.count("run") == 3
     # Who comes late finds the checkpoint, and that it is the plan's.
-    assert sum(isinstance(end, sw.WriteReport) for end in ended) == 3, ended
+    assert sum(isinstance(end, sw.store.WriteReport) for end in ended) == 3, ended
     assert s3.objects(place) == expected(source, "sharded")
 
 

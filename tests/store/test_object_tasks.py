@@ -76,7 +76,7 @@ def test_what_depends_on_all_of_it_is_read_once(s3: Store, tmp_path: Path) -> No
         sw.reshard_checkpoint(tmp_path / "source.safetensors", tmp_path / name, RULES, to=to)
         place = s3.place(name)
         report = sw.reshard_checkpoint(tmp_path / "source.safetensors", place, RULES, to=to, memory=48 * 2**20)
-        assert isinstance(report, sw.WriteReport)
+        assert isinstance(report, sw.store.WriteReport)
         assert s3.objects(place) == files(tmp_path / name)
         nbytes = sum(tensor.nbytes for tensor in tensors.values())
         assert nbytes <= report.bytes_read < 1.01 * nbytes
@@ -109,11 +109,11 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def written(source: Path, place: Any, to: Any, executor: Executor | None, **more: Any) -> sw.WriteReport:
+def written(source: Path, place: Any, to: Any, executor: Executor | None, **more: Any) -> sw.store.WriteReport:
     report = sw.reshard_checkpoint(
         source, place, RULES, to=to, max_file_bytes=50_000, memory=80 * 2**20, executor=executor, **more
     )
-    assert isinstance(report, sw.WriteReport)
+    assert isinstance(report, sw.store.WriteReport)
     return report
 
 
@@ -283,7 +283,7 @@ def test_two_drivers_at_once(s3: Store, source: Path) -> None:
         driver.start()
     for driver in drivers:
         driver.join()
-    reports = [end for end in ended if isinstance(end, sw.WriteReport)]
+    reports = [end for end in ended if isinstance(end, sw.store.WriteReport)]
     assert len(ended) == 2
     assert (".metadata" in s3.objects(place)) == bool(reports)
     if reports:

@@ -233,7 +233,7 @@ class TestWriting:
         place = store.place(name)
         seen: list[tuple[int, int]] = []
         report = sw.reshard_checkpoint(source, place, RULES, **options, progress=lambda *at: seen.append(at))
-        assert isinstance(report, sw.WriteReport)
+        assert isinstance(report, sw.store.WriteReport)
         local = tmp_path / name
         files = [local] if local.is_file() else list(local.iterdir())
         found = store.objects(place)
@@ -278,7 +278,7 @@ class TestWriting:
         sw.save_checkpoint(tmp_path / "a.safetensors", WEIGHTS)
         place = store.place("b")
         outline = sw.reshard_checkpoint(tmp_path / "a.safetensors", place, RULES, plan=True)
-        assert isinstance(outline, sw.WriteOutline)
+        assert isinstance(outline, sw.store.WriteOutline)
         assert len(outline.files) == 4
         assert outline.memory <= 256 * 2**20
         assert store.objects(place) == {}
@@ -379,7 +379,7 @@ class TestWhatIsThere:
         with pytest.raises(FileExistsError, match="resume=True goes on with what an interrupted run left"):
             sw.reshard_checkpoint(tmp_path / "a.safetensors", place, RULES)
         report = sw.reshard_checkpoint(tmp_path / "a.safetensors", place, RULES, resume=True)
-        assert isinstance(report, sw.WriteReport)
+        assert isinstance(report, sw.store.WriteReport)
         assert 0 < report.bytes_resumed < report.bytes == report.bytes_resumed + report.bytes_written
         assert sw.diff_checkpoints(tmp_path / "a.safetensors", place) == []
         assert sw.verify_checkpoint(place).digests == 4

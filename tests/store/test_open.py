@@ -15,8 +15,9 @@ import pytest
 import safetensors.numpy
 
 import shardwise as sw
-from shardwise.store import FORMS, Form, StoredCheckpoint, files
+from shardwise.store import StoredCheckpoint, files
 from shardwise.store.files import DataFile
+from shardwise.store.open import FORMS, Form
 from tests.checks import open_below, refused
 
 from .conftest import encode

@@ -70,7 +70,7 @@ def test_every_engine_to_every_other_and_back(tmp_path: Path, model: str, one: s
     report = sw.reshard_checkpoint(
         tmp_path / "source", tmp_path / "tp4", rules(other, 4), rewrites=rewrites, sync=False, memory=1 << 20
     )
-    assert isinstance(report, sw.WriteReport)
+    assert isinstance(report, sw.store.WriteReport)
     assert report.bytes_read <= 1.05 * sum(value.nbytes for value in before.values())
     same(tmp_path / "tp4", after)
     sw.verify_checkpoint(tmp_path / "tp4")

@@ -55,7 +55,7 @@ def test_an_interrupted_conversion_continues_after_the_tasks_that_are_done(tmp_p
     with pytest.raises(Stopped):
         sw.reshard_checkpoint(source, tmp_path / "new", **SETTINGS, progress=After(5))
     report = sw.reshard_checkpoint(source, tmp_path / "new", **SETTINGS, resume=True)
-    assert isinstance(report, sw.WriteReport)
+    assert isinstance(report, sw.store.WriteReport)
     assert 0 < report.bytes_resumed < 8 * 64 * 512 * 4
     assert report.bytes_resumed + report.bytes_written == 8 * 64 * 512 * 4
     assert stored(tmp_path / "new") == float32(source)
@@ -72,7 +72,7 @@ def test_it_starts_over_if_the_source_is_another(tmp_path: Path, source: Path) -
     source.write_bytes(data)
     os.utime(source, ns=(status.st_mtime_ns, status.st_mtime_ns))
     report = sw.reshard_checkpoint(source, tmp_path / "new", **SETTINGS, resume=True)
-    assert isinstance(report, sw.WriteReport)
+    assert isinstance(report, sw.store.WriteReport)
     assert report.bytes_resumed == 0
     assert stored(tmp_path / "new") == float32(source)
 
@@ -101,7 +101,7 @@ def test_a_destination_that_exists_is_refused_before_anything_is_converted(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, plan: bool
 ) -> None:
     (tmp_path / "new").mkdir()
-    monkeypatch.setattr(sw.StoredTensor, "read", None)
+    monkeypatch.setattr(sw.store.StoredTensor, "read", None)
     with pytest.raises(FileExistsError, match="exists already"):
         sw.reshard_checkpoint(source, tmp_path / "new", **SETTINGS, plan=plan)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "source.safetensors"]
@@ -113,7 +113,7 @@ def test_too_little_memory_for_a_row_is_refused_before_anything_is_converted(
 ) -> None:
     tensors = {"a": np.ones((4, 3)), "z": np.ones((2, 9000))}
     sw.save_checkpoint(tmp_path / "a", tensors)
-    monkeypatch.setattr(sw.StoredTensor, "read", None)
+    monkeypatch.setattr(sw.store.StoredTensor, "read", None)
     with pytest.raises(sw.LayoutError, match=r"'z' takes 70\.3 KiB .* at least 140\.6 KiB are needed"):
         sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", dtype="float32", memory=2**17, plan=plan)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
@@ -134,8 +134,8 @@ def test_tied_tensors_stay_tied_if_they_are_put_together_in_a_file(
     )
     outline = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", to=to, rewrites=rewrites, dtype=dtype, plan=True)
     report = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", to=to, rewrites=rewrites, dtype=dtype)
-    assert isinstance(report, sw.WriteReport)
-    assert isinstance(outline, sw.WriteOutline)
+    assert isinstance(report, sw.store.WriteReport)
+    assert isinstance(outline, sw.store.WriteOutline)
     assert outline.bytes == report.bytes
     into = np.dtype(dtype or "f8")
     with sw.open_checkpoint(tmp_path / "b") as checkpoint:

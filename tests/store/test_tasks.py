@@ -306,7 +306,7 @@ def test_the_driver_is_killed_and_goes_on(source: Path) -> None:
     assert subprocess.run(command, timeout=3600).returncode == -signal.SIGKILL
     assert not (source.parent / "new").exists()
     report = sw.reshard_checkpoint(source, source.parent / "new", rules(), task_bytes=TASK, resume=True)
-    assert isinstance(report, sw.WriteReport)
+    assert isinstance(report, sw.store.WriteReport)
     assert contents(source.parent / "new") == direct(source)
 
 

@@ -16,7 +16,7 @@ import shardwise as sw
 from .torch_files import STORAGES, Call, Dcp, Global, Storage, ones, save, tensor
 
 
-def plain(tmp_path: Path, value: Any, **options: Any) -> sw.StoredCheckpoint:
+def plain(tmp_path: Path, value: Any, **options: Any) -> sw.store.StoredCheckpoint:
     path = tmp_path / "model.pt"
     path.write_bytes(save(value, **options))
     return sw.open_checkpoint(path)

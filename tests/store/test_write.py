@@ -107,7 +107,7 @@ def test_any_layout_to_any_other(tmp_path_factory: pytest.TempPathFactory, data:
     sw.verify_checkpoint(folder / "b")
     report = sw.reshard_checkpoint(folder / "b", folder / "c.safetensors", sync=False)
     same(folder / "c.safetensors", {"x": value})
-    assert isinstance(report, sw.WriteReport)
+    assert isinstance(report, sw.store.WriteReport)
     assert report.bytes_read <= max(1.05 * value.nbytes, value.nbytes + 64)
 
 

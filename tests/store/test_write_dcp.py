@@ -245,7 +245,7 @@ def test_what_is_no_tensor_and_where_all_of_it_lay_is_kept(tmp_path: Path) -> No
     }
     source = dcp.write(tmp_path / "a")
     report = sw.reshard_checkpoint(source, tmp_path / "b", to="dcp", rename={"model": "net"})
-    assert isinstance(report, sw.WriteReport)
+    assert isinstance(report, sw.store.WriteReport)
     assert report.tensors == 2
     index = loaded((tmp_path / "b" / ".metadata").read_bytes())
     assert index.planner_data == {
@@ -448,7 +448,7 @@ def test_a_run_that_ends_while_the_frames_are_written(
             sw.reshard_checkpoint(source, target, {"w": ROWS}, to="dcp")
     assert not target.exists()
     report = sw.reshard_checkpoint(source, target, {"w": ROWS}, to="dcp", resume=True)
-    assert isinstance(report, sw.WriteReport)
+    assert isinstance(report, sw.store.WriteReport)
     assert (report.bytes_resumed, report.bytes_read) == (value.nbytes + 8, 0)
     assert sw.diff_checkpoints(source, target) == []
     assert sw.verify_checkpoint(target).crcs == 12

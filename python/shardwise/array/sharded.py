@@ -355,7 +355,7 @@ class ShardedArray(Drawn, ShardSource):
 
 
 def gathered(sharded: ShardedArray, check_replicas: bool) -> npt.NDArray[Any]:
-    """Put an array together from its shards by a plan, adding up partial sums; see `shardwise.gather`."""
+    """Put an array together from its shards by a plan, adding up partial sums; see `shardwise.array.gather`."""
     with importing:
         from ..reshard.plan import plan_reshard  # Late, to keep `import shardwise` fast.
 

@@ -2,7 +2,7 @@
 
 from .digests import tensor_digests
 from .objects import ObjectPath
-from .open import FORMS, Form, open_checkpoint
+from .open import open_checkpoint
 from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
 from .prove import Damage, DamageError, Difference, VerifyReport, diff_checkpoints, verify_checkpoint
 from .safetensors.checkpoint import Checkpoint, open_safetensors
@@ -14,7 +14,6 @@ from .write.reshape import plan_checkpoint, reshard_checkpoint, save_checkpoint
 from .write.task import CheckpointTask
 
 __all__ = [
-    "FORMS",
     "Checkpoint",
     "CheckpointPlan",
     "CheckpointTask",
@@ -22,7 +21,6 @@ __all__ = [
     "DamageError",
     "Difference",
     "Entry",
-    "Form",
     "ObjectPath",
     "StoredCheckpoint",
     "StoredObject",
