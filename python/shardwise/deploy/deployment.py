@@ -412,6 +412,11 @@ class Deployment:
         found = self._found(path)
         return None if found is None else found.known.rule.uneven
 
+    def shared_of(self, path: str) -> bool:
+        """Look up whether the rule for a name, or the default, shares the blocks of a quantized weight."""
+        found = self._found(path)
+        return found is not None and found.known.rule.shared
+
     def partition(self, path: str, shape: Sequence[int], uneven: UnevenRule = "even") -> Partition:
         """Give the partition of a tensor over the devices that hold it.
 

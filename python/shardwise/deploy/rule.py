@@ -66,6 +66,7 @@ class DeploymentRule:
             a whole number or an expression in the fields of the name, in the numbers and lists of the deployment, and
             in the sizes of the mesh's axes by their names.
         uneven: how a dim that does not divide is cut; see `LayoutRule`.
+        shared: whether a cut may fall within a block of a quantized weight; see `LayoutRule`.
 
     Raises:
         LayoutError: if the axes are not a layout, or `at` is not an expression.
@@ -79,6 +80,7 @@ class DeploymentRule:
     mesh: str | None
     at: tuple[tuple[str, int | str | tuple[int | str, ...]], ...]
     uneven: UnevenRule | None
+    shared: bool
 
     def __init__(
         self,
@@ -86,13 +88,15 @@ class DeploymentRule:
         mesh: str | None = None,
         at: Mapping[str, At] | None = None,
         uneven: UnevenRule | None = None,
+        shared: bool = False,
     ) -> None:
-        rule = LayoutRule(layout, uneven)
+        rule = LayoutRule(layout, uneven, shared)
         if rule.layout.device_mesh is not None:
             raise LayoutError(f"the layout {shown(rule.layout)} has a mesh of its own; name one of the deployment's")
         set_field = object.__setattr__
         set_field(self, "layout", rule.layout)
         set_field(self, "uneven", rule.uneven)
+        set_field(self, "shared", rule.shared)
         set_field(self, "mesh", optional("mesh", mesh, str))
         places = optional("at", at, Mapping) or {}  # type: ignore[type-abstract]
         set_field(self, "at", tuple((_axis(axis), _checked(axis, where)) for axis, where in places.items()))
@@ -109,6 +113,8 @@ class DeploymentRule:
             more.append(f"at={ {axis: list(at) if isinstance(at, tuple) else at for axis, at in self.at}!r}")
         if self.uneven is not None:
             more.append(f"uneven={self.uneven!r}")
+        if self.shared:
+            more.append("shared=True")
         return f"DeploymentRule({', '.join([repr(layout), *more])})"
 
 

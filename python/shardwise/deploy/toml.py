@@ -141,7 +141,7 @@ def _rule(value: Any, place: str, numbers: Numbers) -> DeploymentRule:
             check_table(at, f"{place}: at")
     rule = read_layout(value, place, numbers)
     with located(place):
-        return DeploymentRule(rule.layout, mesh, at, rule.uneven)
+        return DeploymentRule(rule.layout, mesh, at, rule.uneven, rule.shared)
 
 
 def _parameters(value: Any, place: str) -> list[FusedParameter]:

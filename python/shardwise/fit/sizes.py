@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -10,13 +9,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._arguments import integer, path_of
+from .._arguments import integer
 from .._dtypes import find_dtype
 from .._text import shown
-from ..errors import LayoutError, ParseError
+from ..errors import LayoutError
 from ..quantized import LogicalTensor
 from ..quantized.cut import padded_size, sizes_that_fit
 from ..quantized.forms import Kind, find_kinds
+from ..rules.numbers import read_config
+from ..store.model_config import config_of
 from ..store.objects import place_of
 from ..store.open import FORMS, Target, open_checkpoint
 from ..store.protocol import StoredCheckpoint, StoredTensor
@@ -31,7 +32,6 @@ _ORDER: tuple[Verdict, ...] = ("fits", "shared", "padded", "refused")
 #: The numbers of ranks that are looked at for sizes that would do.
 _ASKED = range(1, 65)
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
-_LARGEST_CONFIG = 2**24
 #: Of tensors of more bytes no values are read.
 _LARGEST_INDEX = 2**24
 
@@ -73,7 +73,7 @@ def fits(
             outline = {name: (entry.dtype, entry.shape) for name, entry in checkpoint.entries.items()}
         else:
             outline = {name: (_code(checkpoint[name]), checkpoint[name].shape) for name in checkpoint}
-        given = config if isinstance(config, Mapping) else _config(path, config)
+        given = config_of(path) if config is None else read_config(config)
         return fits_tensors(outline, given, tp, ep, read=_reader(checkpoint))
 
 
@@ -143,22 +143,6 @@ def _size(name: str, given: Any) -> int:
     if size < 1:
         raise LayoutError(f"{name} is {shown(size)}; it must be at least 1")
     return size
-
-
-def _config(path: Path, given: str | os.PathLike[str] | None) -> Mapping[str, Any]:
-    """The contents of the configuration beside the checkpoint; nothing if there is none."""
-    file = path_of(given) if given is not None else (path if path.is_dir() else path.parent) / "config.json"
-    if given is None and not file.is_file():
-        return {}
-    if file.stat().st_size > _LARGEST_CONFIG:
-        raise ParseError(f"{file}: a configuration of more than {_LARGEST_CONFIG} bytes")
-    try:
-        config = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ParseError(f"{file} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ParseError(f"{file} must be an object, got {shown(config)}")
-    return config
 
 
 def _reader(checkpoint: Checkpoint | StoredCheckpoint) -> Callable[[str], bytes | None]:

@@ -265,7 +265,8 @@ def _within(along: Along, dim: _Dim, n: int, inner: int, row: int, shards: int, 
     unit = block // math.gcd(block, inner)
     what = f"{block} values packed together" if along.packing > 1 else f"a block of {block}"
     fits = [str(k) for k in sizes_that_fit(n, unit, range(1, 65))]
-    ways = " or ".join([", ".join(fits[:-1]), fits[-1]] if len(fits) > 1 else fits)
+    fits = fits if len(fits) > 1 else []
+    ways = f"{', '.join(fits[:-1])} or {fits[-1]}" if fits else ""
     share = ""
     if along.packing == 1:
         share = (

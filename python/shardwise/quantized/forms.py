@@ -27,10 +27,10 @@ from . import flat, integers, scaled
 from .component import Along, Component, LogicalTensor
 from .parts import Given, Group
 
-__all__ = ["Components", "Kind", "find_components", "find_kinds", "quantization_of"]
+__all__ = ["METHODS", "Components", "Kind", "find_components", "find_kinds", "quantization_of"]
 
 #: For each method what makes a logical tensor of the components of one group.
-_METHODS: dict[str, Callable[[Group], LogicalTensor | None]] = {
+METHODS: dict[str, Callable[[Group], LogicalTensor | None]] = {
     "fp8": scaled.fp8,
     "compressed-tensors": integers.compressed,
     "modelopt": scaled.modelopt,
@@ -116,7 +116,7 @@ def find_components(
     how = Given(given, read)
     if method is None:
         return Components(None, {}, tuple(tensors))
-    make = _METHODS[method]
+    make = METHODS[method]
     found: dict[str, LogicalTensor] = {}
     for key, members in _groups(tensors).items():
         logical = make(Group(key, members, how))
@@ -151,7 +151,7 @@ def find_kinds(
     found = []
     for groups in kinds.values():
         key, members = groups[0]
-        logical = None if method is None else _METHODS[method](Group(key, members, how))
+        logical = None if method is None else METHODS[method](Group(key, members, how))
         names = tuple(key for key, _ in groups)
         if logical is not None:
             found.append(Kind(logical, names))
@@ -168,8 +168,8 @@ def _method(
 ) -> tuple[str | None, Mapping[str, Any]]:
     given = quantization_of(config)
     method = given.get("quant_method") or _method_of(tensors)
-    if method is not None and (not isinstance(method, str) or method not in _METHODS):
-        known = ", ".join(sorted(_METHODS))
+    if method is not None and (not isinstance(method, str) or method not in METHODS):
+        known = ", ".join(sorted(METHODS))
         raise ParseError(f"quantization_config: quant_method is {shown(method)}; known are {known}")
     return method, given
 

@@ -180,11 +180,11 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         LayoutRule(layout=TensorLayout(('x', None)), uneven='ceil')
         """
         found = self._rules[key]
-        return LayoutRule(found.layout, found.uneven)
+        return LayoutRule(found.layout, found.uneven, found.shared)
 
     def rules(self) -> dict[str, LayoutRule]:
         """Give all rules by their keys, in the order of insertion."""
-        return {key: LayoutRule(rule.layout, rule.uneven) for key, rule in tuple(self._rules.items())}
+        return {key: LayoutRule(rule.layout, rule.uneven, rule.shared) for key, rule in tuple(self._rules.items())}
 
     def layout_of(self, path: str, rank: int) -> TensorLayout | None:
         """Look up the layout of a tensor of this rank: that of its rule, or else of the default.
@@ -247,6 +247,22 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         """The layout and the uneven rule of a tensor, which plans of models ask for."""
         return self.layout_of(path, rank), self.uneven_of(path)
 
+    def shared_of(self, path: str) -> bool:
+        """Look up whether the rule for a path, or the default, shares the blocks of a quantized weight.
+
+        Raises:
+            LayoutError: if several rules match the path.
+
+        >>> layout_map = LayoutMap()
+        >>> layout_map["down_proj"] = LayoutRule((None, "tp"), shared=True)
+        >>> layout_map.shared_of("mlp.down_proj.weight"), layout_map.shared_of("norm")
+        (True, False)
+        """
+        answers = self._answers
+        if answers[checked_path(path)] is None:
+            return self._default is not None and self._default.shared
+        return answers.search.matching(path)[0] in answers.search.shared
+
     def partition(self, path: str, shape: Sequence[int], uneven: UnevenRule = "even") -> Partition:
         """Give the partition of a tensor under its rule or the default; without either nothing is cut.
 
@@ -303,7 +319,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
                 )
             with _naming(f"rule {shown(key)}"):
                 rule = rule.with_mesh(self._device_mesh)
-            self._rules[key] = Rule(rule.layout, pattern, rule.uneven)
+            self._rules[key] = Rule(rule.layout, pattern, rule.uneven, rule.shared)
             self._answers = Answers(self._rules, self._match, self._backtracking)
 
     def __delitem__(self, key: str) -> None:
@@ -580,7 +596,8 @@ class _Items(ItemsView[str, TensorLayout]):
 
 
 def _short(rule: LayoutRule) -> str:
-    return f"{rule.layout.axes}" if rule.uneven is None else f"{rule.layout.axes} {rule.uneven!r}"
+    words = [f"{rule.layout.axes}", *([] if rule.uneven is None else [repr(rule.uneven)]), *["shared"][: rule.shared]]
+    return " ".join(words)
 
 
 def _pairs(given: Any) -> Iterator[tuple[Any, Any]]:

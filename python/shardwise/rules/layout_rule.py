@@ -21,7 +21,7 @@ __all__ = ["REPLICATED", "LayoutRule", "checked_uneven", "rule_of"]
 REPLICATED = "replicated"
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, repr=False)
 class LayoutRule:
     """A layout with an uneven rule of its own, as a value of a layout map.
 
@@ -29,6 +29,8 @@ class LayoutRule:
         layout: a `TensorLayout`, or the tuple or list of its axes.
         uneven: how a dim that does not divide is cut, whatever a report or a plan says for other tensors; `None` means
             what these say. See `TensorLayout.partition`.
+        shared: whether a cut may fall within a block of a quantized weight, whose scale is on both sides then; see
+            `quantized.component_layouts`.
 
     Raises:
         LayoutError: if there is no such uneven rule, or the axes are not a layout.
@@ -45,22 +47,29 @@ class LayoutRule:
 
     layout: TensorLayout
     uneven: UnevenRule | None
+    shared: bool
 
     def __init__(
         self,
         layout: TensorLayout | Sequence[str | Sequence[str] | PackedDim | None],
         uneven: UnevenRule | None = None,
+        shared: bool = False,
     ) -> None:
         if isinstance(layout, (tuple, list)):
             layout = TensorLayout(layout)
         object.__setattr__(self, "layout", instance("layout", layout, TensorLayout, " or a tuple or list of axes"))
         object.__setattr__(self, "uneven", None if uneven is None else checked_uneven(uneven))
+        object.__setattr__(self, "shared", instance("shared", shared, bool))
+
+    def __repr__(self) -> str:
+        more = ", shared=True" if self.shared else ""
+        return f"LayoutRule(layout={self.layout!r}, uneven={self.uneven!r}{more})"
 
     def with_mesh(self, mesh: DeviceMesh | None) -> LayoutRule:
         """Give this rule over a mesh, unless its layout has one already or there is none."""
         if mesh is None or self.layout.device_mesh is not None:
             return self
-        return LayoutRule(self.layout.with_mesh(mesh), self.uneven)
+        return LayoutRule(self.layout.with_mesh(mesh), self.uneven, self.shared)
 
     def of_rank(self, rank: int) -> TensorLayout | None:
         """Give the layout for tensors of a rank, whose further dims are not cut; `None` if the rank is too small."""

@@ -20,7 +20,7 @@ from ..errors import LayoutError, ParseError, ShardwiseError
 from ..packed import PackedDim
 from ..packed.notation import parse_with
 
-__all__ = ["Config", "Numbers", "config_beside", "numbered"]
+__all__ = ["Config", "Numbers", "config_beside", "numbered", "read_config"]
 
 #: A model's configuration: its path, that of a folder with a config.json, or what it holds.
 Config = str | os.PathLike[str] | Mapping[str, Any]
@@ -173,7 +173,7 @@ class Numbers(Mapping[str, "int | tuple[int, ...]"]):
         if key in self._choices and key != but:
             return self[key]
         if self._keys is None:
-            self._keys = {} if self._config is None else _read(self._config)
+            self._keys = {} if self._config is None else read_config(self._config)
         found: Any = self._keys
         for step in key.split("."):
             if not isinstance(found, Mapping) or found.get(step) is None:
@@ -233,7 +233,13 @@ def _config_file(config: str | os.PathLike[str]) -> Any:
     return path / "config.json" if path.is_dir() else path
 
 
-def _read(config: Config) -> Mapping[str, Any]:
+def read_config(config: Config) -> Mapping[str, Any]:
+    """Read what a model's configuration says.
+
+    Raises:
+        OSError: if it cannot be read.
+        ParseError: if it is not an object of JSON.
+    """
     if isinstance(config, Mapping):
         return config
     path = _config_file(config)

@@ -53,6 +53,7 @@ class Rule(NamedTuple):
     layout: TensorLayout
     pattern: re.Pattern[str]
     uneven: UnevenRule | None = None
+    shared: bool = False
 
 
 class RuleSearch:
@@ -61,12 +62,14 @@ class RuleSearch:
     Attributes:
         layouts: the layout of each key, in the order of the map.
         uneven: the uneven rule of each key that has one of its own.
+        shared: the keys whose rules share the blocks of quantized weights.
     """
 
     def __init__(self, rules: Mapping[str, Rule], match: MatchMode, backtracking: bool) -> None:
         self._backtracking = backtracking
         self.layouts = {key: rule.layout for key, rule in rules.items()}
         self.uneven = {key: rule.uneven for key, rule in rules.items() if rule.uneven is not None}
+        self.shared = frozenset(key for key, rule in rules.items() if rule.shared)
         self._rules = tuple(rules.items())
         self._find_together = RuleSet(tuple(rules), match).find
         self._find_alone = [getattr(rule.pattern, match) for rule in rules.values()]

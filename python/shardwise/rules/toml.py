@@ -251,21 +251,22 @@ def _default(value: Any, place: str, numbers: Numbers) -> LayoutRule:
 def read_layout(value: Any, place: str, numbers: Numbers) -> LayoutRule:
     """Read what a rule says: a list of axes, or a table with one."""
     unreduced: list[Any] = []
-    uneven = None
+    uneven, shared = None, False
     if isinstance(value, dict):
         if "axes" not in value and all(_nearest(key, _KEYS) is None for key in value):
             raise ParseError(f"{place}: expected a list of axes, got a table; a rule that contains a dot needs quotes")
-        check_table(value, place, required={"axes"}, optional={"unreduced", "uneven"})
+        check_table(value, place, required={"axes"}, optional={"unreduced", "uneven", "shared"})
         unreduced, uneven = checked_list(value.get("unreduced", []), f"{place}: unreduced"), value.get("uneven")
+        shared = value.get("shared", False)
         value = value["axes"]
     entries = enumerate(checked_list(value, f"{place}: axes"))
     axes = [_spec(entry, f"{place}: dim {dim}", numbers) for dim, entry in entries]
     with located(place):
-        return LayoutRule(TensorLayout(tuple(axes), unreduced=tuple(unreduced)), uneven)
+        return LayoutRule(TensorLayout(tuple(axes), unreduced=tuple(unreduced)), uneven, shared)
 
 
 #: The keys of a rule that is a table.
-_KEYS = ("axes", "unreduced", "uneven")
+_KEYS = ("axes", "unreduced", "uneven", "shared")
 
 
 def _spec(entry: Any, place: str, numbers: Numbers) -> str | tuple[str, ...] | PackedDim | None:
@@ -320,6 +321,8 @@ def _value(rule: LayoutRule) -> str:
     more = [f"unreduced = [{', '.join(map(_string, layout.unreduced))}]"] if layout.unreduced else []
     if rule.uneven is not None:
         more.append(f"uneven = {_string(rule.uneven)}")
+    if rule.shared:
+        more.append("shared = true")
     return f"{{ {', '.join([f'axes = {axes}', *more])} }}" if more else axes
 
 

@@ -8,6 +8,7 @@ from ..._text import shown
 from ...deploy.deployment import Deployment
 from ...errors import LayoutError
 from ...layout import UnevenRule
+from ...quantized.forms import Components
 from ...rules.layout_map import LayoutMap
 from .assembled import Assembled
 from .wanted import Layouts, Wanted
@@ -47,6 +48,7 @@ def doubts_about(
     wanted: Sequence[Wanted],
     uneven: UnevenRule,
     form: str,
+    weights: Components | None = None,
 ) -> list[str]:
     """Say what looks wrong, a sentence each.
 
@@ -57,6 +59,7 @@ def doubts_about(
         wanted: The same, with their partitions.
         uneven: How a dim that does not divide is cut.
         form: The format that they are written in.
+        weights: The quantized weights among them, whose components have no rules of their own.
     """
     found: list[str] = []
     cut = [each.name for each in wanted if each.partition is not None and each.partition.total_shards > 1]
@@ -66,7 +69,7 @@ def doubts_about(
             "is cut; 'sharded' and 'dcp' hold them in pieces"
         )
     if isinstance(layouts, (LayoutMap, Deployment)):
-        report = layouts.report([(name, each.shape, each.dtype.name) for name, each in kept.items()], uneven=uneven)
+        report = layouts.report(_named(kept, weights), uneven=uneven)
         # A rule for tensors that are not wanted is a rule like any other.
         rest = {rule for name in tensors if name not in kept for rule in layouts.matching_rules(name)}
         unused = {f"rule {rule!r} applies to no name" for rule in report.unused_rules if rule in rest}
@@ -79,3 +82,11 @@ def doubts_about(
             count = "a name" if len(missing) == 1 else f"{len(missing)} names"
             found.append(f"layouts has {count} that no tensor has: {names}{more}")
     return found
+
+
+def _named(kept: Mapping[str, Assembled], weights: Components | None) -> list[tuple[str, tuple[int, ...], str]]:
+    """The tensors to which rules apply, with shape and dtype: in place of components, the weight that they make."""
+    logical = {} if weights is None else weights.tensors
+    components = {one.name for each in logical.values() for one in each.components}
+    named = [(name, each.shape, each.dtype.name) for name, each in kept.items() if name not in components]
+    return [*named, *((name, each.shape, "uint8") for name, each in logical.items())]

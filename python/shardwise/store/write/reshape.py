@@ -22,10 +22,12 @@ from ...errors import LayoutError
 from ...layout import UnevenRule
 from ...partition import Partition
 from ...rules.rewrites import Rewrites
+from ..model_config import config_of
 from ..objects import ObjectPath, place_of
 from ..open import open_checkpoint
 from .carried import carried_files
 from .checkpoint_plan import CheckpointPlan
+from .components import component_partitions, quantized_tensors
 from .convert import Overflow, checked_overflow
 from .doubts import DoubtsError, doubts_about, left_out_text
 from .forms import Target, chosen_form, plan_form
@@ -345,6 +347,7 @@ def _planning(
         def value(old: str, name: str) -> Wanted:
             return wanted_object(name, checkpoint.objects[old], is_read=not is_store(target))
 
+        configuration = config_of(source)
         doubts: list[str] = []
         left_out: list[str] = []
         along: dict[str, bytes] = {}
@@ -373,8 +376,10 @@ def _planning(
             names: dict[str, str] = {}
             tensors = renamed_tensors(checkpoint, renamed, rewrites, converted, stored)
             kept = chosen(tensors, only, checkpoint.path)
+            weights = quantized_tensors(checkpoint, tensors, configuration)
+            components = component_partitions(weights, kept, layouts, uneven)
             for name, made in kept.items():
-                partition = partition_for(name, made.shape, layouts, uneven)
+                partition = components.get(name) or partition_for(name, made.shape, layouts, uneven)
                 if made.stored is not None:
                     names[made.stored] = name
                     wanted.append(stored(made.stored, name, partition))
@@ -388,7 +393,7 @@ def _planning(
             values = kept_values(checkpoint, renamed, rewrites, only, tensors)
             copied = {old: new for old, new in values.items() if form == "dcp" and checkpoint.objects[old].extent}
             if spool.is_rough:
-                doubts.extend(doubts_about(layouts, tensors, kept, wanted, uneven, form))
+                doubts.extend(doubts_about(layouts, tensors, kept, wanted, uneven, form, weights))
                 left_out.extend(old for old in values if old not in copied)
                 if left_out:
                     doubts.append(left_out_text(left_out, form))

@@ -1,0 +1,41 @@
+"""The `config.json` beside a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import ParseError
+from ..rules.numbers import read_config
+from .object_files import open_file
+from .objects import ObjectPath
+from .text import strict_json
+
+__all__ = ["config_of"]
+
+_LARGEST = 2**24
+
+
+def config_of(checkpoint: Path) -> Mapping[str, Any]:
+    """Give what the model's configuration in a checkpoint's folder says, on a disk or in a store; nothing without one.
+
+    Raises:
+        OSError: if it cannot be read.
+        ParseError: if it is not an object of JSON.
+    """
+    file = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "config.json"
+    if not isinstance(file, ObjectPath):
+        return read_config(file) if file.is_file() else {}
+    if not file.is_file():
+        return {}
+    opened = open_file(file)
+    try:
+        if opened.size > _LARGEST:
+            raise ParseError(f"{file}: a configuration of {opened.size} bytes, over the limit of {_LARGEST}")
+        found = strict_json(opened.read(0, opened.size), file)
+    finally:
+        opened.close()
+    if not isinstance(found, dict):
+        raise ParseError(f"{file} is not a model's configuration, which is an object of JSON")
+    return found
