@@ -1,1 +1,1 @@
-"""Plans carried out by other systems: MPI ranks."""
+"""Plans carried out by other systems: MPI ranks, processes of PyTorch."""

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .descriptors import Descriptors
     from .kinds import Collective, CollectiveStep
     from .model import ModelPlan
+    from .model_program import ModelProgram
     from .plan import ReshardPlan
     from .program import LocalBox, Program, Step
     from .refit import RefitPlan
@@ -24,6 +25,7 @@ __all__ = [
     "LinkModel",
     "LocalBox",
     "ModelPlan",
+    "ModelProgram",
     "Program",
     "RefitPlan",
     "ReshardPlan",
@@ -40,6 +42,7 @@ __getattr__, __dir__ = lazy(
         "cost": ("CollectiveCost", "LinkModel", "cost_of"),
         "kinds": ("Collective", "CollectiveStep"),
         "model": ("ModelPlan",),
+        "model_program": ("ModelProgram",),
         "plan": ("ReshardPlan",),
         "program": ("LocalBox", "Program", "Step"),
         "refit": ("RefitPlan",),

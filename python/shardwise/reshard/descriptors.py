@@ -247,12 +247,15 @@ def _located(plan: ReshardPlan, side: int, tiling: Tiling, holders: Numbers, pie
     rank = starts.shape[1]
     shapes = np.ones((len(holders), rank), np.int64)
     offsets = np.zeros(len(holders), np.int64)
-    pairs = np.stack([holders, pieces], 1)
-    for holder, piece in np.unique(pairs, axis=0).tolist():
-        chosen = (holders == holder) & (pieces == piece)
+    # Each pair of a holder and a piece once.
+    width = int(pieces.max(initial=0)) + 1
+    pairs, which = np.unique(holders * width + pieces, return_inverse=True)
+    for number, pair in enumerate(pairs.tolist()):
+        holder, piece = divmod(pair, width)
         _, window = plan._core.place(side, holder, piece)
         # A piece in a flat array is a part of it, of the piece's own shape.
         offset, shape = (0, tiling._shape_of(holder)) if window is None else window
+        chosen = which == number
         shapes[chosen], offsets[chosen] = shape, offset
     return _End(offsets + (starts * _strides(shapes)).sum(1), shapes)
 

@@ -18,6 +18,7 @@ from ..layout import TensorLayout, UnevenRule
 from ..partition import Partition
 from ..tiling import Tiling
 from .descriptors import Descriptors, Group, descriptors_of
+from .model_program import ModelProgram, program_of
 from .orders import check_packed
 from .plan import ReshardPlan
 from .same import same_holders
@@ -168,6 +169,28 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         if holder not in self._labels:
             raise LayoutError(f"holder {shown(holder)} is not in src or dst of the plan")
         return descriptors_of(holder, self._labels, tuple(self._ends), self._grouped())
+
+    def program(self, holder: Any, memory: int | None = None) -> ModelProgram:
+        """Give what one holder has to do for all tensors: one list of messages to and from each of its peers.
+
+        Args:
+            holder: the label of the holder, in the source or in the destination.
+            memory: the most bytes of a message, the same for all holders; without it, all that goes from one holder to
+                another is one message.
+
+        Raises:
+            LayoutError: as for `descriptors`; if `memory` is below 1.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> mesh = DeviceMesh((2,), ("x",))
+        >>> rows, columns = TensorLayout(("x", None), mesh), TensorLayout((None, "x"), mesh)
+        >>> tensors = {name: ((4, 6), "float32") for name in "abc"}
+        >>> plan = plan_model(dict.fromkeys(tensors, rows), dict.fromkeys(tensors, columns), tensors)
+        >>> program = plan.program("cpu:1")
+        >>> program.messages["sends"].tolist(), program.messages["bytes"].tolist()
+        ([False, True], [72, 72])
+        """
+        return program_of(self.descriptors(holder), memory)
 
     def _grouped(self) -> list[Group]:
         """The tensors by the plans that they share."""

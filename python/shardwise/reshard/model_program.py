@@ -1,0 +1,258 @@
+"""The program of one holder in a plan of a model: its messages over all tensors, in an order without deadlock."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._arguments import integer
+from .._frozen import frozen
+from .._text import shown
+from ..errors import LayoutError
+from .descriptors import DESCRIPTOR, Descriptors
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+    Bytes = npt.NDArray[np.uint8]
+    Rows = npt.NDArray[np.void]
+
+__all__ = ["MESSAGE", "ModelProgram", "program_of"]
+
+#: The fields of a message: whether it is sent, or else received; the position of the other holder in the peers; its
+#: number among those that the sender sends to the receiver; its bytes; and the rows of `sends` or `receives` in it.
+MESSAGE = np.dtype(
+    [
+        ("sends", np.bool_),
+        ("peer", np.int64),
+        ("tag", np.int64),
+        ("bytes", np.int64),
+        ("first", np.int64),
+        ("stop", np.int64),
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ModelProgram:
+    """What one holder does in a plan of a model, message by message; `ModelPlan.program` makes one.
+
+    All that goes from one holder to another is one list of rows over all tensors, cut into messages of a size that both
+    sides know. A message is the bytes of its rows one after the other. The tag is the number of the message between the
+    two in this direction, so tags cannot clash. The messages are in an order without deadlock, even if each send waits
+    for its receive: all holders follow one order, in which they take turns.
+
+    Attributes:
+        descriptors: The rows of the holder, cut where a message ends.
+        messages: A structured array: `sends`, `peer`, `tag`, `bytes`, and `first` and `stop`, the message's rows in
+            `descriptors.sends` or `descriptors.receives`.
+    """
+
+    descriptors: Descriptors
+    messages: Rows
+
+    def digest(self, peer: Any) -> bytes:
+        """Give 32 bytes that are equal on both sides if two holders agree on all that they send to each other.
+
+        Raises:
+            LayoutError: if there is no such peer.
+        """
+        own, other = (self._position(label) for label in (self.descriptors.holder, peer))
+        digest = hashlib.sha256()
+        # The lower of the two first, so that both hash the same.
+        for sends in (True, False) if own < other else (False, True):
+            rows = self.descriptors.sends if sends else self.descriptors.receives
+            mine = rows[rows["peer"] == other].copy()
+            names = {tensor: self.descriptors.tensors[tensor] for tensor in np.unique(mine["tensor"]).tolist()}
+            mine["peer"] = 0
+            chosen = self.messages[(self.messages["peer"] == other) & (self.messages["sends"] == sends)]
+            digest.update(repr((len(mine), list(names.items()), chosen["bytes"].tolist())).encode())
+            digest.update(mine.tobytes())
+        return digest.digest()
+
+    def run(
+        self,
+        src: Mapping[str, Array],
+        out: Mapping[str, Array],
+        send: Callable[[Any, int, Bytes], Any],
+        receive: Callable[[Any, int, Bytes], Any],
+    ) -> None:
+        """Carry out the messages one after the other.
+
+        Args:
+            src: the holder's arrays before, by tensor, in C order.
+            out: the arrays to write into, by tensor, in C order, which share no memory with those of `src`.
+            send: called with a peer's label, a tag and bytes, which are only valid until it returns.
+            receive: called with a peer's label, a tag and an array of bytes to fill: the memory of `out` itself where
+                the message is one run there.
+
+        Raises:
+            LayoutError: if an array is missing, or too small for the rows.
+            ValueError: if an array is not in C order, or cannot be written.
+
+        >>> import numpy as np
+        >>> from queue import Queue
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> from shardwise import DeviceMesh, TensorLayout, plan_model
+        >>> mesh = DeviceMesh((2,), ("x",))
+        >>> rows, columns = TensorLayout(("x", None), mesh), TensorLayout((None, "x"), mesh)
+        >>> plan = plan_model({"w": rows}, {"w": columns}, {"w": ((2, 2), "int64")})
+        >>> mail = {holder: Queue() for holder in mesh.devices}
+        >>> def run(holder, shard):
+        ...     out = np.empty((2, 1), int)
+        ...     plan.program(holder).run(
+        ...         {"w": shard}, {"w": out},
+        ...         lambda peer, tag, data: mail[peer].put(data.copy()),
+        ...         lambda peer, tag, data: np.copyto(data, mail[holder].get()),
+        ...     )
+        ...     return out.ravel().tolist()
+        >>> with ThreadPoolExecutor(2) as pool:
+        ...     list(pool.map(run, ["cpu:0", "cpu:1"], [np.array([[1, 2]]), np.array([[3, 4]])]))
+        [[1, 3], [2, 4]]
+        """
+        before = self._memory("src", src, (self.descriptors.sends, self.descriptors.copies), "src")
+        after = self._memory("out", out, (self.descriptors.receives, self.descriptors.copies), "dst")
+        for row in self.descriptors.copies:
+            tensor = int(row["tensor"])
+            view_of(after[tensor], row, "dst")[...] = view_of(before[tensor], row, "src")
+        for sends, peer, tag, size, first, stop in self.messages.tolist():
+            memory, side = (before, "src") if sends else (after, "dst")
+            rows = (self.descriptors.sends if sends else self.descriptors.receives)[first:stop]
+            views = [view_of(memory[int(row["tensor"])], row, side) for row in rows]
+            label = self.descriptors.peers[peer]
+            direct = len(views) == 1 and len(views[0]) == 1
+            data = views[0][0] if direct else np.empty(size, np.uint8)
+            if sends:
+                if not direct:
+                    np.concatenate([view.ravel() for view in views], out=data)
+                send(label, tag, data)
+                continue
+            receive(label, tag, data)
+            if not direct:
+                at = 0
+                for view in views:
+                    view[...] = data[at : at + view.size].reshape(view.shape)
+                    at += view.size
+
+    def _position(self, label: Any) -> int:
+        try:
+            return self.descriptors.peers.index(label)
+        except ValueError:
+            raise LayoutError(f"holder {shown(label)} is not in the plan") from None
+
+    def _memory(self, what: str, arrays: Mapping[str, Array], used: Sequence[Rows], side: str) -> dict[int, Bytes]:
+        """The bytes of the arrays that rows name, each large enough for them."""
+        found: dict[int, Bytes] = {}
+        for tensor, least in needed(used, side):
+            name = self.descriptors.tensors[tensor]
+            if name not in arrays:
+                raise LayoutError(f"{what} has no array for {shown(name)}")
+            array = arrays[name]
+            if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+                raise ValueError(f"{what}[{shown(name)}] must be a numpy array in C order")
+            if what == "out" and not array.flags.writeable:
+                raise ValueError(f"{what}[{shown(name)}] is read-only")
+            if array.nbytes < least:
+                raise LayoutError(f"{what}[{shown(name)}] has {array.nbytes} bytes; the plan needs {least}")
+            found[tensor] = array.reshape(-1).view(np.uint8)
+        return found
+
+    def __repr__(self) -> str:
+        return f"<ModelProgram of {shown(self.descriptors.holder)}: {len(self.messages)} messages>"
+
+
+def needed(used: Sequence[Rows], side: str) -> Iterator[tuple[int, int]]:
+    """Give the tensors that rows name, each with the bytes that its array must have at least."""
+    least: dict[int, int] = {}
+    for rows in used:
+        ends = rows[f"{side}_offset"] + np.maximum(rows["count"] - 1, 0) * rows[f"{side}_stride"] + rows["bytes"]
+        for tensor, end in zip(rows["tensor"].tolist(), ends.tolist(), strict=True):
+            least[tensor] = max(least.get(tensor, 0), end)
+    return iter(sorted(least.items()))
+
+
+def view_of(memory: Bytes, row: Any, side: str) -> Bytes:
+    """Give the runs of a row as an array (count, bytes) over memory that is known to be large enough."""
+    count, size = int(row["count"]), int(row["bytes"])
+    start, stride = int(row[f"{side}_offset"]), int(row[f"{side}_stride"])
+    if count == 1:
+        return memory[start : start + size].reshape(1, size)
+    return np.lib.stride_tricks.as_strided(memory[start:], (count, size), (stride, 1))
+
+
+def program_of(descriptors: Descriptors, memory: int | None) -> ModelProgram:
+    """Make the program of a holder; see `ModelPlan.program`."""
+    most = None if memory is None else integer("memory", memory)
+    if most is not None and most < 1:
+        raise LayoutError(f"memory is {shown(most)}; a message has at least one byte")
+    own, count = descriptors.peers.index(descriptors.holder), len(descriptors.peers)
+    found: list[Rows] = []
+    cut: dict[bool, Rows] = {}
+    for sends, rows in ((True, descriptors.sends), (False, descriptors.receives)):
+        pieces, numbers = (rows, np.zeros(len(rows), np.int64)) if most is None else _cut(rows, most)
+        cut[sends] = frozen(pieces)
+        if not len(pieces):
+            continue
+        # Rows are sorted by peer, and the messages of a peer follow each other.
+        starts = np.flatnonzero(
+            np.concatenate([[True], (pieces["peer"][1:] != pieces["peer"][:-1]) | (numbers[1:] != numbers[:-1])])
+        )
+        messages = np.zeros(len(starts), MESSAGE)
+        messages["sends"], messages["peer"], messages["tag"] = sends, pieces["peer"][starts], numbers[starts]
+        messages["bytes"] = np.add.reduceat(pieces["bytes"] * pieces["count"], starts)
+        messages["first"], messages["stop"] = starts, np.append(starts[1:], len(pieces))
+        found.append(messages)
+    messages = np.concatenate(found) if found else np.zeros(0, MESSAGE)
+    # In the n-th turn of each round every holder sends to the n-th after it, and receives from the n-th before it.
+    turn = np.where(messages["sends"], messages["peer"] - own, own - messages["peer"]) % count
+    # Of what two exchange in one turn, the message of the first of them is first.
+    sender = np.where(messages["sends"], own, messages["peer"])
+    order = np.lexsort((sender, turn, messages["tag"]))
+    return ModelProgram(replace(descriptors, sends=cut[True], receives=cut[False]), frozen(messages[order]))
+
+
+def _cut(rows: Rows, most: int) -> tuple[Rows, npt.NDArray[np.int64]]:
+    """Rows cut where a message of `most` bytes to a peer ends, and the number of the message that each is in."""
+    sizes = rows["bytes"] * rows["count"]
+    ends = np.cumsum(sizes)
+    begins = ends - sizes
+    is_first = np.concatenate([[True], rows["peer"][1:] != rows["peer"][:-1]])[: len(rows)]
+    # From the beginning of the peer's stream.
+    begins = begins - np.repeat(begins[is_first], np.diff(np.append(np.flatnonzero(is_first), len(rows))))
+    first, last = begins // most, (begins + np.maximum(sizes, 1) - 1) // most
+    crossing = np.flatnonzero(first != last)
+    if not len(crossing):
+        return rows, first
+    found, numbers, done = [], [], 0
+    for at in crossing.tolist():
+        found.append(rows[done:at])
+        numbers.append(first[done:at])
+        parts = list(_parts(rows[at], int(begins[at]), most))
+        found.append(np.array([part for part, _ in parts], DESCRIPTOR))
+        numbers.append(np.array([number for _, number in parts], np.int64))
+        done = at + 1
+    return np.concatenate([*found, rows[done:]]), np.concatenate([*numbers, first[done:]])
+
+
+def _parts(row: Any, begin: int, most: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """A row as the parts of it that are in one message each: parts of runs, and whole runs."""
+    peer, tensor, src, dst, size, count, src_stride, dst_stride = row.tolist()
+    at, whole = 0, size * count
+    while at < whole:
+        number = (begin + at) // most
+        stop = min(whole, (number + 1) * most - begin)
+        while at < stop:
+            run, within = divmod(at, size)
+            if within or stop - at < size:
+                length, times = min(size - within, stop - at), 1
+            else:
+                length, times = size, (stop - at) // size
+            offsets = src + run * src_stride + within, dst + run * dst_stride + within
+            strides = (src_stride, dst_stride) if times > 1 else (0, 0)
+            yield (peer, tensor, *offsets, length, times, *strides), number
+            at += length * times

@@ -1,0 +1,115 @@
+"""Plans of models among processes of PyTorch with gloo: equal to the bit, and errors on every process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from shardwise import DeviceMesh, LayoutError, plan_model  # noqa: E402
+from shardwise.deploy import Deployment, fsdp2  # noqa: E402
+from shardwise.execute import torch as executor  # noqa: E402
+from shardwise.reshard import ModelPlan  # noqa: E402
+
+TRAINERS, ENGINES = 3, 2
+TENSORS = {f"{kind}{i}": ((12, 10) if kind != "n" else (7,), "float32") for i in range(3) for kind in "abn"}
+
+
+def plan_of(rows: str = "a") -> ModelPlan:
+    columns = "b" if rows == "a" else "a"
+    rules = {rows: ("tp", None), columns: (None, "tp"), "n": (None,)}
+    engine = Deployment([f"gpu:{i}" for i in range(ENGINES)], DeviceMesh((ENGINES,), ("tp",)), rules)
+    return plan_model(fsdp2(TRAINERS), engine, TENSORS)
+
+
+def tensors_of(plan: ModelPlan, label: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What a process has before, where it writes, and what it should have then."""
+    before, out, expected = {}, {}, {}
+    for number, name in enumerate(plan):
+        shape = TENSORS[name][0]
+        whole = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape) + 1000 * number
+        ends = plan[name]
+        if label in ends.src.holders:
+            before[name] = whole[ends.src.pieces(label)[0].box].contiguous()
+        if label in ends.dst.holders:
+            expected[name] = whole[ends.dst.pieces(label)[0].box].contiguous()
+            out[name] = torch.zeros_like(expected[name])
+    return before, out, expected
+
+
+def process(rank: int, port: int, dies: bool, said: Any) -> None:
+    import torch.distributed as dist
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    timeout = timedelta(seconds=20 if dies else 120)
+    dist.init_process_group("gloo", rank=rank, world_size=TRAINERS + ENGINES, timeout=timeout)
+    plan = plan_of()
+    label = list(plan.bytes_sent())[rank]
+    before, out, expected = tensors_of(plan, label)
+    if dies:
+        dist.barrier()
+        if rank == 1:
+            os._exit(0)
+        began = time.monotonic()
+        with pytest.raises((RuntimeError, LayoutError)):
+            executor.run(plan.program(label), before, out)
+        said.put((rank, time.monotonic() - began < 100))
+        said.close()
+        said.join_thread()
+        os._exit(0)  # Whatever PyTorch still waits for.
+    for memory in (None, 100):
+        for tensor in out.values():
+            tensor.zero_()
+        executor.run(plan.program(label, memory), before, out)
+        assert all(torch.equal(out[name], expected[name]) for name in expected)
+    for tensor in out.values():
+        tensor.zero_()
+    small = {
+        name: tensor[:1].contiguous() if rank == TRAINERS and name == "a0" else tensor for name, tensor in out.items()
+    }
+    mine = (
+        r"out\['a0'\] has \d+ bytes; the plan needs"
+        if rank == TRAINERS
+        else rf"rank {TRAINERS} of the group cannot begin"
+    )
+    with pytest.raises(LayoutError, match=mine):
+        executor.run(plan.program(label), before, small)
+    other = plan_of("b" if rank == 0 else "a")
+    _, out_there, _ = tensors_of(other, label)
+    with pytest.raises(LayoutError, match="have other plans for each other"):
+        executor.run(other.program(label), before, out_there)
+    assert not any(tensor.any() for tensor in (*out.values(), *out_there.values()))
+    with pytest.raises(LayoutError, match=r"ranks has no rank for 'cpu:0'|cannot begin"):
+        executor.run(plan.program(label), before, out, ranks={} if rank else None)
+    said.put((rank, True))
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", [False, True])
+def test_among_processes(dies: bool) -> None:
+    context = torch.multiprocessing.get_context("spawn")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    said = context.Queue()
+    ranks = range(TRAINERS + ENGINES)
+    started = [context.Process(target=process, args=(rank, port, dies, said)) for rank in ranks]
+    for one in started:
+        one.start()
+    left = {rank for rank in ranks if not (dies and rank == 1)}
+    try:
+        while left:
+            rank, good = said.get(timeout=240)
+            assert good
+            left.remove(rank)
+    finally:
+        for one in started:
+            one.join(10)
+            one.kill()
