@@ -154,14 +154,16 @@ def object_task(plan: WritePlan, number: int) -> ObjectTask:
     """
     file, path = plan.files[number], cast(Any, plan.path)
     boxes = file.boxes()
+    tensors = {position: plan.tensors[position] for position in boxes}
     wanted = {
-        position: _wanted(plan, plan.tensors[position], _meeting(plan.tensors[position], held))
+        position: _wanted(plan, tensors[position], _meeting(tensors[position], held))
         for position, held in boxes.items()
     }
     compared = [
-        _compared(plan, plan.tensors[position], row)
+        _compared(plan, tensors[position], row)
         for position, held in boxes.items()
-        for row in _beginning(plan.tensors[position], held)
+        if tensors[position].has_replicas
+        for row in _beginning(tensors[position], held)
     ]
     place = path / file.name if plan.is_folder else path
     return ObjectTask(plan.digest, number, place, file.of(wanted), wanted, tuple(compared))

@@ -33,7 +33,7 @@ from .doubts import DoubtsError, doubts_about, left_out_text
 from .forms import Target, chosen_form, plan_form
 from .gather import check_replicas as check_stored_replicas
 from .names import check_name, chosen, kept_values, key_paths, refuse_unreadable, renamed_tensors, replacements
-from .places.place import check_writable, claim_name, is_store, locked, place_of_plan
+from .places.place import check_writable, claim_name, is_store, locked, place_of_plan, refuse_source
 from .plan import uncollected
 from .reports import WriteOutline, WriteReport
 from .run import run_whole
@@ -329,8 +329,7 @@ def _planning(
     renamed = replacements(rename)
     overflow, strict = checked_overflow(overflow), is_true("strict", strict)
     source = place_of(src)
-    if _is_same(source, target):
-        raise FileExistsError(17, "dst is the source", str(target))
+    refuse_source(source, target)
     is_written = how == "spool"
     with (
         open_checkpoint(source) as checkpoint,
@@ -441,12 +440,6 @@ def _not_in_tasks(name: str) -> TypeError:
         f"tensor {shown(name)} is compressed in the source, or in too many short stretches, so no task can copy "
         "a part of it; reshard_checkpoint puts it together first"
     )
-
-
-def _is_same(source: Path, target: Path) -> bool:
-    if isinstance(source, ObjectPath) or isinstance(target, ObjectPath):
-        return source == target
-    return target.exists() and source.exists() and target.samefile(source)
 
 
 def _float_dtype(value: Any) -> Dtype:

@@ -267,7 +267,7 @@ class FolderPlace:
     def _texts(self, digests: list[int]) -> dict[str, bytes]:
         """The manifest, and the other files beside those with tensors."""
         plan = self.plan
-        manifest = manifest_text(plan.manifest, plan.tensors, digests, plan.files, plan.sizes, plan.texts)
+        manifest = manifest_text(plan.manifest, list(plan.tensors), digests, plan.files, plan.sizes, plan.texts)
         return {MANIFEST: manifest, **plan.texts}
 
     def _write_frames(self, folder: OpenFolder, ledger: Ledger, sync: bool) -> None:

@@ -6,6 +6,7 @@ readers look for comes last. Whoever runs a plan asks its place, and never what 
 
 from __future__ import annotations
 
+import errno
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,17 @@ from ..work import Work
 from . import folder, store
 from .opened import OpenFolder, make_marked, remove_marked
 
-__all__ = ["Place", "Recorder", "Scratch", "check_writable", "claim_name", "is_store", "locked", "place_of_plan"]
+__all__ = [
+    "Place",
+    "Recorder",
+    "Scratch",
+    "check_writable",
+    "claim_name",
+    "is_store",
+    "locked",
+    "place_of_plan",
+    "refuse_source",
+]
 
 
 class Recorder(Protocol):
@@ -128,6 +139,26 @@ def claim_name(path: Path, *, is_written: bool, resume: bool = False) -> None:
     """
     if not is_store(path) and not (resume and path.exists()):
         (folder.claim_name if is_written else folder.refuse_existing)(path)
+
+
+def refuse_source(source: Path, target: Path) -> None:
+    """Refuse a destination that is the source, or lies inside of it: a source is only read.
+
+    Raises:
+        FileExistsError: if it is the source.
+        OSError: if it lies inside of it.
+    """
+    if is_store(source) != is_store(target):
+        return
+    if is_store(source):
+        is_same, is_inside = source == target, str(target).startswith(f"{source}/")
+    else:
+        is_same = target.exists() and source.exists() and target.samefile(source)
+        is_inside = source.is_dir() and target.resolve().is_relative_to(source.resolve())
+    if is_same:
+        raise FileExistsError(errno.EEXIST, "dst is the source", str(target))
+    if is_inside:
+        raise OSError(errno.EINVAL, f"dst lies inside of the source {source}, which is only read", str(target))
 
 
 def check_writable(path: Path, nbytes: int = 0) -> None:

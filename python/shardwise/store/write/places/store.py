@@ -252,7 +252,7 @@ class StorePlace:
         texts: Mapping[str, bytes] = plan.texts
         return {
             **texts,
-            MANIFEST: manifest_text(plan.manifest, plan.tensors, digests, plan.files, plan.sizes, texts),
+            MANIFEST: manifest_text(plan.manifest, list(plan.tensors), digests, plan.files, plan.sizes, texts),
         }
 
 
