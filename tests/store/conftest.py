@@ -50,7 +50,9 @@ def s3(server: Toxic, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     if not top.filesystem.exists("bucket"):
         top.filesystem.mkdir("bucket")
     server.calm()
-    yield Store(lambda name: ObjectPath(f"s3://bucket/{name}", filesystem=top.filesystem, pause=0.001), server)
+    yield Store(
+        lambda name: ObjectPath(f"s3://bucket/{name}", filesystem=top.filesystem, attempts=5, pause=0.001), server
+    )
     server.calm()
 
 
@@ -60,7 +62,7 @@ def memory() -> Iterator[Store]:
     pytest.importorskip("fsspec")
     kept = ObjectPath("memory://x").filesystem.store
     before = set(kept)
-    yield Store(lambda name: ObjectPath(f"memory://{name}", pause=0.001))
+    yield Store(lambda name: ObjectPath(f"memory://{name}", attempts=5, pause=0.001))
     for name in set(kept) - before:
         del kept[name]
 
