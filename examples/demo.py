@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import shardwise
+from shardwise import store
 from shardwise.cli import main as run
 
 AXES = "data=2,model=4"
@@ -48,7 +49,7 @@ def gpt2_tensors(
     return {name: random.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
 
 
-def choose_rules(checkpoint: shardwise.Checkpoint) -> str:
+def choose_rules(checkpoint: store.StoredCheckpoint) -> str:
     """Give the name of the rules that match the most names, of those in the package for this mesh."""
     files = shardwise.example_rules()
 
@@ -59,15 +60,14 @@ def choose_rules(checkpoint: shardwise.Checkpoint) -> str:
     return min(("bert", "gpt2"), key=unmatched)
 
 
-def choose_tensor(checkpoint: shardwise.Checkpoint, layout_map: shardwise.LayoutMap) -> str | None:
+def choose_tensor(checkpoint: store.StoredCheckpoint, layout_map: shardwise.LayoutMap) -> str | None:
     """Give the name of the largest tensor that the rules cut, in a numbered layer if there are any."""
-    entries = checkpoint.entries
-    report = layout_map.report({name: entry.shape for name, entry in entries.items() if entry.bits >= 8})
+    report = layout_map.report({name: tensor.shape for name, tensor in checkpoint.items() if tensor.bits >= 8})
     # A device holds several pieces of a packed tensor, which no single view shows.
-    whole = {name for name in entries if (layout := layout_map[name]) is not None and not layout.is_packed}
+    whole = {name for name in checkpoint if (layout := layout_map[name]) is not None and not layout.is_packed}
     cut = [tensor.name for tensor in report.placed if not tensor.is_replicated and tensor.name in whole]
     in_layers = [name for name in cut if any(part.isdecimal() for part in name.split("."))]
-    return max(in_layers or cut, key=lambda name: entries[name].nbytes, default=None)
+    return max(in_layers or cut, key=lambda name: checkpoint[name].nbytes, default=None)
 
 
 def say(command: str, *arguments: str) -> None:
@@ -83,9 +83,10 @@ def check(holds: bool, otherwise: str) -> None:
         sys.exit(f"demo: {otherwise}")
 
 
-def prove(checkpoint: shardwise.Checkpoint, name: str, layout: shardwise.TensorLayout) -> None:
+def prove(checkpoint: store.StoredCheckpoint, name: str, layout: shardwise.TensorLayout) -> None:
     """Cut a tensor into shards, and check that they are views of the file that make up the whole of it."""
-    array = checkpoint[name]
+    tensor = checkpoint[name]
+    array = tensor.array()
     start = time.perf_counter()
     sharded = shardwise.distribute_tensor(array, layout)
     elapsed = time.perf_counter() - start
@@ -93,13 +94,12 @@ def prove(checkpoint: shardwise.Checkpoint, name: str, layout: shardwise.TensorL
     whole = np.zeros(array.shape, array.dtype)
     for shard in sharded.shards:
         whole[shard.index] = shard.data
-    entry = checkpoint.info(name)
-    with entry.file.open("rb") as file:
-        file.seek(entry.start)
-        check(whole.tobytes() == file.read(entry.nbytes), "the shards do not make up the tensor")
+    with tensor.pieces[0].path.open("rb") as file:
+        file.seek(tensor.pieces[0].extent().start)
+        check(whole.tobytes() == file.read(tensor.nbytes), "the shards do not make up the tensor")
     print(f"\nGiving each of the {len(sharded.shards)} devices its shard took {1e6 * elapsed:.0f} microseconds.")
     print("The shards are views of the memory-mapped file: no element was copied or read.")
-    print(f"Put back together, they are the tensor's {entry.nbytes:,} bytes in the file, bit for bit.")
+    print(f"Put back together, they are the tensor's {tensor.nbytes:,} bytes in the file, bit for bit.")
 
 
 def reshard(path: Path, rules: str) -> None:
@@ -120,7 +120,7 @@ def reshard(path: Path, rules: str) -> None:
 
 def demo(path: Path) -> None:
     """Report on a checkpoint, show one of its tensors, check what was said, and reshard the checkpoint."""
-    with shardwise.open_safetensors(path) as checkpoint:
+    with shardwise.open_checkpoint(path) as checkpoint:
         rules = choose_rules(checkpoint)
         layout_map = shardwise.LayoutMap.from_toml(shardwise.example_rules()[rules], MESH)
         print(f"What would each device of a mesh of 2 x 4 hold, by the rules of {rules}?")
@@ -130,7 +130,7 @@ def demo(path: Path) -> None:
             print("\nThe rules cut no tensor of this checkpoint on this mesh, so there are no shards to show.")
             return
         layout = layout_map[name] or shardwise.TensorLayout((), MESH)
-        shape = ",".join(map(str, checkpoint.info(name).shape))
+        shape = ",".join(map(str, checkpoint[name].shape))
         spec = ",".join("+".join([axes] if isinstance(axes, str) else axes or "-") for axes in layout.axes)
         print(f"\nOne tensor of it, {name}:")
         say("show", shape, "--mesh", AXES, "--layout", spec)

@@ -77,18 +77,18 @@ def test_a_checkpoint_s_own_entries_are_taken(tmp_path: Path) -> None:
     rules["w"] = ("x", None)
     rules["q"] = ("x",)
     del rules["w|q"]
-    with sw.open_safetensors(path) as checkpoint:
-        report = rules.report(checkpoint.entries)
+    with sw.open_checkpoint(path) as checkpoint:
+        report = rules.report(checkpoint)
         assert [(t.name, t.dtype, t.nbytes, t.bytes_per_device) for t in report.tensors] == [
             ("w", "bfloat16", 16, 8), ("q", "F4", 3, 2), ("u", "uint8", 2, 2),
         ]  # fmt: skip
         assert report.device_bytes is not None
         assert report.device_bytes.tolist() == [12, 12]
-        layouts = rules.apply(checkpoint.entries)
+        layouts = rules.apply(checkpoint)
         assert {name: layout.axes for name, layout in layouts.items()} == {
             "w": ("x", None), "q": ("x",), "u": (None,),
         }  # fmt: skip
-        assert PARTITION.nbytes(checkpoint.entries["w"].dtype).tolist() == [6, 6]
+        assert PARTITION.nbytes(checkpoint["w"].dtype).tolist() == [6, 6]
 
 
 def test_sizes_need_no_ml_dtypes_and_no_import_of_it() -> None:

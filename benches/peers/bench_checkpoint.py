@@ -29,11 +29,11 @@ def rows() -> Iterator[Row]:
         save_file({"weight": array}, path)
 
         def copied() -> Any:
-            with sw.open_safetensors(path) as checkpoint:
-                return partition.view(checkpoint["weight"], DEVICE).copy()
+            with sw.open_checkpoint(path) as checkpoint:
+                return partition.view(checkpoint["weight"].array(), DEVICE).copy()
 
         def read() -> Any:
-            with sw.open_safetensors(path) as checkpoint:
+            with sw.open_checkpoint(path) as checkpoint:
                 return checkpoint.read("weight", box)
 
         def by_safetensors() -> Any:

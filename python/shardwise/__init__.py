@@ -48,13 +48,10 @@ if TYPE_CHECKING:
     from .rules.shipped import example_rules
     from .show.draw import draw
     from .store import (
-        Checkpoint,
         CheckpointPlan,
-        Entry,
         ObjectPath,
         diff_checkpoints,
         open_checkpoint,
-        open_safetensors,
         plan_checkpoint,
         reshard_checkpoint,
         save_checkpoint,
@@ -63,10 +60,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Axes",
-    "Checkpoint",
     "CheckpointPlan",
     "DeviceMesh",
-    "Entry",
     "InternalError",
     "LayoutError",
     "LayoutMap",
@@ -94,7 +89,6 @@ __all__ = [
     "layout_map_scope",
     "list_devices",
     "open_checkpoint",
-    "open_safetensors",
     "packed",
     "plan_checkpoint",
     "plan_model",
@@ -118,13 +112,10 @@ _LAZY = {
     "rules.shipped": ("example_rules",),
     "show.draw": ("draw",),
     "store": (
-        "Checkpoint",
         "CheckpointPlan",
-        "Entry",
         "ObjectPath",
         "diff_checkpoints",
         "open_checkpoint",
-        "open_safetensors",
         "plan_checkpoint",
         "reshard_checkpoint",
         "save_checkpoint",

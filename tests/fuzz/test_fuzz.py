@@ -204,7 +204,7 @@ def test_meshes_of_more_devices_than_any_memory_holds() -> None:
 @pytest.mark.parametrize("path", ["a\0b", "a\ud800b"])
 def test_paths_that_no_file_can_have(path: str) -> None:
     calls: list[Callable[[], Any]] = [
-        lambda: sw.Checkpoint(path),
+        lambda: sw.open_checkpoint(path),
         lambda: sw.LayoutMap.from_toml(path),
         lambda: sw.LayoutMap().to_toml(path),
     ]

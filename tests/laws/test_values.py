@@ -283,7 +283,6 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     ],
     store.WriteReport: lambda: [store.WriteReport(Path("model"), 2, 24, 24, 20, 4)],
     store.TaskReceipt: lambda: [store.TaskReceipt("ab", 3, ((0, 8, 24),), (5,), (), 16, 16, 0.25, "host:1")],
-    store.Entry: lambda: [store.Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors"))],
 }
 
 #: The public classes that are not values, and why.
@@ -292,7 +291,6 @@ NOT_VALUES: dict[type, str] = {
     sw.Shard: "holds memory that can be written, so it is equal to itself alone",
     sw.ShardedArray: "holds memory that can be written, as a numpy array does",
     sw.Variable: "gets its data later",
-    sw.Checkpoint: "holds open files",
     store.ObjectPath: "holds a filesystem of fsspec, by which it compares",
     sw.CheckpointPlan: "is compared by its digest; `save` and `load` are its text",
     sw.store.CheckpointTask: "compares, hashes and pickles; its repr names it, for it is thousands of numbers",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from shardwise import ParseError, open_safetensors
+from shardwise import ParseError, open_checkpoint
 
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -28,47 +28,47 @@ def write_index(folder: Path, weight_map: Any) -> None:
 
 @pytest.mark.parametrize("name", [".", INDEX])
 def test_a_folder_or_its_index(folder: Path, name: str) -> None:
-    with open_safetensors(folder / name) as checkpoint:
-        assert {name: array.tolist() for name, array in checkpoint.items()} == {
+    with open_checkpoint(folder / name) as checkpoint:
+        assert {name: tensor.array().tolist() for name, tensor in checkpoint.items()} == {
             "a": [0, 1, 2],
             "b": [0, 1, 2, 3],
             "c": [0, 1, 2, 3, 4],
         }
-        assert checkpoint.info("c").file == folder / SECOND
+        assert checkpoint["c"].pieces[0].path == folder / SECOND
         assert dict(checkpoint.metadata) == {"format": "pt"}
         assert checkpoint.path == folder / INDEX
 
 
 def test_one_file_goes_before_an_index_and_another_name_will_do(folder: Path) -> None:
     safetensors.numpy.save_file({"x": np.arange(2)}, folder / "model.safetensors")
-    assert list(open_safetensors(folder)) == ["x"]
+    assert list(open_checkpoint(folder)) == ["x"]
     for name in (INDEX, FIRST, SECOND):
         (folder / name).unlink()
     (folder / "model.safetensors").rename(folder / "diffusion.safetensors")
-    assert list(open_safetensors(folder)) == ["x"]
+    assert list(open_checkpoint(folder)) == ["x"]
     (folder / "other.safetensors").touch()
     with pytest.raises(ParseError, match=r"2 \*\.safetensors files \(diffusion\.safetensors, other"):
-        open_safetensors(folder)
+        open_checkpoint(folder)
 
 
 def test_links_may_lead_elsewhere(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     blob = tmp_path_factory.mktemp("blobs") / "0123abcd"
     (folder / SECOND).rename(blob)
     (folder / SECOND).symlink_to(blob)
-    assert open_safetensors(folder)["c"].tolist() == [0, 1, 2, 3, 4]
+    assert open_checkpoint(folder)["c"].array().tolist() == [0, 1, 2, 3, 4]
 
 
 def test_what_the_index_leaves_out_is_read_all_the_same(folder: Path) -> None:
     write_index(folder, {"a": FIRST, "c": SECOND})
-    assert set(open_safetensors(folder)) == {"a", "b", "c"}
+    assert set(open_checkpoint(folder)) == {"a", "b", "c"}
 
 
 def test_the_index_decides_where_two_files_hold_one_name(folder: Path) -> None:
     safetensors.numpy.save_file({"a": np.zeros(9), "c": np.arange(5)}, folder / SECOND)
-    assert open_safetensors(folder).info("a").file.name == FIRST
+    assert open_checkpoint(folder)["a"].pieces[0].path.name == FIRST
     write_index(folder, {"b": FIRST, "c": SECOND})
     with pytest.raises(ParseError, match=f"{FIRST} and {SECOND} both hold 'a', which is not listed"):
-        open_safetensors(folder)
+        open_checkpoint(folder)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_the_index_decides_where_two_files_hold_one_name(folder: Path) -> None:
 def test_wrong_indexes(folder: Path, weight_map: Any, message: str) -> None:
     write_index(folder, weight_map)
     with pytest.raises(ParseError, match=message) as caught:
-        open_safetensors(folder)
+        open_checkpoint(folder)
     assert str(caught.value).startswith(str(folder / INDEX))
 
 
@@ -101,18 +101,18 @@ def test_wrong_indexes(folder: Path, weight_map: Any, message: str) -> None:
 def test_indexes_that_are_no_json_object(folder: Path, text: str) -> None:
     (folder / INDEX).write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(ParseError, match=INDEX):
-        open_safetensors(folder)
+        open_checkpoint(folder)
 
 
 def test_a_directory_in_the_place_of_a_file(folder: Path) -> None:
     (folder / SECOND).unlink()
     (folder / SECOND).mkdir()
     with pytest.raises(ParseError, match="is a directory"):
-        open_safetensors(folder)
+        open_checkpoint(folder)
 
 
 def test_an_index_of_any_size_is_not_read(folder: Path) -> None:
     with (folder / INDEX).open("wb") as file:
         file.truncate(100_000_001)
     with pytest.raises(ParseError, match=r"index of 100000001 bytes; at most 100000000 are allowed"):
-        open_safetensors(folder)
+        open_checkpoint(folder)

@@ -151,10 +151,9 @@ def test_limits_of_headers(tmp_path: Path) -> None:
 
     def refused(header: Any, message: str, data: bytes = b"") -> None:
         path.write_bytes(encode(header, data))
-        for function in (sw.open_checkpoint, sw.open_safetensors):
-            with pytest.raises(sw.ParseError, match=message) as caught:
-                function(path)
-            assert len(str(caught.value)) < 600
+        with pytest.raises(sw.ParseError, match=message) as caught:
+            sw.open_checkpoint(path)
+        assert len(str(caught.value)) < 600
 
     refused(
         {"a": {"dtype": "F32", "shape": [1] * 50_000, "data_offsets": [0, 4]}},
@@ -204,15 +203,14 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     return paths
 
 
-@pytest.mark.parametrize("function", [sw.open_checkpoint, sw.open_safetensors])
-def test_closing_in_one_thread_does_not_swap_the_file_under_another(function: Any, tmp_path: Path) -> None:
+def test_closing_in_one_thread_does_not_swap_the_file_under_another(tmp_path: Path) -> None:
     """The descriptor that `close` gave back went to the next file, and reads went on with it."""
     one, two = pair(tmp_path)
     out = np.empty(1 << 20, np.float32)
     wrong: list[Any] = []
     finished = 0
     for _ in range(60):
-        checkpoint = function(one)
+        checkpoint = sw.open_checkpoint(one)
         ready = threading.Event()
 
         def read(checkpoint: Any = checkpoint, ready: threading.Event = ready) -> None:
@@ -232,7 +230,7 @@ def test_closing_in_one_thread_does_not_swap_the_file_under_another(function: An
         thread.start()
         ready.wait()
         checkpoint.close()
-        others = [function(two) for _ in range(8)]
+        others = [sw.open_checkpoint(two) for _ in range(8)]
         thread.join()
         for other in others:
             other.close()
@@ -294,14 +292,11 @@ def test_a_file_that_changes_is_an_error(tmp_path: Path) -> None:
                 get()
 
 
-@pytest.mark.parametrize("function", [sw.open_checkpoint, sw.open_safetensors])
-def test_an_array_that_races_a_truncation_is_an_error(
-    function: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_array_that_races_a_truncation_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is cut between the look at its size and the map of it, which was a plain ValueError."""
     path = tmp_path / "m.safetensors"
     safetensors.numpy.save_file({"w": np.ones(1000, np.float32)}, path)
-    checkpoint = function(path)
+    checkpoint = sw.open_checkpoint(path)
     real = DataFile.check
 
     def check(self: DataFile) -> None:
@@ -310,7 +305,7 @@ def test_an_array_that_races_a_truncation_is_an_error(
 
     monkeypatch.setattr(DataFile, "check", check)
     with pytest.raises(sw.ParseError, match="cannot be mapped into memory"):
-        checkpoint["w"].array() if function is sw.open_checkpoint else checkpoint["w"]
+        checkpoint["w"].array()
 
 
 def test_metadata_of_names_that_are_json(tmp_path: Path) -> None:
@@ -333,17 +328,17 @@ def test_what_is_not_a_file_is_called_what_it_is(tmp_path: Path) -> None:
 def test_what_reads_from_files_is_equal_to_itself_alone_and_stays_in_its_process(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     safetensors.numpy.save_file({"a": np.arange(4.0), "b": np.arange(2.0)}, path)
-    with sw.open_safetensors(path) as arrays, sw.open_safetensors(path) as again, sw.open_checkpoint(path) as stored:
+    with sw.open_checkpoint(path) as stored:
         tensor = stored["a"]
         with sw.open_checkpoint(path) as other:
-            for one, another in ((arrays, again), (arrays, dict(arrays)), (stored, other), (stored, dict(stored))):
+            for one, another in ((stored, other), (stored, dict(stored))):
                 assert one != another
                 assert (one == another) is False
             assert (tensor == other["a"]) is False
-        for opened in (arrays, stored, tensor, tensor.pieces[0], tensor.pieces[0].extent().file):
+        for opened in (stored, tensor, tensor.pieces[0], tensor.pieces[0].extent().file):
             assert opened == opened
             assert {opened: 1}[opened] == 1
-        for opened in (arrays, stored, tensor, tensor.pieces[0]):
+        for opened in (stored, tensor, tensor.pieces[0]):
             for copied in (pickle.dumps, copy.copy, copy.deepcopy):
                 with refused(TypeError, "cannot be pickled or copied; pass the path of the checkpoint, and open it"):
                     copied(opened)

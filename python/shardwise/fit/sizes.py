@@ -6,7 +6,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from .._arguments import integer
@@ -19,9 +18,8 @@ from ..quantized.forms import Kind, find_kinds
 from ..rules.numbers import read_config
 from ..store.model_config import config_of
 from ..store.objects import place_of
-from ..store.open import FORMS, Target, open_checkpoint
+from ..store.open import open_checkpoint
 from ..store.protocol import StoredCheckpoint, StoredTensor
-from ..store.safetensors.checkpoint import Checkpoint, open_safetensors
 from .answer import Cut, Fits, SizeFit, Verdict
 from .engines import limits_of
 from .roles import Heads, Role, heads_of, role_of
@@ -68,20 +66,10 @@ def fits(
     '12 elements do not divide into 8'
     """
     path = place_of(model)
-    with _opened(path) as checkpoint:
-        if isinstance(checkpoint, Checkpoint):
-            outline = {name: (entry.dtype, entry.shape) for name, entry in checkpoint.entries.items()}
-        else:
-            outline = {name: (_code(checkpoint[name]), checkpoint[name].shape) for name in checkpoint}
+    with open_checkpoint(path) as checkpoint:
+        outline = {name: (_code(tensor), tensor.shape) for name, tensor in checkpoint.items()}
         given = config_of(path) if config is None else read_config(config)
         return fits_tensors(outline, given, tp, ep, read=_reader(checkpoint))
-
-
-def _opened(path: Path) -> Checkpoint | StoredCheckpoint:
-    """The checkpoint; of safetensors the headers alone, without an object for each tensor."""
-    target = Target(path)
-    form = next((form.name for form in FORMS if form.knows(target)), "") if path.exists() else ""
-    return open_safetensors(path) if form == "safetensors" else open_checkpoint(path)
 
 
 def _code(tensor: StoredTensor) -> str:
@@ -145,12 +133,11 @@ def _size(name: str, given: Any) -> int:
     return size
 
 
-def _reader(checkpoint: Checkpoint | StoredCheckpoint) -> Callable[[str], bytes | None]:
+def _reader(checkpoint: StoredCheckpoint) -> Callable[[str], bytes | None]:
     """Reads small tensors: `quant_state` and, where they are asked for, orders and shapes."""
 
     def read(name: str) -> bytes | None:
-        size = checkpoint.entries[name].nbytes if isinstance(checkpoint, Checkpoint) else checkpoint[name].nbytes
-        return None if size > _LARGEST_INDEX else checkpoint.read(name).tobytes()
+        return None if checkpoint[name].nbytes > _LARGEST_INDEX else checkpoint.read(name).tobytes()
 
     return read
 

@@ -22,6 +22,7 @@ from ..._dtypes import CODES
 from ...errors import ParseError
 from ..files import DataFile
 from ..kinds import kind_of
+from ..protocol import UnsupportedError
 from ..text import MAX_DIMS, MAX_JSON, are_sizes, checked_name, shorten, strict_json
 
 __all__ = ["Entry", "read_header"]
@@ -82,7 +83,8 @@ def read_header(file: DataFile) -> tuple[dict[str, Entry], dict[str, str]]:
     begin = _LENGTH + length
     if length > MAX_JSON or begin > file.size:
         if other := _other_kind(file):
-            raise ParseError(f"{file.path}: is not a safetensors file but {other}")
+            refused = ParseError if other.startswith("zeros") else UnsupportedError  # Or it was one.
+            raise refused(f"{file.path}: is not a safetensors file but {other}")
         if length > MAX_JSON:
             raise ParseError(f"{file.path}: byte 0: header of {length} bytes; at most {MAX_JSON} are allowed")
         raise ParseError(f"{file.path}: byte 0: is truncated: header of {length} bytes in a file of {file.size}")
