@@ -82,3 +82,9 @@ def test_without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = sw.TensorLayout((None,), mesh).partition((4,))
     with pytest.raises(ImportError, match=r"pip install 'shardwise\[mpi\]'"):
         mpi.run(sw.plan_reshard(whole, whole), None, np.zeros(4))
+
+
+def test_a_model_among_ranks() -> None:
+    done = mpirun("-m", "tests.execute.mpi_model_ranks")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("all is well") == 4

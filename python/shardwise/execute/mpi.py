@@ -92,7 +92,7 @@ def run(
     array([[0, 1, 2],
            [3, 4, 5]])
     """
-    mpi = _mpi(comm)
+    mpi = communicator_of(comm)
     own = comm.Dup()
     agreed = False
     try:
@@ -114,7 +114,8 @@ def run(
     return part.out
 
 
-def _mpi(comm: Any) -> Any:
+def communicator_of(comm: Any) -> Any:
+    """Give mpi4py, if this is an intracommunicator of it."""
     try:
         from mpi4py import MPI
     except ImportError:

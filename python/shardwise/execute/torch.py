@@ -17,6 +17,7 @@ from .._arguments import instance
 from .._text import shown
 from ..errors import LayoutError
 from ..reshard.model_program import ModelProgram, needed
+from ._ranks import ranks_of
 
 __all__ = ["run"]
 
@@ -60,7 +61,7 @@ def run(
     after: dict[int, Any] = {}
     rows = instance("program", program, ModelProgram).descriptors
     try:
-        at = _ranks_of(rows.peers, ranks, dist.get_world_size())
+        at = ranks_of(rows.peers, ranks, dist.get_world_size())
         own = rows.peers.index(rows.holder)
         if at[own] != dist.get_rank():
             raise LayoutError(f"holder {shown(rows.holder)} is rank {at[own]}, but this process is {dist.get_rank()}")
@@ -124,24 +125,6 @@ def _agree(torch: Any, dist: Any, program: ModelProgram, at: list[int], failure:
                 raise LayoutError(
                     f"ranks {other} and {one} of the group have other plans for each other; this is rank {own}"
                 )
-
-
-def _ranks_of(peers: Sequence[Any], ranks: Any, size: int) -> list[int]:
-    if ranks is None:
-        found = list(range(len(peers)))
-    elif isinstance(ranks, Mapping):
-        missing = [label for label in peers if label not in ranks]
-        if missing:
-            raise LayoutError(f"ranks has no rank for {shown(missing[0])}")
-        found = [ranks[label] for label in peers]
-    else:
-        found = list(ranks)
-    if len(found) != len(peers) or len(set(found)) != len(found):
-        raise LayoutError(f"ranks has {len(set(found))} different ranks for {len(peers)} holders")
-    for rank in found:
-        if not 0 <= rank < size:
-            raise LayoutError(f"rank {rank} is not there: there are {size} processes")
-    return found
 
 
 def _memory(

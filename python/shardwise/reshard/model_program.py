@@ -115,8 +115,7 @@ class ModelProgram:
         ...     list(pool.map(run, ["cpu:0", "cpu:1"], [np.array([[1, 2]]), np.array([[3, 4]])]))
         [[1, 3], [2, 4]]
         """
-        before = self._memory("src", src, (self.descriptors.sends, self.descriptors.copies), "src")
-        after = self._memory("out", out, (self.descriptors.receives, self.descriptors.copies), "dst")
+        before, after = self.memory_of("src", src), self.memory_of("out", out)
         for row in self.descriptors.copies:
             tensor = int(row["tensor"])
             view_of(after[tensor], row, "dst")[...] = view_of(before[tensor], row, "src")
@@ -145,8 +144,19 @@ class ModelProgram:
         except ValueError:
             raise LayoutError(f"holder {shown(label)} is not in the plan") from None
 
-    def _memory(self, what: str, arrays: Mapping[str, Array], used: Sequence[Rows], side: str) -> dict[int, Bytes]:
-        """The bytes of the arrays that rows name, each large enough for them."""
+    def memory_of(self, what: str, arrays: Mapping[str, Array]) -> dict[int, Bytes]:
+        """Give the bytes of the arrays that the rows name, by the positions of the tensors; for those who carry it out.
+
+        Args:
+            what: `"src"` or `"out"`.
+            arrays: the arrays before, or those to write into, by tensor.
+
+        Raises:
+            LayoutError: if an array is missing, or too small for the rows.
+            ValueError: if an array is not in C order, or cannot be written.
+        """
+        rows, side = (self.descriptors.sends, "src") if what == "src" else (self.descriptors.receives, "dst")
+        used = rows, self.descriptors.copies
         found: dict[int, Bytes] = {}
         for tensor, least in needed(used, side):
             name = self.descriptors.tensors[tensor]

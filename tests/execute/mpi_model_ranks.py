@@ -1,0 +1,74 @@
+"""A plan of a model among MPI ranks: `mpiexec -n N python -m tests.execute.mpi_model_ranks`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from shardwise import DeviceMesh, LayoutError, plan_model
+from shardwise.deploy import Deployment, fsdp2, megatron
+from shardwise.execute import mpi_model
+from shardwise.reshard import ModelPlan
+
+COMM = MPI.COMM_WORLD
+RANK, SIZE = COMM.Get_rank(), COMM.Get_size()
+
+
+def tensors() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for i in range(4):
+        found[f"decoder.layers.{i}.mlp.linear_fc1.weight"] = (24, 6), "float32"
+        found[f"decoder.layers.{i}.mlp.linear_fc2.weight"] = (6, 12), "float16"
+        found[f"decoder.layers.{i}.mlp.linear_fc2.bias"] = (7,), "complex128"
+    return found
+
+
+def check(plan: ModelPlan, memory: int | None) -> None:
+    labels = list(plan.bytes_sent())
+    label = labels[RANK]
+    before: dict[str, Any] = {}
+    out: dict[str, Any] = {}
+    expected: dict[str, Any] = {}
+    for number, (name, (shape, dtype)) in enumerate(tensors().items()):
+        whole = np.arange(np.prod(shape)).reshape(shape).astype(dtype) + number
+        for tiling, into in ((plan[name].src, before), (plan[name].dst, expected)):
+            if label in tiling.holders:
+                shard = np.zeros(tiling.holder_shape(label), dtype)
+                for piece in tiling.pieces(label):
+                    assert isinstance(piece.start, tuple)
+                    values = whole[piece.box]
+                    shard[tuple(slice(a, a + n) for a, n in zip(piece.start, values.shape, strict=True))] = values
+                into[name] = shard
+        if name in expected:
+            out[name] = np.zeros_like(expected[name])
+    mpi_model.run(plan.program(label, memory), COMM, before, out)
+    assert all(out[name].tobytes() == expected[name].tobytes() for name in expected)
+    for array in out.values():
+        array[...] = 0
+    # One rank cannot begin: none does.
+    given = {} if RANK == 0 else before
+    with pytest.raises(LayoutError, match="has no array" if RANK == 0 else "rank 0 cannot begin"):
+        mpi_model.run(plan.program(label, memory), COMM, given, {} if RANK == 0 else out)
+    # Rank 1 has other messages than the others.
+    with pytest.raises(LayoutError, match="have other plans for each other"):
+        mpi_model.run(plan.program(label, 48 if RANK == 1 else memory), COMM, before, out)
+    assert not any(array.any() for array in out.values())
+
+
+def main() -> None:
+    half = SIZE // 2
+    stages = megatron.gpt(megatron.Ranks(half, tp=half // 2, pp=2), megatron.pipeline(4, pp=2))
+    rules = {"fc1": ("tp", None), r"fc2\.weight": (None, "tp"), "bias": (None,)}
+    labels = [f"gpu:{i}" for i in range(SIZE - half)]
+    engine = Deployment(labels, DeviceMesh((SIZE - half,), ("tp",)), rules)
+    for memory in (None, 100):
+        check(plan_model(stages, engine, tensors()), memory)
+        check(plan_model(fsdp2(SIZE), stages, tensors()), memory)
+    print("all is well", flush=True)
+
+
+if __name__ == "__main__":
+    main()
