@@ -28,6 +28,9 @@ OTHERWISE = {
 #: What is added once: by the first rank, whereas the others have zeros.
 ON_THE_FIRST = {("vllm", "w2_bias")}
 
+#: What an answer leaves out: vocabularies, which are padded by the model that is made.
+LEFT_OUT = {"megatron": {"embedding.word_embeddings.weight", "output_layer.weight"}}
+
 #: Each model, size and engine for which there is an answer and a file.
 CASES = [
     (file.name.removesuffix(".json.gz"), engine)
@@ -90,8 +93,10 @@ def test_every_rank_holds_what_the_engine_gives_it(tmp_path: Path, model: str, e
         assert not report.unplaced
         for rank, expected in enumerate(ranks):
             device = f"cpu:{int(count) + rank}"
-            assert set(whole) == set(expected) - computed
-            for name, value in whole.items():
+            compared = whole.keys() - LEFT_OUT.get(engine, set())
+            assert compared == set(expected) - computed
+            for name in compared:
+                value = whole[name]
                 layout = rules[name]
                 assert layout is not None
                 got = sw.distribute_tensor(value, layout, rules.uneven_of(name) or "even").shard(device)

@@ -178,6 +178,21 @@ def test_numbers_shifted_below_zero_do_not_match(tmp_path: Path) -> None:
             )
 
 
+def test_a_name_that_means_two_things(tmp_path: Path) -> None:
+    """The norm before a layer is called by the kind of the layer, which only its other tensors say."""
+    before = {f"h.{i}.norm": values(2) + i for i in range(3)}
+    before |= {"h.0.mlp.w": values(2, 2), "h.1.experts.w": values(3, 2), "h.2.mlp.w": values(2, 2)}
+    made = rewritten(
+        tmp_path,
+        before,
+        {"from": {"name": "h.{i}.norm", "where": "h.{i}.experts.w"}, "to": "l.{i}.pre_mlp_norm"},
+        {"from": "h.{i}.norm", "to": "l.{i}.fc1.norm"},
+    )
+    assert {name for name in made if "norm" in name} == {"l.0.fc1.norm", "l.1.pre_mlp_norm", "l.2.fc1.norm"}
+    with pytest.raises(sw.LayoutError, match="where has fields that the name does not have"):
+        sw.Rewrites([{"from": {"name": "h.{i}", "where": "h.{i}.{e}"}, "to": "l.{i}"}])
+
+
 def test_one_tensor_under_two_names(tmp_path: Path) -> None:
     words = values(3, 2)
     rewrite = {"from": "wte", "to": {"name": "embedding", "also": ["output_layer"], "transpose": True}}

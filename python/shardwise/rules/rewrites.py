@@ -30,7 +30,7 @@ __all__ = ["Rewrite", "RewriteSet", "Rewrites", "Side"]
 #: What happens to a tensor that no rewrite takes.
 Unmatched = Literal["keep", "drop", "refuse"]
 
-_SIDE_KEYS = ("name", "parts", "also", "packed", "dim", "transpose", "dims", "stack", "pad_to", "zigzag")
+_SIDE_KEYS = ("name", "parts", "where", "also", "packed", "dim", "transpose", "dims", "stack", "pad_to", "zigzag")
 _REWRITE_KEYS = ("from", "to", "size", "optional", "refused")
 _LARGEST = 2**63 - 1
 #: The most rules files that come after each other.
@@ -44,6 +44,7 @@ class Side:
     Attributes:
         names: The templates by part; one template under `""` if the parts are packed in one tensor, or there are none.
         also: Templates of further names that the same tensor has.
+        where: The template of a tensor that must be there too, if the side is read.
         packed: The order of the parts in a dim; `None` if no dim is packed.
         dim: The dim that is packed, padded or in zigzag order, in the tensor after it is taken apart and transposed.
         transpose: Whether the last two dims are swapped.
@@ -55,6 +56,7 @@ class Side:
 
     names: tuple[tuple[str, Template], ...]
     also: tuple[Template, ...] = ()
+    where: Template | None = None
     packed: PackedDim | None = None
     dim: int = 0
     transpose: bool = False
@@ -82,6 +84,8 @@ class Side:
             found["name"] = self.names[0][1].text
         else:
             found["parts"] = {part: template.text for part, template in self.names}
+        if self.where is not None:
+            found["where"] = self.where.text
         if self.also:
             found["also"] = [template.text for template in self.also]
         for key, usual in (("packed", None), ("dim", 0), ("transpose", False), ("pad_to", None), ("zigzag", None)):
@@ -304,11 +308,12 @@ def _rewrites(value: Any, numbers: Numbers) -> list[Rewrite]:
     for texts in ways(shared):
         pair = []
         for key, side in zip(("from", "to"), sides, strict=True):
-            names, also = side.names, side.also
+            names, also, where = side.names, side.also, side.where
             for choice, text in zip(shared, texts, strict=True):
                 names = tuple((part, template.chosen(choice, text)) for part, template in names)
                 also = tuple(template.chosen(choice, text) for template in also)
-            pair.append(_by_part(key, replace(side, names=names, also=also)))
+                where = None if where is None else where.chosen(choice, text)
+            pair.append(_by_part(key, replace(side, names=names, also=also, where=where)))
         _check_pair(pair[0], pair[1], size)
         found.append(Rewrite(pair[0], pair[1], size, optional, refused, said))
     return found
@@ -362,6 +367,7 @@ def _side(key: str, value: Any, numbers: Numbers) -> Side:
     return Side(
         names,
         tuple(parse_template(text, numbers) for text in also),
+        None if value.get("where") is None else parse_template(value["where"], numbers),
         packed,
         _integer(f"{key}: dim", value.get("dim", 0), -64),
         transpose,
@@ -455,6 +461,10 @@ def _check_pair(source: Side, target: Side, size: int | None) -> None:
             raise LayoutError(f"{key}: its templates do not have the same fields")
         if any(template.fields != side.names[0][1].fields for template in side.also):
             raise LayoutError(f"{key}: the templates of also do not have the same fields as name")
+        if side.where is not None and not side.where.fields <= side.names[0][1].fields:
+            raise LayoutError(f"{key}: the template of where has fields that the name does not have")
+        if side.where is not None and side.where.choices:
+            raise LayoutError(f"{key}: the template of where has a choice that the name does not have")
         other = target if side is source else source
         for stacked in side.stack:
             if stacked in side.names[0][1].fields:

@@ -81,9 +81,11 @@ def _others(count: int) -> str:
 def _apply(tensors: _Tensors, rewrite: Rewrite, made: set[str]) -> _Tensors:
     """Apply one rewrite; record in `made` what has been made, and forget what has been taken."""
     taken: dict[str, tuple[str, _Values]] = {}
+    where = rewrite.source.where
     for part, template in rewrite.source.names:
         for name in tensors:
-            if (matched := template.matched(name)) is not None:
+            matched = template.matched(name)
+            if matched is not None and (where is None or where.filled(matched) in tensors):
                 if name in taken:
                     raise LayoutError(f"tensor {shown(name)} is both the part {taken[name][0]} and the part {part}")
                 taken[name] = (part, tuple(sorted(matched.items())))
