@@ -214,7 +214,7 @@ def _described(checkpoint: StoredCheckpoint) -> dict[str, Any]:
                 "shape": list(tensor.shape),
                 "bytes": tensor.nbytes,
                 "alias_of": tensor.alias_of,
-                "pieces": [{"file": str(piece.path), "box": piece.box} for piece in tensor.pieces],
+                "pieces": [{"file": str(piece.path), "box": piece._bounds} for piece in tensor.pieces],
                 "replicas": len(tensor.replicas),
             }
             for name, tensor in checkpoint.items()

@@ -258,17 +258,14 @@ def _tensor(file: DataFile, each: _Dataset, dtype: Dtype) -> StoredTensor:
         if is_plain:
             locate = partial(_extent, file, stored.offset, each.chunk, dtype.bits // 8)
             return StoredPiece(box, file.path, key=name, locate=locate)
-        sizes = tuple(stop - start for start, stop in box)
-        return StoredPiece(box, file.path, key=name, decode=partial(_chunk_of, file, each, stored, dtype, sizes))
+        return StoredPiece(box, file.path, key=name, decode=partial(_chunk_of, file, each, stored, dtype))
 
     cells = stored_cells(shape, each.chunk, iter(each.chunks))
     pieces = grid_pieces(shape, each.chunk, cells, make, each.fill, file.path)
     return StoredTensor(name, dtype, shape, pieces, alias_of=alias, chunk=None if is_plain else each.chunk)
 
 
-def _chunk_of(
-    file: DataFile, each: _Dataset, stored: _Stored, dtype: Dtype, sizes: tuple[int, ...], local: Bounds | None
-) -> npt.NDArray[Any]:
+def _chunk_of(file: DataFile, each: _Dataset, stored: _Stored, dtype: Dtype, local: Bounds) -> npt.NDArray[Any]:
     """Undo the filters of a chunk, and give a box of it."""
     assert each.chunk is not None
     where = f"{file.path}: {shorten(each.name)}"
@@ -294,8 +291,7 @@ def _chunk_of(
     if len(data) != size:
         raise ParseError(f"{where}: a chunk has {len(data)} bytes; {size} were expected")
     elements = np.frombuffer(data, each.stored).reshape(each.chunk)
-    box = local or tuple((0, extent) for extent in sizes)
-    inner: Any = (*(slice(start, stop) for start, stop in box), ...)
+    inner: Any = (*(slice(start, stop) for start, stop in local), ...)
     part: npt.NDArray[Any] = elements[inner]
     return _as(part, dtype, each.name)
 
@@ -424,12 +420,12 @@ def _extent(file: DataFile, offset: int, shape: tuple[int, ...], itemsize: int) 
     return Extent(file, offset, contiguous_strides(shape, itemsize))
 
 
-def _decoded(file: DataFile, name: str, dtype: Dtype, local: Bounds | None) -> npt.NDArray[Any]:
+def _decoded(file: DataFile, name: str, dtype: Dtype, local: Bounds) -> npt.NDArray[Any]:
     """Have h5py read a dataset that is in another byte order, or within the file's own tables."""
     with _opened(file) as root:
         try:
             dataset = root[name]
-            box = Ellipsis if local is None else tuple(slice(start, stop) for start, stop in local)
+            box = (*(slice(start, stop) for start, stop in local), ...)
             read: npt.NDArray[Any] = np.asarray(dataset[box])
         except (OSError, RuntimeError, ValueError, KeyError) as error:
             raise ParseError(f"{file.path}: {shorten(name)} cannot be read: {str(error)[:200]}") from None

@@ -47,7 +47,6 @@ class StoredPiece(ReadsFiles):
     """A box of a tensor, and where it lies.
 
     Attributes:
-        box: Start and stop per dim, in the whole tensor.
         path: The file that holds it.
         key: The part of the file it is, if the file has named parts; else an empty text.
         fill: What all its elements are, an array without dims, if none of them is stored; else None.
@@ -55,7 +54,7 @@ class StoredPiece(ReadsFiles):
         rest: What the elements of the other chunks are.
     """
 
-    __slots__ = ("_decode", "_locate", "box", "fill", "key", "path", "rest", "stored")
+    __slots__ = ("_bounds", "_decode", "_locate", "fill", "key", "path", "rest", "stored")
 
     def __init__(
         self,
@@ -64,14 +63,14 @@ class StoredPiece(ReadsFiles):
         *,
         key: str = "",
         locate: Callable[[], Extent] | None = None,
-        decode: Callable[[Bounds | None], npt.NDArray[Any]] | None = None,
+        decode: Callable[[Bounds], npt.NDArray[Any]] | None = None,
         fill: npt.NDArray[Any] | None = None,
         stored: Callable[[], Iterable[Bounds]] | None = None,
         rest: npt.NDArray[Any] | None = None,
     ) -> None:
         if not (isinstance(box, tuple) and isinstance(key, str)):
             raise TypeError("a StoredPiece is made by what opens its checkpoint: box must be a tuple, and key a text")
-        self.box = box
+        self._bounds = box
         self.path = path
         self.key = key
         self._locate = locate
@@ -79,6 +78,11 @@ class StoredPiece(ReadsFiles):
         self.fill = fill
         self.stored = stored
         self.rest = rest
+
+    @property
+    def box(self) -> tuple[slice, ...]:
+        """The part of the tensor that it is: a slice per dim, as `Partition.box` gives it and `read` takes it."""
+        return tuple(slice(start, stop) for start, stop in self._bounds)
 
     @property
     def is_addressable(self) -> bool:
@@ -95,25 +99,29 @@ class StoredPiece(ReadsFiles):
             ParseError: if the file does not hold what its index says.
         """
         if self._locate is None:
-            raise ValueError(f"{self.path}: the piece {box_text(self.box)} is compressed; decode() reads it")
+            raise ValueError(f"{self.path}: the piece {box_text(self._bounds)} is compressed; decode() reads it")
         return self._locate()
 
-    def decode(self, local: Bounds | None = None) -> npt.NDArray[Any]:
+    def decode(self, box: tuple[slice, ...] | None = None) -> npt.NDArray[Any]:
         """Read a box of the piece, counted from the piece's own beginning, into an array; all of it if left out.
 
         Raises:
             ValueError: if it is addressable, so there is nothing to decode.
+            IndexError: if the box reaches outside the piece.
             ImportError: if that needs a library that is not installed.
             ParseError: if the file does not hold what its index says.
         """
+        return self._decoded(check_box(box, tuple(stop - start for start, stop in self._bounds)))
+
+    def _decoded(self, local: Bounds) -> npt.NDArray[Any]:
         if self.fill is not None:
-            return np.broadcast_to(self.fill, [stop - start for start, stop in local or self.box])
+            return np.broadcast_to(self.fill, [stop - start for start, stop in local])
         if self._decode is not None:
             return self._decode(local)
-        raise ValueError(f"{self.path}: the piece {box_text(self.box)} is addressable; extent() says where")
+        raise ValueError(f"{self.path}: the piece {box_text(self._bounds)} is addressable; extent() says where")
 
     def __repr__(self) -> str:
-        return f"<StoredPiece {box_text(self.box)} in {str(self.path)!r}{f' {self.key!r}' if self.key else ''}>"
+        return f"<StoredPiece {box_text(self._bounds)} in {str(self.path)!r}{f' {self.key!r}' if self.key else ''}>"
 
 
 class ListedPieces(Sequence[StoredPiece]):
@@ -220,7 +228,7 @@ class StoredTensor(ReadsFiles):
     def boxes(self) -> npt.NDArray[np.int64]:
         """The boxes of `pieces`: int64 of shape (pieces, dims, 2)."""
         pieces = self.pieces
-        boxes = np.array(pieces.boxes if isinstance(pieces, ListedPieces) else [p.box for p in pieces], np.int64)
+        boxes = np.array(pieces.boxes if isinstance(pieces, ListedPieces) else [p._bounds for p in pieces], np.int64)
         return boxes.reshape(len(self.pieces), self.ndim, 2)
 
     @property
@@ -259,8 +267,8 @@ class StoredTensor(ReadsFiles):
         files: dict[int, DataFile] = {}
         for position in self._overlapping(bounds) if target.size else ():
             piece = self.pieces[position]
-            common = [(max(a, b), min(c, d)) for (a, c), (b, d) in zip(piece.box, bounds, strict=True)]
-            inner = [low - start for (low, _), (start, _) in zip(common, piece.box, strict=True)]
+            common = [(max(a, b), min(c, d)) for (a, c), (b, d) in zip(piece._bounds, bounds, strict=True)]
+            inner = [low - start for (low, _), (start, _) in zip(common, piece._bounds, strict=True)]
             region = tuple(
                 slice(low - start, high - start) for (low, high), (start, _) in zip(common, bounds, strict=True)
             )
@@ -270,7 +278,7 @@ class StoredTensor(ReadsFiles):
                 files[id(extent.file)] = extent.file
                 read_extent(extent, inner, part)
             else:
-                part[...] = piece.decode(tuple((at, at + size) for at, size in zip(inner, part.shape, strict=True)))
+                part[...] = piece._decoded(tuple((at, at + size) for at, size in zip(inner, part.shape, strict=True)))
         for file in files.values():
             file.check()
         return target
@@ -317,9 +325,9 @@ class StoredTensor(ReadsFiles):
     ) -> Iterator[tuple[Bounds, npt.NDArray[Any]]]:
         """Read one of its pieces as `decoded` does; `filled` gives what is not stored as well."""
         for inner in piece.stored() if piece.stored is not None and not filled else self._blocks_of(piece, memory):
-            box = tuple((at + low, at + high) for (at, _), (low, high) in zip(piece.box, inner, strict=True))
+            box = tuple((at + low, at + high) for (at, _), (low, high) in zip(piece._bounds, inner, strict=True))
             if not piece.is_addressable:
-                yield box, piece.decode(inner)
+                yield box, piece._decoded(inner)
                 continue
             extent = piece.extent()
             values = np.empty([high - low for low, high in inner], self.numpy_dtype)
@@ -331,7 +339,7 @@ class StoredTensor(ReadsFiles):
         """Boxes of a piece, of whole chunks, counted from its beginning."""
         chunk = self.chunk or (1,) * self.ndim
         most = max(memory // (2 * max(math.prod(chunk) * bytes_for(1, self.bits), 1)), 1)
-        sizes = [stop - start for start, stop in piece.box]
+        sizes = [stop - start for start, stop in piece._bounds]
         cells = tuple(-(-size // step) for size, step in zip(sizes, chunk, strict=True))
         for cell in consecutive(cells, most):
             yield tuple(

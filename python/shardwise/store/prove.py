@@ -492,9 +492,9 @@ def _blocks(one: StoredTensor, other: StoredTensor, memory: int) -> Iterator[tup
             for box, values in one.decoded_piece(piece, memory // 2, filled=True):
                 yield box, np.asarray(values), other.read(tuple(slice(*side) for side in box))
             continue
-        for position in other._overlapping(piece.box):
+        for position in other._overlapping(piece._bounds):
             there = other.pieces[position]
-            common = [(max(a, b), min(c, d)) for (a, c), (b, d) in zip(piece.box, there.box, strict=True)]
+            common = [(max(a, b), min(c, d)) for (a, c), (b, d) in zip(piece._bounds, there._bounds, strict=True)]
             sizes = tuple(stop - start for start, stop in common)
             most = math.prod(sizes) if there.fill is not None else max(memory // (4 * piece.fill.itemsize), 1)
             for part in consecutive(sizes, most) if 0 not in sizes else ():

@@ -342,12 +342,10 @@ class _Chunk(NamedTuple):
             return Extent(file, offset, contiguous_strides(array.chunk, itemsize))
         return Extent(file, offset, contiguous_strides(array.chunk[::-1], itemsize)[::-1])
 
-    def read(self, local: Bounds | None = None) -> npt.NDArray[Any]:
-        """Decode a box of the chunk, which is counted from the chunk's beginning; all of it if left out."""
+    def read(self, bounds: Bounds) -> npt.NDArray[Any]:
+        """Decode a box of the chunk, which is counted from the chunk's beginning."""
         array = self.array
         self.store.files.check_open(self.store.folder)
-        sizes = tuple(stop - start for start, stop in self.box)
-        bounds = tuple((0, size) for size in sizes) if local is None else local
         shape = tuple(stop - start for start, stop in bounds)
         if array.inner is None:
             whole = self._decoded(self._value(self.value), array.chunk)

@@ -222,8 +222,8 @@ class Spool:
             for piece in tensor.pieces:
                 fill = piece.rest if piece.fill is None else piece.fill
                 if fill is not None and any(fill.tobytes()):  # Before what is stored, which may lie within.
-                    sizes = [stop - start for start, stop in piece.box]
-                    yield piece.box, np.broadcast_to(convert(fill, math.prod(sizes)), sizes)
+                    sizes = [stop - start for start, stop in piece._bounds]
+                    yield piece._bounds, np.broadcast_to(convert(fill, math.prod(sizes)), sizes)
             for box, values in tensor.decoded(memory):
                 yield box, convert(np.asarray(values), 1)
 

@@ -151,7 +151,7 @@ def wanted_object(name: str, value: StoredObject, *, is_read: bool) -> Wanted:
 
 def _stored_piece(piece: Any) -> SourcePiece:
     extent = piece.extent()
-    return SourcePiece(piece.box, extent.file, extent.start, extent.strides)
+    return SourcePiece(piece._bounds, extent.file, extent.start, extent.strides)
 
 
 def wanted_array(name: str, value: Any, partition: Partition | None) -> Wanted:
