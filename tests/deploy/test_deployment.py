@@ -256,6 +256,18 @@ class TestParameters:
             ("e.2.up", (2, 2, 0)),
         ]
 
+        memory = np.zeros(w13.shape)
+        views = w13.views(memory)
+        assert sorted(views) == ["e.0.gate", "e.0.up", "e.2.gate", "e.2.up"]
+        for number, name in enumerate(sorted(views), 1):
+            views[name][...] = number
+        # Expert 2 is in the slots 0 and 2: it is received once, and then copied.
+        assert memory[:, :, 0].tolist() == [[3, 3, 4, 4], [1, 1, 2, 2], [0, 0, 0, 0]]
+        w13.repeat(memory)
+        assert memory[:, :, 0].tolist() == [[3, 3, 4, 4], [1, 1, 2, 2], [3, 3, 4, 4]]
+        with pytest.raises(LayoutError, match="the array of 'w13' is of shape"):
+            w13.views(memory[:2])
+
     def test_tensors_of_other_sizes_are_refused(self) -> None:
         one = Deployment(
             1, DeviceMesh((1,), ("x",)), {".": (None, None)}, parameters=[FusedParameter("qk", ("q", "k"))]

@@ -90,11 +90,58 @@ class LocalParameter:
         name: Its name.
         shape: Its shape on the device.
         pieces: What it is made of, in order.
+        slabs: Where the device's own array of each tensor lies in it: the tensor, the place in a stack or `None`, and
+            the first row and the end of its rows.
     """
 
     name: str
     shape: tuple[int, ...]
     pieces: tuple[ParameterPiece, ...]
+    slabs: tuple[tuple[str, int | None, int, int], ...] = ()
+
+    def views(self, array: Any) -> dict[str, Any]:
+        """Give each tensor's own array on the device as a view of the parameter's, to receive into it.
+
+        A tensor that is there more than once has its first place; `repeat` then fills the others.
+
+        Args:
+            array: the parameter's memory: a numpy array, a tensor of PyTorch, anything that slices as these do.
+
+        Raises:
+            LayoutError: if it is of another shape.
+
+        >>> import numpy as np
+        >>> from shardwise import DeviceMesh
+        >>> from shardwise.deploy import Deployment, FusedParameter
+        >>> mesh = DeviceMesh((2,), ("tp",))
+        >>> engine = Deployment(2, mesh, {"q|k": ("tp",)}, parameters=[FusedParameter("qk", ("q", "k"))])
+        >>> (qk,) = engine.parameters_of("cpu:1", {"q": (4,), "k": (2,)})
+        >>> memory = np.zeros(3, int)
+        >>> qk.views(memory)["k"][:] = 7
+        >>> memory
+        array([0, 0, 7])
+        """
+        return dict(reversed(list(self._views(array))))
+
+    def repeat(self, array: Any) -> None:
+        """Copy the tensors that are there more than once from their first place to the others.
+
+        Raises:
+            LayoutError: if the array is of another shape.
+        """
+        first: dict[str, Any] = {}
+        for tensor, view in self._views(array):
+            if tensor in first:
+                view[...] = first[tensor]
+            else:
+                first[tensor] = view
+
+    def _views(self, array: Any) -> Iterator[tuple[str, Any]]:
+        if tuple(array.shape) != self.shape:
+            raise LayoutError(f"the array of {shown(self.name)} is of shape {tuple(array.shape)}, not {self.shape}")
+        for tensor, slot, start, stop in self.slabs:
+            one = array if slot is None else array[slot]
+            yield tensor, one[start:stop] if one.shape else one
 
 
 class Held(NamedTuple):
@@ -184,6 +231,7 @@ def _joined(
 ) -> LocalParameter:
     """One parameter of its tensors."""
     pieces: list[ParameterPiece] = []
+    slabs: list[tuple[str, int | None, int, int]] = []
     shapes = []
     for number, row in enumerate(rows):
         at = 0
@@ -200,6 +248,7 @@ def _joined(
                 if math.prod(side.stop - side.start for side in piece.box):
                     begins = (piece.start[0] + at, *piece.start[1:]) if piece.start else ()
                     pieces.append(ParameterPiece(tensor, piece.box, (number, *begins) if stacked else begins))
+            slabs.append((tensor, number if stacked else None, at, at + (own[0] if own else 0)))
             at += own[0] if own else 0
             shape = (at, *own[1:]) if own else ()
         assert shape is not None
@@ -209,4 +258,4 @@ def _joined(
             f"{name}: the tensors to be stacked are of shapes {shown(sorted(set(shapes)))} on {shown(device)}"
         )
     whole = (len(rows), *shapes[0]) if stacked else shapes[0]
-    return LocalParameter(name, whole, tuple(pieces))
+    return LocalParameter(name, whole, tuple(pieces), tuple(slabs))
