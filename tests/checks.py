@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import pytest
 
@@ -27,6 +28,12 @@ def refused(exception: type[BaseException], *fragments: object) -> Iterator[None
     assert type(caught.value) is exception, repr(caught.value)
     for fragment in fragments:
         assert str(fragment) in str(caught.value)
+
+
+def poisoned_memory(shape: tuple[int, ...], dtype: str) -> None:
+    """Leave memory that is not zero where the next arrays of such a size will be."""
+    arrays = [np.full(shape, -1, dtype) for _ in range(64)]
+    del arrays[::2]
 
 
 def view_index(box: Iterable[slice]) -> Any:

@@ -20,7 +20,7 @@ from shardwise.interop.shardy import to_shardy
 from shardwise.interop.torch import to_placements
 from shardwise.interop.translation import translate
 
-from .checks import refused
+from .checks import poisoned_memory, refused
 
 ROOT = Path(__file__).parents[1]
 
@@ -218,6 +218,16 @@ def test_replicas_share_the_sending_over_the_tensors_of_a_refit(names: str) -> N
         same = sw.plan_refit(dict(reversed(src.items())) if isinstance(src, dict) else src, dst)
         assert same == plan
         assert same.plans == plan.plans
+
+
+def test_the_padding_of_a_refit_is_zero() -> None:
+    """1000 elements over 4 devices, padded to 1200: the last has 100 of each tensor, and then room for 200."""
+    dim = packed.concat(*(packed.part(1000, axes="tp", pad_to=1200, name=name) for name in ("gate", "up")))
+    dst = sw.TensorLayout((dim,), line(4)).partition((2000,))
+    src = {name: sw.TensorLayout((None,), line(1)).partition((1000,)) for name in ("gate", "up")}
+    poisoned_memory((600,), "f8")
+    last = sw.plan_refit(src, dst).run({name: [np.ones(1000)] for name in src})[3]
+    assert last.tolist() == ([1.0] * 100 + [0.0] * 200) * 2
 
 
 def test_at_most_so_many_shards_over_two_axes() -> None:

@@ -128,6 +128,8 @@ def test_a_distributed_mesh_from_the_environment(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("DTENSOR_JOB_NAME", "trainer")
     assert create_distributed_mesh({"x": 4}).local_devices()[1] == "/job:trainer/replica:0/task:1/device:CPU:1"
     assert create_distributed_mesh({"x": 4}, client_id=0, num_clients=1, job_name="solo").num_local_devices() == 4
+    # Which client this is of those of the environment says nothing of other clients.
+    assert create_distributed_mesh({"x": 4}, num_clients=2).local_device_ids() == [0, 1]
     monkeypatch.delenv("DTENSOR_JOBS")
     monkeypatch.setenv("DTENSOR_NUM_CLIENTS", "4")
     assert create_distributed_mesh({"x": 4}).local_device_ids() == [1]

@@ -301,6 +301,9 @@ def test_what_this_dialect_cannot_express() -> None:
     ]:
         with pytest.raises(LayoutError, match=match):
             Layout.from_tensor_layout(layout)
+        if layout.device_mesh is not None:
+            with pytest.raises(LayoutError, match=match):
+                Layout.from_tensor_layout(layout, Mesh.from_device_mesh(mesh))
     assert Layout.from_tensor_layout(TensorLayout(("batch",)), MESH) == Layout(["batch"], MESH)
     with pytest.raises(LayoutError, match="whose axes are not those of the layout's"):
         Layout.from_tensor_layout(TensorLayout(("x",), DeviceMesh((4,), ("x",))), MESH)

@@ -439,3 +439,24 @@ def test_packed_rules_that_do_not_fit_say_so() -> None:
     with pytest.raises(sw.LayoutError, match=r"variable 'qkv' of shape \(25, 3\).*25 elements.*add up to 24"):
         sw.initialize_variables(qkv)
     assert not qkv.is_initialized
+
+
+def test_the_value_can_be_written_to_whatever_the_initializer_gives() -> None:
+    constant = np.arange(8, dtype="f4")
+    constant.flags.writeable = False
+
+    def alone(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        return constant
+
+    def by_box(shape: tuple[int, ...], dtype: npt.DTypeLike, index: tuple[slice, ...]) -> npt.NDArray[Any]:
+        return constant[index]
+
+    whole = sw.Variable((8,), "f4", alone)
+    assert isinstance(whole.value, np.ndarray)
+    whole.value[0] = 9
+    with sw.layout_map_scope(layout_map(v=("model",))):
+        made = sw.initialize_variables({"v": sw.Variable((8,), "f4", alone), "v2": sw.Variable((8,), "f4", by_box)})
+    for variable in made.values():
+        variable.shards[0].data[0] = 9
+        assert variable.numpy()[0] == 9
+    assert constant.tolist() == list(range(8))

@@ -37,6 +37,14 @@ def steps(plan: sw.reshard.ReshardPlan, links: sw.reshard.LinkModel = BYTES) -> 
     return [(step.kind, step.axes, step.bytes) for step in found]
 
 
+def test_link_models_are_equal_if_both_of_their_numbers_are() -> None:
+    one = sw.LinkModel({"x": 1.0}, latency=1e-6)
+    assert one == sw.LinkModel({"x": 1.0}, latency=1e-6)
+    assert one != sw.LinkModel({"x": 1.0}, latency=2e-6)
+    assert one != sw.LinkModel({"x": 2.0}, latency=1e-6)
+    assert one != sw.LinkModel({"x": 1.0}, latency={"x": 1e-6})
+
+
 class TestSearch:
     def test_the_link_model_decides(self) -> None:
         # By hand: shards of 1 MiB. With equal links one gather of 3 MiB; with a slow x, the exchange along y makes the

@@ -290,6 +290,7 @@ def test_receipts_that_are_missing_forged_or_of_another_plan_stop_the_commit(sou
             "ranges that are not the plan.s",
         ),
         "digests": (b"".join(lines[:3]) + forged(digests=first.digests[1:]), "digests"),
+        "more digests": (b"".join(lines[:3]) + forged(digests=(*first.digests, 1)), "digests for its ranges"),
         "large": (b"".join(lines[:3]) + forged(digests=(2**130,) * len(first.digests)), "no task writes"),
         "task": (b"".join(lines) + forged(task=10**6), "the plan has"),
         "one past the last": (b"".join(lines) + forged(task=len(plan.tasks)), "the plan has"),

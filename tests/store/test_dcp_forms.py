@@ -196,6 +196,38 @@ def test_one_stretch_under_two_names(tmp_path: Path) -> None:
         sw.open_checkpoint(folder.write(tmp_path / "dcp"))
 
 
+def test_places_under_two_names_that_are_not_the_same_tensor(tmp_path: Path) -> None:
+    """The chunks of the second change places; its sizes, its dtype, or the places themselves are others."""
+    chunks: list[Chunk] = [((0,), ones(2)), ((2,), ones(2) + 5)]
+    others: list[tuple[tuple[int, ...], list[Chunk]]] = [
+        ((4,), [(at, array) for (at, _), (_, array) in zip(reversed(chunks), chunks, strict=True)]),
+        ((2, 2), [((0, 0), ones(1, 2)), ((1, 0), ones(1, 2))]),
+        ((4,), [(at, array.astype("i4")) for at, array in chunks]),
+        ((2,), chunks[:1]),
+    ]
+    for shape, other in others:
+        folder = Dcp()
+        folder.add("a", (4,), chunks)
+        folder.add("b", shape, other)
+        places = list(folder.places.values())
+        for mine, owner in zip(places[2:], places[:2], strict=False):
+            mine.state.update(owner.state)
+        with pytest.raises(sw.ParseError, match="overlaps what comes before it"):
+            sw.open_checkpoint(folder.write(tmp_path / "dcp"))
+
+
+@pytest.mark.parametrize("common", [1, 7, 63, 64, 65])
+def test_stretches_that_share_a_few_bytes(tmp_path: Path, common: int) -> None:
+    folder = Dcp()
+    folder.add("a", (64,), [((0,), ones(64))])
+    folder.add("b", (64,), [((0,), ones(64))])
+    first, second = folder.places.values()
+    second.state.update(offset=second.state["offset"] - common)
+    assert second.state["offset"] + common == first.state["offset"] + first.state["length"]
+    with pytest.raises(sw.ParseError, match="overlaps what comes before it"):
+        sw.open_checkpoint(folder.write(tmp_path / "dcp"))
+
+
 def test_unfinished_checkpoints_are_refused(tmp_path: Path) -> None:
     path = dcp(tmp_path, (2,), [((0,), ones(2))])
     (path / ".metadata").rename(path / ".metadata.tmp")

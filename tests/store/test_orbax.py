@@ -667,6 +667,31 @@ def test_databases_that_are_damaged(tmp_path: Path) -> None:
         sw.open_checkpoint(folder)
 
 
+def test_of_several_versions_the_last_one_counts(tmp_path: Path) -> None:
+    """In a manifest, and of the manifests that have numbers; what is beside them has other names."""
+    base, entries = simple(tmp_path)
+    folder = base.folder
+    value = numbers(30).tolist()
+    old, new = base.leaf([]), base.leaf(entries)
+    base.manifest(0, new, older=(old, old))
+    assert sw.open_checkpoint(folder).read("w").tolist() == value
+    base.manifest(0, old, older=(new,))
+    assert list(sw.open_checkpoint(folder)) == []
+    # In a tree of height 1, only the last version's height says so.
+    base.manifest(1, base.interior(1, [(b"", 0, new)]), older=(old,))
+    assert sw.open_checkpoint(folder).read("w").tolist() == value
+    base.manifest(0, old, kind=1)
+    (folder / "manifest.0000000000000007").rename(folder / "manifest.000000000000000f")
+    base.manifest(0, new, kind=1)
+    (folder / "manifest.0000000000000007").rename(folder / "manifest.0000000000000010")
+    (folder / "manifest.ffffffffffffffff.tmp").write_bytes(b"not yet")
+    (folder / "manifest.fff").write_bytes(b"of something else")
+    assert sw.open_checkpoint(folder).read("w").tolist() == value
+    # One without entries: the database is empty.
+    base.manifest(0, (0, 0))
+    assert list(sw.open_checkpoint(folder)) == []
+
+
 def test_databases_that_lie(tmp_path: Path) -> None:
     """Right checksums, wrong contents."""
     base, entries = simple(tmp_path)

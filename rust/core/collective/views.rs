@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_number_is_the_product_of_its_prime_factors() {
-        assert_eq!(prime_factors(1), []);
+        assert_eq!(prime_factors(1), Vec::<i64>::new());
         assert_eq!(prime_factors(360), [2, 2, 2, 3, 3, 5]);
         assert_eq!(prime_factors(97), [97]);
         assert_eq!(prime_factors((1 << 61) - 1), [(1 << 61) - 1]);

@@ -189,10 +189,33 @@ mod tests {
     use crate::{
         parallel::never,
         plan::Transfer,
-        tiling::tests::{seeds, shapes, tiling_of},
+        tiling::{
+            grid::Grid,
+            tests::{seeds, shapes, tiling_of},
+        },
     };
     use proptest::prelude::*;
-    use std::collections::HashMap;
+    use std::{collections::HashMap, sync::Arc};
+
+    /// Rows of one holder each to columns of one holder each: in turn `t` holder `h` sends to `h + t`.
+    #[test]
+    fn in_a_turn_each_sends_to_one_and_receives_from_one() {
+        for holders in 2..8_i64 {
+            let cut = |chunks| Arc::new(Grid::new(&[holders; 2], chunks, false).unwrap());
+            let (rows, columns) = (cut(&[1, holders]), cut(&[holders, 1]));
+            let plan = Plan::new(rows, columns, (0..holders).collect(), &mut never).unwrap();
+            let programs = Programs::new(&plan, &mut never).unwrap();
+            for holder in 0..holders {
+                let peers = |kind| {
+                    let steps = programs.steps(holder as usize).filter(move |step| step.kind == kind);
+                    steps.map(|step| step.peer).collect::<Vec<_>>()
+                };
+                let turns =
+                    |sign: i64| (1..holders).map(|t| (holder + sign * t).rem_euclid(holders)).collect::<Vec<_>>();
+                assert_eq!((peers(Kind::Send), peers(Kind::Receive)), (turns(1), turns(-1)));
+            }
+        }
+    }
 
     proptest! {
         /// Sends wait for their receives here, so a circle of waiting would stop the run.

@@ -238,3 +238,25 @@ fn many_files_are_written_and_read_once_each() {
     assert_eq!((back.traffic.read, back.traffic.calls), (rows * files * 4, files));
     assert_eq!(back.digests[0], cut.digests.iter().fold(0, |all, one| sum(all, *one)));
 }
+
+/// Where no buffer limits it: a thread's two buffers are the budget, and a unit is of four times one of them at most.
+#[test]
+fn from_memory_to_memory_it_goes_in_units_too() {
+    let (size, budget) = (1_i64 << 20, 16_384);
+    let (mut from, mut to) = (vec![1_u8; size as usize], vec![0_u8; size as usize]);
+    // SAFETY: the vectors outlive the job and are not touched until it is done.
+    let memory = |bytes: &mut Vec<u8>| unsafe { Memory::new(bytes.as_mut_ptr(), 0, size) };
+    let mut job =
+        Job::new(vec![Source::Memory(memory(&mut from))], vec![Destination::Memory(memory(&mut to))]).unwrap();
+    let piece = [0, 0, 0, size, 1];
+    job.add(1, &[size], &piece, &piece, Wanted::default(), &mut || Ok(())).unwrap();
+    let (mut last, mut longest) = (0, 0);
+    run(&job, &options(budget, 1), &mut |done, _| {
+        longest = longest.max(done - last);
+        last = done;
+        Ok(())
+    })
+    .unwrap();
+    assert!(0 < longest && longest <= 2 * budget, "{longest}");
+    assert_eq!(from, to);
+}
