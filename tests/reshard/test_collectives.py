@@ -38,11 +38,11 @@ def steps(plan: sw.reshard.ReshardPlan, links: sw.reshard.LinkModel = BYTES) -> 
 
 
 def test_link_models_are_equal_if_both_of_their_numbers_are() -> None:
-    one = sw.LinkModel({"x": 1.0}, latency=1e-6)
-    assert one == sw.LinkModel({"x": 1.0}, latency=1e-6)
-    assert one != sw.LinkModel({"x": 1.0}, latency=2e-6)
-    assert one != sw.LinkModel({"x": 2.0}, latency=1e-6)
-    assert one != sw.LinkModel({"x": 1.0}, latency={"x": 1e-6})
+    one = sw.reshard.LinkModel({"x": 1.0}, latency=1e-6)
+    assert one == sw.reshard.LinkModel({"x": 1.0}, latency=1e-6)
+    assert one != sw.reshard.LinkModel({"x": 1.0}, latency=2e-6)
+    assert one != sw.reshard.LinkModel({"x": 2.0}, latency=1e-6)
+    assert one != sw.reshard.LinkModel({"x": 1.0}, latency={"x": 1e-6})
 
 
 class TestSearch:
