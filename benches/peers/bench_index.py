@@ -122,9 +122,9 @@ def planned(folder: Path) -> Iterator[Row]:
     write_holes(path, parameters, 8)
 
     def outline() -> Any:
-        return sw.reshard_checkpoint(path, folder / "for-16", dst, to="sharded", plan=True)
+        return sw.plan_checkpoint(path, folder / "for-16", dst, to="sharded").outline()
 
-    yield compare(f"`reshard_checkpoint(plan=True)`, opening and all bytes of all files: {name}", outline, turns=5)
+    yield compare(f"`plan_checkpoint(…).outline()`, opening and all bytes of all files: {name}", outline, turns=5)
 
 
 def rows() -> Iterator[Row]:

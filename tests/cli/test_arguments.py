@@ -52,7 +52,6 @@ TRANSLATE = ["translate", "--mesh", "x=2", "--layout", "x"]
         ([*RESHARD, "--mesh", "x=2"], "--rules must say how the tensors are cut"),
         ([*RESHARD, "--rules", "gpt2"], "--mesh is missing"),
         ([*RESHARD, "--rename", "no equals sign"], "--rename 'no equals sign': write PATTERN=REPLACEMENT"),
-        ([*PLAN, "--save", "p", "--dtype", "float16"], "tasks copy bytes and cannot convert them"),
         (["run", "p", "--part", "1"], "--part '1': write PART/PARTS"),
         (["run", "p", "--part", "1/2/3"], "--part '1/2/3': write PART/PARTS"),
         (["completion", "tcsh"], "invalid choice: 'tcsh'"),

@@ -218,7 +218,7 @@ def test_every_option_reaches_the_library(run: Run, monkeypatch: pytest.MonkeyPa
     found = asked(monkeypatch, checkpoints, "reshard_checkpoint", [*command, *more])
     given = {"sync": False, "resume": True, "dtype": "f2", "overflow": "saturate"}
     assert found == (("a", "b", None), {**every, **local, **changed, **GIVEN, **given})
-    planned = {name: value for name, value in {**every, **changed}.items() if name != "dtype"}
+    planned = {**every, **changed, "overflow": "refuse", "memory": 256 << 20}
     command = ["plan", "a", "b", *options]
     found = asked(monkeypatch, planning, "plan_checkpoint", [*command, "--save", "p"])
     assert found == (("a", "b", None), planned)

@@ -111,7 +111,6 @@ WRONG_TYPES: list[tuple[str, Callable[[], Any]]] = [
     ("arrays", lambda: sw.Tiling.from_boxes((6,), [], arrays=SEVERAL)),
     ("side", lambda: PLANS[0].program("cpu:0", SEVERAL)),
     ("metadata", lambda: sw.save_checkpoint("a", {}, metadata=[["k"]])),  # type: ignore[arg-type]
-    ("plan", lambda: sw.reshard_checkpoint("a", "b", plan=SEVERAL)),
     ("to", lambda: sw.save_checkpoint("a", {}, to=SEVERAL)),
     ("default", lambda: sw.LayoutMap(default=SEVERAL)),
     ("order", lambda: sw.packed.gate_up("x", order=SEVERAL)),

@@ -60,7 +60,7 @@ def test_they_go_along(tmp_path: Path) -> None:
     sw.reshard_checkpoint(src, src / "one.safetensors")
     for given, to in ((src / "one.safetensors", "hf"), (src, "dcp"), (src, "sharded")):
         report = sw.reshard_checkpoint(given, tmp_path / to, to=to)  # type: ignore[arg-type]
-        assert report.carried == ()  # type: ignore[union-attr]
+        assert report.carried == ()
         assert others(tmp_path / to) == {}
 
 
@@ -98,7 +98,7 @@ def test_in_a_store(store: Store, tmp_path: Path) -> None:
     src = source(tmp_path / "src")
     place = store.place("new")
     report = sw.reshard_checkpoint(src, place, to="hf")
-    assert report.carried == tuple(sorted(BESIDE))  # type: ignore[union-attr]
+    assert report.carried == tuple(sorted(BESIDE))
     assert {name: store.objects(place)[name] for name in BESIDE} == BESIDE
     sw.reshard_checkpoint(place, tmp_path / "back", to="hf")
     assert others(tmp_path / "back") == BESIDE
@@ -107,18 +107,18 @@ def test_in_a_store(store: Store, tmp_path: Path) -> None:
 def test_values_that_a_format_has_no_place_for_are_named(tmp_path: Path) -> None:
     (tmp_path / "m.pt").write_bytes(save({"w": tensor(ones(4), "0"), "step": 7, "lr": 0.5, "args": {"a": "b"}}))
     report = sw.reshard_checkpoint(tmp_path / "m.pt", tmp_path / "new", to="hf")
-    assert report.left_out == ("step", "lr", "args.a")  # type: ignore[union-attr]
+    assert report.left_out == ("step", "lr", "args.a")
     assert report.warnings == ("3 values are not written, without a place in 'hf': 'step', 'lr', 'args.a'",)
     made = Dcp()
     made.add("w", (4,), [((0,), ones(4))])
     made.add_object("step", 7)
     folder = made.write(tmp_path / "dcp")
     report = sw.reshard_checkpoint(folder, tmp_path / "one.safetensors")
-    assert report.left_out == ("step",)  # type: ignore[union-attr]
+    assert report.left_out == ("step",)
     plan = sw.plan_checkpoint(folder, tmp_path / "two", to="hf")
     assert plan.warnings == ("1 value is not written, without a place in 'hf': 'step'",)
     report = sw.reshard_checkpoint(folder, tmp_path / "kept", to="dcp")
-    assert report.left_out == () == report.warnings  # type: ignore[union-attr]
+    assert report.left_out == () == report.warnings
     # What was not asked for is not missed.
     report = sw.reshard_checkpoint(folder, tmp_path / "w.safetensors", only="^w$")
-    assert report.left_out == ()  # type: ignore[union-attr]
+    assert report.left_out == ()

@@ -68,7 +68,7 @@ def test_a_mesh_for_what_is_written_whole(source: Path, tmp_path: Path, form: st
     with pytest.raises(sw.LayoutError, match=f"the layouts cut 2 tensors, but '{form}' holds tensors whole"):
         sw.reshard_checkpoint(source, target, rules, to=to, strict=True)  # type: ignore[arg-type]
     assert not target.exists()
-    outline = sw.reshard_checkpoint(source, target, rules, to=to, plan=True)  # type: ignore[arg-type]
+    outline = sw.plan_checkpoint(source, target, rules, to=to).outline()  # type: ignore[arg-type]
     report = sw.reshard_checkpoint(source, target, rules, to=to)  # type: ignore[arg-type]
     assert outline.warnings == report.warnings != ()
 

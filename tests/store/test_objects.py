@@ -277,8 +277,7 @@ class TestWriting:
     def test_plans(self, store: Store, tmp_path: Path) -> None:
         sw.save_checkpoint(tmp_path / "a.safetensors", WEIGHTS)
         place = store.place("b")
-        outline = sw.reshard_checkpoint(tmp_path / "a.safetensors", place, RULES, plan=True)
-        assert isinstance(outline, sw.store.WriteOutline)
+        outline = sw.plan_checkpoint(tmp_path / "a.safetensors", place, RULES).outline()
         assert len(outline.files) == 4
         assert outline.memory <= 256 * 2**20
         assert store.objects(place) == {}

@@ -360,7 +360,7 @@ def test_a_chunk_larger_than_the_memory_is_refused_at_the_start(compressor: str,
         lambda: sw.verify_checkpoint(folder, memory=16 << 20),
         lambda: sw.diff_checkpoints(folder, folder, memory=16 << 20),
         lambda: sw.reshard_checkpoint(folder, tmp_path / "new", memory=16 << 20),
-        lambda: sw.reshard_checkpoint(folder, tmp_path / "new", memory=16 << 20, plan=True),
+        lambda: sw.plan_checkpoint(folder, tmp_path / "new", memory=16 << 20),
     ):
         with pytest.raises(sw.LayoutError, match=message):
             call()

@@ -58,10 +58,9 @@ def test_it_becomes_what_was_said(tmp_path: Path, form: str, to: Any, how: str) 
     target = tmp_path / ("new.safetensors" if to == "safetensors" else "new")
     arguments = {**SETTINGS[how], "to": to, "layouts": layouts(None, "x") if to in ("sharded", "dcp") else None}
     before = sorted(tmp_path.rglob("*"))
-    outline = sw.reshard_checkpoint(source, target, plan=True, **arguments)
+    outline = sw.plan_checkpoint(source, target, **arguments).outline()
     assert sorted(tmp_path.rglob("*")) == before
     report = sw.reshard_checkpoint(source, target, **arguments)
-    assert isinstance(outline, sw.store.WriteOutline)
     assert isinstance(report, sw.store.WriteReport)
     assert outline.bytes == report.bytes == sum(size for _, size in outline.files)
     assert outline.bytes_read is not None
@@ -89,8 +88,7 @@ def test_it_becomes_what_was_said(tmp_path: Path, form: str, to: Any, how: str) 
 )
 def test_copies_of_contiguous_bytes(tmp_path: Path, before: Any, after: Any, runs: int) -> None:
     sw.save_checkpoint(tmp_path / "a", {"rows": np.zeros((6, 9), "f4")}, layouts(*before), to="sharded")
-    outline = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", layouts(*after), to="dcp", plan=True)
-    assert isinstance(outline, sw.store.WriteOutline)
+    outline = sw.plan_checkpoint(tmp_path / "a", tmp_path / "b", layouts(*after), to="dcp").outline()
     assert outline.operations == runs
 
 
@@ -191,8 +189,7 @@ def test_where_nothing_can_be_written_there_is_no_estimate(
 
     source = written(tmp_path, "hf")
     monkeypatch.setattr(tempfile, "TemporaryFile", refused)
-    outline = sw.reshard_checkpoint(source, tmp_path / "new", plan=True)
-    assert isinstance(outline, sw.store.WriteOutline)
+    outline = sw.plan_checkpoint(source, tmp_path / "new").outline()
     assert outline.seconds is None
     assert main(["plan", str(source), str(tmp_path / "new")]) == 0
     assert "no estimate of the time" in capsys.readouterr().out
@@ -202,8 +199,7 @@ def test_where_nothing_can_be_written_there_is_no_estimate(
 def test_a_sample_of_any_size(tmp_path: Path, size: int) -> None:
     sw.save_checkpoint(tmp_path / "a.safetensors", {"w": np.zeros(size, "u1")})
     for dtype in (None, "float16"):
-        outline = sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", dtype=dtype, plan=True)
-        assert isinstance(outline, sw.store.WriteOutline)
+        outline = sw.plan_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", dtype=dtype).outline()
         assert outline.seconds is not None
         assert outline.seconds >= 0
         assert outline.bytes_read == size
@@ -254,8 +250,7 @@ def test_there_is_room_for_what_is_written_first(
     monkeypatch.setattr(assembled, "MOST_STRETCHES", 0)
     target = tmp_path / "new" / "model.safetensors"
     target.parent.mkdir()
-    outline = sw.reshard_checkpoint(source, target, plan=True, **arguments)
-    assert isinstance(outline, sw.store.WriteOutline)
+    outline = sw.plan_checkpoint(source, target, **arguments).outline()
     opened = 0
 
     def counted(path: Any) -> Any:
@@ -297,8 +292,7 @@ def test_no_sample_says_how_fast_a_store_is(tmp_path: Path, memory: Store) -> No
     place = memory.place("old.safetensors")
     memory.put(source, place)
     for src, dst in ((place, tmp_path / "new"), (source, memory.place("new"))):
-        outline = sw.reshard_checkpoint(src, dst, plan=True)
-        assert isinstance(outline, sw.store.WriteOutline)
+        outline = sw.plan_checkpoint(src, dst).outline()
         assert outline.seconds is None
 
 

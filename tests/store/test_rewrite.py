@@ -252,9 +252,9 @@ def test_many_short_stretches(tmp_path: Path, memory: int) -> None:
     )
     expected = np.concatenate([value[..., ::2], value[..., 1::2]], axis=-1).swapaxes(1, 2)
     layouts = {"w13": sw.TensorLayout((None, "x", None), sw.DeviceMesh((4,), ("x",)))}
-    arguments: dict[str, Any] = {"rewrites": rewrites, "memory": memory, "sync": False}
-    outline = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", layouts, plan=True, **arguments)
-    report = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", layouts, **arguments)
+    arguments: dict[str, Any] = {"rewrites": rewrites, "memory": memory}
+    outline = sw.plan_checkpoint(tmp_path / "a", tmp_path / "b", layouts, **arguments).outline(memory)
+    report = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", layouts, **arguments, sync=False)
     assert outline.bytes == report.bytes
     same(tmp_path / "b", {"w13": expected, "rest": np.ones(3)})
     sw.reshard_checkpoint(tmp_path / "b", tmp_path / "c", rewrites=rewrites.inverse(), memory=memory, sync=False)
@@ -363,7 +363,7 @@ def test_a_plan_writes_nothing_and_a_conversion_reads_what_is_needed(tmp_path: P
         [{"from": "h.{i}.{q,k}", "to": {"name": "x", "stack": "i", "packed": PACKED}}, {"from": "wte", "to": "y"}]
     )
     arguments: dict[str, Any] = {"rewrites": rewrites, "dtype": "float16", "only": "x"}
-    outline = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b.safetensors", plan=True, **arguments)
+    outline = sw.plan_checkpoint(tmp_path / "a", tmp_path / "b.safetensors", **arguments).outline()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     report = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b.safetensors", **arguments)
     assert report.bytes == outline.bytes == (tmp_path / "b.safetensors").stat().st_size

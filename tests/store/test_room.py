@@ -73,8 +73,7 @@ def test_the_manifest_and_the_index_need_room_too(tmp_path: Path, monkeypatch: p
     """Of many small tensors they are larger than these; without room for them the run would fail at its very end."""
     tensors = {f"layer.{i}.weight": np.arange(2, dtype="u1") for i in range(500)}
     sw.save_checkpoint(tmp_path / "src.safetensors", tensors)
-    outline = sw.reshard_checkpoint(tmp_path / "src.safetensors", tmp_path / "new", to=to, plan=True)
-    assert isinstance(outline, sw.store.WriteOutline)
+    outline = sw.plan_checkpoint(tmp_path / "src.safetensors", tmp_path / "new", to=to).outline()
     sw.reshard_checkpoint(tmp_path / "src.safetensors", tmp_path / "whole", to=to)
     files = list((tmp_path / "whole").iterdir())
     whole = sum(file.stat().st_size for file in files)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ class After:
             self.act()
 
 
-SETTINGS: dict[str, Any] = {"to": "hf", "dtype": "float32", "task_bytes": 2**16, "threads": 1}
+PLANNED: dict[str, Any] = {"to": "hf", "dtype": "float32", "task_bytes": 2**16}
+SETTINGS: dict[str, Any] = {**PLANNED, "threads": 1}
 
 
 def test_an_interrupted_conversion_continues_after_the_tasks_that_are_done(tmp_path: Path, source: Path) -> None:
@@ -82,7 +84,7 @@ def test_no_other_run_disturbs_a_conversion(tmp_path: Path, source: Path) -> Non
     new = tmp_path / "new.x"
 
     def others() -> None:
-        sw.reshard_checkpoint(source, new, **SETTINGS, plan=True)
+        sw.plan_checkpoint(source, new, **PLANNED).outline()
         sw.plan_checkpoint(source, new, to="hf")
         for dtype in ("float32", "float16", None):
             with pytest.raises(BlockingIOError, match="is locked by process"):
@@ -102,8 +104,9 @@ def test_a_destination_that_exists_is_refused_before_anything_is_converted(
 ) -> None:
     (tmp_path / "new").mkdir()
     monkeypatch.setattr(sw.store.StoredTensor, "read", None)
+    run: Any = sw.plan_checkpoint if plan else partial(sw.reshard_checkpoint, threads=1)
     with pytest.raises(FileExistsError, match="exists already"):
-        sw.reshard_checkpoint(source, tmp_path / "new", **SETTINGS, plan=plan)
+        run(source, tmp_path / "new", **PLANNED)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "source.safetensors"]
 
 
@@ -114,8 +117,9 @@ def test_too_little_memory_for_a_row_is_refused_before_anything_is_converted(
     tensors = {"a": np.ones((4, 3)), "z": np.ones((2, 9000))}
     sw.save_checkpoint(tmp_path / "a", tensors)
     monkeypatch.setattr(sw.store.StoredTensor, "read", None)
+    run: Any = sw.plan_checkpoint if plan else sw.reshard_checkpoint
     with pytest.raises(sw.LayoutError, match=r"'z' takes 70\.3 KiB .* at least 140\.6 KiB are needed"):
-        sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", dtype="float32", memory=2**17, plan=plan)
+        run(tmp_path / "a", tmp_path / "b", dtype="float32", memory=2**17)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -132,10 +136,9 @@ def test_tied_tensors_stay_tied_if_they_are_put_together_in_a_file(
     rewrites = sw.Rewrites(
         [{"from": {"name": "{n}", **fused}, "to": {"parts": {"q": "{n}.q", "k": "{n}.k"}}}], unmatched="refuse"
     )
-    outline = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", to=to, rewrites=rewrites, dtype=dtype, plan=True)
+    outline = sw.plan_checkpoint(tmp_path / "a", tmp_path / "b", to=to, rewrites=rewrites, dtype=dtype).outline()
     report = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", to=to, rewrites=rewrites, dtype=dtype)
     assert isinstance(report, sw.store.WriteReport)
-    assert isinstance(outline, sw.store.WriteOutline)
     assert outline.bytes == report.bytes
     into = np.dtype(dtype or "f8")
     with sw.open_checkpoint(tmp_path / "b") as checkpoint:

@@ -428,7 +428,11 @@ def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "tensors" in run("commit", tmp_path / "new.swplan", "--check")
     assert "the checkpoint is finished" in run("run", tmp_path / "new.swplan", "--quiet")
     assert run("diff", source, tmp_path / "new", "--quiet").strip() == "the same tensors"
-    assert "--dtype" in run(*common, "--save", "p", "--dtype", "float16", status=2)
+    other = ("plan", source, tmp_path / "other", "--rules", *rules, "--dtype", "float16")
+    assert "in all" not in run(*other)
+    for option in (("--save", "p"), ("--workers", 4)):
+        assert "is converted; tasks copy bytes" in run(*other, *option, status=2)
+    assert not (tmp_path / "p").exists()
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import json
 
 from .._text import bytes_text
 from ..show.table import table_lines
-from ..store import WriteOutline, plan_checkpoint, reshard_checkpoint
+from ..store import WriteOutline, plan_checkpoint
 from ..store.write.doubts import DoubtsError
 from .checkpoints import contents_of, refused
 from .notation import parse_memory
@@ -31,30 +31,21 @@ def run_plan(screen: Screen, options: argparse.Namespace) -> int:
 def _run(screen: Screen, options: argparse.Namespace) -> int:
     layouts, settings = contents_of(options)
     memory, sync = parse_memory(options.memory), not options.no_sync
-    if options.save is None and options.workers is None:
-        with refused():
-            outline = reshard_checkpoint(
-                options.source, options.target, layouts, **settings, memory=memory, threads=options.jobs, sync=sync,
-                plan=True,
-            )  # fmt: skip
-        assert isinstance(outline, WriteOutline)
-        say("warning", outline.warnings)
-        _write_outline(screen, options, outline)
-        return 0
-    if settings.pop("dtype") is not None:
-        raise ValueError("--dtype: tasks copy bytes and cannot convert them; convert without --save and --workers")
-    settings.pop("overflow")
     with refused():
-        plan = plan_checkpoint(options.source, options.target, layouts, **settings)
-    say("warning", plan.warnings)
-    if options.save is not None:
-        with refused():
+        plan = plan_checkpoint(options.source, options.target, layouts, **settings, memory=memory)
+        say("warning", plan.warnings)
+        if options.save is not None:
             plan.save(options.save)
+        if options.workers is not None:
+            plan.check_tasks()
+    more: dict[str, object] = {}
     if options.workers is not None:
-        parts = parts_of(plan, options.workers)
-        saved = {} if options.save is None else {"plan": str(options.save)}
-        _write_outline(screen, options, plan.outline(memory, options.jobs, sync=sync), parts=parts, **saved)
-        if not options.json:
+        more["parts"] = parts = parts_of(plan, options.workers)
+    if options.save is not None:
+        more["plan"] = str(options.save)
+    if options.save is None or options.workers is not None:
+        _write_outline(screen, options, plan.outline(memory, options.jobs, sync=sync), **more)
+        if options.workers is not None and not options.json:
             write_parts(screen, parts)
     elif options.json:
         print(json.dumps({"plan": str(options.save), "tasks": len(plan.tasks), "bytes": plan.nbytes}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
 
 from ..._arguments import path_of
@@ -34,9 +35,13 @@ class CheckpointPlan(WritePlan):
         digest: Distinguishes it from any other plan.
         nbytes: Bytes of all files.
         warnings: What looks wrong, as in `WriteReport`; a file of a plan does not keep them.
+        obstacle: Why its tasks cannot be run by themselves; empty if they can.
+        reads_store: Whether the source is in a store, so that no sample tells how long it takes.
     """
 
     warnings: tuple[str, ...] = ()
+    obstacle: str = ""
+    reads_store: bool = False
 
     def outline(self, memory: int = MEMORY, threads: int | None = None, *, sync: bool = True) -> WriteOutline:
         """Say what it takes to run it in this process.
@@ -53,11 +58,18 @@ class CheckpointPlan(WritePlan):
             LayoutError: if the memory is too little.
             OSError: if the folder for the checkpoint does not exist.
         """
-        return place_of_plan(self).outline(Work(memory=memory, threads=threads, sync=sync))
+        outline = place_of_plan(self).outline(Work(memory=memory, threads=threads, sync=sync))
+        return replace(outline, warnings=self.warnings, seconds=None if self.reads_store else outline.seconds)
 
     def task(self, number: int) -> Any:
         """Make a task."""
+        self.check_tasks()
         return object_task(self, number) if self.is_in_store else super().task(number)
+
+    def check_tasks(self) -> None:
+        """Raise TypeError if tasks cannot be run by themselves, because something must be put together first."""
+        if self.obstacle:
+            raise TypeError(self.obstacle)
 
     def is_finished(self) -> bool:
         """Whether there is a checkpoint under the plan's name; `run` and `commit` see whether it is the plan's."""
@@ -84,10 +96,11 @@ class CheckpointPlan(WritePlan):
         """Write the plan to a file, which `load` reads on any machine that sees the plan's files.
 
         Raises:
-            TypeError: if a part of it is only in memory, or a filesystem of fsspec has options that its URL and the
-                environment do not give.
+            TypeError: if something must be put together first, a part of it is only in memory, or a filesystem of
+                fsspec has options that its URL and the environment do not give.
             OSError: if the file cannot be written.
         """
+        self.check_tasks()
         if not self.is_of_files:
             raise TypeError("a plan whose tensors are in memory, or in temporary files, cannot be saved")
         places = [source.path for source in self.sources if isinstance(source, SourceObject)]
@@ -143,6 +156,7 @@ class CheckpointPlan(WritePlan):
             FileExistsError: if there is something else under the checkpoint's name, or in the way of its files.
             ParseError: if a source is not what it was, replicas disagree, or a receipt is not what was written.
             LayoutError: if there is no such part or task, or the memory is too little.
+            TypeError: if something must be put together first; see `plan_checkpoint`.
             BrokenExecutor: if a worker died and its executor with it; finished tasks stay, and the next run continues.
             TimeoutError: if workers were given up; as before.
             OSError: if a file cannot be read or written.
@@ -151,6 +165,7 @@ class CheckpointPlan(WritePlan):
             executor=executor, workers=workers, memory=memory, threads=threads, sync=sync, retries=retries,
             timeout=timeout, progress=progress,
         )  # fmt: skip
+        self.check_tasks()
         return run_part(self, part, tasks, work)
 
     def commit(self, *, check: bool = False, memory: int = MEMORY, sync: bool = True) -> WriteReport:
@@ -174,5 +189,6 @@ class CheckpointPlan(WritePlan):
                 says. Nothing is changed.
             OSError: if a file cannot be written.
         """
+        self.check_tasks()
         self.check()
         return commit_plan(self, check=check, work=Work(memory=memory, sync=sync))

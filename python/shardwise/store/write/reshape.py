@@ -35,7 +35,7 @@ from .gather import check_replicas as check_stored_replicas
 from .names import check_name, chosen, kept_values, key_paths, refuse_unreadable, renamed_tensors, replacements
 from .places.place import check_writable, claim_name, is_store, locked, place_of_plan, refuse_source
 from .plan import uncollected
-from .reports import WriteOutline, WriteReport
+from .reports import WriteReport
 from .run import run_whole
 from .spool import Spool, is_converted, is_float, opened_spool
 from .wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
@@ -134,7 +134,6 @@ def reshard_checkpoint(
     sync: bool = True,
     replicas: Literal["check", "first"] = "check",
     resume: bool = False,
-    plan: bool = False,
     executor: Executor | None = None,
     workers: int | None = None,
     task_bytes: int | None = None,
@@ -142,7 +141,7 @@ def reshard_checkpoint(
     timeout: float | None = None,
     strict: bool = False,
     progress: Callable[[int, int], object] | None = None,
-) -> WriteReport | WriteOutline:
+) -> WriteReport:
     """Reshard a checkpoint: merge it, split it, or go from one layout to another, within a memory limit.
 
     Args:
@@ -173,7 +172,6 @@ def reshard_checkpoint(
             `dtype` converts them. `"first"` takes the first of them.
         resume: Whether to continue an interrupted run; its arguments must have been the same. If the checkpoint is
             finished, it is compared with the sources, and nothing is written.
-        plan: Whether only to report what it would take.
         executor: What runs the tasks instead of threads of this process: any `concurrent.futures.Executor`, such as a
             `ProcessPoolExecutor`, `mpi4py.futures.MPIPoolExecutor` or Dask's `client.get_executor()`, whose workers see
             the same files or URLs. In a store a task is an object.
@@ -185,7 +183,7 @@ def reshard_checkpoint(
             rule, layouts that cut nothing since the format holds tensors whole.
 
     Returns:
-        What was written; with `plan` what it would take.
+        What was written; `plan_checkpoint(...).outline()` says before what it would take.
 
     Raises:
         FileExistsError: if something is there under the new name.
@@ -216,17 +214,12 @@ def reshard_checkpoint(
         timeout=timeout, progress=progress, resume=is_true("resume", resume),
     )  # fmt: skip
     target = place_of(dst)
-    stored: _Stored = "placeholder" if is_true("plan", plan) else "spool"
     planned = _planning(
         src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, metadata, max_file_bytes, memory,
         replicas, task_bytes, strict,
-        how=stored, resume=work.resume,
+        is_written=True, resume=work.resume,
     )  # fmt: skip
     with planned as (made, warnings, left_out):
-        if plan:
-            outline = replace(made.outline(memory, threads, sync=work.sync), warnings=warnings)
-            # A sample of files does not tell how fast a store is.
-            return replace(outline, seconds=None) if is_store(place_of(src)) else outline
         return replace(run_whole(made, work), path=target, warnings=warnings, left_out=left_out)
 
 
@@ -237,12 +230,15 @@ def plan_checkpoint(
     *,
     to: Target | None = None,
     uneven: UnevenRule = "even",
+    dtype: Any = None,
+    overflow: Overflow = "refuse",
     rename: Mapping[str, str] | Sequence[tuple[str, str]] = (),
     rewrites: Rewrites | None = None,
     only: str | None = None,
     metadata: Mapping[str, str] | None = None,
     max_file_bytes: int = _FILE_BYTES,
     replicas: Literal["check", "first"] = "check",
+    memory: int = MEMORY,
     task_bytes: int | None = None,
     strict: bool = False,
 ) -> CheckpointPlan:
@@ -255,19 +251,24 @@ def plan_checkpoint(
         layouts: How the tensors are cut.
         to: The format of `dst`.
         uneven: How a dim that does not divide is cut.
+        dtype: What floating-point tensors are converted to.
+        overflow: What becomes of values beyond the range of `dtype`.
         rename: Regular expressions and what replaces their matches in names.
         rewrites: What is named, packed, stacked, transposed or padded differently.
         only: A regular expression: the tensors in whose (new) names it is found.
         metadata: Texts for the headers' `__metadata__`.
         max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
         replicas: `"check"` compares pieces that are stored more than once, `"first"` takes the first of them.
+        memory: Bytes that `reshard_checkpoint` would have to convert and decode in; tasks are told when they run.
         task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints. In a store
             a task makes an object: then `max_file_bytes` limits those of `"hf"`.
         strict: Whether to refuse what the plan's `warnings` would say.
 
+    If a tensor is converted, compressed in the source, or in very many short stretches, or the source is in a store and
+    `dst` is not, `reshard_checkpoint` has to put it together first. The plan then only has an outline: `save`, `run`
+    and `commit` raise a TypeError that names the tensor.
+
     Raises:
-        TypeError: if a tensor is compressed in the source, or in very many short stretches, so that
-            `reshard_checkpoint` has to put it together first; or the source is in a store, and `dst` is not.
         FileExistsError, ParseError, LayoutError, OSError: as for `reshard_checkpoint`.
 
     >>> import tempfile
@@ -287,19 +288,15 @@ def plan_checkpoint(
     """
     target = place_of(dst)
     planned = _planning(
-        src, target, layouts, to, uneven, None, "refuse", rename, rewrites, only, metadata, max_file_bytes, 0, replicas,
-        task_bytes, strict,
-        how="refuse",
+        src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, metadata, max_file_bytes, memory,
+        replicas, task_bytes, strict,
+        is_written=False,
     )  # fmt: skip
     with planned as (made, warnings, _):
         if made.is_finished():
             raise FileExistsError(17, "exists already; a checkpoint is written to a new name", str(target))
         made.warnings = warnings
         return made
-
-
-#: What happens to tensors that cannot be copied as they are: written to a file first, only counted, or refused.
-_Stored = Literal["spool", "placeholder", "refuse"]
 
 
 @contextmanager
@@ -321,7 +318,7 @@ def _planning(
     task_bytes: int | None,
     strict: bool,
     *,
-    how: _Stored,
+    is_written: bool,
     resume: bool = False,
 ) -> Iterator[tuple[CheckpointPlan, tuple[str, ...], tuple[str, ...]]]:
     if instance("replicas", replicas, str) not in ("check", "first"):
@@ -330,7 +327,6 @@ def _planning(
     overflow, strict = checked_overflow(overflow), is_true("strict", strict)
     source = place_of(src)
     refuse_source(source, target)
-    is_written = how == "spool"
     with (
         open_checkpoint(source) as checkpoint,
         locked(target) if is_written else nullcontext(),
@@ -350,6 +346,8 @@ def _planning(
         doubts: list[str] = []
         left_out: list[str] = []
         along: dict[str, bytes] = {}
+        #: Why no task can be run by itself.
+        obstacles: list[str] = []
 
         def planned(spool: Spool) -> CheckpointPlan:
             def stored(old: str, new: str, partition: Partition | None) -> Wanted:
@@ -357,13 +355,17 @@ def _planning(
                 is_direct = tensor.is_addressable and not fetches
                 if is_direct and not is_converted(tensor, converted):
                     return wanted_stored(new, tensor, partition)
-                if how == "refuse" and fetches and tensor.is_addressable:
-                    raise TypeError(
+                if is_converted(tensor, converted):
+                    obstacles.append(
+                        f"tensor {shown(old)} is converted; tasks copy bytes: reshard_checkpoint converts it first"
+                    )
+                elif fetches and tensor.is_addressable:
+                    obstacles.append(
                         f"src is {source}, and dst is not in a store; tasks for a disk read files: reshard_checkpoint "
                         "fetches them first"
                     )
-                if how == "refuse":
-                    raise _not_in_tasks(old)
+                else:
+                    obstacles.append(_not_in_tasks(old))
                 if replicas == "check" and not spool.is_rough and tensor.replicas and tensor.is_addressable:
                     # As they are stored: values that differ may be equal once converted.
                     check_stored_replicas([wanted_stored(new, tensor, None)], memory)
@@ -384,9 +386,8 @@ def _planning(
                     wanted.append(stored(made.stored, name, partition))
                 elif not made.is_scattered:
                     wanted.append(made.wanted(name, partition))
-                elif how == "refuse":
-                    raise _not_in_tasks(name)
                 else:
+                    obstacles.append(_not_in_tasks(name))
                     wanted.append(spool.assembled(name, made, partition, memory))
             form = chosen_form(target, wanted, to)
             values = kept_values(checkpoint, renamed, rewrites, only, tensors)
@@ -421,6 +422,9 @@ def _planning(
                 check_writable(made.path, made.nbytes + rough.nbytes)
                 place_of_plan(made).claim(resume=False)
             made = planned(spool)
+        elif not is_written:
+            made.obstacle = obstacles[0] if obstacles else ""
+            made.reads_store = is_store(source)
         yield made, (*doubts, *spool.warnings), tuple(left_out)
 
 
@@ -435,8 +439,8 @@ def _folder_of(source: Path) -> Path | None:
 _FOLDERS = ("safetensors", "torch", "sharded")
 
 
-def _not_in_tasks(name: str) -> TypeError:
-    return TypeError(
+def _not_in_tasks(name: str) -> str:
+    return (
         f"tensor {shown(name)} is compressed in the source, or in too many short stretches, so no task can copy "
         "a part of it; reshard_checkpoint puts it together first"
     )
