@@ -7,6 +7,8 @@ numpy lacks needs it. The codes are those of safetensors 0.8.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,7 +19,18 @@ from ._text import shown
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["CODES", "DTYPES", "Dtype", "bits_of", "bytes_for", "dtype_of", "find_dtype", "itemsize_of"]
+__all__ = [
+    "CODES",
+    "DTYPES",
+    "Dtype",
+    "bits_of",
+    "bytes_for",
+    "dtype_named",
+    "dtype_of",
+    "find_dtype",
+    "in_bytes",
+    "itemsize_of",
+]
 
 
 _Count = TypeVar("_Count", int, "npt.NDArray[np.int64]")
@@ -37,6 +50,29 @@ class Dtype(NamedTuple):
     bits: int
     code: str | None = None
     origin: str | None = None
+    #: Of elements of fewer than eight bits whose bytes are counted instead: the bits of one, and the sizes of the dims
+    #: whose elements share bytes with those of the dim before.
+    packed: tuple[int, tuple[int, ...]] | None = None
+
+    @property
+    def stated(self) -> str:
+        """The name of the dtype of the elements."""
+        return self.name if self.packed is None else self.name.partition("/")[0]
+
+    def element_shape(self, shape: Sequence[int]) -> list[int]:
+        """Give the elements per dim of a box, of which `shape` is that of its bytes if these are counted."""
+        if self.packed is None:
+            return list(shape)
+        bits, inner = self.packed
+        at = len(shape) - 1 - len(inner)
+        return [*shape[:at], shape[at] * 8 // bits // math.prod(inner), *inner]
+
+    def element_start(self, start: Sequence[int]) -> list[int]:
+        """Give where a box begins, in elements."""
+        if self.packed is None:
+            return list(start)
+        found = self.element_shape(start)
+        return [*found[: len(start) - len(self.packed[1])], *start[len(start) - len(self.packed[1]) :]]
 
     def numpy(self, what: str = "the dtype", called: str | None = None) -> np.dtype[Any]:
         """Give the numpy dtype, little-endian; messages begin with `what`, and call the dtype as the caller does.
@@ -48,6 +84,8 @@ class Dtype(NamedTuple):
         >>> DTYPES["float32"].numpy()
         dtype('float32')
         """
+        if self.packed is not None:
+            return np.dtype("u1")
         if self.origin == "numpy":
             return np.dtype(f"<{np.dtype(self.name).str[1:]}")
         called = called or self.name
@@ -63,6 +101,45 @@ class Dtype(NamedTuple):
             message = f"{what} is {called}, which needs ml_dtypes: pip install 'shardwise[dtypes]'"
             raise ImportError(message, name="ml_dtypes") from None
         return np.dtype(scalar)
+
+
+def in_bytes(dtype: Dtype, shape: Sequence[int]) -> tuple[Dtype, tuple[int, ...]]:
+    """Give a dtype and a shape that count bytes, for elements of fewer than eight bits.
+
+    Dims whose elements share bytes become one, and are 1 after it.
+
+    >>> dtype, shape = in_bytes(DTYPES["F4"], (2, 3))
+    >>> dtype.name, shape, dtype.element_shape(shape)
+    ('F4/3', (3, 1), [2, 3])
+    >>> in_bytes(DTYPES["F6_E2M3"], (5, 8))[1]
+    (5, 6)
+    """
+    together = 8 // math.gcd(8, dtype.bits)
+    at = next((at for at in reversed(range(len(shape))) if math.prod(shape[at:]) % together == 0), 0)
+    inner = tuple(shape[at + 1 :])
+    made = dtype_named(f"{dtype.name}/{'x'.join(map(str, inner))}")
+    assert made is not None
+    return made, (*shape[:at], math.prod(shape[at:]) * dtype.bits // 8, *(1,) * len(inner))
+
+
+def dtype_named(name: str) -> Dtype | None:
+    """Give a dtype by its name, which `in_bytes` may have made; `None` if there is none.
+
+    >>> dtype_named("F4/3").packed, dtype_named("float31")
+    ((4, (3,)), None)
+    """
+    stated, slash, dims = name.partition("/")
+    found = DTYPES.get(stated)
+    if not slash or found is None:
+        return found if not slash else None
+    sizes = dims.split("x") if dims else []
+    if (
+        found.bits >= 8
+        or len(sizes) > 64
+        or not all(size.isascii() and size.isdecimal() and len(size) < 20 for size in sizes)
+    ):
+        return None
+    return Dtype(name, 8, found.code, None, (found.bits, tuple(map(int, sizes))))
 
 
 def _table() -> list[Dtype]:

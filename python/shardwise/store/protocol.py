@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .._boxes import consecutive
-from .._dtypes import DTYPES, Dtype, bytes_for
+from .._dtypes import Dtype, bytes_for, in_bytes
 from .._text import bytes_text
 from ..errors import LayoutError, ParseError
 from ..tiling import Tiling
-from .boxes import Bounds, Extent, check_box, check_out, expressible, read_extent
+from .boxes import Bounds, Extent, check_box, check_out, contiguous_strides, expressible, read_extent
 from .files import DataFile, ReadsFiles
 from .text import MAX_NAME, box_text, shorten
 
@@ -357,14 +357,32 @@ class StoredTensor(ReadsFiles):
         return found
 
     def _packed_bytes(self) -> StoredTensor:
-        """The bytes of a tensor whose elements are packed, several to a byte, which lies in one place."""
+        """The bytes of a tensor whose elements are packed, several to a byte; see `in_bytes`.
 
-        def locate() -> Extent:
-            extent = self.pieces[0].extent()
-            return Extent(extent.file, extent.start, (1,))
+        Raises:
+            ParseError: if a piece of it begins or ends within a byte.
+        """
+        dtype, shape = in_bytes(self._dtype, self.shape)
+        bits, inner = dtype.packed or (8, ())
+        at = self.ndim - 1 - len(inner)
+        row = math.prod(inner) * bits
 
-        pieces = [StoredPiece(((0, self.nbytes),), piece.path, key=piece.key, locate=locate) for piece in self.pieces]
-        return StoredTensor(self.name, DTYPES["uint8"], (self.nbytes,), pieces)
+        def in_pieces(piece: StoredPiece) -> StoredPiece:
+            box = piece._bounds
+            start, stop = box[at]
+            if start * row % 8 or stop * row % 8 or box[at + 1 :] != tuple((0, size) for size in inner):
+                where = box_text(box)
+                raise ParseError(f"tensor {shorten(self.name)}: its piece {where} of {self.dtype} begins within a byte")
+            bounds = (*box[:at], (start * row // 8, stop * row // 8), *((0, 1),) * len(inner))
+
+            def locate() -> Extent:
+                extent = piece.extent()
+                return Extent(extent.file, extent.start, contiguous_strides([b - a for a, b in bounds], 1))
+
+            return StoredPiece(bounds, piece.path, key=piece.key, locate=locate)
+
+        pieces, replicas = ([in_pieces(piece) for piece in some] for some in (self.pieces, self.replicas))
+        return StoredTensor(self.name, dtype, shape, pieces, replicas=replicas, alias_of=self.alias_of)
 
     def array(self) -> npt.NDArray[Any]:
         """Give the tensor as a read-only, memory-mapped array, without a copy.

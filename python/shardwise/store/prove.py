@@ -512,21 +512,20 @@ def _packed_values(name: str, one: StoredTensor, other: StoredTensor, memory: in
     """The same of elements that are packed, several to a byte, the first in the lowest bits; their bits as integers."""
     count = 0
     found: tuple[tuple[int, ...], int, int] | None = None
-    # 24 bits hold whole elements of 4 bits and of 6.
-    step = 3 * max(1, memory // 128)
-    for start in range(0, one.nbytes, step):
-        box = (slice(start, min(start + step, one.nbytes)),)
-        left, right = (
-            np.unpackbits(each._packed_bytes().read(box), bitorder="little").reshape(-1, each.bits)
-            for each in (one, other)
-        )
+    # 24 bits hold whole elements of 4 bits and of 6. Both have one shape, so that their bytes do too.
+    first, second = one._packed_bytes(), other._packed_bytes()
+    position = 0
+    for part in consecutive(first.shape, 3 * max(1, memory // 128)):
+        both = [np.unpackbits(each.read(part).reshape(-1), bitorder="little") for each in (first, second)]
+        left, right = (bits.reshape(-1, one.bits) for bits in both)
         differs = (left != right).any(axis=1)
         count += int(np.count_nonzero(differs))
         if found is None and differs.any():
             at = int(differs.argmax())
-            index = tuple(map(int, np.unravel_index(start * 8 // one.bits + at, one.shape)))
+            index = tuple(map(int, np.unravel_index(position * 8 // one.bits + at, one.shape)))
             values = [int(np.packbits(bits[at], bitorder="little")[0]) for bits in (left, right)]
             found = index, values[0], values[1]
+        position += math.prod(side.stop - side.start for side in part)
     if found is None:
         raise _changed(name)
     return Difference(name, "values", found[1], found[2], found[0], count)

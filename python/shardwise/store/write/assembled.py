@@ -155,6 +155,11 @@ class Assembled:
 
         def tables() -> _Tables:
             if not kept:
+                if dtype.bits % 8:
+                    raise TypeError(
+                        f"tensor {shown(name)} is {dtype.name}, {dtype.bits} bits an element; packed elements cannot "
+                        "be rewritten"
+                    )
                 wanted = make()
                 kept.append((Table.of(wanted.pieces, len(shape)), Table.of(wanted.replicas, len(shape))))
             return kept[0]

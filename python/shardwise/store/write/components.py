@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..._dtypes import Dtype
+from ..._dtypes import Dtype, in_bytes
 from ...layout import UnevenRule
 from ...partition import Partition
+from ...quantized.component import Along, Component, LogicalTensor
 from ...quantized.follow import followed
 from ...quantized.forms import METHODS, Components, find_components, quantization_of
 from ..protocol import StoredCheckpoint
@@ -48,15 +50,32 @@ def quantized_tensors(
 def component_partitions(
     found: Components | None, tensors: Mapping[str, Assembled], layouts: Layouts | None, uneven: UnevenRule
 ) -> dict[str, Partition]:
-    """Give how the components of quantized weights are cut, by name.
+    """Give how the components of quantized weights are cut, and the bytes of tensors of packed elements, by name.
 
     Raises:
-        LayoutError: if a cut falls within a block; names the weight, and what would fit.
+        LayoutError: if a cut falls within a block or a byte; names the weight, and what would fit.
     """
-    if found is None or layouts is None:
+    if layouts is None:
         return {}
-    answer = followed(found, layouts, uneven)
-    return {name: layout.partition(tensors[name].shape) for name, layout in answer.items() if name in tensors}
+    weights = {} if found is None else dict(found.tensors)
+    packed = {name: _bytes_of(name, made) for name, made in tensors.items() if made.dtype.bits % 8 and made.shape}
+    answer = followed(Components(None, weights | packed, ()), layouts, uneven)
+    cut = {name: layout for name, layout in answer.items() if name in tensors}
+    shapes = {name: one.components[0].shape for name, one in packed.items()}
+    return {name: layout.partition(shapes.get(name, tensors[name].shape)) for name, layout in cut.items()}
+
+
+def _bytes_of(name: str, made: Assembled) -> LogicalTensor:
+    """The bytes of a tensor of elements of fewer than eight bits as its only component."""
+    dtype, shape = in_bytes(made.dtype, made.shape)
+    bits, inner = dtype.packed or (8, ())
+    at, row = len(shape) - 1 - len(inner), math.prod(inner)
+    # So many elements of the dim are whole bytes.
+    unit = 8 // math.gcd(8, row * bits)
+    along = (*map(Along, range(at)), Along(at, unit, unit * row * bits // 8, unit), *(Along(None),) * len(inner))
+    why = "its elements share bytes with those of the dim before"
+    uncut = tuple((dim, why) for dim in range(at + 1, len(shape)))
+    return LogicalTensor(name, made.shape, made.dtype.name, (Component(name, dtype.name, shape, along),), uncut)
 
 
 def _code(dtype: Dtype) -> str:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -219,11 +219,14 @@ class SafetensorsFile(TargetFile):
         metadata = {"format": "pt", **self._metadata}
         if self._has_offsets:
             offsets = {
-                self._wanted[slot.tensor].name: {"saved_offsets": [start for start, _ in slot.box]} for slot in slots
+                tensor.name: {"saved_offsets": tensor.dtype.element_start([start for start, _ in slot.box])}
+                for slot in slots
+                for tensor in [self._wanted[slot.tensor]]
             }
             whole = {slot.tensor: self._wanted[slot.tensor].shape for slot in slots}
             parts = (slot for slot in slots if slot.box != tuple((0, size) for size in whole[slot.tensor]))
-            shapes = {self._wanted[slot.tensor].name: whole[slot.tensor] for slot in parts}
+            cut = [self._wanted[slot.tensor] for slot in parts]
+            shapes = {tensor.name: tuple(tensor.dtype.element_shape(tensor.shape)) for tensor in cut}
             metadata |= _sharding(json.dumps(offsets)) | part_mark(self._count, shapes)
         elif self._count > 1:
             metadata |= part_mark(self._count)
@@ -235,7 +238,7 @@ class SafetensorsFile(TargetFile):
             tensor = self._wanted[number]
             entries[tensor.name] = {
                 "dtype": tensor.dtype.code,
-                "shape": [stop - start for start, stop in box],
+                "shape": tensor.dtype.element_shape([stop - start for start, stop in box]),
                 "data_offsets": (begin, end),
             }
         text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
@@ -358,6 +361,7 @@ class HeaderLengths:
             facts.append((len(shapes), *_name_lengths(tensor.name), len(tensor.dtype.code or "")))
         self._ends, self._named, self._texts, codes = np.array(facts, np.int64).reshape(-1, 4).T
         self._named = self._named + codes
+        self._packed = {number: tensor for number, tensor in enumerate(wanted) if tensor.dtype.packed is not None}
         self._shapes = np.array(shapes, np.int64)
 
     def header(self, name: str, slots: Slots, metadata: Mapping[str, str]) -> int:
@@ -384,10 +388,28 @@ class HeaderLengths:
             length += int(is_part.sum()) * (len(":[],") + commas)
             parts += int(is_part.sum())
         length -= 1 if parts else 0
+        if self._packed:
+            length += sum(
+                self._more(slots[at]) for at, number in enumerate(slots.tensors.tolist()) if number in self._packed
+            )
         length += -length % 8
         if length > _MOST_HEADER:
             raise _too_long(name, length, len(slots))
         return 8 + length
+
+    def _more(self, slot: Any) -> int:
+        """How many characters more the numbers of a box take in elements than in the bytes that are counted."""
+        tensor = self._packed[slot.tensor]
+        start, extents = [at for at, _ in slot.box], [stop - start for start, stop in slot.box]
+        more = _digits(tensor.dtype.element_start(start)) - _digits(start)
+        more += _digits(tensor.dtype.element_shape(extents)) - _digits(extents)
+        if extents != list(tensor.shape):
+            more += _digits(tensor.dtype.element_shape(tensor.shape)) - _digits(tensor.shape)
+        return more
+
+
+def _digits(numbers: Iterable[int]) -> int:
+    return sum(len(str(number)) for number in numbers)
 
 
 def _name_lengths(name: str) -> tuple[int, int]:

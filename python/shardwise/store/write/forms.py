@@ -62,7 +62,7 @@ def plan_form(
     to = chosen_form(path, wanted, to)
     for tensor in wanted:
         if to == "dcp" and not is_writable(tensor.dtype.name):
-            raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which PyTorch does not have")
+            raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.stated}, which PyTorch does not have")
         if to != "dcp" and tensor.dtype.code is None:
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which a safetensors file cannot hold")
     metadata = optional("metadata", metadata, Mapping) or {}  # type: ignore[type-abstract]

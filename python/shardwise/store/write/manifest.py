@@ -44,7 +44,12 @@ def manifest_text(
     """
     manifest: dict[str, Any] = {"format": "shardwise", "version": 1, **said}
     manifest["tensors"] = {
-        tensor.name: {"dtype": tensor.dtype.name, "shape": list(tensor.shape), "digest": f"{digest:032x}", **more}
+        tensor.name: {
+            "dtype": tensor.dtype.stated,
+            "shape": tensor.dtype.element_shape(tensor.shape),
+            "digest": f"{digest:032x}",
+            **more,
+        }
         for tensor, more, digest in zip(tensors, said["tensors"], digests, strict=True)
         if not tensor.is_object
     }

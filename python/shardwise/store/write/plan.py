@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._arguments import integer
-from ..._dtypes import DTYPES, Dtype
+from ..._dtypes import Dtype, dtype_named
 from ..._text import bytes_text
 from ...errors import LayoutError, ParseError
 from ..boxes import Bounds
@@ -312,7 +312,7 @@ class WritePlan:
         self.path = Places().of(head["path"]) if path is None else path
         self.form, self.task_bytes = head["form"], head["task_bytes"]
         self.is_folder = self.form != "safetensors"
-        self.dtypes = [DTYPES[name] for name in head["dtypes"]]
+        self.dtypes = [known for name in head["dtypes"] if (known := dtype_named(name)) is not None]
         self.tensors = _Tensors(self)
         self.sources = _Sources(self) if sources is None else sources
         self._file, self._digest = file, digest

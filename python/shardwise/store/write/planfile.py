@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 
 from ..._atomic import naming, replacing
-from ..._dtypes import DTYPES
+from ..._dtypes import dtype_named
 from ..._text import shown
 from ...errors import ParseError
 from ..files import DataFile
@@ -115,7 +115,8 @@ def _check_head(head: Any) -> None:
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise ValueError("its metadata is not one of texts")
     for name in dtypes:
-        if not isinstance(name, str) or name not in DTYPES or DTYPES[name].bits % 8:
+        found = dtype_named(name) if isinstance(name, str) else None
+        if found is None or found.bits % 8:
             raise ValueError(f"its dtype {shown(name)} is unknown")
     for cut in cuts:
         check_cut(cut)

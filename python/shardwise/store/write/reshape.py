@@ -190,7 +190,7 @@ def reshard_checkpoint(
         ParseError: if the source does not follow its format, changed meanwhile, or has replicas that disagree.
         LayoutError: if a layout does not fit a tensor, a rewrite matches nothing or does not fit, two tensors get one
             name, or the memory is too little; if values are beyond the range of `dtype`; with `strict`, on any warning.
-        TypeError: if elements are packed, or have a dtype that the format cannot hold.
+        TypeError: if elements of fewer than eight bits are rewritten, or a dtype is one that the format cannot hold.
         OSError: if a file cannot be read or written, or the disk is full; with `resume` the next run continues.
         BrokenExecutor: if a worker died, and its executor with it; with `resume` the next run continues.
         TimeoutError: if workers were given up; with `resume` the next run continues.

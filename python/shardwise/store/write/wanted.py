@@ -119,14 +119,10 @@ def partition_for(name: str, shape: tuple[int, ...], layouts: Layouts | None, un
 def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | None) -> Wanted:
     """A tensor of a checkpoint, whose pieces are addressable, to be written under a name.
 
-    Raises:
-        TypeError: if its elements are packed, several to a byte.
+    Of elements that are packed, several to a byte, the bytes are written; the partition is of these.
     """
     if tensor.bits % 8:
-        raise TypeError(
-            f"tensor {shown(tensor.name)} is {tensor.dtype}, {tensor.bits} bits an element; packed elements cannot be "
-            "resharded"
-        )
+        tensor = tensor._packed_bytes()
     pieces = [_stored_piece(piece) for piece in tensor.pieces] if tensor.size else []
     replicas = [_stored_piece(piece) for piece in tensor.replicas if piece.is_addressable] if tensor.size else []
     places = tuple((piece.box, id(piece.holder), piece.offset, piece.strides) for piece in pieces)
