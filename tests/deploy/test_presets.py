@@ -114,6 +114,24 @@ class TestMegatron:
         assert megatron.pipeline(5, pp=2, layout=stages.text) == stages
 
 
+class TestLimits:
+    """Sizes that would take all memory are refused at once."""
+
+    def test_too_many(self) -> None:
+        for make, error, message in (
+            (lambda: megatron.Ranks(2**40), MeshError, "world is 1099511627776; it must be from 1 to"),
+            (lambda: megatron.pipeline(2**40), LayoutError, "up to 65536"),
+            (lambda: ExpertMap.linear(2**40, 2), LayoutError, "num_experts is 1099511627776"),
+            (lambda: ExpertMap.redundant(2, 2**40, 2), LayoutError, "redundant is 1099511627776"),
+            (lambda: ExpertMap(((0, 2**40),)), LayoutError, "slots has no expert 1, but expert 1099511627776"),
+            (lambda: balanced_experts([[1.0, 2.0]], 2**40, 2), LayoutError, "must be from 1 to"),
+            (lambda: balanced_experts([[1.0, float("nan")]], 2, 2), LayoutError, "load must be finite numbers"),
+            (lambda: Stages.of_counts([2**40]), LayoutError, "counts is"),
+        ):
+            with pytest.raises(error, match=message):
+                make()
+
+
 class TestFsdp:
     def test_hybrid_sharding_repeats(self) -> None:
         rows = fsdp2(2, 2).partition("w", (3, 2)).boxes()[:, 0].tolist()

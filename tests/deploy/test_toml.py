@@ -89,6 +89,7 @@ def test_lists_that_megatron_splits() -> None:
         ("[world]", "[mesh]\nshape = [8]\naxis_names = ['x']\n[world]", "a file of a deployment has no mesh; write"),
         ('label = "trainer:{}"', 'label = "trainer"', r"world.label must be a text with \{\}"),
         ('label = "trainer:{}"', "size = 0", "world.size must be a whole number from 1"),
+        ('label = "trainer:{}"', "size = 1099511627776", "world.size must be a whole number from 1 to 1048576"),
         ('label = "trainer:{}"', "size = 4", r"meshes\['dense'\] has 8 devices, but the world has 4"),
         ('label = "trainer:{}"', "devices = ['a']\nsize = 1", "world has devices, so it cannot have 'size'"),
         ('label = "trainer:{}"', "count = 8", "unknown key 'count'"),

@@ -18,7 +18,7 @@ __all__ = ["ExpertMap", "balanced_experts"]
 #: Whose balancer: SGLang's, which is DeepSeek's own, calculates in single precision; vLLM's in double.
 Balancer = Literal["sglang", "vllm"]
 
-_MOST_SLOTS = 1 << 24
+_MOST_SLOTS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ExpertMap:
         if held and min(held) < 0:
             raise LayoutError(f"slots has expert {min(held)}; experts are counted from 0")
         if held and len(held) != max(held) + 1:
-            missing = next(expert for expert in range(max(held)) if expert not in held)
+            missing = next(expert for expert in range(len(held) + 1) if expert not in held)
             raise LayoutError(f"slots has no expert {missing}, but expert {max(held)}")
         object.__setattr__(self, "slots", rows)
 

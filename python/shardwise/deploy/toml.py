@@ -21,7 +21,7 @@ from .stages import Stages
 
 __all__ = ["is_deployment", "read_deployment"]
 
-_MOST_DEVICES = 1 << 24
+_MOST_DEVICES = 1 << 20
 #: The keys of a list that Megatron's split makes.
 _PIPELINE = {"layout", "pp", "vpp", "first", "last", "embedding_counts", "loss_counts", "mtp"}
 

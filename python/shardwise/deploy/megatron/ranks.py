@@ -18,6 +18,8 @@ __all__ = ["Groups", "Ranks"]
 #: Ranks that communicate with each other, one tuple for each group, ordered as Megatron orders both.
 Groups = tuple[tuple[int, ...], ...]
 
+#: Their groups are lists of all of them.
+_MOST_RANKS = 1 << 20
 _NAMES = ("tp", "pp", "dp", "ep", "cp")
 #: What the axes of the expert mesh are called; those of the dense one have Megatron's names.
 _EXPERT_NAMES = {"tp": "etp", "dp": "edp"}
@@ -89,8 +91,8 @@ class Ranks:
             if name == "etp" and value is None:
                 continue
             size = integer(name, value)
-            if size < 1:
-                raise MeshError(f"{name} is {shown(size)}; it must be at least 1")
+            if not 1 <= size <= _MOST_RANKS:
+                raise MeshError(f"{name} is {shown(size)}; it must be from 1 to {_MOST_RANKS}")
             object.__setattr__(self, name, size)
         instance("order", self.order, str)
         for what, model in (("tp * pp * cp", self.tp * self.pp * self.cp), ("etp * ep * pp", self._expert_size)):
