@@ -14,7 +14,8 @@ from pathlib import Path
 __all__ = ["MOST_BYTES", "faults"]
 
 ROOT = Path(__file__).parent.parent
-MOST_BYTES = 2 << 20
+#: A wheel that is larger is looked at before this number is raised.
+MOST_BYTES = 5 << 19
 
 # Folders of people, and of what builds on hosted machines.
 _HOMES = re.compile(rb"(?:/home/|/root/|/Users/|/github/|/runner/|[A-Za-z]:[\\/](?:Users|a)[\\/])[\w.\\/-]*")

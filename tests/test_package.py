@@ -28,6 +28,14 @@ def test_only_public_names_are_listed() -> None:
     assert set(names) == set(sw.__all__) | modules
 
 
+def test_the_top_has_the_names_that_a_user_types() -> None:
+    """The others are in their modules: a list that nobody can read through says nothing."""
+    assert len(sw.__all__) <= 40
+    for module in (sw.array, sw.reshard, sw.rules, sw.store):
+        assert set(dir(module)) >= set(module.__all__)
+        assert all(hasattr(module, name) for name in module.__all__)
+
+
 @pytest.mark.parametrize(
     "name",
     [

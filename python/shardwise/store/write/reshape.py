@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -294,7 +295,7 @@ def plan_checkpoint(
     )  # fmt: skip
     with planned as (made, warnings, _):
         if made.is_finished():
-            raise FileExistsError(17, "exists already; a checkpoint is written to a new name", str(target))
+            raise FileExistsError(errno.EEXIST, "exists already; a checkpoint is written to a new name", str(target))
         made.warnings = warnings
         return made
 
