@@ -249,8 +249,9 @@ def test_relayout() -> None:
     assert relayout(np.arange(6), Layout(["match"], MESH)).layout.is_fully_replicated()
     with pytest.raises(LayoutError, match="unique"):
         relayout(tensor, Layout(["match", "x"], MESH))
-    with pytest.raises(LayoutError, match="dims"):
-        relayout(tensor, Layout(["match"], MESH))
+    for specs in (["match"], ["unsharded", "unsharded", "match"]):
+        with pytest.raises(LayoutError, match="dims"):
+            relayout(tensor, Layout(specs, MESH))
     with pytest.raises(LayoutError, match="dims"):
         relayout(tensor, Layout(["x"], MESH))
     with pytest.raises(LayoutError, match="divide evenly"):
@@ -400,6 +401,7 @@ def test_a_tensor_is_printed_and_iterated_over_as_a_whole() -> None:
     tensor = copy_to_mesh(np.arange(4).reshape(2, 2), Layout(["x", "unsharded"], MESH))
     assert [row.tolist() for row in tensor] == [[0, 1], [2, 3]]
     assert len(tensor) == 2
+    assert len(copy_to_mesh(np.zeros((2, 3, 5)), Layout(["unsharded"] * 3, MESH))) == 2
     text = str(tensor)
     assert text.startswith('tf.Tensor({"')
     assert text.count('": [[') == MESH.num_local_devices()

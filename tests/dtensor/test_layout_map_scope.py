@@ -47,3 +47,11 @@ def test_what_cannot_be_a_scope() -> None:
     parted["kernel"] = Layout(["x", "y"], MESH).to_parted()
     with pytest.raises(LayoutError, match="static"):
         parted.scope()
+
+
+def test_a_rule_that_needs_a_backtracking_search_has_it_where_the_map_allows_it() -> None:
+    layout_map = LayoutMap(mesh=MESH, backtracking=True)
+    layout_map[r"(?<!b)k(?=e).*"] = Layout.batch_sharded(MESH, "x", 1)
+    with layout_map_scope(layout_map):
+        model = initialize_variables({"kernel": Variable((4,), "float32", np.zeros)})
+    assert model["kernel"].layout == layout_map["kernel"]

@@ -460,3 +460,9 @@ def test_any_arguments_give_a_documented_exception(data: st.DataObject) -> None:
     function, arguments = data.draw(st.sampled_from(calls))
     with contextlib.suppress(ShardwiseError, TypeError, IndexError):
         function(*(data.draw(ANYTHING) for _ in range(arguments)))
+
+
+@pytest.mark.parametrize("wrong", [{"name": 1}, {"use_xla_spmd": 1}, {"use_xla_spmd": "no"}, {"single_device": None}])
+def test_messages_are_made_of_the_types_of_their_fields(wrong: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=next(iter(wrong))):
+        MeshProto(**wrong)

@@ -3,10 +3,12 @@
 import itertools
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.show.names import brief, group_names, natural_key
+from shardwise.show.picture import short
 
 names = st.builds(
     ".".join,
@@ -78,3 +80,17 @@ def test_devices_in_few_characters() -> None:
     assert brief(["tpu:0", "gpu:1"]) == "tpu:0,gpu:1"
     assert brief(["left", "right"]) == "left,right"
     assert brief([f"node{i}" for i in range(0, 12, 2)]) == "node0,2,…,10"
+
+
+@pytest.mark.parametrize("size", range(2, 14))
+def test_a_text_cut_in_its_middle_is_as_long_as_it_may_be(size: int) -> None:
+    """Two fifths of what is kept are its beginning."""
+    text = "abcdefghijkl"
+    cut = short(text, size)
+    if size >= len(text):
+        assert cut == text
+        return
+    head, tail = cut.split("…")
+    assert len(cut) == size
+    assert (text.startswith(head), text.endswith(tail)) == (True, True)
+    assert len(head) == (size - 1) * 2 // 5
