@@ -11,7 +11,7 @@ use std::{
     thread,
 };
 
-use shardwise_core::error::Error as CoreError;
+use shardwise_core::{error::Error as CoreError, parallel::panic_message};
 
 use crate::{
     commit, digest,
@@ -270,9 +270,4 @@ fn zeros<T: Clone + Default>(count: usize) -> Result<Vec<T>> {
     zeros.try_reserve_exact(count).map_err(|_| Error::Memory { what: "the digests" })?;
     zeros.resize(count, T::default());
     Ok(zeros)
-}
-
-fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("no message").to_owned()
 }
