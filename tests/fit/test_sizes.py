@@ -77,6 +77,10 @@ def test_heads_stay_whole(heads: int, kv: int, tp: int, verdict: str, why: str) 
     assert {cut.tensors for cut in size.cuts} == {2}
 
 
+def test_tensors_without_elements_fit() -> None:
+    assert attention(8, 8, 8, head_dim=0).verdict == "fits"
+
+
 def test_heads_on_blocks() -> None:
     """Heads of 64 rows, of which two are a block: whole heads, but not whole blocks, on each of 7 ranks."""
     tensors: Outline = {"q_proj.weight": ("F8_E4M3", (14 * 64, 128)), "q_proj.weight_scale_inv": ("F32", (7, 1))}

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,6 +82,7 @@ def check_checkpoint(folder: Path, sizes: Sequence[int] = (1, 2, 4)) -> Found:
     config = json.loads((folder / "config.json").read_text())
     raw = read_raw(folder / "model.safetensors")
     found = find_components(raw.outline(), config, lambda name: raw.tensors[name][2])
+    _check_on_disk(folder, raw, found, sizes)
     if found.method is None:
         assert expected["quant_method"] is None
         return Found(0, 0, 0)
@@ -95,6 +99,24 @@ def check_checkpoint(folder: Path, sizes: Sequence[int] = (1, 2, 4)) -> Found:
                     done = cut_and_compare(logical, raw, found, quantization, dim, size, shared=shared, whole=whole)
                     cuts, refused = cuts + done, refused + (not done)
     return Found(len(found.tensors), cuts, refused)
+
+
+def _check_on_disk(folder: Path, raw: Raw, found: Components, sizes: Sequence[int]) -> None:
+    """Reshard the file: cut where that fits, and merged again it is bit for bit what it was."""
+    for size in sizes:
+        layouts: dict[str, sw.TensorLayout] = {}
+        for name, logical in found.tensors.items():
+            specs: list[Any] = [None] * len(logical.shape)
+            specs[-1 if re.search(r"\b(?:o|down)_proj\b", name) else -2] = "tp"
+            layout = sw.TensorLayout(specs, sw.DeviceMesh((size,), ("tp",)))
+            with suppress(sw.LayoutError):
+                layout.partition(logical.shape)
+                layouts.update(component_layouts(logical, layout))
+        with TemporaryDirectory() as place:
+            cut, merged = Path(place, "cut"), Path(place, "merged.safetensors")
+            sw.reshard_checkpoint(folder, cut, layouts, to="sharded", sync=False)
+            sw.reshard_checkpoint(cut, merged, sync=False)
+            assert read_raw(merged).tensors == raw.tensors, size
 
 
 def checkpoint_differs(folder: Path) -> str | None:

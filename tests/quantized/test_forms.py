@@ -101,6 +101,7 @@ GPTQ: Outline = {
             "has the shape (9, 4); for a weight of (64, 128) it must be (8, 4)",
         ),
         ({**INT4, "a.weight_g_idx": ("I32", (127,))}, packed_scheme(), "it must be (128,)"),
+        ({**INT4, "a.weight_g_idx": ("I32", (2, 64))}, packed_scheme(), "it must have 1 dims"),
         (GPTQ, {"quant_method": "gptq", "bits": 4}, "group_size is missing"),
         (GPTQ, {"quant_method": "gptq", "bits": 5, "group_size": 32}, "bits is 5; known are 2, 3, 4 and 8"),
         (GPTQ, {"quant_method": "gptq", "bits": 4, "group_size": 64}, "a.scales' has the shape (4, 64)"),
@@ -219,3 +220,14 @@ def test_values_are_values() -> None:
         assert eval(repr(logical), {"Along": Along, "Component": Component, "LogicalTensor": LogicalTensor}) == logical
         assert hash(logical) == hash(pickle.loads(pickle.dumps(logical)))
         assert (logical.unit(1), logical.unit(1, shared=True)) == (math.lcm(8, 32), 8)
+
+
+def test_a_configuration_of_nonsense_is_not_followed() -> None:
+    tensors: Outline = {
+        "a.weight": ("U8", (64, 32)),
+        "a.weight_scale": ("F8_E4M3", (64, 4)),
+        "a.weight_scale_2": ("F32", ()),
+    }
+    several: list[Any] = [[], {"a": 3}, {"a": {"weights": 3}}, {"a": {"weights": {"group_size": None}}}]
+    for groups in several:
+        assert of(tensors, quant_method="modelopt", config_groups=groups).unit(1) == 16

@@ -171,7 +171,7 @@ def _cuts(kind: Kind, role: Role, heads: Heads, experts: int, tp: int, ep: int) 
         if tp > 1 and base % unit:
             verdict, padded = "refused", None
             why = f"a part of the fused weight begins at {base}, within a block of {unit}: its parts share a block"
-        head = size // count if count else 1
+        head = max(size // count, 1) if count else 1
         cut = _cut(kind, dim, size, what, head, ways, unit, verdict, why, padded=padded)
         yield cut._replace(limits=limits)
         base += size

@@ -127,6 +127,10 @@ class Group(NamedTuple):
         components = []
         for tail, each in along.items():
             name, dtype, own = self._member(tail)
+            if len(each) != len(own):
+                raise ParseError(
+                    f"{shown(name)} has the shape {own}; for a weight of {shape} it must have {len(each)} dims"
+                )
             expected = tuple(
                 have if one.of is None or one.of < 0 else one.elements(shape[one.of])
                 for one, have in zip(each, own, strict=True)

@@ -136,7 +136,8 @@ def mxfp4(group: Group) -> LogicalTensor | None:
 def _group_size(given: Given, default: int) -> int:
     groups = given.config.get("config_groups")
     for one in groups.values() if isinstance(groups, dict) else ():
-        size = one.get("weights", {}).get("group_size") if isinstance(one, dict) else None
+        weights = one.get("weights") if isinstance(one, dict) else None
+        size = weights.get("group_size") if isinstance(weights, dict) else None
         if size is not None:
             return Given({"group_size": size}, None).integer("group_size") or default
     return given.integer("group_size") or default
