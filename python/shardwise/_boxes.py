@@ -16,18 +16,18 @@ from .piece import Piece
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    Bounds = npt.NDArray[np.int64]
+    Corners = npt.NDArray[np.int64]
 
 __all__ = ["Holder", "arguments_of", "chunks_key", "consecutive", "key_of", "one_each", "parse_holder", "positions"]
 
 #: A holder's boxes as int64 (boxes, dims, 2), their number, and its array: True for the one box's own, False for a flat
 #: one, or its shape and where the boxes begin in it.
-Holder = tuple["Bounds", int, "bool | tuple[tuple[int, ...], list[int]]"]
+Holder = tuple["Corners", int, "bool | tuple[tuple[int, ...], list[int]]"]
 #: What a key begins with that has the shape of the chunks and no boxes.
 _CHUNKS = "chunks"
 
 
-def one_each(shape: tuple[int, ...], boxes: Any) -> Bounds:
+def one_each(shape: tuple[int, ...], boxes: Any) -> Corners:
     """One box for each holder, as int64 (holders, dims, 2)."""
     if isinstance(boxes, (str, bytes, range)) or not hasattr(boxes, "__len__"):
         raise TypeError(f"boxes must be a mapping, a sequence of boxes or an array, got {type(boxes).__name__}")
@@ -99,7 +99,7 @@ def _pairs(box: Any, shape: tuple[int, ...], name: str) -> list[Any]:
     return sides
 
 
-def _bounds(boxes: Any, rank: int, name: str) -> Bounds:
+def _bounds(boxes: Any, rank: int, name: str) -> Corners:
     array = int64_array(name, boxes)
     if array.size == 0 and array.ndim < 3:
         array = array.reshape(len(array), rank, 2) if len(array) * rank == 0 else array

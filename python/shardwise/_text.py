@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from typing import Any
 
-__all__ = ["bytes_text", "seconds_text", "shown"]
+__all__ = ["bytes_text", "cut", "seconds_text", "shown"]
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -32,6 +32,16 @@ def seconds_text(seconds: float) -> str:
         if seconds * factor >= 1 or seconds == 0:
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds * 1e9:.3g} ns"
+
+
+def cut(text: object, most: int = 200) -> str:
+    """Give a text, or an error's, at most so long.
+
+    >>> cut("abcdef", 4), cut(ValueError("abc"))
+    ('abc…', 'abc')
+    """
+    whole = str(text)
+    return whole if len(whole) <= most else f"{whole[: most - 1]}…"
 
 
 def shown(value: object) -> str:

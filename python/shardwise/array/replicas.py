@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._text import shown
+from .._text import cut, shown
 from ..errors import LayoutError
 from ..partition import Partition
 from ..piece import sides_of
@@ -161,5 +161,4 @@ def texts_of(one: Any, other: Any) -> tuple[str, str]:
 def _short(value: Any) -> str:
     if not isinstance(value, np.generic):
         return shown(value)  # An object of any class, whose own text may be of any length, or raise.
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:39]}…"
+    return cut(value, 40)

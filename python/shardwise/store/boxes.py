@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import instance
+from .._text import shown
 from ..errors import SizeOverflowError
 from .engine import CopyJob, HeldPiece
 from .files import DataFile
@@ -72,7 +73,7 @@ def check_box(box: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Bounds:
     if box is None:
         return tuple((0, size) for size in shape)
     if not isinstance(box, tuple) or not all(isinstance(part, slice) for part in box):
-        raise TypeError(f"box must be a tuple of slices, got {repr(box)[:200]}")
+        raise TypeError(f"box must be a tuple of slices, got {shown(box)}")
     if len(box) != len(shape):
         raise IndexError(f"box has {len(box)} slices; the tensor has {len(shape)} dims, shape {shape}")
     bounds = []

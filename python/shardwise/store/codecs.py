@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._fork import importing
+from .._text import cut, shown
 from ..errors import ParseError
-from .text import shorten
 
 __all__ = ["COMPRESSORS", "decompress", "decompress_node"]
 
@@ -52,7 +52,7 @@ def decompress(name: str, data: bytes, size: int, where: str) -> npt.NDArray[np.
     except (zlib.error, gzip.BadGzipFile, OSError, ValueError, EOFError) as error:
         if isinstance(error, ParseError):
             raise
-        raise ParseError(f"{where}: is not {shorten(name)} data: {str(error)[:200]}") from None
+        raise ParseError(f"{where}: is not {shown(name)} data: {cut(error)}") from None
     if count != size:
         more = "more" if count > size else f"{count}"
         raise ParseError(f"{where}: gives {more} bytes when decompressed; {size} were expected")
@@ -67,7 +67,7 @@ def decompress_node(data: bytes, most: int, where: str) -> bytes:
         with zstandard.ZstdDecompressor().stream_reader(data) as reader:
             result: bytes = reader.read(most + 1)
     except zstandard.ZstdError as error:
-        raise ParseError(f"{where}: is not zstd data: {str(error)[:200]}") from None
+        raise ParseError(f"{where}: is not zstd data: {cut(error)}") from None
     if len(result) > most:
         raise ParseError(f"{where}: gives more than {most} bytes when decompressed")
     return result
@@ -89,7 +89,7 @@ def _read_zstd(zstandard: Any, data: bytes, out: npt.NDArray[np.uint8], where: s
                 done += count
             return done + len(reader.read(1)) if done == len(out) else done
     except zstandard.ZstdError as error:
-        raise ParseError(f"{where}: is not zstd data: {str(error)[:200]}") from None
+        raise ParseError(f"{where}: is not zstd data: {cut(error)}") from None
 
 
 def _read(name: str, data: bytes, out: npt.NDArray[np.uint8], where: str) -> int:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from .._text import shown
 from ..errors import LayoutError, ParseError
 from ..tiling import Tiling
-from .text import box_text, shorten
+from .text import box_text
 
 __all__ = ["tile"]
 
@@ -41,7 +42,7 @@ def tile(
     if outside.any():
         at = int(np.flatnonzero(outside)[0])
         raise ParseError(
-            f"{checkpoint}: tensor {shorten(name)} of shape {shape}: {where(at)} holds {box_text(boxes[at].tolist())}, "
+            f"{checkpoint}: tensor {shown(name)} of shape {shape}: {where(at)} holds {box_text(boxes[at].tolist())}, "
             "which is outside it"
         )
     if len(boxes) == 1 and (boxes[0, :, 1] - boxes[0, :, 0] == sizes).all():
@@ -73,4 +74,4 @@ def _check(
         positions = [int(number) for number in re.findall(r"boxes\[(\d+)\]", text)]
         files = [f"boxes[{position}] is in {where(int(kept[position]))}" for position in positions]
         held = f" ({', '.join(files)})" if files else ""
-        raise ParseError(f"{checkpoint}: tensor {shorten(name)} of shape {shape}: {text}{held}") from None
+        raise ParseError(f"{checkpoint}: tensor {shown(name)} of shape {shape}: {text}{held}") from None

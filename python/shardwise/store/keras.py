@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from .._dtypes import DTYPES, Dtype, find_dtype
 from .._fork import importing
+from .._text import cut, shown
 from ..errors import ParseError
 from .boxes import Bounds, Extent, contiguous_strides
 from .chunks import Cell, grid_pieces, stored_cells
@@ -25,7 +26,7 @@ from .files import DataFile
 from .object_files import open_file
 from .parts import check_whole
 from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor, whole_box
-from .text import MAX_JSON, checked_name, checked_shape, shorten, stays_inside, strict_json
+from .text import MAX_JSON, checked_name, checked_shape, stays_inside, strict_json
 
 __all__ = ["open_form"]
 
@@ -53,7 +54,7 @@ def open_form(path: Path, *, part: bool = False) -> StoredCheckpoint:
             except FileNotFoundError:
                 if not weight_map:
                     raise
-                raise ParseError(f"{path}: weight_map names the file {shorten(name)}, which does not exist") from None
+                raise ParseError(f"{path}: weight_map names the file {shown(name)}, which does not exist") from None
             _read(files[-1], tensors, objects, unreadable, layers)
         _check(path, weight_map, metadata, tensors)
     except BaseException:
@@ -91,10 +92,10 @@ def _index(path: Path) -> tuple[dict[str, list[str]], dict[str, Any]]:
     for group, names in weight_map.items():
         names = [names] if isinstance(names, str) else names
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise ParseError(f"{path}: weight_map names no files for {shorten(group)}")
+            raise ParseError(f"{path}: weight_map names no files for {shown(group)}")
         for name in names:
             if not stays_inside(name):
-                raise ParseError(f"{path}: weight_map names the file {shorten(name)}, outside the index's own folder")
+                raise ParseError(f"{path}: weight_map names the file {shown(name)}, outside the index's own folder")
         found[group] = names
     metadata = index.get("metadata")
     return found, metadata if isinstance(metadata, dict) else {}
@@ -110,7 +111,7 @@ def _check(
     for group, names in weight_map.items():
         for name in names:
             if Path(name).name not in held.get(f"/{group.strip('/')}", ()):
-                raise ParseError(f"{path}: lists {shorten(group)} in {shorten(name)}, which does not hold any of it")
+                raise ParseError(f"{path}: lists {shown(group)} in {shown(name)}, which does not hold any of it")
     total, there = metadata.get("total_size"), sum(tensor.nbytes for tensor in tensors.values())
     if weight_map and isinstance(total, (int, float)) and not isinstance(total, bool) and total != float(there):
         raise ParseError(f"{path}: says that the weights have {total:.0f} bytes, but the files hold {there}")
@@ -159,7 +160,7 @@ def _opened(file: DataFile) -> Any:
     try:
         return h5py.File(_Raw(file), "r")
     except (OSError, RuntimeError, ValueError, KeyError) as error:
-        raise ParseError(f"{file.path}: is not an HDF5 file that can be read: {str(error)[:200]}") from None
+        raise ParseError(f"{file.path}: is not an HDF5 file that can be read: {cut(error)}") from None
 
 
 class _Dataset(NamedTuple):
@@ -216,13 +217,13 @@ def _read(
         except (OSError, RuntimeError, ValueError, KeyError) as error:
             if isinstance(error, ParseError):
                 raise
-            raise ParseError(f"{file.path}: cannot be read as HDF5: {str(error)[:200]}") from None
+            raise ParseError(f"{file.path}: cannot be read as HDF5: {cut(error)}") from None
     file.check()
     for each in datasets:
         name, shape, dtype = each.name, each.shape, each.dtype
         checked_name(name, file.path)
         if name in tensors or name in objects or name in unreadable:
-            raise ParseError(f"{file.path}: {shorten(name)} is also in another file of the checkpoint")
+            raise ParseError(f"{file.path}: {shown(name)} is also in another file of the checkpoint")
         if dtype is None:
             objects[name] = StoredObject(name, partial(_value, file, name))
             continue
@@ -230,7 +231,7 @@ def _read(
         unknown = [number for number, _ in each.filters if number not in (_DEFLATE, _SHUFFLE, _FLETCHER32)]
         if unknown:
             unreadable[name] = (
-                f"{file.path}: {shorten(name)} is stored with HDF5's filter {unknown[0]}, which is not read; gzip, "
+                f"{file.path}: {shown(name)} is stored with HDF5's filter {unknown[0]}, which is not read; gzip, "
                 "shuffle and fletcher32 are"
             )
             continue
@@ -268,7 +269,7 @@ def _tensor(file: DataFile, each: _Dataset, dtype: Dtype) -> StoredTensor:
 def _chunk_of(file: DataFile, each: _Dataset, stored: _Stored, dtype: Dtype, local: Bounds) -> npt.NDArray[Any]:
     """Undo the filters of a chunk, and give a box of it."""
     assert each.chunk is not None
-    where = f"{file.path}: {shorten(each.name)}"
+    where = f"{file.path}: {shown(each.name)}"
     size = int(np.prod(each.chunk, dtype=object)) * each.stored.itemsize
     if stored.size > size + size // 8 + 65536:
         raise ParseError(f"{where}: a chunk of {stored.size} bytes for {size} bytes of elements")
@@ -333,15 +334,14 @@ def _datasets(
     for key in group:
         name = f"{prefix}{key}"
         if not isinstance(group.get(key, getlink=True), h5py.HardLink):
-            raise ParseError(f"{file.path}: {shorten(name)} is a link to another place; links are not followed")
+            raise ParseError(f"{file.path}: {shown(name)} is a link to another place; links are not followed")
         child = group[key]
         place = h5py.h5o.get_info(child.id).addr
         first = seen.setdefault(place, name)
         if isinstance(child, h5py.Group):
             if first != name:
                 raise ParseError(
-                    f"{file.path}: the group {shorten(name)} is {shorten(first)} under another name; a group must have "
-                    "one"
+                    f"{file.path}: the group {shown(name)} is {shown(first)} under another name; a group must have one"
                 )
             yield from _datasets(child, f"{name}/", depth + 1, file, layers, seen)
         elif isinstance(child, h5py.Dataset):
@@ -355,7 +355,7 @@ def _described(dataset: Any, name: str, file: DataFile) -> _Dataset:
     dtype = _dtype(dataset) if dataset.shape is not None else None
     creation = dataset.id.get_create_plist()
     if creation.get_external_count() or creation.get_layout() not in (h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED, 0):
-        raise ParseError(f"{file.path}: {shorten(name)} lies in other files; links to them are not followed")
+        raise ParseError(f"{file.path}: {shown(name)} lies in other files; links to them are not followed")
     found = _Dataset(name, shape, dtype, dataset.dtype)
     if dtype is None or 0 in shape:
         return found
@@ -375,7 +375,7 @@ def _described(dataset: Any, name: str, file: DataFile) -> _Dataset:
 def _within(file: DataFile, name: str, offset: Any, size: int) -> int:
     if not isinstance(offset, int) or offset < 0 or offset + size > file.size:
         end = offset + size if isinstance(offset, int) else "?"
-        raise ParseError(f"{file.path}: is truncated: {shorten(name)} is at bytes {offset} to {end} of {file.size}")
+        raise ParseError(f"{file.path}: is truncated: {shown(name)} is at bytes {offset} to {end} of {file.size}")
     return offset
 
 
@@ -410,7 +410,7 @@ def _dtype(dataset: Any) -> Dtype | None:
 
 def _as(values: npt.NDArray[Any], dtype: Dtype, name: str) -> npt.NDArray[Any]:
     """Elements as HDF5 gives them, in the dtype that they are."""
-    wanted = dtype.numpy(f"tensor {shorten(name)}")
+    wanted = dtype.numpy(f"tensor {shown(name)}")
     if values.dtype.kind in "Vu" and values.dtype.itemsize == wanted.itemsize and wanted.kind not in "biufc":
         return values.view(wanted) if values.ndim else values.reshape(1).view(wanted).reshape(())
     return values.view(wanted) if values.dtype.kind == "V" else values.astype(wanted, copy=False)
@@ -428,7 +428,7 @@ def _decoded(file: DataFile, name: str, dtype: Dtype, local: Bounds) -> npt.NDAr
             box = (*(slice(start, stop) for start, stop in local), ...)
             read: npt.NDArray[Any] = np.asarray(dataset[box])
         except (OSError, RuntimeError, ValueError, KeyError) as error:
-            raise ParseError(f"{file.path}: {shorten(name)} cannot be read: {str(error)[:200]}") from None
+            raise ParseError(f"{file.path}: {shown(name)} cannot be read: {cut(error)}") from None
     return _as(read, dtype, name)
 
 
@@ -437,5 +437,5 @@ def _value(file: DataFile, name: str) -> Any:
         try:
             value = root[name][()]
         except (OSError, RuntimeError, ValueError, KeyError) as error:
-            raise ParseError(f"{file.path}: {shorten(name)} cannot be read: {str(error)[:200]}") from None
+            raise ParseError(f"{file.path}: {shown(name)} cannot be read: {cut(error)}") from None
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value

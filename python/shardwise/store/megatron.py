@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from .._text import shown
 from ..errors import ParseError
 from .object_files import open_file
 from .protocol import StoredCheckpoint, StoredObject
-from .text import MAX_JSON, shorten, strict_json
+from .text import MAX_JSON, strict_json
 from .torch.dcp import open_folder
 from .torch.tensors import Container
 
@@ -25,16 +26,15 @@ def open_form(path: Path) -> StoredCheckpoint:
     backend = said.get("sharded_backend") if isinstance(said, dict) else None
     if backend != "torch_dist":
         raise ParseError(
-            f"{path}: a Megatron checkpoint of the format {shorten(backend)}, which cannot be read; convert it to "
+            f"{path}: a Megatron checkpoint of the format {shown(backend)}, which cannot be read; convert it to "
             "torch_dist with Megatron's own tools"
         )
     if not (path / ".metadata").exists():
         raise ParseError(f"{path}: has no .metadata: files are missing, or the save was interrupted")
-    checkpoint = open_folder(path, "megatron", {"megatron": said})
+    beside = {}
     if (path / "common.pt").exists():
-        common = {"common": StoredObject("common", lambda: _common(path / "common.pt"))}
-        checkpoint.add_objects(common)
-    return checkpoint
+        beside["common"] = StoredObject("common", lambda: _common(path / "common.pt"))
+    return open_folder(path, "megatron", {"megatron": said}, beside)
 
 
 def _latest(path: Path) -> str:
@@ -46,7 +46,7 @@ def _latest(path: Path) -> str:
     if text == "release":
         return text
     if not text.isdecimal() or len(text) > 18:
-        raise ParseError(f"{path}: {shorten(text)} is neither an iteration nor the word release")
+        raise ParseError(f"{path}: {shown(text)} is neither an iteration nor the word release")
     folder = f"iter_{int(text):07d}"
     if not (path.parent / folder).is_dir():
         raise ParseError(f"{path}: names the iteration {text}, but there is no folder {folder}")

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .._fork import cached_property, importing
+from .._text import shown
 from ..errors import ParseError
 from .files import DataFile
 from .kinds import kind_of
 from .object_files import open_file
 from .objects import ObjectPath, entries_of, place_of
 from .protocol import StoredCheckpoint, UnsupportedError
-from .text import shorten
 
 __all__ = ["FORMS", "Form", "Target", "known_form", "open_checkpoint"]
 
@@ -276,6 +276,6 @@ def known_form(given: Path) -> _Known:
         names = ", ".join(target.names[:4])
         steps = target.matching(r".*\.orbax-checkpoint-tmp.*")
         hint = "; it only has an interrupted save of Orbax" if steps else ""
-        held = f"it holds {shorten(names)}" if names else "the folder is empty"
+        held = f"it holds {shown(names)}" if names else "the folder is empty"
         raise UnsupportedError(f"{given}: not a checkpoint of any known format; {held}{hint}")
     raise UnsupportedError(f"{given}: not a checkpoint of any known format; it is {kind_of(target.head)}")

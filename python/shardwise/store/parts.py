@@ -9,8 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from .._text import shown
 from ..errors import ParseError
-from .text import are_sizes, shorten
+from .text import are_sizes
 
 __all__ = ["MANIFEST", "MARK", "SHARDING_INFO", "check_whole", "complete_set", "part_mark", "said_files"]
 
@@ -86,7 +87,7 @@ def complete_set(folder: Path, names: Iterable[str], suffix: str, index: str) ->
         if match is not None and match[4] == suffix and int(match[3]) > 1:
             sets.setdefault((match[1], int(match[3])), {})[int(match[2])] = name
     if len(sets) > 1:
-        held = ", ".join(shorten(next(iter(one.values()))) for one in list(sets.values())[:_MOST_NAMED])
+        held = ", ".join(shown(next(iter(one.values()))) for one in list(sets.values())[:_MOST_NAMED])
         raise ParseError(
             f"{folder}: has no {index}, and files of {len(sets)} checkpoints ({held}); put each in a folder"
         )

@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from .._boxes import consecutive
 from .._dtypes import Dtype, bytes_for, in_bytes
-from .._text import bytes_text
+from .._text import bytes_text, shown
 from ..errors import LayoutError, ParseError
 from ..tiling import Tiling
 from .boxes import Bounds, Extent, check_box, check_out, contiguous_strides, expressible, read_extent
 from .files import DataFile, ReadsFiles
-from .text import MAX_NAME, box_text, shorten
+from .text import MAX_NAME, box_text
 
 __all__ = [
     "ListedPieces",
@@ -207,7 +207,7 @@ class StoredTensor(ReadsFiles):
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
         """The dtype of an array of it; ImportError if it needs ml_dtypes, TypeError if numpy has none."""
-        return self._dtype.numpy(f"tensor {shorten(self.name)}")
+        return self._dtype.numpy(f"tensor {shown(self.name)}")
 
     @property
     def ndim(self) -> int:
@@ -261,7 +261,7 @@ class StoredTensor(ReadsFiles):
         bounds = check_box(box, self.shape)
         shape = tuple(stop - start for start, stop in bounds)
         if out is None:
-            with expressible(shorten(self.name), self.shape, dtype):
+            with expressible(shown(self.name), self.shape, dtype):
                 out = np.empty(shape, dtype)
         target = check_out(out, shape, dtype)
         files: dict[int, DataFile] = {}
@@ -305,7 +305,7 @@ class StoredTensor(ReadsFiles):
         needed = count * (2 * bytes_for(1, self.bits) + wider)
         if needed > memory:
             raise LayoutError(
-                f"memory is {bytes_text(memory)}; tensor {shorten(self.name)} is stored in chunks of "
+                f"memory is {bytes_text(memory)}; tensor {shown(self.name)} is stored in chunks of "
                 f"{bytes_text(bytes_for(count, self.bits))}, each of which is decoded at once: at least "
                 f"{bytes_text(needed)} are needed"
             )
@@ -372,7 +372,7 @@ class StoredTensor(ReadsFiles):
             start, stop = box[at]
             if start * row % 8 or stop * row % 8 or box[at + 1 :] != tuple((0, size) for size in inner):
                 where = box_text(box)
-                raise ParseError(f"tensor {shorten(self.name)}: its piece {where} of {self.dtype} begins within a byte")
+                raise ParseError(f"tensor {shown(self.name)}: its piece {where} of {self.dtype} begins within a byte")
             bounds = (*box[:at], (start * row // 8, stop * row // 8), *((0, 1),) * len(inner))
 
             def locate() -> Extent:
@@ -398,7 +398,7 @@ class StoredTensor(ReadsFiles):
         """
         dtype = self.numpy_dtype
         if self.size == 0:
-            with expressible(shorten(self.name), self.shape, dtype):
+            with expressible(shown(self.name), self.shape, dtype):
                 empty: npt.NDArray[Any] = np.empty(self.shape, dtype)
             empty.flags.writeable = False
             return empty
@@ -408,7 +408,7 @@ class StoredTensor(ReadsFiles):
                 if len(self.pieces) != 1
                 else "is compressed, or in another order of bytes"
             )
-            raise ValueError(f"tensor {shorten(self.name)} {why}, so there is no array of it without a copy; read it")
+            raise ValueError(f"tensor {shown(self.name)} {why}, so there is no array of it without a copy; read it")
         extent = self.pieces[0].extent()
         array: npt.NDArray[Any] = np.ndarray(self.shape, dtype, extent.file.map(), extent.start, extent.strides)
         return array
@@ -420,8 +420,8 @@ class StoredTensor(ReadsFiles):
 
     def __repr__(self) -> str:
         pieces = "1 piece" if len(self.pieces) == 1 else f"{len(self.pieces)} pieces"
-        alias = f", shares the storage of {shorten(self.alias_of)}" if self.alias_of is not None else ""
-        return f"<StoredTensor {shorten(self.name)}: {self.dtype} {_shape_text(self.shape)}, {pieces}{alias}>"
+        alias = f", shares the storage of {shown(self.alias_of)}" if self.alias_of is not None else ""
+        return f"<StoredTensor {shown(self.name)}: {self.dtype} {_shape_text(self.shape)}, {pieces}{alias}>"
 
 
 class StoredObject(ReadsFiles):
@@ -448,7 +448,7 @@ class StoredObject(ReadsFiles):
         return self._load()
 
     def __repr__(self) -> str:
-        return f"<StoredObject {shorten(self.name)}>"
+        return f"<StoredObject {shown(self.name)}>"
 
 
 class StoredSum(NamedTuple):
@@ -542,11 +542,7 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
         except KeyError:
             if name in self.unreadable:
                 raise UnsupportedError(self.unreadable[name]) from None
-            raise KeyError(f"{self.path} has no tensor {shorten(name)}{_meant(name, self._tensors)}") from None
-
-    def add_objects(self, objects: Mapping[str, StoredObject]) -> None:
-        """Add values that lie beside what the checkpoint was opened from; for the formats, while they open it."""
-        self.objects = MappingProxyType({**self.objects, **objects})
+            raise KeyError(f"{self.path} has no tensor {shown(name)}{_meant(name, self._tensors)}") from None
 
     def read(
         self, name: str, box: tuple[slice, ...] | None = None, *, out: npt.NDArray[Any] | None = None
@@ -602,7 +598,7 @@ def _meant(name: object, names: Iterable[str]) -> str:
     if not isinstance(name, str):
         return ""
     found = get_close_matches(name[:MAX_NAME], islice(names, _MOST_COMPARED), 3)
-    return f"; did you mean {' or '.join(map(shorten, found))}?" if found else ""
+    return f"; did you mean {' or '.join(map(shown, found))}?" if found else ""
 
 
 def _index(box: Iterable[slice]) -> tuple[Any, ...]:

@@ -10,12 +10,13 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from .._text import shown
 from ..errors import ParseError
 from .object_files import open_file
 from .objects import ObjectPath, entries_of
 from .parts import MANIFEST
 from .protocol import StoredCheckpoint, StoredTensor
-from .text import MAX_JSON, shorten, strict_json
+from .text import MAX_JSON, strict_json
 from .torch import dcp_safetensors
 
 __all__ = ["MANIFEST", "check_seal", "damaged_files", "open_form", "read_manifest", "sealed"]
@@ -60,21 +61,21 @@ def open_form(path: Path) -> StoredCheckpoint:
         tensors: dict[str, StoredTensor] = {}
         missing = next((name for name in said if name not in inner), None)
         if missing is not None:
-            raise ParseError(f"{path}: {MANIFEST} names the tensor {shorten(missing)}, which no file holds")
+            raise ParseError(f"{path}: {MANIFEST} names the tensor {shown(missing)}, which no file holds")
         for name, tensor in inner.items():
             expected = said.get(name)
             if expected is None:
-                raise ParseError(f"{path}: a file holds the tensor {shorten(name)}, which {MANIFEST} does not name")
+                raise ParseError(f"{path}: a file holds the tensor {shown(name)}, which {MANIFEST} does not name")
             if list(tensor.shape) != expected.get("shape") or tensor.dtype != expected.get("dtype"):
                 raise ParseError(
-                    f"{path}: tensor {shorten(name)} is {tensor.dtype} of shape {shorten(tensor.shape)}, but "
-                    f"{MANIFEST} says {shorten(expected.get('dtype'))} of shape {shorten(expected.get('shape'))}; a "
+                    f"{path}: tensor {shown(name)} is {tensor.dtype} of shape {shown(tensor.shape)}, but "
+                    f"{MANIFEST} says {shown(expected.get('dtype'))} of shape {shown(expected.get('shape'))}; a "
                     "file is missing, or belongs to another checkpoint"
                 )
             tensors[name] = tensor
         for alias, name in manifest["aliases"].items():
             if name not in tensors or alias in tensors:
-                raise ParseError(f"{path}: {MANIFEST} ties {shorten(alias)} to {shorten(name)}, which does not exist")
+                raise ParseError(f"{path}: {MANIFEST} ties {shown(alias)} to {shown(name)}, which does not exist")
             other = tensors[name]
             tensors[alias] = StoredTensor(
                 alias, other._dtype, other.shape, other.pieces, replicas=other.replicas, alias_of=name
@@ -103,7 +104,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != "shardwise":
         raise ParseError(f"{path}: is not the manifest of a checkpoint")
     if manifest.get("version") != 1:
-        raise ParseError(f"{path}: is of version {shorten(manifest.get('version'))}; only version 1 is known")
+        raise ParseError(f"{path}: is of version {shown(manifest.get('version'))}; only version 1 is known")
     for key in ("tensors", "files", "aliases"):
         held = manifest.get(key)
         if not isinstance(held, dict):
@@ -112,7 +113,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise ParseError(f"{path}: an entry of {key} is not a JSON object")
     for name in manifest["files"]:
         if "/" in name or "\\" in name or name in ("", ".", "..") or "\0" in name:
-            raise ParseError(f"{path}: names the file {shorten(name)}, which is not in its own folder")
+            raise ParseError(f"{path}: names the file {shown(name)}, which is not in its own folder")
     return manifest
 
 
@@ -123,9 +124,9 @@ def damaged_files(folder: Path, manifest: dict[str, Any]) -> dict[str, str]:
         try:
             size, expected = (folder / name).stat().st_size, said.get("size")
         except FileNotFoundError:
-            found[name] = f"{folder / MANIFEST}: names the file {shorten(name)}, which is missing"
+            found[name] = f"{folder / MANIFEST}: names the file {shown(name)}, which is missing"
             continue
         if size != expected:
             how = "is truncated: it has" if isinstance(expected, int) and size < expected else "has"
-            found[name] = f"{folder / name}: {how} {size} bytes, {MANIFEST} says {shorten(expected)}"
+            found[name] = f"{folder / name}: {how} {size} bytes, {MANIFEST} says {shown(expected)}"
     return found

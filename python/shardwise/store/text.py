@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .._text import shown
 from ..errors import ParseError
 
 __all__ = [
@@ -20,7 +21,6 @@ __all__ = [
     "box_text",
     "checked_name",
     "checked_shape",
-    "shorten",
     "stays_inside",
     "strict_json",
 ]
@@ -55,7 +55,7 @@ def strict_json(data: bytes, path: Path | str, offset: int = 0) -> Any:
         if len(mapping) != len(pairs):
             keys = sorted(key for key, _ in pairs)
             duplicate = next(key for key, following in pairwise(keys) if key == following)
-            raise ParseError(f"{path}: duplicate key {shorten(duplicate)}")
+            raise ParseError(f"{path}: duplicate key {shown(duplicate)}")
         return mapping
 
     def no_constant(name: str) -> None:
@@ -125,12 +125,6 @@ def are_sizes(value: Any) -> bool:
     )
 
 
-def shorten(value: object) -> str:
-    """Give the `repr` of a value from a file, cut to a length that fits a message."""
-    text = repr(value[:100] if isinstance(value, (str, list, tuple)) else value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
-
-
 def box_text(box: Any) -> str:
     """Write a box of starts and stops, as in slicing.
 
@@ -140,7 +134,7 @@ def box_text(box: Any) -> str:
     try:
         sides = [f"{start}:{stop}" for start, stop in list(box)[:8]]
     except (TypeError, ValueError):  # Not a box; a message is not the place to say so.
-        return shorten(box)
+        return shown(box)
     return f"[{', '.join([*sides, '...'] if len(box) > 8 else sides)}]"
 
 
@@ -161,11 +155,11 @@ def checked_shape(shape: Any, bits: int, name: str, where: object) -> tuple[int,
     """
     sizes = list(shape) if isinstance(shape, (list, tuple)) else shape
     if not are_sizes(sizes):
-        raise ParseError(f"{where}: tensor {shorten(name)}: shape {shorten(shape)} is not sizes from 0 to 2**63 - 1")
+        raise ParseError(f"{where}: tensor {shown(name)}: shape {shown(shape)} is not sizes from 0 to 2**63 - 1")
     if len(sizes) > MAX_DIMS:
-        raise ParseError(f"{where}: tensor {shorten(name)} has {len(sizes)} dims, over the limit of {MAX_DIMS}")
+        raise ParseError(f"{where}: tensor {shown(name)} has {len(sizes)} dims, over the limit of {MAX_DIMS}")
     if math.prod(sizes) * bits > 8 * _MAX_SIZE:
-        raise ParseError(f"{where}: tensor {shorten(name)} of shape {shorten(shape)} has more than 2**63 - 1 bytes")
+        raise ParseError(f"{where}: tensor {shown(name)} of shape {shown(shape)} has more than 2**63 - 1 bytes")
     return tuple(sizes)
 
 
@@ -179,5 +173,5 @@ def checked_name(name: object, where: object) -> str:
     if not isinstance(name, str) or (
         4 * len(name) > MAX_NAME and len(name.encode("utf-8", "surrogatepass")) > MAX_NAME
     ):
-        raise ParseError(f"{where}: the name {shorten(name)} is not text of at most {MAX_NAME} bytes")
+        raise ParseError(f"{where}: the name {shown(name)} is not text of at most {MAX_NAME} bytes")
     return name

@@ -10,10 +10,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ..._text import shown
 from ...errors import ParseError
 from ..object_files import open_file
 from ..protocol import StoredCheckpoint, StoredObject, StoredTensor, UnsupportedError
-from ..text import MAX_JSON, checked_name, shorten, strict_json
+from ..text import MAX_JSON, checked_name, strict_json
 from .keyvalue import FolderStore, KeyValueStore
 from .ocdbt import MANIFEST, OcdbtStore
 from .zarr import arrays_of, read_array
@@ -134,7 +135,7 @@ def _check_tree(item: Path, tree: Any, prefix: str, names: set[str]) -> None:
             continue
         name = ".".join(str(key.get("key")) if isinstance(key, dict) else "" for key in keys)
         if f"{prefix}{name}" not in names:
-            raise ParseError(f"{item}: its tree names the array {shorten(name)}, which does not exist")
+            raise ParseError(f"{item}: its tree names the array {shown(name)}, which does not exist")
 
 
 def _json(path: Path) -> Any:

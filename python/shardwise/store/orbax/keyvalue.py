@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from ..._fork import ForkLock
+from ..._text import shown
 from ...errors import ParseError
 from ..files import DataFile
 from ..object_files import open_file
 from ..objects import entries_of
-from ..text import shorten
 
 __all__ = ["FolderStore", "KeyValueStore", "OpenFiles", "Value"]
 
@@ -111,7 +111,7 @@ class FolderStore:
                 key = f"{prefix}{name}"
                 if is_folder:
                     if key.count("/") > 128:
-                        raise ParseError(f"{folder}: folders are nested more than 128 deep at {shorten(key)}")
+                        raise ParseError(f"{folder}: folders are nested more than 128 deep at {shown(key)}")
                     open_folders.append((f"{key}/", current / name))
                 else:
                     self._values[key] = current / name

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..._core import crc32c
+from ..._text import shown
 from ...errors import ParseError
 from ..codecs import decompress_node
-from ..text import shorten, stays_inside
+from ..text import stays_inside
 from .keyvalue import OpenFiles, Value
 
 __all__ = ["MANIFEST", "OcdbtStore", "read_node"]
@@ -166,8 +167,8 @@ class OcdbtStore:
                 try:
                     self.files.stretch(value)
                 except FileNotFoundError:
-                    text = shorten(str(value.path))
-                    raise ParseError(f"{self.folder}: {shorten(key)} is in {text}, which does not exist") from None
+                    text = shown(str(value.path))
+                    raise ParseError(f"{self.folder}: {shown(key)} is in {text}, which does not exist") from None
 
     def _manifest(self, path: Path, *, config_only: bool = True) -> _Node | None:
         """A manifest, read up to its file table; None for one that only says that others are numbered."""
@@ -214,7 +215,7 @@ class OcdbtStore:
         except UnicodeDecodeError:
             raise ParseError(f"{where}: the path of a data file is not UTF-8") from None
         if not stays_inside(text):
-            raise ParseError(f"{where}: names the file {shorten(text)}, outside its own folder")
+            raise ParseError(f"{where}: names the file {shown(text)}, outside its own folder")
         return self.folder / text
 
     def _count(self, size: int, node: _Node) -> None:
@@ -233,7 +234,7 @@ class OcdbtStore:
         try:
             data = self.files.read(Value(path, place.offset, place.length), _MAX_NODE)
         except FileNotFoundError:
-            raise ParseError(f"{self.folder}: the data file {shorten(str(path))} does not exist") from None
+            raise ParseError(f"{self.folder}: the data file {shown(str(path))} does not exist") from None
         node = _Node(read_node(data, _BTREE_MAGIC, where), where, path)
         if node.byte() != height:
             raise node.error(f"the height is not the {height} that the tree says")
@@ -294,6 +295,6 @@ class OcdbtStore:
             else:
                 value = Value(node.path, 0, length, node.take(length))
             if text in self._values:
-                raise node.error(f"the key {shorten(text)} is twice in the tree")
+                raise node.error(f"the key {shown(text)} is twice in the tree")
             self._values[text] = value
         node.end()

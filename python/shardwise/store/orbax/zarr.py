@@ -15,12 +15,13 @@ import numpy.typing as npt
 from ..._boxes import positions
 from ..._core import crc32c
 from ..._dtypes import DTYPES, Dtype
+from ..._text import shown
 from ...errors import ParseError
 from ..boxes import Bounds, Extent, contiguous_strides
 from ..chunks import Cell, grid_pieces, missing_cell, stored_cells
 from ..codecs import COMPRESSORS, decompress
 from ..protocol import StoredPiece, StoredTensor, UnsupportedError
-from ..text import are_sizes, checked_shape, shorten, strict_json
+from ..text import are_sizes, checked_shape, strict_json
 from .keyvalue import KeyValueStore, Value
 
 __all__ = ["arrays_of", "read_array"]
@@ -96,9 +97,9 @@ def read_array(
     value = store.get(key)
     if value is None:
         return None
-    said = strict_json(store.files.read(value, _MAX_METADATA), f"{where}: {shorten(key)}")
+    said = strict_json(store.files.read(value, _MAX_METADATA), f"{where}: {shown(key)}")
     if not isinstance(said, dict):
-        raise ParseError(f"{where}: {shorten(key)} is not a JSON object")
+        raise ParseError(f"{where}: {shown(key)} is not a JSON object")
     if version == 3 and said.get("node_type") == "group":
         return None
     error = partial(_error, where, name)
@@ -110,11 +111,11 @@ def read_array(
 
 
 def _unsupported(where: str, name: str, problem: str) -> UnsupportedError:
-    return UnsupportedError(f"{where}: array {shorten(name)}: {problem}")
+    return UnsupportedError(f"{where}: array {shown(name)}: {problem}")
 
 
 def _error(where: str, name: str, problem: str) -> ParseError:
-    return ParseError(f"{where}: array {shorten(name)}: {problem}")
+    return ParseError(f"{where}: array {shown(name)}: {problem}")
 
 
 _Error = Callable[[str], ParseError]
@@ -123,26 +124,26 @@ _Error = Callable[[str], ParseError]
 def _shapes(name: str, shape: Any, chunk: Any, bits: int, error: _Error) -> tuple[tuple[int, ...], tuple[int, ...]]:
     sizes = checked_shape(shape, bits, name, str(error("")).rpartition(": array")[0])
     if not are_sizes(chunk) or len(chunk) != len(sizes) or 0 in chunk:
-        raise error(f"chunks of {shorten(chunk)} in the shape {sizes}")
+        raise error(f"chunks of {shown(chunk)} in the shape {sizes}")
     if math.prod(chunk) * bits > 8 * (2**63 - 1):
-        raise error(f"chunks of {shorten(chunk)} have more than 2**63 - 1 bytes")
+        raise error(f"chunks of {shown(chunk)} have more than 2**63 - 1 bytes")
     return sizes, tuple(chunk)
 
 
 def _version2(name: str, said: dict[str, Any], error: _Error, unsupported: _Error) -> _Array:
     if said.get("zarr_format") != 2 or said.get("filters"):
-        raise unsupported(f"zarr_format {shorten(said.get('zarr_format'))} with filters {shorten(said.get('filters'))}")
+        raise unsupported(f"zarr_format {shown(said.get('zarr_format'))} with filters {shown(said.get('filters'))}")
     dtype, stored = _dtype2(said.get("dtype"))
     if dtype is None:
-        raise unsupported(f"the dtype {shorten(said.get('dtype'))} is not supported")
+        raise unsupported(f"the dtype {shown(said.get('dtype'))} is not supported")
     shape, chunk = _shapes(name, said.get("shape"), said.get("chunks"), dtype.bits, error)
     compressor = said.get("compressor")
     kind = None if compressor is None else compressor.get("id") if isinstance(compressor, dict) else compressor
     if kind is not None and kind not in COMPRESSORS:
-        raise unsupported(f"the compressor {shorten(kind)} is not supported; {', '.join(COMPRESSORS)} are")
+        raise unsupported(f"the compressor {shown(kind)} is not supported; {', '.join(COMPRESSORS)} are")
     separator, order = said.get("dimension_separator", "."), said.get("order")
     if separator not in (".", "/") or order not in ("C", "F"):
-        raise error(f"dimension_separator {shorten(separator)}, order {shorten(order)}")
+        raise error(f"dimension_separator {shown(separator)}, order {shown(order)}")
 
     def key(cell: tuple[int, ...]) -> str:
         return f"{name}/{separator.join(map(str, cell)) if cell else '0'}"
@@ -174,10 +175,10 @@ def _version3(name: str, said: dict[str, Any], error: _Error, unsupported: _Erro
     text = said.get("data_type")
     dtype = DTYPES.get(text) if isinstance(text, str) else None
     if dtype is None or dtype.bits % 8:
-        raise unsupported(f"the data_type {shorten(text)} is not supported")
+        raise unsupported(f"the data_type {shown(text)} is not supported")
     grid, configuration = _named(said.get("chunk_grid"))
     if grid != "regular":
-        raise unsupported(f"the chunk_grid {shorten(grid)} is not supported; regular is")
+        raise unsupported(f"the chunk_grid {shown(grid)} is not supported; regular is")
     shape, chunk = _shapes(name, said.get("shape"), configuration.get("chunk_shape"), dtype.bits, error)
     key = _keys3(name, said.get("chunk_key_encoding"), unsupported)
     codecs = said.get("codecs")
@@ -195,7 +196,7 @@ def _version3(name: str, said: dict[str, Any], error: _Error, unsupported: _Erro
         checked = _index_is_checked(configuration.get("index_codecs"), unsupported)
         location = configuration.get("index_location", "end")
         if location not in ("start", "end"):
-            raise error(f"index_location {shorten(location)}")
+            raise error(f"index_location {shown(location)}")
         first = location == "start"
         codecs = configuration.get("codecs")
     names, endian = _codecs3(codecs, unsupported)
@@ -216,10 +217,10 @@ def _named(value: Any) -> tuple[str, dict[str, Any]]:
 def _keys3(name: str, value: Any, error: _Error) -> Callable[[tuple[int, ...]], str]:
     encoding, configuration = _named(value)
     if encoding not in ("default", "v2"):
-        raise error(f"the chunk_key_encoding {shorten(encoding)} is not supported")
+        raise error(f"the chunk_key_encoding {shown(encoding)} is not supported")
     separator = configuration.get("separator", "/" if encoding == "default" else ".")
     if separator not in (".", "/"):
-        raise error(f"the separator {shorten(separator)} of the chunks' keys")
+        raise error(f"the separator {shown(separator)} of the chunks' keys")
     if encoding == "default":
         return lambda cell: f"{name}/{separator.join(['c', *map(str, cell)])}"
     return lambda cell: f"{name}/{separator.join(map(str, cell)) if cell else '0'}"
@@ -230,17 +231,17 @@ def _codecs3(value: Any, error: _Error) -> tuple[tuple[str, ...], str]:
     codecs = [_named(codec) for codec in value] if isinstance(value, list) else []
     names = [name for name, _ in codecs]
     if not codecs or names[0] != "bytes" or any(name not in (*COMPRESSORS, "crc32c") for name in names[1:]):
-        raise error(f"the codecs {shorten(names)} are not supported")
+        raise error(f"the codecs {shown(names)} are not supported")
     endian = codecs[0][1].get("endian", "little")
     if endian not in ("little", "big"):
-        raise error(f"the byte order {shorten(endian)}")
+        raise error(f"the byte order {shown(endian)}")
     return tuple(names[1:]), ">" if endian == "big" else "<"
 
 
 def _index_is_checked(value: Any, error: _Error) -> bool:
     names, endian = _codecs3(value, error)
     if endian != "<" or names not in ((), ("crc32c",)):
-        raise error(f"the index_codecs {shorten(names)} are not supported")
+        raise error(f"the index_codecs {shown(names)} are not supported")
     return names == ("crc32c",)
 
 
@@ -255,7 +256,7 @@ def _fill(value: Any, dtype: Dtype, endian: str, error: _Error) -> bytes | None:
         try:
             raw = bytes.fromhex(value[2:])
         except ValueError:
-            raise error(f"the fill_value {shorten(value)}") from None
+            raise error(f"the fill_value {shown(value)}") from None
         return raw if endian == ">" else raw[::-1]
     words = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
     try:
@@ -275,7 +276,7 @@ def _tensor(store: KeyValueStore, keys: Sequence[str], array: _Array, where: str
     cells = stored_cells(array.shape, array.chunk, _cells(keys, array))
     missing = missing_cell(array.shape, array.chunk, cells)
     if missing is not None and array.fill is None:
-        raise error(f"the chunk {shorten(array.key(missing))} is missing")
+        raise error(f"the chunk {shown(array.key(missing))} is missing")
     fill = None if missing is None else _filled(array)
     pieces = grid_pieces(array.shape, array.chunk, cells, partial(_piece, store, array, where), fill, store.folder)
     chunk = None if _is_plain(array) else array.chunk if array.inner is None else array.inner
@@ -297,7 +298,7 @@ def _piece(store: KeyValueStore, array: _Array, where: str, cell: Cell, box: Bou
     key = array.key(cell)
     value = store.get(key)
     assert value is not None
-    chunk = _Chunk(store, array, f"{where}: {shorten(key)}", value, box)
+    chunk = _Chunk(store, array, f"{where}: {shown(key)}", value, box)
     if _is_plain(array) and value.inline is None:
         return StoredPiece(box, value.path, key=key, locate=chunk.locate)
     if array.inner is None or array.fill is None:

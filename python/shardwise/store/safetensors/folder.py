@@ -4,12 +4,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..._text import shown
 from ...errors import ParseError
 from ..files import DataFile
 from ..object_files import open_file, opening
 from ..objects import entries_of
 from ..parts import MANIFEST, MARK, SHARDING_INFO, check_whole, complete_set, said_files
-from ..text import MAX_JSON, shorten, stays_inside, strict_json
+from ..text import MAX_JSON, stays_inside, strict_json
 from .header import Entry, read_header
 
 __all__ = ["locate_checkpoint", "numbered_files", "open_entries", "read_index"]
@@ -77,7 +78,7 @@ def read_index(path: Path) -> dict[str, str]:
         raise ParseError(f"{path}: not a checkpoint index: no weight_map from tensor names to file names")
     for name in set(weight_map.values()):
         if not stays_inside(name):
-            raise ParseError(f"{path}: weight_map names the file {shorten(name)}, outside the index's own folder")
+            raise ParseError(f"{path}: weight_map names the file {shown(name)}, outside the index's own folder")
     return weight_map
 
 
@@ -120,7 +121,7 @@ def _check_offsets(file: DataFile, metadata: dict[str, str]) -> None:
         offsets = said.get("saved_offsets") if isinstance(said, dict) else None
         if isinstance(offsets, list) and any(offsets):
             raise ParseError(
-                f"{file.path}: holds a part of {shorten(name)}, from {shorten(offsets)} on; open the folder that has "
+                f"{file.path}: holds a part of {shown(name)}, from {shown(offsets)} on; open the folder that has "
                 "all parts; open_checkpoint(..., part=True) opens this file alone"
             )
 
@@ -144,7 +145,7 @@ def _merge(
             try:
                 file = open_next(folder / name)
             except FileNotFoundError:
-                raise ParseError(f"{index}: weight_map names the file {shorten(name)}, which does not exist") from None
+                raise ParseError(f"{index}: weight_map names the file {shown(name)}, which does not exist") from None
             files.append(file)
             tensors, texts = read_header(file)
             if folder == index and said_files(texts) is not None and not (folder / MANIFEST).exists():
@@ -158,11 +159,11 @@ def _merge(
                     continue
                 if tensor in entries:
                     held = entries[tensor].file.name
-                    raise ParseError(f"{index}: {held} and {name} both hold {shorten(tensor)}, which is not listed")
+                    raise ParseError(f"{index}: {held} and {name} both hold {shown(tensor)}, which is not listed")
                 entries[tensor] = entry
         for tensor, name in weight_map.items():
             if tensor not in entries:
-                raise ParseError(f"{index}: lists {shorten(tensor)} in {shorten(name)}, which does not hold it")
+                raise ParseError(f"{index}: lists {shown(tensor)} in {shown(name)}, which does not hold it")
     except BaseException:
         for file in files:
             file.close()

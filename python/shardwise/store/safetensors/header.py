@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._dtypes import CODES
+from ..._text import shown
 from ...errors import ParseError
 from ..files import DataFile
 from ..kinds import kind_of
 from ..protocol import UnsupportedError
-from ..text import MAX_DIMS, MAX_JSON, are_sizes, checked_name, shorten, strict_json
+from ..text import MAX_DIMS, MAX_JSON, are_sizes, checked_name, strict_json
 
 __all__ = ["Entry", "read_header"]
 
@@ -113,7 +114,7 @@ def _metadata(value: object, path: Path) -> dict[str, str]:
 
 
 def _error(file: DataFile, name: str, problem: str) -> ParseError:
-    return ParseError(f"{file.path}: tensor {shorten(name)}: {problem}")
+    return ParseError(f"{file.path}: tensor {shown(name)}: {problem}")
 
 
 def _entry(name: str, info: object, begin: int, file: DataFile) -> Entry:
@@ -124,12 +125,12 @@ def _entry(name: str, info: object, begin: int, file: DataFile) -> Entry:
     except KeyError as missing:
         raise _error(file, name, f"lacks {missing}") from None
     if not isinstance(dtype, str) or dtype not in CODES:
-        raise _error(file, name, f"unknown dtype {shorten(dtype)}; known are {', '.join(CODES)}")
+        raise _error(file, name, f"unknown dtype {shown(dtype)}; known are {', '.join(CODES)}")
     if not are_sizes(shape):
-        raise _error(file, name, f"shape {shorten(shape)} is not a list of integers from 0 to 2**63 - 1")
+        raise _error(file, name, f"shape {shown(shape)} is not a list of integers from 0 to 2**63 - 1")
     if not are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _error(
-            file, name, f"data_offsets {shorten(offsets)} are not a begin and an end, integers from 0 to 2**63 - 1"
+            file, name, f"data_offsets {shown(offsets)} are not a begin and an end, integers from 0 to 2**63 - 1"
         )
     start, stop = begin + offsets[0], begin + offsets[1]
     if stop > file.size:
@@ -138,7 +139,7 @@ def _entry(name: str, info: object, begin: int, file: DataFile) -> Entry:
         )
     if _bits(shape, CODES[dtype].bits, 8 * file.size) != 8 * (stop - start):
         raise _error(
-            file, name, f"shape {shorten(shape)} of {dtype} does not fill {stop - start} bytes, data_offsets {offsets}"
+            file, name, f"shape {shown(shape)} of {dtype} does not fill {stop - start} bytes, data_offsets {offsets}"
         )
     if len(shape) > MAX_DIMS:
         raise _error(file, name, f"has {len(shape)} dims, over the limit of {MAX_DIMS}")

@@ -11,10 +11,10 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ..._text import shown
 from ...errors import ParseError
 from ..files import DataFile
 from ..protocol import StoredSum
-from ..text import shorten
 
 __all__ = ["Archive", "Member"]
 
@@ -102,7 +102,7 @@ class Archive:
         for index, (header, name, length, crc, order) in enumerate(entries):
             limit = entries[index + 1][0] if index + 1 < len(entries) else start
             if header + _LOCAL.size + length > limit:
-                raise self._error(header, f"the zip member {shorten(name)} of {length} bytes overlaps what follows it")
+                raise self._error(header, f"the zip member {shown(name)} of {length} bytes overlaps what follows it")
             members[name] = (order, Member(name, length, crc, header, limit))
         if len(members) != count:
             raise self._error(start, "two zip members have the same name")
@@ -157,12 +157,12 @@ class Archive:
             raise self._error(at, "a zip member whose name is not UTF-8") from None
         if method or flags & 0x41:
             what = "encrypted" if flags & 0x41 else "compressed"
-            raise self._error(at, f"the zip member {shorten(name)} is {what}; torch.save stores members uncompressed")
+            raise self._error(at, f"the zip member {shown(name)} is {what}; torch.save stores members uncompressed")
         if _NONE32 in (packed, size, header) or disk == _NONE16:
             extra = data[name_at + name_length : name_at + name_length + extra_length]
             size, packed, header, disk = _zip64(extra, size, packed, header, disk)
         if packed != size or disk:
-            raise self._error(at, f"the zip member {shorten(name)} has {size} bytes in {packed}")
+            raise self._error(at, f"the zip member {shown(name)} has {size} bytes in {packed}")
         return (header, name, size, crc, position), stop
 
     def start(self, member: Member) -> int:
@@ -177,9 +177,9 @@ class Archive:
             name = self._bytes(member.header + _LOCAL.size, header[9])
             start = member.header + _LOCAL.size + header[9] + header[10]
             if header[0] != b"PK\3\4" or name != member.name.encode() or header[3]:
-                raise self._error(member.header, f"not the header of the zip member {shorten(member.name)}")
+                raise self._error(member.header, f"not the header of the zip member {shown(member.name)}")
             if start + member.size > member.limit:
-                raise self._error(member.header, f"the zip member {shorten(member.name)} overlaps what follows it")
+                raise self._error(member.header, f"the zip member {shown(member.name)} overlaps what follows it")
             self._starts[member.name] = start
         return self._offset + start
 
@@ -188,7 +188,7 @@ class Archive:
         if member.size > most:
             raise self._error(
                 member.header,
-                f"the zip member {shorten(member.name)} has {member.size} bytes, over the limit of {most}",
+                f"the zip member {shown(member.name)} has {member.size} bytes, over the limit of {most}",
             )
         return self._bytes(self.start(member) - self._offset, member.size)
 

@@ -17,13 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._dtypes import Dtype
+from ..._text import shown
 from ...errors import ParseError
 from ..boxes import Bounds, Extent
 from ..coverage import tile
 from ..files import DataFile
 from ..object_files import open_file, opening
 from ..protocol import ListedPieces, Rest, StoredCheckpoint, StoredObject, StoredPiece, StoredSum, StoredTensor
-from ..text import MAX_DIMS, box_text, checked_name, checked_shape, shorten, stays_inside
+from ..text import MAX_DIMS, box_text, checked_name, checked_shape, stays_inside
 from .archive import Archive
 from .pickles import named_dtype, read_index
 from .tensors import Container
@@ -46,13 +47,15 @@ def open_form(path: Path) -> StoredCheckpoint:
     return open_folder(folder, "dcp", {})
 
 
-def open_folder(folder: Path, form: str, metadata: Mapping[str, Any]) -> StoredCheckpoint:
-    """Open a folder with a `.metadata` as a checkpoint of this format."""
+def open_folder(
+    folder: Path, form: str, metadata: Mapping[str, Any], beside: Mapping[str, StoredObject] | None = None
+) -> StoredCheckpoint:
+    """Open a folder with a `.metadata` as a checkpoint of this format, with values that lie beside it."""
     index = _Index(folder)
     try:
         index.open_files()
         tensors = _Tensors(index, index.tied())
-        objects = {name: index.object(name, place) for name, place in index.objects}
+        objects = {name: index.object(name, place) for name, place in index.objects} | dict(beside or {})
     except BaseException:
         for file in index.files:
             file.close()
@@ -126,11 +129,11 @@ class _Index:
         open_next = opening([self.folder / name for name in self.names if stays_inside(name)])
         for name in self.names:
             if not stays_inside(name):
-                raise self.error(f"names the file {shorten(name)}, outside its own folder")
+                raise self.error(f"names the file {shown(name)}, outside its own folder")
             try:
                 self.files.append(open_next(self.folder / name))
             except FileNotFoundError:
-                raise self.error(f"names the file {shorten(name)}, which does not exist") from None
+                raise self.error(f"names the file {shown(name)}, which does not exist") from None
         files, offsets, lengths = self.places.T
         sizes = np.array([file.size for file in self.files], np.int64)[files]
         beyond = np.flatnonzero((offsets > sizes) | (lengths > sizes - np.minimum(offsets, sizes)))
@@ -183,10 +186,8 @@ class _Index:
         for tensor, _, _, first, count, _, _ in self.tensors if len(chunks) else ():
             if first <= chunks[0] < first + count:
                 name = tensor
-        which = "a value without a name" if name is None else shorten(name)
-        return self.error(
-            f"{which} is at bytes {offset} to {offset + length} of {shorten(self.names[file])}, {problem}"
-        )
+        which = "a value without a name" if name is None else shown(name)
+        return self.error(f"{which} is at bytes {offset} to {offset + length} of {shown(self.names[file])}, {problem}")
 
     def item(self, place: int) -> _Item:
         """Give a stretch by its number."""
@@ -208,7 +209,7 @@ class _Index:
         """Check what a row of the index says about a tensor besides its chunks; give the dtype, which is required."""
         checked_name(name, self.path)
         if dtype is None:
-            raise self.error(f"tensor {shorten(name)}: the dtype {shorten(dtype_name)} is not supported")
+            raise self.error(f"tensor {shown(name)}: the dtype {shown(dtype_name)} is not supported")
         if len(shape) > MAX_DIMS or math.prod(shape) * dtype.bits > _MAX_BITS:
             checked_shape(shape, dtype.bits, name, self.path)
         return dtype
@@ -247,7 +248,7 @@ class _Index:
     def piece(self, name: str, dtype: Dtype, place: int, box: Bounds) -> StoredPiece:
         """Make the piece that lies in a stretch."""
         if place < 0:
-            raise self.error(f"tensor {shorten(name)}: no file holds the chunk {box_text(box)}")
+            raise self.error(f"tensor {shown(name)}: no file holds the chunk {box_text(box)}")
         item = self.item(place)
         return StoredPiece(box, item.file.path, key=f"@{item.offset}", locate=partial(_locate, name, dtype, item, box))
 
@@ -318,7 +319,7 @@ def _locate(name: str, dtype: Dtype, item: _Item, box: Bounds) -> Extent:
         held = "no tensor" if tensor is None else f"{tensor.dtype.name} of shape {tensor.shape}"
         raise ParseError(
             f"{item.file.path}: byte {item.offset}: holds {held}, but .metadata says that it is the chunk "
-            f"{box_text(box)} of {shorten(name)}, {dtype.name} of shape {sizes}"
+            f"{box_text(box)} of {shown(name)}, {dtype.name} of shape {sizes}"
         )
     return container.extent(tensor, name)
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._dtypes import CODES
+from ..._text import shown
 from ...errors import ParseError
 from ..boxes import Bounds
 from ..coverage import tile
@@ -26,7 +27,7 @@ from ..parts import MANIFEST, MARK, SHARDING_INFO, said_files
 from ..protocol import ListedPieces, Rest, StoredCheckpoint, StoredPiece, StoredTensor
 from ..safetensors.form import stored_piece
 from ..safetensors.header import Entry, read_header
-from ..text import are_sizes, checked_shape, shorten, strict_json
+from ..text import are_sizes, checked_shape, strict_json
 
 __all__ = ["open_form", "open_names", "open_rest"]
 
@@ -72,7 +73,7 @@ def open_names(path: Path, listed: Iterable[str], *, is_ours: bool = True) -> St
                     metadata.setdefault(key, text)
             for tensor, entry in entries.items():
                 if tensor not in offsets:
-                    raise ParseError(f"{files[-1].path}: {SHARDING_INFO} does not list the tensor {shorten(tensor)}")
+                    raise ParseError(f"{files[-1].path}: {SHARDING_INFO} does not list the tensor {shown(tensor)}")
                 parts.setdefault(tensor, []).append(_Part(entry, files[-1], offsets[tensor]))
         tensors = {name: _tensor(path, name, held) for name, held in parts.items()}
     except BaseException:
@@ -121,14 +122,14 @@ def _check_names(path: Path, names: list[str]) -> int:
     for name in names:
         match = _NAME.fullmatch(name)
         if match is None or any(len(text) > 18 for text in match.groups()):
-            raise ParseError(f"{path}: {shorten(name)} is not the name of a shard")
+            raise ParseError(f"{path}: {shown(name)} is not the name of a shard")
         rank, part, count = map(int, match.groups())
         if part in numbers.setdefault(rank, {}):
             raise ParseError(f"{path}: two files are part {part} of shard {rank}")
         numbers[rank][part] = count
     for expected, rank in enumerate(sorted(numbers), 1):
         if rank != expected:
-            raise ParseError(f"{path}: has {shorten(names[-1])}, but no file of shard {expected}")
+            raise ParseError(f"{path}: has {shown(names[-1])}, but no file of shard {expected}")
         counts = set(numbers[rank].values())
         last = max(counts)
         if len(counts) > 1 or len(numbers[rank]) != last or not 1 <= min(numbers[rank]) <= max(numbers[rank]) <= last:
@@ -148,7 +149,7 @@ def _sharding(file: DataFile, texts: Mapping[str, str]) -> dict[str, tuple[int, 
     for name, said in info.items():
         start: Any = said.get("saved_offsets") if isinstance(said, dict) else None
         if not are_sizes(start):
-            raise ParseError(f"{where}: the offsets of {shorten(name)} are {shorten(start)}")
+            raise ParseError(f"{where}: the offsets of {shown(name)} are {shown(start)}")
         offsets[name] = tuple(start)
     return offsets
 
@@ -159,7 +160,7 @@ def _tensor(path: Path, name: str, parts: list[_Part]) -> StoredTensor:
     for part in parts:
         if part.entry.dtype != first.entry.dtype or len(part.entry.shape) != rank or len(part.offsets) != rank:
             raise ParseError(
-                f"{path}: tensor {shorten(name)} is {_said(first)} in {first.file.path.name} but {_said(part)} in "
+                f"{path}: tensor {shown(name)} is {_said(first)} in {first.file.path.name} but {_said(part)} in "
                 f"{part.file.path.name}"
             )
     stops = [[at + size for at, size in zip(part.offsets, part.entry.shape, strict=True)] for part in parts]
@@ -175,7 +176,7 @@ def _tensor(path: Path, name: str, parts: list[_Part]) -> StoredTensor:
 
 
 def _said(part: _Part) -> str:
-    return f"{part.entry.dtype} of shape {shorten(part.entry.shape)} at {shorten(part.offsets)}"
+    return f"{part.entry.dtype} of shape {shown(part.entry.shape)} at {shown(part.offsets)}"
 
 
 def _piece(parts: list[_Part], position: int, box: Bounds) -> StoredPiece:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..._dtypes import Dtype
 from ..._strided import strided_pieces
+from ..._text import shown
 from ...errors import ParseError
 from ..boxes import Bounds
 from ..coverage import tile
@@ -25,7 +26,7 @@ from ..files import DataFile
 from ..object_files import opening
 from ..objects import entries_of
 from ..protocol import ListedPieces, StoredCheckpoint, StoredObject, StoredPiece, StoredTensor, UnsupportedError
-from ..text import checked_shape, shorten
+from ..text import checked_shape
 from .pickles import Record, dtype_of_global, sizes_of, state_of
 from .tensors import Container, SavedTensor, sums_of, value_object
 
@@ -88,7 +89,7 @@ def open_form(path: Path) -> StoredCheckpoint:
             for key, value in container.values():
                 if key.rpartition(".")[2] in ("_flat_param", "flat_param"):
                     raise ParseError(
-                        f"{files[-1].path}: {shorten(key)} is a flat parameter of FSDP1, which does not describe the "
+                        f"{files[-1].path}: {shown(key)} is a flat parameter of FSDP1, which does not describe the "
                         "tensors in it; save it once with SHARDED_STATE_DICT or FULL_STATE_DICT"
                     )
                 try:
@@ -99,13 +100,13 @@ def open_form(path: Path) -> StoredCheckpoint:
                 if not is_tensor:
                     if gathered[key].first:
                         raise ParseError(
-                            f"{files[-1].path}: {shorten(key)} is not a tensor, but is one in {gathered[key].first}"
+                            f"{files[-1].path}: {shown(key)} is not a tensor, but is one in {gathered[key].first}"
                         )
                     del gathered[key]
                     objects.setdefault(key, value_object(key, value))
         both = next((key for key in gathered if key in objects), None)
         if both is not None:
-            raise ParseError(f"{path}: {shorten(both)} is a tensor in some files and not in others")
+            raise ParseError(f"{path}: {shown(both)} is a tensor in some files and not in others")
         tensors = {key: _tensor(path, key, held) for key, held in gathered.items() if key not in unreadable}
     except BaseException:
         for file in files:
@@ -157,7 +158,7 @@ def _gather(held: _Gathered, container: Container, name: str, value: Any, world:
             held.plain is not None and (held.plain.shape, held.plain.dtype) != (plain.shape, plain.dtype)
         ):
             raise ParseError(
-                f"{where}: tensor {shorten(name)} is plain, {plain.dtype.name} of shape {plain.shape}, "
+                f"{where}: tensor {shown(name)} is plain, {plain.dtype.name} of shape {plain.shape}, "
                 f"unlike in {held.first}"
             )
         held.plain = plain
@@ -165,7 +166,7 @@ def _gather(held: _Gathered, container: Container, name: str, value: Any, world:
     elif sharded is not None:
         sharding, coordinate, local = _read_dtensor(sharded, container, name, world)
         if held.plain is not None or (held.sharding is not None and held.sharding != sharding):
-            raise ParseError(f"{where}: tensor {shorten(name)} is not sharded as in {held.first}")
+            raise ParseError(f"{where}: tensor {shown(name)} is not sharded as in {held.first}")
         held.sharding = sharding
         if coordinate is not None and local is not None:
             held.parts.extend(_parts(sharding, coordinate, container, local, name))
@@ -197,7 +198,7 @@ def _read_dtensor(
     where = container.file.path
 
     def wrong(what: str) -> ParseError:
-        return ParseError(f"{where}: tensor {shorten(name)}: {what}")
+        return ParseError(f"{where}: tensor {shown(name)}: {what}")
 
     spec = state_of(state.get("_spec"), "DTensorSpec")
     meta = None if spec is None else _tensor_meta(spec.get("tensor_meta"))
@@ -210,15 +211,15 @@ def _read_dtensor(
     shape = checked_shape(meta[0], dtype.bits, name, where)
     sizes = _mesh_shape(mesh, container, name)
     if sizes is None or not 0 < math.prod(sizes) <= world:
-        raise wrong(f"a DTensor on a mesh of shape {shorten(sizes)}, which must have at most {world} ranks")
+        raise wrong(f"a DTensor on a mesh of shape {shown(sizes)}, which must have at most {world} ranks")
     placements = spec.get("placements")
     if not isinstance(placements, tuple) or len(placements) != len(sizes):
-        raise wrong(f"a DTensor with {shorten(placements)} placed on a mesh of {len(sizes)} dims")
+        raise wrong(f"a DTensor with {shown(placements)} placed on a mesh of {len(sizes)} dims")
     read = tuple(_placement(placement, len(shape), world) for placement in placements)
     for position, placement in enumerate(read):
         if placement is None:
             raise wrong(
-                f"placements[{position}] is {shorten(placements[position])}: partial sums, and placements "
+                f"placements[{position}] is {shown(placements[position])}: partial sums, and placements "
                 "other than Shard, _StridedShard and Replicate, have no boxes; redistribute it before it is saved"
             )
     known = tuple(placement for placement in read if placement is not None)
@@ -231,7 +232,7 @@ def _read_dtensor(
         return sharding, None, None
     at = sizes_of(coordinate)
     if at is None or len(at) != len(sizes) or any(index >= size for index, size in zip(at, sizes, strict=True)):
-        raise wrong(f"the coordinate {shorten(coordinate)} is not on the mesh {sizes}")
+        raise wrong(f"the coordinate {shown(coordinate)} is not on the mesh {sizes}")
     local = container.tensor(state.get("_local_tensor"), name)
     if local is None:
         raise wrong("a DTensor without its local tensor")
@@ -325,7 +326,7 @@ def _parts(
     expected = tuple(sum(stop - start for start, stop in held) for held in ranges)
     if local.shape != expected:
         raise ParseError(
-            f"{container.file.path}: tensor {shorten(name)}: its placements give this rank {expected} "
+            f"{container.file.path}: tensor {shown(name)}: its placements give this rank {expected} "
             f"of {sharding.shape}, but its local tensor is {local.shape}"
         )
     sides = []

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..._core import Persistent, Record, read_dcp_index, read_pickle
 from ..._dtypes import DTYPES, Dtype
+from ..._text import shown
 from ...errors import ParseError
-from ..text import shorten
 
 __all__ = [
     "STORAGE_CLASSES",
@@ -194,7 +194,7 @@ def holds_tensors(value: Any) -> str:
     other = next((name for name in names if not _is_known(name)), names[0] if names else "")
     if any(name.startswith("torch.nn.modules.") for name in names):
         known = ": a module as a whole; save its state_dict()"
-    return f"an object of {shorten(other)} that holds tensors, and has no meaning here{known}"
+    return f"an object of {shown(other)} that holds tensors, and has no meaning here{known}"
 
 
 #: What may hold a record.
@@ -220,7 +220,7 @@ def _is_allowed(name: str) -> bool:
         return True
     module, _, attribute = name.rpartition(".")
     if _FORBIDDEN.fullmatch(name):
-        raise ParseError(f"names {shorten(name)}, which serves to run programs; nothing was run, the file is refused")
+        raise ParseError(f"names {shown(name)}, which serves to run programs; nothing was run, the file is refused")
     if module in ("builtins", "__builtin__"):
         return attribute in _PLAIN
     return any(module.startswith(start) and attribute in names for start, names in _MOVED.items())

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from ..._text import shown
 from ...errors import ParseError
 from ..files import DataFile
 from ..object_files import open_file
@@ -14,7 +15,6 @@ from ..objects import entries_of
 from ..parts import check_whole, complete_set
 from ..protocol import StoredCheckpoint, StoredObject, StoredTensor, UnsupportedError, whole_box
 from ..safetensors.folder import read_index
-from ..text import shorten
 from .pickles import Record
 from .tensors import Container, SavedTensor, sums_of, value_object
 
@@ -50,13 +50,13 @@ def open_form(path: Path, *, part: bool = False) -> StoredCheckpoint:
             except FileNotFoundError:
                 if weight_map is None:
                     raise
-                raise ParseError(f"{path}: weight_map names the file {shorten(name)}, which does not exist") from None
+                raise ParseError(f"{path}: weight_map names the file {shown(name)}, which does not exist") from None
             _read(files[-1], tensors, objects, unreadable)
         for tensor, name in (weight_map or {}).items():
             if tensor not in unreadable and (
                 tensor not in tensors or tensors[tensor].pieces[0].path.name != Path(name).name
             ):
-                raise ParseError(f"{path}: lists {shorten(tensor)} in {shorten(name)}, which does not hold it")
+                raise ParseError(f"{path}: lists {shown(tensor)} in {shown(name)}, which does not hold it")
     except BaseException:
         for file in files:
             file.close()
@@ -73,10 +73,10 @@ def _read(
     owners: dict[str, _Owners] = {}
     for name, value in container.values():
         if name in tensors or name in objects or name in unreadable:
-            raise ParseError(f"{file.path}: {shorten(name)} is also in another file of the checkpoint")
+            raise ParseError(f"{file.path}: {shown(name)} is also in another file of the checkpoint")
         if sharded_kind(value):
             raise ParseError(
-                f"{file.path}: {shorten(name)} is one rank's part of a tensor ({sharded_kind(value)}); open the folder "
+                f"{file.path}: {shown(name)} is one rank's part of a tensor ({sharded_kind(value)}); open the folder "
                 "that has the files of all ranks, named model_world_size_W_rank_R.pt"
             )
         try:
@@ -89,8 +89,7 @@ def _read(
         if tensor is None:
             if not name and isinstance(value, Record):
                 raise UnsupportedError(
-                    f"{file.path}: holds one object, {shorten(value.name)}, which has no meaning here; save a "
-                    "state dict"
+                    f"{file.path}: holds one object, {shown(value.name)}, which has no meaning here; save a state dict"
                 )
             objects[name] = value_object(name, value)
             continue

@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ..._dtypes import Dtype
+from ..._text import shown
 from ...errors import ParseError
 from ..boxes import Bounds, Extent
 from ..files import DataFile
 from ..protocol import StoredObject, StoredPiece, StoredSum, UnsupportedError
-from ..text import checked_name, checked_shape, shorten
+from ..text import checked_name, checked_shape
 from .archive import Archive
 from .pickles import Persistent, Record, dtype_of_global, holds_tensors, read_objects, read_strict, sizes_of
 
@@ -106,7 +107,7 @@ class Container:
         """
         found = self._tensor(value, name)
         if found is None and (why := holds_tensors(value)):
-            where = f"{self.file.path}: {shorten(name)}" if name else f"{self.file.path}"
+            where = f"{self.file.path}: {shown(name)}" if name else f"{self.file.path}"
             raise UnsupportedError(f"{where} is not read: it is {why}")
         return found
 
@@ -131,7 +132,7 @@ class Container:
 
     def _rebuilt(self, function: str, args: tuple[Any, ...], name: str) -> SavedTensor:
         where = self.file.path
-        wrong = ParseError(f"{where}: tensor {shorten(name)}: not the arguments of {function}")
+        wrong = ParseError(f"{where}: tensor {shown(name)}: not the arguments of {function}")
         if len(args) < _REBUILD[function]:
             raise wrong
         key, storage_dtype, numel = self._storage(args[0], name)
@@ -141,7 +142,7 @@ class Container:
         if dtype is None or strides is None or type(args[1]) is not int or args[1] < 0:
             raise wrong
         if dtype.bits % 8:
-            raise UnsupportedError(f"{where}: tensor {shorten(name)}: elements of {dtype.bits} bits are not supported")
+            raise UnsupportedError(f"{where}: tensor {shown(name)}: elements of {dtype.bits} bits are not supported")
         at = _CHANGED.get(function, len(args))
         changed = args[at] if len(args) > at else None
         if changed is not None and not isinstance(changed, dict):
@@ -149,7 +150,7 @@ class Container:
         for change in ("conj", "neg"):
             if changed and changed.get(change):
                 raise UnsupportedError(
-                    f"{where}: tensor {shorten(name)}: is a view whose elements PyTorch changes when it reads them "
+                    f"{where}: tensor {shown(name)}: is a view whose elements PyTorch changes when it reads them "
                     f"({change}); save its tensor.resolve_{change}()"
                 )
         shape = checked_shape(sizes_of(args[2]), dtype.bits, name, where)
@@ -160,20 +161,20 @@ class Container:
             last = args[1] + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
             if (last + 1) * dtype.bits // 8 > storage_bytes:
                 raise ParseError(
-                    f"{where}: tensor {shorten(name)}: its elements end at byte {(last + 1) * dtype.bits // 8} of a "
+                    f"{where}: tensor {shown(name)}: its elements end at byte {(last + 1) * dtype.bits // 8} of a "
                     f"storage of {storage_bytes}"
                 )
         nbytes = math.prod(shape) * dtype.bits // 8
         if nbytes > max(_MOST_EXPANDED, _MOST_TIMES * storage_bytes):
             raise UnsupportedError(
-                f"{where}: tensor {shorten(name)}: a view of {nbytes} bytes of a storage of {storage_bytes}, over the "
+                f"{where}: tensor {shown(name)}: a view of {nbytes} bytes of a storage of {storage_bytes}, over the "
                 f"limit of {_MOST_TIMES} times as many"
             )
         return SavedTensor(key, dtype, shape, strides, args[1], storage_bytes)
 
     def _storage(self, value: Any, name: str) -> tuple[str, Dtype | None, int]:
         """Key, dtype and number of elements of a storage; for an untyped one no dtype, and bytes."""
-        where = f"{self.file.path}: tensor {shorten(name)}"
+        where = f"{self.file.path}: tensor {shown(name)}"
         parts = value.id if isinstance(value, Persistent) else None
         if not isinstance(parts, tuple) or len(parts) < 5 or parts[0] != "storage":
             raise ParseError(f"{where}: its storage is not one of this container")
@@ -185,7 +186,7 @@ class Container:
         if dtype is None and not untyped:
             raise UnsupportedError(f"{where}: its storage is of an unsupported kind")
         if f"{self._root}data/{key}" not in self.archive.members:
-            raise ParseError(f"{where}: its storage {shorten(key)} is not in the container")
+            raise ParseError(f"{where}: its storage {shown(key)} is not in the container")
         return key, dtype, numel
 
     def extent(self, tensor: SavedTensor, name: str) -> Extent:
@@ -193,7 +194,7 @@ class Container:
         member = self.archive.members[f"{self._root}data/{tensor.storage}"]
         if member.size != tensor.storage_bytes:
             raise ParseError(
-                f"{self.file.path}: tensor {shorten(name)}: its storage has {member.size} bytes, but its pickle says "
+                f"{self.file.path}: tensor {shown(name)}: its storage has {member.size} bytes, but its pickle says "
                 f"{tensor.storage_bytes}"
             )
         itemsize = tensor.dtype.bits // 8
@@ -234,7 +235,7 @@ def flatten(value: Any, where: object, most: int) -> Iterator[tuple[str, Any]]:
     seen: set[str] = set()
     for name, leaf in _leaves(value, "", 0, where):
         if name in seen:
-            raise ParseError(f"{where}: two values have the name {shorten(name)}")
+            raise ParseError(f"{where}: two values have the name {shown(name)}")
         if len(seen) > most:
             raise ParseError(f"{where}: more than {most} values in a pickle of {most} bytes")
         seen.add(name)
@@ -260,9 +261,9 @@ def children(value: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(value, (list, tuple)):
         return list(enumerate(value))
     if isinstance(value, Record) and value.name == "dict":
-        return [(key if isinstance(key, (str, int, float, bool)) else shorten(key), item) for key, item in value.items]
+        return [(key if isinstance(key, (str, int, float, bool)) else shown(key), item) for key, item in value.items]
     if isinstance(value, Record) and value.name in ("collections.OrderedDict", "collections.defaultdict"):
-        return [(key if isinstance(key, (str, int)) else shorten(key), item) for key, item in value.items]
+        return [(key if isinstance(key, (str, int)) else shown(key), item) for key, item in value.items]
     return None
 
 

@@ -21,7 +21,7 @@ from ..same_files import SameFiles
 from .manifest import differing_replica
 from .wanted import SourcePiece, Wanted
 
-__all__ = ["Gatherer", "check_replicas"]
+__all__ = ["Gatherer", "check_stored_replicas"]
 
 #: Bytes of the engine's own buffers, besides what it fills.
 _BUDGET = 4 * 2**20
@@ -111,7 +111,7 @@ class Gatherer:
         return [tensor.pieces[i] for i in np.flatnonzero(meets).tolist()]
 
 
-def check_replicas(wanted: Sequence[Wanted], memory: int) -> None:
+def check_stored_replicas(wanted: Sequence[Wanted], memory: int) -> None:
     """Compare pieces that are stored more than once with those that are used.
 
     Raises:

@@ -19,7 +19,7 @@ from ..files import DataFile, opened_again
 from ..object_files import ObjectFile
 from ..objects import ObjectPath, ObjectStatus
 from .files import TargetFile
-from .gather import Gatherer, check_replicas
+from .gather import Gatherer, check_stored_replicas
 from .object_stream import stream_of
 from .places.parts import parts_for
 from .places.uploads import Comparison, Upload, upload_to
@@ -93,7 +93,7 @@ class ObjectTask:
             OSError: if a source cannot be read, or the store fails.
         """
         began = time.perf_counter()
-        check_replicas(self._compared, memory)
+        check_stored_replicas(self._compared, memory)
         receipt = None
         if not (check is not None or self.place.is_file()):
             with suppress(FileExistsError):  # Another was faster: made by the same task, or not.

@@ -32,7 +32,7 @@ from .components import component_partitions, quantized_tensors
 from .convert import Overflow, checked_overflow
 from .doubts import DoubtsError, doubts_about, left_out_text
 from .forms import Target, chosen_form, plan_form
-from .gather import check_replicas as check_stored_replicas
+from .gather import check_stored_replicas
 from .names import check_name, chosen, kept_values, key_paths, refuse_unreadable, renamed_tensors, replacements
 from .places.place import check_writable, claim_name, is_store, locked, place_of_plan, refuse_source
 from .plan import uncollected
