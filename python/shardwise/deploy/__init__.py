@@ -5,6 +5,7 @@ from .deployment import Deployment
 from .engines import sglang, vllm
 from .experts import ExpertMap, balanced_experts
 from .fsdp import fsdp2
+from .manifest import Manifest, ManifestTensor
 from .parameters import FusedParameter, LocalParameter, ParameterPiece
 from .rule import DeploymentRule
 from .stages import Chunk, Stages
@@ -16,6 +17,8 @@ __all__ = [
     "ExpertMap",
     "FusedParameter",
     "LocalParameter",
+    "Manifest",
+    "ManifestTensor",
     "ParameterPiece",
     "Stages",
     "balanced_experts",

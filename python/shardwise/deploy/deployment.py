@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 import numpy as np
 
 from .._arguments import check_items, instance, integer, sizes_of
+from .._dtypes import find_dtype
 from .._fork import importing
 from .._text import shown
 from ..errors import LayoutError, MeshError, ShardwiseError
@@ -15,6 +16,7 @@ from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..rules.layout_rule import REPLICATED, LayoutRule, checked_uneven
 from ..rules.search import MATCH_MODES, REMEMBERED_PATHS, MatchMode, Rule, RuleSearch, checked_path, compiled_rule
+from .manifest import Manifest, ManifestTensor
 from .numbers import Number, checked_numbers
 from .parameters import FusedParameter, Held, LocalParameter, local_parameters
 from .rule import Coordinates, DeploymentRule, tells_digits_apart, with_fields
@@ -560,6 +562,29 @@ class Deployment:
             assert found is not None
             held[name] = Held(partition, found.known.mesh)
         return local_parameters(self._parameters, device, held, self._numbers)
+
+    def manifest(self, tensors: Mapping[str, Any], uneven: UnevenRule = "even") -> Manifest:
+        """Give where each of these tensors is, as data that can be written as JSON.
+
+        Args:
+            tensors: the shape and the dtype of each tensor, as `plan_model` takes them.
+            uneven: how dims that do not divide are cut, unless the rule says so.
+
+        Raises:
+            LayoutError: as `partition`, for any of the tensors; if a dtype is not known.
+        """
+        found = {}
+        for name, shape in shapes_of(tensors).items():
+            partition = self.partition(name, shape, uneven)
+            given = tensors[name]
+            dtype = given.dtype if hasattr(given, "dtype") else given[1] if len(given) == 2 else None
+            known = None if dtype is None else find_dtype(dtype)
+            if known is None:
+                raise LayoutError(f"tensor {shown(name)} has no known dtype, got {shown(dtype)}")
+            layout = self.layout_of(name, len(shape))
+            assert layout is not None
+            found[name] = ManifestTensor(partition.shape, known.name, layout, self.uneven_of(name) or uneven)
+        return Manifest(found)
 
     def __eq__(self, other: object) -> bool:
         return self._key == other._key if isinstance(other, Deployment) else NotImplemented
