@@ -230,7 +230,7 @@ TURNED_PARTS = sw.Rewrites(
     [
         ("converted", 6 * 9 * 2, {"dtype": "bfloat16"}),
         ("put together", 6 * 9 * 4, {"rewrites": TURNED_PARTS}),
-        ("fetched", 6 * 9 * 4, {}),
+        ("fetched and converted", 6 * 9 * 2, {"dtype": "bfloat16"}),
     ],
 )
 def test_there_is_room_for_what_is_written_first(
@@ -244,7 +244,7 @@ def test_there_is_room_for_what_is_written_first(
     """Before anything is read; the source is opened once."""
     source: Any = tmp_path / "old.safetensors"
     sw.save_checkpoint(source, {"w": np.arange(54, dtype="f4").reshape(6, 9)})
-    if case == "fetched":
+    if case == "fetched and converted":
         memory: Store = request.getfixturevalue("memory")
         memory.put(source, source := memory.place("old.safetensors"))
     monkeypatch.setattr(assembled, "MOST_STRETCHES", 0)

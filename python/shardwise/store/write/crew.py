@@ -92,8 +92,10 @@ def one_worker(work: Work) -> Crew:
 
 
 @contextlib.contextmanager
-def crew_for(work: Work, *, nbytes: int, tasks: int) -> Iterator[Crew]:
+def crew_for(work: Work, *, nbytes: int, tasks: int, each: int = _SMALL) -> Iterator[Crew]:
     """Give what runs this many tasks of this many bytes: a caller's executor, or threads for as long as this lasts.
+
+    There are no more threads than have `each` of the memory.
 
     Raises:
         LayoutError: if the memory is too little.
@@ -101,7 +103,7 @@ def crew_for(work: Work, *, nbytes: int, tasks: int) -> Iterator[Crew]:
     if work.executor is not None:
         yield crew_of(work)
         return
-    workers = _threads(nbytes, tasks, work.memory, work.threads)
+    workers = _threads(nbytes, tasks, work.memory // each, work.threads)
     budget = _budget(work.memory, workers)
     if workers == 1:
         yield Crew(_Here(), 1, budget, True, 1)
@@ -113,11 +115,11 @@ def crew_for(work: Work, *, nbytes: int, tasks: int) -> Iterator[Crew]:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _threads(nbytes: int, tasks: int, memory: int, threads: int | None) -> int:
+def _threads(nbytes: int, tasks: int, most: int, threads: int | None) -> int:
     if nbytes < _PARALLEL_FROM:
         return 1
     wanted = threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads or os.cpu_count()
-    return max(min(wanted or 1, tasks, memory // _SMALL, _MOST_THREADS), 1)
+    return max(min(wanted or 1, tasks, most, _MOST_THREADS), 1)
 
 
 def _budget(memory: int, workers: int) -> int:

@@ -16,8 +16,8 @@ from ..._text import bytes_text
 from ...errors import ParseError
 from ..boxes import Bounds
 from ..files import DataFile, opened_again
-from ..object_files import ObjectFile
-from ..objects import ObjectPath, ObjectStatus
+from ..objects import ObjectPath
+from .fetch import SourceObject, opened_object
 from .files import TargetFile
 from .gather import Gatherer, check_stored_replicas
 from .object_stream import stream_of
@@ -25,7 +25,7 @@ from .places.parts import parts_for
 from .places.uploads import Comparison, Upload, upload_to
 from .plan import PlannedTensor, WritePlan, split_rows
 from .receipts import TaskReceipt, worker_name
-from .task import SourceFile, SourceObject, check_head
+from .task import SourceFile, check_head
 from .wanted import SourcePiece, Wanted
 
 __all__ = ["ObjectTask", "object_task"]
@@ -217,13 +217,12 @@ def _piece(plan: WritePlan, row: npt.NDArray[np.int64], rank: int) -> SourcePiec
 
 def _opened(source: SourceFile | SourceObject) -> DataFile:
     """The same file for the same source, so that a task sends it once; which must be what it was."""
-    if isinstance(source, SourceFile):
-        check_head(source)
+    if isinstance(source, SourceObject):
+        return opened_object(source)
+    check_head(source)
     return _file(source)
 
 
 @functools.lru_cache(maxsize=4096)
-def _file(source: SourceFile | SourceObject) -> DataFile:
-    if isinstance(source, SourceObject):
-        return ObjectFile(source.path, ObjectStatus(source.size, source.mark))
+def _file(source: SourceFile) -> DataFile:
     return opened_again(source.path, source.size, source.times)

@@ -22,12 +22,13 @@ from ...errors import LayoutError, ParseError
 from ..boxes import Bounds
 from ..files import hidden_name
 from ..objects import ObjectPath
+from .fetch import SourceObject
 from .files import TargetFile
 from .form_files import Texts, check_names, target_file
 from .grid import FileGrid, TaskGrid
 from .sections import Section, block_digests, numbers
 from .slots import Slots, SlotTable
-from .task import CheckpointTask, Places, SourceFile, SourceObject, program_of, source_of
+from .task import CheckpointTask, Places, SourceFile, program_of, source_of
 
 __all__ = ["PlannedTensor", "WritePlan", "split_rows", "uncollected", "workplace_of"]
 
@@ -617,7 +618,7 @@ class _Making:
             tuple((file, plan.files[file].name, plan.files[file].size) for file in self._files),
             tuple(self._ranges),
             tuple(plan.sources[holder] for holder in self._sources),
-            tuple(source for source in compared if isinstance(source, SourceFile)),
+            tuple(source for source in compared if not isinstance(source, np.ndarray)),
             tuple(replicas),
             tuple(numbers),
             np.concatenate(program).tobytes(),

@@ -20,11 +20,12 @@ from ..object_files import ObjectFile
 from ..objects import ObjectPath
 from .checkpoint_plan import CheckpointPlan
 from .dcp import KeyPath
+from .fetch import SourceObject
 from .files import TargetFile
 from .grid import task_runs
 from .plan import CUT, DTYPE, LEAST_ASKED, NAME, OBJECT, REPLICAS, SHAPE, SOURCES, TARGETS
 from .sections import Held, Made, Section
-from .task import SourceFile, SourceObject, head_digest
+from .task import SourceFile, head_digest
 from .wanted import SourcePiece, Wanted
 
 __all__ = ["make_plan"]

@@ -35,7 +35,7 @@ from .forms import Target, chosen_form, plan_form
 from .gather import check_stored_replicas
 from .names import check_name, chosen, kept_values, key_paths, refuse_unreadable, renamed_tensors, replacements
 from .places.place import check_writable, claim_name, is_store, locked, place_of_plan, refuse_source
-from .plan import uncollected
+from .plan import LEAST_ASKED, uncollected
 from .reports import WriteReport
 from .run import run_whole
 from .spool import Spool, is_converted, is_float, opened_spool
@@ -44,6 +44,8 @@ from .work import MEMORY, RETRIES, Work
 
 __all__ = ["plan_checkpoint", "reshard_checkpoint", "save_checkpoint"]
 
+#: The most bytes of a task that fetches them from a store into memory.
+_FETCHED_TASK = 16 * 2**20
 #: The most bytes that Hugging Face's own `save_pretrained` puts in a file.
 _FILE_BYTES = 5 * 10**9
 
@@ -246,8 +248,7 @@ def plan_checkpoint(
     """Plan what `reshard_checkpoint` does, as tasks that can be run anywhere, and write nothing.
 
     Args:
-        src: As for `reshard_checkpoint`, like all that follow; a path that is visible to all machines that run a part.
-            For a `dst` in a store it may be a URL.
+        src: As for `reshard_checkpoint`, like all that follow; a path or URL that all machines see that run a part.
         dst: The new file or folder, which they all see too; or a new folder's URL.
         layouts: How the tensors are cut.
         to: The format of `dst`.
@@ -265,9 +266,9 @@ def plan_checkpoint(
             a task makes an object: then `max_file_bytes` limits those of `"hf"`.
         strict: Whether to refuse what the plan's `warnings` would say.
 
-    If a tensor is converted, compressed in the source, or in very many short stretches, or the source is in a store and
-    `dst` is not, `reshard_checkpoint` has to put it together first. The plan then only has an outline: `save`, `run`
-    and `commit` raise a TypeError that names the tensor.
+    If a tensor is converted, compressed in the source, or in very many short stretches, `reshard_checkpoint` has to put
+    it together first. The plan then only has an outline: `save`, `run` and `commit` raise a TypeError that names the
+    tensor.
 
     Raises:
         FileExistsError, ParseError, LayoutError, OSError: as for `reshard_checkpoint`.
@@ -335,8 +336,8 @@ def _planning(
     ):
         claim_name(target, is_written=is_written, resume=resume)
         refuse_unreadable(checkpoint, renamed, rewrites, only)
-        # The engine reads local files; data in a store is fetched first, unless it goes to a store again.
-        fetches = is_store(source) and not is_store(target)
+        if task_bytes is None and is_store(source) and not is_store(target):
+            task_bytes = max(min(memory // 16 or _FETCHED_TASK, _FETCHED_TASK), LEAST_ASKED)
         converted = None if dtype is None else _float_dtype(dtype)
 
         @cache  # Read once, for both plans.
@@ -353,17 +354,11 @@ def _planning(
         def planned(spool: Spool) -> CheckpointPlan:
             def stored(old: str, new: str, partition: Partition | None) -> Wanted:
                 tensor = checkpoint[old]
-                is_direct = tensor.is_addressable and not fetches
-                if is_direct and not is_converted(tensor, converted):
+                if tensor.is_addressable and not is_converted(tensor, converted):
                     return wanted_stored(new, tensor, partition)
                 if is_converted(tensor, converted):
                     obstacles.append(
                         f"tensor {shown(old)} is converted; tasks copy bytes: reshard_checkpoint converts it first"
-                    )
-                elif fetches and tensor.is_addressable:
-                    obstacles.append(
-                        f"src is {source}, and dst is not in a store; tasks for a disk read files: reshard_checkpoint "
-                        "fetches them first"
                     )
                 else:
                     obstacles.append(_not_in_tasks(old))

@@ -19,8 +19,9 @@ from ..._arguments import check_fields
 from ..._atomic import naming
 from ..._text import bytes_text, shown
 from ...errors import ParseError
-from ..engine import CopyJob, check_memory
+from ..engine import LEAST_MEMORY, CopyJob, check_memory
 from ..objects import ObjectPath
+from .fetch import Compared, SourceObject, add_sources, fetch_pieces, is_remote
 from .manifest import differing_replica
 from .places.opened import opened_below
 from .receipts import TaskReceipt, worker_name
@@ -65,20 +66,6 @@ class SourceFile(NamedTuple):
     def times(self) -> tuple[int, int | None]:
         """Both times."""
         return self.modified, self.changed
-
-
-class SourceObject(NamedTuple):
-    """An object of a store to read: what it was when the plan was made, and must still be.
-
-    Attributes:
-        path: Where it is.
-        size: Its bytes.
-        mark: What tells it from another object of the same name.
-    """
-
-    path: ObjectPath
-    size: int
-    mark: str
 
 
 class Places:
@@ -149,11 +136,11 @@ class CheckpointTask:
     folder: str
     files: tuple[tuple[int, str, int], ...]
     ranges: tuple[tuple[int, int, int, int], ...]
-    #: Files, or the arrays of a plan of arrays in memory.
+    #: Files and objects, or the arrays of a plan of arrays in memory.
     _sources: tuple[Any, ...]
-    #: Files that are compared with what is written; for each piece of them its tensor's name and shape, and its number
-    #: among all destination pieces.
-    _compared: tuple[SourceFile, ...]
+    #: Files and objects that are compared with what is written; for each piece of them its tensor's name and shape,
+    #: and its number among all destination pieces.
+    _compared: tuple[SourceFile | SourceObject, ...]
     _replicas: tuple[tuple[int, int, str, tuple[int, ...]], ...]
     #: For each range, its number among all destination pieces.
     _numbers: tuple[int, ...]
@@ -208,13 +195,19 @@ class CheckpointTask:
         """
         began = time.perf_counter()
         check_memory(memory)
-        job = CopyJob.of_program(np.frombuffer(self._program, np.int64))
+        program = np.frombuffer(self._program, np.int64)
+        fetched: list[npt.NDArray[Any]] = []
+        again: list[Compared] = []
+        nbytes = 0
+        if is_remote([*self._sources, *self._compared]):
+            program = program.copy()
+            parts = program, self._sources, self._compared, len(self.files), memory
+            fetched, again, nbytes = fetch_pieces(*parts)
         for source in self._sources:
             if isinstance(source, SourceFile):
                 check_head(source)
-                job.read_file(source.path, source.size, source.times)
-            else:
-                job.read_array(source)
+        job = CopyJob.of_program(program)
+        add_sources(job, [*self._sources, *fetched])
         own = {*self._numbers} if check is not None else set()
         with ExitStack() as stack:
             if check is None:
@@ -225,8 +218,16 @@ class CheckpointTask:
                 for _, name, size in self.files:
                     job.compare_file(Path(check, name), size)
             for other in self._compared:
-                job.compare_file(other.path, other.size, other.times)
-            done = job.run(budget=memory, threads=threads, sync=sync and check is None, progress=_counted(progress))
+                if isinstance(other, SourceObject):
+                    job.discard()
+                else:
+                    job.compare_file(other.path, other.size, other.times)
+            for number, compare in again:
+                element = compare()
+                if element is not None:
+                    raise ParseError(self._difference(number, element))
+            budget = max(memory - nbytes, LEAST_MEMORY)
+            done = job.run(budget=budget, threads=threads, sync=sync and check is None, progress=_counted(progress))
         for piece, element in done.differences:
             if piece in own:
                 raise FileExistsError(
@@ -239,7 +240,7 @@ class CheckpointTask:
             tuple((file, begin, end) for file, _, begin, end in self.written),
             tuple(done.digests[number] for number in self._numbers),
             tuple(done.crcs[number] for number in self._numbers) if done.crcs else (),
-            done.bytes_read,
+            done.bytes_read + nbytes,
             done.bytes_written,
             round(time.perf_counter() - began, 6),
             worker_name(),

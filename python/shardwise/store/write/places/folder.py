@@ -15,6 +15,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -30,6 +31,7 @@ from ...engine import CopyJob, HeldPiece, add_digests, check_memory
 from ...files import hidden_name
 from ...sharded import MANIFEST
 from ..crew import Crew, crew_for
+from ..fetch import is_in_memory, is_remote, memory_for
 from ..forecast import bytes_to_read, estimated_seconds, runs_to_copy
 from ..ledger import Ledger
 from ..manifest import manifest_text
@@ -118,9 +120,21 @@ class FolderPlace:
             beside += sum(len(text) + _BLOCK for text in texts)
         check_room(plan.path, plan.nbytes + beside)
 
+    def _is_remote(self) -> bool:
+        """Whether something is read from a store. What a plan file lists is all in a store, or all on disks."""
+        is_saved = self.plan._file is not None
+        return is_remote([next(iter(self.plan.sources), None)] if is_saved else self.plan.sources)
+
     def crew(self, work: Work) -> AbstractContextManager[Crew]:
         """Give what runs the tasks: threads, or an executor."""
-        return crew_for(work, nbytes=self.plan.nbytes, tasks=len(self.plan.tasks))
+        plan = self.plan
+        if not self._is_remote():
+            return crew_for(work, nbytes=plan.nbytes, tasks=len(plan.tasks))
+        inside = next((str(source.path) for source in filter(is_in_memory, plan.sources)), None)
+        if inside is not None and work.executor is not None and not isinstance(work.executor, ThreadPoolExecutor):
+            raise TypeError(f"{inside}: is in the memory of this process; give a ThreadPoolExecutor")
+        largest = int(plan.grid.bytes.max(initial=0))
+        return crew_for(work, nbytes=plan.nbytes, tasks=len(plan.tasks), each=memory_for(largest))
 
     def outline(self, work: Work) -> WriteOutline:
         """Say what it takes to run the plan in this process."""
@@ -136,7 +150,8 @@ class FolderPlace:
                 _core.free_space(plan.path.parent),
                 to_read,
                 runs_to_copy(plan),
-                estimated_seconds(plan, to_read, sync=work.sync),
+                # A sample of files does not tell how fast a store is.
+                None if self._is_remote() else estimated_seconds(plan, to_read, sync=work.sync),
             )
 
     def task_bytes(self, numbers: Sequence[int]) -> npt.NDArray[np.int64]:

@@ -22,13 +22,14 @@ from ...objects import ObjectPath
 from ...sharded import MANIFEST
 from ..crew import Crew, crew_of, one_worker
 from ..dcp import INDEX
+from ..fetch import SourceObject
 from ..ledger import Ledger
 from ..manifest import manifest_text
 from ..object_task import ObjectTask, object_task
 from ..plan import WritePlan
 from ..receipts import TaskReceipt, receipt_from_line, receipt_line
 from ..reports import WriteOutline
-from ..task import SourceFile, SourceObject
+from ..task import SourceFile
 from ..work import Work
 from .parts import FLIGHT, parts_for, parts_of_crew
 from .uploads import check_writable, put_object, refusal
