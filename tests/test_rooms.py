@@ -411,3 +411,33 @@ def test_nothing_is_imported_or_locked_that_a_child_would_wait_for() -> None:
             if isinstance(node, ast.ImportFrom) and node.module == "functools":
                 found += [f"{where}: functools.{name.name}" for name in node.names if name.name == "cached_property"]
     assert found == []
+
+
+#: The files of `store/` that ask whether a path is in an object store. All others ask a place, or a file.
+ASKS_FOR_KINDS = {
+    "digests.py",
+    "model_config.py",
+    "object_files.py",  # opens either
+    "objects.py",  # what such a path is
+    "open.py",
+    "sharded.py",
+    "write/carried.py",
+    "write/check_plan.py",
+    "write/checkpoint_plan.py",  # options that a plan file does not keep
+    "write/places/place.py",
+    "write/plan.py",  # a task is an object, or ranges of files
+    "write/planning.py",
+    "write/reshape.py",  # how much a task fetches
+}
+
+
+def test_few_ask_what_kind_of_path_they_have() -> None:
+    """A format, a task or a driver that did would have to change with each kind of place."""
+    house = ROOT / "python/shardwise/store"
+    asks = re.compile(r"isinstance\([^()]*\bObjectPath\b|\bis_store\(|\bis_in_store\b(?! =)")
+    found = {
+        path.relative_to(house).as_posix()
+        for path in house.rglob("*.py")
+        if asks.search(path.read_text(encoding="utf-8"))
+    }
+    assert found <= ASKS_FOR_KINDS

@@ -65,6 +65,8 @@ _SOON = 0.1
 _MOST_BUFFERS = 16 * 2**20
 #: The bytes that files and folders take in a file system at a time, and those of a receipt while it is needed.
 _BLOCK, _RECEIPT = 4096, 512
+#: With so many bytes to spare there is room for what is beside the tensors.
+_AMPLE = 4 * 2**30
 
 
 @contextmanager
@@ -114,6 +116,8 @@ class FolderPlace:
     def check_room(self) -> None:
         """Refuse, with OSError, a checkpoint that there is no room for; what an interrupted run left makes room."""
         plan = self.plan
+        if _core.free_space(plan.path.parent) - plan.nbytes >= _AMPLE:
+            return  # No manifest is as large, and to make one takes a while.
         beside = _RECEIPT * len(plan.tasks) + _BLOCK * 4
         if plan.is_folder:
             texts = self._texts([0] * len(plan.tensors)).values()  # Digests have the same length whatever they are.
