@@ -61,7 +61,9 @@ class Table:
     @classmethod
     def joined(cls, tables: Iterable[Table], rank: int) -> Table:
         """The rows of several tables."""
-        found = [cls.of((), rank), *tables]
+        found = [one for one in tables if len(one.offsets)]
+        if len(found) <= 1:
+            return found[0] if found else cls.of((), rank)
         return cls(
             np.concatenate([one.boxes for one in found]),
             np.concatenate([one.offsets for one in found]),
@@ -76,6 +78,8 @@ class Table:
 
     def taken(self, dim: int, stretches: Stretches) -> Table:
         """What the stretches of a dim hold, at their new places."""
+        if not len(self.offsets):
+            return self
         rows = max(_PAIRS // max(len(self.boxes), 1), 1)
         blocks = [self._taken(dim, stretches[at : at + rows]) for at in range(0, len(stretches), rows)]
         return Table.joined(blocks, self.boxes.shape[1])
@@ -98,9 +102,11 @@ class Table:
 
     def within(self, place: int) -> Table:
         """With an additional first dim, at a place in it."""
-        boxes = np.insert(self.boxes, 0, 0, 1)
-        boxes[:, 0] = place, place + 1
-        return Table(boxes, self.offsets, np.insert(self.strides, 0, 0, 1), self.holders)
+        # A model has tables by the ten thousand, and np.insert takes its time.
+        count, rank, _ = self.boxes.shape
+        boxes, strides = np.empty((count, rank + 1, 2), np.int64), np.zeros((count, rank + 1), np.int64)
+        boxes[:, 0], boxes[:, 1:], strides[:, 1:] = (place, place + 1), self.boxes, self.strides
+        return Table(boxes, self.offsets, strides, self.holders)
 
     def read(self, box: Bounds, itemsize: int) -> _Array:
         """The elements of a box, as bytes of this size."""
