@@ -231,3 +231,25 @@ def test_a_configuration_of_nonsense_is_not_followed() -> None:
     several: list[Any] = [[], {"a": 3}, {"a": {"weights": 3}}, {"a": {"weights": {"group_size": None}}}]
     for groups in several:
         assert of(tensors, quant_method="modelopt", config_groups=groups).unit(1) == 16
+
+
+@pytest.mark.parametrize("method", ["fp8", "compressed-tensors", "modelopt"])
+def test_scales_of_other_things_are_plain(method: str) -> None:
+    """Those of caches, and of logits."""
+    others = ("attn.k_proj.k_scale", "attn.v_scale", "attn.q_proj.output_scale", "logit_scale")
+    found = find_components(
+        dict.fromkeys(others, ("F32", ())) | {"w.weight": ("BF16", (4, 4))},
+        {"quantization_config": {"quant_method": method}},
+    )
+    assert found.plain == (*others, "w.weight")
+
+
+def test_stacked_experts_of_modelopt() -> None:
+    tensors: Outline = {
+        "experts.gate_up_proj": ("U8", (16, 64, 128)),
+        "experts.gate_up_proj_weight_scale": ("F8_E4M3", (16, 64, 16)),
+        "experts.gate_up_proj_weight_scale_2": ("F32", (16,)),
+        "experts.gate_up_proj_input_scale": ("F32", ()),
+    }
+    one = of(tensors, quant_method="modelopt")
+    assert (one.name, one.shape, one.unit(2), len(one.components)) == ("experts.gate_up_proj", (16, 64, 256), 16, 4)

@@ -48,8 +48,19 @@ _TAILS = frozenset(
         *("qweight", "qzeros", "scales", "g_idx"),
     ]
 )
-#: The tails of stacked experts, which have no part of their own: `experts.gate_up_proj_blocks`.
-_ENDS = ("_blocks", "_scales", "_scale_inv", "_scale_2", "_scale")
+#: How the names of what belongs to stacked experts end, `experts.gate_up_proj_scale_inv`, and what that is called where
+#: a weight has a part of its own.
+_ENDS = {
+    "_blocks": "blocks",
+    "_scales": "scales",
+    "_weight_scale_inv": "weight_scale_inv",
+    "_weight_scale_2": "weight_scale_2",
+    "_weight_scale": "weight_scale",
+    "_input_scale": "input_scale",
+    "_scale_inv": "weight_scale_inv",
+    "_scale_2": "weight_scale_2",
+    "_scale": "weight_scale",
+}
 #: What bitsandbytes puts beside the weight, and after its name.
 _BESIDE = frozenset(["SCB", "weight_format"])
 _ORDERS = frozenset(["g_idx", "weight_g_idx"])
@@ -220,12 +231,13 @@ def _groups(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Mem
         elif tail.startswith("bitsandbytes__") and head.endswith(".quant_state"):
             key, tail = head.removesuffix(".quant_state"), "quant_state"
         else:
-            end = next((end for end in _ENDS if tail.endswith(end)), None)
-            if end is None:
+            end = next((end for end in _ENDS if tail.endswith(end)), "")
+            key = name[: len(name) - len(end)]
+            # A scale of something else, such as `k_proj.k_scale`, is a tensor like any other.
+            if not end or not (key in tensors or f"{key}_blocks" in tensors):
                 # A stacked weight has the name of its group.
                 groups.setdefault(name, {})["weight"] = (name, dtype, shape)
                 continue
-            key = name[: -len(end)]
-            tail = end[1:] if end in ("_blocks", "_scales") else f"weight{end}"
+            tail = _ENDS[end]
         groups.setdefault(key, {})[tail] = (name, dtype, shape)
     return groups
