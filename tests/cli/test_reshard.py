@@ -117,8 +117,8 @@ def test_lines_come_every_five_seconds_and_at_the_end(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["plan", "a.safetensors", "memory://a-store/new", "--save", "new.swplan"], "tensor 'w' is F4"),
-        (["plan", "a.safetensors", "memory://a-store/new", "--workers", "2"], "tensor 'w' is F4"),
+        (["plan", "a.safetensors", "new", "--to", "dcp", "--save", "new.swplan"], "tensor 'w' is F4"),
+        (["plan", "a.safetensors", "new", "--to", "dcp", "--workers", "2"], "tensor 'w' is F4"),
         (["reshard", "a.safetensors", "new", "--to", "dcp"], "tensor 'w' is F4"),
     ],
 )
