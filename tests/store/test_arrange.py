@@ -124,6 +124,21 @@ def test_tensors_one_after_the_other_in_a_dim(tmp_path: Path) -> None:
     assert np.array_equal(made["weight1"], np.concatenate([expert.T for expert in experts], axis=1))
 
 
+def test_two_dims_flattened_in_one_are_both_cut(tmp_path: Path) -> None:
+    """Experts over ep and their features over tp, where a file has (experts * features, hidden)."""
+    flat = values(4 * 6, 3)
+    sw.save_checkpoint(tmp_path / "a", {"w": flat}, sync=False)
+    rewrites = sw.Rewrites([{"from": {"name": "w", "dims": "(e f) h -> e f h", "e": 4}, "to": "w"}])
+    layouts = {"w": sw.TensorLayout(("ep", "tp", None), sw.DeviceMesh((2, 3), ("ep", "tp")))}
+    sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", layouts, rewrites=rewrites, sync=False)
+    same(tmp_path / "b", {"w": flat.reshape(4, 6, 3)})
+    with sw.open_checkpoint(tmp_path / "b") as checkpoint:
+        boxes = {tuple((side.start, side.stop) for side in piece.box) for piece in checkpoint["w"].pieces}
+    assert boxes == {((2 * e, 2 * e + 2), (2 * f, 2 * f + 2), (0, 3)) for e in range(2) for f in range(3)}
+    sw.reshard_checkpoint(tmp_path / "b", tmp_path / "c", rewrites=rewrites.inverse(), sync=False)
+    same(tmp_path / "c", {"w": flat})
+
+
 def test_stacks_of_stacks(tmp_path: Path) -> None:
     whole = values(2, 3, 4, 5)
     before = {f"l.{i}.e.{e}.w": whole[i, e] for i in range(2) for e in range(3)}
