@@ -58,7 +58,7 @@ def test_they_go_along(tmp_path: Path) -> None:
     assert others(tmp_path / "parts") == BESIDE
     # Of one file nothing is known to belong to it, and other formats have no such files.
     sw.reshard_checkpoint(src, tmp_path / "one.safetensors")
-    (tmp_path / "config.json").write_text("of something else")
+    (tmp_path / "config.json").write_text('{"of": "something else"}')
     for given, to in ((tmp_path / "one.safetensors", "hf"), (src, "dcp"), (src, "sharded")):
         report = sw.reshard_checkpoint(given, tmp_path / to, to=to)  # type: ignore[arg-type]
         assert report.carried == ()
