@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.store.objects import ObjectPath
+from shardwise.store.pieces import Piece, Pieces
 from shardwise.store.write.grid import FileGrid
 from tests.store.stores import Store
 from tests.store.test_object_tasks import files
@@ -450,7 +451,7 @@ def test_the_command_by_processes_of_which_one_is_killed(s3: Store, source: Path
 
 
 @given(st.data())
-def test_the_first_element_of_a_box_is_in_one_file(data: st.DataObject) -> None:
+def test_what_replicas_share_with_files_is_read_for_them(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 6), max_size=3)))
     cuts = [sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=2))}) for size in shape]
     sides = [list(pairwise(edges)) for edges in cuts]
@@ -460,7 +461,8 @@ def test_the_first_element_of_a_box_is_in_one_file(data: st.DataObject) -> None:
     owners = [data.draw(st.integers(0, 2)) for _ in tiles]
     held = [[(0, tile) for tile, owner in zip(tiles, owners, strict=True) if owner == file] for file in range(3)]
     corners = np.array(tiles, np.int64).reshape(len(tiles), len(shape), 2).transpose(0, 2, 1)
-    written = np.array(owners, np.int64), corners, 2
+    places = np.column_stack([np.array(owners, np.int64), np.zeros(len(owners), np.int64)])
+    written = Pieces.dense(places, corners, 2), 2
     grid = FileGrid(np.zeros(3, np.int64), held.__getitem__, lambda tensor: written)
     assert len(grid) == 3
     owned = np.zeros(shape, int)
@@ -472,11 +474,7 @@ def test_the_first_element_of_a_box_is_in_one_file(data: st.DataObject) -> None:
         boxes.append(
             [(start, data.draw(st.integers(start + 1, size))) for start, size in zip(starts, shape, strict=True)]
         )
-    array = np.array(boxes, np.int64).reshape(4, len(shape), 2)
-    first = [int(owned[tuple(start for start, _ in box)]) for box in boxes]
-    assert grid.first_in(0, array).tolist() == first
     found = np.zeros(3, np.int64)
-    grid.add_overlaps(0, array, found)
+    grid.add_overlaps(0, Pieces.of([Piece(tuple(box), "r", 0, (0,) * len(shape)) for box in boxes], len(shape)), found)
     for file in range(3):
-        sizes = [2 * int(np.prod([stop - start for start, stop in box], dtype=int)) for box in boxes]
-        assert found[file] == sum(size for size, owner in zip(sizes, first, strict=True) if owner == file)
+        assert found[file] == sum(2 * int((owned[tuple(slice(*side) for side in box)] == file).sum()) for box in boxes)

@@ -97,7 +97,7 @@ def one_by_one(plan: sw.CheckpointPlan) -> int:
     runs = 0
     for tensor in plan.tensors:
         rank = len(tensor.shape)
-        for source, target in itertools.product(tensor.sources.tolist(), tensor.targets.tolist()):
+        for source, target in itertools.product(tensor.sources.rows.tolist(), tensor.targets.rows.tolist()):
             sides = [
                 range(max(source[2 + d], target[2 + d]), min(source[2 + rank + d], target[2 + rank + d]))
                 for d in range(rank)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise._dtypes import CODES
+from shardwise.store.pieces import NO_PIECES
 from shardwise.store.write.files import hugging_face_files, index_of, sharded_files, slots_of
 from shardwise.store.write.wanted import Wanted
 
@@ -22,7 +23,7 @@ def wanted(
     name: str, shape: tuple[int, ...], axes: Sequence[Any] | None = None, uneven: sw.UnevenRule = "even"
 ) -> Wanted:
     partition = None if axes is None else sw.TensorLayout(axes, MESH).partition(shape, uneven)
-    return Wanted(name, CODES["I16"], shape, [], partition=partition)
+    return Wanted(name, CODES["I16"], shape, NO_PIECES, partition=partition)
 
 
 def owned_boxes(tensors: list[Wanted]) -> dict[tuple[int, int], list[Any]]:

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.cli import main
+from shardwise.store.pieces import Piece, Pieces
 from shardwise.store.write.grid import TaskGrid, task_runs
 from tests.store.tasks import TASK, contents, direct, planned, rules, saved
 
@@ -70,7 +71,8 @@ def test_what_boxes_share_with_tasks_is_counted(data: st.DataObject) -> None:
         sides = [sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size)))) for size in shape]
         inside[tuple(slice(*side) for side in sides)] += 2
         boxes.append(sides)
-    grid.add_overlaps(1, np.array(boxes, np.int64), found)
+    pieces = [Piece(tuple((a, b) for a, b in box), "r", 0, (0,) * len(shape)) for box in boxes]
+    grid.add_overlaps(1, Pieces.of(pieces, len(shape)), found)
     for task in range(len(grid)):
         written = dict(grid.boxes(task))
         shared = int(inside[tuple(slice(*side) for side in written[1])].sum()) if 1 in written else 0

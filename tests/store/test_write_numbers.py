@@ -19,8 +19,9 @@ import shardwise as sw
 from shardwise._dtypes import DTYPES
 from shardwise.store.boxes import contiguous_strides
 from shardwise.store.objects import ObjectStatus
-from shardwise.store.write import object_task, plan, spool
-from shardwise.store.write.check_plan import check_rows
+from shardwise.store.pieces import NO_PIECES, Piece, Pieces
+from shardwise.store.write import spool
+from shardwise.store.write.check_plan import check_pieces
 from shardwise.store.write.form_files import check_names
 from shardwise.store.write.pickles import Call, Global, pickled
 from shardwise.store.write.places import uploads
@@ -28,7 +29,7 @@ from shardwise.store.write.places.folder import _may_hold
 from shardwise.store.write.planning import make_plan
 from shardwise.store.write.rewrite import kept_objects
 from shardwise.store.write.task import Places, SourceFile, head_digest, source_of
-from shardwise.store.write.wanted import SourcePiece, Wanted, is_one_run, wanted_array
+from shardwise.store.write.wanted import Wanted, wanted_array
 
 MIB = 2**20
 EDGES = sorted(
@@ -72,10 +73,7 @@ def test_a_piece_is_one_run_if_its_elements_follow_one_another(dims: list[tuple[
     sizes, strides = tuple(size for size, _ in dims), tuple(stride for _, stride in dims)
     box = tuple((5, 5 + size) for size in sizes)
     expected = addresses(sizes, strides) == list(range(0, 2 * int(np.prod(sizes)), 2))
-    assert is_one_run(SourcePiece(box, np.zeros(0), 0, strides), 2) == expected
-    rows = np.array([[0, 0, *(start for start, _ in box), *(stop for _, stop in box), *strides]], np.int64)
-    tensor: Any = SimpleNamespace(shape=(9,) * len(dims), itemsize=2)
-    assert plan._are_runs(rows, tensor) == expected
+    assert Pieces.of([Piece(box, "x", 0, strides)], len(dims)).are_runs(2).tolist() == [expected]
 
 
 @st.composite
@@ -99,20 +97,18 @@ def test_pieces_within_a_box_are_the_elements_in_both(data: st.DataObject) -> No
             if all(start <= place < stop for place, (start, stop) in zip(at, box, strict=True)):
                 address = offset + sum((x - a) * s for x, (a, _), s in zip(at, piece, strides, strict=True))
                 expected.setdefault(at, []).append((holder, address))
-    holders: dict[int, int] = {}
-    bounds = np.array(box, np.int64).reshape(-1, 2)
-    clipped = plan._clipped(rows, bounds, holders, 7)
+    pieces, holders = Pieces(rows, "abc"), dict[int, int]()
+    clipped = pieces.clipped(box).numbered(holders, 7)
     called = {7 + number: holder for holder, number in holders.items()}
     found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    for row in clipped.tolist():
+    for row in clipped.rows.tolist():
         starts, stops, strides = row[2 : 2 + rank], row[2 + rank : 2 + 2 * rank], row[2 + 2 * rank :]
         for at in itertools.product(*map(range, starts, stops)):
             address = row[1] + sum((x - a) * s for x, a, s in zip(at, starts, strides, strict=True))
             found.setdefault(at, []).append((called[row[0]], address))
     assert found == expected
-    starts, stops = rows[:, 2 : 2 + rank], rows[:, 2 + rank : 2 + 2 * rank]
     meets = [all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(piece, box, strict=True)) for piece in held]
-    assert object_task._meet(starts, stops, [box]).tolist() == meets
+    assert pieces.meeting(box).tolist() == np.flatnonzero(meets).tolist()
     assert len(clipped) == sum(meets)
 
 
@@ -145,7 +141,9 @@ def of(count: int, task_bytes: int | None = None) -> Any:
     """A plan for so many bytes, of which nothing is there."""
     settings: dict[str, Any] = {"form": "hf", "metadata": {}, "aliases": {}, "paths": {}, "cuts": [{}]}
     settings |= {"compare_replicas": True, "beside": {}}
-    return make_plan(Path("x"), [Wanted("a", DTYPES["uint8"], (count,), [])], [], task_bytes=task_bytes, **settings)
+    return make_plan(
+        Path("x"), [Wanted("a", DTYPES["uint8"], (count,), NO_PIECES)], [], task_bytes=task_bytes, **settings
+    )
 
 
 def test_tasks_have_from_16_to_64_mib_and_128_of_them_in_between() -> None:
@@ -205,11 +203,11 @@ def test_a_plan_names_no_files_but_those_of_its_form(form: str) -> None:
 def test_pieces_of_a_plan_are_in_their_tensor_and_their_source() -> None:
     """Rows are holder, offset, starts, stops and strides; each number is moved over its bound by one."""
     right = [1, 0, 0, 2, 3, 4, 8, 0]
-    check_rows(np.array([right], np.int64), (3, 4), 2)
+    check_pieces(Pieces(np.array([right], np.int64)), (3, 4), 2)
     for at, wrong in ((0, 2), (0, -1), (1, -1), (2, -1), (3, -1), (2, 3), (3, 4), (4, 4), (5, 5), (6, -1), (7, -1)):
         rows = np.array([right, [wrong if at == place else number for place, number in enumerate(right)]], np.int64)
         with pytest.raises(ValueError, match="not in its tensor, or in no source"):
-            check_rows(rows, (3, 4), 2)
+            check_pieces(Pieces(rows), (3, 4), 2)
 
 
 def test_sources_of_a_plan_are_within_their_size() -> None:
@@ -283,7 +281,7 @@ def test_rows_of_what_is_written_are_in_c_order(tmp_path: Path) -> None:
     sw.save_checkpoint(tmp_path / "a.safetensors", tensors)
     made = sw.plan_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", {"w": layout})
     starts = [file.start for file in made.files]
-    rows = {tensor.name: tensor.targets.tolist() for tensor in made.tensors}
+    rows = {tensor.name: tensor.targets.rows.tolist() for tensor in made.tensors}
     strides = contiguous_strides((3, 2, 5), 4)
     # The scalar has the largest elements, so it comes first in the file of the first device.
     assert rows["w"] == [

@@ -17,8 +17,9 @@ from .boxes import Bounds
 from .engine import DIGEST_MODULUS, CopyJob, HeldPiece, add_digests, digest_array
 from .object_files import ObjectFile
 from .objects import ObjectPath
+from .pieces import Piece, Pieces
 from .protocol import StoredCheckpoint, StoredSum, StoredTensor
-from .write.wanted import SourcePiece, held_piece, is_one_run, wanted_stored
+from .write.wanted import held_piece, wanted_stored
 
 __all__ = ["Digested", "Progress", "piece_digests", "tensor_digests"]
 
@@ -208,10 +209,10 @@ def _unreadable_file(tensor: StoredTensor) -> Path:
     return tensor.pieces[0].path
 
 
-def _summed(sums: dict[tuple[int, int], StoredSum], piece: SourcePiece, itemsize: int) -> StoredSum | None:
+def _summed(sums: dict[tuple[int, int], StoredSum], piece: Piece, itemsize: int) -> StoredSum | None:
     """Take out the stretch that a piece is, if it is one, in order."""
     each = sums.get((id(piece.holder), piece.offset))
-    if each is None or not is_one_run(piece, itemsize):
+    if each is None or not Pieces.of([piece], len(piece.box)).are_runs(itemsize).all():
         return None
     if each.size != itemsize * math.prod(stop - start for start, stop in piece.box):
         return None

@@ -44,6 +44,7 @@ use listed::Listed;
 pub(crate) use pieces::STEPS_PER_POLL;
 pub use pieces::{Piece, Pieces, Place, Poll};
 use tiles::{Ticker, Tiles};
+pub use tree::BoxTree;
 
 /// Who holds what of one tensor.
 ///

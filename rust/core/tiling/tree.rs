@@ -172,3 +172,93 @@ impl Finder for TreeFinder<'_> {
         Ok(())
     }
 }
+
+/// Boxes that may share elements, to be found by where they lie.
+#[derive(Debug)]
+pub struct BoxTree {
+    regions: Regions,
+    all: Vec<u32>,
+    tree: Tree,
+}
+
+impl BoxTree {
+    /// The tree of these boxes.
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] if they are more than 2³² − 1 or there is no memory for the tree; what `poll` returns.
+    pub fn new(regions: Regions, poll: Poll<'_>) -> Result<Self> {
+        let too_many = || Error::TooMany { what: format!("{} boxes in a tree", regions.len()) };
+        let count = u32::try_from(regions.len()).map_err(|_| too_many())?;
+        let mut all = Vec::new();
+        all.try_reserve_exact(regions.len()).map_err(|_| too_many())?;
+        all.extend(0..count);
+        let tree = Tree::new(&regions, &all, poll)?;
+        Ok(Self { regions, all, tree })
+    }
+
+    /// The pairs of a box of the tree and one of `rows`, `start…, stop…` each, that share elements: the numbers of the
+    /// former, in order for each of the latter, and those of the latter.
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] if there is no memory for them; what `poll` returns.
+    pub fn pairs(&self, rows: &[i64], poll: Poll<'_>) -> Result<[Vec<i64>; 2]> {
+        let (mut ours, mut theirs, mut stack) = (Vec::new(), Vec::new(), Vec::new());
+        let mut ticker = Ticker::new();
+        let box_of = |tile: u32| self.all[tile as usize] as usize;
+        for (number, row) in rows.chunks_exact((2 * self.regions.rank()).max(1)).enumerate() {
+            ticker.tick(poll)?;
+            let first = ours.len();
+            let mut is_room = true;
+            self.tree.search(Region::of_row(row), box_of, &self.regions, &mut stack, |tile| {
+                is_room = ours.try_reserve(1).is_ok();
+                if is_room {
+                    ours.push(i64::from(tile));
+                }
+                is_room
+            });
+            ours[first..].sort_unstable();
+            if !is_room || theirs.try_reserve(ours.len() - first).is_err() {
+                return Err(Error::TooMany { what: format!("{} pairs of boxes", ours.len()) });
+            }
+            theirs.resize(ours.len(), number as i64);
+        }
+        Ok([ours, theirs])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parallel::never;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn pairs_are_those_that_share_an_element(
+            held in prop::collection::vec((0..9_i64, 0..9_i64, 0..5_i64, 0..5_i64), 0..60),
+            asked in prop::collection::vec((0..9_i64, 0..9_i64, 0..5_i64, 0..5_i64), 0..20),
+        ) {
+            let rows = |all: &[(i64, i64, i64, i64)]| -> Vec<[i64; 4]> {
+                all.iter().map(|&(y, x, h, w)| [y, x, y + h, x + w]).collect()
+            };
+            let (held, asked) = (rows(&held), rows(&asked));
+            let mut regions = Regions::new(2);
+            held.iter().for_each(|row| regions.push(Region::of_row(row)).unwrap());
+            let tree = BoxTree::new(regions, &mut never).unwrap();
+            let elements = |row: &[i64; 4]| {
+                let [top, left, bottom, right] = *row;
+                (top..bottom).flat_map(move |y| (left..right).map(move |x| (y, x))).collect::<Vec<_>>()
+            };
+            let mut expected = Vec::new();
+            for (b, one) in asked.iter().enumerate() {
+                for (a, other) in held.iter().enumerate() {
+                    if elements(one).iter().any(|at| elements(other).contains(at)) {
+                        expected.push((a as i64, b as i64));
+                    }
+                }
+            }
+            let [ours, theirs] = tree.pairs(&asked.concat(), &mut never).unwrap();
+            prop_assert_eq!(ours.into_iter().zip(theirs).collect::<Vec<_>>(), expected);
+        }
+    }
+}

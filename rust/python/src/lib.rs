@@ -33,6 +33,7 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<mesh::Mesh>()?;
     module.add_class::<packed::PackedPartition>()?;
     module.add_class::<partition::Partition>()?;
+    module.add_class::<tiling::BoxTree>()?;
     module.add_class::<tiling::Tiling>()?;
     module.add_class::<reshard::ReshardPlan>()?;
     module.add_class::<collective::CollectiveSearch>()?;

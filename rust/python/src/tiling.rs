@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use pyo3::{
-    exceptions::PyTypeError,
+    exceptions::{PyTypeError, PyValueError},
     prelude::*,
     types::{PyBool, PyList, PyTuple},
 };
 use shardwise_core::{
-    region::Regions,
+    region::{Region, Regions},
     tiling::{
-        Tiling as CoreTiling,
+        BoxTree as CoreBoxTree, Tiling as CoreTiling,
         boxes::{Array, Boxes, one_each},
         flat::FlatRanges,
         grid::Grid,
@@ -147,6 +147,57 @@ impl Tiling {
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         guard(|| detached(py, |poll| self.core.check(poll)))
     }
+}
+
+/// Boxes that may share elements, found by where they lie.
+#[pyclass(frozen, module = "shardwise._core")]
+pub(crate) struct BoxTree {
+    core: CoreBoxTree,
+    rank: usize,
+}
+
+#[pymethods]
+impl BoxTree {
+    /// The tree of the boxes of `rows`, int64 of (boxes, 2 * rank): starts, then stops.
+    #[new]
+    #[pyo3(signature = (rows, rank, /))]
+    fn new(py: Python<'_>, rows: &Bound<'_, PyAny>, rank: usize) -> PyResult<Self> {
+        guard(|| {
+            let rows = Numbers::new("boxes", rows)?;
+            let rows = whole_rows(rows.slice()?, rank)?;
+            let core = detached(py, |poll| {
+                let mut regions = Regions::new(rank);
+                regions.reserve(rows.len() / (2 * rank))?;
+                rows.chunks_exact(2 * rank).try_for_each(|row| regions.push(Region::of_row(row)))?;
+                CoreBoxTree::new(regions, poll)
+            })?;
+            Ok(Self { core, rank })
+        })
+    }
+
+    /// The pairs of a box of the tree and one of `rows` that share elements: int64 of (2, pairs).
+    #[pyo3(signature = (rows, /))]
+    fn pairs<'py>(&self, py: Python<'py>, rows: &Bound<'_, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        guard(|| {
+            let rows = Numbers::new("boxes", rows)?;
+            let rows = whole_rows(rows.slice()?, self.rank)?;
+            let [ours, theirs] = detached(py, |poll| self.core.pairs(rows, poll))?;
+            arrays::filled(py, &[2, ours.len()], |out, _| {
+                let (first, second) = out.split_at_mut(ours.len());
+                first.copy_from_slice(&ours);
+                second.copy_from_slice(&theirs);
+                Ok(())
+            })
+        })
+    }
+}
+
+/// Rows of `start…, stop…`, whole ones.
+fn whole_rows(rows: &[i64], rank: usize) -> PyResult<&[i64]> {
+    if rank == 0 || !rows.len().is_multiple_of(2 * rank) {
+        return Err(PyValueError::new_err(format!("boxes: {} numbers are no boxes of {rank} dims", rows.len())));
+    }
+    Ok(rows)
 }
 
 /// The core's tiling of a `_core.Tiling`, a `_core.Partition` or a `_core.PackedPartition`.

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..boxes import Bounds
-from .assembled import MOST_STRETCHES, SHORT, Assembled, Table
+from ..pieces import Pieces
+from .assembled import MOST_STRETCHES, SHORT, Assembled
 
 __all__ = ["arranged"]
 
@@ -41,14 +42,14 @@ def arranged(tensor: Assembled, split: Sequence[_Sizes], merged: Sequence[Sequen
         return tensor
     order = [atom for group in merged for atom in group]
 
-    def change(table: Table) -> Table:
+    def change(table: Pieces) -> Pieces:
         for dim in reversed(range(len(split))):
             for place in range(len(split[dim]) - 1):
                 table = _split(table, dim + place, math.prod(split[dim][place + 1 :]))
             if not split[dim]:
                 table = table.without(dim)
         table = table.transposed([*order, *(atom for atom in range(len(sizes)) if atom not in order)])
-        while table.boxes.shape[1] > len(order):
+        while table.rank > len(order):
             table = table.without(len(order))
         for at, group in enumerate(merged):
             if not group:
@@ -78,7 +79,7 @@ def _boxes(sizes: _Sizes, merged: Sequence[Sequence[int]]) -> int:
     return count
 
 
-def _split(table: Table, dim: int, inner: int) -> Table:
+def _split(table: Pieces, dim: int, inner: int) -> Pieces:
     """A dim in two, of which the second has so many elements: a box becomes up to three."""
     low, high = table.boxes[:, dim, 0], table.boxes[:, dim, 1]
     step = table.strides[:, dim]
@@ -102,11 +103,11 @@ def _split(table: Table, dim: int, inner: int) -> Table:
         # Of one row the stride is not needed, and could be over the limit.
         strides[:, dim] = np.where(stop - outer > 1, step * inner, 0)
         offsets = table.offsets + (outer * inner + start - low) * step
-        parts.append(Table(boxes[rows], offsets[rows], strides[rows], table.holders[rows]))
-    return Table.joined(parts, table.boxes.shape[1] + 1)
+        parts.append(Pieces.built(table.numbers[rows], offsets[rows], boxes[rows], strides[rows], table.holders))
+    return Pieces.joined(parts, table.rank + 1)
 
 
-def _merged(table: Table, dim: int, inner: int) -> Table:
+def _merged(table: Pieces, dim: int, inner: int) -> Pieces:
     """Two dims as one, the second of which has so many elements: a box stays one, or becomes one for each row."""
     (low, high), (begin, end) = table.boxes[:, dim].T, table.boxes[:, dim + 1].T
     outer, step = table.strides[:, dim], table.strides[:, dim + 1]
@@ -121,14 +122,16 @@ def _merged(table: Table, dim: int, inner: int) -> Table:
     boxes[:, dim, 1] = np.where(kept[row], (high[row] - 1) * inner + end[row], place * inner + end[row])
     strides = np.delete(table.strides[row], dim, 1)
     strides[:, dim] = np.where(whole & ~alone & (inner == 1), outer, step)[row]
-    return Table(boxes, table.offsets[row] + (place - low[row]) * outer[row], strides, table.holders[row])
+    offsets = table.offsets[row] + (place - low[row]) * outer[row]
+    return Pieces.built(table.numbers[row], offsets, boxes, strides, table.holders)
 
 
-def _with_one(table: Table, dim: int) -> Table:
+def _with_one(table: Pieces, dim: int) -> Pieces:
     """With an additional dim of one element."""
     boxes = np.insert(table.boxes, dim, 0, 1)
     boxes[:, dim] = 0, 1
-    return Table(boxes, table.offsets, np.insert(table.strides, dim, 0, 1), table.holders)
+    strides = np.insert(table.strides, dim, 0, 1)
+    return Pieces.built(table.numbers, table.offsets, boxes, strides, table.holders)
 
 
 def _read(tensor: Assembled, split: Sequence[_Sizes], merged: Sequence[Sequence[int]], box: Bounds) -> _Array:

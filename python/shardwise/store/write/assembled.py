@@ -6,9 +6,8 @@ together in memory instead.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,117 +20,20 @@ from ...errors import LayoutError, SizeOverflowError
 from ...partition import Partition
 from ..boxes import Bounds, Extent, read_extent
 from ..files import DataFile
-from .wanted import SourcePiece, Wanted
+from ..pieces import NO_PIECES, Piece, Pieces, Stretches, within
+from .wanted import Wanted
 
-__all__ = ["MOST_STRETCHES", "SHORT", "Assembled", "Stretches", "Table"]
+__all__ = ["MOST_STRETCHES", "SHORT", "Assembled"]
 
 _LARGEST = 2**63 - 1
 #: With at least this many stretches, of fewer bytes than this on average, an order is too fine to copy piece by piece.
 MOST_STRETCHES, SHORT = 256, 512
-#: The number of pairs of stretches and pieces that are looked at together.
-_PAIRS = 1 << 20
 
 _Array = npt.NDArray[Any]
-#: Stretches of a dim, int64 (stretches, 3): where each begins in the old dim, where in the new one, and its length.
-Stretches = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """Pieces of a tensor, one a row: boxes (pieces, dims, 2), bytes at which they begin, strides (pieces, dims)."""
-
-    boxes: npt.NDArray[np.int64]
-    offsets: npt.NDArray[np.int64]
-    strides: npt.NDArray[np.int64]
-    holders: npt.NDArray[Any]
-
-    @classmethod
-    def of(cls, pieces: Sequence[SourcePiece], rank: int) -> Table:
-        """The table of these pieces."""
-        holders = np.empty(len(pieces), object)
-        for row, piece in enumerate(pieces):
-            holders[row] = piece.holder
-        return cls(
-            np.array([piece.box for piece in pieces], np.int64).reshape(len(pieces), rank, 2),
-            np.array([piece.offset for piece in pieces], np.int64),
-            np.array([piece.strides for piece in pieces], np.int64).reshape(len(pieces), rank),
-            holders,
-        )
-
-    @classmethod
-    def joined(cls, tables: Iterable[Table], rank: int) -> Table:
-        """The rows of several tables."""
-        found = [one for one in tables if len(one.offsets)]
-        if len(found) <= 1:
-            return found[0] if found else cls.of((), rank)
-        return cls(
-            np.concatenate([one.boxes for one in found]),
-            np.concatenate([one.offsets for one in found]),
-            np.concatenate([one.strides for one in found]),
-            np.concatenate([one.holders for one in found]),
-        )
-
-    def pieces(self) -> list[SourcePiece]:
-        """The rows as pieces."""
-        rows = zip(self.boxes.tolist(), self.holders, self.offsets.tolist(), self.strides.tolist(), strict=True)
-        return [SourcePiece(tuple(map(tuple, box)), holder, at, tuple(steps)) for box, holder, at, steps in rows]
-
-    def taken(self, dim: int, stretches: Stretches) -> Table:
-        """What the stretches of a dim hold, at their new places."""
-        if not len(self.offsets):
-            return self
-        rows = max(_PAIRS // max(len(self.boxes), 1), 1)
-        blocks = [self._taken(dim, stretches[at : at + rows]) for at in range(0, len(stretches), rows)]
-        return Table.joined(blocks, self.boxes.shape[1])
-
-    def _taken(self, dim: int, stretches: Stretches) -> Table:
-        begins, ends = self.boxes[:, dim, 0], self.boxes[:, dim, 1]
-        low = np.maximum(stretches[:, :1], begins)
-        high = np.minimum(stretches[:, :1] + stretches[:, 2:], ends)
-        of, piece = np.nonzero(low < high)
-        low, high = low[of, piece], high[of, piece]
-        boxes = self.boxes[piece].copy()
-        shift = stretches[of, 1] - stretches[of, 0]
-        boxes[:, dim, 0], boxes[:, dim, 1] = low + shift, high + shift
-        steps = self.strides[piece]
-        return Table(boxes, self.offsets[piece] + (low - begins[piece]) * steps[:, dim], steps, self.holders[piece])
-
-    def without(self, dim: int) -> Table:
-        """Without a dim, in which all boxes are the first element."""
-        return Table(np.delete(self.boxes, dim, 1), self.offsets, np.delete(self.strides, dim, 1), self.holders)
-
-    def within(self, place: int) -> Table:
-        """With an additional first dim, at a place in it."""
-        # A model has tables by the ten thousand, and np.insert takes its time.
-        count, rank, _ = self.boxes.shape
-        boxes, strides = np.empty((count, rank + 1, 2), np.int64), np.zeros((count, rank + 1), np.int64)
-        boxes[:, 0], boxes[:, 1:], strides[:, 1:] = (place, place + 1), self.boxes, self.strides
-        return Table(boxes, self.offsets, strides, self.holders)
-
-    def read(self, box: Bounds, itemsize: int) -> _Array:
-        """The elements of a box, as bytes of this size."""
-        out = np.zeros([stop - start for start, stop in box], f"V{itemsize}")
-        wanted = np.array(box, np.int64).reshape(len(box), 2)
-        low, high = np.maximum(self.boxes[..., 0], wanted[:, 0]), np.minimum(self.boxes[..., 1], wanted[:, 1])
-        for row in np.flatnonzero((low < high).all(axis=1)).tolist():
-            begins, ends = (low[row] - wanted[:, 0]).tolist(), (high[row] - wanted[:, 0]).tolist()
-            # With an ellipsis, so that a box without dims is a view too.
-            region: tuple[Any, ...] = (*map(slice, begins, ends), ...)
-            part = out[region]
-            inner = (low[row] - self.boxes[row, :, 0]).tolist()
-            at, strides, holder = int(self.offsets[row]), tuple(self.strides[row].tolist()), self.holders[row]
-            if isinstance(holder, DataFile):
-                read_extent(Extent(holder, at, strides), inner, part)
-                holder.check()
-        return out
-
-    def transposed(self, order: Sequence[int]) -> Table:
-        """With the dims in another order."""
-        return Table(self.boxes[:, order], self.offsets, self.strides[:, order], self.holders)
 
 
 #: Pieces and replicas.
-_Tables = tuple[Table, Table]
+_Tables = tuple[Pieces, Pieces]
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,10 +69,10 @@ class Assembled:
                         "be rewritten"
                     )
                 wanted = make()
-                kept.append((Table.of(wanted.pieces, len(shape)), Table.of(wanted.replicas, len(shape))))
+                kept.append((wanted.pieces, Pieces.joined([wanted.replicas], len(shape))))
             return kept[0]
 
-        return cls(name, shape, dtype, tables, lambda box: tables()[0].read(box, dtype.bits // 8), name)
+        return cls(name, shape, dtype, tables, lambda box: _read(tables()[0], box, dtype.bits // 8), name)
 
     def read(self, box: Bounds) -> _Array:
         """Put a box of the tensor together in memory; its elements are bytes, whatever the dtype.
@@ -183,22 +85,16 @@ class Assembled:
     def wanted(self, name: str, partition: Partition | None) -> Wanted:
         """The tensor, to be written under a name."""
         if 0 in self.shape:
-            return Wanted(name, self.dtype, self.shape, [], (), partition, None)
-        pieces = self._make()[0].pieces()
-        return Wanted(name, self.dtype, self.shape, pieces, self.replicas(), partition, self.identity())
+            return Wanted(name, self.dtype, self.shape, NO_PIECES, NO_PIECES, partition, None)
+        return Wanted(name, self.dtype, self.shape, *self._make(), partition, self.identity())
 
     def identity(self) -> Any:
         """Equal for tied tensors, which are made of the same pieces in the same way."""
-        pieces, _ = self._make()
-        holders = np.fromiter(map(id, pieces.holders), np.uint64, len(pieces.holders))
-        digest = hashlib.sha256()
-        for array in (pieces.boxes, pieces.offsets, pieces.strides, holders):
-            digest.update(array.tobytes())
-        return digest.digest(), self.dtype.name, self.shape
+        return self._make()[0].identity, self.dtype.name, self.shape
 
-    def replicas(self) -> list[SourcePiece]:
+    def replicas(self) -> Pieces:
         """Further boxes, which repeat what others hold."""
-        return [] if 0 in self.shape else self._make()[1].pieces()
+        return NO_PIECES if 0 in self.shape else self._make()[1]
 
     def taken(self, dim: int, stretches: Stretches, size: int) -> Assembled:
         """The tensor with a dim of this size, made of these stretches of the old one."""
@@ -231,12 +127,11 @@ class Assembled:
             return self
         shape = (*self.shape[:dim], size, *self.shape[dim + 1 :])
         box = tuple((have if i == dim else 0, extent) for i, extent in enumerate(shape))
-        piece = SourcePiece(box, _zero(self.dtype.bits // 8), 0, (0,) * len(shape))
-        zeros = Table.of([piece], len(shape))
+        zeros = Pieces.of([Piece(box, _zero(self.dtype.bits // 8), 0, (0,) * len(shape))], len(shape))
 
         def tables() -> _Tables:
             pieces, replicas = self._make()
-            return Table.joined([pieces, zeros], len(shape)), replicas
+            return Pieces.joined([pieces, zeros], len(shape)), replicas
 
         def read(box: Bounds) -> _Array:
             begin, end = (min(side, have) for side in box[dim])
@@ -248,7 +143,7 @@ class Assembled:
         return Assembled(self.origin, shape, self.dtype, tables, read, None, self.is_scattered)
 
     def changed(
-        self, shape: tuple[int, ...], change: Callable[[Table], Table], read: Callable[[Bounds], _Array]
+        self, shape: tuple[int, ...], change: Callable[[Pieces], Pieces], read: Callable[[Bounds], _Array]
     ) -> Assembled:
         """The tensor in another form, whose pieces `change` gives and whose boxes `read`."""
 
@@ -291,7 +186,7 @@ class Assembled:
         def tables() -> _Tables:
             pieces, replicas = self._make()
             more = [table for other in others for table in other._make()]
-            return pieces, Table.joined([replicas, *more], len(self.shape))
+            return pieces, Pieces.joined([replicas, *more], len(self.shape))
 
         return replace(self, _make=tables, stored=None)
 
@@ -314,8 +209,8 @@ class Assembled:
         def tables() -> _Tables:
             made = [one._make() for one in tensors]
             return (
-                Table.joined([pieces.within(at) for at, (pieces, _) in enumerate(made)], len(shape)),
-                Table.joined([replicas.within(at) for at, (_, replicas) in enumerate(made)], len(shape)),
+                Pieces.joined([pieces.within(at) for at, (pieces, _) in enumerate(made)], len(shape)),
+                Pieces.joined([replicas.within(at) for at, (_, replicas) in enumerate(made)], len(shape)),
             )
 
         def read(box: Bounds) -> _Array:
@@ -353,8 +248,8 @@ def _packed(shape: tuple[int, ...], dim: int, parts: Sequence[tuple[Assembled, S
     def tables() -> _Tables:
         made = [(part._make(), stretches) for part, stretches in parts]
         return (
-            Table.joined([pieces.taken(dim, stretches) for (pieces, _), stretches in made], len(shape)),
-            Table.joined([replicas.taken(dim, stretches) for (_, replicas), stretches in made], len(shape)),
+            Pieces.joined([pieces.taken(dim, stretches) for (pieces, _), stretches in made], len(shape)),
+            Pieces.joined([replicas.taken(dim, stretches) for (_, replicas), stretches in made], len(shape)),
         )
 
     def read(box: Bounds) -> _Array:
@@ -386,6 +281,17 @@ def _place(out: _Array, box: Bounds, dim: int, part: Assembled, stretches: Stret
     values = part.read((*box[:dim], (begin, end), *box[dim + 1 :]))
     into: tuple[Any, ...] = (slice(None),) * dim + (to - box[dim][0],)
     out[into] = values[(slice(None),) * dim + (of - begin,)]
+
+
+def _read(pieces: Pieces, box: Bounds, itemsize: int) -> _Array:
+    """The elements of a box, as bytes of this size."""
+    out = np.zeros([stop - start for start, stop in box], f"V{itemsize}")
+    for part in pieces.clipped(box):
+        if isinstance(part.holder, DataFile):
+            extent = Extent(part.holder, part.offset, part.strides)
+            read_extent(extent, (0,) * len(box), out[within(part.box, box)])
+            part.holder.check()
+    return out
 
 
 _ZEROS: dict[int, npt.NDArray[Any]] = {}

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ..._text import shown
 from ...layout import UnevenRule
+from ..pieces import Pieces
 from .files import HeaderLengths
 from .grid import task_runs
 from .plan import (
@@ -28,7 +29,6 @@ from .plan import (
     TARGETS,
     PlannedTensor,
     WritePlan,
-    split_rows,
 )
 
 __all__ = ["check_cut", "check_plan"]
@@ -107,24 +107,24 @@ def _check_tensors(plan: WritePlan) -> set[str]:
         if any(size < 0 for size in tensor.shape) or tensor.nbytes > _LARGEST:
             raise ValueError(f"it has a tensor of shape {shown(tensor.shape)}")
         for rows in (tensor.sources, tensor.replicas):
-            check_rows(rows, tensor.shape, len(plan.sources))
+            check_pieces(rows, tensor.shape, len(plan.sources))
         for rows in (tensor.sources, tensor.targets):
             _check_volume(tensor, rows)
     return names
 
 
-def check_rows(rows: Numbers, shape: Sequence[int], sources: int) -> None:
-    """Refuse, with ValueError, rows of pieces that are not in a tensor of this shape, or in none of so many sources."""
-    places, starts, stops, strides = split_rows(rows, len(shape))
+def check_pieces(pieces: Pieces, shape: Sequence[int], sources: int) -> None:
+    """Refuse, with ValueError, pieces that are not in a tensor of this shape, or in none of so many sources."""
+    starts, stops = pieces.starts, pieces.stops
     inside = (starts >= 0).all() and (starts < stops).all() and (stops <= np.array(shape, np.int64)).all()
-    if not inside or (places < 0).any() or (places[:, 0] >= sources).any() or (strides < 0).any():
+    places = pieces.rows[:, :2]
+    if not inside or (places < 0).any() or (places[:, 0] >= sources).any() or (pieces.strides < 0).any():
         raise ValueError("it has a piece that is not in its tensor, or in no source")
 
 
-def _check_volume(tensor: PlannedTensor, rows: Numbers) -> None:
+def _check_volume(tensor: PlannedTensor, pieces: Pieces) -> None:
     """What is read or written of a tensor is as much as it has; the engine finds what overlaps."""
-    _, starts, stops, _ = split_rows(rows, len(tensor.shape))
-    if sum((stops - starts).prod(axis=1).tolist()) * tensor.itemsize != tensor.nbytes:
+    if sum(pieces.volumes.tolist()) * tensor.itemsize != tensor.nbytes:
         raise ValueError(f"its parts of the tensor {shown(tensor.name)} are not all of it")
 
 

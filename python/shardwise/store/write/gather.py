@@ -10,33 +10,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._boxes import consecutive
 from ...errors import ParseError
 from ..boxes import Bounds, Extent, read_extent
 from ..engine import CopyJob, HeldPiece
 from ..files import DataFile
 from ..mapped import MappedFiles
 from ..object_files import FLIGHT, ObjectFile
+from ..pieces import Piece, Pieces, within
 from ..same_files import SameFiles
 from .manifest import differing_replica
-from .wanted import SourcePiece, Wanted
+from .wanted import Wanted
 
-__all__ = ["Gatherer", "check_stored_replicas"]
+__all__ = ["Gatherer", "compare_replicas"]
 
 #: Bytes of the engine's own buffers, besides what it fills.
 _BUDGET = 4 * 2**20
 
 
 class Gatherer:
-    """Fills buffers with boxes of tensors; knows for each tensor which pieces meet a box."""
+    """Fills buffers with boxes of tensors.
+
+    Attributes:
+        bytes_read: Bytes that were read from files and objects.
+        compares: Whether what is read is compared with the tensors' replicas.
+    """
 
     def __init__(self, wanted: Sequence[Wanted] | Mapping[int, Wanted], threads: int | None) -> None:
         self._wanted = wanted
         self._threads = threads
         self._mapped, self._files = MappedFiles(), SameFiles()
-        self._boxes: dict[int, npt.NDArray[np.int64]] = {}
-        #: Bytes that were read from files and objects.
         self.bytes_read = 0
+        self.compares = True
 
     def fill(
         self, buffer: npt.NDArray[np.uint8], blocks: Sequence[tuple[int, Bounds, int]], *, crc: bool = False
@@ -47,21 +51,23 @@ class Gatherer:
             buffer: Bytes.
             blocks: For each box the position of its tensor, the box, and the byte of the buffer where it begins.
             crc: Whether to compute the CRC-32.
+
+        Raises:
+            ParseError: if replicas disagree, or a source is not what it was.
+            OSError: if one cannot be read.
         """
         job = CopyJob()
         target = job.write_array(buffer)
         holders: dict[int, int] = {}
         arrays: list[npt.NDArray[Any]] = []
-        fetched: list[tuple[Extent, list[int], npt.NDArray[Any]]] = []
+        fetched: list[tuple[Extent, npt.NDArray[Any]]] = []
 
-        def source(tensor: Wanted, piece: SourcePiece, box: Bounds) -> HeldPiece:
+        def source(tensor: Wanted, piece: Piece) -> HeldPiece:
             holder = piece.holder
             if isinstance(holder, ObjectFile):
-                common = [(max(a, b), min(c, d)) for (a, c), (b, d) in zip(piece.box, box, strict=True)]
-                values = np.empty([stop - start for start, stop in common], f"V{tensor.itemsize}")
-                inner = [start - origin for (start, _), (origin, _) in zip(common, piece.box, strict=True)]
-                fetched.append((Extent(holder, piece.offset, piece.strides), inner, values))
-                return HeldPiece(job.read_array(values), 0, *_corners(common), values.strides)
+                values = np.empty([stop - start for start, stop in piece.box], f"V{tensor.itemsize}")
+                fetched.append((Extent(holder, piece.offset, piece.strides), values))
+                return HeldPiece(job.read_array(values), 0, *_corners(piece.box), values.strides)
             if id(holder) not in holders:
                 if isinstance(holder, DataFile):
                     self._files.add([holder.path])
@@ -73,74 +79,68 @@ class Gatherer:
 
         for position, box, at in blocks:
             tensor = self._wanted[position]
-            pieces = [source(tensor, piece, box) for piece in self.meeting(position, box)]
+            pieces = [source(tensor, piece) for piece in tensor.pieces.clipped(box)]
             wanted = HeldPiece(target, at, *_corners(box))
             job.add_tensor(tensor.shape, tensor.itemsize, pieces, [wanted], digest=True, crc=crc)
         self._mapped.add(arrays)
         self._fetch(fetched)
         done = job.run(budget=_BUDGET, threads=self._threads)
         self._mapped.check()
-        self.bytes_read += done.bytes_read + sum(values.nbytes for _, _, values in fetched)
+        self.bytes_read += done.bytes_read + sum(values.nbytes for _, values in fetched)
+        for position, box, at in blocks if self.compares else ():
+            tensor = self._wanted[position]
+            extents = [stop - start for start, stop in box]
+            values = np.ndarray(extents, f"V{tensor.itemsize}", buffer, at)
+            self.bytes_read += compare_replicas(tensor.name, tensor.shape, tensor.replicas, box, values)
+            self._files.add([piece.path for piece in tensor.replicas.holders if not isinstance(piece, ObjectFile)])
         return done.digests, done.crcs
 
     def check(self) -> None:
         """Refuse, with ParseError, what was read if a file was replaced meanwhile."""
         self._files.check()
 
-    def _fetch(self, wanted: list[tuple[Extent, list[int], npt.NDArray[Any]]]) -> None:
+    def _fetch(self, wanted: list[tuple[Extent, npt.NDArray[Any]]]) -> None:
+        def read(item: tuple[Extent, npt.NDArray[Any]]) -> None:
+            read_extent(item[0], (0,) * item[1].ndim, item[1])
+
         if len(wanted) > 1:
             with ThreadPoolExecutor(FLIGHT, thread_name_prefix="shardwise-fetch") as pool:
-                list(pool.map(lambda item: read_extent(*item), wanted))
+                list(pool.map(read, wanted))
         else:
             for item in wanted:
-                read_extent(*item)
-        for file in {id(extent.file): extent.file for extent, _, _ in wanted}.values():
+                read(item)
+        for file in {id(extent.file): extent.file for extent, _ in wanted}.values():
             file.check()
 
-    def meeting(self, position: int, box: Bounds) -> list[SourcePiece]:
-        """The pieces of a tensor that share elements with a box."""
-        tensor = self._wanted[position]
-        if len(tensor.pieces) == 1:
-            return list(tensor.pieces)
-        rank = len(tensor.shape)
-        if position not in self._boxes:
-            rows = np.array([piece.box for piece in tensor.pieces], np.int64)
-            self._boxes[position] = rows.reshape(len(tensor.pieces), rank, 2)
-        boxes, sides = self._boxes[position], np.array(box, np.int64).reshape(rank, 2)
-        meets = (np.maximum(boxes[..., 0], sides[:, 0]) < np.minimum(boxes[..., 1], sides[:, 1])).all(axis=1)
-        return [tensor.pieces[i] for i in np.flatnonzero(meets).tolist()]
 
+def compare_replicas(name: str, shape: tuple[int, ...], replicas: Pieces, box: Bounds, values: npt.NDArray[Any]) -> int:
+    """Compare what was read of a box with the further pieces that hold some of it, and give the bytes that these took.
 
-def check_stored_replicas(wanted: Sequence[Wanted], memory: int) -> None:
-    """Compare pieces that are stored more than once with those that are used.
+    Args:
+        name: The tensor.
+        shape: Its shape.
+        replicas: The further pieces.
+        box: The box.
+        values: Its elements.
 
     Raises:
-        ParseError: if two disagree; names the tensor, and the first element that differs.
+        ParseError: if they disagree; names the tensor, and the first element of a replica that differs.
+        OSError: if a replica cannot be read.
     """
-    gatherer = Gatherer(wanted, None)
-    for position, tensor in enumerate(wanted):
-        for replica in tensor.replicas:
-            again = Wanted(tensor.name, tensor.dtype, tensor.shape, [replica])
-            other = Gatherer([again], None)
-            shape = [stop - start for start, stop in replica.box]
-            for part in consecutive(tuple(shape), max(memory // (4 * tensor.itemsize), 1)):
-                box = tuple(
-                    (start + side.start, start + side.stop) for (start, _), side in zip(replica.box, part, strict=True)
-                )
-                size = tensor.itemsize
-                for start, stop in box:
-                    size *= stop - start
-                here, there = np.empty(size, np.uint8), np.empty(size, np.uint8)
-                gatherer.fill(here, [(position, box, 0)])
-                other.fill(there, [(0, box, 0)])
-                differs = np.flatnonzero(here != there)
-                if len(differs):
-                    extents = [stop - start for start, stop in box]
-                    index = np.unravel_index(int(differs[0]) // tensor.itemsize, extents) if extents else ()
-                    at = map(operator.add, map(int, index), (start for start, _ in box))
-                    element = int(np.ravel_multi_index(tuple(at), tensor.shape)) if extents else 0
-                    path = getattr(replica.holder, "path", "an array")
-                    raise ParseError(differing_replica(tensor.name, tensor.shape, path, element))
+    read, itemsize = 0, values.dtype.itemsize
+    for replica in replicas.clipped(box):
+        ours = np.ascontiguousarray(values[within(replica.box, box)])
+        theirs = np.empty(ours.shape, f"V{itemsize}")
+        read_extent(Extent(replica.holder, replica.offset, replica.strides), (0,) * ours.ndim, theirs)
+        replica.holder.check()
+        read += theirs.nbytes
+        differs = np.flatnonzero(ours.reshape(-1).view(np.uint8) != theirs.reshape(-1).view(np.uint8))
+        if len(differs):
+            index = np.unravel_index(int(differs[0]) // itemsize, ours.shape) if ours.ndim else ()
+            at = map(operator.add, map(int, index), (start for start, _ in replica.box))
+            element = int(np.ravel_multi_index(tuple(at), shape)) if ours.ndim else 0
+            raise ParseError(differing_replica(name, shape, replica.holder.path, element))
+    return read
 
 
 def _corners(box: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..boxes import Bounds
+from ..pieces import Pieces
 
 __all__ = ["FileGrid", "TaskGrid", "task_runs"]
 
@@ -104,15 +105,15 @@ class TaskGrid:
             sizes = sizes * np.where(rows > 0, np.minimum(rows, length - slab * rows), 1)
         return sizes
 
-    def add_overlaps(self, tensor: int, boxes: npt.NDArray[np.int64], found: npt.NDArray[np.int64]) -> None:
-        """Add to each task the bytes that it shares with boxes of a tensor, int64 of shape (boxes, dims, 2)."""
+    def add_overlaps(self, tensor: int, pieces: Pieces, found: Numbers) -> None:
+        """Add to each task the bytes that it shares with pieces of a tensor."""
         at = int(np.searchsorted(self._runs[:, _FIRST], tensor, side="right")) - 1
         _, _, tasks, cut, _, rows, _ = self._runs[at].tolist()
         begin, (shape, itemsize) = int(self._firsts[at]), self._tensor(tensor)
         if not rows:
-            found[begin] += int((boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1).sum()) * itemsize
+            found[begin] += int(pieces.volumes.sum()) * itemsize
             return
-        for box in boxes:
+        for box in pieces.boxes:
             shared = np.full(1, itemsize, np.int64)
             for dim, (start, stop) in enumerate(box.tolist()):
                 if dim > cut:
@@ -131,40 +132,35 @@ class FileGrid:
     Args:
         sizes: The bytes of tensors that each writes.
         boxes: What gives the boxes of a task, each with its tensor's number.
-        written: What gives, for a tensor, the tasks that write a box of it, the boxes, int64 of shape (boxes, 2, dims),
-            and the bytes of an element.
+        written: What gives, for a tensor, the pieces that are written, whose holders are the tasks, and the bytes of
+            an element.
 
-    >>> held = {0: (np.array([0, 1]), np.array([[[0, 0], [2, 6]], [[2, 0], [4, 6]]]), 1)}
-    >>> grid = FileGrid(np.array([12, 12]), lambda task: [(0, ((2 * task, 2 * task + 2), (0, 6)))], held.__getitem__)
-    >>> len(grid), grid.boxes(0)
-    (2, [(0, ((0, 2), (0, 6)))])
-    >>> grid.first_in(0, np.array([[[1, 3], [0, 6]], [[2, 3], [5, 6]]])).tolist()
-    [0, 1]
+    >>> held = Pieces.dense(np.array([[0, 0], [1, 0]]), np.array([[[0, 0], [2, 6]], [[2, 0], [4, 6]]]), 1)
+    >>> grid = FileGrid(np.array([12, 12]), lambda task: [(0, held[task].box)], lambda tensor: (held, 1))
+    >>> len(grid)
+    2
+    >>> found = np.zeros(2, np.int64)
+    >>> grid.add_overlaps(0, Pieces.dense(np.array([[0, 0]]), np.array([[[1, 0], [3, 4]]]), 1), found)
+    >>> found.tolist()
+    [4, 4]
     """
 
     def __init__(
         self,
         sizes: Numbers,
         boxes: Callable[[int], list[tuple[int, Bounds]]],
-        written: Callable[[int], tuple[Numbers, Numbers, int]],
+        written: Callable[[int], tuple[Pieces, int]],
     ) -> None:
         self.bytes, self.boxes, self._written = sizes, boxes, written
 
     def __len__(self) -> int:
         return len(self.bytes)
 
-    def first_in(self, tensor: int, boxes: Numbers) -> Numbers:
-        """The task that writes the first element of each box of a tensor, int64 of shape (boxes, dims, 2)."""
-        tasks, sides, _ = self._written(tensor)
-        corners = boxes[:, None, :, 0]
-        inside = ((sides[:, 0] <= corners) & (corners < sides[:, 1])).all(axis=2)
-        first: Numbers = tasks[inside.argmax(axis=1)]
-        return first
-
-    def add_overlaps(self, tensor: int, boxes: Numbers, found: Numbers) -> None:
-        """Add the bytes of each box of a tensor to the task that has its first element."""
-        sizes = (boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1) * self._written(tensor)[2]
-        np.add.at(found, self.first_in(tensor, boxes), sizes)
+    def add_overlaps(self, tensor: int, pieces: Pieces, found: Numbers) -> None:
+        """Add to each task the bytes that it shares with pieces of a tensor."""
+        written, itemsize = self._written(tensor)
+        for task, volume in written.shared(pieces):
+            np.add.at(found, task, volume * itemsize)
 
 
 def _slabs(number: int, shape: tuple[int, ...], itemsize: int, task_bytes: int) -> list[int]:

@@ -44,6 +44,7 @@ def stream_of(
         known = Stream(file, wanted, gatherer, part_bytes, holds=False, known=None)
         for _ in known.parts():
             pass
+        gatherer.compares = False  # That was done.
     return Stream(file, wanted, gatherer, part_bytes, holds=holds, known=known)
 
 

@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._text import bytes_text
 from ...errors import ParseError
 from ..boxes import Bounds
 from ..files import DataFile, opened_again
 from ..objects import ObjectPath
+from ..pieces import NO_PIECES, Pieces
 from .fetch import SourceObject, opened_object
 from .files import TargetFile
-from .gather import Gatherer, check_stored_replicas
+from .gather import Gatherer
 from .object_stream import stream_of
 from .places.parts import parts_for
 from .places.uploads import Comparison, Upload, upload_to
-from .plan import PlannedTensor, WritePlan, split_rows
+from .plan import WritePlan
 from .receipts import TaskReceipt, worker_name
 from .task import SourceFile, check_head
-from .wanted import SourcePiece, Wanted
+from .wanted import Wanted
 
 __all__ = ["ObjectTask", "object_task"]
 
@@ -47,8 +47,6 @@ class ObjectTask:
     #: Which file of the plan it is; and by their positions, the tensors that it has something of.
     _file: TargetFile
     _wanted: dict[int, Wanted]
-    #: Tensors with pieces that are stored more than once, and what these are compared with.
-    _compared: tuple[Wanted, ...]
 
     @property
     def nbytes(self) -> int:
@@ -93,7 +91,6 @@ class ObjectTask:
             OSError: if a source cannot be read, or the store fails.
         """
         began = time.perf_counter()
-        check_stored_replicas(self._compared, memory)
         receipt = None
         if not (check is not None or self.place.is_file()):
             with suppress(FileExistsError):  # Another was faster: made by the same task, or not.
@@ -153,66 +150,22 @@ def object_task(plan: WritePlan, number: int) -> ObjectTask:
         OSError: if a source cannot be looked at.
     """
     file, path = plan.files[number], cast(Any, plan.path)
-    boxes = file.boxes()
-    tensors = {position: plan.tensors[position] for position in boxes}
-    wanted = {
-        position: _wanted(plan, tensors[position], _meeting(tensors[position], held))
-        for position, held in boxes.items()
-    }
-    compared = [
-        _compared(plan, tensors[position], row)
-        for position, held in boxes.items()
-        if tensors[position].has_replicas
-        for row in _beginning(tensors[position], held)
-    ]
+    wanted = {}
+    for position, boxes in file.boxes().items():
+        tensor = plan.tensors[position]
+        pieces = _within(tensor.sources, boxes)
+        replicas = _within(tensor.replicas, boxes) if tensor.has_replicas else NO_PIECES
+        wanted[position] = Wanted(tensor.name, tensor.dtype, tensor.shape, pieces, replicas, is_object=tensor.is_object)
     place = path / file.name if plan.is_folder else path
-    return ObjectTask(plan.digest, number, place, file.of(wanted), wanted, tuple(compared))
+    return ObjectTask(plan.digest, number, place, file.of(wanted), wanted)
 
 
-def _wanted(
-    plan: WritePlan,
-    tensor: PlannedTensor,
-    rows: npt.NDArray[np.int64],
-    replicas: Sequence[npt.NDArray[np.int64]] = (),
-) -> Wanted:
-    pieces, others = ([_piece(plan, row, len(tensor.shape)) for row in part] for part in (rows, replicas))
-    return Wanted(tensor.name, tensor.dtype, tensor.shape, pieces, others, is_object=tensor.is_object)
-
-
-def _meeting(tensor: PlannedTensor, boxes: Sequence[Bounds]) -> npt.NDArray[np.int64]:
-    """The rows of the pieces that share elements with one of these boxes."""
-    _, starts, stops, _ = split_rows(tensor.sources, len(tensor.shape))
-    return tensor.sources[_meet(starts, stops, boxes)]
-
-
-def _beginning(tensor: PlannedTensor, boxes: Sequence[Bounds]) -> npt.NDArray[np.int64]:
-    """The rows of the replicas whose first element is in an object's boxes: its task compares all of them."""
-    _, starts, _, _ = split_rows(tensor.replicas, len(tensor.shape))
-    return tensor.replicas[_meet(starts, starts + 1, boxes)]
-
-
-def _meet(
-    starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], boxes: Sequence[Bounds]
-) -> npt.NDArray[np.bool_]:
-    meets = np.zeros(len(starts), np.bool_)
-    for box in boxes:
-        sides = np.array(box, np.int64).reshape(-1, 2)
-        meets |= (np.maximum(starts, sides[:, 0]) < np.minimum(stops, sides[:, 1])).all(axis=1)
-    return meets
-
-
-def _compared(plan: WritePlan, tensor: PlannedTensor, row: npt.NDArray[np.int64]) -> Wanted:
-    _, start, stop, _ = split_rows(row[None], len(tensor.shape))
-    box = tuple(zip(start[0].tolist(), stop[0].tolist(), strict=True))
-    return _wanted(plan, tensor, _meeting(tensor, [box]), [row])
-
-
-def _piece(plan: WritePlan, row: npt.NDArray[np.int64], rank: int) -> SourcePiece:
-    holder, offset, *rest = row.tolist()
-    starts, stops, strides = rest[:rank], rest[rank : 2 * rank], rest[2 * rank :]
-    source = plan.sources[holder]
-    held = _opened(source) if isinstance(source, (SourceFile, SourceObject)) else source
-    return SourcePiece(tuple(zip(starts, stops, strict=True)), held, offset, tuple(strides))
+def _within(pieces: Pieces, boxes: Sequence[Bounds]) -> Pieces:
+    """The pieces that share elements with one of these boxes, of files and objects that are opened."""
+    found = np.unique(np.concatenate([pieces.meeting(box) for box in boxes]))
+    return pieces.chosen(found).of_holders(
+        lambda source: _opened(source) if isinstance(source, (SourceFile, SourceObject)) else source
+    )
 
 
 def _opened(source: SourceFile | SourceObject) -> DataFile:

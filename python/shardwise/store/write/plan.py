@@ -22,6 +22,7 @@ from ...errors import LayoutError, ParseError
 from ..boxes import Bounds
 from ..files import hidden_name
 from ..objects import ObjectPath
+from ..pieces import NO_PIECES, Pieces
 from .fetch import SourceObject
 from .files import TargetFile
 from .form_files import Texts, check_names, target_file
@@ -30,7 +31,7 @@ from .sections import Section, block_digests, numbers
 from .slots import Slots, SlotTable
 from .task import CheckpointTask, Places, SourceFile, program_of, source_of
 
-__all__ = ["PlannedTensor", "WritePlan", "split_rows", "uncollected", "workplace_of"]
+__all__ = ["PlannedTensor", "WritePlan", "uncollected", "workplace_of"]
 
 
 #: The columns of a tensor in a plan: where its name, shape, sources, replicas and targets end, each in its section, its
@@ -100,12 +101,12 @@ class PlannedTensor:
         return None
 
     @property
-    def sources(self) -> Numbers:
+    def sources(self) -> Pieces:
         """Where its elements are."""
         return self._rows("pieces", SOURCES)
 
     @property
-    def replicas(self) -> Numbers:
+    def replicas(self) -> Pieces:
         """Where they are stored again, to be compared."""
         return self._rows("replicas", REPLICAS)
 
@@ -115,25 +116,16 @@ class PlannedTensor:
         return self._row[REPLICAS] > self._before[REPLICAS]
 
     @property
-    def targets(self) -> Numbers:
-        """Where they go, in C order."""
+    def targets(self) -> Pieces:
+        """Where they go, in C order; holders are the files."""
         begin, end = self._before[TARGETS], self._row[TARGETS]
         held = self._plan.numbers("targets", 3 * begin, 3 * end).reshape(-1, 3)
-        rank = len(self.shape)
-        sides = self._plan.boxes_at(held[:, _PLACE], rank)
-        rows = np.empty((len(held), 2 + 3 * rank), np.int64)
-        rows[:, :2], rows[:, 2 : 2 + 2 * rank] = held[:, :_PLACE], sides.reshape(len(held), 2 * rank)
-        strides = rows[:, 2 + 2 * rank :]
-        strides[:] = self.itemsize
-        for dim in reversed(range(rank - 1)):
-            strides[:, dim] = strides[:, dim + 1] * (sides[:, 1, dim + 1] - sides[:, 0, dim + 1])
-        return rows
+        sides = self._plan.boxes_at(held[:, _PLACE], len(self.shape))
+        return Pieces.dense(held[:, :_PLACE], sides, self.itemsize)
 
-    def _rows(self, section: str, column: int) -> Numbers:
+    def _rows(self, section: str, column: int) -> Pieces:
         rows = self._plan.numbers(section, self._before[column], self._row[column])
-        # A row is changed when a task is made.
-        found: Numbers = rows.reshape(-1, 2 + 3 * len(self.shape)).copy()
-        return found
+        return Pieces(rows.reshape(-1, 2 + 3 * len(self.shape)), self._plan.sources)
 
 
 class _Tensors(Sequence[PlannedTensor]):
@@ -425,10 +417,9 @@ class WritePlan:
     def _boxes_of_file(self, number: int) -> list[tuple[int, Bounds]]:
         return [(slot.tensor, slot.box) for slot in self.files[number].slots if slot.end > slot.begin]
 
-    def _written(self, number: int) -> tuple[Numbers, Numbers, int]:
+    def _written(self, number: int) -> tuple[Pieces, int]:
         tensor = self.tensors[number]
-        rows, rank = tensor.targets, len(tensor.shape)
-        return rows[:, 0], rows[:, 2 : 2 + 2 * rank].reshape(len(rows), 2, rank), tensor.itemsize
+        return tensor.targets, tensor.itemsize
 
     @property
     def nbytes(self) -> int:
@@ -462,7 +453,7 @@ class WritePlan:
         with said_by(self._file):
             made = _Making(self)
             for tensor, box in self.grid.boxes(number):
-                made.add(tensor, np.array(box, np.int64).reshape(-1, 2))
+                made.add(tensor, box)
             return made.task(number)
 
     @property
@@ -511,8 +502,7 @@ class WritePlan:
         for number in np.flatnonzero(np.diff(self.column("tensors", 8, REPLICAS), prepend=0)).tolist():
             tensor = self.tensors[number]
             if 0 not in tensor.shape:
-                _, starts, stops, _ = split_rows(tensor.replicas, len(tensor.shape))
-                self.grid.add_overlaps(number, np.stack([starts, stops], axis=2), read)
+                self.grid.add_overlaps(number, tensor.replicas, read)
         edges = self._edges(parts)
         sums = [np.concatenate([[0], np.cumsum(each)])[edges] for each in (read, written)]
         return np.stack([np.diff(each) for each in sums], axis=1)
@@ -546,27 +536,6 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def split_rows(rows: npt.NDArray[np.int64], rank: int) -> tuple[npt.NDArray[np.int64], ...]:
-    """Holders and offsets, starts, stops, and strides of rows of pieces."""
-    return rows[:, :2], rows[:, 2 : 2 + rank], rows[:, 2 + rank : 2 + 2 * rank], rows[:, 2 + 2 * rank :]
-
-
-def _clipped(
-    rows: npt.NDArray[np.int64], box: npt.NDArray[np.int64], holders: dict[int, int], base: int
-) -> npt.NDArray[np.int64]:
-    """The parts of pieces that are within a box, their holders counted as they come, from `base` on."""
-    _, starts, stops, _ = split_rows(rows, len(box))
-    starts, stops = np.maximum(starts, box[:, 0]), np.minimum(stops, box[:, 1])
-    meets = np.flatnonzero((starts < stops).all(axis=1))
-    found = rows[meets]
-    places, old, _, strides = split_rows(found, len(box))
-    found[:, 1] += ((starts[meets] - old) * strides).sum(axis=1)
-    found[:, 2 : 2 + len(box)] = starts[meets]
-    found[:, 2 + len(box) : 2 + 2 * len(box)] = stops[meets]
-    found[:, 0] = [base + holders.setdefault(holder, len(holders)) for holder in places[:, 0].tolist()]
-    return found
-
-
 class _Making:
     """A task that is put together."""
 
@@ -575,18 +544,17 @@ class _Making:
         self._sources: dict[int, int] = {}
         self._compared: dict[int, int] = {}
         self._files: dict[int, int] = {}
-        self._parts: list[tuple[PlannedTensor, npt.NDArray[np.int64], npt.NDArray[np.int64], Any]] = []
+        self._parts: list[tuple[PlannedTensor, Pieces, Pieces, Pieces]] = []
         self._ranges: list[tuple[int, int, int, int]] = []
 
-    def add(self, number: int, box: npt.NDArray[np.int64]) -> None:
+    def add(self, number: int, box: Bounds) -> None:
         tensor = self._plan.tensors[number]
-        sources = _clipped(tensor.sources, box, self._sources, 0)
-        targets = _clipped(tensor.targets, box, self._files, 0)
-        replicas = _clipped(tensor.replicas, box, self._compared, 0) if len(tensor.replicas) else tensor.replicas
-        rank = len(box)
-        sizes = (targets[:, 2 + rank : 2 + 2 * rank] - targets[:, 2 : 2 + rank]).prod(axis=1) * tensor.itemsize
-        begins = zip(targets[:, 0].tolist(), targets[:, 1].tolist(), sizes.tolist(), strict=True)
-        self._ranges += [(file, number, begin, begin + size) for file, begin, size in begins]
+        sources = tensor.sources.clipped(box).numbered(self._sources)
+        targets = tensor.targets.clipped(box).numbered(self._files)
+        replicas = tensor.replicas.clipped(box).numbered(self._compared) if tensor.has_replicas else NO_PIECES
+        begins, ends = targets.offsets, targets.offsets + targets.volumes * tensor.itemsize
+        ranges = zip(targets.numbers.tolist(), begins.tolist(), ends.tolist(), strict=True)
+        self._ranges += [(file, number, begin, end) for file, begin, end in ranges]
         self._parts.append((tensor, sources, targets, replicas))
 
     def task(self, number: int) -> CheckpointTask:
@@ -598,18 +566,15 @@ class _Making:
         for tensor, sources, targets, others in self._parts:
             numbers += range(at, at + len(targets))
             at += len(targets)
-            crc = plan.form == "dcp"
-            # A piece that is not one run of bytes has no CRC-32: then the replicas are compared separately.
-            apart = crc and not _are_runs(others, tensor)
             if len(others):
                 replicas += [
-                    (holder, at + i, tensor.name, tensor.shape) for i, holder in enumerate(others[:, 0].tolist())
+                    (holder, at + i, tensor.name, tensor.shape) for i, holder in enumerate(others.numbers.tolist())
                 ]
                 at += len(others)
-                others[:, 0] += len(self._files)
-            groups = [[targets], [others]] if apart else [[targets, others]]
-            for flags, group in zip((1 + 2 * crc, 0), groups, strict=False):
-                program.append(program_of(tensor.itemsize, tensor.shape, [sources, *group], flags))
+                others.rows[:, 0] += len(self._files)
+            rows = [sources.rows, targets.rows, *([others.rows] if len(others) else [])]
+            flags = 1 + 2 * (plan.form == "dcp")
+            program.append(program_of(tensor.itemsize, tensor.shape, rows, flags))
         compared = [plan.sources[holder] for holder in self._compared]
         return CheckpointTask(
             plan.digest,
@@ -623,13 +588,3 @@ class _Making:
             tuple(numbers),
             np.concatenate(program).tobytes(),
         )
-
-
-def _are_runs(rows: npt.NDArray[np.int64], tensor: PlannedTensor) -> bool:
-    """Whether the bytes of each of these pieces follow one another, in C order."""
-    _, starts, stops, strides = split_rows(rows, len(tensor.shape))
-    extents = stops - starts
-    dense = np.ones_like(extents) * tensor.itemsize
-    for dim in reversed(range(len(tensor.shape) - 1)):
-        dense[:, dim] = dense[:, dim + 1] * extents[:, dim + 1]
-    return bool(((extents == 1) | (strides == dense)).all())

@@ -18,6 +18,7 @@ from ...errors import LayoutError, SizeOverflowError
 from ..files import DataFile
 from ..object_files import ObjectFile
 from ..objects import ObjectPath
+from ..pieces import NO_PIECES, Pieces
 from .checkpoint_plan import CheckpointPlan
 from .dcp import KeyPath
 from .fetch import SourceObject
@@ -26,7 +27,7 @@ from .grid import task_runs
 from .plan import CUT, DTYPE, LEAST_ASKED, NAME, OBJECT, REPLICAS, SHAPE, SOURCES, TARGETS
 from .sections import Held, Made, Section
 from .task import SourceFile, head_digest
-from .wanted import SourcePiece, Wanted
+from .wanted import Wanted
 
 __all__ = ["make_plan"]
 
@@ -68,12 +69,15 @@ def make_plan(
     kinds = {id(cut): cut for cut in cuts if cut}
     at_cut = {which: number for number, which in enumerate(kinds)}
     for number, (tensor, cut) in enumerate(zip(wanted, cuts, strict=True)):
-        others = [piece for piece in tensor.replicas if compare_replicas and isinstance(piece.holder, DataFile)]
-        added = {
+        others = tensor.replicas if compare_replicas else NO_PIECES
+        is_file = np.array([isinstance(holder, DataFile) for holder in others.holders], np.bool_)
+        if not is_file.all():  # Arrays were compared before.
+            others = others.chosen(np.flatnonzero(is_file[others.numbers]))
+        added: dict[int, Any] = {
             NAME: tensor.name.encode(),
             SHAPE: tensor.shape,
-            SOURCES: held.rows(tensor.pieces, tensor),
-            REPLICAS: held.rows(others, tensor),
+            SOURCES: held.rows(tensor.pieces, tensor.itemsize),
+            REPLICAS: held.rows(others, tensor.itemsize),
         }
         for column, more in added.items():
             lists[column].append(more)
@@ -100,8 +104,8 @@ def make_plan(
         "names": Held(b"".join(lists[NAME])),
         "shapes": Held(_flat(lists[SHAPE])),
         "tensors": Held(tensors),
-        "pieces": Held(_flat(lists[SOURCES])),
-        "replicas": Held(_flat(lists[REPLICAS])),
+        "pieces": Held(_joined(lists[SOURCES])),
+        "replicas": Held(_joined(lists[REPLICAS])),
         "targets": targets,
         "boxes": Held(files[0].slots.table.pool if files else np.zeros(0, np.int64)),
         "file_names": Held(b"".join(names)),
@@ -135,20 +139,27 @@ class _Holders:
         self.held: list[DataFile | npt.NDArray[Any]] = []
         self.spans: list[tuple[int, int]] = []
 
-    def rows(self, pieces: Sequence[SourcePiece], tensor: Wanted) -> list[int]:
-        """The numbers of pieces of a tensor."""
-        numbers: list[int] = []
-        for piece in pieces:
-            at = self._numbers.setdefault(id(piece.holder), len(self.held))
-            if at == len(self.held):
-                self.held.append(piece.holder)
+    def rows(self, pieces: Pieces, itemsize: int) -> npt.NDArray[np.int64]:
+        """The rows of pieces, one after the other, with the numbers that their holders have here."""
+        numbers = []
+        for holder in pieces.holders:
+            numbers.append(self._numbers.setdefault(id(holder), len(self.held)))
+            if numbers[-1] == len(self.held):
+                self.held.append(holder)
                 self.spans.append((2**63 - 1, 0))
-            start, stop = ([side[i] for side in piece.box] for i in (0, 1))
-            reach = sum((b - a - 1) * stride for a, b, stride in zip(start, stop, piece.strides, strict=True))
-            begin, end = self.spans[at]
-            self.spans[at] = (min(begin, piece.offset), max(end, piece.offset + reach + tensor.itemsize))
-            numbers += (at, piece.offset, *start, *stop, *piece.strides)
-        return numbers
+        rows = pieces.rows.copy()
+        if len(rows):
+            rows[:, 0] = np.array(numbers, np.int64)[rows[:, 0]]
+            begins, ends = pieces.spans(itemsize)
+            order = rows[:, 0].tolist() if len(rows) < 9 or len(numbers) > 1 else []
+            for at, begin, end in zip(order, begins.tolist(), ends.tolist(), strict=False):
+                first, last = self.spans[at]
+                self.spans[at] = min(first, begin), max(last, end)
+            if not order:
+                first, last = self.spans[numbers[0]]
+                self.spans[numbers[0]] = min(first, int(begins.min())), max(last, int(ends.max()))
+        flat: npt.NDArray[np.int64] = rows.reshape(-1)
+        return flat
 
 
 def _flat(lists: Iterable[Sequence[int]]) -> npt.NDArray[np.int64]:
@@ -159,6 +170,10 @@ def _flat(lists: Iterable[Sequence[int]]) -> npt.NDArray[np.int64]:
     except OverflowError:
         raise SizeOverflowError("a size, an offset or a stride of a piece is over 2**63 - 1") from None
     return np.frombuffer(found, np.int64) if found else np.zeros(0, np.int64)
+
+
+def _joined(rows: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    return np.concatenate([np.zeros(0, np.int64), *rows])
 
 
 def _targets(files: Sequence[TargetFile], tensors: int) -> tuple[Section, npt.NDArray[np.int64]]:

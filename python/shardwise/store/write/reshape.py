@@ -32,7 +32,6 @@ from .components import component_partitions, quantized_tensors
 from .convert import Overflow, checked_overflow
 from .doubts import DoubtsError, doubts_about, left_out_text
 from .forms import Target, chosen_form, plan_form
-from .gather import check_stored_replicas
 from .names import check_name, chosen, kept_values, key_paths, refuse_unreadable, renamed_tensors, replacements
 from .places.place import check_writable, claim_name, is_store, locked, place_of_plan, refuse_source
 from .plan import LEAST_ASKED, uncollected
@@ -362,10 +361,7 @@ def _planning(
                     )
                 else:
                     obstacles.append(_not_in_tasks(old))
-                if replicas == "check" and not spool.is_rough and tensor.replicas and tensor.is_addressable:
-                    # As they are stored: values that differ may be equal once converted.
-                    check_stored_replicas([wanted_stored(new, tensor, None)], memory)
-                return spool.tensor(new, tensor, converted, partition, memory)
+                return spool.tensor(new, tensor, converted, partition, memory, compare=replicas == "check")
 
             wanted = []
             aliases: dict[str, str] = {}

@@ -15,8 +15,9 @@ from ...errors import LayoutError, ShardwiseError
 from ...packed import PackedDim
 from ...reshard.orders import segments_of
 from ...rules.rewrites import Rewrite, Rewrites, RewriteSet, Side
+from ..pieces import Stretches
 from .arrange import arranged
-from .assembled import Assembled, Stretches
+from .assembled import Assembled
 
 __all__ = ["kept_objects", "rewritten"]
 

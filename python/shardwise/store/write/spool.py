@@ -23,11 +23,13 @@ from ...partition import Partition
 from ..boxes import Bounds, contiguous_strides
 from ..engine import CopyJob, HeldPiece
 from ..files import DataFile, status_of
+from ..pieces import NO_PIECES, Piece, Pieces
 from ..protocol import StoredTensor
 from .assembled import Assembled
 from .convert import Overflow, converted_values, lost_text
+from .gather import compare_replicas
 from .places.place import Scratch
-from .wanted import SourcePiece, Wanted, wanted_stored
+from .wanted import Wanted, wanted_stored
 
 __all__ = ["Spool", "is_converted", "is_float", "opened_spool"]
 
@@ -158,9 +160,20 @@ class Spool:
         self._known: dict[Any, Wanted] = {}
 
     def tensor(
-        self, name: str, tensor: StoredTensor, dtype: Dtype | None, partition: Partition | None, memory: int
+        self,
+        name: str,
+        tensor: StoredTensor,
+        dtype: Dtype | None,
+        partition: Partition | None,
+        memory: int,
+        *,
+        compare: bool = False,
     ) -> Wanted:
-        """Write the tensor whole, converted if necessary, and give it as a tensor in that file; tied ones once."""
+        """Write the tensor whole, converted if necessary, and give it as a tensor in that file; tied ones once.
+
+        With `compare`, pieces that are stored more than once are compared as they are stored: values that differ may
+        be equal once converted.
+        """
         kept = _kept(tensor, dtype)
         identity = _identity(tensor, kept)
         itemsize = kept.bits // 8
@@ -170,7 +183,9 @@ class Spool:
             tensor.check_decodable(memory, itemsize if kept != tensor._dtype else 0)
         if identity not in self._known:
             if tensor.is_addressable or not tensor.size:
-                made = self._written(name, tensor.shape, kept, self._converted(name, tensor, kept, memory))
+                replicas = wanted_stored(name, tensor, None).replicas if compare and tensor.replicas else NO_PIECES
+                blocks = self._converted(name, tensor, kept, memory, replicas)
+                made = self._written(name, tensor.shape, kept, blocks)
             else:
                 self.nbytes += math.prod(tensor.shape) * itemsize
                 boxes = self._decoded(name, tensor, kept, memory)
@@ -187,7 +202,7 @@ class Spool:
             blocks = (tensor.read(block) for block in _runs(tensor.shape, tensor.dtype.bits // 8, memory // 16))
             made = self._written(name, tensor.shape, tensor.dtype, blocks)
             # Still compared one by one: nothing else would find replicas that disagree.
-            replicas = () if self.is_rough else tensor.replicas()
+            replicas = NO_PIECES if self.is_rough else tensor.replicas()
             self._known[identity] = replace(made, replicas=replicas, identity=identity)
         return replace(self._known[identity], name=name, partition=partition)
 
@@ -196,7 +211,7 @@ class Spool:
     ) -> Wanted:
         if 0 in shape:
             # It has no bytes, and may be of sizes that no array has.
-            return Wanted(name, dtype, shape, [])
+            return Wanted(name, dtype, shape, NO_PIECES)
         itemsize = dtype.bits // 8
         self.nbytes += math.prod(shape) * itemsize
         place = (_blank(shape, itemsize), 0) if self.is_rough else self._placed(lambda file: file.add(blocks))
@@ -208,11 +223,16 @@ class Spool:
             self._file = _GrowingFile(self._scratch.folder() / "making.bin")
         return self._file, write(self._file)
 
-    def _converted(self, name: str, tensor: StoredTensor, dtype: Dtype, memory: int) -> Iterator[np.ndarray[Any, Any]]:
+    def _converted(
+        self, name: str, tensor: StoredTensor, dtype: Dtype, memory: int, replicas: Pieces
+    ) -> Iterator[np.ndarray[Any, Any]]:
         """The tensor in the order of its elements, which are stored as they are, in this dtype."""
         with self._converting(name, dtype) as convert:
             for block in _blocks(tensor, memory):
-                yield convert(tensor.read(block), 1)
+                values = tensor.read(block)
+                box = tuple((side.start, side.stop) for side in block)
+                compare_replicas(name, tensor.shape, replicas, box, values)
+                yield convert(values, 1)
 
     def _decoded(
         self, name: str, tensor: StoredTensor, dtype: Dtype, memory: int
@@ -288,8 +308,8 @@ def _lying(
 ) -> Wanted:
     """A tensor that lies in one place, in C order."""
     strides = contiguous_strides(shape, dtype.bits // 8)
-    piece = SourcePiece(tuple((0, size) for size in shape), holder, begin, strides)
-    return Wanted(name, dtype, shape, [piece] if 0 not in shape else [])
+    piece = Piece(tuple((0, size) for size in shape), holder, begin, strides)
+    return Wanted(name, dtype, shape, Pieces.of([piece] if 0 not in shape else [], len(shape)))
 
 
 def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,16 +19,14 @@ from ...partition import Partition
 from ...rules.layout_map import LayoutMap
 from ..boxes import Bounds, contiguous_strides
 from ..engine import HeldPiece
-from ..files import DataFile
 from ..object_files import ObjectFile
+from ..pieces import NO_PIECES, Piece, Pieces
 from ..protocol import StoredObject, StoredTensor
 
 __all__ = [
     "Layouts",
-    "SourcePiece",
     "Wanted",
     "held_piece",
-    "is_one_run",
     "partition_for",
     "wanted_array",
     "wanted_stored",
@@ -36,18 +34,6 @@ __all__ = [
 
 #: Layouts by name: a map of rules, a deployment, or a mapping; tensors in neither are not cut.
 Layouts = LayoutMap | Deployment | Mapping[str, TensorLayout]
-
-
-@dataclass(frozen=True, eq=False)
-class SourcePiece:
-    """A box of a tensor, and where its elements are: in a file or in an array."""
-
-    box: Bounds
-    holder: DataFile | np.ndarray[Any, Any]
-    #: In a file, the byte at which the first element begins; in an array, the bytes from its element 0.
-    offset: int
-    #: In bytes; never negative in a file.
-    strides: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +54,8 @@ class Wanted:
     name: str
     dtype: Dtype
     shape: tuple[int, ...]
-    pieces: Sequence[SourcePiece]
-    replicas: Sequence[SourcePiece] = ()
+    pieces: Pieces
+    replicas: Pieces = NO_PIECES
     partition: Partition | None = None
     identity: Any = None
     is_object: bool = False
@@ -123,10 +109,12 @@ def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | None) 
     """
     if tensor.bits % 8:
         tensor = tensor._packed_bytes()
-    pieces = [_stored_piece(piece) for piece in tensor.pieces] if tensor.size else []
-    replicas = [_stored_piece(piece) for piece in tensor.replicas if piece.is_addressable] if tensor.size else []
-    places = tuple((piece.box, id(piece.holder), piece.offset, piece.strides) for piece in pieces)
-    return Wanted(name, tensor._dtype, tensor.shape, pieces, replicas, partition, (places, tensor.dtype, tensor.shape))
+    rank, is_filled = len(tensor.shape), tensor.size > 0
+    pieces = Pieces.of(map(_stored_piece, tensor.pieces if is_filled else ()), rank)
+    again = (piece for piece in tensor.replicas if is_filled and piece.is_addressable)
+    replicas = Pieces.of(map(_stored_piece, again), rank)
+    identity = pieces.identity, tensor.dtype, tensor.shape
+    return Wanted(name, tensor._dtype, tensor.shape, pieces, replicas, partition, identity)
 
 
 def wanted_object(name: str, value: StoredObject, *, is_read: bool) -> Wanted:
@@ -139,15 +127,15 @@ def wanted_object(name: str, value: StoredObject, *, is_read: bool) -> Wanted:
     """
     assert value.extent is not None
     file, start, size = value.extent
-    piece = SourcePiece(((0, size),), file, start, (1,))
+    piece = Piece(((0, size),), file, start, (1,))
     if is_read and isinstance(file, ObjectFile):  # The engine reads local files.
-        piece = SourcePiece(((0, size),), np.frombuffer(file.read(start, size), np.uint8), 0, (1,))
-    return Wanted(name, DTYPES["uint8"], (size,), [piece] if size else [], is_object=True)
+        piece = Piece(((0, size),), np.frombuffer(file.read(start, size), np.uint8), 0, (1,))
+    return Wanted(name, DTYPES["uint8"], (size,), Pieces.of([piece] if size else [], 1), is_object=True)
 
 
-def _stored_piece(piece: Any) -> SourcePiece:
+def _stored_piece(piece: Any) -> Piece:
     extent = piece.extent()
-    return SourcePiece(piece._bounds, extent.file, extent.start, extent.strides)
+    return Piece(piece._bounds, extent.file, extent.start, extent.strides)
 
 
 def wanted_array(name: str, value: Any, partition: Partition | None) -> Wanted:
@@ -164,11 +152,11 @@ def wanted_array(name: str, value: Any, partition: Partition | None) -> Wanted:
     dtype = _file_dtype(name, array.dtype)
     bounds = tuple((0, size) for size in array.shape)
     array = _little_endian(array)
-    piece = SourcePiece(bounds, array, 0, array.strides)
-    pieces = [piece] if array.size else []
+    piece = Piece(bounds, array, 0, array.strides)
+    pieces = Pieces.of([piece] if array.size else [], array.ndim)
     pointer = array.__array_interface__["data"][0]
     identity = (pointer, array.strides, array.shape, dtype.name)
-    return Wanted(name, dtype, array.shape, pieces, (), partition, identity)
+    return Wanted(name, dtype, array.shape, pieces, NO_PIECES, partition, identity)
 
 
 def _wanted_sharded(name: str, value: ShardedArray, partition: Partition | None) -> Wanted:
@@ -179,8 +167,8 @@ def _wanted_sharded(name: str, value: ShardedArray, partition: Partition | None)
     ):
         raise LayoutError(f"tensor {shown(name)} holds partial sums over {tiling.layout.unreduced}; add them first")
     seen: set[Bounds] = set()
-    pieces: list[SourcePiece] = []
-    replicas: list[SourcePiece] = []
+    pieces: list[Piece] = []
+    replicas: list[Piece] = []
     for holder, array in zip(tiling.holders, value._data(), strict=True):
         refuse_mask(f"tensor {shown(name)}", array)
         array = _little_endian(array)
@@ -194,11 +182,13 @@ def _wanted_sharded(name: str, value: ShardedArray, partition: Partition | None)
             else:
                 offset = sum(at * stride for at, stride in zip(piece.start, array.strides, strict=True))
                 strides = array.strides
-            (replicas if box in seen else pieces).append(SourcePiece(box, array, offset, strides))
+            (replicas if box in seen else pieces).append(Piece(box, array, offset, strides))
             seen.add(box)
     if partition is None and isinstance(tiling, Partition):
         partition = tiling
-    return Wanted(name, dtype, value.shape, pieces, replicas, partition, id(value))
+    rank = len(value.shape)
+    held = Pieces.of(pieces, rank), Pieces.of(replicas, rank)
+    return Wanted(name, dtype, value.shape, *held, partition, id(value))
 
 
 def _file_dtype(name: str, dtype: np.dtype[Any]) -> Dtype:
@@ -213,14 +203,7 @@ def _little_endian(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array.astype(array.dtype.newbyteorder("<")) if array.dtype.byteorder == ">" else array
 
 
-def held_piece(holder: int, piece: SourcePiece) -> HeldPiece:
+def held_piece(holder: int, piece: Piece) -> HeldPiece:
     """The piece in the form of the I/O engine, which knows its file or array by a number."""
     start, stop = ([side[i] for side in piece.box] for i in (0, 1))
     return HeldPiece(holder, piece.offset, start, stop, piece.strides)
-
-
-def is_one_run(piece: SourcePiece, itemsize: int) -> bool:
-    """Whether a piece's elements lie one after the other, in C order."""
-    sizes = [stop - start for start, stop in piece.box]
-    dense = contiguous_strides(sizes, itemsize)
-    return all(size == 1 or have == want for size, have, want in zip(sizes, piece.strides, dense, strict=True))

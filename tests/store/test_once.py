@@ -1,0 +1,93 @@
+"""Every needed byte is read once, however many destinations and replicas: R replicas take R reads. Counted."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise.store.objects import ObjectPath
+
+from .stores import Store
+from .test_stored_replicas import write
+
+SIZE = 2**23
+VALUES = np.random.default_rng(3).random((1024, SIZE // 4096), np.float32)
+ROWS = sw.TensorLayout(("x", None), sw.DeviceMesh((4,), ("x",)))
+COLUMNS = sw.TensorLayout((None, "x"), sw.DeviceMesh((4,), ("x",)))
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch, src: str) -> Iterator[Callable[[], int]]:
+    """What is read meanwhile in bytes: of objects, or of files by this process if the source is on the disk."""
+    held = 0
+    read = ObjectPath.read
+
+    def counting(path: ObjectPath, *args: Any) -> bytes:
+        nonlocal held
+        data: bytes = read(path, *args)
+        held += len(data)
+        return data
+
+    def files() -> int:
+        found = re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())
+        assert found is not None
+        return int(found[1])
+
+    began = files()
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectPath, "read", counting)
+        yield lambda: files() - began if src == "disk" else held
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/io says what a process reads")
+@pytest.mark.parametrize("planned", [False, True], ids=["direct", "planned"])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("to", "layout"), [("safetensors", None), ("hf", None), ("sharded", ROWS), ("sharded", COLUMNS), ("dcp", COLUMNS)]
+)
+@pytest.mark.parametrize("src", ["disk", "store"])
+@pytest.mark.parametrize("dst", ["disk", "store"])
+def test_replicas_are_read_once_each(
+    tmp_path: Path, memory: Store, monkeypatch: pytest.MonkeyPatch, src: str, dst: str, to: Any, layout: Any,
+    replicas: int, planned: bool,
+) -> None:  # fmt: skip
+    if planned and ((src, dst) == ("store", "disk") or (to, dst) == ("safetensors", "store")):
+        pytest.skip("no plan is made of these")
+    if src == dst == "store" and layout is COLUMNS:
+        pytest.skip("a task makes an object, and reads the rows of another that its columns are in: four times here")
+    (tmp_path / "source").mkdir()
+    for rank in range(replicas):
+        write(tmp_path / "source", rank + 1, VALUES)
+    source: Any = tmp_path / "source"
+    if src == "store":
+        source = memory.place("source")
+        memory.put(tmp_path / "source", source)
+    name = "new.safetensors" if to == "safetensors" else "new"
+    target: Any = tmp_path / name if dst == "disk" else memory.place(name)
+    layouts = None if layout is None else {"w": layout}
+
+    def run(target: Any) -> None:
+        if not planned:
+            sw.reshard_checkpoint(source, target, layouts, to=to, threads=1)
+            return
+        plan = sw.plan_checkpoint(source, target, layouts, to=to)
+        plan.run((1, 2))
+        plan.run((2, 2))
+        plan.commit()
+
+    run(target.with_name(f"warm{name}"))  # What is imported at the first time is read too.
+    with counted(monkeypatch, src) as read:
+        run(target)
+        total = read()
+    with sw.open_checkpoint(target) as checkpoint:
+        assert np.array_equal(checkpoint.read("w"), VALUES)
+    # Headers, receipts and the like take less than a quarter of a replica.
+    assert replicas * SIZE <= total < (replicas + 0.25) * SIZE, total / SIZE
