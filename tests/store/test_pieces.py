@@ -2,14 +2,57 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwise.store import pieces as pieces_module
 from shardwise.store.pieces import NO_PIECES, Piece, Pieces, dense_strides
+
+#: Functions that look for what is shared along one dim, in which there are no boxes: of tasks, of chunks.
+ALONG_ONE_DIM = {("write/grid.py", "add_overlaps"), ("orbax/zarr.py", "_from_shard")}
+LARGER, SMALLER = {"max", "np.maximum"}, {"min", "np.minimum"}
+
+
+def intersections(tree: ast.AST) -> Iterator[str]:
+    """The functions that work out where two stretches both are: from the larger start to the smaller stop."""
+
+    def is_call(node: ast.AST, names: set[str]) -> bool:
+        return isinstance(node, ast.Call) and len(node.args) == 2 and ast.unparse(node.func) in names
+
+    for function in ast.walk(tree):
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        for node in ast.walk(function):
+            pairs: list[tuple[ast.AST, ast.AST]] = []
+            if isinstance(node, ast.Tuple) and len(node.elts) == 2:
+                pairs = [(node.elts[0], node.elts[1])]
+            elif isinstance(node, ast.Compare):
+                pairs = [(node.left, node.comparators[0])]
+            elif isinstance(node, ast.BinOp):
+                pairs = [(node.right, node.left)]
+            if any(is_call(start, LARGER) and is_call(stop, SMALLER) for start, stop in pairs):
+                yield function.name
+
+
+def test_nothing_else_intersects_boxes() -> None:
+    store = Path(pieces_module.__file__).parent
+    found = {
+        (path.relative_to(store).as_posix(), name)
+        for path in store.rglob("*.py")
+        if path.name != "pieces.py"
+        for name in intersections(ast.parse(path.read_text()))
+    }
+    assert found <= ALONG_ONE_DIM, found - ALONG_ONE_DIM
+    for line in ("low, high = max(a, b), min(c, d)", "np.maximum(a, b) < np.minimum(c, d)", "min(c, d) - max(a, b)"):
+        assert list(intersections(ast.parse(f"def f(a, b, c, d): {line}"))) == ["f"]
+
 
 Elements = dict[tuple[int, ...], list[tuple[Any, int]]]
 

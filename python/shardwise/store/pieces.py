@@ -13,7 +13,7 @@ from .. import _core
 from ..errors import SizeOverflowError
 from .boxes import Bounds
 
-__all__ = ["NO_PIECES", "Piece", "Pieces", "Stretches", "dense_strides", "within"]
+__all__ = ["NO_PIECES", "Piece", "Pieces", "Stretches", "dense_strides", "shared_box", "within"]
 
 Numbers = npt.NDArray[np.int64]
 #: Stretches of a dim, int64 (stretches, 3): where each begins in the old dim, where in the new one, and its length.
@@ -108,6 +108,13 @@ class Pieces(Sequence[Piece]):
         rows[:, :2], rows[:, 2 : 2 + 2 * rank] = places, sides.reshape(count, 2 * rank)
         rows[:, 2 + 2 * rank :] = dense_strides(sides[:, 1] - sides[:, 0], itemsize)
         return cls(rows, holders)
+
+    @classmethod
+    def boxed(cls, boxes: Numbers) -> Pieces:
+        """Boxes alone, int64 of shape (boxes, dims, 2), wherever their bytes are."""
+        count, rank, _ = boxes.shape
+        none = np.zeros(count, np.int64)
+        return cls.built(none, none, boxes, np.zeros((count, rank), np.int64), ())
 
     @classmethod
     def joined(cls, tables: Iterable[Pieces], rank: int) -> Pieces:
@@ -332,6 +339,15 @@ def dense_strides(extents: Numbers, itemsize: int) -> Numbers:
     for dim in reversed(range(extents.shape[1] - 1)):
         strides[:, dim] = strides[:, dim + 1] * extents[:, dim + 1]
     return strides
+
+
+def shared_box(first: Bounds, second: Bounds) -> Bounds:
+    """The box that two boxes share, if they share elements.
+
+    >>> shared_box(((0, 4), (2, 9)), ((1, 6), (0, 3)))
+    ((1, 4), (2, 3))
+    """
+    return tuple((max(a, b), min(c, d)) for (a, c), (b, d) in zip(first, second, strict=True))
 
 
 def within(box: Bounds, around: Bounds) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from ..errors import LayoutError, ParseError
 from ..tiling import Tiling
 from .boxes import Bounds, Extent, check_box, check_out, contiguous_strides, expressible, read_extent
 from .files import DataFile, ReadsFiles
+from .pieces import Pieces, shared_box
 from .text import MAX_NAME, box_text
 
 __all__ = [
@@ -127,9 +128,18 @@ class StoredPiece(ReadsFiles):
 class ListedPieces(Sequence[StoredPiece]):
     """Pieces that are made when they are asked for, from their boxes and a function."""
 
+    _table: Pieces | None = None
+
     def __init__(self, boxes: npt.NDArray[np.int64], make: Callable[[int, Bounds], StoredPiece]) -> None:
         self._boxes = boxes
         self._make = make
+
+    @property
+    def table(self) -> Pieces:
+        """The boxes as a table, in which those that meet others are found."""
+        if self._table is None:
+            self._table = Pieces.boxed(self.boxes)
+        return self._table
 
     @property
     def boxes(self) -> npt.NDArray[np.int64]:
@@ -267,7 +277,7 @@ class StoredTensor(ReadsFiles):
         files: dict[int, DataFile] = {}
         for position in self._overlapping(bounds) if target.size else ():
             piece = self.pieces[position]
-            common = [(max(a, b), min(c, d)) for (a, c), (b, d) in zip(piece._bounds, bounds, strict=True)]
+            common = shared_box(piece._bounds, bounds)
             inner = [low - start for (low, _), (start, _) in zip(common, piece._bounds, strict=True)]
             region = tuple(
                 slice(low - start, high - start) for (low, high), (start, _) in zip(common, bounds, strict=True)
@@ -350,10 +360,8 @@ class StoredTensor(ReadsFiles):
     def _overlapping(self, bounds: Bounds) -> Sequence[int]:
         if len(self.pieces) == 1:
             return range(1)
-        boxes = self.pieces.boxes if isinstance(self.pieces, ListedPieces) else self.boxes
-        box = np.array(bounds, np.int64).reshape(self.ndim, 2)
-        meets = (np.maximum(boxes[..., 0], box[:, 0]) < np.minimum(boxes[..., 1], box[:, 1])).all(axis=1)
-        found: list[int] = np.flatnonzero(meets).tolist()
+        table = self.pieces.table if isinstance(self.pieces, ListedPieces) else Pieces.boxed(self.boxes)
+        found: list[int] = table.meeting(bounds).tolist()
         return found
 
     def _packed_bytes(self) -> StoredTensor:

@@ -26,6 +26,7 @@ from .frames import Frames
 from .object_files import open_file
 from .objects import ObjectPath, place_of
 from .open import known_form, open_checkpoint
+from .pieces import shared_box
 from .protocol import StoredCheckpoint, StoredSum, StoredTensor, UnsupportedError
 from .sharded import MANIFEST, check_seal, damaged_files, read_manifest
 from .text import MAX_JSON, are_sizes
@@ -494,7 +495,7 @@ def _blocks(one: StoredTensor, other: StoredTensor, memory: int) -> Iterator[tup
             continue
         for position in other._overlapping(piece._bounds):
             there = other.pieces[position]
-            common = [(max(a, b), min(c, d)) for (a, c), (b, d) in zip(piece._bounds, there._bounds, strict=True)]
+            common = shared_box(piece._bounds, there._bounds)
             sizes = tuple(stop - start for start, stop in common)
             most = math.prod(sizes) if there.fill is not None else max(memory // (4 * piece.fill.itemsize), 1)
             for part in consecutive(sizes, most) if 0 not in sizes else ():

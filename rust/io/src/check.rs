@@ -44,18 +44,6 @@ pub(crate) fn check_span(piece: &Piece<'_>, limits: Option<(i64, i64, bool)>) ->
     }
 }
 
-/// Whether the piece's bytes follow one another in C order in its holder.
-pub(crate) fn is_one_run(piece: &Piece<'_>) -> bool {
-    let mut bytes = 1;
-    for (extent, &stride) in piece.region.extents().zip(piece.strides).rev() {
-        if extent > 1 && stride != bytes {
-            return false;
-        }
-        bytes *= extent.max(1);
-    }
-    true
-}
-
 /// The boxes, to be found by position; or two of them, by their numbers, that share an element.
 ///
 /// # Errors

@@ -12,7 +12,7 @@ use std::{fs::File, path::PathBuf, sync::Arc};
 use shardwise_core::tiling::Poll;
 
 use crate::{
-    check::{check_box, check_span, is_one_run, listed, problem_of_cover, short},
+    check::{check_box, check_span, listed, problem_of_cover, short},
     error::{Error, Result},
     piece::{Piece, Pieces, Tensor},
 };
@@ -231,7 +231,7 @@ impl Job {
             }
             // What is compared may lie in any way; it has a CRC-32 if it is one run.
             let compared = matches!(self.destinations.get(piece.holder), Some(Destination::Compared(_)));
-            if tensor.wanted.crc && !compared && !is_one_run(&piece) {
+            if tensor.wanted.crc && !compared && !piece.is_one_run() {
                 return Err(fail("is not one run of bytes, so it has no CRC-32".to_owned()));
             }
         }

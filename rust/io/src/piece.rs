@@ -36,6 +36,18 @@ impl Piece<'_> {
         Some((low, high))
     }
 
+    /// Whether its bytes follow one another in C order in its holder.
+    pub(crate) fn is_one_run(&self) -> bool {
+        let mut bytes = 1;
+        for (extent, &stride) in self.region.extents().zip(self.strides).rev() {
+            if extent > 1 && stride != bytes {
+                return false;
+            }
+            bytes *= extent.max(1);
+        }
+        true
+    }
+
     /// Where element 0 of the tensor would be: pieces of one array agree in it.
     pub(crate) fn origin(&self) -> i128 {
         let steps = self.region.start().iter().zip(self.strides);

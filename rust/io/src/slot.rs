@@ -3,7 +3,6 @@
 use shardwise_core::region::RegionBuf;
 
 use crate::{
-    check::is_one_run,
     digest::Digest,
     piece::Tensor,
     strided::{Dim, Pointer, collapsed, positions},
@@ -88,7 +87,7 @@ impl Slot<'_> {
             finding.digest = digest.value();
         }
         let piece = self.tensor.destinations.get(self.piece);
-        if self.tensor.wanted.crc && is_one_run(&piece) {
+        if self.tensor.wanted.crc && piece.is_one_run() {
             let whole = piece.volume();
             self.file_runs(|offset, length, from| {
                 // SAFETY: as above.
