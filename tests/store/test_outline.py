@@ -130,9 +130,7 @@ def test_any_cut_to_any_other(data: st.DataObject, pairs: int, few: int) -> None
         return sw.TensorLayout(specs, mesh)
 
     values: npt.NDArray[Any] = np.zeros(shape, "f4")
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(forecast, "_PAIRS", pairs)
-        patched.setattr(forecast, "_FEW", few)
+    with tempfile.TemporaryDirectory() as folder:
         sw.save_checkpoint(
             Path(folder, "a"), {"w": values}, {"w": layout()}, to="sharded", uneven="balanced", sync=False
         )
@@ -140,6 +138,8 @@ def test_any_cut_to_any_other(data: st.DataObject, pairs: int, few: int) -> None
             Path(folder, "a"), Path(folder, "b"), {"w": layout()}, to="sharded", uneven="balanced"
         )
         assert runs_to_copy(plan) == one_by_one(plan)
+        found = (each.sources.runs_into(each.targets, each.itemsize, few, pairs) for each in plan.tensors)
+        assert sum(found) == one_by_one(plan)
 
 
 @pytest.mark.parametrize(
@@ -278,9 +278,9 @@ def test_nothing_is_written_first_for_a_name_that_is_taken_in_a_store(
     sw.reshard_checkpoint(source, place, **arguments)
     tensor = spool.Spool.tensor
 
-    def rough_only(self: spool.Spool, *given: Any) -> Any:
+    def rough_only(self: spool.Spool, *given: Any, **named: Any) -> Any:
         assert self.is_rough
-        return tensor(self, *given)
+        return tensor(self, *given, **named)
 
     monkeypatch.setattr(spool.Spool, "tensor", rough_only)
     with pytest.raises(FileExistsError, match="exists already"):

@@ -228,13 +228,19 @@ class Pieces(Sequence[Piece]):
         found: npt.NDArray[np.intp] = self._by_tree(np.array([*(a for a, _ in box), *(b for _, b in box)], np.int64))[0]
         return found
 
-    def pairs(self, other: Pieces) -> Iterator[Numbers]:
-        """The positions of pieces here and there that share elements: int64 of shape (2, pairs), some at a time."""
-        if len(self) * len(other) <= _FEW or not self.rank:
+    def pairs(self, other: Pieces, few: int = _FEW, at_once: int = _TARGETS) -> Iterator[Numbers]:
+        """The positions of pieces here and there that share elements: int64 of shape (2, pairs), some at a time.
+
+        Args:
+            other: The pieces there.
+            few: Up to so many pairs all are given, whether they share elements or not.
+            at_once: The number of pieces there that are looked for at a time.
+        """
+        if len(self) * len(other) <= few or not self.rank:
             yield np.array(np.divmod(np.arange(len(self) * len(other)), max(len(other), 1)), np.int64)
             return
-        for begin in range(0, len(other), _TARGETS):
-            rows = other.rows[begin : begin + _TARGETS, 2 : 2 + 2 * self.rank]
+        for begin in range(0, len(other), at_once):
+            rows = other.rows[begin : begin + at_once, 2 : 2 + 2 * self.rank]
             yield self._by_tree(rows) + np.array([[0], [begin]])
 
     def _by_tree(self, boxes: Numbers) -> Numbers:
@@ -275,10 +281,10 @@ class Pieces(Sequence[Piece]):
             extents = np.minimum(source.stops, target.stops) - np.maximum(source.starts, target.starts)
             yield source.numbers, np.maximum(extents, 0).prod(axis=1)
 
-    def runs_into(self, other: Pieces, itemsize: int) -> int:
-        """The copies from these to others, each of bytes that follow one another on both sides."""
+    def runs_into(self, other: Pieces, itemsize: int, few: int = _FEW, at_once: int = _TARGETS) -> int:
+        """The copies from these to others, each of bytes that follow one another on both sides; see `pairs`."""
         total = 0
-        for ours, theirs in self.pairs(other):
+        for ours, theirs in self.pairs(other, few, at_once):
             source, target = self.chosen(ours), other.chosen(theirs)
             extents = np.minimum(source.stops, target.stops) - np.maximum(source.starts, target.starts)
             length = np.full(len(ours), itemsize, np.int64)
