@@ -119,10 +119,13 @@ class Pieces(Sequence[Piece]):
     @classmethod
     def joined(cls, tables: Iterable[Pieces], rank: int) -> Pieces:
         """The rows of several tables, in order."""
+        filled = [table for table in tables if len(table)]
+        if len(filled) == 1:
+            return filled[0]
         numbers: dict[int, int] = {}
         holders: list[Any] = []
         rows = [np.zeros((0, 2 + 3 * rank), np.int64)]
-        for table in (table for table in tables if len(table)):
+        for table in filled:
             new = []
             for holder in table.holders:
                 new.append(numbers.setdefault(id(holder), len(holders)))
@@ -300,6 +303,8 @@ class Pieces(Sequence[Piece]):
 
     def taken(self, dim: int, stretches: Stretches) -> Pieces:
         """What stretches of a dim hold, at their new places."""
+        if not len(self):
+            return self
         most = max(_PAIRS // max(len(self), 1), 1)
         blocks = [self._taken(dim, stretches[at : at + most]) for at in range(0, len(stretches), most)]
         return Pieces.joined(blocks, self.rank)
@@ -322,7 +327,14 @@ class Pieces(Sequence[Piece]):
 
     def within(self, place: int) -> Pieces:
         """With an additional first dim, at a place in it."""
-        rows = np.insert(self.rows, [2 + side * self.rank for side in range(3)], [place, place + 1, 0], 1)
+        # A model has tables by the ten thousand, and np.insert takes its time.
+        rank = self.rank
+        rows = np.empty((len(self), 5 + 3 * rank), np.int64)
+        rows[:, :2] = self.rows[:, :2]
+        for side, first in enumerate((place, place + 1, 0)):
+            begin = 2 + side * (rank + 1)
+            rows[:, begin] = first
+            rows[:, begin + 1 : begin + 1 + rank] = self.rows[:, 2 + side * rank : 2 + (side + 1) * rank]
         return Pieces(rows, self.holders)
 
     def transposed(self, order: Sequence[int]) -> Pieces:
