@@ -292,6 +292,47 @@ def program_of_a_rank(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert all((outs[rank] == whole[columns.box(rank)]).all() for rank in range(4))
 
 
+def model_among_ranks(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In four processes of MPI, which have the rows of a numbered array and want its columns."""
+    before = """
+import numpy as np
+import shardwise as sw
+from mpi4py import MPI
+mesh = sw.DeviceMesh((4,), ("rank",), devices=range(4))
+rows, columns = (sw.LayoutMap(mesh, default=axes) for axes in (("rank", None), (None, "rank")))
+whole = np.arange(96.0).reshape(8, 12)
+plan = sw.plan_model(rows, columns, {"w": ((8, 12), "float64")})
+label = MPI.COMM_WORLD.Get_rank()
+before = {"w": whole[2 * label : 2 * label + 2].copy()}
+after = {"w": np.zeros((8, 3))}
+"""
+    check = "assert (after['w'] == whole[:, 3 * label : 3 * label + 3]).all()\nprint('as it should be')\n"
+    script = tmp_path / "fragment.py"
+    script.write_text(before + text + check, encoding="utf-8")
+    done = mpirun(str(script))
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("as it should be") == 4
+
+
+def model_among_processes(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a group of one process, which keeps what it has; `tests/execute/test_torch.py` has groups of several."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        rules = sw.LayoutMap(sw.DeviceMesh((1,), ("rank",)), default=("rank",))
+        names: dict[str, Any] = {
+            "plan": sw.plan_model(rules, rules, {"w": ((6,), "float32")}),
+            "dist": torch.distributed,
+            "before": {"w": torch.arange(6.0)},
+            "after": {"w": torch.zeros(6)},
+        }
+        exec(text, names)
+        assert names["after"]["w"].tolist() == [0, 1, 2, 3, 4, 5]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def object_store(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a store in memory; `tests/store/test_objects.py` asks a real server of S3."""
     pytest.importorskip("fsspec")
@@ -309,6 +350,8 @@ def object_store(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 FRAGMENTS: dict[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
     "checkpoints: state = {": checkpoint_in_pytorch,
     "mpi: from mpi4py import MPI": plan_among_ranks,
+    "mpi: from shardwise.execute import mpi_model": model_among_ranks,
+    "mpi: from shardwise.execute import torch as executor": model_among_processes,
     "mpi: program = plan.program(rank)": program_of_a_rank,
     "object-stores: import shardwise as sw": object_store,
 }
