@@ -149,13 +149,23 @@ def test_another_figure_is_noticed(page: str, measured: Path, tmp_path: Path) ->
 
 
 def test_the_times_of_the_readme_are_those_of_the_page() -> None:
-    """Two digits of them."""
+    """Two digits of the first, and those of the merge as they are."""
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     row = re.search(r"\| boxes of 4,096 devices, one array \| ([\d.]+) (.s) \| JAX [^|]+\| ([\d.]+) (.s) \|", page)
     assert row is not None
     ours, theirs = (f"{float(value):.2g} {unit}" for value, unit in (row.group(1, 2), row.group(3, 4)))
     assert f"| boxes of 4,096 devices | {ours} | {theirs} |" in readme
+    merged = {
+        peer: times
+        for ours, peer, theirs in re.findall(
+            r"\| merging 1 GiB of 8 column shards into a file \| ([\d.]+ m?s) \| ([^|]+) \| ([\d.]+ m?s) \|", page
+        )
+        for times in [(ours, theirs)]
+    }
+    (ours, cp), (_, theirs) = merged["`cp` of the same bytes"], merged["PyTorch `consolidate_safetensors_files`"]
+    row = f"| 1 GiB of 8 column shards merged (`cp`: {cp}) | {ours} | {theirs}, `consolidate_safetensors_files` | |"
+    assert row in readme
 
 
 def test_the_template_has_no_figures() -> None:
