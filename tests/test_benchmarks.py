@@ -164,8 +164,8 @@ def test_the_times_of_the_readme_are_those_of_the_page() -> None:
         for times in [(ours, theirs)]
     }
     (ours, cp), (_, theirs) = merged["`cp` of the same bytes"], merged["PyTorch `consolidate_safetensors_files`"]
-    row = f"| 1 GiB of 8 column shards merged (`cp`: {cp}) | {ours} | {theirs}, `consolidate_safetensors_files` | |"
-    assert row in readme
+    line = f"| 1 GiB of 8 column shards merged (`cp`: {cp}) | {ours} | {theirs}, `consolidate_safetensors_files` | |"
+    assert line in readme
 
 
 def test_the_template_has_no_figures() -> None:
