@@ -35,7 +35,6 @@ ELSEWHERE = {"python", "pycon", "console", "python keras"}
 
 #: Commands of others than us that the tests do not type, and where the same is done.
 NOT_TYPED = {
-    "pip install .": "release/wheel.py installs what is released, into an environment without Rust",
     "pip install shardwise": "release/wheel.py installs what is released, into an environment without Rust",
     "pip install shardwise[mpi] mpich": "installs; its extra is in `make test-clusters`",
     "pip install shardwise[s3]": "installs; its extra is in `make test-clusters`",
