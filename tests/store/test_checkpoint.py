@@ -2,6 +2,7 @@
 
 import builtins
 import gc
+import json
 import os
 import threading
 from functools import partial
@@ -17,8 +18,10 @@ from hypothesis import strategies as st
 
 from shardwise import ParseError, SizeOverflowError, open_checkpoint, reshard_checkpoint
 from shardwise._dtypes import CODES
+from shardwise.fit import fits
 from shardwise.store import boxes
 from shardwise.store.engine import CopyJob
+from shardwise.store.protocol import StoredTensor
 from tests.checks import open_below
 
 from .conftest import Write, encode, peer
@@ -161,6 +164,37 @@ def test_descriptors_are_given_back(model: tuple[Path, dict[str, np.ndarray]], w
             open_checkpoint(bad)
     gc.collect()
     assert open_below(model[0].parent) == 0
+
+
+def made(names: set[str]) -> int:
+    """The number of tensors of these names that there are."""
+    return sum(type(each) is StoredTensor and each.name in names for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_tensors_are_made_when_they_are_asked_for(tmp_path: Path, files: int) -> None:
+    names = [f"made when asked for {number}" for number in range(60)]
+    index: dict[str, str] = {}
+    for number in range(files):
+        file = "model.safetensors" if files == 1 else f"model-{number + 1:05}-of-{files:05}.safetensors"
+        held = {name: np.full((2, 3), at, np.int16) for at, name in enumerate(names) if at % files == number}
+        safetensors.numpy.save_file(held, tmp_path / file, {"shardwise.aliases": json.dumps({"tied": names[0]})})
+        index |= dict.fromkeys(held, file)
+    if files > 1:
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    known = {*names, "tied"}
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert (len(checkpoint), set(checkpoint), checkpoint.nbytes) == (61, known, 61 * 12)
+        assert fits(tmp_path).sizes[0].verdict == "fits"
+        assert made(known) == 0
+        tensor = checkpoint[names[7]]
+        assert made(known) == 1
+        assert checkpoint[names[7]] is tensor
+        assert (tensor.dtype, tensor.shape, tensor.read().tolist()) == ("int16", (2, 3), [[7] * 3] * 2)
+        assert (checkpoint["tied"].alias_of, checkpoint["tied"].read().tolist()) == (names[0], [[0] * 3] * 2)
+        assert made(known) == 2
+        assert sum(tensor.nbytes for tensor in checkpoint.values()) == checkpoint.nbytes
+        assert made(known) == 61
 
 
 def test_names_that_are_not_there(model: tuple[Path, dict[str, np.ndarray]]) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .._arguments import integer
-from .._dtypes import find_dtype
 from .._text import shown
 from ..errors import LayoutError
 from ..quantized import LogicalTensor
@@ -19,7 +18,7 @@ from ..rules.numbers import read_config
 from ..store.model_config import config_of
 from ..store.objects import place_of
 from ..store.open import open_checkpoint
-from ..store.protocol import StoredCheckpoint, StoredTensor
+from ..store.protocol import StoredCheckpoint
 from .answer import Cut, Fits, SizeFit, Verdict
 from .engines import limits_of
 from .roles import Heads, Role, heads_of, role_of
@@ -67,14 +66,9 @@ def fits(
     """
     path = place_of(model)
     with open_checkpoint(path) as checkpoint:
-        outline = {name: (_code(tensor), tensor.shape) for name, tensor in checkpoint.items()}
+        outline = {name: (dtype.code or dtype.name, shape) for name, dtype, shape in checkpoint._described()}
         given = config_of(path) if config is None else read_config(config)
         return fits_tensors(outline, given, tp, ep, read=_reader(checkpoint))
-
-
-def _code(tensor: StoredTensor) -> str:
-    dtype = find_dtype(tensor.dtype)
-    return tensor.dtype if dtype is None or dtype.code is None else dtype.code
 
 
 def fits_tensors(

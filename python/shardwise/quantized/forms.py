@@ -158,7 +158,8 @@ def find_kinds(
     for key, members in _groups(tensors).items():
         alone = apart and not members.keys().isdisjoint(_ORDERS)
         look = key if alone else _NUMBER.sub("*", key)
-        kinds.setdefault((look, tuple((tail, *one[1:]) for tail, one in members.items())), []).append((key, members))
+        alike = tuple([(tail, dtype, shape) for tail, (_, dtype, shape) in members.items()])
+        kinds.setdefault((look, alike), []).append((key, members))
     found = []
     for groups in kinds.values():
         key, members = groups[0]
@@ -169,8 +170,8 @@ def find_kinds(
             continue
         for tail, (name, dtype, shape) in members.items():
             own = Component(name, dtype, shape, tuple(map(Along, range(len(shape)))))
-            alike = tuple(members[tail][0] for _, members in groups)
-            found.append(Kind(LogicalTensor(name, shape, "plain", (own,)), alike))
+            names = tuple(members[tail][0] for _, members in groups)
+            found.append(Kind(LogicalTensor(name, shape, "plain", (own,)), names))
     return method, tuple(found)
 
 

@@ -154,16 +154,15 @@ def _merge(
                     "interrupted, or files are missing"
                 )
             metadata |= {key: text for key, text in texts.items() if key != MARK}
-            for tensor, entry in tensors.items():
-                if weight_map.get(tensor, name) != name:
-                    continue
-                if tensor in entries:
-                    held = entries[tensor].file.name
-                    raise ParseError(f"{index}: {held} and {name} both hold {shown(tensor)}, which is not listed")
-                entries[tensor] = entry
-        for tensor, name in weight_map.items():
-            if tensor not in entries:
-                raise ParseError(f"{index}: lists {shown(tensor)} in {shown(name)}, which does not hold it")
+            kept = {tensor: entry for tensor, entry in tensors.items() if weight_map.get(tensor, name) == name}
+            if not entries.keys().isdisjoint(kept.keys()):
+                twice = next(tensor for tensor in kept if tensor in entries)
+                held = entries[twice].file.name
+                raise ParseError(f"{index}: {held} and {name} both hold {shown(twice)}, which is not listed")
+            entries |= kept
+        if not weight_map.keys() <= entries.keys():
+            tensor, name = next(pair for pair in weight_map.items() if pair[0] not in entries)
+            raise ParseError(f"{index}: lists {shown(tensor)} in {shown(name)}, which does not hold it")
     except BaseException:
         for file in files:
             file.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..._dtypes import CODES
 from ..boxes import Extent, contiguous_strides
 from ..files import DataFile
-from ..protocol import StoredCheckpoint, StoredPiece, StoredTensor, whole_box
+from ..protocol import LazyTensors, StoredCheckpoint, StoredPiece, StoredTensor, whole_box
 from .folder import locate_checkpoint, open_entries
 from .header import Entry
 
@@ -22,16 +22,14 @@ def open_form(path: Path, *, part: bool = False) -> StoredCheckpoint:
     located = locate_checkpoint(path)
     entries, metadata, files = open_entries(located, part=part)
     by_path = {file.path: file for file in files}
-    tensors = {}
-    for name, entry in entries.items():
-        dtype = CODES[entry.dtype]
+    tied = {alias: name for alias, name in _aliases(metadata).items() if name in entries and alias not in entries}
+
+    def make(name: str, entry: Entry) -> StoredTensor:
         piece = stored_piece(entry, by_path[entry.file], whole_box(entry.shape))
-        tensors[name] = StoredTensor(name, dtype, entry.shape, (piece,))
-    tensors |= {
-        alias: StoredTensor(alias, tensors[name]._dtype, tensors[name].shape, tensors[name].pieces, alias_of=name)
-        for alias, name in _aliases(metadata).items()
-        if name in tensors and alias not in tensors
-    }
+        return StoredTensor(name, CODES[entry.dtype], entry.shape, (piece,), alias_of=tied.get(name))
+
+    rows = entries | {alias: entries[name] for alias, name in tied.items()}
+    tensors = LazyTensors(rows, lambda entry: (CODES[entry.dtype], entry.shape), make)
     return StoredCheckpoint(located, "safetensors", tensors, files, metadata=metadata)
 
 

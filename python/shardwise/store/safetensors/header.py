@@ -13,6 +13,7 @@ name is refused, a size is at most 2**63 - 1, a tensor has at most 64 dims and a
 only ever names: none is used as a path.
 """
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -159,7 +160,7 @@ def _bits(shape: list[int], bits: int, limit: int) -> int:
 
 def _check_coverage(entries: dict[str, Entry], begin: int, file: DataFile) -> None:
     position = begin
-    for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.stop)):
+    for entry in sorted(entries.values(), key=attrgetter("start", "stop")):
         if entry.start != position:
             problem = "leaves a gap" if entry.start > position else "overlaps the tensor before it"
             raise _error(file, entry.name, f"{problem}: it begins at byte {entry.start}, not {position}")

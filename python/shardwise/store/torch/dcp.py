@@ -23,7 +23,16 @@ from ..boxes import Bounds, Extent
 from ..coverage import tile
 from ..files import DataFile
 from ..object_files import open_file, opening
-from ..protocol import ListedPieces, Rest, StoredCheckpoint, StoredObject, StoredPiece, StoredSum, StoredTensor
+from ..protocol import (
+    LazyTensors,
+    ListedPieces,
+    Rest,
+    StoredCheckpoint,
+    StoredObject,
+    StoredPiece,
+    StoredSum,
+    StoredTensor,
+)
 from ..text import MAX_DIMS, box_text, checked_name, checked_shape, stays_inside
 from .archive import Archive
 from .pickles import named_dtype, read_index
@@ -54,7 +63,7 @@ def open_folder(
     index = _Index(folder)
     try:
         index.open_files()
-        tensors = _Tensors(index, index.tied())
+        tensors = _tensors(index)
         objects = {name: index.object(name, place) for name, place in index.objects} | dict(beside or {})
     except BaseException:
         for file in index.files:
@@ -253,38 +262,20 @@ class _Index:
         return StoredPiece(box, item.file.path, key=f"@{item.offset}", locate=partial(_locate, name, dtype, item, box))
 
 
-class _Tensors(Mapping[str, StoredTensor]):
-    """The tensors of an index by name. All are checked at once; each is made when it is asked for.
-
-    Checking 10⁵ tensors takes a fraction of the time that it takes to make them.
-    """
-
-    def __init__(self, index: _Index, tied: Mapping[str, str]) -> None:
-        self._index = index
-        self._tied = tied
-        self._rows = {row[0]: row for row in index.tensors}
-        self._made: dict[str, StoredTensor] = {}
-        dtypes = {dtype: named_dtype(dtype) for dtype in {row[1] for row in index.tensors}}
-        for name, dtype_name, shape, _, _, _, is_tiled in index.tensors:
-            index.check(name, dtype_name, dtypes[dtype_name], shape)
-            if not is_tiled:  # An error in its boxes is raised now.
-                self._made[name] = index.tensor(tied.get(name), *self._rows[name])
-
-    def __getitem__(self, name: str) -> StoredTensor:
-        made = self._made.get(name)
-        if made is None:
-            # Two threads may make it; both get the first one.
-            made = self._made.setdefault(name, self._index.tensor(self._tied.get(name), *self._rows[name]))
-        return made
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._rows
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
+def _tensors(index: _Index) -> LazyTensors[tuple[Any, ...]]:
+    """The tensors of an index by name, all of them checked."""
+    tied = index.tied()
+    rows = {row[0]: row for row in index.tensors}
+    dtypes = {dtype: named_dtype(dtype) for dtype in {row[1] for row in index.tensors}}
+    checked: dict[str, Dtype] = {}
+    made = {}
+    for name, dtype_name, shape, _, _, _, is_tiled in index.tensors:
+        checked[dtype_name] = index.check(name, dtype_name, dtypes[dtype_name], shape)
+        if not is_tiled:  # An error in its boxes is raised now.
+            made[name] = index.tensor(tied.get(name), *rows[name])
+    return LazyTensors(
+        rows, lambda row: (checked[row[1]], row[2]), lambda name, row: index.tensor(tied.get(name), *row), made
+    )
 
 
 class _Chunks(ListedPieces):
