@@ -275,7 +275,7 @@ def test_two_drivers_at_once(s3: Store, source: Path) -> None:
         with ThreadPoolExecutor(2) as executor:
             try:
                 ended.append(written(source, place, "dcp", executor))
-            except FileExistsError as error:
+            except Exception as error:
                 ended.append(error)
 
     drivers = [threading.Thread(target=drive) for _ in range(2)]
@@ -284,7 +284,62 @@ def test_two_drivers_at_once(s3: Store, source: Path) -> None:
     for driver in drivers:
         driver.join()
     reports = [end for end in ended if isinstance(end, sw.store.WriteReport)]
+    others = [end for end in ended if isinstance(end, Exception)]
+    assert all(isinstance(error, FileExistsError) for error in others), others
     assert len(ended) == 2
     assert (".metadata" in s3.objects(place)) == bool(reports)
     if reports:
         assert sw.diff_checkpoints(source, place) == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("to", FORMS)
+def test_a_driver_that_is_overtaken(memory: Store, source: Path, to: Any, fails: bool) -> None:
+    """Another run commits, and removes all receipts, when the first is about to be put: it keeps its objects."""
+    place = memory.place("a.safetensors" if to == "safetensors" else "a")
+    whole: dict[str, bytes] = {}
+
+    def pipe_file(original: Any, key: str, data: bytes, **more: Any) -> Any:
+        if key.endswith(".receipt") and not whole:
+            written(source, place, to, None, resume=True)
+            whole.update(memory.objects(place))
+            raise sw.ParseError("a source changed") if fails else FileExistsError(key)
+        return original(key, data, **more)
+
+    late = wrapped(place, pipe_file=pipe_file)
+    if fails:
+        with pytest.raises(sw.ParseError, match="a source changed"):
+            written(source, late, to, None, resume=True)
+    else:
+        written(source, late, to, None, resume=True)
+    assert whole
+    assert memory.objects(place) == whole
+    assert sw.diff_checkpoints(source, place) == []
+    assert memory.objects(place.parent).keys() == {f"{place.name}/{name}".rstrip("/") for name in whole}
+
+
+@pytest.mark.parametrize("kind", ["memory", "s3"])
+def test_a_run_that_fails_removes_what_it_has_made_only(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Two save the same arrays at once: what one of them finds there stays, and the other one commits it."""
+    store: Store = request.getfixturevalue(kind)
+    place = store.place()
+    tensors = {"cut": np.arange(900.0), "b": np.arange(70), "c": np.arange(5)}
+    sw.save_checkpoint(tmp_path / "a", tensors, to="hf", max_file_bytes=500)
+    found = sorted(path.name for path in (tmp_path / "a").glob("*.safetensors"))
+    assert len(found) > 2
+    seen: list[str] = []
+
+    def info(original: Any, key: str, **more: Any) -> Any:
+        name = key.rpartition("/")[2]
+        if name == found[0] and not seen:  # Put by the other one, a moment before it is looked for.
+            seen.append(name)
+            place.filesystem.pipe_file((place / name).key, (tmp_path / "a" / name).read_bytes())
+        if name == found[-1] and seen:
+            raise KeyboardInterrupt
+        return original(key, **more)
+
+    with pytest.raises(KeyboardInterrupt):
+        sw.save_checkpoint(wrapped(place, info=info), tensors, to="hf", max_file_bytes=500)
+    assert set(store.objects(place)) == {found[0]}

@@ -45,6 +45,7 @@ class Ledger:
         bytes_read: Bytes that they read from files.
         bytes_written: Bytes that they wrote.
         made: For tasks that made an object of a store, its bytes and its mark.
+        own: Those of them that put it there; the others found it, made by another run perhaps.
     """
 
     def __init__(self, plan: WritePlan) -> None:
@@ -55,6 +56,7 @@ class Ledger:
         self._crcs: dict[int, list[tuple[int, int, int]]] = {}
         self._parts: Counter[str] = Counter()
         self.made: dict[int, tuple[int, str]] = {}
+        self.own: set[int] = set()
         self.bytes_read = self.bytes_written = 0
 
     def __contains__(self, number: int) -> bool:
@@ -85,6 +87,8 @@ class Ledger:
             raise ParseError(f"the receipt of task {number} has {len(receipt.crcs)} CRC-32 for its ranges")
         if receipt.made is not None:
             self.made[number] = receipt.made
+            if receipt.bytes_written:
+                self.own.add(number)
         contents = repr((receipt.digests, receipt.crcs)).encode()
         mark = int.from_bytes(hashlib.sha256(contents).digest()[:8], "little") | 1
         if self._seen[number]:

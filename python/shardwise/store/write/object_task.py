@@ -135,7 +135,7 @@ class ObjectTask:
             tuple(stream.slots[number] for number in slots),
             tuple(stream.crcs[number] for number in slots) if self._file.needs_crcs else (),
             gatherer.bytes_read,
-            written,
+            written if is_new else 0,
             0.0,
             worker_name(),
             made=(status.size, status.mark),

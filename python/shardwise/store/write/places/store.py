@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ....errors import ParseError
 from ...engine import add_digests
-from ...objects import ObjectPath
+from ...objects import ATTEMPTS, ObjectPath
 from ...sharded import MANIFEST
 from ..crew import Crew, crew_of, one_worker
 from ..dcp import INDEX
@@ -136,18 +136,25 @@ class StorePlace:
         Raises:
             ParseError: if there is one for the same task that says otherwise.
         """
-        place = self._receipt_of(receipt.task)
-        try:
-            put_object(place, receipt_line(receipt), is_new=True)
-        except FileExistsError:
-            other = self._read(receipt.task)
-            if other is None or other.plan != receipt.plan or other.contents != receipt.contents:
-                raise ParseError(
-                    f"{place}: two receipts of task {receipt.task} disagree: one is not of this checkpoint, or a "
-                    "source changed"
-                ) from None
-            if other.made != receipt.made:  # The same bytes, made again: now this is the object.
-                put_object(place, receipt_line(receipt), is_new=False)
+        place, other = self._receipt_of(receipt.task), None
+        for _ in range(ATTEMPTS):
+            try:
+                put_object(place, receipt_line(receipt), is_new=True)
+                return
+            except FileExistsError as error:
+                other, refused = self._read(receipt.task), error
+            if other is not None:
+                break
+            # Meanwhile removed, by another run that has committed the plan, or given it up.
+        else:
+            raise refused
+        if other.plan != receipt.plan or other.contents != receipt.contents:
+            raise ParseError(
+                f"{place}: two receipts of task {receipt.task} disagree: one is not of this checkpoint, or a source "
+                "changed"
+            )
+        if other.made != receipt.made:  # The same bytes, made again: now this is the object.
+            put_object(place, receipt_line(receipt), is_new=False)
 
     def check_written(self, ledger: Ledger, work: Work) -> None:
         """Compare all objects with the sources and the receipts."""
@@ -174,7 +181,12 @@ class StorePlace:
         self.discard()
 
     def discard(self, ledger: Ledger | None = None) -> None:
-        """Remove the receipts, and objects that a failed run has made, if they are still what it made."""
+        """Remove the receipts, and objects that a failed run has made, if they are still what it made.
+
+        Another run of the same plan may have finished it meanwhile, with these objects: then they are its, and stay.
+        """
+        # Who keeps no receipts cannot tell its own single object from a finished checkpoint.
+        is_others = ledger is not None and (self.plan.is_folder or self._is_kept) and self.is_finished()
 
         def remove(path: ObjectPath) -> None:
             with suppress(OSError):  # Nobody looks for them any more.
@@ -187,8 +199,8 @@ class StorePlace:
 
         if self._is_kept:
             list(self._each(lambda number: remove(self._receipt_of(number)), range(len(self.plan.files))))
-        if ledger is not None:
-            list(self._each(remove_made, list(ledger.made.items())))
+        if ledger is not None and not is_others:
+            list(self._each(remove_made, [item for item in ledger.made.items() if item[0] in ledger.own]))
 
     def _object(self, number: int) -> ObjectPath:
         return self.path / self.plan.files[number].name if self.plan.is_folder else self.path
