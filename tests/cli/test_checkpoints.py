@@ -153,6 +153,15 @@ def test_what_each_worker_would_do(run: Run) -> None:
     assert sum("/21 " in line for line in many) == 20
 
 
+def test_what_is_copied_along_is_named(run: Run) -> None:
+    for count, more in ((8, ""), (10, " and 2 more")):
+        run("reshard", "a.safetensors", f"from{count}", "--to", "hf", "--no-sync")
+        for letter in "abcdefghij"[:count]:
+            Path(f"from{count}", f"{letter}.md").write_text(letter)
+        said = run("reshard", f"from{count}", f"to{count}", "--to", "hf", "--no-sync").splitlines()
+        assert said[1:] == ["copied along: a.md, b.md, c.md, d.md, e.md, f.md, g.md, h.md" + more]
+
+
 def test_the_parts_of_a_saved_plan(run: Run) -> None:
     said = run(*plan("new", "--save", "p.swplan", "--task-bytes", "65536"))
     assert said.startswith("p.swplan: 9 tasks of up to 64.0 KiB, 512.6 KiB in all; ")

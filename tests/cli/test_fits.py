@@ -62,6 +62,8 @@ def test_a_configuration_elsewhere(capsys: pytest.CaptureFixture[str], tmp_path:
 
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "--tp 'two': not whole numbers" in error_of(capsys, "fits", DATA / "gptq", "--tp", "two")
+    for size in ("1234567890", "9" * 5000):
+        assert f"--tp '{size[:80]}': not whole numbers" in error_of(capsys, "fits", DATA / "gptq", "--tp", size)
     assert "--tp '1,'" in error_of(capsys, "fits", DATA / "gptq", "--tp", "1,")
     assert "ep is 0" in error_of(capsys, "fits", DATA / "gptq", "--ep", "0")
     assert "gone" in error_of(capsys, "fits", tmp_path / "gone")

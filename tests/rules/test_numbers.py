@@ -113,6 +113,8 @@ def test_the_same_in_python() -> None:
         ({"n": "blocks[1]"}, {"blocks": [128, 64]}, 64),
         ({"n": []}, None, ()),
         ({"n": "blocks"}, {"blocks": [128, 64]}, (128, 64)),
+        ({"n": " blocks "}, {"blocks": [128, 64]}, (128, 64)),
+        ({"n": "a"}, {"a": 1 - 2**63}, 1 - 2**63),
     ],
 )
 def test_where_a_number_is_from(table: Any, config: Any, value: Any) -> None:
@@ -136,6 +138,8 @@ def test_where_a_number_is_from(table: Any, config: Any, value: Any) -> None:
         ({"n": "a"}, {"a": True}, sw.ParseError, "must be a whole number, got True"),
         ({"n": "a"}, {"a": 2**63}, sw.ParseError, "over the limit"),
         ({"n": 2**63}, None, sw.ParseError, "over the limit"),
+        ({"n": -(2**63)}, None, sw.ParseError, "over the limit"),
+        ({"n": "a"}, {"a": -(2**63)}, sw.ParseError, "over the limit"),
         ({"n": "a // b"}, {"a": 1, "b": 0}, sw.LayoutError, "the number n of the rules file: 'a // b' divides 1 by 0"),
         ({"n": "m", "m": "n + 1"}, {}, sw.ParseError, "numbers.n needs itself: n -> m -> n"),
         (
@@ -174,6 +178,26 @@ def test_a_configuration_that_cannot_be_read(tmp_path: Path, data: bytes, messag
         layout_map(tmp_path / "other.json")
     # A file that needs no number does not open it.
     assert dim_of(layout_map(file, "[rules]\nplain = ['tp']"), "plain") == "tp"
+
+
+def test_a_configuration_has_at_most_16_mib(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(b'{"a": 3}'.ljust(16 * 2**20))
+    assert Numbers({"n": "a"}, file)["n"] == 3
+    file.write_bytes(b'{"a": 3}'.ljust(16 * 2**20 + 1))
+    with pytest.raises(sw.ParseError, match="has over 16777216 bytes"):
+        Numbers({"n": "a"}, file)["n"]
+
+
+def test_the_sizes_of_a_dim_come_before_the_numbers_of_the_file() -> None:
+    text = "[numbers]\nheads = 8\nd = 3\n[rules]\nw = [{ packed = '(heads@tp d)', heads = 6 }]"
+    dim = dim_of(layout_map({}, text), "w")
+    assert dim == sw.packed.parse("(6@tp 3)")
+    # A shape that is not 18 is not said to disagree with a number that was not used.
+    with pytest.raises(sw.LayoutError) as caught:
+        layout_map({}, text).partition("w", (24,))
+    assert "d = 3" in str(caught.value)
+    assert "heads = 8" not in str(caught.value)
 
 
 def test_a_number_that_disagrees_with_a_shape_is_named_with_it(tmp_path: Path) -> None:

@@ -110,3 +110,10 @@ def test_what_is_no_pattern_is_refused(pattern: str) -> None:
     for make in (lambda: NamePattern("only", pattern), lambda: Replacement("only", pattern, "")):
         with pytest.raises(LayoutError, match=r"^only: "):
             make()
+
+
+def test_a_pattern_has_at_most_65536_characters() -> None:
+    assert not NamePattern("only", "a" * 65_536).is_found("b")
+    for make in (NamePattern, lambda argument, pattern: Replacement(argument, pattern, "")):
+        with pytest.raises(LayoutError, match=r"^only: .* has 65537 characters, over the limit of 65536$"):
+            make("only", "a" * 65_537)

@@ -18,6 +18,16 @@ def names(template: str, name: str) -> dict[str, str] | None:
     return parse_template(template).matched(name)
 
 
+def test_a_number_in_a_name_is_not_negative() -> None:
+    assert names("layers.{i+4}.w", "layers.4.w") == {"i": "0"}
+    assert names("layers.{i+4}.w", "layers.3.w") is None
+    below = parse_template("layers.{i-4}.w")
+    assert below.filled({"i": "4"}) == "layers.0.w"
+    for value in ("3", "x"):
+        with pytest.raises(sw.LayoutError, match=rf"\{{i\}} is '{value}', which gives no number there"):
+            below.filled({"i": value})
+
+
 @pytest.mark.parametrize(
     ("template", "name", "fields"),
     [

@@ -117,6 +117,24 @@ def test_rules_have_uneven_rules_and_padding_of_their_own() -> None:
     assert 'uneven = "chunk"' in written(back)
 
 
+def test_a_rule_that_may_cut_blocks_is_written_with_it() -> None:
+    text = '[rules]\n\'w\' = { axes = ["x"], uneven = "ceil", shared = true }\n\'v\' = ["x"]\n'
+    layout_map = read(text)
+    assert {key: rule.shared for key, rule in layout_map.rules().items()} == {"w": True, "v": False}
+    assert written(layout_map) == f'match = "search"\n\n{text}'
+    # Over a mesh that is the map's it stays one.
+    assert read(text, DeviceMesh((2,), ("x",))).rule("w") == LayoutRule(
+        TensorLayout(("x",), DeviceMesh((2,), ("x",))), "ceil", shared=True
+    )
+
+
+def test_a_character_that_toml_forbids_is_escaped() -> None:
+    """TOML 1.0: in a basic string any but the quotation mark, the backslash, U+0000 to U+001F but tab, and U+007F."""
+    layout_map = LayoutMap(DeviceMesh((1,), ('a\x7f\x1f"\\',)))
+    assert 'axis_names = ["a\\u007f\\u001f\\"\\\\"]' in written(layout_map)
+    assert read(written(layout_map)) == layout_map
+
+
 def test_a_default_that_cuts_nothing() -> None:
     for text in ('default = "replicated"\n[rules]', "default = []\n[rules]", "default = { axes = [] }\n[rules]"):
         layout_map = read(text, MESH)

@@ -65,6 +65,19 @@ def test_experts_are_cut_within_each_expert() -> None:
     assert len(layout_map) == 2
 
 
+def test_sizes_that_disagree_are_not_taken() -> None:
+    """Dense layers have other intermediate sizes than experts in some models, so that neither is that of all."""
+    plan = {"layers.*.mlp.gate_up_proj": "packed_colwise"}
+    for config, size in (
+        ({"intermediate_size": 12, "moe_intermediate_size": 6}, "n"),
+        ({"intermediate_size": 12, "moe_intermediate_size": 12}, "12"),
+        ({"intermediate_size": None, "moe_intermediate_size": 6}, "6"),
+    ):
+        layout_map = sw.LayoutMap.from_tp_plan(plan, MESH, "tp", config=config)
+        dim = sw.packed.parse(f"gate:({size}@tp/ceil) + up:({size}@tp/ceil)")
+        assert axes(layout_map, "layers.1.mlp.gate_up_proj.weight") == (dim, None)
+
+
 @pytest.mark.parametrize(
     ("name", "style", "path", "expected"),
     [

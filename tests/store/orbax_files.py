@@ -177,6 +177,7 @@ class Database:
         place: tuple[int, int],
         *,
         files: list[str] | None = None,
+        base: int = 0,
         kind: int = 0,
         older: tuple[tuple[int, int], ...] = (),
     ) -> None:
@@ -184,7 +185,7 @@ class Database:
         config = bytes(16) + uleb(kind, 1024, 10**8) + bytes([4]) + uleb(0)
         places = [*older, place]
         count = len(places)
-        body = config + file_table(["d/nodes"] if files is None else files) + uleb(count, *range(1, count + 1))
+        body = config + file_table(["d/nodes"] if files is None else files, base) + uleb(count, *range(1, count + 1))
         body += bytes([*[0] * len(older), height]) + uleb(*[0] * count, *(at for at, _ in places))
         body += uleb(*(length for _, length in places), *(int(length > 0) for _, length in places), *[1] * 2 * count)
         body += struct.pack("<Q", 1) * count

@@ -160,6 +160,7 @@ WRONG = {
     "fewer members than there are": (patched(both(end(8, "<H", 1), end(10, "<H", 1))), "goes on"),
     "counts that differ": (patched(end(8, "<H", 1)), "several parts"),
     "a disk number": (patched(end(4, "<H", 1)), "several parts"),
+    "a member on another disk": (patched(put(1, 34, "<H", 1)), "has 100 bytes in 100"),
     "a comment": (patched(end(20, "<H", 1)) + b"c", "not a zip container"),
     "a comment that is not there": (patched(end(20, "<H", 1)), "comment"),
     "a directory elsewhere": (patched(end(16, "<L", 5)), "does not end at byte"),
@@ -171,6 +172,9 @@ WRONG = {
     "zip64 without its end": (patched(end(12, "<L", 2**32 - 1)), "zip64"),
     "a zip64 end past the end": (
         zip64(MEMBERS)[:-34] + struct.pack("<Q", 2**62) + zip64(MEMBERS)[-26:], "ends earlier"
+    ),
+    "a zip64 end of another length": (
+        zip64(MEMBERS)[:-94] + struct.pack("<Q", 45) + zip64(MEMBERS)[-86:], "no end of a zip64 directory"
     ),
     "a directory without entries": (written().replace(b"PK\1\2", b"XX\1\2", 1), "not a member"),
     "a name longer than the directory": (patched(put(3, 28, "<H", 60000)), "is cut off"),

@@ -69,6 +69,19 @@ def test_other_separators_and_nested_names(tmp_path: Path) -> None:
     with sw.open_checkpoint(folder) as checkpoint:
         assert set(checkpoint) == {"a/b", "c"}
         assert checkpoint.read("a/b").tolist() == checkpoint.read("c").tolist() == numbers(4, 4).tolist()
+    # Zarr 3: the separator is a slash if left out, but a dot in the keys of version 2.
+    for name, encoding, key in (
+        ("default", {"name": "default"}, "c/{}/{}"),
+        ("dots", {"name": "default", "configuration": {"separator": "."}}, "c.{}.{}"),
+        ("two", {"name": "v2"}, "{}.{}"),
+        ("slashes", {"name": "v2", "configuration": {"separator": "/"}}, "{}/{}"),
+    ):
+        path = zarr3(folder, name, numbers(4, 4), (2, 2), chunk_key_encoding=encoding)
+        for cell in np.ndindex(2, 2):
+            (path / key.format(*cell)).parent.mkdir(exist_ok=True)
+            path.joinpath("c", *map(str, cell)).rename(path / key.format(*cell))
+        with sw.open_checkpoint(folder) as checkpoint:
+            assert checkpoint.read(name).tolist() == numbers(4, 4).tolist(), name
 
 
 @pytest.mark.parametrize("codecs", [(), ("zstd",), ("gzip",), ("crc32c",), ("crc32c", "zstd"), ("zstd", "crc32c")])
@@ -129,6 +142,11 @@ def test_chunks_that_are_not_there(tmp_path: Path) -> None:
                 wanted = array.copy()
                 wanted[2:, :2] = fill
                 np.testing.assert_array_equal(checkpoint.read(name), wanted)
+    folder = item(tmp_path / "other fills", store_array_data_equal_to_fill_value=False)
+    for name, dtype, fill in (("one", "<i4", 1), ("true", "|b1", True), ("big", ">i4", 258), ("float", ">f8", -1.5)):
+        (zarr2(folder, name, numbers(4, dtype=dtype), (2,), fill_value=fill) / "1").unlink()
+        with sw.open_checkpoint(folder) as checkpoint:
+            assert checkpoint.read(name).tolist() == [*numbers(2, dtype=dtype).tolist(), fill, fill]
     folder = item(tmp_path / "no fill")
     (zarr2(folder, "two", array, (2, 2)) / "1.0").unlink()
     with pytest.raises(sw.ParseError, match=r"array 'two': the chunk 'two/1\.0' is missing"):
@@ -448,8 +466,13 @@ def test_chunks_that_are_damaged(tmp_path: Path) -> None:
     refused(
         "i", inner, good[inner][:-68] + index + struct.pack("<I", crc32c(index)), "its chunk 0 is at bytes 0 to 1000000"
     )
+    # Nor is the index, which comes first here, taken for elements.
+    first = zarr3(folder, "f", array, (4, 4), (2, 2), codecs=(), first=True) / "c/0/0"
+    good[first] = first.read_bytes()
+    index = struct.pack("<QQ", 67, 16) + good[first][16:64]
+    refused("f", first, index + struct.pack("<I", crc32c(index)) + good[first][68:], "its chunk 0 is at bytes 67 to 83")
     with sw.open_checkpoint(folder) as checkpoint:
-        for name in "wpci":
+        for name in "wpcif":
             assert checkpoint.read(name).tolist() == array.tolist()
 
 
@@ -667,6 +690,15 @@ def test_databases_that_are_damaged(tmp_path: Path) -> None:
         sw.open_checkpoint(folder)
 
 
+def test_the_files_of_a_node_lie_in_the_base_path_of_its_own(tmp_path: Path) -> None:
+    """Base paths go on from node to node: the manifest's is x/, and the other tables add nothing to it."""
+    base, entries = simple(tmp_path)
+    base.manifest(1, base.interior(1, [(b"w", 0, base.leaf(entries))]), files=["x/d/nodes"], base=2)
+    (base.folder / "x").mkdir()
+    (base.folder / "d").rename(base.folder / "x" / "d")
+    assert sw.open_checkpoint(base.folder).read("w").tolist() == numbers(30).tolist()
+
+
 def test_of_several_versions_the_last_one_counts(tmp_path: Path) -> None:
     """In a manifest, and of the manifests that have numbers; what is beside them has other names."""
     base, entries = simple(tmp_path)
@@ -722,8 +754,9 @@ def test_databases_that_lie(tmp_path: Path) -> None:
     refused("is twice in the tree")
     base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(2**40)))
     refused("integers in")
-    base.manifest(0, base.add(bytes([0]) + file_table([]) + b"\xff" * 10))
-    refused("not an integer of 64 bits")
+    for number in (b"\xff" * 10, b"\x80" * 9 + b"\2"):  # Without an end, and 2**64.
+        base.manifest(0, base.add(bytes([0]) + file_table([]) + number))
+        refused("not an integer of 64 bits")
     base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(1, 3) + b"a\xff\xff" + uleb(0, 0)))
     refused("not UTF-8")
     base.manifest(0, base.add(bytes([0]) + file_table([]) + uleb(1, 1) + b"a" + uleb(9, 2)))

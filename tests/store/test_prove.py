@@ -234,3 +234,20 @@ def test_all_that_is_damaged_is_named_with_its_file(to: Any, tmp_path: Path) -> 
         files[3].write_bytes(files[3].read_bytes()[:100])
         more = {(name, path.name) for name in values for path in (gone, files[3])}
         assert damaged() == {("a", first.name), ("e", second.name), *more}
+
+
+def test_of_the_files_with_two_pieces_each_only_the_damaged_one_is_named(tmp_path: Path) -> None:
+    """Each half of the rows is cut over both devices: a file has rows 0 and 2, the other 1 and 3."""
+    value = np.arange(32.0).reshape(4, 8)
+    rows = sw.TensorLayout((sw.packed.parse("(2 2@x)"), None), sw.DeviceMesh((2,), ("x",)))
+    folder = tmp_path / "m"
+    sw.save_checkpoint(folder, {"w": value}, {"w": rows}, to="dcp", sync=False)
+    with sw.open_checkpoint(folder) as checkpoint:
+        files = {piece.box[0].start: piece.path for piece in checkpoint["w"].pieces}
+    assert files[0] == files[2] != files[1] == files[3]
+    data = bytearray(files[3].read_bytes())
+    data[data.index(value[3].tobytes()) + 3] ^= 16
+    files[3].write_bytes(data)
+    with pytest.raises(sw.store.DamageError) as caught:
+        sw.verify_checkpoint(folder)
+    assert [(one.tensor, one.file) for one in caught.value.report.damaged] == [("w", str(files[3]))]
