@@ -158,3 +158,8 @@ def test_dense_pieces_are_runs(box: Any, itemsize: int) -> None:
     begins, ends = table.spans(itemsize)
     assert (begins[0], ends[0] - begins[0]) == (5, table.volumes[0] * itemsize)
     assert np.array_equal(table.strides, dense_strides(sides[:, 1] - sides[:, 0], itemsize))
+
+
+def test_the_table_without_pieces_is_of_any_number_of_dims() -> None:
+    changed = NO_PIECES.transposed([1, 0]), NO_PIECES.within(3), NO_PIECES.without(1), NO_PIECES.clipped(((0, 1),) * 2)
+    assert all(table is NO_PIECES for table in changed)

@@ -210,10 +210,11 @@ def _shape_and_dtype(described: Any) -> tuple[Any, Any]:
 
 
 def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
-    sizes = sizes_of(f"the shape of {shown(name)}", shape)
+    said = shown(name)
+    sizes = sizes_of(f"the shape of {said}", shape)
     for dim, size in enumerate(sizes):
-        checked_size(size, f"dim {dim} of {shown(name)}")
-    checked_size(math.prod(sizes), f"the elements of {shown(name)}")
+        checked_size(size, f"dim {dim} of {said}")
+    checked_size(math.prod(sizes), f"the elements of {said}")
     return sizes
 
 

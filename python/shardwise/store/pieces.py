@@ -323,10 +323,14 @@ class Pieces(Sequence[Piece]):
 
     def without(self, dim: int) -> Pieces:
         """Without a dim, in which all boxes are the first element."""
+        if not len(self):
+            return self
         return Pieces(np.delete(self.rows, [2 + dim + side * self.rank for side in range(3)], 1), self.holders)
 
     def within(self, place: int) -> Pieces:
         """With an additional first dim, at a place in it."""
+        if not len(self):
+            return self
         # A model has tables by the ten thousand, and np.insert takes its time.
         rank = self.rank
         rows = np.empty((len(self), 5 + 3 * rank), np.int64)
@@ -339,6 +343,8 @@ class Pieces(Sequence[Piece]):
 
     def transposed(self, order: Sequence[int]) -> Pieces:
         """With the dims in another order."""
+        if not len(self):
+            return self
         columns = [2 + side * self.rank + dim for side in range(3) for dim in order]
         return Pieces(self.rows[:, [0, 1, *columns]], self.holders)
 

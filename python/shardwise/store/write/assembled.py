@@ -69,7 +69,7 @@ class Assembled:
                         "be rewritten"
                     )
                 wanted = make()
-                kept.append((wanted.pieces, Pieces.joined([wanted.replicas], len(shape))))
+                kept.append((wanted.pieces, wanted.replicas))
             return kept[0]
 
         return cls(name, shape, dtype, tables, lambda box: _read(tables()[0], box, dtype.bits // 8), name)
@@ -149,7 +149,7 @@ class Assembled:
 
         def tables() -> _Tables:
             pieces, replicas = self._make()
-            return change(pieces), change(replicas)
+            return change(pieces) if len(pieces) else pieces, change(replicas) if len(replicas) else NO_PIECES
 
         return Assembled(self.origin, shape, self.dtype, tables, read, None, self.is_scattered)
 

@@ -525,7 +525,8 @@ def workplace_of(path: Path) -> Path:
 def uncollected() -> Iterator[None]:
     """Suspend the collection of cyclic garbage, which would take as long as making hundreds of thousands of slots.
 
-    None of them is in a cycle; garbage from other threads is collected afterwards.
+    None of them is in a cycle, nor is what a checkpoint of as many tensors is opened as; garbage from other threads is
+    collected afterwards.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -70,8 +70,8 @@ def make_plan(
     at_cut = {which: number for number, which in enumerate(kinds)}
     for number, (tensor, cut) in enumerate(zip(wanted, cuts, strict=True)):
         others = tensor.replicas if compare_replicas else NO_PIECES
-        is_file = np.array([isinstance(holder, DataFile) for holder in others.holders], np.bool_)
-        if not is_file.all():  # Arrays were compared before.
+        if not all(isinstance(holder, DataFile) for holder in others.holders):  # Arrays were compared before.
+            is_file = np.array([isinstance(holder, DataFile) for holder in others.holders], np.bool_)
             others = others.chosen(np.flatnonzero(is_file[others.numbers]))
         added: dict[int, Any] = {
             NAME: tensor.name.encode(),
@@ -141,6 +141,8 @@ class _Holders:
 
     def rows(self, pieces: Pieces, itemsize: int) -> npt.NDArray[np.int64]:
         """The rows of pieces, one after the other, with the numbers that their holders have here."""
+        if not len(pieces):
+            return pieces.rows.reshape(-1)
         numbers = []
         for holder in pieces.holders:
             numbers.append(self._numbers.setdefault(id(holder), len(self.held)))
@@ -148,16 +150,15 @@ class _Holders:
                 self.held.append(holder)
                 self.spans.append((2**63 - 1, 0))
         rows = pieces.rows.copy()
-        if len(rows):
-            rows[:, 0] = np.array(numbers, np.int64)[rows[:, 0]]
-            begins, ends = pieces.spans(itemsize)
-            order = rows[:, 0].tolist() if len(rows) < 9 or len(numbers) > 1 else []
-            for at, begin, end in zip(order, begins.tolist(), ends.tolist(), strict=False):
-                first, last = self.spans[at]
-                self.spans[at] = min(first, begin), max(last, end)
-            if not order:
-                first, last = self.spans[numbers[0]]
-                self.spans[numbers[0]] = min(first, int(begins.min())), max(last, int(ends.max()))
+        rows[:, 0] = np.array(numbers, np.int64)[rows[:, 0]]
+        begins, ends = pieces.spans(itemsize)
+        order = rows[:, 0].tolist() if len(rows) < 9 or len(numbers) > 1 else []
+        for at, begin, end in zip(order, begins.tolist(), ends.tolist(), strict=False):
+            first, last = self.spans[at]
+            self.spans[at] = min(first, begin), max(last, end)
+        if not order:
+            first, last = self.spans[numbers[0]]
+            self.spans[numbers[0]] = min(first, int(begins.min())), max(last, int(ends.max()))
         flat: npt.NDArray[np.int64] = rows.reshape(-1)
         return flat
 

@@ -328,8 +328,10 @@ def _planning(
     overflow, strict = checked_overflow(overflow), is_true("strict", strict)
     source = place_of(src)
     refuse_source(source, target)
+    with uncollected():
+        opened = open_checkpoint(source)
     with (
-        open_checkpoint(source) as checkpoint,
+        opened as checkpoint,
         locked(target) if is_written else nullcontext(),
         opened_spool(target, is_written=is_written, overflow=overflow) as spool,
     ):
@@ -408,7 +410,8 @@ def _planning(
 
         # What must be written to a file first is counted before anything is.
         rough = Spool(target, is_rough=True)
-        made = planned(rough)
+        with uncollected():
+            made = planned(rough)
         if is_written and rough.nbytes:
             if not resume:
                 check_writable(made.path, made.nbytes + rough.nbytes)

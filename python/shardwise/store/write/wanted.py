@@ -111,8 +111,8 @@ def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | None) 
         tensor = tensor._packed_bytes()
     rank, is_filled = len(tensor.shape), tensor.size > 0
     pieces = Pieces.of(map(_stored_piece, tensor.pieces if is_filled else ()), rank)
-    again = (piece for piece in tensor.replicas if is_filled and piece.is_addressable)
-    replicas = Pieces.of(map(_stored_piece, again), rank)
+    again = [piece for piece in tensor.replicas if piece.is_addressable] if is_filled else []
+    replicas = Pieces.of(map(_stored_piece, again), rank) if again else NO_PIECES
     identity = pieces.identity, tensor.dtype, tensor.shape
     return Wanted(name, tensor._dtype, tensor.shape, pieces, replicas, partition, identity)
 
