@@ -1,6 +1,7 @@
 """PyTorch's distributed checkpoints made by hand, each with something wrong, or with what the real ones do not have."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,34 @@ def test_one_stretch_under_two_names(tmp_path: Path) -> None:
     places[4].state.update(places[0].state)
     with pytest.raises(sw.ParseError, match=r"'object'.*overlaps"):
         sw.open_checkpoint(folder.write(tmp_path / "dcp"))
+
+
+def test_a_tensor_does_not_lie_where_an_object_listed_before_it_does(tmp_path: Path) -> None:
+    folder = Dcp()
+    folder.add_object("object", {"step": 3})
+    folder.add("w", (2,), [((0,), ones(2))])
+    first, second = (place.state for place in folder.places.values())
+    first.update(second)
+    with pytest.raises(sw.ParseError, match=r"'object'.*overlaps what comes before it"):
+        sw.open_checkpoint(folder.write(tmp_path / "dcp"))
+
+
+def test_an_index_and_an_object_of_too_many_bytes_are_not_read(tmp_path: Path) -> None:
+    """An index has at most 2 GiB and an object 1 GiB; these take no room on the disk."""
+    folder = Dcp()
+    folder.add_object("object", {"step": 3})
+    place = next(iter(folder.places.values()))
+    place.state.update(length=2**30 + 1)
+    path = folder.write(tmp_path / "dcp")
+    os.truncate(path / "__0_0.distcp", 2**30 + 1)
+    with (
+        sw.open_checkpoint(path) as checkpoint,
+        pytest.raises(sw.ParseError, match=r"__0_0\.distcp: byte 0: an object of 1073741825 bytes, over the limit of"),
+    ):
+        checkpoint.objects["object"].value()
+    os.truncate(path / ".metadata", 2**31 + 1)
+    with pytest.raises(sw.ParseError, match=r"\.metadata: an index of 2147483649 bytes, over the limit of 2147483648"):
+        sw.open_checkpoint(path)
 
 
 def test_places_under_two_names_that_are_not_the_same_tensor(tmp_path: Path) -> None:

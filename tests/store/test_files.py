@@ -129,3 +129,24 @@ def test_a_file_goes_to_another_process_where_it_is_opened_again(tmp_path: Path)
     (tmp_path / "file").write_bytes(b"other data")
     with pytest.raises(sw.ParseError, match="is not the file that was opened"):
         pickle.loads(pickle.dumps(file))
+
+
+def test_bytes_past_the_end_take_no_memory(tmp_path: Path) -> None:
+    """A length that a file claims may be any number."""
+    (tmp_path / "file").write_bytes(b"data")
+    file = DataFile(tmp_path / "file")
+    assert file.read(1, 3) == b"ata"
+    for offset, count in ((2, 3), (0, 2**50), (2**50, 1)):
+        message = f"has 4 bytes; bytes {offset} to {offset + count} were needed"
+        with pytest.raises(sw.ParseError, match=message):
+            file.read(offset, count)
+
+
+def test_hidden_names_leave_room_for_24_bytes_more() -> None:
+    """File systems allow for 255 bytes."""
+    assert files.hidden_name("m" * 230) == "." + "m" * 230
+    for letter in ("m", "é", "語"):
+        names = [letter * count for count in range(1, 255 // len(letter.encode()) + 1)]
+        hidden = [files.hidden_name(name) for name in names]
+        assert all(name.startswith(".") and len(name.encode()) <= 255 - 24 for name in hidden)
+        assert len(set(hidden)) == len(names)

@@ -239,3 +239,13 @@ def test_lists_outside_of_texts_are_counted_exactly(before: str, write: Write) -
     count = 1_100_000 + 3 + before.count(":") + before.count("[")
     with pytest.raises(ParseError, match=rf": {count} brackets and colons"):
         open_checkpoint(write(("{" + before + f'"a":[{lists}]' + "}").encode()))
+
+
+def test_a_tensor_has_at_most_64_dims(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(encode({"w": tensor(shape=(1,) * 64)}, b"x"))
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint["w"].shape == (1,) * 64
+    path.write_bytes(encode({"w": tensor(shape=(1,) * 65)}, b"x"))
+    with pytest.raises(ParseError, match="tensor 'w': has 65 dims, over the limit of 64"):
+        open_checkpoint(path)
