@@ -110,7 +110,7 @@ fn check_balance(plan: &Plan, source: &Partition) {
         if sizes.iter().all(|&size| size == largest) {
             assert_eq!(most, radix::ceil_div(sizes.len() as i64, r) * largest);
         }
-        if replicas.pow(sizes.len() as u32) <= 4096 {
+        if replicas.checked_pow(sizes.len() as u32).is_some_and(|ways| ways <= 4096) {
             assert!(most * r <= (2 * r - 1) * optimum(&sizes, replicas), "{sizes:?} on {r}: {most}");
         }
     }
