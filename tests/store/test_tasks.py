@@ -25,8 +25,10 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.cli import main
+from shardwise.store.engine import DIGEST_MODULUS
 from shardwise.store.pieces import Piece, Pieces
 from shardwise.store.write.grid import TaskGrid, task_runs
+from shardwise.store.write.receipts import TaskReceipt, parts_of, receipt_from_line, receipt_line
 from tests.store.tasks import TASK, contents, direct, planned, rules, saved
 
 
@@ -443,3 +445,21 @@ def seeded() -> Iterator[None]:
     random.seed(11)
     yield
     random.setstate(state)
+
+
+def test_a_receipt_says_what_a_task_can_write() -> None:
+    """A CRC-32 has 32 bits, and a digest is less than its modulus; each line is right by its own digest."""
+    right = TaskReceipt("plan", 3, ((0, 8, 16),), (DIGEST_MODULUS - 1,), (2**32 - 1,), 8, 8, 0.5, "host:1", "1/2")
+    line = receipt_line(right)
+    assert receipt_from_line(line, "here") == right
+    wrong: list[dict[str, Any]] = [
+        {"crcs": (2**32,)}, {"crcs": (-1,)}, {"digests": (DIGEST_MODULUS,)}, {"digests": (-1,)}
+    ]  # fmt: skip
+    for changes in wrong:
+        with pytest.raises(sw.ParseError, match=r"^here: a receipt has contents that no task writes$"):
+            receipt_from_line(receipt_line(right._replace(**changes)), "here")
+    with pytest.raises(sw.ParseError, match=r"^here: a receipt is not what was written"):
+        receipt_from_line(line.replace(b"host:1", b"host:2"), "here")
+    assert right.contents != right._replace(crcs=(0,)).contents
+    # Parts beyond 2**20 are not believed, however many say so.
+    assert parts_of({f"1/{2**20}": 1, f"1/{2**20 + 1}": 9, "1/0": 9}) == 2**20
