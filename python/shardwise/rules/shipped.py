@@ -20,8 +20,8 @@ def example_rules() -> dict[str, Path]:
     takes the names, and `shardwise rules NAME` prints a file.
 
     >>> import shardwise as sw
-    >>> list(sw.example_rules())[:3]
-    ['bert', 'gpt2', 'hf/llama']
+    >>> [name for name in sw.example_rules() if name.endswith("/llama")]
+    ['hf/llama', 'megatron/llama', 'torch_dist/llama', 'vllm/llama']
     >>> config = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256}
     >>> rules = sw.LayoutMap.from_toml(sw.example_rules()["vllm/llama"], sw.DeviceMesh((8,), ("tp",)), config=config)
     >>> rules["model.layers.0.mlp.down_proj.weight"].axes
