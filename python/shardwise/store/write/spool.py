@@ -86,7 +86,8 @@ class _GrowingFile(DataFile):
         begin = self.size
         strides = contiguous_strides(shape, itemsize)
         with naming(self.path):
-            self._stream.truncate(begin + math.prod(shape) * itemsize)
+            # Not the stream's own, which is not repeated when a signal interrupts it.
+            os.ftruncate(self._stream.fileno(), begin + math.prod(shape) * itemsize)
             self._stream.seek(0, os.SEEK_END)
             self._note(self._stream.fileno())
         self._digest.update(repr(shape).encode())

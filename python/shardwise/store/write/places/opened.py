@@ -128,7 +128,7 @@ class OpenFolder:
     def write(self, name: str, text: bytes, *, sync: bool) -> None:
         """Make a file of this text; one that is there already gets it."""
         with self.file(name, os.O_RDWR | os.O_CREAT) as stream:
-            stream.truncate()
+            os.ftruncate(stream.fileno(), 0)  # Repeated when a signal interrupts it, as the stream's own is not.
             write_all(stream, text)
             if sync:
                 os.fsync(stream.fileno())
