@@ -71,8 +71,11 @@ impl Tiling {
                 };
                 Ok((regions, array))
             };
-            let holders = holders.iter().map(parse).collect::<PyResult<Vec<_>>>()?;
-            Ok(Self { core: Arc::new(detached(py, |poll| Boxes::new(&shape, &holders, replicas, poll))?) })
+            let mut parsed = arrays::list("holders", holders.len())?;
+            for holder in holders.iter() {
+                parsed.push(parse(holder)?);
+            }
+            Ok(Self { core: Arc::new(detached(py, |poll| Boxes::new(&shape, &parsed, replicas, poll))?) })
         })
     }
 
