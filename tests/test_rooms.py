@@ -421,12 +421,12 @@ ASKS_FOR_KINDS = {
     "objects.py",  # what such a path is
     "open.py",
     "sharded.py",
-    "write/carried.py",
-    "write/check_plan.py",
-    "write/checkpoint_plan.py",  # options that a plan file does not keep
+    "write/formats/carried.py",
+    "write/plans/check_plan.py",
+    "write/plans/checkpoint_plan.py",  # options that a plan file does not keep
     "write/places/place.py",
-    "write/plan.py",  # a task is an object, or ranges of files
-    "write/planning.py",
+    "write/plans/plan.py",  # a task is an object, or ranges of files
+    "write/plans/planning.py",
     "write/reshape.py",  # how much a task fetches
 }
 

@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise import _core
 from shardwise.cli import main
-from shardwise.store.write import assembled, forecast, reshape, spool
-from shardwise.store.write.forecast import runs_to_copy
+from shardwise.store.write import reshape
 from shardwise.store.write.places import folder
+from shardwise.store.write.plans import forecast
+from shardwise.store.write.plans.forecast import runs_to_copy
+from shardwise.store.write.tensors import assembled, spool
 from tests.store.stores import Store
 
 FORMS = ("safetensors", "hf", "sharded", "dcp")

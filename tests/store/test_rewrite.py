@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.store.write import assembled, spool
+from shardwise.store.write.tensors import assembled, spool
 
 from ..oracle import engines, fused
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise.store.write import assembled
+from shardwise.store.write.tensors import assembled
 
 
 @pytest.fixture

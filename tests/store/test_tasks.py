@@ -27,7 +27,7 @@ import shardwise as sw
 from shardwise.cli import main
 from shardwise.store.engine import DIGEST_MODULUS
 from shardwise.store.pieces import Piece, Pieces
-from shardwise.store.write.grid import TaskGrid, task_runs
+from shardwise.store.write.plans.grid import TaskGrid, task_runs
 from shardwise.store.write.receipts import TaskReceipt, parts_of, receipt_from_line, receipt_line
 from tests.store.tasks import TASK, contents, direct, planned, rules, saved
 

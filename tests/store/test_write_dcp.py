@@ -26,10 +26,10 @@ import shardwise as sw
 from shardwise import packed
 from shardwise.store.files import DataFile
 from shardwise.store.torch.archive import Archive
-from shardwise.store.write.archive import frame_of
-from shardwise.store.write.dcp import DcpFile
+from shardwise.store.write.formats.archive import frame_of
+from shardwise.store.write.formats.dcp import DcpFile
+from shardwise.store.write.formats.pickles import Call, Global, Items, New, pickled
 from shardwise.store.write.ledger import joined_crc
-from shardwise.store.write.pickles import Call, Global, Items, New, pickled
 
 from .torch_files import Dcp, save, tensor
 

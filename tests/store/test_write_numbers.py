@@ -20,16 +20,16 @@ from shardwise._dtypes import DTYPES
 from shardwise.store.boxes import contiguous_strides
 from shardwise.store.objects import ObjectStatus
 from shardwise.store.pieces import NO_PIECES, Piece, Pieces
-from shardwise.store.write import spool
-from shardwise.store.write.check_plan import check_pieces
-from shardwise.store.write.form_files import check_names
-from shardwise.store.write.pickles import Call, Global, pickled
+from shardwise.store.write.formats.form_files import check_names
+from shardwise.store.write.formats.pickles import Call, Global, pickled
 from shardwise.store.write.places import uploads
 from shardwise.store.write.places.folder import _may_hold
-from shardwise.store.write.planning import make_plan
-from shardwise.store.write.rewrite import kept_objects
+from shardwise.store.write.plans.check_plan import check_pieces
+from shardwise.store.write.plans.planning import make_plan
 from shardwise.store.write.task import Places, SourceFile, head_digest, source_of
-from shardwise.store.write.wanted import Wanted, wanted_array
+from shardwise.store.write.tensors import spool
+from shardwise.store.write.tensors.rewrite import kept_objects
+from shardwise.store.write.tensors.wanted import Wanted, wanted_array
 
 MIB = 2**20
 EDGES = sorted(

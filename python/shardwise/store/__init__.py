@@ -5,7 +5,7 @@ from .objects import ObjectPath
 from .open import open_checkpoint
 from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
 from .prove import Damage, DamageError, Difference, VerifyReport, diff_checkpoints, verify_checkpoint
-from .write.checkpoint_plan import CheckpointPlan
+from .write.plans.checkpoint_plan import CheckpointPlan
 from .write.receipts import TaskReceipt
 from .write.reports import WriteOutline, WriteReport
 from .write.reshape import plan_checkpoint, reshard_checkpoint, save_checkpoint

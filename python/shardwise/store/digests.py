@@ -19,7 +19,7 @@ from .object_files import ObjectFile
 from .objects import ObjectPath
 from .pieces import Piece, Pieces
 from .protocol import StoredCheckpoint, StoredSum, StoredTensor
-from .write.wanted import held_piece, wanted_stored
+from .write.tensors.wanted import held_piece, wanted_stored
 
 __all__ = ["Digested", "Progress", "piece_digests", "tensor_digests"]
 

@@ -12,8 +12,8 @@ import numpy as np
 from ..._text import shown
 from ...errors import ParseError
 from ..engine import add_digests
-from .grid import FileGrid
-from .plan import WritePlan
+from .plans.grid import FileGrid
+from .plans.plan import WritePlan
 from .receipts import TaskReceipt, parts_of, refuse_missing
 
 __all__ = ["Ledger", "joined_crc", "written_by"]

@@ -17,10 +17,10 @@ from ..._boxes import consecutive
 from ..boxes import Bounds
 from ..engine import add_digests
 from ..objects import ObjectPath
-from .files import TargetFile
-from .gather import Gatherer
+from .formats.files import TargetFile
 from .ledger import joined_crc
-from .wanted import Wanted
+from .tensors.gather import Gatherer
+from .tensors.wanted import Wanted
 
 __all__ = ["Stream", "stream_of"]
 

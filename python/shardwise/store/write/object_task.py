@@ -18,15 +18,15 @@ from ..files import DataFile, opened_again
 from ..objects import ObjectPath
 from ..pieces import NO_PIECES, Pieces
 from .fetch import SourceObject, opened_object
-from .files import TargetFile
-from .gather import Gatherer
+from .formats.files import TargetFile
 from .object_stream import stream_of
 from .places.parts import parts_for
 from .places.uploads import Comparison, Upload, upload_to
-from .plan import WritePlan
+from .plans.plan import WritePlan
 from .receipts import TaskReceipt, worker_name
 from .task import SourceFile, check_head
-from .wanted import Wanted
+from .tensors.gather import Gatherer
+from .tensors.wanted import Wanted
 
 __all__ = ["ObjectTask", "object_task"]
 

@@ -26,19 +26,19 @@ from ...rules.rewrites import Rewrites
 from ..model_config import config_of
 from ..objects import ObjectPath, place_of
 from ..open import open_checkpoint
-from .carried import carried_files
-from .checkpoint_plan import CheckpointPlan
-from .components import component_partitions, quantized_tensors
-from .convert import Overflow, checked_overflow
-from .doubts import DoubtsError, doubts_about, left_out_text
-from .forms import Target, chosen_form, plan_form
-from .names import check_name, chosen, kept_values, key_paths, refuse_unreadable, renamed_tensors, replacements
+from .formats.carried import carried_files
 from .places.place import check_writable, claim_name, is_store, locked, place_of_plan, refuse_source
-from .plan import LEAST_ASKED, uncollected
+from .plans.checkpoint_plan import CheckpointPlan
+from .plans.forms import Target, chosen_form, plan_form
+from .plans.plan import LEAST_ASKED, uncollected
 from .reports import WriteReport
 from .run import run_whole
-from .spool import Spool, is_converted, is_float, opened_spool
-from .wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
+from .tensors.components import component_partitions, quantized_tensors
+from .tensors.convert import Overflow, checked_overflow
+from .tensors.doubts import DoubtsError, doubts_about, left_out_text
+from .tensors.names import check_name, chosen, kept_values, key_paths, refuse_unreadable, renamed_tensors, replacements
+from .tensors.spool import Spool, is_converted, is_float, opened_spool
+from .tensors.wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
 from .work import MEMORY, RETRIES, Work
 
 __all__ = ["plan_checkpoint", "reshard_checkpoint", "save_checkpoint"]

@@ -14,11 +14,11 @@ from ..._arguments import integer
 from ...errors import LayoutError, ParseError
 from ..mapped import MappedFiles
 from ..same_files import SameFiles
-from .carried import carried_names
 from .crew import Crew, Flight
+from .formats.carried import carried_names
 from .ledger import Ledger
 from .places.place import Place, Recorder, place_of_plan
-from .plan import WritePlan
+from .plans.plan import WritePlan
 from .receipts import TaskReceipt
 from .reports import WriteReport
 from .task import SourceFile

@@ -22,7 +22,7 @@ from ...errors import ParseError
 from ..engine import LEAST_MEMORY, CopyJob, check_memory
 from ..objects import ObjectPath
 from .fetch import Compared, SourceObject, add_sources, fetch_pieces, is_remote
-from .manifest import differing_replica
+from .formats.manifest import differing_replica
 from .places.opened import opened_below
 from .receipts import TaskReceipt, worker_name
 

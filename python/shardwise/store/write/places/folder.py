@@ -32,10 +32,10 @@ from ...files import hidden_name
 from ...sharded import MANIFEST
 from ..crew import Crew, crew_for
 from ..fetch import is_in_memory, is_remote, memory_for
-from ..forecast import bytes_to_read, estimated_seconds, runs_to_copy
+from ..formats.manifest import manifest_text
 from ..ledger import Ledger
-from ..manifest import manifest_text
-from ..plan import WritePlan, workplace_of
+from ..plans.forecast import bytes_to_read, estimated_seconds, runs_to_copy
+from ..plans.plan import WritePlan, workplace_of
 from ..receipts import TaskReceipt, receipt_from_line, receipt_line
 from ..reports import WriteOutline
 from ..work import Work

@@ -9,7 +9,7 @@ from ...._arguments import integer
 from ...._text import bytes_text
 from ....errors import LayoutError
 from ..crew import Crew
-from ..files import TargetFile
+from ..formats.files import TargetFile
 
 __all__ = ["FLIGHT", "Parts", "parts_for", "parts_of_crew"]
 

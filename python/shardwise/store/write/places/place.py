@@ -21,7 +21,7 @@ from ...files import hidden_name
 from ...objects import ObjectPath
 from ..crew import Crew
 from ..ledger import Ledger
-from ..plan import WritePlan
+from ..plans.plan import WritePlan
 from ..receipts import TaskReceipt
 from ..reports import WriteOutline
 from ..work import Work

@@ -21,12 +21,12 @@ from ...engine import add_digests
 from ...objects import ATTEMPTS, ObjectPath
 from ...sharded import MANIFEST
 from ..crew import Crew, crew_of, one_worker
-from ..dcp import INDEX
 from ..fetch import SourceObject
+from ..formats.dcp import INDEX
+from ..formats.manifest import manifest_text
 from ..ledger import Ledger
-from ..manifest import manifest_text
 from ..object_task import ObjectTask, object_task
-from ..plan import WritePlan
+from ..plans.plan import WritePlan
 from ..receipts import TaskReceipt, receipt_from_line, receipt_line
 from ..reports import WriteOutline
 from ..task import SourceFile

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from ..._arguments import instance, integer, optional
-from ..._text import shown
-from ...errors import LayoutError
-from ...partition import Partition
+from ...._arguments import instance, integer, optional
+from ...._text import shown
+from ....errors import LayoutError
+from ....partition import Partition
+from ..formats.dcp import KeyPath, dcp_files, is_writable
+from ..formats.files import TargetFile, hugging_face_files, sharded_files, single_file
+from ..formats.form_files import Target
+from ..tensors.wanted import Wanted
 from .checkpoint_plan import CheckpointPlan
-from .dcp import KeyPath, dcp_files, is_writable
-from .files import TargetFile, hugging_face_files, sharded_files, single_file
-from .form_files import Target
 from .planning import make_plan
-from .wanted import Wanted
 
 __all__ = ["Target", "chosen_form", "only_read", "plan_form"]
 

@@ -15,21 +15,21 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from ..._arguments import integer
-from ..._dtypes import Dtype, dtype_named
-from ..._text import bytes_text
-from ...errors import LayoutError, ParseError
-from ..boxes import Bounds
-from ..files import hidden_name
-from ..objects import ObjectPath
-from ..pieces import NO_PIECES, Pieces
-from .fetch import SourceObject
-from .files import TargetFile
-from .form_files import Texts, check_names, target_file
+from ...._arguments import integer
+from ...._dtypes import Dtype, dtype_named
+from ...._text import bytes_text
+from ....errors import LayoutError, ParseError
+from ...boxes import Bounds
+from ...files import hidden_name
+from ...objects import ObjectPath
+from ...pieces import NO_PIECES, Pieces
+from ..fetch import SourceObject
+from ..formats.files import TargetFile
+from ..formats.form_files import Texts, check_names, target_file
+from ..formats.slots import Slots, SlotTable
+from ..task import CheckpointTask, Places, SourceFile, program_of, source_of
 from .grid import FileGrid, TaskGrid
 from .sections import Section, block_digests, numbers
-from .slots import Slots, SlotTable
-from .task import CheckpointTask, Places, SourceFile, program_of, source_of
 
 __all__ = ["PlannedTensor", "WritePlan", "uncollected", "workplace_of"]
 

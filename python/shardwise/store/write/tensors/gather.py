@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import ParseError
-from ..boxes import Bounds, Extent, read_extent
-from ..engine import CopyJob, HeldPiece
-from ..files import DataFile
-from ..mapped import MappedFiles
-from ..object_files import FLIGHT, ObjectFile
-from ..pieces import Piece, Pieces, within
-from ..same_files import SameFiles
-from .manifest import differing_replica
+from ....errors import ParseError
+from ...boxes import Bounds, Extent, read_extent
+from ...engine import CopyJob, HeldPiece
+from ...files import DataFile
+from ...mapped import MappedFiles
+from ...object_files import FLIGHT, ObjectFile
+from ...pieces import Piece, Pieces, within
+from ...same_files import SameFiles
+from ..formats.manifest import differing_replica
 from .wanted import Wanted
 
 __all__ = ["Gatherer", "compare_replicas"]

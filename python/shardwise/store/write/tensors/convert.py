@@ -10,11 +10,11 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from ..._arguments import instance
-from ..._dtypes import Dtype
-from ..._fork import importing
-from ..._text import shown
-from ...errors import LayoutError
+from ...._arguments import instance
+from ...._dtypes import Dtype
+from ...._fork import importing
+from ...._text import shown
+from ....errors import LayoutError
 
 __all__ = ["Overflow", "checked_overflow", "converted_values", "lost_text"]
 

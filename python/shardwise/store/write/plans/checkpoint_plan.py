@@ -8,17 +8,17 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
-from ..._arguments import path_of
-from ..objects import ObjectPath
+from ...._arguments import path_of
+from ...objects import ObjectPath
+from ..fetch import SourceObject
+from ..object_task import object_task
+from ..places.place import place_of_plan
+from ..reports import WriteOutline, WriteReport
+from ..run import commit_plan, run_part
+from ..work import MEMORY, RETRIES, Work
 from .check_plan import check_plan
-from .fetch import SourceObject
-from .object_task import object_task
-from .places.place import place_of_plan
 from .plan import WritePlan, said_by
 from .planfile import load_plan, save_plan
-from .reports import WriteOutline, WriteReport
-from .run import commit_plan, run_part
-from .work import MEMORY, RETRIES, Work
 
 __all__ = ["CheckpointPlan"]
 

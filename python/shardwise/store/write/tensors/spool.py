@@ -14,21 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from ..._atomic import naming
-from ..._boxes import positions
-from ..._dtypes import Dtype
-from ..._text import bytes_text, shown
-from ...errors import LayoutError
-from ...partition import Partition
-from ..boxes import Bounds, contiguous_strides
-from ..engine import CopyJob, HeldPiece
-from ..files import DataFile, status_of
-from ..pieces import NO_PIECES, Piece, Pieces
-from ..protocol import StoredTensor
+from ...._atomic import naming
+from ...._boxes import positions
+from ...._dtypes import Dtype
+from ...._text import bytes_text, shown
+from ....errors import LayoutError
+from ....partition import Partition
+from ...boxes import Bounds, contiguous_strides
+from ...engine import CopyJob, HeldPiece
+from ...files import DataFile, status_of
+from ...pieces import NO_PIECES, Piece, Pieces
+from ...protocol import StoredTensor
+from ..places.place import Scratch
 from .assembled import Assembled
 from .convert import Overflow, converted_values, lost_text
 from .gather import compare_replicas
-from .places.place import Scratch
 from .wanted import Wanted, wanted_stored
 
 __all__ = ["Spool", "is_converted", "is_float", "opened_spool"]

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._dtypes import Dtype
-from ...errors import LayoutError
-from ..boxes import Bounds
-from ..torch.pickles import STORAGE_CLASSES
+from ...._dtypes import Dtype
+from ....errors import LayoutError
+from ...boxes import Bounds
+from ...torch.pickles import STORAGE_CLASSES
 from .archive import ALIGNMENT, Frame, frame_of
 from .files import Named, Placed, TargetFile, slots_of
 from .pickles import Call, Global, Items, New, Persistent, pickled

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from ...errors import ParseError
-from ..parts import MANIFEST
+from ....errors import ParseError
+from ...parts import MANIFEST
 from .dcp import INDEX, DcpFile, KeyPath, dcp_index
 from .files import Placed, SafetensorsFile, TargetFile, index_of
 from .slots import Slots

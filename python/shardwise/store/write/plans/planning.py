@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._arguments import integer
-from ...errors import LayoutError, SizeOverflowError
-from ..files import DataFile
-from ..object_files import ObjectFile
-from ..objects import ObjectPath
-from ..pieces import NO_PIECES, Pieces
+from ...._arguments import integer
+from ....errors import LayoutError, SizeOverflowError
+from ...files import DataFile
+from ...object_files import ObjectFile
+from ...objects import ObjectPath
+from ...pieces import NO_PIECES, Pieces
+from ..fetch import SourceObject
+from ..formats.dcp import KeyPath
+from ..formats.files import TargetFile
+from ..task import SourceFile, head_digest
+from ..tensors.wanted import Wanted
 from .checkpoint_plan import CheckpointPlan
-from .dcp import KeyPath
-from .fetch import SourceObject
-from .files import TargetFile
 from .grid import task_runs
 from .plan import CUT, DTYPE, LEAST_ASKED, NAME, OBJECT, REPLICAS, SHAPE, SOURCES, TARGETS
 from .sections import Held, Made, Section
-from .task import SourceFile, head_digest
-from .wanted import Wanted
 
 __all__ = ["make_plan"]
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..._text import shown
-from ..sharded import sealed
+from ...._text import shown
+from ...sharded import sealed
 from .files import Named, TargetFile
 
 __all__ = ["differing_replica", "manifest_text"]

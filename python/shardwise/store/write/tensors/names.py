@@ -7,17 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..._arguments import instance, optional
-from ..._dtypes import Dtype
-from ..._text import shown
-from ...errors import LayoutError
-from ...partition import Partition
-from ...rules.pattern import NamePattern, Replacement
-from ...rules.rewrites import Rewrites
-from ..protocol import StoredCheckpoint, UnsupportedError
-from ..text import MAX_NAME
+from ...._arguments import instance, optional
+from ...._dtypes import Dtype
+from ...._text import shown
+from ....errors import LayoutError
+from ....partition import Partition
+from ....rules.pattern import NamePattern, Replacement
+from ....rules.rewrites import Rewrites
+from ...protocol import StoredCheckpoint, UnsupportedError
+from ...text import MAX_NAME
+from ..formats.dcp import KeyPath
 from .assembled import Assembled
-from .dcp import KeyPath
 from .rewrite import kept_objects, rewritten
 from .spool import is_converted
 from .wanted import Wanted

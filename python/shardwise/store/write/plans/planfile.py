@@ -15,14 +15,14 @@ from typing import Any, TypeVar, get_args
 
 import numpy as np
 
-from ..._atomic import naming, replacing
-from ..._dtypes import dtype_named
-from ..._text import shown
-from ...errors import ParseError
-from ..files import DataFile
-from .carried import is_carried
+from ...._atomic import naming, replacing
+from ...._dtypes import dtype_named
+from ...._text import shown
+from ....errors import ParseError
+from ...files import DataFile
+from ..formats.carried import is_carried
+from ..formats.form_files import Target
 from .check_plan import check_cut, check_plan
-from .form_files import Target
 from .plan import LEAST_ASKED, WritePlan, said_by
 from .sections import BLOCK, Stored, blocks_of, packed
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..._dtypes import Dtype, in_bytes
-from ...layout import UnevenRule
-from ...partition import Partition
-from ...quantized.component import Along, Component, LogicalTensor
-from ...quantized.follow import followed
-from ...quantized.forms import METHODS, Components, find_components, quantization_of
-from ..protocol import StoredCheckpoint
+from ...._dtypes import Dtype, in_bytes
+from ....layout import UnevenRule
+from ....partition import Partition
+from ....quantized.component import Along, Component, LogicalTensor
+from ....quantized.follow import followed
+from ....quantized.forms import METHODS, Components, find_components, quantization_of
+from ...protocol import StoredCheckpoint
 from .assembled import Assembled
 from .wanted import Layouts
 

@@ -9,9 +9,9 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..._text import bytes_text, shown
-from ..object_files import open_file
-from ..objects import ObjectPath, entries_of
+from ...._text import bytes_text, shown
+from ...object_files import open_file
+from ...objects import ObjectPath, entries_of
 
 __all__ = ["carried_files", "carried_names", "is_carried"]
 

@@ -8,10 +8,10 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from ..._text import shown
-from ...layout import UnevenRule
-from ..pieces import Pieces
-from .files import HeaderLengths
+from ...._text import shown
+from ....layout import UnevenRule
+from ...pieces import Pieces
+from ..formats.files import HeaderLengths
 from .grid import task_runs
 from .plan import (
     CUT,

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..._dtypes import Dtype
-from ..._text import bytes_text
-from ...errors import LayoutError, ParseError, SizeOverflowError
-from ...mesh import DeviceMesh
-from ...partition import Partition
-from ..boxes import Bounds
-from ..parts import SHARDING_INFO, part_mark
+from ...._dtypes import Dtype
+from ...._text import bytes_text
+from ....errors import LayoutError, ParseError, SizeOverflowError
+from ....mesh import DeviceMesh
+from ....partition import Partition
+from ...boxes import Bounds
+from ...parts import SHARDING_INFO, part_mark
 from .slots import BoxPool, Cut, Shaped, Slots, SlotTable, digits_of
 
 __all__ = [

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import numpy.typing as npt
 
-from ..boxes import Bounds
-from ..pieces import Pieces
+from ...boxes import Bounds
+from ...pieces import Pieces
 
 __all__ = ["FileGrid", "TaskGrid", "task_runs"]
 

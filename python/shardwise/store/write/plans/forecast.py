@@ -10,11 +10,11 @@ from contextlib import closing
 
 import numpy as np
 
-from ... import _core
-from ...errors import ParseError
-from ..files import opened_again
+from .... import _core
+from ....errors import ParseError
+from ...files import opened_again
+from ..task import SourceFile
 from .plan import WritePlan
-from .task import SourceFile
 
 __all__ = ["bytes_to_read", "estimated_seconds", "runs_to_copy"]
 

@@ -10,12 +10,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..._text import shown
-from ...errors import LayoutError, ShardwiseError
-from ...packed import PackedDim
-from ...reshard.orders import segments_of
-from ...rules.rewrites import Rewrite, Rewrites, RewriteSet, Side
-from ..pieces import Stretches
+from ...._text import shown
+from ....errors import LayoutError, ShardwiseError
+from ....packed import PackedDim
+from ....reshard.orders import segments_of
+from ....rules.rewrites import Rewrite, Rewrites, RewriteSet, Side
+from ...pieces import Stretches
 from .arrange import arranged
 from .assembled import Assembled
 

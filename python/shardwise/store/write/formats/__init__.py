@@ -1,0 +1,1 @@
+"""The files of new checkpoints, format by format: what surrounds tensors, and where each lies."""

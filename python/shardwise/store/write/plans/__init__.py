@@ -1,0 +1,1 @@
+"""Plans of new checkpoints: data that can be saved, checked, and cut into tasks."""
