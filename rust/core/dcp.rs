@@ -10,6 +10,7 @@ use crate::{
     parallel::Poll,
     pickle::{Id, Pickle, Value},
     region::sides,
+    room::Room as _,
     tiling::boxes::one_each,
 };
 
@@ -105,8 +106,10 @@ impl<'a> Index<'a> {
     }
 }
 
+const CHUNKS: &str = "the chunks of an index";
+
 fn push<T>(vec: &mut Vec<T>, item: T) -> Result<()> {
-    vec.try_reserve(1).map_err(|_| Error::TooMany { what: "the chunks of an index".to_owned() })?;
+    vec.room(1, CHUNKS)?;
     vec.push(item);
     Ok(())
 }
@@ -176,9 +179,7 @@ impl<'p, 'a> Reader<'p, 'a> {
     fn places(&mut self, storage: &[(Id, Id)], poll: Poll<'_>) -> Result<()> {
         let not_one = || wrong("storage_data holds an entry that is not a chunk and its place");
         let mut files: HashMap<&'a str, i64> = HashMap::new();
-        self.found
-            .try_reserve(storage.len())
-            .map_err(|_| Error::TooMany { what: "the chunks of an index".to_owned() })?;
+        self.found.room(storage.len(), CHUNKS)?;
         for (number, &(key, info)) in storage.iter().enumerate() {
             if number.is_multiple_of(1024) {
                 poll()?;

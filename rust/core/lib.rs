@@ -55,6 +55,7 @@ pub mod partition;
 pub mod pickle;
 pub mod plan;
 pub mod region;
+mod room;
 pub mod rules;
 pub mod runs;
 pub mod sections;

@@ -8,6 +8,7 @@
 use crate::{
     error::{Error, Result, box_text},
     index::radix,
+    room::Room as _,
 };
 
 /// A box: where it starts and where it stops along each dim.
@@ -267,11 +268,8 @@ impl Regions {
     /// # Errors
     /// [`Error::TooMany`] if there is no memory for them.
     pub fn reserve(&mut self, more: usize) -> Result<()> {
-        let numbers = more.checked_mul(2 * self.rank);
-        if numbers.is_none_or(|numbers| self.rows.try_reserve(numbers).is_err()) {
-            return Err(Error::TooMany { what: format!("{more} boxes of {} dims", self.rank) });
-        }
-        Ok(())
+        let numbers = more.saturating_mul(2 * self.rank);
+        self.rows.room(numbers, format_args!("{more} boxes of {} dims", self.rank))
     }
 
     /// Adds a box of the same rank.

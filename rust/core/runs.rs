@@ -8,6 +8,7 @@ use crate::{
     partition::Partition,
     radix,
     region::Region,
+    room,
 };
 
 /// The runs of one box: equally long, at offsets that an odometer over the outer dims gives.
@@ -87,11 +88,8 @@ impl Runs {
     /// # Errors
     /// [`Error::TooMany`] if there are too many to list.
     pub fn to_vec(&self) -> Result<Vec<(i64, i64)>> {
-        let too_many = || Error::TooMany { what: format!("{} runs", self.count) };
-        let slots = usize::try_from(self.count).ok().and_then(|n| n.checked_mul(2)).ok_or_else(too_many)?;
-        let mut flat = Vec::new();
-        flat.try_reserve_exact(slots).map_err(|_| too_many())?;
-        flat.resize(slots, 0);
+        let slots = usize::try_from(self.count).unwrap_or(usize::MAX).saturating_mul(2);
+        let mut flat = room::filled(0, slots, format_args!("{} runs", self.count))?;
         self.fill_into(&mut flat, &mut parallel::never)?;
         Ok(flat.chunks_exact(2).map(|run| (run[0], run[1])).collect())
     }

@@ -20,7 +20,7 @@ use crate::{
     mesh::Mesh,
     parallel::Poll,
     partition::{Bounds, Partition},
-    radix,
+    radix, room,
     sections::{
         dim::Sections,
         part::{Digit, Interval, Part},
@@ -293,11 +293,7 @@ impl Packed {
     fn tables<T>(&self, of: impl Fn(&Sections, i64) -> T) -> Result<Vec<Vec<T>>> {
         (self.dims.iter())
             .map(|dim| {
-                let mut table = Vec::new();
-                let too_many = || Error::TooMany { what: format!("{} shards along one dim", dim.shards()) };
-                table
-                    .try_reserve_exact(usize::try_from(dim.shards()).map_err(|_| too_many())?)
-                    .map_err(|_| too_many())?;
+                let mut table = room::list(dim.shards(), format_args!("{} shards along one dim", dim.shards()))?;
                 table.extend((0..dim.shards()).map(|index| of(dim, index)));
                 Ok(table)
             })
@@ -395,12 +391,8 @@ struct Table {
 impl Table {
     fn new(dim: &Sections) -> Result<Self> {
         let count = (0..dim.shards()).fold(0_i64, |sum, index| sum.saturating_add(dim.count(index)));
-        let too_many = |_| Error::TooMany { what: format!("{count} pieces along one dim") };
-        let (mut begins, mut all) = (Vec::new(), Vec::new());
-        begins
-            .try_reserve_exact(usize::try_from(dim.shards()).unwrap_or(usize::MAX).saturating_add(1))
-            .map_err(too_many)?;
-        all.try_reserve_exact(usize::try_from(count).unwrap_or(usize::MAX)).map_err(too_many)?;
+        let what = format_args!("{count} pieces along one dim");
+        let (mut begins, mut all) = (room::list(dim.shards().saturating_add(1), what)?, room::list(count, what)?);
         begins.push(0);
         for index in 0..dim.shards() {
             dim.visit(index, &mut |interval| all.push(interval));

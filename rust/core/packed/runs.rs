@@ -4,9 +4,12 @@ use crate::{
     error::{Error, Result},
     packed::Packed,
     parallel::{self, Poll},
-    radix,
+    radix, room,
     sections::part::Interval,
 };
+
+/// What there may be no room for here.
+const RUNS: &str = "the runs of packed shards";
 
 /// The runs of one device in the C-order global array, as few and as long as they can be, in increasing order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,8 +44,8 @@ impl PackedRuns {
             dims[last].iter().map(|&(start, stop)| (start * stride, (stop - start) * stride)).collect();
         let mut outer = Vec::with_capacity(last);
         for dim in 0..last {
-            let count = dims[dim].iter().map(|(start, stop)| stop - start).sum();
-            let mut offsets = room(count)?;
+            let count: i64 = dims[dim].iter().map(|(start, stop)| stop - start).sum();
+            let mut offsets = room::list(count, RUNS)?;
             offsets.extend(dims[dim].iter().flat_map(|&(start, stop)| start..stop).map(|at| at * strides[dim]));
             outer.push(offsets);
         }
@@ -51,8 +54,8 @@ impl PackedRuns {
         if !meets || last == 0 {
             return Ok(runs);
         }
-        let mut joined: Vec<(i64, i64)> = room(runs.listed())?;
-        let mut all = room(runs.listed().saturating_mul(2))?;
+        let mut joined: Vec<(i64, i64)> = room::list(runs.listed(), RUNS)?;
+        let mut all = room::list(runs.listed().saturating_mul(2), RUNS)?;
         all.resize(2 * runs.listed() as usize, 0);
         runs.fill_into(&mut all, &mut parallel::never)?;
         for run in all.chunks_exact(2) {
@@ -128,12 +131,4 @@ fn meeting(intervals: &[Interval]) -> Vec<(i64, i64)> {
         }
     }
     all
-}
-
-/// Room for `count` entries.
-fn room<T>(count: i64) -> Result<Vec<T>> {
-    let too_many = || Error::TooMany { what: format!("{count} runs") };
-    let mut list = Vec::new();
-    list.try_reserve_exact(usize::try_from(count).map_err(|_| too_many())?).map_err(|_| too_many())?;
-    Ok(list)
 }

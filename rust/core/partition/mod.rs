@@ -8,7 +8,7 @@ use crate::{
     layout::{AxisRole, Layout},
     mesh::Mesh,
     parallel::{self, Poll},
-    radix,
+    radix, room,
     uneven::{Cut, Uneven},
 };
 
@@ -190,11 +190,8 @@ impl Partition {
                 let step = index[dim] / weight % size * stride;
                 devices.iter_mut().for_each(|device| *device += step);
             } else {
-                let more = usize::try_from(size).ok().and_then(|size| size.checked_mul(devices.len()));
-                let mut all: Vec<i64> = Vec::new();
-                if more.is_none_or(|n| all.try_reserve_exact(n).is_err()) {
-                    return Err(Error::TooMany { what: format!("the {} replicas", self.replicas()) });
-                }
+                let more = usize::try_from(size).unwrap_or(usize::MAX).saturating_mul(devices.len());
+                let mut all: Vec<i64> = room::list(more, format_args!("the {} replicas", self.replicas()))?;
                 all.extend(devices.iter().flat_map(|device| (0..size).map(move |c| device + c * stride)));
                 devices = all;
             }
@@ -250,9 +247,7 @@ impl Partition {
         let columns: Vec<(Linear, Vec<(i64, i64)>)> = (0..self.shape.len())
             .map(|dim| {
                 let cut = &self.cuts[dim];
-                let mut bounds = Vec::new();
-                let too_many = |_| Error::TooMany { what: format!("the {} shards along dim {dim}", cut.shards()) };
-                bounds.try_reserve_exact(cut.shards() as usize).map_err(too_many)?;
+                let mut bounds = room::list(cut.shards(), format_args!("the {} shards along dim {dim}", cut.shards()))?;
                 bounds.extend((0..cut.shards()).map(|i| cut.bounds(i)));
                 Ok((self.shard_index_function(dim), bounds))
             })

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 
 use super::{
     opcode as op,
-    value::{Id, MAX_BYTES, MAX_INTEGER, Pickle, Record, Span, Value, too_many},
+    value::{Id, MAX_BYTES, MAX_INTEGER, Pickle, Record, Span, VALUES, Value},
 };
 use crate::{
     error::{Error, Result},
     parallel::Poll,
+    room::{self, Room as _},
 };
 
 /// The highest protocol that there is.
@@ -37,7 +38,7 @@ impl Memo {
         } else if key as usize == self.dense.len() && !self.sparse.contains_key(&key) {
             push(&mut self.dense, id)?;
         } else {
-            self.sparse.try_reserve(1).map_err(|_| too_many(self.sparse.len()))?;
+            self.sparse.room(1, VALUES)?;
             self.sparse.insert(key, id);
         }
         Ok(())
@@ -92,7 +93,7 @@ pub(super) fn run<'a>(input: &'a [u8], poll: Poll<'_>) -> Result<Pickle<'a>> {
 
 /// Appends, or says that memory is at its end.
 fn push<T>(vec: &mut Vec<T>, item: T) -> Result<()> {
-    vec.try_reserve(1).map_err(|_| too_many(vec.len()))?;
+    vec.room(1, VALUES)?;
     vec.push(item);
     Ok(())
 }
@@ -367,8 +368,7 @@ impl<'a> Machine<'a> {
 
     fn marked(&mut self) -> Result<Vec<Id>> {
         let begin = self.unmark()?;
-        let mut items = Vec::new();
-        items.try_reserve_exact(self.stack.len() - begin).map_err(|_| too_many(self.stack.len()))?;
+        let mut items = room::list(self.stack.len() - begin, VALUES)?;
         items.extend(self.stack.drain(begin..));
         Ok(items)
     }
@@ -378,7 +378,7 @@ impl<'a> Machine<'a> {
             return push(&mut self.stack, EMPTY_TUPLE);
         }
         let (start, length) = (self.pickle.tuples.len(), self.stack.len() - begin);
-        self.pickle.tuples.try_reserve(length).map_err(|_| too_many(length))?;
+        self.pickle.tuples.room(length, VALUES)?;
         self.pickle.tuples.extend(self.stack.drain(begin..));
         // An item takes an opcode, so that there are fewer than bytes.
         self.give(Value::Tuple(Span { start: start as u32, length: length as u32 }))
@@ -427,7 +427,7 @@ impl<'a> Machine<'a> {
         }
         let number = self.pickle.globals.len() as u32;
         push(&mut self.pickle.globals, (module, name))?;
-        self.globals.try_reserve(1).map_err(|_| too_many(self.globals.len()))?;
+        self.globals.room(1, VALUES)?;
         self.globals.insert((module, name), self.pickle.values.len() as Id);
         self.give(Value::Global(number))
     }
@@ -459,7 +459,7 @@ impl<'a> Machine<'a> {
 
     fn append(&mut self, number: u32, items: Vec<Id>) -> Result<()> {
         let list = &mut self.pickle.lists[number as usize];
-        list.try_reserve(items.len()).map_err(|_| too_many(items.len()))?;
+        list.room(items.len(), VALUES)?;
         list.extend(items);
         Ok(())
     }
@@ -484,7 +484,7 @@ impl<'a> Machine<'a> {
             return Err(self.error("sets a key without a value"));
         }
         let dict = &mut self.pickle.dicts[number as usize];
-        dict.try_reserve(items.len() / 2).map_err(|_| too_many(items.len()))?;
+        dict.room(items.len() / 2, VALUES)?;
         dict.extend(items.chunks_exact(2).map(|pair| (pair[0], pair[1])));
         Ok(())
     }

@@ -1,6 +1,12 @@
 //! What a pickle says, in tables.
 
-use crate::error::{Error, Result};
+use crate::{
+    error::Result,
+    room::{self, Room as _},
+};
+
+/// What there may be no room for here.
+pub(super) const VALUES: &str = "the values of a pickle";
 
 /// The longest input in bytes; positions in it are held in 32 bits.
 pub const MAX_BYTES: usize = u32::MAX as usize - 1;
@@ -163,15 +169,13 @@ impl<'a> Pickle<'a> {
     /// Whether each value can be reached from `roots`, by its number.
     ///
     /// # Errors
-    /// [`Error::TooMany`] if there is not the memory for it.
+    /// [`Error::TooMany`](crate::error::Error::TooMany) if there is not the memory for it.
     pub fn reachable(&self, roots: &[Id]) -> Result<Vec<bool>> {
-        let mut seen = Vec::new();
-        seen.try_reserve_exact(self.len()).map_err(|_| too_many(self.len()))?;
-        seen.resize(self.len(), false);
+        let mut seen = room::filled(false, self.len(), VALUES)?;
         let mut open: Vec<Id> = Vec::new();
         let mut visit = |id: Id, open: &mut Vec<Id>| -> Result<()> {
             if !std::mem::replace(&mut seen[id as usize], true) {
-                open.try_reserve(1).map_err(|_| too_many(self.len()))?;
+                open.room(1, VALUES)?;
                 open.push(id);
             }
             Ok(())
@@ -203,8 +207,4 @@ impl<'a> Pickle<'a> {
         }
         Ok(seen)
     }
-}
-
-pub(super) fn too_many(values: usize) -> Error {
-    Error::TooMany { what: format!("the {values} values of a pickle") }
 }

@@ -4,8 +4,9 @@
 //! intersections are therefore found once per dim, in time that grows with their number, and multiplied out by the plan.
 
 use crate::{
-    error::{Error, Result},
+    error::Result,
     partition::Partition,
+    room::Room as _,
     tiling::{
         Poll,
         cells::{Common, under_cut},
@@ -58,7 +59,7 @@ impl Overlaps {
     /// The overlaps of two partitions of one shape along `dim`.
     ///
     /// # Errors
-    /// [`Error::TooMany`] if there is no memory for them; what `poll` returns.
+    /// [`Error::TooMany`](crate::error::Error::TooMany) if there is no memory for them; what `poll` returns.
     pub fn new(source: &Partition, destination: &Partition, dim: usize, poll: Poll<'_>) -> Result<Self> {
         let (from, to) = (&source.cuts()[dim], &destination.cuts()[dim]);
         // Each begins where a shard of one side does, and a shard that is not empty has a first element of its own.
@@ -96,8 +97,7 @@ impl Overlaps {
 }
 
 fn reserve<T>(list: &mut Vec<T>, count: i64, what: &str, dim: usize) -> Result<()> {
-    let too_many = || Error::TooMany { what: format!("{count} {what} along dim {dim}") };
-    list.try_reserve_exact(usize::try_from(count).map_err(|_| too_many())?).map_err(|_| too_many())
+    list.room(usize::try_from(count).unwrap_or(usize::MAX), format_args!("{count} {what} along dim {dim}"))
 }
 
 #[cfg(test)]

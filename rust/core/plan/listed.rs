@@ -3,18 +3,22 @@
 //! For each piece of a destination holder the source is asked which of its tiles lie under it: each of them is a transfer,
 //! except what the holder has itself. The source's tiles share no element, so a piece is there if the volumes add up.
 
-use std::{collections::TryReserveError, ops::Range};
+use std::ops::Range;
 
 use crate::{
     error::{Error, Result},
     plan::transfer::Transfer,
     region::{Region, Regions},
+    room::Room as _,
     tiling::{
         Pieces, Poll,
         check::missing,
         tiles::{Held, Ticker, Tiles},
     },
 };
+
+/// What there may be no room for here.
+const TRANSFERS: &str = "the transfers";
 
 /// For how many transfers there is room at once at most, before they are known.
 const LARGEST_GUESS: usize = 1 << 18;
@@ -95,7 +99,7 @@ impl Listed {
         let (mut moved, mut kept) = (List::new(rank), List::new(rank));
         // A guess: each transfer begins where a box of either side does, mostly. What is not used costs nothing.
         let guess = tiles.count().saturating_add(pieces.len()).min(LARGEST_GUESS);
-        moved.rows.try_reserve(guess * Transfer::row_length(rank)).map_err(too_many)?;
+        moved.rows.room(guess * Transfer::row_length(rank), TRANSFERS)?;
         walk(tiles, pieces, same, poll, |found| {
             let to = (found.destination, found.destination_piece);
             match found.own {
@@ -122,10 +126,6 @@ fn not_held(tiles: &dyn Tiles, holder: usize, region: Region<'_>, poll: Poll<'_>
     }
 }
 
-fn too_many(_: TryReserveError) -> Error {
-    Error::TooMany { what: "the transfers".to_owned() }
-}
-
 impl List {
     fn new(rank: usize) -> Self {
         Self { rank, rows: Vec::new(), pieces: Vec::new() }
@@ -133,13 +133,13 @@ impl List {
 
     fn push(&mut self, held: Held, (destination, piece): (usize, usize), common: Region<'_>) -> Result<()> {
         let row = Transfer::row_length(self.rank);
-        self.rows.try_reserve(row).map_err(too_many)?;
+        self.rows.room(row, TRANSFERS)?;
         self.rows.extend_from_slice(&[held.holder, destination as i64]);
         self.rows.extend_from_slice(common.start());
         self.rows.extend_from_slice(common.stop());
         if held.piece != 0 || piece != 0 || !self.pieces.is_empty() {
             let before = self.rows.len() / row - 1;
-            self.pieces.try_reserve(before + 1 - self.pieces.len()).map_err(too_many)?;
+            self.pieces.room(before + 1 - self.pieces.len(), TRANSFERS)?;
             self.pieces.resize(before, [0, 0]);
             self.pieces.push([held.piece as u32, piece as u32]);
         }

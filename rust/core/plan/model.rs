@@ -7,14 +7,18 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BinaryHeap, HashMap, TryReserveError},
+    collections::{BinaryHeap, HashMap},
 };
 
 use crate::{
     error::{Error, Result},
     plan::listed::walk,
+    room::{self, Room as _},
     tiling::{Poll, Tiling, tiles::Ticker},
 };
+
+/// What there may be no room for here.
+const TRANSFERS: &str = "the transfers of a model";
 
 /// Up to how many replicas are compared one by one.
 const FEW: usize = 24;
@@ -61,30 +65,29 @@ impl Sort {
             match list.last_mut() {
                 Some(last) if last.0 == receiver => last.1 = last.1.saturating_add(volume),
                 _ => {
-                    list.try_reserve(1).map_err(too_many)?;
+                    list.room(1, TRANSFERS)?;
                     list.push((receiver, volume));
                 }
             }
             if found.own.is_some() {
                 return Ok(());
             }
-            slots.try_reserve(1).map_err(too_many)?;
+            slots.room(1, TRANSFERS)?;
             let slot = match slots.get(&(found.tile, found.addend)) {
                 Some(&slot) => slot,
                 None => {
                     let holders = tiles.replicas(found.tile, found.addend)?;
-                    let mut choices = Vec::new();
-                    choices.try_reserve_exact(holders.len()).map_err(too_many)?;
+                    let mut choices = room::list(holders.len(), TRANSFERS)?;
                     choices.extend(holders.iter().map(|&holder| (holder as u32, from[holder as usize])));
                     sort.is_plain &= choices.len() == 1;
-                    sort.choices.try_reserve(1).map_err(too_many)?;
+                    sort.choices.room(1, TRANSFERS)?;
                     sort.choices.push(choices);
                     let slot = (sort.choices.len() - 1) as u32;
                     slots.insert((found.tile, found.addend), slot);
                     slot
                 }
             };
-            sort.transfers.try_reserve(1).map_err(too_many)?;
+            sort.transfers.room(1, TRANSFERS)?;
             sort.transfers.push((slot, volume));
             Ok(())
         })?;
@@ -94,10 +97,6 @@ impl Sort {
     fn volume(&self) -> i64 {
         self.transfers.iter().fold(0, |sum, transfer| sum.saturating_add(transfer.1))
     }
-}
-
-fn too_many(_: TryReserveError) -> Error {
-    Error::TooMany { what: "the transfers of a model".to_owned() }
 }
 
 /// Who sends what of many tensors.
@@ -138,8 +137,7 @@ impl Model {
                 lone.into_iter().try_for_each(|(who, volume)| add(sent, who, volume, itemsize))?;
             }
         }
-        let mut order: Vec<(Reverse<i64>, usize)> = Vec::new();
-        order.try_reserve_exact(tensors.len()).map_err(too_many)?;
+        let mut order: Vec<(Reverse<i64>, usize)> = room::list(tensors.len(), TRANSFERS)?;
         order.extend((0..tensors.len()).filter(|&i| !sorts[tensors[i].0].is_plain).map(|i| (Reverse(0), i)));
         let mut volumes = zeros(sorts.len())?;
         volumes.iter_mut().zip(sorts).for_each(|(volume, sort)| *volume = sort.volume());
@@ -148,14 +146,11 @@ impl Model {
         }
         order.sort_unstable();
         let mut heaps = Heaps::new(sorts);
-        let mut senders: Vec<Option<Vec<i64>>> = Vec::new();
-        senders.try_reserve_exact(tensors.len()).map_err(too_many)?;
-        senders.resize(tensors.len(), None);
+        let mut senders: Vec<Option<Vec<i64>>> = room::filled(None, tensors.len(), TRANSFERS)?;
         let mut ticker = Ticker::new();
         for (_, tensor) in order {
             let (sort, itemsize) = tensors[tensor];
-            let mut own: Vec<i64> = Vec::new();
-            own.try_reserve_exact(sorts[sort].transfers.len()).map_err(too_many)?;
+            let mut own: Vec<i64> = room::list(sorts[sort].transfers.len(), TRANSFERS)?;
             for &(slot, volume) in &sorts[sort].transfers {
                 ticker.tick(poll)?;
                 let (holder, who) = heaps.least(sort, slot as usize, sent)?;
@@ -170,10 +165,7 @@ impl Model {
 }
 
 fn zeros(len: usize) -> Result<Vec<i64>> {
-    let mut list = Vec::new();
-    list.try_reserve_exact(len).map_err(too_many)?;
-    list.resize(len, 0);
-    Ok(list)
+    room::filled(0, len, TRANSFERS)
 }
 
 fn add(totals: &mut [i64], who: u32, volume: i64, itemsize: i64) -> Result<()> {
@@ -209,8 +201,7 @@ impl<'a> Heaps<'a> {
         let heap = match self.heaps.entry((sort, slot)) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
             std::collections::hash_map::Entry::Vacant(entry) => {
-                let mut all = Vec::new();
-                all.try_reserve_exact(choices.len()).map_err(too_many)?;
+                let mut all = room::list(choices.len(), TRANSFERS)?;
                 all.extend((0..choices.len()).map(|position| Reverse((load(position), position))));
                 entry.insert(BinaryHeap::from(all))
             }

@@ -7,6 +7,7 @@
 use crate::{
     error::{Error, Result},
     region::Region,
+    room::{self, Room as _},
     tiling::{Pieces, Place, Poll, Tiling},
 };
 
@@ -79,9 +80,8 @@ impl Places {
     pub fn new(tiling: &dyn Tiling, poll: Poll<'_>) -> Result<Self> {
         let pieces = tiling.pieces(poll)?;
         let rank = tiling.shape().len();
-        let too_many = |_| Error::TooMany { what: format!("the places of {} pieces", pieces.len()) };
-        let (mut origins, mut offsets) = (Vec::new(), Vec::new());
-        origins.try_reserve_exact(pieces.len().saturating_mul(rank)).map_err(too_many)?;
+        let what = format_args!("the places of {} pieces", pieces.len());
+        let (mut origins, mut offsets) = (room::list(pieces.len().saturating_mul(rank), what)?, Vec::new());
         let zeros = vec![0; rank];
         for position in 0..pieces.len() {
             let piece = pieces.get(position, &zeros);
@@ -95,7 +95,7 @@ impl Places {
                 Place::Flat(offset) => {
                     origins.extend_from_slice(piece.region.start());
                     if offsets.is_empty() {
-                        offsets.try_reserve_exact(pieces.len()).map_err(too_many)?;
+                        offsets.room(pieces.len(), what)?;
                         offsets.resize(position, -1);
                     }
                     offsets.push(offset);

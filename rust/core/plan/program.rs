@@ -16,6 +16,7 @@
 use crate::{
     error::{Error, Result},
     plan::Plan,
+    room,
     tiling::{Poll, tiles::Ticker},
 };
 
@@ -64,24 +65,20 @@ impl Programs {
     /// # Errors
     /// [`Error::TooMany`] if there is no memory for the steps; what `poll` returns.
     pub fn new(plan: &Plan, poll: Poll<'_>) -> Result<Self> {
-        let too_many = |_| Error::TooMany { what: "the steps of a plan".to_owned() };
+        let what = "the steps of a plan";
         let sources = plan.source().holders();
         let mut participants = sources;
-        let mut destination = Vec::new();
-        destination.try_reserve_exact(plan.same().len()).map_err(too_many)?;
+        let mut destination = room::list(plan.same().len(), what)?;
         for &twin in plan.same() {
             destination.push(if twin >= 0 { twin } else { participants });
             participants += i64::from(twin < 0);
         }
         if u32::try_from(participants).is_err() || u32::try_from(plan.transfers() + plan.kept()).is_err() {
-            return Err(Error::TooMany { what: format!("the steps of {participants} participants") });
+            return Err(room::none(format_args!("the steps of {participants} participants")));
         }
-        let mut holders = Vec::new();
-        holders.try_reserve_exact(participants as usize).map_err(too_many)?;
-        holders.resize(participants as usize, -1);
+        let mut holders = room::filled(-1, participants as usize, what)?;
         destination.iter().enumerate().for_each(|(holder, &own)| holders[own as usize] = holder as i64);
-        let mut order = Vec::new();
-        order.try_reserve_exact(plan.transfers() + plan.kept()).map_err(too_many)?;
+        let mut order = room::list(plan.transfers() + plan.kept(), what)?;
         let all = 0..plan.same().len();
         plan.visit_kept(all.clone(), |kept| {
             let own = destination[kept.destination as usize] as u32;
@@ -159,18 +156,14 @@ fn by_participant(
     participants: usize,
     poll: Poll<'_>,
 ) -> Result<(Vec<usize>, Vec<u32>)> {
-    let too_many = |_| Error::TooMany { what: "the steps of the participants".to_owned() };
+    let what = "the steps of the participants";
     let ends = |step: &(u32, u32, i64, i64)| [Some(step.0), Some(step.1).filter(|&to| to != step.0)];
-    let mut begins: Vec<usize> = Vec::new();
-    begins.try_reserve_exact(participants + 1).map_err(too_many)?;
-    begins.resize(participants + 1, 0);
+    let mut begins: Vec<usize> = room::filled(0, participants + 1, what)?;
     order.iter().flat_map(ends).flatten().for_each(|participant| begins[participant as usize + 1] += 1);
     for participant in 0..participants {
         begins[participant + 1] += begins[participant];
     }
-    let mut own: Vec<u32> = Vec::new();
-    own.try_reserve_exact(begins[participants]).map_err(too_many)?;
-    own.resize(begins[participants], 0);
+    let mut own: Vec<u32> = room::filled(0, begins[participants], what)?;
     let mut next = begins.clone();
     let mut ticker = Ticker::new();
     for (place, step) in order.iter().enumerate() {

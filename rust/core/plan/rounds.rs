@@ -5,14 +5,18 @@
 //! classical all-to-all, where destination `d` begins with its `d`-th piece: then a full exchange among `n` devices, a
 //! piece of the budget's size each, takes the `n` rounds that it must, where the plain order would take up to `2n - 1`.
 
-use std::collections::{HashMap, TryReserveError};
+use std::collections::HashMap;
 
 use crate::{
     error::{Error, Result},
     index::radix,
     plan::transfer::Transfer,
+    room::{self, Room as _},
     tiling::{Poll, tiles::Ticker},
 };
+
+/// What there may be no room for here.
+const PARTS: &str = "the pieces that max_bytes_in_flight makes";
 
 /// Transfers in rounds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,13 +62,12 @@ pub fn rounds(rows: &[i64], rank: usize, budget: i64, itemsize: i64, poll: Poll<
         match groups.last_mut() {
             Some(group) if part(group.start).destination == transfer.destination => group.len += 1,
             _ => {
-                groups.try_reserve(1).map_err(too_many)?;
+                groups.room(1, PARTS)?;
                 groups.push(Group { start: i, len: 1, number: groups.len() });
             }
         }
     }
-    let mut placed: Vec<(usize, usize)> = Vec::new();
-    placed.try_reserve_exact(count).map_err(too_many)?;
+    let mut placed: Vec<(usize, usize)> = room::list(count, PARTS)?;
     for turn in 0.. {
         groups.retain(|group| turn < group.len);
         if groups.is_empty() {
@@ -96,17 +99,14 @@ pub fn rounds(rows: &[i64], rank: usize, budget: i64, itemsize: i64, poll: Poll<
 /// The parts in the order in which they were placed: by round.
 fn listed(placed: &[(usize, usize)], parts: &[i64], width: usize, poll: Poll<'_>) -> Result<Rounds> {
     let count = placed.last().map_or(0, |&(round, _)| round + 1);
-    let mut ends: Vec<usize> = Vec::new();
-    ends.try_reserve_exact(count).map_err(too_many)?;
-    ends.resize(count, 0);
+    let mut ends: Vec<usize> = room::filled(0, count, PARTS)?;
     for &(round, _) in placed {
         ends[round] += 1;
     }
     for round in 1..count {
         ends[round] += ends[round - 1];
     }
-    let mut rows: Vec<i64> = Vec::new();
-    rows.try_reserve_exact(parts.len()).map_err(too_many)?;
+    let mut rows: Vec<i64> = room::list(parts.len(), PARTS)?;
     for &(_, i) in placed {
         poll()?;
         rows.extend_from_slice(&parts[i * width..(i + 1) * width]);
@@ -119,10 +119,6 @@ struct Group {
     start: usize,
     len: usize,
     number: usize,
-}
-
-fn too_many(_: TryReserveError) -> Error {
-    Error::TooMany { what: "the pieces that max_bytes_in_flight makes".to_owned() }
 }
 
 /// What each holder has under way in each round, in one direction. Only rounds with something under way take memory.
@@ -143,7 +139,7 @@ impl Loads {
 
     /// A part of `elements` of `holder` is to come.
     fn expect(&mut self, holder: i64, elements: i64) -> Result<()> {
-        self.least.try_reserve(1).map_err(too_many)?;
+        self.least.room(1, PARTS)?;
         self.least.entry(holder).and_modify(|least| *least = elements.min(*least)).or_insert(elements);
         Ok(())
     }
@@ -173,8 +169,8 @@ impl Loads {
     }
 
     fn add(&mut self, holder: i64, round: usize, elements: i64) -> Result<()> {
-        self.loads.try_reserve(1).map_err(too_many)?;
-        self.full.try_reserve(1).map_err(too_many)?;
+        self.loads.room(1, PARTS)?;
+        self.full.room(1, PARTS)?;
         let load = self.loads.entry((holder, round)).or_default();
         *load += elements;
         if *load > self.limit - self.least.get(&holder).copied().unwrap_or(1) {
@@ -201,7 +197,7 @@ fn cut(rows: &[i64], rank: usize, limit: i64, poll: Poll<'_>) -> Result<Vec<i64>
             dim -= 1;
             inner *= extents[dim];
         }
-        parts.try_reserve(width).map_err(too_many)?;
+        parts.room(width, PARTS)?;
         let Some(along) = dim.checked_sub(1) else {
             parts.extend_from_slice(row);
             continue;
@@ -210,8 +206,8 @@ fn cut(rows: &[i64], rank: usize, limit: i64, poll: Poll<'_>) -> Result<Vec<i64>
         let slabs = radix::ceil_div(extents[along], step);
         let count = extents[..along].iter().try_fold(slabs, |count, n| count.checked_mul(*n));
         let numbers = count.and_then(|n| usize::try_from(n).ok()).and_then(|n| n.checked_mul(width));
-        let numbers = numbers.ok_or_else(|| Error::TooMany { what: format!("the pieces of {}", region.text()) })?;
-        parts.try_reserve(numbers).map_err(too_many)?;
+        let numbers = numbers.ok_or_else(|| room::none(format_args!("the pieces of {}", region.text())))?;
+        parts.room(numbers, PARTS)?;
         start.copy_from_slice(region.start());
         stop.copy_from_slice(region.stop());
         // An odometer over the dims up to the one that is stepped along.

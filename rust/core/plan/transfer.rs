@@ -1,9 +1,6 @@
 //! One box on its way from a holder to another.
 
-use crate::{
-    error::{Error, Result},
-    region::Region,
-};
+use crate::{error::Result, region::Region, room};
 
 /// A box of the tensor that goes from a piece of one holder to a piece of another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,10 +48,5 @@ impl<'a> Transfer<'a> {
 
 /// So many rows of zeros.
 pub(super) fn zeros(rows: usize, row: usize) -> Result<Vec<i64>> {
-    let too_many = || Error::TooMany { what: format!("{rows} times {row} numbers") };
-    let len = rows.checked_mul(row).ok_or_else(too_many)?;
-    let mut numbers = Vec::new();
-    numbers.try_reserve_exact(len).map_err(|_| too_many())?;
-    numbers.resize(len, 0);
-    Ok(numbers)
+    room::filled(0, rows.saturating_mul(row), format_args!("{rows} times {row} numbers"))
 }

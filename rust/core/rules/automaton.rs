@@ -20,10 +20,7 @@ use regex_automata::{
     util::{look::LookMatcher, primitives::StateID, start, syntax},
 };
 
-use crate::{
-    error::{Error, Result},
-    parallel::Poll,
-};
+use crate::{error::Result, parallel::Poll, room};
 
 /// The most memory that the expressions may take compiled, in bytes.
 const PROGRAM_LIMIT: usize = 16 << 20;
@@ -75,7 +72,7 @@ impl Automaton {
     /// Which of the expressions are found in the path, in their order.
     ///
     /// # Errors
-    /// What `poll` returns; [`Error::TooMany`] if there is no memory to search in.
+    /// What `poll` returns; [`Error::TooMany`](crate::error::Error::TooMany) if there is no memory to search in.
     pub(super) fn find(&self, path: &[u8], poll: Poll<'_>) -> Result<Vec<usize>> {
         let mut found = Found { is_found: vec![false; self.nfa.pattern_len()], missing: self.nfa.pattern_len() };
         let is_done = match &self.dfa {
@@ -195,12 +192,8 @@ struct States {
 
 impl States {
     fn new(count: usize) -> Result<Self> {
-        let too_many = |_| Error::TooMany { what: "the states of the rules".to_owned() };
-        let (mut list, mut last) = (Vec::new(), Vec::new());
-        list.try_reserve_exact(count).map_err(too_many)?;
-        last.try_reserve_exact(count).map_err(too_many)?;
-        last.resize(count, 0);
-        Ok(Self { list, last })
+        let what = "the states of the rules";
+        Ok(Self { list: room::list(count, what)?, last: room::filled(0, count, what)? })
     }
 
     fn add(&mut self, id: StateID, at: usize) {
@@ -215,6 +208,7 @@ impl States {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
     use crate::parallel::never;
     use proptest::prelude::*;
 

@@ -2,6 +2,7 @@
 
 use crate::{
     error::{Error, Result},
+    room,
     sections::part::{Interval, Part},
 };
 
@@ -132,9 +133,7 @@ impl Sections {
     /// [`Error::TooMany`] if there is no memory for them.
     pub fn intervals(&self, index: i64) -> Result<Vec<Interval>> {
         let count = self.count(index);
-        let too_many = || Error::TooMany { what: format!("{count} pieces of one device along one dim") };
-        let mut all = Vec::new();
-        all.try_reserve_exact(usize::try_from(count).map_err(|_| too_many())?).map_err(|_| too_many())?;
+        let mut all = room::list(count, format_args!("{count} pieces of one device along one dim"))?;
         self.visit(index, &mut |interval| all.push(interval));
         Ok(all)
     }

@@ -8,10 +8,7 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use crate::{
-    error::{Error, Result},
-    partition::Partition,
-};
+use crate::{error::Result, partition::Partition, room::Room as _};
 
 /// Shares the sending among replicas.
 pub(crate) struct Balance {
@@ -42,7 +39,7 @@ impl Balance {
         let slot = shard as usize * self.addends + addend;
         if slot >= self.sent.len() {
             let more = slot + 1 - self.sent.len();
-            self.sent.try_reserve(more).map_err(|_| Error::TooMany { what: format!("the loads of {slot} shards") })?;
+            self.sent.room(more, format_args!("the loads of {slot} shards"))?;
             self.sent.resize_with(slot + 1, BinaryHeap::new);
         }
         let heap = &mut self.sent[slot];

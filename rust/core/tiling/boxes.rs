@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use crate::{
     error::{Error, Result},
     region::{Region, Regions},
+    room::{self, Room as _},
     tiling::{
         Piece, Pieces, Place, Poll, STEPS_PER_POLL, Tiling, check::missing, checked_holder, checked_shape, grid::Grid,
         listed::Listed, tiles::Tiles,
@@ -85,9 +86,8 @@ impl Boxes {
     pub fn new(shape: &[i64], holders: &[(Regions, Array)], replicas: bool, poll: Poll<'_>) -> Result<Self> {
         checked_shape(shape)?;
         let mut pieces = Pieces::new(shape.len());
-        let (mut begins, mut shapes) = (Vec::new(), Vec::new());
-        let too_many = |_| Error::TooMany { what: "the holders of boxes".to_owned() };
-        begins.try_reserve_exact(holders.len() + 1).map_err(too_many)?;
+        let what = "the holders of boxes";
+        let (mut begins, mut shapes) = (room::list(holders.len() + 1, what)?, Vec::new());
         begins.push(0);
         for (holder, (regions, array)) in holders.iter().enumerate() {
             if holder % STEPS_PER_POLL == 0 {
@@ -98,7 +98,7 @@ impl Boxes {
             }
             let own = place(holder, regions, array, shape.len(), &mut pieces, poll)?;
             pieces.end_holder()?;
-            shapes.try_reserve(own.len()).map_err(too_many)?;
+            shapes.room(own.len(), what)?;
             shapes.extend(own);
             begins.push(shapes.len());
         }

@@ -1,11 +1,9 @@
 //! The cells of a grid under a box, found by cutting each dim.
 
-use crate::{
-    error::{Error, Result},
-    region::Region,
-    tiling::tiles::Finder,
-    uneven::Cut,
-};
+use crate::{error::Result, region::Region, room::Room as _, tiling::tiles::Finder, uneven::Cut};
+
+/// What there may be no room for here.
+pub(super) const UNDER: &str = "the tiles under a box";
 
 /// Where the tiles of a grid meet a box along one dim: the index of the tile, start and stop of what is common.
 pub(crate) type Common = (i64, i64, i64);
@@ -75,12 +73,13 @@ impl Cells {
 /// next position, so empty shards in between, of which there may be many, cost nothing.
 ///
 /// # Errors
-/// [`Error::TooMany`] if there is no memory for them.
+/// [`Error::TooMany`](crate::error::Error::TooMany) if there is no memory for them.
 pub(crate) fn under_cut(cut: &Cut, start: i64, stop: i64, common: &mut Vec<Common>) -> Result<()> {
     let mut at = start;
     if at < stop {
         let most = cut.owner(stop - 1).abs_diff(cut.owner(start)).saturating_add(1).min(stop.abs_diff(start));
-        room_for(common, usize::try_from(most).unwrap_or(usize::MAX))?;
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        common.room(most, UNDER)?;
     }
     while at < stop {
         let owner = cut.owner(at);
@@ -89,14 +88,6 @@ pub(crate) fn under_cut(cut: &Cut, start: i64, stop: i64, common: &mut Vec<Commo
         at = end;
     }
     Ok(())
-}
-
-/// Room for so many more.
-///
-/// # Errors
-/// [`Error::TooMany`] if there is none.
-pub(crate) fn room_for<T>(list: &mut Vec<T>, more: usize) -> Result<()> {
-    list.try_reserve(more).map_err(|_| Error::TooMany { what: format!("{more} tiles under a box") })
 }
 
 /// The cells of cuts, each dim's own.

@@ -7,6 +7,7 @@
 use crate::{
     error::{Error, Result},
     region::Region,
+    room::Room as _,
     tiling::{Pieces, Poll, tiles::Ticker, tree::Tree},
 };
 
@@ -74,17 +75,17 @@ pub fn missing<'a>(
     if covered >= whole.volume() {
         return Ok(None);
     }
-    let too_many = |_| Error::TooMany { what: "the boxes beside a gap".to_owned() };
+    let what = "the boxes beside a gap";
     let mut here: Vec<Region<'a>> = Vec::new();
     for region in boxes.filter(|region| region.meets(whole)) {
-        here.try_reserve(1).map_err(too_many)?;
+        here.room(1, what)?;
         here.push(region);
     }
     let (mut start, mut stop) = (Vec::new(), Vec::new());
     for (dim, (low, high)) in whole.sides().enumerate() {
         // Between two neighbouring edges the boxes that are there at all are there throughout.
         let mut edges: Vec<i64> = Vec::new();
-        edges.try_reserve(2 * here.len() + 2).map_err(too_many)?;
+        edges.room(2 * here.len() + 2, what)?;
         edges.extend(here.iter().flat_map(|b| [b.start()[dim].max(low), b.stop()[dim].min(high)]));
         edges.extend([low, high]);
         edges.sort_unstable();

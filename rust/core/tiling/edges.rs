@@ -1,15 +1,19 @@
 //! Boxes that lie in a grid: found by their edges, dim by dim.
 
 use crate::{
-    error::{Error, Result},
+    error::Result,
     index::radix,
     region::{Region, Regions},
+    room::{self, Room as _},
     tiling::{
         Poll,
-        cells::{Cells, Common, room_for},
+        cells::{Cells, Common, UNDER},
         tiles::{Finder, Ticker},
     },
 };
+
+/// What there may be no room for here.
+const EDGES: &str = "the edges of the boxes";
 
 /// How many cells there may be for each box; the others are empty.
 const CELLS_PER_BOX: usize = 4;
@@ -38,7 +42,7 @@ impl Edges {
         for dim in 0..rank {
             poll()?;
             let mut all: Vec<i64> = Vec::new();
-            all.try_reserve(tiles.len().saturating_mul(2)).map_err(|_| too_many())?;
+            all.room(tiles.len().saturating_mul(2), EDGES)?;
             for side in [Region::start, Region::stop] {
                 for &tile in tiles {
                     let at = side(regions.get(tile as usize))[dim];
@@ -58,9 +62,7 @@ impl Edges {
         }
         let counts: Vec<i64> = edges.iter().map(|edges| edges.len() as i64 - 1).collect();
         let strides = radix::strides(&counts);
-        let mut in_cell: Vec<u32> = Vec::new();
-        in_cell.try_reserve_exact(cells).map_err(|_| too_many())?;
-        in_cell.resize(cells, NONE);
+        let mut in_cell: Vec<u32> = room::filled(NONE, cells, EDGES)?;
         let mut hints = vec![0; rank];
         let mut ticker = Ticker::new();
         let mut in_order = cells == tiles.len();
@@ -93,10 +95,6 @@ impl Edges {
             rows: Vec::new(),
         }
     }
-}
-
-fn too_many() -> Error {
-    Error::TooMany { what: "the edges of the boxes".to_owned() }
 }
 
 /// The last edge that is not after `at`, which is not before the first: at the place of the last answer or the one after
@@ -135,7 +133,7 @@ impl Finder for EdgeFinder<'_> {
                 return Ok(());
             }
             let first = position(edges, from, &mut hints[dim]);
-            room_for(common, edges[first + 1..].partition_point(|&edge| edge < stop) + 1)?;
+            common.room(edges[first + 1..].partition_point(|&edge| edge < stop) + 1, UNDER)?;
             for (step, edge) in edges[first + 1..].iter().enumerate() {
                 if from >= stop {
                     break;
@@ -154,8 +152,8 @@ impl Finder for EdgeFinder<'_> {
         cells.walk(region, &grid.strides, find, &mut |cell, common| {
             let tile = grid.tiles[cell as usize];
             if tile != NONE {
-                room_for(found, 1)?;
-                room_for(rows, 2 * common.rank())?;
+                found.room(1, UNDER)?;
+                rows.room(2 * common.rank(), UNDER)?;
                 found.push((tile, rows.len()));
                 rows.extend_from_slice(common.start());
                 rows.extend_from_slice(common.stop());

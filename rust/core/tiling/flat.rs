@@ -3,6 +3,7 @@
 use crate::{
     error::{Error, Result},
     region::boxes_of_range,
+    room,
     tiling::{Piece, Place, Poll, STEPS_PER_POLL, Tiling, checked_holder, checked_shape},
 };
 
@@ -23,8 +24,7 @@ impl FlatRanges {
     /// [`Error::TooMany`] if memory cannot hold them.
     pub fn new(shape: &[i64], ranges: impl ExactSizeIterator<Item = (i64, i64)>, replicas: bool) -> Result<Self> {
         let size = checked_shape(shape)?;
-        let mut kept = Vec::new();
-        kept.try_reserve_exact(ranges.len()).map_err(|_| Error::TooMany { what: "the ranges".to_owned() })?;
+        let mut kept = room::list(ranges.len(), "the ranges")?;
         kept.extend(ranges);
         let wrong = |&(_, &(start, stop)): &(usize, &(i64, i64))| start < 0 || start > stop || stop > size;
         if let Some((holder, &(start, stop))) = kept.iter().enumerate().find(wrong) {
@@ -71,8 +71,7 @@ impl Tiling for FlatRanges {
     }
 
     fn check(&self, poll: Poll<'_>) -> Result<()> {
-        let mut order: Vec<usize> = Vec::new();
-        order.try_reserve_exact(self.ranges.len()).map_err(|_| Error::TooMany { what: "the ranges".to_owned() })?;
+        let mut order: Vec<usize> = room::list(self.ranges.len(), "the ranges")?;
         order.extend((0..self.ranges.len()).filter(|&i| self.ranges[i].0 < self.ranges[i].1));
         order.sort_unstable_by_key(|&i| (self.ranges[i], i));
         let mut last: Option<usize> = None;

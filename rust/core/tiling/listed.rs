@@ -3,8 +3,9 @@
 use std::{cmp::Reverse, collections::BinaryHeap, sync::Arc};
 
 use crate::{
-    error::{Error, Result},
+    error::Result,
     region::Region,
+    room::{self, Room as _},
     tiling::{
         Pieces, Poll,
         check::no_overlap,
@@ -13,6 +14,9 @@ use crate::{
         tree::Tree,
     },
 };
+
+/// What there may be no room for here.
+const TILES: &str = "the tiles of a list";
 
 /// The tiles of pieces in a list.
 #[derive(Debug)]
@@ -35,14 +39,14 @@ impl Listed {
     /// The tiles of `pieces`; `replicas` says whether pieces of the identical box are one tile.
     ///
     /// # Errors
-    /// [`Error::BoxesOverlap`] if two pieces share elements otherwise; [`Error::TooMany`] if there is no memory for the
+    /// [`Error::BoxesOverlap`](crate::error::Error::BoxesOverlap) if two pieces share elements otherwise; [`Error::TooMany`](crate::error::Error::TooMany) if there is no memory for the
     /// index; what `poll` returns.
     pub fn new(pieces: Arc<Pieces>, replicas: bool, poll: Poll<'_>) -> Result<Self> {
         let regions = pieces.regions();
         if u32::try_from(regions.len()).is_err() {
-            return Err(Error::TooMany { what: format!("{} pieces in a list", regions.len()) });
+            return Err(room::none(format_args!("{} pieces in a list", regions.len())));
         }
-        let mut filled = room(regions.len())?;
+        let mut filled = room::list(regions.len(), TILES)?;
         filled.extend((0..regions.len()).filter(|&i| !regions.get(i).is_empty()).map(|i| i as u32));
         let tiles = if replicas { Self::grouped(&pieces, filled, poll)? } else { (filled, None) };
         let (first, replicas) = tiles;
@@ -73,7 +77,7 @@ impl Listed {
         filled.sort_unstable_by(|&a, &b| row(a).cmp(&row(b)).then(a.cmp(&b)));
         poll()?;
         let same = |a: u32, b: u32| row(a) == row(b);
-        let mut tiles: Vec<(u32, u32)> = room(filled.len())?; // first piece, and where its replicas begin in `filled`
+        let mut tiles: Vec<(u32, u32)> = room::list(filled.len(), TILES)?; // first piece, and where its replicas begin in `filled`
         for (at, &piece) in filled.iter().enumerate() {
             if at == 0 || !same(filled[at - 1], piece) {
                 tiles.push((piece, at as u32));
@@ -84,8 +88,8 @@ impl Listed {
             return Ok((filled, None));
         }
         tiles.sort_unstable();
-        let (mut first, mut begins) = (room(tiles.len())?, room(tiles.len() + 1)?);
-        let mut all = room(filled.len())?;
+        let (mut first, mut begins) = (room::list(tiles.len(), TILES)?, room::list(tiles.len() + 1, TILES)?);
+        let mut all = room::list(filled.len(), TILES)?;
         begins.push(0);
         for &(piece, at) in &tiles {
             first.push(piece);
@@ -127,12 +131,6 @@ impl Listed {
     }
 }
 
-fn room<T>(count: usize) -> Result<Vec<T>> {
-    let mut list = Vec::new();
-    list.try_reserve_exact(count).map_err(|_| Error::TooMany { what: format!("{count} tiles") })?;
-    Ok(list)
-}
-
 impl Tiles for Listed {
     fn count(&self) -> usize {
         self.first.len()
@@ -151,7 +149,7 @@ impl Tiles for Listed {
 
     fn replicas(&self, tile: i64, _: usize) -> Result<Vec<i64>> {
         let held = self.held(tile);
-        let mut all: Vec<i64> = room(held.len())?;
+        let mut all: Vec<i64> = room::list(held.len(), TILES)?;
         all.extend(held.iter().map(|&piece| self.pieces.owner(piece as usize).0));
         // A holder may have the box twice; they are in order.
         all.dedup();
@@ -183,15 +181,14 @@ impl Senders for ListedSenders<'_> {
             return Ok(self.tiles.as_held(held[0]));
         }
         if self.loads.is_empty() {
-            let too_many = |_| Error::TooMany { what: "the loads of the holders".to_owned() };
-            self.loads.try_reserve_exact(self.tiles.pieces.holders()).map_err(too_many)?;
-            self.loads.resize(self.tiles.pieces.holders(), 0);
-            self.heaps.try_reserve_exact(self.tiles.len()).map_err(too_many)?;
+            let what = "the loads of the holders";
+            self.heaps.room(self.tiles.len(), what)?;
+            self.loads = room::filled(0, self.tiles.pieces.holders(), what)?;
             self.heaps.resize_with(self.tiles.len(), BinaryHeap::new);
         }
         let heap = &mut self.heaps[tile as usize];
         if heap.is_empty() {
-            heap.try_reserve_exact(held.len()).map_err(|_| Error::TooMany { what: "the replicas".to_owned() })?;
+            heap.room(held.len(), "the replicas")?;
             heap.extend(held.iter().map(|&piece| Reverse((0, piece))));
         }
         loop {

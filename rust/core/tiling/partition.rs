@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use crate::{
-    error::{Error, Result},
+    error::Result,
     partition::Partition,
     region::{Region, Regions},
+    room,
     tiling::{Piece, Pieces, Place, Poll, Tiling, shards::Shards, tiles::Tiles},
 };
 
@@ -43,11 +44,8 @@ impl Tiling for Partition {
 
     fn pieces(&self, poll: Poll<'_>) -> Result<Arc<Pieces>> {
         let (rank, devices) = (self.shape().len(), usize::try_from(self.mesh().size()).unwrap_or(usize::MAX));
-        let too_many = || Error::TooMany { what: format!("the boxes of {devices} devices") };
-        let len = devices.checked_mul(2 * rank).ok_or_else(too_many)?;
-        let mut bounds = Vec::new();
-        bounds.try_reserve_exact(len).map_err(|_| too_many())?;
-        bounds.resize(len, 0);
+        let len = devices.saturating_mul(2 * rank);
+        let mut bounds = room::filled(0, len, format_args!("the boxes of {devices} devices"))?;
         self.boxes_into(&mut bounds, poll)?;
         Ok(Arc::new(Pieces::one_each(Regions::of_bounds(rank, devices, &bounds)?)?))
     }

@@ -1,8 +1,9 @@
 //! Boxes of a tensor, and where their holders have them.
 
 use crate::{
-    error::{Error, Result},
+    error::Result,
     region::{Region, Regions},
+    room::Room as _,
 };
 
 pub use crate::parallel::Poll;
@@ -50,7 +51,7 @@ impl Pieces {
     /// One piece for each box, at the corner of its holder's array.
     ///
     /// # Errors
-    /// [`Error::TooMany`] if there is no memory for the list.
+    /// [`Error::TooMany`](crate::error::Error::TooMany) if there is no memory for the list.
     pub fn one_each(regions: Regions) -> Result<Self> {
         let mut begins = Vec::new();
         reserve(&mut begins, regions.len().saturating_add(1))?;
@@ -61,7 +62,7 @@ impl Pieces {
     /// Adds a piece of the holder at hand.
     ///
     /// # Errors
-    /// [`Error::TooMany`] if there is no memory for it.
+    /// [`Error::TooMany`](crate::error::Error::TooMany) if there is no memory for it.
     pub fn push(&mut self, piece: Piece<'_>) -> Result<()> {
         let (count, rank) = (self.regions.len(), self.regions.rank());
         self.regions.push(piece.region)?;
@@ -89,7 +90,7 @@ impl Pieces {
     /// Ends the holder at hand; the pieces that follow are the next one's.
     ///
     /// # Errors
-    /// [`Error::TooMany`] if there is no memory for it.
+    /// [`Error::TooMany`](crate::error::Error::TooMany) if there is no memory for it.
     pub fn end_holder(&mut self) -> Result<()> {
         reserve(&mut self.begins, 1)?;
         self.begins.push(self.regions.len());
@@ -156,5 +157,5 @@ impl Pieces {
 
 /// Room for `more` entries.
 fn reserve<T>(list: &mut Vec<T>, more: usize) -> Result<()> {
-    list.try_reserve(more).map_err(|_| Error::TooMany { what: format!("{more} entries of a list of pieces") })
+    list.room(more, format_args!("{more} entries of a list of pieces"))
 }

@@ -1,10 +1,11 @@
 //! The tiles of a partition, which are its shards, in closed form.
 
 use crate::{
-    error::{Error, Result},
+    error::Result,
     index::{linear::Linear, radix},
     layout::AxisRole,
     partition::Partition,
+    room,
     tiling::{
         balance::Balance,
         cells::CutFinder,
@@ -59,11 +60,9 @@ impl Tiles for Shards<'_> {
     fn replicas(&self, tile: i64, addend: usize) -> Result<Vec<i64>> {
         let balance = Balance::new(self.partition, self.addends.len());
         let first = self.canonical_owner(tile) + self.addends[addend];
-        let mut all = Vec::new();
-        let count = usize::try_from(balance.replicas()).unwrap_or(usize::MAX);
-        let too_many = |_| Error::TooMany { what: format!("the {} replicas of a shard", balance.replicas()) };
-        all.try_reserve_exact(count).map_err(too_many)?;
-        all.extend((0..balance.replicas()).map(|number| first + balance.step(number)));
+        let replicas = balance.replicas();
+        let mut all = room::list(replicas, format_args!("the {replicas} replicas of a shard"))?;
+        all.extend((0..replicas).map(|number| first + balance.step(number)));
         Ok(all)
     }
 
@@ -113,11 +112,8 @@ pub(crate) fn addends(source: &Partition) -> Result<Vec<i64>> {
     for (axis, role) in source.layout().roles().iter().enumerate() {
         if *role == AxisRole::Unreduced {
             let (size, stride) = (mesh.sizes()[axis], mesh.strides()[axis]);
-            let mut more = Vec::new();
-            let count = usize::try_from(size).ok().and_then(|size| size.checked_mul(all.len()));
-            if count.is_none_or(|count| more.try_reserve_exact(count).is_err()) {
-                return Err(Error::TooMany { what: format!("{size} times {} addends", all.len()) });
-            }
+            let count = usize::try_from(size).unwrap_or(usize::MAX).saturating_mul(all.len());
+            let mut more = room::list(count, format_args!("{size} times {} addends", all.len()))?;
             more.extend(all.iter().flat_map(|&base| (0..size).map(move |c| base + c * stride)));
             all = more;
         }

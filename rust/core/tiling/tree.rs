@@ -5,11 +5,12 @@
 //! number found, unless they are long and thin in several directions at once.
 
 use crate::{
-    error::{Error, Result},
+    error::Result,
     region::{Region, Regions},
+    room::{self, Room as _},
     tiling::{
         Poll,
-        cells::room_for,
+        cells::UNDER,
         tiles::{Finder, Ticker},
     },
 };
@@ -38,9 +39,7 @@ struct Node {
 impl Tree {
     /// The tree of the boxes `tiles` of `regions`.
     pub(super) fn new(regions: &Regions, tiles: &[u32], poll: Poll<'_>) -> Result<Self> {
-        let too_many = |_| Error::TooMany { what: format!("the nodes of a tree of {} boxes", tiles.len()) };
-        let mut order: Vec<u32> = Vec::new();
-        order.try_reserve_exact(tiles.len()).map_err(too_many)?;
+        let mut order: Vec<u32> = room::list(tiles.len(), format_args!("a tree of {} boxes", tiles.len()))?;
         order.extend(0..tiles.len() as u32);
         let mut tree = Self { nodes: Vec::new(), around: Regions::new(regions.rank()), order };
         let mut ticker = Ticker::new();
@@ -53,7 +52,7 @@ impl Tree {
                 let parent: &mut Node = &mut tree.nodes[parent];
                 parent.second = number as u32;
             }
-            tree.nodes.try_reserve(1).map_err(too_many)?;
+            tree.nodes.room(1, format_args!("the nodes of a tree of {} boxes", tiles.len()))?;
             tree.nodes.push(Node { begin: begin as u32, end: end as u32, second: 0 });
             let box_of = |tile: u32| regions.get(tiles[tile as usize] as usize);
             let dim = widest(tree.order[begin..end].iter().map(|&tile| box_of(tile)), &mut row);
@@ -156,7 +155,7 @@ impl Finder for TreeFinder<'_> {
             regions,
             stack,
             |tile| {
-                refused = room_for(found, 1);
+                refused = found.room(1, UNDER);
                 if refused.is_ok() {
                     found.push(tile);
                 }
@@ -185,12 +184,11 @@ impl BoxTree {
     /// The tree of these boxes.
     ///
     /// # Errors
-    /// [`Error::TooMany`] if they are more than 2³² − 1 or there is no memory for the tree; what `poll` returns.
+    /// [`Error::TooMany`](crate::error::Error::TooMany) if they are more than 2³² − 1 or there is no memory for the tree; what `poll` returns.
     pub fn new(regions: Regions, poll: Poll<'_>) -> Result<Self> {
-        let too_many = || Error::TooMany { what: format!("{} boxes in a tree", regions.len()) };
-        let count = u32::try_from(regions.len()).map_err(|_| too_many())?;
-        let mut all = Vec::new();
-        all.try_reserve_exact(regions.len()).map_err(|_| too_many())?;
+        let what = format_args!("{} boxes in a tree", regions.len());
+        let count = u32::try_from(regions.len()).map_err(|_| room::none(what))?;
+        let mut all = room::list(regions.len(), what)?;
         all.extend(0..count);
         let tree = Tree::new(&regions, &all, poll)?;
         Ok(Self { regions, all, tree })
@@ -200,7 +198,7 @@ impl BoxTree {
     /// former, in order for each of the latter, and those of the latter.
     ///
     /// # Errors
-    /// [`Error::TooMany`] if there is no memory for them; what `poll` returns.
+    /// [`Error::TooMany`](crate::error::Error::TooMany) if there is no memory for them; what `poll` returns.
     pub fn pairs(&self, rows: &[i64], poll: Poll<'_>) -> Result<[Vec<i64>; 2]> {
         let (mut ours, mut theirs, mut stack) = (Vec::new(), Vec::new(), Vec::new());
         let mut ticker = Ticker::new();
@@ -217,9 +215,11 @@ impl BoxTree {
                 is_room
             });
             ours[first..].sort_unstable();
-            if !is_room || theirs.try_reserve(ours.len() - first).is_err() {
-                return Err(Error::TooMany { what: format!("{} pairs of boxes", ours.len()) });
+            let what = format_args!("{} pairs of boxes", ours.len());
+            if !is_room {
+                return Err(room::none(what));
             }
+            theirs.room(ours.len() - first, what)?;
             theirs.resize(ours.len(), number as i64);
         }
         Ok([ours, theirs])
