@@ -41,7 +41,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
     "rust/core": (
         ("shown",),
         ("error",),
-        ("index", "parallel"),
+        ("index", "parallel", "room"),
         ("mesh", "region", "uneven"),
         ("sections", "sub_axis"),
         ("layout",),
