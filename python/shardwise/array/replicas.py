@@ -1,4 +1,4 @@
-"""Whether the devices that hold the same shard hold the same values."""
+"""The replicas of shards compared: devices that hold the same shard are to hold the same values."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class _Found:
 
 
 class _Kind(NamedTuple):
-    """What is known of names that differ in digits only.
+    """The findings about names that differ in digits only.
 
     Attributes:
         known: Their rule.

@@ -1,4 +1,4 @@
-"""Which experts are on which rank of expert parallelism, redundant ones included."""
+"""The experts of each rank of expert parallelism, redundant ones included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which client of a cluster this process is, from TensorFlow's environment variables.
+"""The client of a cluster that this process is, from TensorFlow's environment variables.
 
 | variable | meaning | default |
 |---|---|---|

@@ -45,7 +45,7 @@ class LayoutType(enum.IntEnum):
 
 
 class Layout:
-    """Which mesh axis cuts each dim of a tensor; immutable.
+    """The mesh axis that cuts each dim of a tensor; immutable.
 
     Args:
         sharding_specs: For each dim the name of a mesh axis, `UNSHARDED` or `MATCH`; at most 254, as many dims as

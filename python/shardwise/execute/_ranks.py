@@ -1,4 +1,4 @@
-"""Which process is which holder of a plan."""
+"""The holder of a plan that each process is."""
 
 from __future__ import annotations
 

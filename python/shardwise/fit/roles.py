@@ -1,4 +1,4 @@
-"""Which dims of weights tensor and expert parallelism cut, by the weights' names in Hugging Face's checkpoints."""
+"""The dims of weights that tensor and expert parallelism cut, by the weights' names in Hugging Face's checkpoints."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _LABELS = (str, int)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Descriptors:
-    """What one holder sends, receives and copies in a plan of a model; `ModelPlan.descriptors` makes them.
+    """All that one holder sends, receives and copies in a plan of a model; `ModelPlan.descriptors` makes them.
 
     Each row of `sends`, `receives` and `copies` is `count` runs of `bytes` bytes: run k is read at
     `src_offset + k * src_stride` of the sender's array of the tensor, and written at `dst_offset + k * dst_stride` of

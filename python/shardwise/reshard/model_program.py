@@ -40,7 +40,7 @@ MESSAGE = np.dtype(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ModelProgram:
-    """What one holder does in a plan of a model, message by message; `ModelPlan.program` makes one.
+    """The part of one holder in a plan of a model, message by message; `ModelPlan.program` makes one.
 
     All that goes from one holder to another is one list of rows over all tensors, cut into messages of a size that both
     sides know. A message is the bytes of its rows one after the other. The tag is the number of the message between the

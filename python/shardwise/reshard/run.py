@@ -233,7 +233,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def addends_of(partition: Partition) -> npt.NDArray[np.int64]:
-    """Which of the partial sums of its shard each device holds: its unreduced coordinate, as one number."""
+    """The partial sum of its shard that each device holds: its unreduced coordinate, as one number."""
     layout = partition.layout.refined()
     mesh = layout._require_mesh("a plan")
     addends = np.zeros(mesh.size, np.int64)

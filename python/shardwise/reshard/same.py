@@ -1,4 +1,4 @@
-"""Which holders of two tilings, and which devices of two meshes, are the same: those with the same label."""
+"""Holders of two tilings, and devices of two meshes, that are the same: those with the same label."""
 
 from __future__ import annotations
 

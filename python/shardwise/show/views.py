@@ -83,7 +83,7 @@ def _cells(tiling: Tiling) -> Cells | None:
 
 
 class _Colours:
-    """Which holders have which entry of the legend."""
+    """The holders of each entry of the legend."""
 
     def __init__(self, views: int) -> None:
         self._texts: dict[Any, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Whether the pieces of a tensor are all of it: gaps, overlaps, and what is held more than once."""
+"""The pieces of a tensor against all of it: gaps, overlaps, and what is held more than once."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def tensor_digests(
 
 @dataclass
 class Digested:
-    """What was found in the bytes of a checkpoint.
+    """The findings about the bytes of a checkpoint.
 
     Attributes:
         digests: For each tensor the digests of its pieces, in their order; of one that is decoded, one of all.
@@ -251,7 +251,7 @@ def _decoded(tensor: StoredTensor, memory: int) -> list[int]:
 
 
 def _of_box(tensor: StoredTensor, box: Bounds, values: npt.NDArray[Any]) -> int:
-    """What a box of a tensor with these elements adds to its digest."""
+    """The share of a box with these elements in the digest of its tensor."""
     job = CopyJob()
     start, stop = ([side[i] for side in box] for i in (0, 1))
     source = HeldPiece(job.read_array(values), 0, start, stop, values.strides)

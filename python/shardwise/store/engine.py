@@ -62,7 +62,7 @@ class HeldPiece(NamedTuple):
 
 
 class CopyReport(NamedTuple):
-    """What a run has done.
+    """The result of a run.
 
     Attributes:
         bytes_read: Bytes read from files, including those between needed ones.

@@ -134,7 +134,7 @@ class _Descriptor:
 
 
 def _most_open() -> int:
-    """How many files have a descriptor: a quarter of what the process may have at most, as for writing."""
+    """The number of files that have a descriptor: a quarter of what the process may have at most, as for writing."""
     try:
         with importing:
             import resource
@@ -154,7 +154,7 @@ def _end_idle(most: int) -> None:
 
 
 def _where_there_is_room(take: Callable[[], T]) -> T:
-    """What takes a descriptor; tried again without the idle ones if the rest of the program has taken all others."""
+    """A call that takes a descriptor, made again without the idle ones if the program has taken the others."""
     try:
         return take()
     except OSError as error:
@@ -287,7 +287,7 @@ class DataFile(ReadsFiles):
 
 
 def status_of(status: os.stat_result) -> FileStatus:
-    """What tells a file from others, and from what it was before."""
+    """The numbers that tell a file from others, and from what it was before."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 

@@ -1,4 +1,4 @@
-"""What a file holds besides tensors: headers and pickles of containers, padding, values; against its digest."""
+"""All that a file holds besides tensors: headers and pickles of containers, padding, values; against its digest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK = 2**20
 
 
 class Frames:
-    """What is beside the tensors in the files of a checkpoint of PyTorch that has a manifest.
+    """All beside the tensors in the files of a checkpoint of PyTorch that has a manifest.
 
     The digest is a SHA-256 of these bytes. A value that is not a tensor counts as its CRC-32: the commit, which writes
     the digest, knows that and does not read the value again.

@@ -79,7 +79,7 @@ def _located(path: Path) -> Path:
 
 
 def _index(path: Path) -> tuple[dict[str, list[str]], dict[str, Any]]:
-    """Which files hold each group, and the metadata of the index."""
+    """The files that hold each group, and the metadata of the index."""
     file = open_file(path)
     try:
         index = strict_json(file.read(0, min(file.size, MAX_JSON + 1)), path)
@@ -164,7 +164,7 @@ def _opened(file: DataFile) -> Any:
 
 
 class _Dataset(NamedTuple):
-    """What is read about a dataset while the file is open.
+    """The facts about a dataset that are read while the file is open.
 
     Attributes:
         name: Its path in the file.

@@ -1,4 +1,4 @@
-"""What a file is, by its first bytes, if it is not the checkpoint that was asked for."""
+"""The kind of a file, by its first bytes, if it is not the checkpoint that was asked for."""
 
 from __future__ import annotations
 

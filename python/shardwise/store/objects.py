@@ -70,7 +70,7 @@ class ObjectStatus(NamedTuple):
 
 
 class _Patience:
-    """How often requests are made again, and whether one was ever answered; shared by all paths made from one.
+    """The number of repeated requests, and whether one was ever answered; shared by all paths made from one.
 
     Attributes:
         attempts: How often a request is made in all.

@@ -302,7 +302,7 @@ class Pieces(Sequence[Piece]):
         return total
 
     def taken(self, dim: int, stretches: Stretches) -> Pieces:
-        """What stretches of a dim hold, at their new places."""
+        """The pieces in stretches of a dim, at their new places."""
         if not len(self):
             return self
         most = max(_PAIRS // max(len(self), 1), 1)

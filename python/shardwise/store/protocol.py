@@ -1,4 +1,4 @@
-"""What every checkpoint is opened as, whatever its format: stored tensors by name, each with its pieces."""
+"""The form in which every checkpoint is opened, whatever its format: stored tensors by name, each with its pieces."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ class StoredTensor(ReadsFiles):
 
     @property
     def tiling(self) -> Tiling:
-        """Who holds which box, to plan with: holder i is `pieces[i]`."""
+        """The boxes of each holder, to plan with: holder i is `pieces[i]`."""
         return Tiling.from_boxes(self.shape, self.boxes)
 
     def read(self, box: tuple[slice, ...] | None = None, *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
@@ -531,7 +531,7 @@ class StoredSum(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """What is left of a checkpoint some of whose files are missing or damaged.
+    """The rest of a checkpoint some of whose files are missing or damaged.
 
     Attributes:
         pieces: The pieces of its tensors that are in the other files, by name.

@@ -63,7 +63,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What was verified.
+    """The result of verifying a checkpoint.
 
     Attributes:
         path: The checkpoint.

@@ -85,7 +85,7 @@ class OpenFiles:
 
 
 class KeyValueStore(Protocol):
-    """What zarr arrays are read from."""
+    """A source of zarr arrays."""
 
     folder: Path
     files: OpenFiles

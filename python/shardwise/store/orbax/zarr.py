@@ -35,7 +35,7 @@ _LONGEST_KEY = 64 * 20 + 2
 
 
 class _Array(NamedTuple):
-    """What the metadata of an array says.
+    """The metadata of an array.
 
     Attributes:
         name: Its name.

@@ -1,4 +1,4 @@
-"""Which files a checkpoint's path means: a file, a folder, or the index of a checkpoint in several files."""
+"""The files that a checkpoint's path means: a file, a folder, or the index of a checkpoint in several files."""
 
 import json
 from collections.abc import Sequence

@@ -33,7 +33,7 @@ _LENGTH = 8
 
 
 class Entry(NamedTuple):
-    """What a header says about one tensor.
+    """An entry of a header, about one tensor.
 
     Attributes:
         name: The tensor's name.

@@ -35,7 +35,7 @@ _NAME = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
 
 
 class _Part(NamedTuple):
-    """What one file holds of a tensor."""
+    """The part of a tensor in one file."""
 
     entry: Entry
     file: DataFile

@@ -37,7 +37,7 @@ _MAX_RANKS = 1_000_000
 
 
 class _Sharding(NamedTuple):
-    """How a DTensor lies on its mesh, the same on all ranks.
+    """The place of a DTensor on its mesh, the same on all ranks.
 
     Attributes:
         shape: The shape of the whole tensor.
@@ -64,7 +64,7 @@ class _Part(NamedTuple):
 
 
 class _Gathered:
-    """What all ranks have under one name."""
+    """The parts of all ranks under one name."""
 
     def __init__(self) -> None:
         self.sharding: _Sharding | None = None

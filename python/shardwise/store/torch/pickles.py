@@ -209,7 +209,7 @@ def _is_known(name: str) -> bool:
 
 
 def _says_what(error: ParseError) -> str:
-    """What is known about the global that an error names, as a further sentence."""
+    """The facts about the global that an error names, as a further sentence."""
     text = str(error)
     return next((f"; this is {what}" for name, what in _OTHER_TENSORS.items() if f'"{name}"' in text), "")
 

@@ -1,4 +1,4 @@
-"""What runs tasks: threads, or a caller's executor; a few at a time, with retries where they may help."""
+"""The workers that run tasks: threads, or a caller's executor; a few at a time, with retries where they may help."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Here(Executor):
 
 @dataclass(frozen=True)
 class Crew:
-    """What runs the tasks.
+    """The workers that run the tasks.
 
     Attributes:
         executor: What takes functions.

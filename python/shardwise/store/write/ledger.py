@@ -27,7 +27,7 @@ Written = tuple[tuple[int, int, int, int], ...]
 
 
 def written_by(plan: WritePlan, number: int) -> Written:
-    """What a task of a plan writes."""
+    """The part of a plan that a task writes."""
     if isinstance(plan.grid, FileGrid):  # Without a look at its sources, as making the task would take.
         file = plan.files[number]
         return tuple(
@@ -39,7 +39,7 @@ def written_by(plan: WritePlan, number: int) -> Written:
 
 
 class Ledger:
-    """Which tasks are done, and what the digests of what they wrote add up to.
+    """The tasks that are done, and the sum of the digests of what they wrote.
 
     Attributes:
         bytes_read: Bytes that they read from files.

@@ -1,4 +1,4 @@
-"""What tasks say they wrote: one receipt for each, as a line of JSON with a digest of itself."""
+"""The receipts of tasks: one for each, as a line of JSON with a digest of itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_PARTS = 2**20
 
 
 class TaskReceipt(NamedTuple):
-    """What a task has written.
+    """The receipt of a task: what it has written.
 
     Attributes:
         plan: The digest of the plan.
@@ -54,7 +54,7 @@ class TaskReceipt(NamedTuple):
 
     @property
     def contents(self) -> tuple[Any, ...]:
-        """What any run of the task says alike."""
+        """The part that any run of the task says alike."""
         return self.ranges, self.digests, self.crcs
 
 

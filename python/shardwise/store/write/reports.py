@@ -1,4 +1,4 @@
-"""What writing a checkpoint takes, and what was written."""
+"""The cost of writing a checkpoint, and the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["WriteOutline", "WriteReport"]
 
 @dataclass(frozen=True)
 class WriteOutline:
-    """What writing a checkpoint takes.
+    """The cost of writing a checkpoint.
 
     Attributes:
         files: The names and bytes of the files.
@@ -49,7 +49,7 @@ class WriteOutline:
 
 @dataclass(frozen=True)
 class WriteReport:
-    """What was written.
+    """The checkpoint that was written.
 
     Attributes:
         path: The new checkpoint.

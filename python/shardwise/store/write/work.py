@@ -1,4 +1,4 @@
-"""How a plan is run: by whom, with what memory, and how often again."""
+"""The way that a plan is run: by whom, with what memory, and how often again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RETRIES = 2
 
 @dataclass(frozen=True)
 class Work:
-    """How a plan is run.
+    """The way that a plan is run.
 
     Attributes:
         executor: What runs the tasks; threads of this process if `None`.
