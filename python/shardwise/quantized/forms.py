@@ -48,6 +48,7 @@ _TAILS = frozenset(
         *("qweight", "qzeros", "scales", "g_idx"),
     ]
 )
+_TAILS_BY_LENGTH = sorted(_TAILS, key=len, reverse=True)
 #: How the names of what belongs to stacked experts end, `experts.gate_up_proj_scale_inv`, and what that is called where
 #: a weight has a part of its own.
 _ENDS = {
@@ -219,6 +220,15 @@ def _method_of(tensors: Mapping[str, object]) -> str | None:
     return "mxfp4" if any(tail.endswith("_blocks") for tail in tails) else None
 
 
+def _stacked_key(name: str, tensors: Mapping[str, object]) -> str:
+    """The weight that a tensor belongs to where engines put a mark between, `w13_weight_scale`; empty if none."""
+    at = name.rfind(".") + 1
+    end = next((end for end in _TAILS_BY_LENGTH if name.endswith(end, at) and name[-len(end) - 1] == "_"), "")
+    base = name[: len(name) - len(end)]
+    is_there = end != "" and any(f"{base}{one}" in tensors for one in ("weight", "qweight", "weight_packed"))
+    return f"{base}weight" if is_there else ""
+
+
 def _groups(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Members]:
     groups: dict[str, Members] = {}
     for name, (dtype, shape) in tensors.items():
@@ -231,6 +241,8 @@ def _groups(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Mem
             key = head
         elif tail.startswith("bitsandbytes__") and head.endswith(".quant_state"):
             key, tail = head.removesuffix(".quant_state"), "quant_state"
+        elif key := _stacked_key(name, tensors):
+            tail = name[len(key) - len("weight") :]
         else:
             end = next((end for end in _ENDS if tail.endswith(end)), "")
             key = name[: len(name) - len(end)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -85,7 +86,7 @@ def _packed(group: Group) -> LogicalTensor:
         along["weight_shape"] = (WHOLE,) * len(group.shape("weight_shape"))
     uncut: tuple[tuple[int, str], ...] = ()
     if "weight_g_idx" in group.members:
-        along["weight_g_idx"] = (Along(last),)
+        along["weight_g_idx"] = (*(Along(dim) for dim in range(last - 1)), Along(last))
         uncut = _order(
             group, "weight_g_idx", last, blocks[1] if blocks else 0, scheme.config.get("actorder") == "group"
         )
@@ -96,9 +97,16 @@ def _packed(group: Group) -> LogicalTensor:
 def _stated_shape(group: Group, said: bytes, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that `weight_shape` states, in which the last word of a row may be partly filled."""
     width = 8 if group.dtype("weight_shape") == "I64" else 4
-    if len(said) != width * len(shape):
+    lead = shape[:-2] if len(said) == width * 2 * math.prod(shape[:-2]) else ()
+    if len(said) != width * (2 * math.prod(lead) if lead else len(shape)):
         raise ParseError(f"{shown(group.name)}: its weight_shape has {len(said)} bytes; expected {len(shape)} sizes")
-    found = tuple(np.frombuffer(said, f"<i{width}").tolist())
+    sizes = np.frombuffer(said, f"<i{width}")
+    if lead:  # Of each of the experts.
+        each = sizes.reshape(-1, 2)
+        if (each != each[0]).any():
+            raise ParseError(f"{shown(group.name)}: its weight_shape says other sizes of one expert than of another")
+        sizes = each[0]
+    found = (*lead, *sizes.tolist())
     if found[:-1] != shape[:-1] or not 0 <= found[-1] <= shape[-1]:
         raise ParseError(f"{shown(group.name)}: its weight_shape says {found}, and its weight_packed holds {shape}")
     return found
@@ -182,8 +190,9 @@ def _order(group: Group, tail: str, dim: int, size: int, unordered: bool) -> tup
         if not unordered:
             return ()
         return ((dim, f"the groups may not be in order (desc_act), and the values of {tail} were not read"),)
-    groups = np.frombuffer(said, "<i4")
-    if np.array_equal(groups, np.arange(len(groups)) // size if size else np.zeros(len(groups))):
+    groups = np.frombuffer(said, "<i4").reshape(-1, group.shape(tail)[-1])
+    in_order = np.arange(groups.shape[1]) // size if size else np.zeros(groups.shape[1])
+    if (groups == in_order).all():
         return ()
     return ((dim, f"its {tail} is not in order (desc_act): a part of the columns needs the scales of all groups"),)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,6 +16,13 @@ __all__ = ["WHOLE", "Given", "Group"]
 
 #: A dim that every device holds whole.
 WHOLE = Along(None)
+
+
+#: What engines call fused weights, which keep a scale for each part where parts have one: two parts, three parts.
+_FUSED = (
+    frozenset(["gate_up_proj", "w13", "linear_fc1", "fused_qkv_a_proj"]),
+    frozenset(["qkv_proj", "linear_qkv", "query_key_value", "c_attn"]),
+)
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ class Group(NamedTuple):
             # One for the tensor, or one for each of the experts.
             if own in ((), (1,)) or own == (1,) * len(shape):
                 return (WHOLE,) * len(own)
-            if lead and own[: len(lead)] == shape[:-2] and all(size == 1 for size in own[len(lead) :]):
+            if own[: len(lead)] == shape[:-2] and math.prod(own[len(lead) :]) in (1, self._fused):
                 return (*lead, *(WHOLE,) * (len(own) - len(lead)))
             raise ParseError(f"{shown(name)} has the shape {own}; expected one scale for the whole of {shape}")
         along = (*lead, *(Along(len(lead) + i, block) if block else WHOLE for i, block in enumerate(blocks)))
@@ -110,6 +119,12 @@ class Group(NamedTuple):
             f"{shown(name)} has the shape {own}; for a weight of {shape} in blocks of {_blocks(blocks)} it must be "
             f"{expected}"
         )
+
+    @property
+    def _fused(self) -> int:
+        """How many weights it holds one after the other, by its name, as engines fuse them; each may have a scale."""
+        name = re.sub(r"[._]weight[0-9]*$", "", self.name).rpartition(".")[2]
+        return next((count for count, names in enumerate(_FUSED, 2) if name in names), 1)
 
     def made(
         self,

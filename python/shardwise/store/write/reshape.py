@@ -33,7 +33,7 @@ from .plans.forms import Target, chosen_form, plan_form
 from .plans.plan import LEAST_ASKED, uncollected
 from .reports import WriteReport
 from .run import run_whole
-from .tensors.components import component_partitions, quantized_tensors
+from .tensors.components import component_partitions
 from .tensors.convert import Overflow, checked_overflow
 from .tensors.doubts import DoubtsError, doubts_about, left_out_text
 from .tensors.names import check_name, chosen, kept_values, key_paths, refuse_unreadable, renamed_tensors, replacements
@@ -369,9 +369,8 @@ def _planning(
             aliases: dict[str, str] = {}
             #: By their names in the source, the tensors that go to the destination as they are.
             names: dict[str, str] = {}
-            tensors = renamed_tensors(checkpoint, renamed, rewrites, converted, stored)
+            tensors, weights = renamed_tensors(checkpoint, renamed, rewrites, converted, stored, configuration)
             kept = chosen(tensors, only, checkpoint.path)
-            weights = quantized_tensors(checkpoint, tensors, configuration)
             components = component_partitions(weights, kept, layouts, uneven)
             for name, made in kept.items():
                 partition = components.get(name) or partition_for(name, made.shape, layouts, uneven)

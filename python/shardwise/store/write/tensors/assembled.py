@@ -7,7 +7,7 @@ together in memory instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,6 +74,19 @@ class Assembled:
 
         return cls(name, shape, dtype, tables, lambda box: _read(tables()[0], box, dtype.bits // 8), name)
 
+    @classmethod
+    def of_values(cls, origin: str, values: _Array, dtype: Dtype) -> Assembled:
+        """Values in memory, a few of them; the same at each call, so that tied tensors stay tied."""
+        kept = _VALUES.setdefault((values.tobytes(), values.shape, dtype.name), np.ascontiguousarray(values))
+        as_bytes = kept.view(f"V{dtype.bits // 8}")
+        box = tuple((0, size) for size in values.shape)
+        table = Pieces.of([Piece(box, as_bytes, 0, as_bytes.strides)], len(box))
+
+        def read(box: Bounds) -> _Array:
+            return as_bytes[tuple(slice(*side) for side in box)]
+
+        return cls(origin, values.shape, dtype, lambda: (table, NO_PIECES), read)
+
     def read(self, box: Bounds) -> _Array:
         """Put a box of the tensor together in memory; its elements are bytes, whatever the dtype.
 
@@ -99,6 +112,13 @@ class Assembled:
     def taken(self, dim: int, stretches: Stretches, size: int) -> Assembled:
         """The tensor with a dim of this size, made of these stretches of the old one."""
         return _packed((*self.shape[:dim], size, *self.shape[dim + 1 :]), dim, [(self, stretches)])
+
+    def unpacked(self, dim: int, segments: Mapping[str, Stretches]) -> dict[str, Assembled]:
+        """The parts that are packed in a dim, each of stretches of it: where they begin in it, and in the dim."""
+        return {
+            name: self.taken(dim, np.ascontiguousarray(stretches[:, [1, 0, 2]]), int(stretches[:, 2].sum()))
+            for name, stretches in segments.items()
+        }
 
     def unstacked(self, place: int) -> Assembled:
         """The tensor at a place in the first dim."""
@@ -295,6 +315,8 @@ def _read(pieces: Pieces, box: Bounds, itemsize: int) -> _Array:
 
 
 _ZEROS: dict[int, npt.NDArray[Any]] = {}
+#: Few and short: the shapes of weights.
+_VALUES: dict[tuple[bytes, tuple[int, ...], str], _Array] = {}
 
 
 def _zero(itemsize: int) -> npt.NDArray[Any]:

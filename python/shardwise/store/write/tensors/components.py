@@ -16,7 +16,7 @@ from ...protocol import StoredCheckpoint
 from .assembled import Assembled
 from .wanted import Layouts
 
-__all__ = ["component_partitions", "quantized_tensors"]
+__all__ = ["component_partitions", "quantized_tensors", "weights_after"]
 
 #: Of larger tensors no values are read.
 _LARGEST_INDEX = 2**24
@@ -45,6 +45,24 @@ def quantized_tensors(
 
     outline = {name: (_code(made.dtype), made.shape) for name, made in tensors.items()}
     return find_components(outline, config, read)
+
+
+def weights_after(
+    checkpoint: StoredCheckpoint,
+    tensors: Mapping[str, Assembled],
+    config: Mapping[str, Any],
+    carried: Mapping[str, LogicalTensor],
+) -> Components:
+    """Find the quantized weights after rewrites, by their new names: those whose components were carried, and others.
+
+    Raises:
+        ParseError: as `quantized_tensors`, of tensors that were rewritten one by one.
+    """
+    taken = {component.name for weight in carried.values() for component in weight.components}
+    others = {name: made for name, made in tensors.items() if name not in taken}
+    found = quantized_tensors(checkpoint, others, config)
+    assert found is not None
+    return Components(found.method, {**found.tensors, **carried}, found.plain)
 
 
 def component_partitions(

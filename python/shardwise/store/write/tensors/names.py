@@ -12,12 +12,14 @@ from ...._dtypes import Dtype
 from ...._text import shown
 from ....errors import LayoutError
 from ....partition import Partition
+from ....quantized.forms import Components
 from ....rules.pattern import NamePattern, Replacement
 from ....rules.rewrites import Rewrites
 from ...protocol import StoredCheckpoint, UnsupportedError
 from ...text import MAX_NAME
 from ..formats.dcp import KeyPath
 from .assembled import Assembled
+from .components import quantized_tensors, weights_after
 from .rewrite import kept_objects, rewritten
 from .spool import is_converted
 from .wanted import Wanted
@@ -42,8 +44,9 @@ def renamed_tensors(
     rewrites: Rewrites | None,
     converted: Dtype | None,
     stored: Callable[[str, str, Partition | None], Wanted],
-) -> dict[str, Assembled]:
-    """Give the tensors by their new names: renamed, then rewritten."""
+    config: Mapping[str, Any],
+) -> tuple[dict[str, Assembled], Components | None]:
+    """Give the tensors by their new names: renamed, then rewritten; and the quantized weights among them."""
     optional("rewrites", rewrites, Rewrites)
     made: dict[str, Assembled] = {}
     for old, tensor in checkpoint.items():
@@ -52,11 +55,13 @@ def renamed_tensors(
             raise LayoutError(f"rename gives {shown(made[new].origin)} and {shown(old)} the same name, {shown(new)}")
         dtype = converted if converted is not None and is_converted(tensor, converted) else tensor._dtype
         made[new] = Assembled.of_stored(old, tensor.shape, dtype, partial(stored, old, old, None))
+    weights = quantized_tensors(checkpoint, made, config)
     if rewrites is not None:
-        made = rewritten(made, rewrites)
+        made, carried = rewritten(made, rewrites, None if weights is None else weights.tensors)
+        weights = weights_after(checkpoint, made, config, carried) if weights is not None else None
     for new in made:
         check_name(new)
-    return made
+    return made, weights
 
 
 def refuse_unreadable(

@@ -13,11 +13,12 @@ import numpy as np
 from ...._text import shown
 from ....errors import LayoutError, ShardwiseError
 from ....packed import PackedDim
+from ....quantized.component import LogicalTensor
 from ....reshard.orders import segments_of
 from ....rules.rewrites import Rewrite, Rewrites, RewriteSet, Side
 from ...pieces import Stretches
-from .arrange import arranged
 from .assembled import Assembled
+from .weights import Tensor, Weight, arranged, packed, repeated, stacked
 
 __all__ = ["kept_objects", "rewritten"]
 
@@ -28,23 +29,80 @@ _MOST_STACKED = 1 << 20
 _segments = lru_cache(maxsize=32)(segments_of)
 
 #: Tensors by name.
-_Tensors = dict[str, Assembled]
+_Tensors = dict[str, Tensor]
 #: The values of a template's fields, in the order of the fields' names.
 _Values = tuple[tuple[str, str], ...]
 #: Tensors by part; under `""` where there are no parts.
-_Parts = dict[str, Assembled]
+_Parts = dict[str, Tensor]
 
 
-def rewritten(tensors: Mapping[str, Assembled], rewrites: Rewrites) -> _Tensors:
-    """The tensors of a checkpoint as the rewrites name and store them.
+def rewritten(
+    tensors: Mapping[str, Assembled], rewrites: Rewrites, weights: Mapping[str, LogicalTensor] | None = None
+) -> tuple[dict[str, Assembled], dict[str, LogicalTensor]]:
+    """The tensors of a checkpoint as the rewrites name and store them, and the quantized weights among them.
+
+    A rewrite that names a weight is carried out for all its components, which get names like that of the weight. One
+    that names a component is for this tensor alone, and the weight's other ones are tensors like any others.
 
     Raises:
         LayoutError: if a rewrite matches nothing; a tensor is missing that should be packed or stacked with others; the
-            sizes of parts do not add up; two tensors get the same name; a tensor is left that `unmatched` refuses.
+            sizes of parts do not add up; two tensors get the same name; a tensor is left that `unmatched` refuses; a
+            rewrite would take a block of a quantized weight apart.
     """
-    found = dict(tensors)
+    found = _grouped(tensors, weights or {})
     for one in rewrites.sets:
-        found = _apply_set(found, one)
+        found = _apply_set(_apart(found, one), one)
+    made: dict[str, Assembled] = {}
+    logical: dict[str, LogicalTensor] = {}
+    for name, tensor in found.items():
+        parts = {name: tensor} if isinstance(tensor, Assembled) else {}
+        if isinstance(tensor, Weight):
+            logical[name], parts = tensor.named(name)
+        for own, part in parts.items():
+            if own in made:
+                raise LayoutError(
+                    f"the rewrites call {shown(made[own].origin)} and {shown(part.origin)} both {shown(own)}"
+                )
+            made[own] = part
+    return made, logical
+
+
+def _grouped(tensors: Mapping[str, Assembled], weights: Mapping[str, LogicalTensor]) -> _Tensors:
+    """The tensors with quantized weights in place of their components, each where its first one is."""
+    owners: dict[str, LogicalTensor] = {}
+    for name, weight in weights.items():
+        names = [component.name for component in weight.components]
+        # A tensor that is called like the weight, and is none of its components, is another one.
+        if name in names or name not in tensors:
+            owners.update(dict.fromkeys(names, weight))
+    found: _Tensors = {}
+    for name, tensor in tensors.items():
+        weight_of = owners.get(name)
+        if weight_of is None:
+            found[name] = tensor
+        elif weight_of.name not in found:
+            found[weight_of.name] = Weight.of_stored(weight_of, tensors)
+    return found
+
+
+def _apart(tensors: _Tensors, one: RewriteSet) -> _Tensors:
+    """The tensors with the components of those weights by themselves that a set of rewrites names one by one."""
+    templates = [
+        template for rewrite in one.rewrites for _, template in rewrite.source.names
+    ]  # fmt: skip
+    found: _Tensors = {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Assembled):
+            found[name] = tensor
+            continue
+        _, parts = tensor.named(name)
+        parts.pop(name, None)
+        alone = any(
+            template.matched(part) is not None and template.matched(name) is None
+            for template in templates
+            for part in parts
+        )
+        found.update(tensor.named(name)[1] if alone else {name: tensor})
     return found
 
 
@@ -61,7 +119,11 @@ def kept_objects(names: Iterable[str], rewrites: Rewrites) -> set[str]:
 
 def _apply_set(tensors: _Tensors, one: RewriteSet) -> _Tensors:
     for template in one.drop:
-        tensors = {name: tensor for name, tensor in tensors.items() if template.matched(name) is None}
+        tensors = {
+            name: tensor.without(name, template.matched) if isinstance(tensor, Weight) else tensor
+            for name, tensor in tensors.items()
+            if template.matched(name) is None
+        }
     made: set[str] = set()
     for rewrite in one.rewrites:
         with _numbered(rewrite):
@@ -128,7 +190,7 @@ def _repeated(groups: Mapping[_Values, Mapping[str, str]], tensors: _Tensors, re
         for name in names.values():
             others = [tensors[other] for other in further if other in tensors and other != name]
             if others:
-                found[name] = tensors[name].repeated(others)
+                found[name] = repeated(tensors[name], others)
         found.update((other, tensors[other]) for other in further if other in tensors and other not in found)
     return found
 
@@ -158,7 +220,7 @@ def _taken_apart(
         yield from _unstacked(values, stored, side.stack, rewrite)
 
 
-def _common(tensor: Assembled, side: Side) -> Assembled:
+def _common(tensor: Tensor, side: Side) -> Tensor:
     """A stored tensor with the fields along which it is stacked as its first dims, and then those in common."""
     if side.dims is None:
         return tensor
@@ -170,7 +232,7 @@ def _common(tensor: Assembled, side: Side) -> Assembled:
     return arranged(tensor, split, [[names.index(name) for name in group] for group in merged])
 
 
-def _arranged_back(tensor: Assembled, side: Side) -> Assembled:
+def _arranged_back(tensor: Tensor, side: Side) -> Tensor:
     """The inverse of `_common`."""
     if side.dims is None:
         return tensor
@@ -217,13 +279,11 @@ def _parts(stored: _Parts, rewrite: Rewrite) -> _Parts:
                 found[part] = one
                 continue
             dim = _dim(one, side)
-            for name, stretches in _segments(side.packed, one.shape[dim]).items():
-                turned = np.ascontiguousarray(stretches[:, [1, 0, 2]])
-                found[name] = one.taken(dim, turned, int(stretches[:, 2].sum()))
+            found.update(one.unpacked(dim, _segments(side.packed, one.shape[dim])))
     return found
 
 
-def _stripped(tensor: Assembled, side: Side, size: int | None) -> Assembled:
+def _stripped(tensor: Tensor, side: Side, size: int | None) -> Tensor:
     assert size is not None
     assert side.pad_to is not None
     dim = _dim(tensor, side)
@@ -236,9 +296,9 @@ def _stripped(tensor: Assembled, side: Side, size: int | None) -> Assembled:
     return tensor if have == size else tensor.taken(dim, np.array([[0, 0, size]], np.int64), size)
 
 
-def _products(instances: Iterable[tuple[_Values, _Parts]], rewrite: Rewrite) -> Iterator[tuple[str, Assembled]]:
+def _products(instances: Iterable[tuple[_Values, _Parts]], rewrite: Rewrite) -> Iterator[tuple[str, Tensor]]:
     side = rewrite.target
-    stacks: dict[tuple[str, _Values], dict[tuple[str, ...], Assembled]] = {}
+    stacks: dict[tuple[str, _Values], dict[tuple[str, ...], Tensor]] = {}
     for values, parts in instances:
         named = dict(values)
         places = tuple(named.pop(field) for field in side.stack)
@@ -252,7 +312,7 @@ def _products(instances: Iterable[tuple[_Values, _Parts]], rewrite: Rewrite) -> 
             yield each, tensor
 
 
-def _stacked(name: str, layers: Mapping[tuple[str, ...], Assembled], side: Side) -> Assembled:
+def _stacked(name: str, layers: Mapping[tuple[str, ...], Tensor], side: Side) -> Tensor:
     """A tensor of which these are the layers, by the values of the fields along which they are stacked."""
     if not side.stack:
         (tensor,) = layers.values()
@@ -269,7 +329,7 @@ def _stacked(name: str, layers: Mapping[tuple[str, ...], Assembled], side: Side)
             f"{_fields(side.stack, missing)}; one has {_fields(side.stack, other)}"
         )
     order = itertools.product(*([str(place) for place in range(count)] for count in counts))
-    tensor = Assembled.stacked([layers[places] for places in order])
+    tensor = stacked([layers[places] for places in order])
     split = [counts, *([size] for size in tensor.shape[1:])]
     atoms = range(len(counts) + len(tensor.shape) - 1)
     return _arranged_back(arranged(tensor, split, [[atom] for atom in atoms]), side)
@@ -281,7 +341,7 @@ def _fields(fields: Sequence[str], values: Sequence[str]) -> str:
     )
 
 
-def _stored(part: str, parts: _Parts, rewrite: Rewrite) -> Assembled:
+def _stored(part: str, parts: _Parts, rewrite: Rewrite) -> Tensor:
     """A part, or all of them packed, as the target stores it, but not stacked."""
     side = rewrite.target
     tensor = parts[part] if side.packed is None else _packed(parts, side, side.packed)
@@ -296,7 +356,7 @@ def _stored(part: str, parts: _Parts, rewrite: Rewrite) -> Assembled:
         return tensor.transposed() if side.transpose else tensor
 
 
-def _in_chunks(tensor: Assembled, side: Side, pairs: int, *, turned: bool) -> Assembled:
+def _in_chunks(tensor: Tensor, side: Side, pairs: int, *, turned: bool) -> Tensor:
     """The tensor with a dim in zigzag order, or the inverse: of 2k chunks the first, then the last, and so on."""
     dim = _dim(tensor, side)
     size, rest = divmod(tensor.shape[dim], 2 * pairs)
@@ -314,7 +374,7 @@ def _in_chunks(tensor: Assembled, side: Side, pairs: int, *, turned: bool) -> As
     return tensor if size == 0 else tensor.taken(dim, np.ascontiguousarray(stretches), tensor.shape[dim])
 
 
-def _packed(parts: _Parts, side: Side, packed: PackedDim) -> Assembled:
+def _packed(parts: _Parts, side: Side, order: PackedDim) -> Tensor:
     dims = {_dim(tensor, side) for tensor in parts.values()}
     if len(dims) != 1:
         raise LayoutError(f"{_origins(parts)} have different numbers of dims, so they cannot be packed")
@@ -322,25 +382,25 @@ def _packed(parts: _Parts, side: Side, packed: PackedDim) -> Assembled:
     total = sum(tensor.shape[dim] for tensor in parts.values())
     given = " + ".join(f"{name} {parts[name].shape[dim]}" for name in list(parts)[:8])
     try:
-        segments = _segments(packed, total)
+        segments = _segments(order, total)
     except LayoutError as error:
         raise LayoutError(f"{_origins(parts)} have {given} = {total} elements in dim {dim}: {error}") from None
-    chosen: list[tuple[Assembled, Stretches]] = []
+    chosen: list[tuple[Tensor, Stretches]] = []
     for name, stretches in segments.items():
         size = int(stretches[:, 2].sum())
         if parts[name].shape[dim] != size:
             raise LayoutError(
-                f"{_origins(parts)} have {given} elements in dim {dim}, but {shown(str(packed))} has {size} of {name}"
+                f"{_origins(parts)} have {given} elements in dim {dim}, but {shown(str(order))} has {size} of {name}"
             )
         chosen.append((parts[name], stretches))
-    return Assembled.packed(dim, chosen)
+    return packed(dim, chosen)
 
 
 def _origins(parts: _Parts) -> str:
     return ", ".join(shown(tensor.origin) for tensor in list(parts.values())[:8])
 
 
-def _dim(tensor: Assembled, side: Side) -> int:
+def _dim(tensor: Tensor, side: Side) -> int:
     rank = len(tensor.shape)
     if not -rank <= side.dim < rank:
         raise LayoutError(f"tensor {shown(tensor.origin)} has no dim {side.dim}: its shape is {shown(tensor.shape)}")
@@ -352,7 +412,7 @@ def _multiple(size: int, of: int) -> int:
 
 
 @contextmanager
-def _naming(tensor: Assembled) -> Iterator[None]:
+def _naming(tensor: Tensor) -> Iterator[None]:
     """Put the tensor's name before the message of an error inside, unless it is there already."""
     try:
         yield
