@@ -25,7 +25,16 @@ from shardwise.quantized import Component, Components, LogicalTensor, component_
 
 from .dequantize import dequantized
 
-__all__ = ["Found", "Raw", "check_checkpoint", "checkpoint_differs", "cut_and_compare", "folders", "read_raw"]
+__all__ = [
+    "Found",
+    "Raw",
+    "check_checkpoint",
+    "checkpoint_differs",
+    "cut_and_compare",
+    "folders",
+    "read_raw",
+    "values_of",
+]
 
 Array = npt.NDArray[Any]
 _WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
@@ -90,7 +99,7 @@ def check_checkpoint(folder: Path, sizes: Sequence[int] = (1, 2, 4)) -> Found:
     quantization = config["quantization_config"]
     cuts = refused = 0
     for name, logical in found.tensors.items():
-        whole = _values(logical, quantization, found, {one.name: raw.array(one.name) for one in logical.components})
+        whole = values_of(logical, quantization, found, {one.name: raw.array(one.name) for one in logical.components})
         for index, value in expected["tensors"][name]["elements"]:
             assert np.float32(whole[tuple(index)]) == np.float32(float.fromhex(value)), (name, index)
         for dim in range(len(logical.shape)):
@@ -223,7 +232,7 @@ def cut_and_compare(
                 tiles = _tiles(logical, component, box)
                 assert there[tiles].all(), (component.name, device, box)
                 arrays[component.name] = np.ascontiguousarray(array[tiles])
-            values = _values(logical, config, found, arrays, shape, start)
+            values = values_of(logical, config, found, arrays, shape, start)
             assert np.array_equal(values, whole[box], equal_nan=True), (logical.name, dim, size, device)
     return True
 
@@ -271,7 +280,7 @@ def _equal_shares(logical: LogicalTensor, dim: int, pieces: Sequence[Sequence[tu
     return True
 
 
-def _values(
+def values_of(
     logical: LogicalTensor,
     config: Mapping[str, Any],
     found: Components,

@@ -148,13 +148,3 @@ def test_a_mapping_names_weights_or_components(tmp_path: Path) -> None:
                 f"{name}_scale_2": 1,
                 name.replace("weight", "input_scale"): 1,
             }
-
-
-def test_rewrites_that_leave_scales_behind_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "rules.toml").write_text(
-        "[[rewrite]]\nfrom = '{rest*}.{gate,up}_proj.weight'\n"
-        "to = { name = '{rest*}.gate_up_proj.weight', packed = 'gate:(n) + up:(n)' }\n"
-    )
-    rewrites = sw.Rewrites.from_toml(tmp_path / "rules.toml")
-    with refused(sw.ParseError, "gate_proj.weight_scale"):
-        sw.reshard_checkpoint(DATA / "fp8-block-ragged", tmp_path / "fused", rewrites=rewrites)

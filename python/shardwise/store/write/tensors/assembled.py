@@ -46,6 +46,7 @@ class Assembled:
         dtype: Its dtype.
         stored: The name of the stored tensor that it is, if it is an unchanged one.
         is_scattered: Whether its pieces are too many and too short to be copied one by one.
+        is_apart: Whether it is written by itself, though another tensor is made of the same pieces.
     """
 
     origin: str
@@ -55,6 +56,7 @@ class Assembled:
     _read: Callable[[Bounds], _Array]
     stored: str | None = None
     is_scattered: bool = False
+    is_apart: bool = False
 
     @classmethod
     def of_stored(cls, name: str, shape: tuple[int, ...], dtype: Dtype, make: Callable[[], Wanted]) -> Assembled:
@@ -99,11 +101,16 @@ class Assembled:
         """The tensor, to be written under a name."""
         if 0 in self.shape:
             return Wanted(name, self.dtype, self.shape, NO_PIECES, NO_PIECES, partition, None)
-        return Wanted(name, self.dtype, self.shape, *self._make(), partition, self.identity())
+        identity = None if self.is_apart else self.identity()
+        return Wanted(name, self.dtype, self.shape, *self._make(), partition, identity)
 
     def identity(self) -> Any:
         """Equal for tied tensors, which are made of the same pieces in the same way."""
         return self._make()[0].identity, self.dtype.name, self.shape
+
+    def apart(self) -> Assembled:
+        """The tensor, never tied to another one."""
+        return replace(self, stored=None, is_apart=True)
 
     def replicas(self) -> Pieces:
         """Further boxes, which repeat what others hold."""

@@ -109,7 +109,7 @@ class Weight:
     def _taken(self, held: Held, dim: int, stretches: Stretches, size: int) -> Held:
         at = held.position(dim)
         if at is None or held.along[at].block == _ALL:
-            return held
+            return replace(held, made=held.made.apart())
         if held.tail in _ORDERS:
             raise LayoutError(f"{self._said(held)} is the order of all groups, of which no part can be taken")
         coarse = self._coarse(held, held.along[at], stretches, size, dim)
@@ -119,7 +119,8 @@ class Weight:
         """The stretches in blocks, of which only the last one of a dim may be short."""
         begins, places, lengths = stretches.T
         block = each.block
-        ends = (begins + lengths == self.shape[dim]) & (places + lengths == size)
+        # The last block may be short; of values in one word all go together.
+        ends = (places + lengths == size) & ((begins + lengths == self.shape[dim]) | (each.packing == 1))
         within = (begins % block != 0) | (places % block != 0) | ((lengths % block != 0) & ~ends)
         if within.any():
             first = int(np.flatnonzero(within)[0])
@@ -163,7 +164,7 @@ class Weight:
         def change(held: Held) -> Held:
             along = tuple(each._replace(of=each.of - 1) if each.of is not None else each for each in held.along)
             if held.position(0) is None:
-                return replace(held, along=along)
+                return replace(held, along=along, made=held.made.apart())
             if held.position(0) != 0 or held.along[0].block != 1:
                 raise LayoutError(f"{self._said(held)} has blocks in dim 0, which cannot be taken apart")
             return replace(held, made=held.made.unstacked(place), along=along[1:])
