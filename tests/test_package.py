@@ -24,7 +24,18 @@ def test_only_public_names_are_listed() -> None:
     names = dir(sw)
     assert [name for name in names if name.startswith("_")] == ["__version__"]
     modules = {name for name in names if isinstance(getattr(sw, name), ModuleType)}
-    assert modules == {"array", "deploy", "dtensor", "interop", "packed", "quantized", "reshard", "rules", "store"}
+    assert modules == {
+        "array",
+        "deploy",
+        "dtensor",
+        "execute",
+        "interop",
+        "packed",
+        "quantized",
+        "reshard",
+        "rules",
+        "store",
+    }
     assert set(names) == set(sw.__all__) | modules
 
 

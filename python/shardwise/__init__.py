@@ -32,14 +32,15 @@ if TYPE_CHECKING:
     from . import array as array
     from . import deploy as deploy
     from . import dtensor as dtensor
+    from . import execute as execute
     from . import interop as interop
     from . import quantized as quantized
     from . import reshard as reshard
     from . import rules as rules
     from . import store as store
+    from .execute.model import plan_model
     from .model.scope import layout_map_scope
     from .model.variable import Variable, initialize_variables
-    from .reshard.model import plan_model
     from .reshard.plan import plan_reshard
     from .reshard.refit import plan_refit
     from .rules.layout_map import LayoutMap
@@ -101,9 +102,9 @@ __all__ = [
 
 # Loaded when they are first used, to keep `import shardwise` fast.
 _LAZY = {
+    "execute.model": ("plan_model",),
     "model.scope": ("layout_map_scope",),
     "model.variable": ("Variable", "initialize_variables"),
-    "reshard.model": ("plan_model",),
     "reshard.plan": ("plan_reshard",),
     "reshard.refit": ("plan_refit",),
     "rules.layout_map": ("LayoutMap",),
@@ -124,7 +125,7 @@ _LAZY = {
 }
 
 __getattr__, __dir__ = lazy(
-    globals(), _LAZY, ("array", "deploy", "dtensor", "interop", "quantized", "reshard", "rules", "store")
+    globals(), _LAZY, ("array", "deploy", "dtensor", "execute", "interop", "quantized", "reshard", "rules", "store")
 )
 
 # A framework that is not imported needs nothing from this package.

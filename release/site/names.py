@@ -16,16 +16,16 @@ LEFT_OUT = {"shardwise.__version__", "shardwise.packed", "shardwise.deploy.megat
 def public_names() -> list[str]:
     """Give all public names: of the package, of its public modules, and of the modules that convert dialects."""
     modules = ["", "packed", "quantized", "fit", "dtensor", "deploy", "deploy.megatron"]
-    for folder in ("interop", "execute"):
-        for path in sorted((PACKAGE / folder).iterdir()):
-            name = path.stem
-            # `tf_variable` registers a class with TensorFlow and has no names for anyone.
-            if not name.startswith("_") and name != "tf_variable" and (path.is_dir() or path.suffix == ".py"):
-                modules.append(f"{folder}.{name}")
+    modules += ["execute.mpi", "execute.mpi_model", "execute.torch"]
+    for path in sorted((PACKAGE / "interop").iterdir()):
+        name = path.stem
+        # `tf_variable` registers a class with TensorFlow and has no names for anyone.
+        if not name.startswith("_") and name != "tf_variable" and (path.is_dir() or path.suffix == ".py"):
+            modules.append(f"interop.{name}")
     found = [f"shardwise.{module}.{name}".replace("..", ".") for module in modules for name in _listed(module)]
     # Names of these that are at the top too are there.
     top = set(_listed(""))
-    below = ("array", "reshard", "rules", "store")
+    below = ("array", "execute", "reshard", "rules", "store")
     found += [f"shardwise.{module}.{name}" for module in below for name in _listed(module) if name not in top]
     # `translation` is where the names of `interop` itself are made.
     found = [name.replace(".interop.translation.", ".interop.") for name in found]

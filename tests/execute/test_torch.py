@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 
 from shardwise import DeviceMesh, LayoutError, plan_model  # noqa: E402
 from shardwise.deploy import Deployment, fsdp2  # noqa: E402
+from shardwise.execute import ModelPlan  # noqa: E402
 from shardwise.execute import torch as executor  # noqa: E402
-from shardwise.reshard import ModelPlan  # noqa: E402
 
 TRAINERS, ENGINES = 3, 2
 TENSORS = {f"{kind}{i}": ((12, 10) if kind != "n" else (7,), "float32") for i in range(3) for kind in "abn"}

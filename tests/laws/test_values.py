@@ -141,7 +141,7 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         sw.Tiling.from_flat_ranges((4, 2), {0: (0, 8), 1: (0, 8)}, replicas=True),
     ],
     sw.Piece: lambda: [sw.Piece((slice(0, 2),), (1,)), sw.Piece((slice(0, 2),), 1), sw.Piece((), ())],
-    sw.reshard.ModelPlan: lambda: [
+    sw.execute.ModelPlan: lambda: [
         sw.plan_model({"w": layout(None)}, {"w": layout("data")}, {"w": ((8,), "float32")}),
         sw.plan_model({}, {}, {}),
     ],

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from .._arguments import instance
 from .._text import shown
 from ..errors import LayoutError
-from ..reshard.model_program import ModelProgram, view_of
 from ._ranks import ranks_of
+from .model_program import ModelProgram, view_of
 from .mpi import communicator_of
 
 __all__ = ["run"]
@@ -119,15 +119,13 @@ def _prepared(mpi: Any, comm: Any, program: ModelProgram, src: Any, out: Any, ra
 
 def _move(mpi: Any, comm: Any, program: ModelProgram, at: list[int], before: Any, after: Any) -> None:
     rows = program.descriptors
-    for row in rows.copies:
-        tensor = int(row["tensor"])
-        view_of(after[tensor], row, "dst")[...] = view_of(before[tensor], row, "src")
+    program.fill(before, after)
     for tag in np.unique(program.messages["tag"]).tolist():
         waiting: list[Any] = []
         filled: list[tuple[Any, list[Any]]] = []
         for sends, peer, _, size, first, stop in program.messages[program.messages["tag"] == tag].tolist():
             memory, side, listed = (before, "src", rows.sends) if sends else (after, "dst", rows.receives)
-            views = [view_of(memory[int(row["tensor"])], row, side) for row in listed[first:stop]]
+            views = [view_of(memory[int(row[f"{side}_tensor"])], row, side) for row in listed[first:stop]]
             direct = len(views) == 1 and len(views[0]) == 1
             data = views[0][0] if direct else np.empty(size, np.uint8)
             # One message of a round between two ranks, and MPI keeps their order: they need no tags.

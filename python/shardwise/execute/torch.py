@@ -16,8 +16,8 @@ import numpy as np
 from .._arguments import instance
 from .._text import shown
 from ..errors import LayoutError
-from ..reshard.model_program import ModelProgram, needed
 from ._ranks import ranks_of
+from .model_program import ModelProgram
 
 __all__ = ["run"]
 
@@ -65,21 +65,22 @@ def run(
         own = rows.peers.index(rows.holder)
         if at[own] != dist.get_rank():
             raise LayoutError(f"holder {shown(rows.holder)} is rank {at[own]}, but this process is {dist.get_rank()}")
-        before = _memory(torch, "src", src, rows.tensors, (rows.sends, rows.copies), "src")
-        after = _memory(torch, "out", out, rows.tensors, (rows.receives, rows.copies), "dst")
+        before = _memory(torch, program, "src", src)
+        after = _memory(torch, program, "out", out)
     except Exception as error:
         failure = error
     device = next((one.device for one in (*before.values(), *after.values())), torch.device("cpu"))
     _agree(torch, dist, program, at, failure, device, group)
+    for row in rows.zeros:
+        _view(after[int(row["dst_tensor"])], row, "dst").zero_()
     for row in rows.copies:
-        tensor = int(row["tensor"])
-        _view(after[tensor], row, "dst").copy_(_view(before[tensor], row, "src"))
+        _view(after[int(row["dst_tensor"])], row, "dst").copy_(_view(before[int(row["src_tensor"])], row, "src"))
     for tag in np.unique(program.messages["tag"]).tolist():
         waiting = []
         filled: list[tuple[Any, list[Any]]] = []
         for sends, peer, _, size, first, stop in program.messages[program.messages["tag"] == tag].tolist():
             memory, side, listed = (before, "src", rows.sends) if sends else (after, "dst", rows.receives)
-            views = [_view(memory[int(row["tensor"])], row, side) for row in listed[first:stop]]
+            views = [_view(memory[int(row[f"{side}_tensor"])], row, side) for row in listed[first:stop]]
             direct = len(views) == 1 and views[0].is_contiguous()
             data = views[0].reshape(-1) if direct else torch.empty(size, dtype=torch.uint8, device=device)
             if sends:
@@ -127,13 +128,11 @@ def _agree(torch: Any, dist: Any, program: ModelProgram, at: list[int], failure:
                 )
 
 
-def _memory(
-    torch: Any, what: str, tensors: Mapping[str, Any], names: Sequence[str], used: Sequence[Any], side: str
-) -> dict[int, Any]:
+def _memory(torch: Any, program: ModelProgram, what: str, tensors: Mapping[str, Any]) -> dict[int, Any]:
     """The bytes of the tensors that rows name, each large enough for them."""
     found = {}
-    for number, least in needed(used, side):
-        name = names[number]
+    for number, least in program.needed("src" if what == "src" else "dst"):
+        name = program.descriptors.tensors[number]
         if name not in tensors:
             raise LayoutError(f"{what} has no tensor {shown(name)}")
         tensor = tensors[name]

@@ -7,10 +7,7 @@ from .._lazy import lazy
 if TYPE_CHECKING:
     from .collectives import CollectiveObstacle
     from .cost import CollectiveCost, LinkModel, cost_of
-    from .descriptors import Descriptors
     from .kinds import Collective, CollectiveStep
-    from .model import ModelPlan
-    from .model_program import ModelProgram
     from .plan import ReshardPlan
     from .program import LocalBox, Program, Step
     from .refit import RefitPlan
@@ -21,11 +18,8 @@ __all__ = [
     "CollectiveCost",
     "CollectiveObstacle",
     "CollectiveStep",
-    "Descriptors",
     "LinkModel",
     "LocalBox",
-    "ModelPlan",
-    "ModelProgram",
     "Program",
     "RefitPlan",
     "ReshardPlan",
@@ -38,11 +32,8 @@ __getattr__, __dir__ = lazy(
     globals(),
     {
         "collectives": ("CollectiveObstacle",),
-        "descriptors": ("Descriptors",),
         "cost": ("CollectiveCost", "LinkModel", "cost_of"),
         "kinds": ("Collective", "CollectiveStep"),
-        "model": ("ModelPlan",),
-        "model_program": ("ModelProgram",),
         "plan": ("ReshardPlan",),
         "program": ("LocalBox", "Program", "Step"),
         "refit": ("RefitPlan",),

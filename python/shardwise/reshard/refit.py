@@ -17,7 +17,7 @@ from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
 from ..piece import Piece
 from ..tiling import Tiling
-from .model import balanced
+from .balance import balanced
 from .orders import check_packed, named_dims, segments_of
 from .plan import ReshardPlan
 from .run import checked_arrays

@@ -63,7 +63,8 @@ def arranged(tensor: Assembled, split: Sequence[_Sizes], merged: Sequence[Sequen
     def read(box: Bounds) -> _Array:
         return _read(tensor, split, merged, box)
 
-    made = tensor.changed(shape, change, read)
+    what = ("arranged", *map(tuple, split), *map(tuple, merged), len(split))
+    made = tensor.changed(shape, change, read, what)
     boxes, nbytes = _boxes(sizes, merged), math.prod(shape) * (tensor.dtype.bits // 8)
     return made.marked(boxes > MOST_STRETCHES and (nbytes < boxes * SHORT or boxes > _MOST_BOXES))
 

@@ -47,6 +47,8 @@ class Assembled:
         stored: The name of the stored tensor that it is, if it is an unchanged one.
         is_scattered: Whether its pieces are too many and too short to be copied one by one.
         is_apart: Whether it is written by itself, though another tensor is made of the same pieces.
+        recipe: How it is made of stored tensors: the name of one, or a tuple of what is done and the recipes of what it
+            is done to. Tensors whose recipes differ in names only have pieces that do.
     """
 
     origin: str
@@ -57,6 +59,7 @@ class Assembled:
     stored: str | None = None
     is_scattered: bool = False
     is_apart: bool = False
+    recipe: Any = ""
 
     @classmethod
     def of_stored(cls, name: str, shape: tuple[int, ...], dtype: Dtype, make: Callable[[], Wanted]) -> Assembled:
@@ -74,7 +77,7 @@ class Assembled:
                 kept.append((wanted.pieces, wanted.replicas))
             return kept[0]
 
-        return cls(name, shape, dtype, tables, lambda box: _read(tables()[0], box, dtype.bits // 8), name)
+        return cls(name, shape, dtype, tables, lambda box: _read(tables()[0], box, dtype.bits // 8), name, recipe=name)
 
     @classmethod
     def of_values(cls, origin: str, values: _Array, dtype: Dtype) -> Assembled:
@@ -87,7 +90,8 @@ class Assembled:
         def read(box: Bounds) -> _Array:
             return as_bytes[tuple(slice(*side) for side in box)]
 
-        return cls(origin, values.shape, dtype, lambda: (table, NO_PIECES), read)
+        recipe = (("values", kept.tobytes(), kept.shape, dtype.name),)
+        return cls(origin, values.shape, dtype, lambda: (table, NO_PIECES), read, recipe=recipe)
 
     def read(self, box: Bounds) -> _Array:
         """Put a box of the tensor together in memory; its elements are bytes, whatever the dtype.
@@ -132,7 +136,10 @@ class Assembled:
         row = np.array([[place, 0, 1]], np.int64)
         shape = self.shape[1:]
         return self.changed(
-            shape, lambda table: table.taken(0, row).without(0), lambda box: self.read(((place, place + 1), *box))[0]
+            shape,
+            lambda table: table.taken(0, row).without(0),
+            lambda box: self.read(((place, place + 1), *box))[0],
+            ("unstacked", place),
         )
 
     def transposed(self) -> Assembled:
@@ -145,6 +152,7 @@ class Assembled:
             tuple(self.shape[dim] for dim in order),
             lambda table: table.transposed(order),
             lambda box: self.read(tuple(box[dim] for dim in order)).transpose(order),
+            ("transposed",),
         )
 
     def padded(self, dim: int, size: int) -> Assembled:
@@ -167,18 +175,24 @@ class Assembled:
             out[tuple(map(slice, there.shape))] = there
             return out
 
-        return Assembled(self.origin, shape, self.dtype, tables, read, None, self.is_scattered)
+        recipe = (("padded", dim, size), self.recipe)
+        return Assembled(self.origin, shape, self.dtype, tables, read, None, self.is_scattered, recipe=recipe)
 
     def changed(
-        self, shape: tuple[int, ...], change: Callable[[Pieces], Pieces], read: Callable[[Bounds], _Array]
+        self,
+        shape: tuple[int, ...],
+        change: Callable[[Pieces], Pieces],
+        read: Callable[[Bounds], _Array],
+        what: tuple[Any, ...],
     ) -> Assembled:
-        """The tensor in another form, whose pieces `change` gives and whose boxes `read`."""
+        """The tensor in another form, whose pieces `change` gives and whose boxes `read`; `what` names the change."""
 
         def tables() -> _Tables:
             pieces, replicas = self._make()
             return change(pieces) if len(pieces) else pieces, change(replicas) if len(replicas) else NO_PIECES
 
-        return Assembled(self.origin, shape, self.dtype, tables, read, None, self.is_scattered)
+        recipe = (what, self.recipe)
+        return Assembled(self.origin, shape, self.dtype, tables, read, None, self.is_scattered, recipe=recipe)
 
     def marked(self, is_scattered: bool) -> Assembled:
         """The tensor, also scattered if this is true."""
@@ -244,7 +258,8 @@ class Assembled:
             return np.stack([one.read(box[1:]) for one in tensors[slice(*box[0])]])
 
         scattered = any(one.is_scattered for one in tensors)
-        return Assembled(first.origin, shape, first.dtype, tables, read, None, scattered)
+        recipe = (("stacked",), *(one.recipe for one in tensors))
+        return Assembled(first.origin, shape, first.dtype, tables, read, None, scattered, recipe=recipe)
 
     @staticmethod
     def packed(dim: int, parts: Sequence[tuple[Assembled, Stretches]]) -> Assembled:
@@ -288,9 +303,10 @@ def _packed(shape: tuple[int, ...], dim: int, parts: Sequence[tuple[Assembled, S
     count = sum(len(stretches) for _, stretches in parts)
     run = math.prod(shape[dim:]) * (first.dtype.bits // 8)
     scattered = count > MOST_STRETCHES and run < count * SHORT
-    return Assembled(
-        first.origin, shape, first.dtype, tables, read, None, scattered or any(part.is_scattered for part, _ in parts)
-    )
+    scattered = scattered or any(part.is_scattered for part, _ in parts)
+    what = ("packed", dim, *(stretches.tobytes() for _, stretches in parts))
+    recipe = (what, *(part.recipe for part, _ in parts))
+    return Assembled(first.origin, shape, first.dtype, tables, read, None, scattered, recipe=recipe)
 
 
 def _place(out: _Array, box: Bounds, dim: int, part: Assembled, stretches: Stretches) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.reshard import ModelPlan
+from shardwise.execute import ModelPlan
 
 
 def arrays(plan: ModelPlan, seed: int = 0) -> dict[str, list[Any]]:

@@ -11,7 +11,7 @@ import pytest
 import shardwise as sw
 from shardwise import DeviceMesh, LayoutError, ParseError, TensorLayout, Tiling, packed, plan_model
 from shardwise.deploy import Deployment, DeploymentRule, fsdp2, megatron, vllm
-from shardwise.reshard import Descriptors, ModelPlan
+from shardwise.execute import Descriptors, ModelPlan
 
 from .shards import arrays
 
@@ -40,7 +40,8 @@ def carried_out(plan: ModelPlan, source: dict[str, list[Any]]) -> dict[str, list
         assert part.bytes_received == plan.bytes_received()[label]
         assert part.bytes_copied == plan.bytes_kept()[label]
         for rows, is_own in ((part.receives, False), (part.copies, True)):
-            for peer, tensor, src, dst_at, size, count, src_stride, dst_stride in rows.tolist():
+            for peer, made_of, tensor, src, dst_at, size, count, src_stride, dst_stride in rows.tolist():
+                assert made_of == tensor
                 data = memory[label if is_own else part.peers[peer], names[tensor]]
                 target, times = written[label, names[tensor]]
                 for turn in range(count):
@@ -86,15 +87,15 @@ class TestRows:
         )
         part = plan.descriptors("cpu:0")
         # a: rows 0 and 1 are there, 3 of their 6 columns go: two runs of 6 bytes. b: one row, its second column.
-        assert part.sends.tolist() == [(1, 0, 6, 0, 6, 2, 12, 6), (1, 1, 8, 0, 8, 1, 0, 0)]
-        assert part.receives.tolist() == [(1, 0, 0, 12, 6, 2, 12, 6), (1, 1, 0, 8, 8, 1, 0, 0)]
-        assert part.copies.tolist() == [(0, 0, 0, 0, 6, 2, 12, 6), (0, 1, 0, 0, 8, 1, 0, 0)]
+        assert part.sends.tolist() == [(1, 0, 0, 6, 0, 6, 2, 12, 6), (1, 1, 1, 8, 0, 8, 1, 0, 0)]
+        assert part.receives.tolist() == [(1, 0, 0, 0, 12, 6, 2, 12, 6), (1, 1, 1, 0, 8, 8, 1, 0, 0)]
+        assert part.copies.tolist() == [(0, 0, 0, 0, 0, 6, 2, 12, 6), (0, 1, 1, 0, 0, 8, 1, 0, 0)]
 
     def test_dims_that_are_whole_on_both_sides_are_one_run(self) -> None:
         src = TensorLayout(("x", None, None), DeviceMesh((2,), ("x",)))
         dst = TensorLayout((None, None, None), DeviceMesh((1,), ("x",), ["gpu"]))
         (row,) = plan_model({"w": src}, {"w": dst}, {"w": ((4, 3, 5), "u1")}).descriptors("cpu:1").sends.tolist()
-        assert row[2:6] == (0, 30, 30, 1)
+        assert row[3:7] == (0, 30, 30, 1)
 
     def test_further_loops_are_rows_of_their_own(self) -> None:
         src = TensorLayout((None, None, "x"), DeviceMesh((2,), ("x",)))
@@ -244,7 +245,7 @@ class TestFiles:
         path = tmp_path / "part"
         self.plan().descriptors("cpu:0").save(path)
         data = path.read_bytes()
-        wrong = data[:-64] + (9).to_bytes(8, "little") + data[-56:]
+        wrong = data[:-72] + (9).to_bytes(8, "little") + data[-64:]
         negative = data[:-8] + b"\xff" * 8
         for bad in (
             b"",
@@ -307,5 +308,5 @@ class TestRefusals:
 
 def test_a_model_plan_is_what_it_was() -> None:
     plan = TestFiles().plan()
-    assert sw.reshard.ModelPlan is ModelPlan
+    assert sw.execute.ModelPlan is ModelPlan
     assert plan == TestFiles().plan()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._core import balance_model
+from .._arguments import optional
 from .._drawn import Drawn
 from .._dtypes import bits_of, bytes_for, dtype_of
 from .._fork import importing
@@ -16,18 +16,22 @@ from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..partition import Partition
+from ..reshard.balance import balanced
+from ..reshard.orders import check_packed
+from ..reshard.plan import ReshardPlan
+from ..reshard.run import checked_arrays
+from ..reshard.source import ShardSource
+from ..rules.rewrites import Rewrites
 from ..tiling import Tiling
 from .descriptors import Descriptors, Group, descriptors_of
-from .model_program import ModelProgram, program_of
-from .orders import check_packed
-from .plan import ReshardPlan
-from .same import same_holders
-from .source import ShardSource
+from .model_program import ModelProgram, program_of, view_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..show.picture import Picture
+    from .descriptors import Places
+    from .sources import Described
 
 __all__ = ["ModelPlan", "plan_model"]
 
@@ -52,16 +56,21 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
 
     __slots__ = (
         "__weakref__",
+        "_before",
         "_bits",
         "_ends",
+        "_given",
         "_groups",
         "_kept",
         "_labels",
         "_made",
         "_pairs",
+        "_places",
         "_received",
         "_senders",
         "_sent",
+        "_sources",
+        "_stored",
         "_tensors",
         "_used",
     )
@@ -69,28 +78,64 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     #: The tilings of each tensor, and who sends, where there are replicas.
     _ends: dict[str, tuple[Tiling, Tiling]]
     _senders: dict[str, npt.NDArray[np.int64] | None]
-    _tensors: dict[str, tuple[tuple[int, ...], Any]]
+    #: The tensors of the destination and of the source.
+    _tensors: dict[str, Described]
+    _stored: dict[str, Described]
+    #: All arguments, if tensors are rewritten.
+    _given: tuple[Any, ...] | None
     _labels: tuple[Any, ...]
     _made: dict[str, ReshardPlan]
     #: The pairs of tilings, each with the name of a tensor; for each tensor its pair, and the bits of an element.
     _pairs: list[tuple[str, Tiling, Tiling]]
     _used: npt.NDArray[np.int64]
     _bits: npt.NDArray[np.int64]
+    #: For each pair where the pieces of its source are, if they are of rewritten tensors; for each tensor the names of
+    #: what it is made of, if it is one.
+    _places: list[Places | None]
+    _sources: dict[str, tuple[str, ...]]
+    #: The tilings of these.
+    _before: dict[str, Tiling]
     _groups: list[Group] | None
 
-    def __init__(self, src: Any, dst: Any, tensors: Mapping[str, Any], uneven: UnevenRule = "even") -> None:
+    def __init__(
+        self,
+        src: Any,
+        dst: Any,
+        tensors: Mapping[str, Any],
+        uneven: UnevenRule = "even",
+        rewrites: Rewrites | None = None,
+        source_rewrites: Rewrites | None = None,
+    ) -> None:
         if not isinstance(tensors, Mapping):
             raise TypeError(f"tensors must map names to (shape, dtype), got {type(tensors).__name__}")
         self._ends, self._tensors, self._made, self._groups = {}, {}, {}, None
         ends = [_End("src", src, uneven), _End("dst", dst, uneven)]
+        optional("rewrites", rewrites, Rewrites)
+        optional("source_rewrites", source_rewrites, Rewrites)
+        listed: Any = ((name, *_described(name, tensor), None) for name, tensor in tensors.items())
+        self._given, self._stored, sources = None, self._tensors, None
+        if rewrites or source_rewrites:
+            with importing:
+                from .sources import Sources, rewritten_model
+
+            given = {name: (shape, dtype) for name, shape, dtype, _ in listed}
+            self._stored, made = rewritten_model(given, rewrites, source_rewrites, ends[0].tiling)
+            sources = Sources(ends[0].tiling, self._stored)
+            listed = [(name, one.shape, one.dtype.name, one) for name, one in made.items()]
+            self._given = src, dst, given, uneven, rewrites, source_rewrites
         bits: dict[Any, int] = {}
         #: By the two tilings: the position in `pairs`. They are looked up by identity, so they are kept.
         sorts: dict[Any, int] = {}
         pairs: list[tuple[str, Tiling, Tiling]] = []
         used, sizes = [], []
-        for name, tensor in tensors.items():
-            shape, dtype = _described(name, tensor)
-            before, after = ends[0].tiling(name, shape), ends[1].tiling(name, shape)
+        self._places, self._sources, self._before = [], {}, {}
+        for name, shape, dtype, made in listed:
+            places: Places | None = None
+            if sources is None:
+                before, after = ends[0].tiling(name, shape), ends[1].tiling(name, shape)
+            else:
+                after = ends[1].tiling(name, shape)
+                before, places, self._sources[name] = sources.of(name, made, after)
             key: Any = id(before), id(after)
             if not (before._is_named and after._is_named):
                 key = (*key, name)
@@ -98,6 +143,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
                 check_packed(before, after)
                 sorts[key] = len(pairs)
                 pairs.append((name, before, after))
+                self._places.append(places)
             if isinstance(dtype, list):
                 dtype = dtype_of(dtype, f"the dtype of {shown(name)}")  # The fields of a structured one.
             if dtype not in bits:
@@ -109,10 +155,12 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         # In bytes, or in bits if elements are packed into bytes.
         packed = any(size % 8 for size in sizes)
         weights = sizes if packed else [size // 8 for size in sizes]
+        if sources is not None:
+            self._before = {name: sources.stored(name) for names in self._sources.values() for name in names}
         self._labels, *totals, senders = balanced(pairs, used, weights)
         self._pairs, self._used, self._bits = pairs, np.array(used, np.int64), np.array(sizes, np.int64)
         self._sent, self._received, self._kept = (bytes_for(total, 1) if packed else total for total in totals)
-        self._senders = dict(zip(tensors, senders, strict=True))
+        self._senders = dict(zip(self._tensors, senders, strict=True))
 
     def __getitem__(self, name: str) -> ReshardPlan:
         plan = self._made.get(name)
@@ -162,13 +210,13 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         >>> plan = plan_model({"w": rows}, {"w": columns}, {"w": ((4, 6), "float32")})
         >>> part = plan.descriptors("cpu:1")
         >>> print(part.sends.dtype.names)
-        ('peer', 'tensor', 'src_offset', 'dst_offset', 'bytes', 'count', 'src_stride', 'dst_stride')
+        ('peer', 'src_tensor', 'dst_tensor', 'src_offset', 'dst_offset', 'bytes', 'count', 'src_stride', 'dst_stride')
         >>> part.sends.tolist(), part.copies.tolist()
         ([(0, 0, 0, 24, 12, 2, 24, 12)], [(1, 0, 12, 24, 12, 2, 24, 12)])
         """
         if holder not in self._labels:
             raise LayoutError(f"holder {shown(holder)} is not in src or dst of the plan")
-        return descriptors_of(holder, self._labels, tuple(self._ends), self._grouped())
+        return descriptors_of(holder, self._labels, tuple(self._numbers()), self._grouped())
 
     def program(self, holder: Any, memory: int | None = None) -> ModelProgram:
         """Give what one holder has to do for all tensors: one list of messages to and from each of its peers.
@@ -192,10 +240,15 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         """
         return program_of(self.descriptors(holder), memory)
 
+    def _numbers(self) -> dict[str, int]:
+        """The number of each tensor of the destination, and then of each further one of the source."""
+        return {name: number for number, name in enumerate(dict.fromkeys((*self._tensors, *self._stored)))}
+
     def _grouped(self) -> list[Group]:
         """The tensors by the plans that they share."""
         if self._groups is None:
             numbers = {label: number for number, label in enumerate(self._labels)}
+            names, number_of = list(self._tensors), self._numbers()
             groups: dict[tuple[int, bytes | None], list[int]] = {}
             for number, (sort, senders) in enumerate(zip(self._used.tolist(), self._senders.values(), strict=True)):
                 key = sort, None if senders is None else senders.tobytes()
@@ -215,7 +268,12 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
                     ends.append(positions[at])
                 plan = ReshardPlan(src, dst, None if order is None else np.frombuffer(order, np.int64))
                 chosen = np.array(members, np.int64)
-                found.append(Group(plan, chosen, self._bits[chosen], *ends))
+                if self._sources:
+                    listed = [[number_of[one] for one in self._sources[names[member]]] for member in members]
+                    sources = np.array(listed, np.int64)
+                else:
+                    sources = chosen[:, None]
+                found.append(Group(plan, chosen, sources, self._bits[chosen], ends[0], ends[1], self._places[sort]))
             self._groups = found
         return self._groups
 
@@ -241,14 +299,46 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         >>> plan.run({"w": [np.array([0, 1], "int8"), np.array([2, 3], "int8")]})["w"][1]
         array([0, 1, 2, 3], dtype=int8)
         """
-        if missing := [name for name in self if name not in src_shards]:
+        if missing := [name for name in self._before or self if name not in src_shards]:
             more = f", nor of {len(missing) - 1} other tensors" if len(missing) > 1 else ""
             raise LayoutError(f"src_shards has no shards of {shown(missing[0])}{more}")
+        if self._sources:
+            return self._run_rewritten(src_shards)
         return {name: plan.run(src_shards[name]) for name, plan in self.items()}
+
+    def _run_rewritten(
+        self, src_shards: Mapping[str, Sequence[npt.NDArray[Any]] | ShardSource]
+    ) -> dict[str, list[npt.NDArray[Any]]]:
+        """Carry out the descriptors of all receivers."""
+        memory: dict[tuple[Any, str], Any] = {}
+        dtypes: dict[str, np.dtype[Any]] = {}
+        for name, tiling in self._before.items():
+            given = src_shards[name]
+            shards = (
+                given._data()
+                if isinstance(given, ShardSource)
+                else checked_arrays(f"src_shards[{shown(name)}]", given, tiling, None)
+            )
+            for label, shard in zip(tiling.holders, shards, strict=True):
+                dtypes[name] = shard.dtype
+                memory[label, name] = np.ascontiguousarray(shard).reshape(-1).view(np.uint8)
+        made: dict[str, list[npt.NDArray[Any]]] = {}
+        out: dict[tuple[Any, str], Any] = {}
+        for name, (_, after) in self._ends.items():
+            dtype = dtypes[self._sources[name][0]]
+            made[name] = [np.zeros(after.holder_shape(label), dtype) for label in after.holders]
+            for label, array in zip(after.holders, made[name], strict=True):
+                out[label, name] = array.reshape(-1).view(np.uint8)
+        for label in dict.fromkeys(label for label, _ in out):
+            part = self.descriptors(label)
+            for row in (*part.receives, *part.copies):
+                there = memory[part.peers[row["peer"]], part.tensors[row["src_tensor"]]]
+                view_of(out[label, part.tensors[row["dst_tensor"]]], row, "dst")[...] = view_of(there, row, "src")
+        return made
 
     def _picture(self) -> Picture:
         with importing:
-            from .drawn import loads_picture
+            from ..reshard.drawn import loads_picture
 
         loads = {"sent": self.bytes_sent(), "received": self.bytes_received(), "kept": self.bytes_kept()}
         return loads_picture(f"a plan for {len(self):,} tensor{'s' * (len(self) != 1)}, bytes by holder", loads)
@@ -257,21 +347,39 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         if not isinstance(other, ModelPlan):
             return NotImplemented
         # In order, since the order decides who sends what.
-        return list(self._ends.items()) == list(other._ends.items()) and self._tensors == other._tensors
+        if list(self._ends.items()) != list(other._ends.items()) or self._tensors != other._tensors:
+            return False
+        return self._sources == other._sources and self._before == other._before
 
     def __hash__(self) -> int:
         return hash(tuple(self._ends.items()))
 
     def __repr__(self) -> str:
-        src, dst = ({name: ends[side] for name, ends in self._ends.items()} for side in (0, 1))
-        return f"plan_model({src!r}, {dst!r}, {self._tensors!r})"
+        src, dst, *more = self._arguments()
+        names = "uneven", "rewrites", "source_rewrites"
+        given = [f"{name}={value!r}" for name, value in zip(names, more[1:], strict=False) if value is not None]
+        return f"plan_model({', '.join([repr(src), repr(dst), repr(more[0]), *given])})"
 
     def __reduce__(self) -> tuple[Any, ...]:
+        return ModelPlan, self._arguments()
+
+    def _arguments(self) -> tuple[Any, ...]:
         src, dst = ({name: ends[side] for name, ends in self._ends.items()} for side in (0, 1))
-        return plan_model, (src, dst, self._tensors)
+        if self._given is None:
+            return src, dst, self._tensors
+        _, _, tensors, uneven, rewrites, source_rewrites = self._given
+        return self._before, dst, tensors, uneven, rewrites, source_rewrites
 
 
-def plan_model(src: Any, dst: Any, tensors: Mapping[str, Any], *, uneven: UnevenRule = "even") -> ModelPlan:
+def plan_model(
+    src: Any,
+    dst: Any,
+    tensors: Mapping[str, Any],
+    *,
+    uneven: UnevenRule = "even",
+    rewrites: Rewrites | None = None,
+    source_rewrites: Rewrites | None = None,
+) -> ModelPlan:
     """Plan how to go from one layout of a model to another, with the load balanced over all tensors.
 
     Args:
@@ -282,9 +390,15 @@ def plan_model(src: Any, dst: Any, tensors: Mapping[str, Any], *, uneven: Uneven
             as what a checkpoint has.
         uneven: how layouts cut dims that do not divide, unless a rule of the map says so; see
             `TensorLayout.partition`.
+        rewrites: how `dst` names and stores the tensors: fused, stacked, padded, transposed, in another order; by
+            default as `tensors` has them.
+        source_rewrites: how `src` names and stores them. So where both sides differ from `tensors`, such as those of a
+            checkpoint from which both were made, each has its own rewrites.
 
     Raises:
-        LayoutError: if a tensor has no layout, or its layout does not fit; see `plan_reshard`.
+        LayoutError: if a tensor has no layout, or its layout does not fit; see `plan_reshard`. If a rewrite matches
+            nothing or does not fit, as in `reshard_checkpoint`.
+        TypeError: if elements of fewer than eight bits are rewritten.
 
     Tensors of the same shape, between the same layouts, are planned only once.
 
@@ -295,8 +409,19 @@ def plan_model(src: Any, dst: Any, tensors: Mapping[str, Any], *, uneven: Uneven
     >>> plan = plan_model(rows, columns, {f"{i}/kernel": ((4, 4), "bfloat16") for i in range(3)})
     >>> list(plan), len(plan["0/kernel"]), plan.bytes_received()["cpu:0"]
     (['0/kernel', '1/kernel', '2/kernel'], 4, 24)
+
+    A trainer with fused queries, keys and values, and an engine that has them separate:
+
+    >>> from shardwise import Rewrites
+    >>> fused = Rewrites([{"from": "{q,k,v}", "to": {"name": "qkv", "packed": "(2 [q:2 k:1 v:1])"}}])
+    >>> trainer = {"qkv": TensorLayout((("data", "model"),), mesh)}
+    >>> engine = dict.fromkeys("qkv", TensorLayout((), DeviceMesh((1,), ("tp",), ["gpu"]))
+    >>> plan = plan_model(trainer, engine, {"q": ((4,), "int8"), "k": ((2,), "int8"), "v": ((2,), "int8")},
+    ...                   source_rewrites=fused)
+    >>> {name: one[0].tolist() for name, one in plan.run({"qkv": np.arange(8, dtype="int8").reshape(4, 2)}).items()}
+    {'q': [0, 1, 4, 5], 'k': [2, 6], 'v': [3, 7]}
     """
-    return ModelPlan(src, dst, tensors, uneven)
+    return ModelPlan(src, dst, tensors, uneven, rewrites, source_rewrites)
 
 
 def _described(name: str, tensor: Any) -> tuple[tuple[int, ...], Any]:
@@ -357,43 +482,3 @@ class _End:
                 raise LayoutError(f"{self._side}[{shown(name)}]: {error}") from None
         kind = type(given).__name__
         raise TypeError(f"{self._side}[{shown(name)}] must be a TensorLayout or a Tiling, got {kind}")
-
-
-def balanced(pairs: Sequence[tuple[str, Tiling, Tiling]], used: list[int], weights: list[int]) -> Any:
-    """Choose who sends what of tensors in turn, so that of the replicas of a box the least busy one sends it.
-
-    Args:
-        pairs: the tilings between which tensors go, each with the name of a tensor.
-        used: for each tensor the position of its pair.
-        weights: for each tensor what an element counts.
-
-    Returns:
-        The labels of all holders; what each of them sends, receives and keeps; for each tensor the senders of its
-        transfers, or `None` where there are no replicas.
-    """
-    labels, arguments = _participants(pairs)
-    return labels, *balance_model(arguments, used, weights, len(labels))
-
-
-def _participants(pairs: Sequence[tuple[str, Tiling, Tiling]]) -> tuple[tuple[Any, ...], list[Any]]:
-    """The labels of all holders, and what `balance_model` takes: tilings, shared holders, numbers of labels."""
-    numbers: dict[Hashable, int] = {}
-    meshes: dict[int, npt.NDArray[np.int64]] = {}
-
-    def ids(tiling: Tiling, name: str, side: str) -> npt.NDArray[np.int64]:
-        if isinstance(tiling, Partition):
-            key = id(tiling.device_mesh)
-            if key not in meshes:
-                meshes[key] = listed(tiling.holders)
-            return meshes[key]
-        # Holders without labels of their own exist in one tiling only.
-        return listed(tiling.holders if tiling._is_named else [(name, side, label) for label in tiling.holders])
-
-    def listed(labels: Sequence[Any]) -> npt.NDArray[np.int64]:
-        return np.array([numbers.setdefault(label, len(numbers)) for label in labels], np.int64)
-
-    arguments = [
-        (src._core, dst._core, same_holders(src, dst), ids(src, name, "src"), ids(dst, name, "dst"))
-        for name, src, dst in pairs
-    ]
-    return tuple(numbers), arguments

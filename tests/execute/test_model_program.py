@@ -10,7 +10,7 @@ import pytest
 
 from shardwise import DeviceMesh, LayoutError, TensorLayout, plan_model
 from shardwise.deploy import fsdp2, megatron
-from shardwise.reshard import ModelPlan, ModelProgram
+from shardwise.execute import ModelPlan, ModelProgram
 
 from .shards import arrays
 

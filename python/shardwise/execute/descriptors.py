@@ -6,33 +6,33 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .._arguments import path_of
 from .._atomic import naming, replace_file
 from .._frozen import frozen
 from .._text import shown
 from ..errors import LayoutError, ParseError
+from ..reshard.plan import ReshardPlan
+from ..store.pieces import dense_strides
 from ..tiling import Tiling
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
+Rows = npt.NDArray[np.void]
+Numbers = npt.NDArray[np.int64]
 
-    from .plan import ReshardPlan
 
-    Rows = npt.NDArray[np.void]
-    Numbers = npt.NDArray[np.int64]
-
-__all__ = ["DESCRIPTOR", "Descriptors", "Group", "descriptors_of"]
+__all__ = ["DESCRIPTOR", "ZEROS", "Descriptors", "Group", "Places", "descriptors_of"]
 
 #: The fields of a descriptor: offsets and strides in bytes, within the arrays of the tensor at the sender and at the
 #: receiver. It is `count` runs of `bytes` bytes.
 DESCRIPTOR = np.dtype(
     [
         ("peer", np.int64),
-        ("tensor", np.int64),
+        ("src_tensor", np.int64),
+        ("dst_tensor", np.int64),
         ("src_offset", np.int64),
         ("dst_offset", np.int64),
         ("bytes", np.int64),
@@ -42,7 +42,10 @@ DESCRIPTOR = np.dtype(
     ]
 )
 
-_MAGIC = b"shardwise descriptors 1\n"
+#: In place of the number of a tensor: padding, which has none.
+ZEROS = -1
+
+_MAGIC = b"shardwise descriptors 2\n"
 _LABELS = (str, int)
 
 
@@ -51,18 +54,20 @@ class Descriptors:
     """All that one holder sends, receives and copies in a plan of a model; `ModelPlan.descriptors` makes them.
 
     Each row of `sends`, `receives` and `copies` is `count` runs of `bytes` bytes: run k is read at
-    `src_offset + k * src_stride` of the sender's array of the tensor, and written at `dst_offset + k * dst_stride` of
-    the receiver's. Offsets are in bytes, into arrays in C order. `peer` is a position in `peers`, `tensor` one in
-    `tensors`. Rows are sorted by peer, tensor and destination; the rows that one holder sends to another are those that
-    the other receives from it, in the same order.
+    `src_offset + k * src_stride` of the sender's array of `src_tensor`, and written at `dst_offset + k * dst_stride` of
+    the receiver's array of `dst_tensor`. Offsets are in bytes, into arrays in C order. `peer` is a position in `peers`;
+    the tensors are positions in `tensors`, and the same unless tensors are rewritten. Rows are sorted by peer, tensor
+    and offset at the receiver; the rows that one holder sends to another are those that the other receives from it, in
+    the same order.
 
     Attributes:
         holder: The label of the holder.
         peers: The labels of all holders of the plan.
-        tensors: The names of all tensors of the plan.
+        tensors: The names of all tensors of the plan: those of the destination, then others of the source.
         sends: What it sends to others.
         receives: What it receives from others.
         copies: What it copies from its own source array to its own destination array.
+        zeros: What it fills with zeros: the padding of rewritten tensors. The fields of the source mean nothing.
     """
 
     holder: Any
@@ -71,6 +76,7 @@ class Descriptors:
     sends: Rows
     receives: Rows
     copies: Rows
+    zeros: Rows
 
     @property
     def bytes_sent(self) -> int:
@@ -99,7 +105,7 @@ class Descriptors:
         for label in (self.holder, *self.peers):
             if not isinstance(label, _LABELS) or isinstance(label, bool):
                 raise LayoutError(f"the label {shown(label)} cannot be written: a file has labels that are str or int")
-        rows = [self.sends, self.receives, self.copies]
+        rows = [self.sends, self.receives, self.copies, self.zeros]
         head = {"holder": self.holder, "peers": self.peers, "tensors": self.tensors, "rows": [len(r) for r in rows]}
         text = json.dumps(head, ensure_ascii=False).encode() + b"\n"
         body = b"".join(np.ascontiguousarray(r).astype(_LITTLE).tobytes() for r in rows)
@@ -126,7 +132,7 @@ class Descriptors:
         except (ValueError, TypeError, KeyError, RecursionError):
             raise ParseError(f"{os.fspath(path)!r}: its header is not that of a file of descriptors") from None
         size = _LITTLE.itemsize
-        if len(counts) != 3 or min(counts) < 0 or len(data) - stop != sum(counts) * size:
+        if len(counts) != 4 or min(counts) < 0 or len(data) - stop != sum(counts) * size:
             raise ParseError(f"{os.fspath(path)!r} has {len(data)} bytes, which is not what its header says")
         found = []
         for count in counts:
@@ -135,7 +141,7 @@ class Descriptors:
             if count and (
                 min(int(rows[name].min()) for name in rows.dtype.names or ()) < 0
                 or rows["peer"].max() >= len(peers)
-                or rows["tensor"].max() >= len(tensors)
+                or max(rows["src_tensor"].max(), rows["dst_tensor"].max()) >= len(tensors)
             ):
                 raise ParseError(f"{os.fspath(path)!r} has a row of a peer or a tensor that is not there")
             found.append(rows)
@@ -144,7 +150,7 @@ class Descriptors:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Descriptors):
             return NotImplemented
-        mine, theirs = ((each.sends, each.receives, each.copies) for each in (self, other))
+        mine, theirs = ((each.sends, each.receives, each.copies, each.zeros) for each in (self, other))
         same = (self.holder, self.peers, self.tensors) == (other.holder, other.peers, other.tensors)
         return same and all(len(a) == len(b) and bool((a == b).all()) for a, b in zip(mine, theirs, strict=True))
 
@@ -165,22 +171,40 @@ def _volume(rows: Rows) -> int:
     return sum((rows["bytes"] * rows["count"]).tolist())
 
 
+class Places(NamedTuple):
+    """Where the pieces of the tiling of a rewritten tensor are, before they move.
+
+    Attributes:
+        begins: For each holder its first row; one more entry for the end.
+        rows: For each piece the number of the tensor among those that the new one is made of, or `ZEROS`; the element
+            of the holder's array of it at which the piece begins; where the piece starts in the new tensor, per dim;
+            and the elements from one to the next in the array, per dim.
+    """
+
+    begins: Numbers
+    rows: Numbers
+
+
 class Group(NamedTuple):
     """Tensors that share a plan.
 
     Attributes:
         plan: The plan.
         tensors: The positions of the tensors.
+        sources: The positions of the tensors that each is made of.
         bits: The bits of an element of each.
         src: The position in the peers of each source holder.
         dst: The same of each destination holder.
+        places: Where the pieces of the source are, if the tensors are rewritten.
     """
 
     plan: ReshardPlan
     tensors: Numbers
+    sources: Numbers
     bits: Numbers
     src: Numbers
     dst: Numbers
+    places: Places | None
 
 
 def descriptors_of(holder: Any, peers: tuple[Any, ...], names: tuple[str, ...], groups: Sequence[Group]) -> Descriptors:
@@ -206,7 +230,10 @@ def descriptors_of(holder: Any, peers: tuple[Any, ...], names: tuple[str, ...], 
         if mask.any():
             found[2].append(_rows(group, True, mask, np.full(int(mask.sum()), own)))
     sends, receives, copies = (_merged(rows) for rows in found)
-    return Descriptors(holder, peers, names, sends, receives, copies)
+    padding = copies["src_tensor"] == ZEROS
+    zeros, copies = copies[padding], frozen(copies[~padding])
+    zeros["src_tensor"] = zeros["dst_tensor"]
+    return Descriptors(holder, peers, names, sends, receives, copies, frozen(zeros))
 
 
 def _rows(group: Group, kept: bool, mask: npt.NDArray[np.bool_], peer: Numbers) -> Rows:
@@ -215,14 +242,23 @@ def _rows(group: Group, kept: bool, mask: npt.NDArray[np.bool_], peer: Numbers) 
     moved = (plan.kept if kept else plan.transfers)[mask]
     pieces = (plan._core.kept_pieces() if kept else plan.pieces())[mask]
     extents = (moved["stop"] - moved["start"]).astype(np.int64)
-    ends = [
-        _located(plan, side, tiling, moved[field], pieces[:, side], plan._core.local_boxes(side, kept)[mask, :, 0])
-        for side, (tiling, field) in enumerate(((plan.src, "src_device"), (plan.dst, "dst_device")))
-    ]
+    made = np.zeros(len(moved), np.int64)
+    ends = []
+    for side, (tiling, field) in enumerate(((plan.src, "src_device"), (plan.dst, "dst_device"))):
+        if side or group.places is None:
+            boxes = plan._core.local_boxes(side, kept)[mask, :, 0]
+            ends.append(_located(plan, side, tiling, moved[field], pieces[:, side], boxes))
+        else:
+            rows = group.places.rows[group.places.begins[moved[field]] + pieces[:, 0]]
+            made, rank = rows[:, 0], extents.shape[1]
+            strides = rows[:, 2 + rank :]
+            ends.append(_End(rows[:, 1] + ((moved["start"] - rows[:, 2 : 2 + rank]) * strides).sum(1), strides))
     one = _looped(extents, ends[0], ends[1])
+    made = made[one.transfer]
     rows = []
     for bits in np.unique(group.bits).tolist():
-        tensors = group.tensors[group.bits == bits]
+        chosen = group.bits == bits
+        tensors, sources = group.tensors[chosen], group.sources[chosen]
         each = np.zeros(len(one.transfer), DESCRIPTOR)
         each["peer"], each["count"] = peer[one.transfer], one.times
         sizes = (one.src, one.dst, one.run, one.src_stride, one.dst_stride)
@@ -231,16 +267,17 @@ def _rows(group: Group, kept: bool, mask: npt.NDArray[np.bool_], peer: Numbers) 
                 raise LayoutError("a tensor with several elements in a byte is cut within bytes, which cannot be sent")
             each[name] = size * (bits // 8) if bits % 8 == 0 else size * bits // 8
         tiled = np.tile(each, len(tensors))
-        tiled["tensor"] = np.repeat(tensors, len(each))
+        tiled["src_tensor"] = np.where(made == ZEROS, ZEROS, sources[:, made]).ravel()
+        tiled["dst_tensor"] = np.repeat(tensors, len(each))
         rows.append(tiled)
     return np.concatenate(rows)
 
 
 class _End(NamedTuple):
-    """Where the boxes of transfers begin in arrays, and the shapes of these: in elements."""
+    """Where the boxes of transfers begin in arrays, and the strides of these: in elements."""
 
     offset: Numbers
-    shape: Numbers
+    strides: Numbers
 
 
 def _located(plan: ReshardPlan, side: int, tiling: Tiling, holders: Numbers, pieces: Numbers, starts: Numbers) -> _End:
@@ -257,15 +294,8 @@ def _located(plan: ReshardPlan, side: int, tiling: Tiling, holders: Numbers, pie
         offset, shape = (0, tiling._shape_of(holder)) if window is None else window
         chosen = which == number
         shapes[chosen], offsets[chosen] = shape, offset
-    return _End(offsets + (starts * _strides(shapes)).sum(1), shapes)
-
-
-def _strides(shapes: Numbers) -> Numbers:
-    """The strides of arrays in C order, in elements."""
-    strides = np.ones_like(shapes)
-    for dim in range(shapes.shape[1] - 2, -1, -1):
-        strides[:, dim] = strides[:, dim + 1] * shapes[:, dim + 1]
-    return strides
+    strides = dense_strides(shapes, 1)
+    return _End(offsets + (starts * strides).sum(1), strides)
 
 
 class _Looped(NamedTuple):
@@ -283,14 +313,14 @@ class _Looped(NamedTuple):
 def _looped(extents: Numbers, src: _End, dst: _End) -> _Looped:
     """Boxes as runs that are contiguous on both sides, repeated along one more dim; a row for each of what is left."""
     number, rank = extents.shape
-    src_strides, dst_strides = _strides(src.shape), _strides(dst.shape)
     run, count = np.ones(number, np.int64), np.ones(number, np.int64)
     steps = [np.zeros(number, np.int64), np.zeros(number, np.int64)]
     contiguous = np.ones(number, bool)
     #: Dims that are left: their extents and strides.
     outer: list[tuple[Numbers, Numbers, Numbers]] = []
     for dim in range(rank - 1, -1, -1):
-        extent, here = extents[:, dim], (src_strides[:, dim], dst_strides[:, dim])
+        extent, here = extents[:, dim], (src.strides[:, dim], dst.strides[:, dim])
+        contiguous &= (extent == 1) | ((here[0] == run) & (here[1] == run))
         run = np.where(contiguous, run * extent, run)
         loop = ~contiguous & (extent > 1)
         first = loop & (count == 1)
@@ -300,7 +330,6 @@ def _looped(extents: Numbers, src: _End, dst: _End) -> _Looped:
         left = loop & ~first & ~joined
         if left.any():
             outer.append((np.where(left, extent, 1), *here))
-        contiguous &= (extent == src.shape[:, dim]) & (extent == dst.shape[:, dim])
     index = np.arange(number)
     offsets = [src.offset, dst.offset]
     for extent, *strides in outer:
@@ -318,10 +347,10 @@ def _merged(found: list[Rows]) -> Rows:
     if not found:
         return frozen(np.zeros(0, DESCRIPTOR))
     rows = np.concatenate(found)
-    rows = rows[np.lexsort((rows["src_offset"], rows["dst_offset"], rows["tensor"], rows["peer"]))]
+    rows = rows[np.lexsort((rows["src_offset"], rows["dst_offset"], rows["dst_tensor"], rows["peer"]))]
     before, after = rows[:-1], rows[1:]
     joins = (before["count"] == 1) & (after["count"] == 1)
-    for name in ("peer", "tensor"):
+    for name in ("peer", "src_tensor", "dst_tensor"):
         joins &= before[name] == after[name]
     for name in ("src_offset", "dst_offset"):
         joins &= before[name] + before["bytes"] == after[name]

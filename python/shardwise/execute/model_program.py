@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +68,8 @@ class ModelProgram:
         for sends in (True, False) if own < other else (False, True):
             rows = self.descriptors.sends if sends else self.descriptors.receives
             mine = rows[rows["peer"] == other].copy()
-            names = {tensor: self.descriptors.tensors[tensor] for tensor in np.unique(mine["tensor"]).tolist()}
+            used = np.unique(np.concatenate([mine["src_tensor"], mine["dst_tensor"]]))
+            names = {tensor: self.descriptors.tensors[tensor] for tensor in used.tolist()}
             mine["peer"] = 0
             chosen = self.messages[(self.messages["peer"] == other) & (self.messages["sends"] == sends)]
             digest.update(repr((len(mine), list(names.items()), chosen["bytes"].tolist())).encode())
@@ -116,13 +117,11 @@ class ModelProgram:
         [[1, 3], [2, 4]]
         """
         before, after = self.memory_of("src", src), self.memory_of("out", out)
-        for row in self.descriptors.copies:
-            tensor = int(row["tensor"])
-            view_of(after[tensor], row, "dst")[...] = view_of(before[tensor], row, "src")
+        self.fill(before, after)
         for sends, peer, tag, size, first, stop in self.messages.tolist():
             memory, side = (before, "src") if sends else (after, "dst")
             rows = (self.descriptors.sends if sends else self.descriptors.receives)[first:stop]
-            views = [view_of(memory[int(row["tensor"])], row, side) for row in rows]
+            views = [view_of(memory[int(row[f"{side}_tensor"])], row, side) for row in rows]
             label = self.descriptors.peers[peer]
             direct = len(views) == 1 and len(views[0]) == 1
             data = views[0][0] if direct else np.empty(size, np.uint8)
@@ -155,10 +154,9 @@ class ModelProgram:
             LayoutError: if an array is missing, or too small for the rows.
             ValueError: if an array is not in C order, or cannot be written.
         """
-        rows, side = (self.descriptors.sends, "src") if what == "src" else (self.descriptors.receives, "dst")
-        used = rows, self.descriptors.copies
+        side = "src" if what == "src" else "dst"
         found: dict[int, Bytes] = {}
-        for tensor, least in needed(used, side):
+        for tensor, least in self.needed(side):
             name = self.descriptors.tensors[tensor]
             if name not in arrays:
                 raise LayoutError(f"{what} has no array for {shown(name)}")
@@ -172,18 +170,32 @@ class ModelProgram:
             found[tensor] = array.reshape(-1).view(np.uint8)
         return found
 
+    def fill(self, before: Mapping[int, Bytes], after: Mapping[int, Bytes]) -> None:
+        """Copy what the holder has itself, and fill padding with zeros, in the memory that `memory_of` gives."""
+        for row in self.descriptors.zeros:
+            view_of(after[int(row["dst_tensor"])], row, "dst")[...] = 0
+        for row in self.descriptors.copies:
+            view_of(after[int(row["dst_tensor"])], row, "dst")[...] = view_of(
+                before[int(row["src_tensor"])], row, "src"
+            )
+
+    def needed(self, side: str) -> Iterator[tuple[int, int]]:
+        """Give the tensors that rows name, each with the bytes that its array must have at least.
+
+        Args:
+            side: `"src"` for those that are read, `"dst"` for those that are written.
+        """
+        rows = self.descriptors
+        used = (rows.sends, rows.copies) if side == "src" else (rows.receives, rows.copies, rows.zeros)
+        least: dict[int, int] = {}
+        for each in used:
+            ends = each[f"{side}_offset"] + np.maximum(each["count"] - 1, 0) * each[f"{side}_stride"] + each["bytes"]
+            for tensor, end in zip(each[f"{side}_tensor"].tolist(), ends.tolist(), strict=True):
+                least[tensor] = max(least.get(tensor, 0), end)
+        return iter(sorted(least.items()))
+
     def __repr__(self) -> str:
         return f"<ModelProgram of {shown(self.descriptors.holder)}: {len(self.messages)} messages>"
-
-
-def needed(used: Sequence[Rows], side: str) -> Iterator[tuple[int, int]]:
-    """Give the tensors that rows name, each with the bytes that its array must have at least."""
-    least: dict[int, int] = {}
-    for rows in used:
-        ends = rows[f"{side}_offset"] + np.maximum(rows["count"] - 1, 0) * rows[f"{side}_stride"] + rows["bytes"]
-        for tensor, end in zip(rows["tensor"].tolist(), ends.tolist(), strict=True):
-            least[tensor] = max(least.get(tensor, 0), end)
-    return iter(sorted(least.items()))
 
 
 def view_of(memory: Bytes, row: Any, side: str) -> Bytes:
@@ -251,7 +263,7 @@ def _cut(rows: Rows, most: int) -> tuple[Rows, npt.NDArray[np.int64]]:
 
 def _parts(row: Any, begin: int, most: int) -> Iterator[tuple[tuple[int, ...], int]]:
     """A row as the parts of it that are in one message each: parts of runs, and whole runs."""
-    peer, tensor, src, dst, size, count, src_stride, dst_stride = row.tolist()
+    *who, src, dst, size, count, src_stride, dst_stride = row.tolist()
     at, whole = 0, size * count
     while at < whole:
         number = (begin + at) // most
@@ -264,5 +276,5 @@ def _parts(row: Any, begin: int, most: int) -> Iterator[tuple[tuple[int, ...], i
                 length, times = size, (stop - at) // size
             offsets = src + run * src_stride + within, dst + run * dst_stride + within
             strides = (src_stride, dst_stride) if times > 1 else (0, 0)
-            yield (peer, tensor, *offsets, length, times, *strides), number
+            yield (*who, *offsets, length, times, *strides), number
             at += length * times
