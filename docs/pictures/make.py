@@ -3,6 +3,7 @@
 python docs/pictures/make.py
 """
 
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ def pictures() -> Iterator[tuple[str, str]]:
     yield "axis-order.svg", sw.draw(one, (8, 8), after=other)
     yield "wide.svg", sw.draw(sw.TensorLayout((None, "tp"), sw.DeviceMesh((8,), ("tp",))), (4096, 14336))
     yield "replicas.svg", sw.draw(sw.TensorLayout(("model",), eight), (4096,))
+    yield "layout.svg", sw.draw(sw.TensorLayout((None, "model"), eight))
     yield "mesh.svg", sw.draw(sw.DeviceMesh((16, 16), ("data", "model")))
     before, after = sw.TensorLayout(("data", "model"), eight), sw.TensorLayout((None, "model"), eight)
     yield "plan.svg", sw.draw(sw.plan_reshard(before.partition((6, 8)), after.partition((6, 8))))
@@ -23,6 +25,7 @@ def pictures() -> Iterator[tuple[str, str]]:
         dim = sw.packed.qkv(64, 8, 128, "tp")
         mesh = sw.DeviceMesh((ranks,), ("tp",), [f"rank {i}" for i in range(ranks)])
         yield name, sw.draw(sw.TensorLayout((dim, None), mesh), (10240, 8192))
+    yield "palette.svg", runpy.run_path(str(Path(__file__).with_name("palette.py")))["picture"]()
 
 
 if __name__ == "__main__":

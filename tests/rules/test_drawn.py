@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import shardwise as sw
-from shardwise.rules.drawn import KINDS, kind_of, report_picture
+from shardwise.rules.drawn import kind_of, report_picture
 
 CUT, BY_A_RULE, NO_RULE, NO_PLACE = range(4)
 
@@ -54,15 +54,14 @@ def test_bars_of_the_kinds_and_of_the_devices() -> None:
         "replicated, no rule matches (2): 5 B",
         "cannot be placed (3): 29 B",
     ]
-    assert [(tile.key, tile.across, tile.down) for tile in kinds.tiles] == [
-        (0, (0, 144), (0, 1)),
-        (1, (0, 6), (1, 2)),
-        (2, (0, 5), (2, 3)),
-        (3, (0, 29), (3, 4)),
+    assert [(tile.across, tile.down) for tile in kinds.tiles] == [
+        ((0, 144), (0, 1)),
+        ((0, 6), (1, 2)),
+        ((0, 5), (2, 3)),
+        ((0, 29), (3, 4)),
     ]
     # Each device: a quarter of 144, and 11.
-    assert [(tile.key, tile.across, tile.held) for tile in devices.tiles] == [(4, (0, 47), "47 B each")]
-    assert picture.legend == (*KINDS, "held")
+    assert [(tile.across, tile.held) for tile in devices.tiles] == [((0, 47), "47 B each")]
     count = len(made.warnings)
     assert view.captions == (*made.totals, f"{count} warnings")
     assert picture.about.endswith(f"; {count} warnings.")
@@ -82,3 +81,18 @@ def test_without_bytes_there_are_no_bars() -> None:
     assert (picture.views[0].panels, picture.legend) == ((), ())
     only_kinds = report_picture(report(None))
     assert [len(view.panels) for view in only_kinds.views] == [1]
+
+
+def test_a_layout_map_shows_its_rules() -> None:
+    rules = sw.LayoutMap(MESH, default=sw.TensorLayout((None,)))
+    rules["a|<b>"] = ("dp", "tp")
+    rules["c"] = sw.LayoutRule((None, "tp"), uneven="ceil")
+    html = rules._repr_html_()
+    assert "LayoutMap of 2 rules on dp=2, tp=4; a rule matches by search" in html
+    right = '<td style="text-align:right">'
+    assert f"<tr><td>a|&lt;b&gt;</td><td>('dp', 'tp')</td>{right}2 × 4</td><td></td></tr>" in html
+    assert f"<tr><td>c</td><td>(None, 'tp')</td>{right}1 × 4</td><td>ceil</td></tr>" in html
+    assert "what no rule matches: (None,)" in html
+    unbound = sw.LayoutMap()
+    unbound["x"] = ("tp",)
+    assert f"<td>('tp',)</td>{right}?</td>" in unbound._repr_html_()

@@ -9,6 +9,9 @@ from xml.etree import ElementTree as ET
 
 SVG = "{http://www.w3.org/2000/svg}"
 
+#: The classes of texts that stand on tiles.
+ON_TILES = ("on", "amount", "still")
+
 Look = tuple[str, str]
 
 
@@ -66,9 +69,11 @@ class Drawing:
         self.texts: list[tuple[str, Box, str]] = []
         elements = list(self.root)
         for element, following in itertools.zip_longest(elements, elements[1:]):
-            if element.tag == f"{SVG}rect" and element.get("class") is None:
+            kind = element.get("class", "")
+            if element.tag == f"{SVG}rect" and kind.split()[0] in ("tile", "line"):
                 over = following.attrib["fill"] if following is not None and following.get("class") == "over" else ""
-                look = element.attrib["fill"], patterns[over[5:-1]] if over else ""
+                # Shades of grey are classes, since a dark page has others.
+                look = element.get("fill", kind), patterns[over[5:-1]] if over else ""
                 title = element.findtext(f"{SVG}title")
                 key = None if element.get("data-key") is None else int(element.attrib["data-key"])
                 if title is None:
@@ -78,7 +83,8 @@ class Drawing:
                     place, _, held = title.partition(": ")
                     self.tiles.append(Tile(_rectangle(element), place, held, look, key))
             elif element.tag == f"{SVG}text":
-                self.texts.append((element.text or "", _extent(element), element.get("stroke", "")))
+                on = element.get("stroke", "") if kind == "on" else ""
+                self.texts.append((element.text or "", _extent(element), on or (kind if kind in ON_TILES else "")))
 
     def written(self) -> list[str]:
         return [text for text, _, _ in self.texts]
@@ -93,7 +99,7 @@ def _rectangle(element: ET.Element) -> Box:
 
 
 def _extent(element: ET.Element) -> Box:
-    """The room of a text of 11 units: 9 above its line, 3 below, and as long as it says."""
+    """The room of a text of 12 units: 9 above its line, 3 below, and as long as it says."""
     x, y, length = (float(element.attrib[name]) for name in ("x", "y", "textLength"))
     before = {"start": 0.0, "middle": length / 2, "end": length}[element.attrib["text-anchor"]]
     if element.get("transform") is None:

@@ -6,6 +6,8 @@ import re
 import runpy
 from pathlib import Path
 
+from shardwise.show import colours
+
 DOCS = Path(__file__).parents[2] / "docs"
 MADE = dict(runpy.run_path(str(DOCS / "pictures" / "make.py"))["pictures"]())
 
@@ -21,3 +23,11 @@ def test_every_picture_is_shown_and_every_shown_one_is_there() -> None:
     there = {path.name for path in (DOCS / "pictures").glob("*.svg")}
     assert shown == there
     assert set(MADE) <= there
+
+
+def test_the_fills_are_those_that_the_search_finds() -> None:
+    """The page says so, and by how much: with the script that it names."""
+    script = runpy.run_path(str(DOCS / "pictures" / "palette.py"))
+    least, found = script["search"]()
+    assert set(found) == set(colours.FILLS)
+    assert f"at least {least:.3f} apart in OKLab" in (DOCS / "pictures.md").read_text(encoding="utf-8")

@@ -10,27 +10,7 @@ from hypothesis import strategies as st
 
 from shardwise import DeviceMesh, Partition, TensorLayout
 from shardwise.show.cells import Block, ShardCells, blocks_of, plane_of
-from shardwise.show.grid import Grid
 from tests.strategies import partitions
-
-
-@given(partition=partitions())
-def test_every_shard_has_one_place(partition: Partition) -> None:
-    grid = Grid(partition)
-    cells = [grid.cell(row, column) for row in range(grid.rows) for column in range(grid.columns)]
-    assert sorted(cell.shard_id for cell in cells) == list(range(partition.total_shards))
-    for cell in cells:
-        assert cell.owner == partition.devices_holding(cell.shard_id)[0]
-        assert cell.box == partition.box(cell.owner)
-        assert cell.is_empty == (0 in partition.shard_shape(cell.owner))
-
-
-def test_rows_and_columns_follow_the_dims_that_they_stand_for() -> None:
-    mesh = DeviceMesh((2, 2, 3), ("x", "y", "z"))
-    partition = TensorLayout(("x", "y", None, "z"), mesh).partition((2, 2, 5, 3))
-    grid = Grid(partition)
-    assert (grid.down, grid.across, grid.rows, grid.columns) == ((0, 1), (3,), 4, 3)
-    assert [part.start for part in grid.cell(2, 0).box] == [1, 0, 0, 0]
 
 
 @given(partition=partitions(), most=st.integers(1, 40), data=st.data())
@@ -65,9 +45,9 @@ def test_the_plane_of_two_pictures_has_dims_that_either_cuts() -> None:
     mesh = DeviceMesh((2, 2), ("x", "y"))
     before = ShardCells(TensorLayout(("x", None, None), mesh).partition((4, 4, 4)))
     after = ShardCells(TensorLayout((None, "y", None), mesh).partition((4, 4, 4)))
-    assert plane_of([before]) == (0, 2)
-    assert plane_of([before, after]) == (0, 1)
-    assert plane_of([ShardCells(TensorLayout((), mesh).partition(()))]) == ()
+    assert plane_of([before.counts]) == (0, 2)
+    assert plane_of([before.counts, after.counts]) == (0, 1)
+    assert plane_of([()]) == ()
 
 
 def test_blocks_that_end_in_empty_shards_end_with_the_elements() -> None:
@@ -82,16 +62,3 @@ def test_blocks_are_cut_where_their_shards_are_up_to_64_of_them() -> None:
     assert Block(cells, [(196, 200)]).seams(0) == (394, 396, 398)
     assert Block(cells, [(100, 164)]).seams(0) == tuple(range(202, 328, 2))
     assert Block(cells, [(100, 165)]).seams(0) == Block(cells, [(0, 4)]).seams(None) == ()
-
-
-def test_a_grid_beyond_memory() -> None:
-    size = 2**40
-    mesh = DeviceMesh((size, 2**20), ("x", "y"))
-    grid = Grid(TensorLayout(("x", None), mesh).partition((size, 7)))
-    assert (grid.rows, grid.columns) == (size, 1)
-    cell = grid.cell(size - 1, 0)
-    assert (cell.shard_id, cell.owner, cell.box[0]) == (
-        size - 1,
-        f"cpu:{(size - 1) * 2**20}",
-        slice(size - 1, size),
-    )

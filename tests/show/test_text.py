@@ -50,9 +50,9 @@ def test_a_row_of_a_packed_partition_is_a_line() -> None:
 def test_a_table_of_senders_has_rows_and_columns() -> None:
     rows, columns = (sw.TensorLayout(axes, MESH).partition((6, 8)) for axes in (("data", "model"), (None, "model")))
     text = sw.draw(sw.plan_reshard(rows, columns), form="text")
-    line = next(line for line in text.splitlines() if line.lstrip().startswith("cpu:4 │"))
-    cells = [cell.strip() for cell in line.split("│")[1:-1]]
-    assert cells == ["6 sent", "", "", "", "6 stay", "", "", ""]
+    lines = [line for line in text.splitlines() if line.lstrip().startswith("cpu:4 sends 24 B │")]
+    cells = [cell.strip() for line in lines for cell in line.split("│")[1:-1]]
+    assert [cell for cell in cells if cell] == ["24 B", "24 B stay"]
 
 
 def test_what_is_nothing_is_listed_as_nothing() -> None:

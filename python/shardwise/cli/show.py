@@ -3,13 +3,14 @@
 import argparse
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 from .._text import bytes_text
 from ..layout import TensorLayout
 from ..partition import Partition
-from ..show.grid import Grid
-from ..show.terminal import grid_lines
+from ..show.text import lines_of
+from ..show.views import tilings_picture
 from .notation import (
     format_layout,
     format_mesh,
@@ -23,9 +24,8 @@ from .terminal import Screen
 
 __all__ = ["run_show"]
 
-# The size of a picture where there is no terminal; and how many of its lines are not rows of the grid.
-_COLUMNS, _LINES = 100, 40
-_OTHER_LINES = 8
+# The width of a picture where there is no terminal.
+_COLUMNS = 100
 
 # The most devices for which `--json` lists them all.
 _MOST_DEVICES = 1 << 20
@@ -41,15 +41,16 @@ def run_show(screen: Screen, options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_as_json(partition, bits)))
         return 0
-    grid = Grid(partition)
     screen.write(
         *((format_shape(shape), "bold"), " laid out as ", (format_layout(layout) or "()", "bold")),
         f" on the mesh {format_mesh(mesh)}",
     )
-    screen.write(_summary(grid.partition, bits))
+    screen.write(_summary(partition, bits))
     screen.write("")
-    width, height = screen.size or (_COLUMNS, _LINES)
-    for line in grid_lines(grid, width, max(3, (height - _OTHER_LINES) // 2)):
+    picture = tilings_picture([partition], [""])
+    # The lines above say what its captions do.
+    picture = replace(picture, views=tuple(replace(view, captions=()) for view in picture.views))
+    for line in lines_of(picture, _COLUMNS if screen.size is None else screen.size.columns):
         screen.write(*line)
     return 0
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from .._dtypes import find_dtype, itemsize_of
 from .._text import bytes_text
 from ..show.lanes import holder_bars
-from ..show.picture import MOST_KEYS, Panel, Picture, Side, Span, Tile, View, held_text
+from ..show.picture import Panel, Picture, Side, Span, Tile, View, held_text
 from ..show.views import tilings_picture
 from ..tiling import Tiling
 
@@ -36,36 +37,36 @@ class Planned(Protocol):
     def __len__(self) -> int: ...
 
 
-def plan_picture(plan: Planned) -> Picture:
-    """Give the picture of a plan: both tilings, and a table of the elements that go from each holder to each."""
+def plan_picture(plan: Planned, dtype: npt.DTypeLike = np.float32) -> Picture:
+    """Give the picture of a plan for a tensor of `dtype`: both tilings, and the bytes that go from each holder to each.
+
+    The stronger the grey of a cell, the more is sent: the picture has colours for shards only.
+    """
     picture = tilings_picture([plan.src, plan.dst], ["before", "after"])
-    count = len(plan)
+    count, itemsize = len(plan), itemsize_of(dtype)
     transfers = "1 transfer" if count == 1 else f"{count:,} transfers"
     if count > _MOST_TRANSFERS:
         view = View((f"{transfers}, too many to draw who sends to whom",), ())
         return replace(picture, views=(*picture.views, view), about=f"{picture.about} {transfers}.")
     senders, receivers = _Groups(plan.src), _Groups(plan.dst)
-    sent, kept = (_volumes(boxes, senders, receivers) for boxes in (plan.transfers, plan.kept))
+    sent, kept = (_volumes(boxes, senders, receivers, itemsize) for boxes in (plan.transfers, plan.kept))
     moved, stays = sum(map(sum, sent)), sum(map(sum, kept))
-    caption = f"{transfers} of {moved:,} elements in all; {stays:,} elements stay where they are"
-    fits = len(picture.legend) + 2 <= MOST_KEYS
-    keys = (len(picture.legend), len(picture.legend) + 1) if fits else (None, None)
+    caption = f"{transfers}, {bytes_text(moved)} of {_name(dtype)} in all; {bytes_text(stays)} stay where they are"
+    most = max(map(max, sent), default=0)
     tiles = tuple(
-        _tile(row, column, sent[row][column], kept[row][column], keys, senders, receivers)
+        _tile(row, column, sent[row][column], kept[row][column], most, senders, receivers)
         for row in range(senders.count)
         for column in range(receivers.count)
         if sent[row][column] or kept[row][column]
     )
-    both = any(
-        sent[row][column] and kept[row][column] for row in range(senders.count) for column in range(receivers.count)
-    )
-    heading = "elements from each holder to each" + "; of two numbers the second stays" * both
-    panel = Panel(heading, senders.side("from"), receivers.side("to"), tiles)
+    given = [sum(row) for row in sent]
+    gotten = [sum(column) for column in zip(*sent, strict=True)]
+    panel = Panel("", senders.side("from", "sends", given), receivers.side("to", "gets", gotten), tiles)
+    scale = (f"bytes from each holder to each, the stronger the shade the more, up to {bytes_text(most)}",) * bool(most)
     return replace(
         picture,
         about=f"{picture.about} {caption}.",
-        views=(*picture.views, View((caption,), (panel,) if tiles else ())),
-        legend=(*picture.legend, *(("sent to another", "stays") if fits else ())),
+        views=(*picture.views, View((caption, *scale), (panel,) if tiles else ())),
     )
 
 
@@ -81,36 +82,42 @@ class _Groups:
         start, stop = group * self.each, min((group + 1) * self.each, self._holders)
         return held_text(map(self._tiling._label, range(start, stop)), stop - start)
 
-    def side(self, title: str) -> Side:
+    def side(self, title: str, verb: str, sums: Sequence[int]) -> Side:
         title += f" {self._holders:,} holders" if self.each > 1 else ""
-        spans = tuple(Span(group, group + 1, self.name(group)) for group in range(self.count))
+        names = [
+            f"{held_text([self._tiling._label(group * self.each)], 1)} …" if self.each > 1 else self.name(group)
+            for group in range(self.count)
+        ]
+        spans = tuple(
+            Span(group, group + 1, f"{names[group]} {verb} {bytes_text(total)}" if total else names[group])
+            for group, total in enumerate(sums)
+        )
         return Side(title, max(self.count, 1), spans)
 
 
-def _volumes(boxes: npt.NDArray[np.void], senders: _Groups, receivers: _Groups) -> list[list[int]]:
-    """Add up the elements of boxes by sender and receiver, exactly: halves of 31 bits, whose sums a float64 holds."""
+def _volumes(boxes: npt.NDArray[np.void], senders: _Groups, receivers: _Groups, itemsize: int) -> list[list[int]]:
+    """Add up the bytes of boxes by sender and receiver, exactly: halves of 31 bits, whose sums a float64 holds."""
     volumes = (boxes["stop"] - boxes["start"]).prod(axis=1, dtype=np.int64)
     places = boxes["src_device"] // senders.each * receivers.count + boxes["dst_device"] // receivers.each
     size = senders.count * receivers.count
     high, low = (np.bincount(places, part, size) for part in (volumes >> 31, volumes & (2**31 - 1)))
-    sums = [(int(upper) << 31) + int(lower) for upper, lower in zip(high, low, strict=True)]
+    sums = [((int(upper) << 31) + int(lower)) * itemsize for upper, lower in zip(high, low, strict=True)]
     return [sums[row * receivers.count : (row + 1) * receivers.count] for row in range(senders.count)]
 
 
-def _tile(
-    row: int,
-    column: int,
-    sent: int,
-    kept: int,
-    keys: tuple[int | None, int | None],
-    senders: _Groups,
-    receivers: _Groups,
-) -> Tile:
-    lines = tuple(text for text in (f"{sent:,} sent" * bool(sent), f"{kept:,} stay" * bool(kept)) if text)
-    brief = tuple(f"{number:.2g}" for number in (sent, kept) if number)
+def _tile(row: int, column: int, sent: int, kept: int, most: int, senders: _Groups, receivers: _Groups) -> Tile:
+    moves, stays = bytes_text(sent), f"{bytes_text(kept)} stay"
+    number, unit = moves.split()
+    brief = (f"{float(number):.0f}", unit)
     place = f"{senders.name(row)} to {receivers.name(column)}"
-    labels = (lines, tuple(line.split()[0] for line in lines), brief)
-    return Tile((row, row + 1), (column, column + 1), keys[0 if sent else 1], labels, place, ", ".join(lines))
+    if not sent:
+        labels: tuple[tuple[str, ...], ...] = ((stays,), (bytes_text(kept), "stay"), ("stay",))
+    elif not kept:
+        labels = ((moves,), tuple(moves.split()), brief)
+    else:
+        labels = ((moves, stays), (moves, *stays.rsplit(" ", 1)), (moves,), tuple(moves.split()), brief)
+    held = ", ".join(text for text, size in ((f"{moves} sent", sent), (stays, kept)) if size)
+    return Tile((row, row + 1), (column, column + 1), None, labels, place, held, amount=sent / most if sent else 0.0)
 
 
 def loads_picture(
@@ -118,9 +125,14 @@ def loads_picture(
 ) -> Picture:
     """Draw bars of what each holder sends, receives and keeps: for each of these a number by holder."""
     panels, sums = [], []
-    for key, (name, each) in enumerate(loads.items()):
+    for name, each in loads.items():
         sums.append(f"{text(sum(each.values()))} {name}")
         if any(each.values()):
-            panels.append(holder_bars(name, list(each), list(each.values()), key, text))
+            panels.append(holder_bars(name, list(each), list(each.values()), text))
     about = f"{title}: {', '.join(sums)}"
-    return Picture(title, f"{about}.", (View((title, ", ".join(sums)), tuple(panels)),), tuple(loads))
+    return Picture(title, f"{about}.", (View((title, ", ".join(sums)), tuple(panels)),))
+
+
+def _name(dtype: npt.DTypeLike) -> str:
+    found = find_dtype(dtype)
+    return str(dtype) if found is None else found.name

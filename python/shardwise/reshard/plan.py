@@ -464,10 +464,13 @@ class ReshardPlan(Drawn):
         return steps_between(self._src, self._dst, itemsize, links)
 
     def _picture(self) -> Picture:
+        return self._picture_of(np.float32)
+
+    def _picture_of(self, dtype: npt.DTypeLike) -> Picture:
         with importing:
             from .drawn import plan_picture
 
-        return plan_picture(self)
+        return plan_picture(self, dtype)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ReshardPlan):

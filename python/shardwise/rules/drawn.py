@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,10 +10,11 @@ import numpy.typing as npt
 
 from .._text import bytes_text
 from ..mesh import DeviceMesh
+from ..show.html import table_html
 from ..show.lanes import bars, holder_bars
 from ..show.picture import Panel, Picture, View
 
-__all__ = ["KINDS", "kind_of", "report_picture"]
+__all__ = ["KINDS", "kind_of", "layout_map_html", "report_picture"]
 
 #: What may happen to a tensor, as the legend says it.
 KINDS = ("cut", "replicated by a rule", "replicated, no rule matches", "cannot be placed")
@@ -45,6 +45,24 @@ def kind_of(tensor: Any) -> int:
     return 1 if tensor.rule is not None else 2
 
 
+def layout_map_html(layout_map: Any) -> str:
+    """Give a table of the rules of a layout map."""
+    rows = []
+    for key, rule in layout_map.rules().items():
+        shards = "?" if rule.layout.device_mesh is None else " × ".join(map(str, rule.layout.num_shards)) or "1"
+        more = [*([] if rule.uneven is None else [rule.uneven]), *["shared"][: rule.shared]]
+        rows.append((key, str(rule.layout.axes), shards, ", ".join(more)))
+    mesh = layout_map.device_mesh
+    axes = (
+        "no mesh" if mesh is None else ", ".join(f"{n}={s}" for n, s in zip(mesh.axis_names, mesh.shape, strict=True))
+    )
+    count = "1 rule" if len(rows) == 1 else f"{len(rows):,} rules"
+    default = layout_map.default
+    notes = [] if default is None else [f"what no rule matches: {default.layout.axes}"]
+    caption = f"LayoutMap of {count} on {axes}; a rule matches by {layout_map.match}"
+    return table_html(caption, ("rule", "layout", ">shards", ""), rows, notes)
+
+
 def report_picture(report: Reported) -> Picture:
     """Give the picture of a report; without bars where a dtype is not known, or the devices are too many."""
     mesh = report.device_mesh
@@ -53,10 +71,9 @@ def report_picture(report: Reported) -> Picture:
     panels = list(kinds_panel(report))
     each = None if mesh is None or mesh.size > _MOST_DEVICES else report.device_bytes
     if mesh is not None and each is not None:
-        panels.append(holder_bars("bytes on each device", mesh._all_labels(), each.tolist(), len(KINDS), bytes_text))
+        panels.append(holder_bars("bytes on each device", mesh._all_labels(), each.tolist(), bytes_text))
     view = View((report.totals[0], *report.totals[1:], warnings), tuple(panels))
-    legend = (*KINDS, "held") if panels else ()
-    return Picture(f"report on {report.totals[0]}", f"{'; '.join(report.totals)}; {warnings}.", (view,), legend)
+    return Picture(f"report on {report.totals[0]}", f"{'; '.join(report.totals)}; {warnings}.", (view,))
 
 
 def kinds_panel(report: Reported) -> list[Panel]:
@@ -71,6 +88,4 @@ def kinds_panel(report: Reported) -> list[Panel]:
     rows = [
         (f"{name} ({count:,})", size, bytes_text(size)) for name, size, count in zip(KINDS, sizes, counts, strict=True)
     ]
-    drawn = bars("bytes of the tensors, each counted once", rows)
-    tiles = tuple(replace(tile, key=tile.down[0]) for tile in drawn.tiles)
-    return [replace(drawn, tiles=tiles)]
+    return [bars("bytes of the tensors, each counted once", rows)]

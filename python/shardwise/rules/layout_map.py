@@ -399,6 +399,12 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         default = "" if self._default is None else f", default={_short(self._default)}"
         return f"<LayoutMap {{{rules}}}, device_mesh={self._device_mesh!r}, match={self._match!r}{default}>"
 
+    def _repr_html_(self) -> str:
+        with importing:
+            from .drawn import layout_map_html
+
+        return layout_map_html(self)
+
     def __getstate__(self) -> tuple[Any, ...]:
         return self._device_mesh, self._match, self._backtracking, self._default, tuple(self.rules().items())
 

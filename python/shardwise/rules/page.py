@@ -289,7 +289,7 @@ class _Page:
 
     def _regular_cut(self, layout: TensorLayout, shape: tuple[int, ...], uneven: Any) -> dict[str, Any]:
         cells = ShardCells(layout.partition(shape, uneven))
-        plane = plane_of([cells])
+        plane = plane_of([cells.counts])
         parts = ranges_of(cells, plane, MOST_KEYS)
         ranges = [["{}:{}".format(*cells.span(dim, *each)) for each in part] for dim, part in enumerate(parts)]
         key = layout, cells.counts

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..tiling import Tiling
+from .cells import plane_of
 from .lanes import ROW
 from .picture import MOST_KEYS, Panel, Side, Span, Tile, View, held_text, replicas_text
 
@@ -20,15 +21,15 @@ _MOST_BOXES, _MOST_PANELS, _MOST_READ = 256, 8, 1 << 13
 Box = tuple[tuple[int, int], ...]
 
 
-def boxes_view(tiling: Tiling, captions: tuple[str, ...]) -> tuple[View, tuple[str, ...]]:
-    """Draw the boxes of a tiling, with the legend: who holds them. Identical boxes are one tile.
+def boxes_view(tiling: Tiling, captions: tuple[str, ...]) -> tuple[View, list[tuple[Any, str]]]:
+    """Draw the boxes of a tiling; give with it the groups of holders, and these as text. Identical boxes are one tile.
 
     Boxes that overlap without being identical have rows of their own, so that all can be seen. If there are too many,
     those of one holder that touch are drawn as one, then those of neighbouring holders.
     """
     held, notes = _read(tiling)
     if not any(held):
-        return View(captions, (), (*notes, _nothing(tiling))), ()
+        return View(captions, (), (*notes, _nothing(tiling))), []
     each, boxes = 1, _by_box(held, 1)
     if len(boxes) > _MOST_BOXES:
         notes.append(f"{sum(map(len, held)):,} boxes; those that touch are drawn as one")
@@ -41,9 +42,9 @@ def boxes_view(tiling: Tiling, captions: tuple[str, ...]) -> tuple[View, tuple[s
         boxes = dict(list(boxes.items())[:_MOST_BOXES])
     owners = list(dict.fromkeys(tuple(groups) for groups in boxes.values()))
     texts = {groups: _held(tiling, groups, each, len(held)) for groups in owners}
-    legend = tuple(texts.values()) if len(owners) <= MOST_KEYS else ()
-    keys = {each: number if legend else None for number, each in enumerate(owners)}
-    plane = _plane(list(boxes), len(tiling.shape))
+    keys = {each: number for number, each in enumerate(owners)}
+    counts = [len({box[dim] for box in boxes}) for dim in range(len(tiling.shape))]
+    plane = plane_of([counts])
     groups: dict[Any, list[Box]] = {}
     for box in boxes:
         groups.setdefault(tuple(side for dim, side in enumerate(box) if dim not in plane), []).append(box)
@@ -55,7 +56,9 @@ def boxes_view(tiling: Tiling, captions: tuple[str, ...]) -> tuple[View, tuple[s
         heading = ", ".join(f"dim {dim} at {_range(side)}" for dim, side in zip(others, deep, strict=True))
         tiles = [(box, keys[tuple(boxes[box])], texts[tuple(boxes[box])]) for box in members]
         panels.append(_panel(tiling, heading, tiles, plane))
-    return View(captions, tuple(panels), tuple(notes)), legend
+    # One holder alone has the name that it has in other tilings.
+    names = [tiling._label(own[0]) if each == 1 and len(own) == 1 else (each, *own) for own in owners]
+    return View(captions, tuple(panels), tuple(notes)), list(zip(names, texts.values(), strict=True))
 
 
 def _nothing(tiling: Tiling) -> str:
@@ -120,15 +123,7 @@ def _range(side: tuple[int, int]) -> str:
     return f"{side[0]}:{side[1]}"
 
 
-def _plane(boxes: list[Box], rank: int) -> tuple[int, ...]:
-    """The dims that a panel shows, at most two: the last along which the boxes differ, then the last of the others."""
-    varied = [dim for dim in range(rank) if len({box[dim] for box in boxes}) > 1]
-    chosen = varied[-2:]
-    chosen += [dim for dim in reversed(range(rank)) if dim not in chosen][: 2 - len(chosen)]
-    return tuple(sorted(chosen))
-
-
-def _panel(tiling: Tiling, heading: str, tiles: list[tuple[Box, int | None, str]], plane: tuple[int, ...]) -> Panel:
+def _panel(tiling: Tiling, heading: str, tiles: list[tuple[Box, int, str]], plane: tuple[int, ...]) -> Panel:
     down = plane[0] if len(plane) > 1 else None
     across = plane[-1] if plane else None
     places = [tuple((0, 1) if dim is None else box[dim] for dim in (down, across)) for box, _, _ in tiles]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -222,18 +223,27 @@ class Block:
         return tuple(at for cell in range(start + 1, stop) if low < (at := self.cells.bounds(dim, cell)[0]) < high)
 
 
-def plane_of(cells: Sequence[Cells]) -> tuple[int, ...]:
-    """Give the dims that the panels show, at most two: the last that are cut, then the last of the others."""
-    rank = len(cells[0].counts)
-    cut = [dim for dim in range(rank) if any(each.counts[dim] > 1 for each in cells)]
+def plane_of(counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Give the dims that the panels show, at most two: the last that are cut, then the last of the others.
+
+    Args:
+        counts: for each thing in the picture, into how many each dim is cut.
+    """
+    rank = len(counts[0])
+    cut = [dim for dim in range(rank) if any(each[dim] > 1 for each in counts)]
     chosen = cut[-2:]
     chosen += [dim for dim in reversed(range(rank)) if dim not in chosen][: 2 - len(chosen)]
     return tuple(sorted(chosen))
 
 
-def ranges_of(cells: Cells, plane: Sequence[int], most: int) -> list[list[tuple[int, int]]]:
-    """Cut a grid into at most `most` blocks: give the ranges of cells along each dim, whose combinations they are."""
+def ranges_of(cells: Cells, plane: Sequence[int], most: int, widest: int | None = None) -> list[list[tuple[int, int]]]:
+    """Cut a grid into at most `most` blocks: give the ranges of cells along each dim, whose combinations they are.
+
+    With `widest`, there are at most so many along each dim.
+    """
     groups = [1 if count == 0 else count for count in cells.counts]
+    if widest is not None:
+        groups = [min(group, widest) for group in groups]
     deep = [dim for dim in range(len(groups)) if dim not in plane]
     for dims, limit in ((deep, _MOST_PANELS), (range(len(groups)), most)):
         while math.prod(groups[dim] for dim in dims) > limit:
@@ -246,9 +256,9 @@ def ranges_of(cells: Cells, plane: Sequence[int], most: int) -> list[list[tuple[
     return found
 
 
-def blocks_of(cells: Cells, plane: Sequence[int], most: int) -> list[Block]:
-    """Give the blocks: single cells if there are no more than `most`, else neighbours grouped evenly."""
-    return [Block(cells, block) for block in itertools.product(*ranges_of(cells, plane, most))]
+def blocks_of(cells: Cells, plane: Sequence[int], most: int, widest: int | None = None) -> list[Block]:
+    """Give the blocks: single cells if there are no more than that, else neighbours grouped evenly; see `ranges_of`."""
+    return [Block(cells, block) for block in itertools.product(*ranges_of(cells, plane, most, widest))]
 
 
 def panels_of(cells: Cells, plane: Sequence[int], blocks: Sequence[Block], keys: Sequence[int | None]) -> list[Panel]:
@@ -257,6 +267,7 @@ def panels_of(cells: Cells, plane: Sequence[int], blocks: Sequence[Block], keys:
     across = plane[-1] if plane else None
     deep = [dim for dim in range(len(cells.counts)) if dim not in plane and cells.counts[dim] > 1]
     found: dict[Any, list[tuple[Block, int | None]]] = {}
+    prefix = _prefix(blocks)
     for block, key in zip(blocks, keys, strict=True):
         if not block.is_empty:
             found.setdefault(tuple(block.ranges[dim] for dim in deep), []).append((block, key))
@@ -264,7 +275,7 @@ def panels_of(cells: Cells, plane: Sequence[int], blocks: Sequence[Block], keys:
     for members in found.values():
         first = members[0][0]
         heading = ", ".join(_deep_text(first, dim) for dim in deep)
-        tiles = tuple(_tile(block, key, down, across) for block, key in members)
+        tiles = tuple(_tile(block, key, down, across, prefix) for block, key in members)
         sides = [
             None
             if dim is None
@@ -312,7 +323,16 @@ def held_in(block: Block) -> str:
     return replicas_text(held, count)
 
 
-def _tile(block: Block, key: int | None, down: int | None, across: int | None) -> Tile:
+def _prefix(blocks: Sequence[Block]) -> str:
+    """What the names of all holders begin with before their numbers: narrow tiles leave it out."""
+    names = [held_text(block.holders(1)[0][:1], 1) for block in blocks]
+    prefix = re.sub(r"[0-9]+$", "", min(names, default=""))
+    while not all(name.startswith(prefix) for name in names):
+        prefix = prefix[:-1]
+    return prefix if re.fullmatch(r"[\w.:/ -]*", prefix) else ""
+
+
+def _tile(block: Block, key: int | None, down: int | None, across: int | None, prefix: str) -> Tile:
     labels, count = block.holders()
     held = held_text(labels, count)
     unit = block.cells.unit
@@ -321,13 +341,18 @@ def _tile(block: Block, key: int | None, down: int | None, across: int | None) -
         first = held_text(labels[:1], 1)
         lines: tuple[tuple[str, ...], ...] = ((held, many), (f"{held} · {many}",), (f"{first} …", many))
         lines += ((f"{first} …", size, f"{unit}s"), (f"{first} … · {many}",), (many,), (_rough(block.size),))
-    elif count > 1:
-        many = f"{count:,} replicas"
-        first = held_text(labels[:1], 1)
-        lines = ((held, many), (f"{held} · {many}",), (held,), (f"{first} + {count - 1:,}",))
-        lines += ((first, f"+ {count - 1:,}"),)
+        naming = len(lines) - 2
     else:
-        lines = ((held,), (short(held, 8),))
+        number = held.removeprefix(prefix)
+        if count > 1:
+            many = f"{count:,} replicas"
+            first = held_text(labels[:1], 1)
+            lines = ((held, many), (f"{held} · {many}",), (held,), (f"{first} + {count - 1:,}",))
+            lines += ((first, f"+ {count - 1:,}"), (number,))
+        else:
+            lines = ((held,), (short(held, 8),), (number,))
+        lines = tuple(line for line in dict.fromkeys(lines) if line != ("",))
+        naming = sum(any(held in line for line in label) for label in lines)
     place = "[" + ", ".join(block.cells.range_text(*side) for side in block.box) + "]"
     return Tile(
         (0, 1) if down is None else block.box[down],
@@ -338,4 +363,5 @@ def _tile(block: Block, key: int | None, down: int | None, across: int | None) -
         held_in(block),
         block.seams(down),
         block.seams(across),
+        naming,
     )

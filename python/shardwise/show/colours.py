@@ -1,21 +1,28 @@
-"""Fills that readers tell apart: eight colours by four patterns."""
+"""The looks of tiles: six fills of one lightness by six patterns for shards, greys for amounts."""
 
 from __future__ import annotations
 
-__all__ = ["FILLS", "INK", "NEUTRAL", "PATTERNS", "THEMES", "look"]
+__all__ = ["FILLS", "HEAT", "INK", "NEUTRAL", "PALE", "PATTERNS", "THEMES", "heat", "look"]
 
-#: Chosen so that any two differ by at least 20 in CIELAB for normal sight and without one of the three kinds of cones
-#: (Machado, Oliveira, Fernandes 2009), and so that black text can be read on each.
-FILLS = ("#89c4f4", "#f3e683", "#c6eab7", "#ea67a1", "#c2973d", "#8b88ed", "#67f9ef", "#969764")
+#: All of the OKLCH lightness 0.78, so that no shard looks more important than another; the six of that lightness, of a
+#: chroma of at most 0.15, of which the closest two are furthest apart for an eye with all cones and for eyes
+#: one kind of them (Machado, Oliveira, Fernandes 2009). docs/pictures/palette.py finds them.
+FILLS = ("#8db8ff", "#f3a539", "#0fd4bb", "#8fcb6c", "#e499e2", "#c7b49b")
 
-#: What is drawn over a fill, in a square of 8: nothing, stripes that rise, stripes that fall, dots.
-PATTERNS = ("", "M-2 2l4 -4M0 8l8 -8M6 10l4 -4", "M-2 6l4 4M0 0l8 8M6 -2l4 4", "M1 2h2M5 6h2")
+#: What is drawn over a fill, in a square of 8: nothing, stripes that rise, that fall, dots, lines across, lines down.
+PATTERNS = ("", "M-2 2l4 -4M0 8l8 -8M6 10l4 -4", "M-2 6l4 4M0 0l8 8M6 -2l4 4", "M1 2h2M5 6h2", "M0 4h8", "M4 0v8")
 
-#: The fill of tiles that the legend does not explain.
+#: Greys for amounts, from little to much, in equal steps of OKLCH lightness away from the page: colours are shards.
+HEAT = {
+    "light": ("#eef0f3", "#dfe1e5", "#d0d3d6", "#c2c4c7", "#b4b6b9", "#a6a8ab", "#989a9d", "#8a8c8f"),
+    "dark": ("#25292f", "#2d3137", "#34393f", "#3c4147", "#44494f", "#4d5258", "#555a60", "#5e6369"),
+}
+
+#: The fill of tiles that are no shards, or one of too many for a colour each.
 NEUTRAL = "#d9dde3"
 
-#: Text on fills.
-INK = "#111111"
+#: Text on fills, and on greys on dark screens.
+INK, PALE = "#111111", "#f0f4f8"
 
 #: Page, text, and quieter text, on light and on dark screens.
 THEMES = {"light": ("#ffffff", "#1b1f24", "#57606a"), "dark": ("#14181d", "#e6edf3", "#9aa5b1")}
@@ -24,9 +31,19 @@ THEMES = {"light": ("#ffffff", "#1b1f24", "#57606a"), "dark": ("#14181d", "#e6ed
 def look(key: int | None) -> tuple[str, str]:
     """Give the fill and the pattern of a kind of tile.
 
-    >>> look(1) != look(9) and look(1)[0] == look(9)[0]
+    >>> look(1) != look(7) and look(1)[0] == look(7)[0]
     True
     """
     if key is None:
         return NEUTRAL, ""
     return FILLS[key % len(FILLS)], PATTERNS[key // len(FILLS) % len(PATTERNS)]
+
+
+def heat(share: float) -> int:
+    """Give the number of the grey of an amount, as a share of the greatest one.
+
+    >>> heat(0.01), heat(0.5), heat(1)
+    (0, 4, 7)
+    """
+    steps = len(HEAT["light"])
+    return min(int(share * steps), steps - 1)

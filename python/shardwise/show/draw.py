@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .._arguments import sizes_of
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
-from ..packed import PackedDim
 from ..tiling import Tiling
 from .html import html_of
 from .picture import Picture
 from .svg import svg_of
 from .text import text_of
-from .views import mesh_picture, tilings_picture
+from .views import layout_picture, mesh_picture, tilings_picture
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["draw", "notebook_html", "notebook_svg"]
 
@@ -29,29 +31,32 @@ def draw(
     *,
     after: Tiling | TensorLayout | None = None,
     uneven: UnevenRule = "even",
+    dtype: npt.DTypeLike | None = None,
     form: Literal["svg", "html", "text"] = "svg",
 ) -> str:
     """Draw who holds which part of a tensor, before and after a change if there is one.
 
     Args:
         what: what to draw: a mesh, a layout, a partition or another tiling, a plan, a sharded array, a report.
-        shape: the shape of the tensor of a layout; without it, its shards are drawn as if each had one element per dim.
-        after: a second partition, tiling or layout of the same shape, drawn beside the first.
+        shape: the shape of the tensor of a layout; without it its mesh is drawn, with the shard of each device.
+        after: a second partition, tiling or layout of the same shape, drawn beside or below the first.
         uneven: how layouts cut dims that do not divide.
+        dtype: the dtype of the tensor of a plan, whose picture has bytes; by default `"float32"`.
         form: `"svg"`, a picture that stands alone; `"html"`, the same with a table of what it shows, for a web page;
             `"text"`, for a terminal of 80 columns.
 
     Returns:
         The picture as text, the same each time. A rectangle stands for a shard and is as large as its part of the
-        tensor; it names the devices that hold it. The ranges of the elements are along each side. If there are
-        more than 32 shards, neighbours are grouped into blocks, with their number. No two entries of the legend
-        look alike, even to a colour-blind reader. A tensor of more than two dims is drawn as slices over two of
-        those that are cut; in a packed partition each shard has a row, with its pieces at their places, or shares it
-        with neighbours if there are more than 32 shards.
+        tensor; it names the devices that hold it. The ranges of the elements are along each side. A colour, or a
+        colour with a pattern, stands for one shard: replicas share it, and no two shards look alike, even to a
+        colour-blind reader. More than 32 shards have no colours; more than 256 are grouped into blocks of neighbours,
+        with their number. A tensor of more than two dims is drawn as slices over two of those that are cut; in a packed
+        partition each shard has a row, with its pieces at their places, or shares it with neighbours if there are more
+        than 32 shards. How many bytes a plan sends from where to where is shaded in grey.
 
     Raises:
         LayoutError: if a shape is given twice, or has another rank; if the two have different shapes; if the layout
-            has no mesh.
+            has no mesh; if `dtype` is given for anything but a plan.
         TypeError: if it is anything else.
 
     In a notebook these objects show these pictures by themselves.
@@ -74,10 +79,16 @@ def draw(
     """
     if not isinstance(form, str) or form not in _FORMS:
         raise LayoutError(f"form is {shown(form)}; it must be one of {', '.join(map(repr, _FORMS))}")
-    return _FORMS[form](_picture(what, shape, after, uneven))
+    return _FORMS[form](_picture(what, shape, after, uneven, dtype))
 
 
-def _picture(what: Any, shape: Sequence[int] | None, after: Any, uneven: UnevenRule) -> Picture:
+def _picture(what: Any, shape: Sequence[int] | None, after: Any, uneven: UnevenRule, dtype: Any) -> Picture:
+    of_dtype = None if dtype is None else getattr(type(what), "_picture_of", None)
+    if of_dtype is not None:
+        in_bytes: Picture = of_dtype(what, dtype)
+        return in_bytes
+    if dtype is not None:
+        raise LayoutError(f"dtype is {shown(dtype)}, but the picture of a {type(what).__name__} has none")
     if after is None and not isinstance(what, (Tiling, TensorLayout)):
         if shape is not None:
             raise LayoutError(f"shape is {shown(shape)}, but a {type(what).__name__} takes none")
@@ -88,6 +99,8 @@ def _picture(what: Any, shape: Sequence[int] | None, after: Any, uneven: UnevenR
         if own is not None:
             picture: Picture = own(what)
             return picture
+    if after is None and shape is None and isinstance(what, TensorLayout):
+        return layout_picture(what, what._require_mesh("draw"))
     first = _tiling("what", what, shape, uneven)
     if after is None:
         return tilings_picture([first], [""])
@@ -110,34 +123,20 @@ def _tiling(argument: str, what: Any, shape: Sequence[int] | None, uneven: Uneve
             + (", a mesh, a plan, a sharded array or a report" if argument == "what" else "")
             + f", got {type(what).__name__}"
         )
-    return what.partition(_unit_shape(what) if shape is None else shape, uneven)
-
-
-def _unit_shape(layout: TensorLayout) -> tuple[int, ...]:
-    """The least shape that a layout cuts evenly: one element per shard along each dim."""
-    for dim, spec in enumerate(layout.axes):
-        if isinstance(spec, PackedDim) and spec.size is None:
-            raise LayoutError(f"shape is needed: dim {dim} of the layout is packed, and its size is not known")
-    return tuple(
-        spec.size if isinstance(spec, PackedDim) and spec.size is not None else count
-        for spec, count in zip(layout.axes, layout.num_shards, strict=True)
-    )
+    if shape is None:
+        raise LayoutError(f"shape is needed to draw {argument} beside another; without it a layout is drawn by itself")
+    return what.partition(shape, uneven)
 
 
 def notebook_svg(what: Any) -> str | None:
     """Give the picture of what a notebook shows, or `None` if it has none: a layout without a mesh."""
-    if isinstance(what, TensorLayout) and (what.device_mesh is None or _is_unknown(what)):
-        return None
-    return draw(what)
+    return None if _is_unbound(what) else draw(what)
 
 
 def notebook_html(what: Any) -> str | None:
     """Give the picture of what a notebook shows as HTML, or `None` if it has none."""
-    if isinstance(what, TensorLayout) and (what.device_mesh is None or _is_unknown(what)):
-        return None
-    return draw(what, form="html")
+    return None if _is_unbound(what) else draw(what, form="html")
 
 
-def _is_unknown(layout: TensorLayout) -> bool:
-    """Whether a packed dim has a size that only a shape can tell."""
-    return any(isinstance(spec, PackedDim) and spec.size is None for spec in layout.axes)
+def _is_unbound(what: Any) -> bool:
+    return isinstance(what, TensorLayout) and what.device_mesh is None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .picture import Picture, plain, short
 from .svg import escaped, svg_of
 
-__all__ = ["html_of"]
+__all__ = ["html_of", "table_html"]
 
-_MOST_ROWS = 512
+_MOST_ROWS, _LONGEST = 512, 400
 
 
 def html_of(picture: Picture) -> str:
@@ -25,13 +27,37 @@ def html_of(picture: Picture) -> str:
     ]
     parts = ['<div class="shardwise">', svg_of(picture).rstrip()]
     if tiles:
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{escaped(plain(text))}</td>" for text in (view, tile.place, tile.held)) + "</tr>"
-            for view, _, tile in tiles[:_MOST_ROWS]
-        )
-        more = f"<p>and {len(tiles) - _MOST_ROWS:,} more</p>" if len(tiles) > _MOST_ROWS else ""
-        parts.append(
-            "<details><summary>As a table</summary><table><thead><tr><th>of</th><th>part</th>"
-            f"<th>held by, or how much</th></tr></thead><tbody>{rows}</tbody></table>{more}</details>"
-        )
+        rows = [(view, tile.place, tile.held) for view, _, tile in tiles]
+        table = _table(("of", "part", "held by, or how much"), rows)
+        parts.append(f"<details><summary>As a table</summary>{table}</details>")
     return "\n".join([*parts, "</div>"])
+
+
+def table_html(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
+    """Give a table with what it shows above it and notes below; a title that begins with `>` is one of numbers.
+
+    >>> print(table_html("two", ("name", ">bytes"), [("a", "1 B"), ("b", "2 B")]))
+    <div class="shardwise"><p>two</p><table><thead><tr><th>name</th><th style="text-align:right">bytes</th></tr></thead>
+    <tbody><tr><td>a</td><td style="text-align:right">1 B</td></tr>
+    <tr><td>b</td><td style="text-align:right">2 B</td></tr></tbody></table></div>
+    """
+    below = "".join(f"<p>{escaped(short(plain(note), _LONGEST))}</p>" for note in notes)
+    return (
+        f'<div class="shardwise"><p>{escaped(short(plain(caption), _LONGEST))}</p>{_table(titles, rows)}{below}</div>'
+    )
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    sides = [' style="text-align:right"' if title.startswith(">") else "" for title in titles]
+
+    def line(kind: str, texts: Sequence[str]) -> str:
+        cells = (
+            f"<{kind}{side}>{escaped(short(plain(text), _LONGEST))}</{kind}>"
+            for text, side in zip(texts, sides, strict=True)
+        )
+        return f"<tr>{''.join(cells)}</tr>"
+
+    head = line("th", [title.removeprefix(">") for title in titles])
+    body = "\n".join(line("td", row) for row in rows[:_MOST_ROWS])
+    more = f"<p>and {len(rows) - _MOST_ROWS:,} more</p>" if len(rows) > _MOST_ROWS else ""
+    return f"<table><thead>{head}</thead>\n<tbody>{body}</tbody></table>{more}"

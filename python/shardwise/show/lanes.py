@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import LayoutError
@@ -22,16 +22,14 @@ _MOST_LANES, _MOST_PIECES, _MOST_BARS = 32, 1024, 32
 _MOST_READ = 1 << 14
 
 
-def packed_view(partition: Partition, name: str, captions: tuple[str, ...]) -> tuple[View, tuple[str, ...]]:
-    """Draw a row for each shard of a packed partition, with the legend: the parts of the packed dim.
+def packed_view(partition: Partition, name: str, captions: tuple[str, ...]) -> tuple[View, list[tuple[Any, str]]]:
+    """Draw a row for each shard of a packed partition; give with it, for each row, who holds it, and that as text.
 
     If there are more shards than rows, or more pieces than a picture holds, neighbours share a row, with their number.
     """
     dim, spec = next((dim, spec) for dim, spec in enumerate(partition.layout.axes) if isinstance(spec, PackedDim))
     size = partition.shape[dim]
     stretches = _stretches(spec, size)
-    names = tuple(dict.fromkeys(label for label, _, _ in stretches))
-    keys = {label: key for key, label in enumerate(names)} if len(names) <= MOST_KEYS else {}
     total = partition.total_shards
     pieces = math.prod(
         _most_pieces(spec, size) for spec, size in zip(partition.layout.axes, partition.shape, strict=True)
@@ -43,16 +41,15 @@ def packed_view(partition: Partition, name: str, captions: tuple[str, ...]) -> t
         rows = _rows(partition, dim, stretches, each)
     if rows is None or sum(len(row) for row in rows) > _MOST_PIECES:  # Together the shards hold all of every part.
         each, rows = total, [[(label, (start, stop), "") for label, start, stop in stretches[:_MOST_PIECES]]]
-    spans, tiles = [], []
+    spans, tiles, holders = [], [], []
     for row, parts in enumerate(rows):
         title, held = _lane(partition, dim, row * each, min((row + 1) * each, total))
+        holders.append((partition.canonical_device(row) if each == 1 else (title,), title))
         spans.append(Span(row, row + 1, title))
         for label, (start, stop), box in parts:
             place = f"{start}:{stop}"
             labels = ((f"{label} {place}",), (place,), (label,))
-            tiles.append(
-                Tile((row, row + 1), (start, stop), keys.get(label), labels, box or f"dim {dim} at {place}", held)
-            )
+            tiles.append(Tile((row, row + 1), (start, stop), row, labels, box or f"dim {dim} at {place}", held))
     across = Side(
         f"dim {dim}: {size}, packed",
         size,
@@ -64,8 +61,7 @@ def packed_view(partition: Partition, name: str, captions: tuple[str, ...]) -> t
         notes.append(f"a row stands for {'all' if each >= total else 'up to'} {each:,} shards")
     if each > 1 and pieces > _MOST_PIECES:
         notes.append(f"a shard holds up to {pieces:,} pieces")
-    legend = [f"{label} {_places([stretch[1:] for stretch in stretches if stretch[0] == label])}" for label in keys]
-    return View((name, *captions, *_other_dims(partition, dim)), (panel,) if tiles else (), tuple(notes)), tuple(legend)
+    return View((name, *captions, *_other_dims(partition, dim)), (panel,) if tiles else (), tuple(notes)), holders
 
 
 def _rows(
@@ -132,10 +128,6 @@ def _other_dims(partition: Partition, dim: int) -> list[str]:
     return [cells.title(other) for other in _others(partition, dim)]
 
 
-def _places(places: Sequence[Sequence[int]]) -> str:
-    return ", ".join(f"{start}:{stop}" for start, stop in places[:2]) + ", …" * (len(places) > 2)
-
-
 def _stretches(spec: PackedDim, size: int) -> list[tuple[str, int, int]]:
     """The parts of a packed dim: names, and where each begins and ends."""
     try:
@@ -161,24 +153,22 @@ def _most_pieces(spec: Any, size: int) -> int:
     return max(count, 1)
 
 
-def bars(title: str, rows: Sequence[tuple[str, int, str]], key: int | None = 0) -> Panel:
-    """Give a panel with a bar for each row: its name, its length, and that as text.
+def bars(title: str, rows: Sequence[tuple[str, int, str]]) -> Panel:
+    """Give a panel with a bar for each row, all of one colour: its name, its length, and that as text.
 
     >>> [tile.across for tile in bars("bytes", [("cpu:0", 4, "4 B"), ("cpu:1", 0, "0 B")]).tiles]
     [(0, 4)]
     """
     longest = max((length for _, length, _ in rows), default=0)
     tiles = tuple(
-        Tile((row, row + 1), (0, length), key, (), name, text)
-        for row, (name, length, text) in enumerate(rows)
-        if length
+        Tile((row, row + 1), (0, length), 0, (), name, text) for row, (name, length, text) in enumerate(rows) if length
     )
     # Beside the bar, not on it: the number of a short bar matters just as much.
     spans = tuple(Span(row, row + 1, f"{name}: {text}") for row, (name, _, text) in enumerate(rows))
     return Panel(title, Side("", max(len(rows), 1), spans), Side("", max(longest, 1)), tiles, ROW)
 
 
-def holder_bars(title: str, names: Sequence[Any], sizes: Sequence[int], key: int | None, text: Any) -> Panel:
+def holder_bars(title: str, names: Sequence[Any], sizes: Sequence[int], text: Callable[[int], str]) -> Panel:
     """Draw bars of what each holder has; neighbours with the same amount share one, or a range where there are many."""
     rows: list[tuple[list[Any], int, int]] = []
     for name, size in zip(names, sizes, strict=True):
@@ -198,4 +188,4 @@ def holder_bars(title: str, names: Sequence[Any], sizes: Sequence[int], key: int
         value = each if least == most else f"{text(least)} to {text(most)}"
         many = f" ({len(members):,})" if len(members) > 1 else ""
         listed.append((f"{held_text(members, len(members))}{many}", most, value))
-    return bars(title, listed, key)
+    return bars(title, listed)

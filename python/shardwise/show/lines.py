@@ -1,8 +1,9 @@
 """Lines of styled text, in the form in which they are printed."""
 
+import textwrap
 import unicodedata
 
-__all__ = ["Line", "Part", "padded", "printable", "width_of"]
+__all__ = ["Line", "Part", "padded", "printable", "width_of", "wrapped"]
 
 Part = tuple[str, str]
 """Text and its style, in the words of rich; "" is plain."""
@@ -38,3 +39,13 @@ def padded(text: str, size: int, right: bool = False) -> str:
     """
     spaces = " " * (size - width_of(text))
     return spaces + text if right else text + spaces
+
+
+def wrapped(text: str, size: int) -> list[str]:
+    """Cut text into lines of at most so many columns, between its words where it can be.
+
+    >>> wrapped("8 shards, each on one device", 14)
+    ['8 shards, each', 'on one device']
+    """
+    widest = 1 if text.isascii() or width_of(text) == len(text) else 2
+    return textwrap.wrap(text, max(size // widest, 1)) or [""]

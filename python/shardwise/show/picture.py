@@ -55,12 +55,15 @@ class Tile:
     Attributes:
         down: Where it begins and ends from top to bottom, in the units of the panel's side.
         across: Where it begins and ends from left to right.
-        key: The number of its entry in the legend; `None` for a tile that the legend does not explain.
+        key: The number of its shard, from which it has its look, and of its entry in the legend; `None` for a tile that
+            is no shard, or one of too many.
         labels: What to write on it, as lines; the first for which there is room.
         place: What part of the whole it is.
         held: Who holds it, or what it amounts to.
         seams_down: Where it is cut inside, if it stands for several.
         seams_across: The same from left to right.
+        naming: How many of the labels, from the first on, say who holds it; `None` for all of them.
+        amount: How much it is as a share of the most, for a tile that is shaded by that.
     """
 
     down: tuple[int, int]
@@ -71,14 +74,16 @@ class Tile:
     held: str
     seams_down: tuple[int, ...] = ()
     seams_across: tuple[int, ...] = ()
+    naming: int | None = None
+    amount: float | None = None
 
 
 @dataclass(frozen=True)
 class Panel:
     """Tiles between two sides; without a side there is one position along it.
 
-    `row_height` is the height of a unit of the side `down`, for panels whose rows are a list; without it a panel is as
-    wide and as high as its sides are long, within limits.
+    `row_height` is the height of a unit of the side `down`, for panels whose rows are a list, each with its name;
+    without it a panel is as wide and as high as its sides are long, within limits.
     """
 
     heading: str
@@ -99,13 +104,13 @@ class View:
 
 @dataclass(frozen=True)
 class Picture:
-    """Views, and what the colours of their tiles mean.
+    """Views, and whose tiles have which look.
 
     Attributes:
         title: What the picture shows, in a few words.
         about: What it says, in sentences, for those who cannot see it.
         views: What is drawn.
-        legend: What each kind of tile is; `Tile.key` counts these.
+        legend: Who holds each shard; `Tile.key` counts these. It is drawn only if tiles have no room for their names.
         turns: Whether an arrow leads from the first view to the second, which is beside it if there is room.
     """
 

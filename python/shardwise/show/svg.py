@@ -6,24 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
-from .colours import INK, THEMES, look
-from .lines import width_of
+from .colours import HEAT, INK, PALE, THEMES, heat, look
+from .lines import width_of, wrapped
 from .picture import Panel, Picture, Side, Span, Tile, View, plain, short
 
 __all__ = ["escaped", "svg_of"]
 
-_CHAR, _LINE, _GAP = 6.7, 15, 14
-#: The least and the greatest width of a panel, alone and beside another; the least height, the greatest height, and
-#: that of many rows.
-_NARROW, _WIDE, _HALF = 300, 760, 460
-_LOW, _HIGH, _HIGHEST = 64, 420, 640
-#: Two views are side by side up to this width.
-_PAGE = 1040
+_CHAR, _LINE, _GAP = 7.25, 15, 14
+#: The greatest width of all of it, so that it can be read on a telephone, where it is drawn a fifth smaller; of one of
+#: two views beside each other, which stand below each other if they need more; and the least of a panel.
+_WIDE, _HALF, _NARROW = 460, 208, 160
+#: The least height of a panel, the greatest, and that of many rows.
+_LOW, _HIGH, _HIGHEST = 56, 300, 560
 _MARGIN, _ARROW = 12, 44
+#: The part of the width that the labels of rows may take; longer ones stand above their rows.
+_MOST_LEFT = 0.42
 #: The least extent of a stretch whose label is written upright along it.
-_UPRIGHT = 13
-_MOST_TEXT = 120
-#: Tiles of a smaller extent have no rim of another colour.
+_UPRIGHT = 14
+_MOST_TEXT = 160
+#: Of tiles of a smaller extent nothing but the rim would be seen.
 _THIN = 3
 
 
@@ -36,18 +37,18 @@ def svg_of(picture: Picture) -> str:
     >>> svg_of(Picture("nothing", "Nothing is drawn.", ()))[:5]
     '<svg '
     """
-    views = [_View(view, _HALF if len(picture.views) > 1 else _WIDE) for view in picture.views]
+    beside = picture.turns and all(_View.fits(view, _HALF) for view in picture.views[:2])
+    views = [_View(view, _HALF if beside and number < 2 else _WIDE) for number, view in enumerate(picture.views)]
     canvas = _Canvas()
     width = height = 0.0
     for number, view in enumerate(views):
         x, y = 0.0, height + 2 * _GAP * bool(number)
-        if number == 1 and picture.turns:
-            if width + _ARROW + view.width <= _PAGE:
-                canvas.arrow(width + 8, min(view.height, height) / 2, "h24m-7 -6l7 6l-7 6")
-                x, y = width + _ARROW, 0.0
-            else:
-                canvas.arrow(width / 2, height + 4, "v22m-6 -7l6 7l6 -7")
-                y = height + _ARROW
+        if number == 1 and beside:
+            canvas.arrow(width + 8, min(view.height, height) / 2, "h24m-7 -6l7 6l-7 6")
+            x, y = width + _ARROW, 0.0
+        elif number == 1 and picture.turns:
+            canvas.arrow(width / 2, height + 4, "v22m-6 -7l6 7l6 -7")
+            y = height + _ARROW
         view.draw(canvas, x, y)
         width, height = max(width, x + view.width), max(height, y + view.height)
     width, height = canvas.legend(picture.legend, max(width, _NARROW), height)
@@ -58,10 +59,10 @@ def svg_of(picture: Picture) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" id="{name}" viewBox="{-_MARGIN} {-_MARGIN} {size[0]} {size[1]}" '
             f'width="{size[0]}" height="{size[1]}" style="max-width:100%;height:auto" role="img" '
-            f'aria-labelledby="{name}t {name}d" font-family="ui-monospace, Menlo, Consolas, monospace" font-size="11">',
+            f'aria-labelledby="{name}t {name}d" font-family="ui-monospace, Menlo, Consolas, monospace" font-size="12">',
             f'<title id="{name}t">{escaped(short(plain(picture.title), 300))}</title>',
             f'<desc id="{name}d">{escaped(short(plain(picture.about), 1000))}</desc>',
-            f"<style>{_style(name)}</style>",
+            f"<style>{_style(name, any(tile.amount for tile in picture.tiles()))}</style>",
             *canvas.patterns(name),
             f'<rect class="page" x="{-_MARGIN}" y="{-_MARGIN}" width="{size[0]}" height="{size[1]}" rx="6"/>',
             body.replace("url(#", f"url(#{name}"),
@@ -80,14 +81,21 @@ def escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
 
 
-def _style(name: str) -> str:
-    def theme(page: str, text: str, quiet: str) -> str:
+def _style(name: str, has_amounts: bool) -> str:
+    def theme(name_of: str, ink: str) -> str:
+        page, text, quiet = THEMES[name_of]
+        greys = f"#{name} .amount{{fill:{ink}}}" if has_amounts else ""
+        for number, grey in enumerate(HEAT[name_of] if has_amounts else ()):
+            greys += f"#{name} .h{number}{{fill:{grey}}}"
         return (
             f"#{name} .page{{fill:{page};stroke:{quiet};stroke-opacity:.35}}#{name} .text{{fill:{text}}}"
-            f"#{name} .quiet{{fill:{quiet}}}#{name} .line{{stroke:{quiet};fill:none}}"
+            f"#{name} .quiet,#{name} .still{{fill:{quiet}}}#{name} .line{{stroke:{quiet};fill:none}}"
+            f"#{name} .tile{{stroke:{page}}}{greys}"
         )
 
-    return f"{theme(*THEMES['light'])}@media (prefers-color-scheme:dark){{{theme(*THEMES['dark'])}}}"
+    # Labels on tiles are dark on either page: so are fills light.
+    tiles = f"#{name} .on{{fill:{INK}}}"
+    return f"{tiles}{theme('light', INK)}@media (prefers-color-scheme:dark){{{theme('dark', PALE)}}}"
 
 
 def _length(text: str) -> float:
@@ -95,18 +103,24 @@ def _length(text: str) -> float:
     return _CHAR * width_of(text)
 
 
+def _lines(text: str, width: float) -> list[str]:
+    """Text without what XML does not allow, in lines of at most this length."""
+    return wrapped(short(plain(text), _MOST_TEXT), int(width / _CHAR))
+
+
 #: Where something is drawn: left, top, width, height.
 _Extent = tuple[float, float, float, float]
-#: Lines of text, and whether they stand upright.
-_Written = tuple[tuple[str, ...], bool]
+#: Lines of text, whether they stand upright, and whether they say who holds what.
+_Written = tuple[tuple[str, ...], bool, bool]
 
 
 class _Canvas:
-    """Elements that have been drawn, and which patterns they use."""
+    """Elements that have been drawn, which patterns they use, and which entries of the legend they do without."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
         self._patterns: dict[str, int] = {}
+        self._keys: dict[int, bool] = {}
 
     def text(
         self, x: float, y: float, text: str, kind: str = "text", anchor: str = "middle", upright: bool = False
@@ -117,28 +131,37 @@ class _Canvas:
         style = f'class="{kind}"'
         if kind.startswith("#"):
             # On a pattern a rim in the colour of the tile keeps the letters clear.
-            style = f'fill="{INK}" stroke="{kind}" stroke-width="4" stroke-linejoin="round" paint-order="stroke"'
+            style = f'class="on" stroke="{kind}" stroke-width="4" stroke-linejoin="round" paint-order="stroke"'
         turn = f' transform="rotate(-90 {x:.10g} {y:.10g})"' if upright else ""
         self.parts.append(
             f'<text x="{x:.10g}" y="{y:.10g}" text-anchor="{anchor}" textLength="{_length(text):.10g}" '
             f'lengthAdjust="spacingAndGlyphs" {style}{turn}>{escaped(text)}</text>'
         )
 
-    def tile(self, place: tuple[float, float, float, float], key: int | None, about: str) -> str:
-        """Draw a rectangle in the look of an entry of the legend, and give its fill."""
+    def tile(self, place: _Extent, key: int | None, about: str, amount: float | None = None) -> str:
+        """Draw a rectangle in its look, and give the class of texts on it, or its fill if it has a pattern."""
         fill, pattern = look(key)
         x, y, width, height = (f"{number:.10g}" for number in place)
         where = f'x="{x}" y="{y}" width="{width}" height="{height}"'
         about = f"<title>{escaped(about)}</title>" if about else ""
         kind = "" if key is None else f' data-key="{key}"'
-        # Of a thin one nothing but the rim would be seen, and on a dark page not even that.
-        thin = min(place[2:]) < _THIN
-        rim = f'stroke="{fill}" stroke-width="1.5"' if thin else f'stroke="{INK}" stroke-width="0.75"'
-        self.parts.append(f'<rect {where} fill="{fill}" {rim}{kind}>{about}</rect>')
-        if pattern:
-            number = self._patterns.setdefault(pattern, len(self._patterns))
-            self.parts.append(f'<rect class="over" {where} fill="url(#p{number})" pointer-events="none"/>')
+        rim = f' style="stroke:{fill};stroke-width:1.5"' if min(place[2:]) < _THIN else ""
+        if amount is not None:
+            # What is nothing is a frame.
+            look_of, written = ("line", "still") if amount <= 0 else (f"tile h{heat(amount)}", "amount")
+            self.parts.append(f'<rect class="{look_of}" {where}>{about}</rect>')
+            return written
+        self.parts.append(f'<rect class="tile" {where} fill="{fill}"{rim}{kind}>{about}</rect>')
+        if not pattern:
+            return "on"
+        number = self._patterns.setdefault(pattern, len(self._patterns))
+        self.parts.append(f'<rect class="over" {where} fill="url(#p{number})" pointer-events="none"/>')
         return fill
+
+    def told(self, key: int | None, is_told: bool) -> None:
+        """Note whether it is written at a tile of this key who holds it."""
+        if key is not None:
+            self._keys[key] = self._keys.get(key, False) or is_told
 
     def arrow(self, x: float, y: float, path: str) -> None:
         self.parts.append(f'<path class="line" d="M{x:.10g} {y:.10g}{path}" stroke-width="2"/>')
@@ -155,40 +178,47 @@ class _Canvas:
         return ["<defs>", *found, "</defs>"]
 
     def legend(self, entries: Sequence[str], width: float, top: float) -> tuple[float, float]:
-        """Draw the legend in columns below, and give the width and the height of everything."""
-        if not entries:
+        """Draw the legend in columns below, unless the tiles say all of it; give the width and height of everything."""
+        if not entries or all(self._keys.values()):
             return width, top
-        entries = [short(plain(entry), _MOST_TEXT) for entry in entries]
+        entries = [short(plain(entry), int((_WIDE - 34) / _CHAR)) for entry in entries]
         each = max(map(_length, entries)) + 34
-        columns = max(int(width / each), 1)
+        columns = max(int(max(width, _WIDE) / each), 1)
         top += _GAP
         for number, entry in enumerate(entries):
             row, column = divmod(number, columns)
             x, y = column * each, top + row * 20
             self.tile((x, y, 16, 14), number, "")
             self.text(x + 22, y + 11, entry, anchor="start")
-        return max(width, each), top + -(-len(entries) // columns) * 20
+        return max(width, each * min(columns, len(entries))), top + -(-len(entries) // columns) * 20
 
 
 class _View:
     """One view laid out: where its panels are."""
 
     def __init__(self, view: View, widest: float) -> None:
-        self._captions = [short(plain(line), _MOST_TEXT) for line in view.captions]
-        self._notes = [short(plain(line), _MOST_TEXT) for line in view.notes]
         self._panels = [_Panel.of(panel, widest) for panel in view.panels]
         # Bars that begin at one place can be compared.
         rows = [panel for panel in self._panels if panel.panel.row_height is not None]
         for panel in rows:
-            panel.left = max(each.left for each in rows)
-        lines = [*map(_length, self._captions), *map(_length, self._notes)]
+            panel.place_rows(widest, any(each.above for each in rows), max(each.left for each in rows))
+        self._captions = [
+            (line, bool(number)) for number, text in enumerate(view.captions) for line in _lines(text, widest)
+        ]
+        self._notes = [line for text in view.notes for line in _lines(text, widest)]
+        lines = [*(_length(line) for line, _ in self._captions), *map(_length, self._notes)]
         self.width = max([*lines, *(panel.width for panel in self._panels)], default=0.0)
         self.height = (len(self._captions) + len(self._notes)) * _LINE + sum(p.height + _GAP for p in self._panels)
 
+    @staticmethod
+    def fits(view: View, widest: float) -> bool:
+        """Whether a view has room for its labels in this width."""
+        return all(panel.row_height is None and _Panel.of(panel, widest).has_room for panel in view.panels)
+
     def draw(self, canvas: _Canvas, x: float, y: float) -> None:
-        for number, line in enumerate(self._captions):
+        for line, is_quiet in self._captions:
             y += _LINE
-            canvas.text(x, y - 3, line, "quiet" if number else "text", "start")
+            canvas.text(x, y - 3, line, "quiet" if is_quiet else "text", "start")
         for panel in self._panels:
             panel.draw(canvas, x, y)
             y += panel.height + _GAP
@@ -203,40 +233,61 @@ class _Panel:
 
     panel: Panel
     titles: list[str]
+    rows: tuple[Span, ...]
+    columns: tuple[Span, ...]
     left: float
     top: float
     across: float
     down: float
     upright: bool
+    #: Whether the label of each row stands above it.
+    above: bool
+    has_room: bool
 
     @classmethod
     def of(cls, panel: Panel, widest: float) -> _Panel:
-        titles = [short(plain(panel.heading), _MOST_TEXT)] if panel.heading else []
+        titles = _lines(panel.heading, widest) if panel.heading else []
         for arrow, side in (("↓", panel.down), ("→", panel.across)):
             if side is not None and side.title:
-                titles.append(f"{arrow} {short(plain(side.title), _MOST_TEXT)}")
-        spans = _spans(panel.across)
+                titles += _lines(f"{arrow} {side.title}", widest)
+        rows = _spans(panel.down, widest if panel.row_height is not None else widest * _MOST_LEFT)
+        left = max((_length(row.text) for row in rows), default=-8.0) + 8
+        above = panel.row_height is not None and left > widest * _MOST_LEFT
+        if above:
+            left = 0.0
+        spans = _spans(panel.across, widest * _MOST_LEFT)
         needed = [(_length(span.text) + 8) / share for span in spans if (share := _share(panel.across, span)) >= 1 / 64]
+        needed += [
+            (max(map(_length, tile.labels[0])) + 8) / share
+            for tile in panel.tiles
+            if tile.labels and (share := _share(panel.across, tile.across)) >= 1 / 64
+        ]
+        across = room = widest - left
         if panel.row_height is None:
-            needed += [
-                (_length(tile.labels[0][0]) + 8) / share
-                for tile in panel.tiles
-                if tile.labels and (share := _share(panel.across, tile.across)) >= 1 / 64
-            ]
-        across = min(max([_NARROW, *needed]), widest) if panel.row_height is None else widest * 0.75
+            across = min(max([_NARROW, *needed]), room)
         upright = any(_length(span.text) + 4 > across * _share(panel.across, span) for span in spans)
         shown = [s for s in spans if across * _share(panel.across, s) >= _UPRIGHT] if upright else spans
         top = 0.0
         if shown:
             top = max(_length(span.text) for span in shown) + 8 if upright else _LINE + 2
-        rows, down = _spans(panel.down), float(_LOW)
+        down = float(_LOW)
         if panel.row_height is not None and panel.down is not None:
-            down = panel.row_height * panel.down.size
+            down = float(panel.row_height * panel.down.size)
         elif panel.down is not None:
             ratio = panel.down.size / max(panel.across.size if panel.across is not None else 1, 1)
-            down = max(min(across * min(max(ratio, 0.35), 1.0), _HIGH), min(len(rows) * 18, _HIGHEST))
-        left = max((_length(row.text) for row in rows), default=-8.0) + 8
-        return cls(panel, titles, left, top, across, down, upright)
+            lines = max((len(tile.labels[0]) for tile in panel.tiles if tile.labels), default=1)
+            down = min(max(across * min(max(ratio, 0.35), 1.0), len(rows) * (_LINE * lines + 4)), _HIGH)
+            down = max(down, min(len(rows) * 18, _HIGHEST))
+        return cls(
+            panel, titles, rows, spans, left, top, across, down, upright, above, max(needed, default=0.0) <= room
+        )
+
+    def place_rows(self, widest: float, above: bool, left: float) -> None:
+        """Put the labels of rows above them, or into a margin of this width."""
+        assert self.panel.row_height is not None
+        self.above, self.left = above, 0.0 if above else left
+        self.across = widest - self.left
+        self.down = (self.panel.row_height + above * _LINE) * (self.panel.down.size if self.panel.down else 1)
 
     @property
     def width(self) -> float:
@@ -251,15 +302,17 @@ class _Panel:
             y += _LINE
             canvas.text(x, y - 3, title, "quiet", "start")
         x, y = x + self.left, y + self.top + 6
-        for span in _spans(self.panel.across):
+        for span in self.columns:
             low, extent = _place(self.panel.across, (span.start, span.stop), self.across)
             if not self.upright:
                 canvas.text(x + low + extent / 2, y - 5, span.text)
             elif extent >= _UPRIGHT:
                 canvas.text(x + low + extent / 2 + 4, y - 5, span.text, anchor="start", upright=True)
-        for span in _spans(self.panel.down):
+        for span in self.rows:
             low, extent = _place(self.panel.down, (span.start, span.stop), self.down)
-            if extent >= _UPRIGHT - 1:
+            if self.above:
+                canvas.text(x, y + low + 12, span.text, anchor="start")
+            elif extent >= _UPRIGHT - 2:
                 canvas.text(x - 6, y + low + extent / 2 + 4, span.text, anchor="end")
         places = [self._extent(tile) for tile in self.panel.tiles]
         for tile, place, written in zip(self.panel.tiles, places, _writings(self.panel.tiles, places), strict=True):
@@ -269,18 +322,22 @@ class _Panel:
     def _extent(self, tile: Tile) -> _Extent:
         low, width = _place(self.panel.across, tile.across, self.across)
         upper, height = _place(self.panel.down, tile.down, self.down)
-        return (low, upper, width, height) if self.panel.row_height is None else (low, upper + 2, width, height - 4)
+        if self.panel.row_height is None:
+            return low, upper, width, height
+        name = _LINE * self.above
+        return low, upper + name + 2, width, height - name - 4
 
     def _tile(self, canvas: _Canvas, tile: Tile, place: _Extent, written: _Written | None) -> None:
-        fill = canvas.tile(place, tile.key, short(plain(f"{tile.place}: {tile.held}"), 400))
+        kind = canvas.tile(place, tile.key, short(plain(f"{tile.place}: {tile.held}"), 400), tile.amount)
+        canvas.told(tile.key, self.panel.row_height is not None or (written is not None and written[2]))
         if written is None:
             return
-        lines, upright = written
+        lines, upright, _ = written
         middle, centre = place[0] + place[2] / 2, place[1] + place[3] / 2
         first = (middle if upright else centre) + 4 - _LINE * (len(lines) - 1) / 2
         for row, line in enumerate(map(plain, lines)):
             at = first + _LINE * row
-            canvas.text(*((at, centre) if upright else (middle, at)), line, fill, upright=upright)
+            canvas.text(*((at, centre) if upright else (middle, at)), line, kind, upright=upright)
 
     def _seams(self, canvas: _Canvas, tile: Tile, x: float, y: float) -> None:
         """Draw where a tile that stands for several is cut, unless the lines would be too close."""
@@ -313,12 +370,15 @@ def _writings(tiles: Sequence[Tile], places: Sequence[_Extent]) -> list[_Written
         for tile, (_, _, width, height) in zip(tiles, places, strict=True)
     ]
     for tile, (_, _, width, height), size in zip(tiles, places, sizes, strict=True):
-        level, upright = ([(lines, turned) for lines in tile.labels] for turned in (False, True))
+        naming = len(tile.labels) if tile.naming is None else tile.naming
+        level, upright = (
+            [(lines, turned, number < naming) for number, lines in enumerate(tile.labels)] for turned in (False, True)
+        )
         choices.append([*level[:-1], *upright[:-1], *level[-1:], *upright[-1:]])
         rooms.append(
             [
                 n
-                for n, (lines, turned) in enumerate(choices[-1])
+                for n, (lines, turned, _) in enumerate(choices[-1])
                 if _fits(lines, *((height, width) if turned else (width, height)))
             ]
         )
@@ -330,8 +390,14 @@ def _writings(tiles: Sequence[Tile], places: Sequence[_Extent]) -> list[_Written
     ]
 
 
-def _spans(side: Side | None) -> tuple[Span, ...]:
-    return () if side is None else tuple(Span(s.start, s.stop, short(plain(s.text), 56)) for s in side.spans)
+def _spans(side: Side | None, width: float) -> tuple[Span, ...]:
+    """The stretches of a side, their labels short enough for this width."""
+    most = int((width - 8) / _CHAR)
+    return () if side is None else tuple(Span(s.start, s.stop, _cut(plain(s.text), most)) for s in side.spans)
+
+
+def _cut(text: str, most: int) -> str:
+    return short(text, most if width_of(text) == len(text) else most // 2)
 
 
 def _share(side: Side | None, what: Span | tuple[int, int]) -> float:
@@ -347,4 +413,4 @@ def _place(side: Side | None, bounds: tuple[int, int], length: float) -> tuple[f
 
 
 def _fits(lines: Sequence[str], width: float, height: float) -> bool:
-    return len(lines) * _LINE <= height - 1 and max(map(_length, lines), default=0) + 4 <= width
+    return len(lines) * _LINE <= height - 1 and max(map(_length, lines), default=0) + 1.5 <= width

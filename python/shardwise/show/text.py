@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from .lines import padded, printable, width_of
+from .lines import Line, padded, printable, width_of
 from .picture import Panel, Picture, Tile, short
 from .terminal import is_grid, named, panel_lines
 
-__all__ = ["text_of"]
+__all__ = ["lines_of", "text_of"]
 
 #: How wide a picture is, unless a name or a number alone is wider.
 _WIDTH = 80
@@ -39,57 +39,60 @@ def text_of(picture: Picture) -> str:
      0:2 │ cpu:0 │ cpu:2 │
          └───────┴───────┘
     """
-    lines: list[str] = []
+    return "\n".join("".join(printable(text) for text, _ in line).rstrip() for line in lines_of(picture, _WIDTH))
+
+
+def lines_of(picture: Picture, width: int) -> Iterator[Line]:
+    """Give the lines of a picture as text, with the styles of its tiles; see `text_of`."""
     for number, view in enumerate(picture.views):
         if number:
-            lines.append("")
+            yield []
         if number == 1 and picture.turns:
-            lines.append("↓")
-        lines += _wrapped(view.captions)
+            yield [("↓", "")]
+        yield from _wrapped(view.captions, width)
         for panel in view.panels:
-            lines += _panel(panel)
-        lines += _wrapped(view.notes)
-    return "\n".join(printable(line).rstrip() for line in lines)
+            yield from _panel(panel, width)
+        yield from _wrapped(view.notes, width)
 
 
-def _wrapped(lines: Sequence[str]) -> Iterator[str]:
+def _wrapped(lines: Sequence[str], width: int) -> Iterator[Line]:
     for line in lines:
-        yield from textwrap.wrap(short(line, 200), _WIDTH, subsequent_indent="  ", break_long_words=False) or [""]
+        texts = textwrap.wrap(short(line, 200), width, subsequent_indent="  ", break_long_words=False) or [""]
+        yield from ([(text, "")] for text in texts)
 
 
-def _panel(panel: Panel) -> Iterator[str]:
+def _panel(panel: Panel, width: int) -> Iterator[Line]:
     if panel.heading:
-        yield from _wrapped([panel.heading])
+        yield from _wrapped([panel.heading], width)
     for arrow, side in (("↓", panel.down), ("→", panel.across)):
         if side is not None and side.title:
-            yield from _wrapped([f"{arrow} {side.title}"])
+            yield from _wrapped([f"{arrow} {side.title}"], width)
     if panel.row_height is not None and panel.down is not None:
-        yield from _rows(panel)
+        yield from ([(text, "")] for text in _rows(panel, width))
     elif is_grid(panel):
-        yield from _grid(panel)
+        yield from _grid(panel, width)
     else:
-        yield from _list(panel)
+        yield from ([(text, "")] for text in _list(panel, width))
 
 
-def _grid(panel: Panel) -> Iterator[str]:
+def _grid(panel: Panel, width: int) -> Iterator[Line]:
     """Draw a panel with the longest labels that fit; if none do, in several frames, or as a list if it is one row."""
-    # The last labels say how many there are and not who: rather than these, several frames.
-    labels = max(len(tile.labels) for tile in panel.tiles)
-    levels = max(labels - (2 if labels > 3 else 1), 1)
-    ways = [(level, stacked) for level in range(levels) for stacked in (False, True)]
+    # Rather than labels that do not say who, several frames.
+    levels = max(len(tile.labels) if tile.naming is None else tile.naming for tile in panel.tiles)
+    ways = [(level, stacked) for level in range(max(levels, 1)) for stacked in (False, True)]
     for level, stacked in ways:
         lines = _framed(panel, level, stacked)
-        if _fits(lines):
+        if _fits(lines, width):
             yield from lines
             return
     columns = sorted({tile.across for tile in panel.tiles})
     if len({tile.down for tile in panel.tiles}) == 1 and len(columns) > 1:
-        yield from _list(panel)
+        yield from ([(text, "")] for text in _list(panel, width))
         return
-    level, stacked = min(ways, key=lambda way: max(map(width_of, _framed(panel, *way))))
+    level, stacked = min(ways, key=lambda way: max(map(_width_of, _framed(panel, *way))))
     while columns:
         count = len(columns)
-        while count > 1 and not _fits(_framed(_part(panel, columns[:count]), level, stacked)):
+        while count > 1 and not _fits(_framed(_part(panel, columns[:count]), level, stacked), width):
             count -= 1
         yield from _framed(_part(panel, columns[:count]), level, stacked)
         columns = columns[count:]
@@ -99,26 +102,29 @@ def _part(panel: Panel, columns: Sequence[tuple[int, int]]) -> Panel:
     return replace(panel, tiles=tuple(tile for tile in panel.tiles if tile.across in columns))
 
 
-def _framed(panel: Panel, level: int, stacked: bool) -> list[str]:
-    lines = panel_lines(panel, titles=False, most=_MOST, level=level, stacked=stacked)
-    return [" " + "".join(text for text, _ in line) for line in lines]
+def _framed(panel: Panel, level: int, stacked: bool) -> list[Line]:
+    return [[(" ", ""), *line] for line in panel_lines(panel, most=_MOST, level=level, stacked=stacked)]
 
 
-def _fits(lines: Sequence[str]) -> bool:
-    return all(width_of(line) <= _WIDTH for line in lines)
+def _width_of(line: Line) -> int:
+    return sum(width_of(text) for text, _ in line)
 
 
-def _rows(panel: Panel) -> Iterator[str]:
+def _fits(lines: Sequence[Line], width: int) -> bool:
+    return all(_width_of(line) <= width for line in lines)
+
+
+def _rows(panel: Panel, width: int) -> Iterator[str]:
     """List the rows of a panel: the name of each, a bar with all its tiles, what they are."""
     rows = [(span.start, span.stop) for span in panel.down.spans] if panel.down is not None else []
     tiles: dict[tuple[int, int], list[Tile]] = {row: [] for row in rows}
     for tile in panel.tiles:
         tiles.setdefault(tile.down, []).append(tile)
     names = [named(panel.down, row, _MOST) for row in tiles]
-    yield from _listed(panel, names, list(tiles.values()))
+    yield from _listed(panel, names, list(tiles.values()), width)
 
 
-def _list(panel: Panel) -> Iterator[str]:
+def _list(panel: Panel, width: int) -> Iterator[str]:
     """List the tiles of a panel: the ranges of each, a bar at its place, who holds it."""
     sides = [
         [named(side, place, _MOST) for place in places]
@@ -130,12 +136,12 @@ def _list(panel: Panel) -> Iterator[str]:
     ]
     widths = [max(map(width_of, texts)) for texts in sides]
     names = ["  ".join(map(padded, texts, widths)) for texts in zip(*sides, strict=True)]
-    yield from _listed(panel, names or [""] * len(panel.tiles), [[tile] for tile in panel.tiles])
+    yield from _listed(panel, names or [""] * len(panel.tiles), [[tile] for tile in panel.tiles], width)
 
 
-def _listed(panel: Panel, names: Sequence[str], rows: Sequence[Sequence[Tile]]) -> Iterator[str]:
+def _listed(panel: Panel, names: Sequence[str], rows: Sequence[Sequence[Tile]], width: int) -> Iterator[str]:
     left = max(map(width_of, names), default=0)
-    room = _WIDTH - left - 6
+    room = width - left - 6
     texts = [_text(tiles, 0) for tiles in rows]
     if max(map(width_of, texts), default=0) > room - _SHORTEST:
         texts = [_text(tiles, 1) for tiles in rows]
@@ -150,7 +156,7 @@ def _listed(panel: Panel, names: Sequence[str], rows: Sequence[Sequence[Tile]]) 
             yield f"{line}  {text}"
             continue
         yield line
-        yield from textwrap.wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="    ", break_long_words=False)
+        yield from textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="    ", break_long_words=False)
 
 
 def _text(tiles: Sequence[Tile], level: int) -> str:
@@ -165,9 +171,9 @@ def _bar(panel: Panel, tiles: Sequence[Tile], length: int) -> str:
     """A line on which tiles stand out at their places, neighbours in different letters."""
     size = max(panel.across.size if panel.across is not None else 1, 1)
     letters = ["·"] * length
-    for tile in tiles:
+    for number, tile in enumerate(tiles):
         low, high = (bound * length // size for bound in tile.across)
         low = min(low, length - 1)
         for at in range(low, max(high, low + 1)):
-            letters[at] = "█▓▒"[(tile.key or 0) % 3]
+            letters[at] = "█▓▒"[number % 3]
     return "".join(letters)

@@ -6,55 +6,125 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from ..packed import PackedDim
 from ..partition import Partition
 from ..tiling import Tiling
 from .boxes import boxes_view
 from .cells import Block, Cells, ChunkCells, DeviceCells, ShardCells, blocks_of, panels_of, plane_of
 from .lanes import packed_view
-from .picture import MOST_KEYS, MOST_NAMED, Picture, View, held_text, plain, replicas_text, short
+from .names import brief
+from .picture import MOST_KEYS, MOST_NAMED, Picture, Tile, View, held_text, plain, replicas_text, short
 
-__all__ = ["mesh_picture", "tilings_picture"]
+__all__ = ["layout_picture", "mesh_picture", "tilings_picture"]
 
 _MOST_DIMS = 64
+#: Up to how many cells, and along each side, are drawn one by one, without colours if there are more than these.
+_MOST_CELLS, _MOST_SIDE = 256, 16
 #: The most holders by which two blocks are compared.
 _MOST_COMPARED = 4096
 
 
 def mesh_picture(mesh: DeviceMesh) -> Picture:
-    """Give the picture of a mesh: its devices in rows and columns, in blocks where there are many."""
-    sizes = _mesh_text(mesh)
+    """Give the picture of a mesh: its devices in rows and columns, without colours; in blocks if there are many."""
     many = "1 device" if mesh.size == 1 else f"{mesh.size:,} devices"
+    return _mesh_picture(mesh, (f"mesh {_mesh_text(mesh)}", f"{many}: {_devices_text(mesh)}"), None)
+
+
+def layout_picture(layout: TensorLayout, mesh: DeviceMesh) -> Picture:
+    """Give the picture of a layout that has no shape yet: its mesh, with the shard that each device holds.
+
+    Devices that hold the same shard have its colour. Without a colour are shards of which there are too many, and of
+    packed dims that do not know their size.
+    """
+    partition = _unit_partition(layout)
+    many = "" if partition is None else f": {_shards_text(partition)}"
+    captions = (_axes_text(layout), f"{short(_mesh_text(mesh), 60)}{many}", f"devices: {_devices_text(mesh)}")
+    return _mesh_picture(mesh, captions, partition)
+
+
+def _mesh_picture(mesh: DeviceMesh, captions: tuple[str, ...], partition: Partition | None) -> Picture:
+    title, about = captions[0], f"{'; '.join(captions)}."
     if mesh.ndim > _MOST_DIMS:
-        return Picture("mesh", f"A mesh of {mesh.ndim} axes.", (View((f"mesh of {mesh.ndim} axes",), ()),))
+        return Picture(title, about, (View((*captions, f"{mesh.ndim} axes are too many to draw"), ()),))
     cells = DeviceCells(mesh)
-    plane = plane_of([cells])
-    blocks = blocks_of(cells, plane, MOST_KEYS)
-    keys = range(len(blocks))
-    view = View((f"mesh {sizes}", many), tuple(panels_of(cells, plane, blocks, keys)))
-    about = f"A mesh of {many}: {sizes}." + (f" Drawn as {len(blocks)} blocks." if len(blocks) < mesh.size else "")
-    return Picture(f"mesh {sizes}", about, (view,), tuple(_entry(block) for block in blocks))
+    plane = plane_of([cells.counts])
+    blocks = blocks_of(cells, plane, _MOST_CELLS, _MOST_SIDE)
+    if len(blocks) < mesh.size:
+        blocks = blocks_of(cells, plane, MOST_KEYS)
+        about += f" Drawn as {len(blocks)} blocks."
+    panels = panels_of(cells, plane, blocks, [None] * len(blocks))
+    legend: tuple[str, ...] = ()
+    if partition is not None and len(blocks) == mesh.size:
+        # In the order of the devices, as the blocks are.
+        ids = partition.shard_ids().tolist()
+        shards = list(dict.fromkeys(ids))
+        legend = tuple(f"shard {_index(partition, shard)}" for shard in shards) if len(shards) <= MOST_KEYS else ()
+        keys = {shard: key if legend else None for key, shard in enumerate(shards)}
+        held = {"[" + ", ".join(map(str, mesh.coordinate(at))) + "]": shard for at, shard in enumerate(ids)}
+        panels = [
+            replace(
+                panel,
+                tiles=tuple(
+                    _holding(tile, _index(partition, held[tile.place]), keys[held[tile.place]]) for tile in panel.tiles
+                ),
+            )
+            for panel in panels
+        ]
+    return Picture(title, about, (View(captions, tuple(panels)),), legend)
+
+
+def _index(partition: Partition, shard: int) -> str:
+    """The indices of a shard along the dims, as many as there are."""
+    found = []
+    for count in reversed(partition.num_shards):
+        shard, index = divmod(shard, count)
+        found.append(str(index))
+    return f"({', '.join(reversed(found))})"
+
+
+def _holding(tile: Tile, index: str, key: int | None) -> Tile:
+    """The tile of a device with the index of the shard that it holds."""
+    device = tile.labels[0][0]
+    labels = ((device, index), (f"{device} {index}",), (tile.labels[-1][0], index), *tile.labels)
+    return replace(tile, key=key, labels=labels, held=f"{tile.held} holds shard {index}")
+
+
+def _unit_partition(layout: TensorLayout) -> Partition | None:
+    """The partition of the least shape that a layout cuts evenly: one element per shard along each dim."""
+    shape = []
+    for spec, count in zip(layout.axes, layout.num_shards, strict=True):
+        if isinstance(spec, PackedDim) and spec.size is None:
+            return None
+        shape.append(spec.size if isinstance(spec, PackedDim) and spec.size is not None else count)
+    return layout.partition(shape)
 
 
 def tilings_picture(tilings: Sequence[Tiling], names: Sequence[str], more: str = "") -> Picture:
     """Give the picture of who holds which part of a tensor, or of several tilings of one shape.
 
     What they have in common has the same colour in all of them: the first holder of a shard, or all holders of a block.
+    If there are more shards than colours, they have none.
     """
     shape = tilings[0].shape
     if len(shape) > _MOST_DIMS:
         text = f"{len(shape)} dims are too many to draw; at most {_MOST_DIMS} are"
         return Picture("tiling", text, (View((text,), ()),))
     grids: list[Cells | None] = [_cells(tiling) for tiling in tilings]
-    regular = [cells for cells in grids if cells is not None]
+    regular = [cells.counts for cells in grids if cells is not None]
     plane = plane_of(regular) if regular else ()
-    for most in (MOST_KEYS, MOST_KEYS // 2):
-        parts = [[] if cells is None else blocks_of(cells, plane, most) for cells in grids]
+    for most, widest in ((_MOST_CELLS, _MOST_SIDE), (MOST_KEYS, None), (MOST_KEYS // 2, None)):
+        parts = [[] if cells is None else blocks_of(cells, plane, most, widest) for cells in grids]
+        is_single = all(block.size == 1 for blocks in parts for block in blocks)
+        if widest is not None and not is_single:
+            continue
         colours = _Colours(len(tilings))
         keys = [[colours.key(block, at) for block in blocks] for at, blocks in enumerate(parts)]
-        if len(colours.legend()) <= MOST_KEYS:
+        has_colours = len(colours.legend()) <= MOST_KEYS
+        if has_colours or is_single:
             break
-    else:
+    if not has_colours:
         colours, keys = _Colours(len(tilings)), [[None] * len(blocks) for blocks in parts]
     views = []
     for at, (tiling, cells, blocks) in enumerate(zip(tilings, grids, parts, strict=True)):
@@ -63,11 +133,11 @@ def tilings_picture(tilings: Sequence[Tiling], names: Sequence[str], more: str =
         if cells is not None:
             views.append(View(head, tuple(panels_of(cells, plane, blocks, keys[at])), _notes(blocks)))
         elif isinstance(tiling, Partition):
-            view, legend = packed_view(tiling, head[0], head[1:])
-            views.append(colours.shifted(view, legend))
+            view, holders = packed_view(tiling, head[0], head[1:])
+            views.append(colours.listed(view, holders))
         else:
-            view, legend = boxes_view(tiling, head)
-            views.append(colours.shifted(view, legend))
+            view, holders = boxes_view(tiling, head)
+            views.append(colours.listed(view, holders))
     title = more or " → ".join(short(view.captions[0], 120) for view in views)
     about = " ".join(f"{'; '.join(short(line, 160) for line in view.captions)}." for view in views)
     return Picture(title, about, tuple(views), colours.legend(), len(views) > 1)
@@ -88,7 +158,6 @@ class _Colours:
     def __init__(self, views: int) -> None:
         self._texts: dict[Any, list[str]] = {}
         self._views = views
-        self._others: list[str] = []
 
     def key(self, block: Block, view: int) -> int | None:
         if block.is_empty:
@@ -106,28 +175,26 @@ class _Colours:
             texts.append(text)
         return list(self._texts).index(name)
 
-    def shifted(self, view: View, legend: tuple[str, ...]) -> View:
-        """Give a view whose tiles count the entries of its own legend; these follow those that exist already."""
-        before = len(self.legend())
-        fits = before + len(legend) <= MOST_KEYS
-        if fits:
-            self._others += legend
-        if fits and not before:
-            return view
+    def listed(self, view: View, holders: Sequence[tuple[Any, str]]) -> View:
+        """Give a view whose tiles count a list of holders of its own; those of another view have the same look."""
+        if len({*self._texts, *(name for name, _ in holders)}) > MOST_KEYS:
+            keys: list[int | None] = [None] * len(holders)
+        else:
+            for name, text in holders:
+                self._texts.setdefault(name, []).append(text)
+            names = list(self._texts)
+            keys = [names.index(name) for name, _ in holders]
         panels = tuple(
             replace(
                 panel,
-                tiles=tuple(
-                    replace(tile, key=tile.key + before if fits and tile.key is not None else None)
-                    for tile in panel.tiles
-                ),
+                tiles=tuple(replace(tile, key=None if tile.key is None else keys[tile.key]) for tile in panel.tiles),
             )
             for panel in view.panels
         )
         return replace(view, panels=panels)
 
     def legend(self) -> tuple[str, ...]:
-        return (*(" / ".join(texts[:2]) for texts in self._texts.values()), *self._others)
+        return tuple(" / ".join(list(dict.fromkeys(texts))[:2]) for texts in self._texts.values())
 
 
 def _entry(block: Block) -> str:
@@ -154,15 +221,26 @@ def _captions(tiling: Tiling) -> tuple[str, ...]:
     if not isinstance(tiling, Partition):
         count = tiling._count
         return f"{sizes} in {tiling._kind_text()}", f"{count:,} holder{'s' * (count != 1)}"
-    total, replicas = tiling.total_shards, tiling.replicas
+    mesh = short(_mesh_text(tiling.device_mesh), 60)
+    return _axes_text(tiling.layout), f"{sizes} on {mesh}: {_shards_text(tiling)}"
+
+
+def _shards_text(partition: Partition) -> str:
+    total, replicas = partition.total_shards, partition.replicas
     shards = "1 shard" if total == 1 else f"{total:,} shards"
-    devices = "one device" if replicas == 1 else f"{replicas:,} devices"
-    layout = tiling.layout
+    return f"{shards}, each on {'one device' if replicas == 1 else f'{replicas:,} devices'}"
+
+
+def _axes_text(layout: TensorLayout) -> str:
     partial = f", partial sums over {', '.join(layout.unreduced[:4])}" if layout.unreduced else ""
-    return (
-        f"{short(plain(str(layout.axes)), 100)}{short(plain(partial), 60)}",
-        f"{sizes} on {short(_mesh_text(tiling.device_mesh), 60)}: {shards}, each on {devices}",
-    )
+    return f"{short(plain(str(layout.axes)), 100)}{short(plain(partial), 60)}"
+
+
+def _devices_text(mesh: DeviceMesh) -> str:
+    """The labels of a mesh's devices, briefly."""
+    if mesh.size <= _MOST_CELLS:
+        return short(brief([held_text([label], 1) for label in mesh._all_labels()]), 80)
+    return f"{held_text([mesh.device(0)], 1)} to {held_text([mesh.device(mesh.size - 1)], 1)}"
 
 
 def _mesh_text(mesh: DeviceMesh) -> str:

@@ -9,13 +9,15 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from .._boxes import consecutive
+from .._drawn import Drawn
 from .._dtypes import Dtype, bytes_for, in_bytes
+from .._fork import importing
 from .._text import bytes_text, shown
 from ..errors import LayoutError, ParseError
 from ..tiling import Tiling
@@ -23,6 +25,9 @@ from .boxes import Bounds, Extent, check_box, check_out, contiguous_strides, exp
 from .files import DataFile, ReadsFiles
 from .pieces import Pieces, shared_box
 from .text import MAX_NAME, box_text
+
+if TYPE_CHECKING:
+    from ..show.picture import Picture
 
 __all__ = [
     "LazyTensors",
@@ -166,7 +171,7 @@ class ListedPieces(Sequence[StoredPiece]):
         return self.make(position, tuple((start, stop) for start, stop in self.boxes[position].tolist()))
 
 
-class StoredTensor(ReadsFiles):
+class StoredTensor(Drawn, ReadsFiles):
     """A tensor of a checkpoint: its dtype and shape, and which file holds which box of it.
 
     Attributes:
@@ -429,6 +434,12 @@ class StoredTensor(ReadsFiles):
             return np.asarray(self.array(), dtype)
         return np.asarray(self.read(), dtype)
 
+    def _picture(self) -> Picture:
+        with importing:
+            from .drawn import tensor_picture
+
+        return tensor_picture(self)
+
     def __repr__(self) -> str:
         pieces = "1 piece" if len(self.pieces) == 1 else f"{len(self.pieces)} pieces"
         alias = f", shares the storage of {shown(self.alias_of)}" if self.alias_of is not None else ""
@@ -653,6 +664,12 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    def _repr_html_(self) -> str:
+        with importing:
+            from .drawn import checkpoint_html
+
+        return checkpoint_html(self)
 
     def __repr__(self) -> str:
         return f"<StoredCheckpoint {str(self.path)!r}: {self.format}, {len(self)} tensors>"
