@@ -207,10 +207,11 @@ def test_with_and_without_rich_the_text_is_the_same(
 def test_output_that_has_no_unicode() -> None:
     done = run(*SHOW, env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0
+    assert "\\u" not in done.stdout
     assert done.stdout.splitlines()[-3:] == [
-        "      +-------+-------+",
-        "  6:8 | cpu:3 | cpu:7 |",
-        "      +-------+-------+",
+        "     +-------+-------+",
+        " 6:8 | cpu:3 | cpu:7 |",
+        "     +-------+-------+",
     ]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import shardwise as sw
+from shardwise.show.picture import short
 from tests.show.drawings import Drawing
 
 
@@ -36,7 +37,7 @@ def test_a_tensor_shows_which_file_holds_which_columns(tmp_path: Path) -> None:
         drawing = Drawing(tensor._repr_svg_() or "")
         names = [piece.path.name for piece in tensor.pieces]
         assert [(tile.bounds[1], tile.held) for tile in drawing.tiles] == [
-            ((2 * i, 2 * i + 2), name) for i, name in enumerate(names)
+            ((2 * i, 2 * i + 2), short(name, 40)) for i, name in enumerate(names)
         ]
         assert "h.1.kernel: int16, 64 B" in drawing.written()
         assert "4 × 8 in 4 pieces" in drawing.written()

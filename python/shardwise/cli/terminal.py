@@ -18,7 +18,7 @@ __all__ = ["Screen", "as_options", "say"]
 
 # Drawn without Unicode where the output cannot encode it. Names in a checkpoint may hold anything; see
 # `lines.printable`.
-_ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│…⋮≤", "+++++++++-|.:<")
+_ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│…≤↓→×·█▓▒", "+++++++++-|.<v>x-#=%")
 
 
 #: How the options are written of which a message of the library speaks.
