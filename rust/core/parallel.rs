@@ -110,7 +110,8 @@ where
 ///
 /// A thread that is started with less aborts the process: what is its own (thread-local) is allocated when it is first
 /// used, by the C library, which has no other way to say that it cannot.
-fn has_room_for(threads: usize) -> bool {
+#[must_use]
+pub fn has_room_for(threads: usize) -> bool {
     let mut room = Vec::<u8>::new();
     let asked = room.try_reserve_exact(threads.saturating_mul(THREAD_BYTES));
     // Seen by the optimiser, which would leave out an allocation that nobody uses.

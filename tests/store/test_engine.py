@@ -484,6 +484,20 @@ def test_published_files(tmp_path: Path) -> None:
     assert 0 < _core.free_space(tmp_path) < 2**60
 
 
+@pytest.mark.parametrize("missing", [[3], [40, 41, 99], [0, 50]])
+def test_of_many_files_the_first_that_cannot_be_synced_is_named(tmp_path: Path, missing: list[int]) -> None:
+    """Several threads sync them, in any order."""
+    files = [tmp_path / f"{number:03}" for number in range(100)]
+    for number, file in enumerate(files):
+        if number not in missing:
+            file.write_bytes(b"data")
+    for _ in range(20):
+        with pytest.raises(FileNotFoundError) as caught:
+            _core.sync_files(files)
+        assert caught.value.filename == str(files[missing[0]])
+    _core.sync_files([file for number, file in enumerate(files) if number not in missing])
+
+
 def test_jobs_fill_parts_of_a_file_that_is_there(tmp_path: Path) -> None:
     values = np.arange(24, dtype=np.int32).reshape(4, 6)
     path = tmp_path / "whole"

@@ -147,6 +147,15 @@ def command(_: str, *arguments: str) -> tuple[int, str]:
     return status, said.getvalue()
 
 
+def columns(folder: str, source: str, files: int, resume: bool) -> int:
+    """Cut into many files, as users do: receipts are written when there is much to lose."""
+    rules = sw.LayoutMap(sw.DeviceMesh((files,), ("x",)))
+    rules["h.0.w"] = (None, "x")
+    report = sw.reshard_checkpoint(source, Path(folder, "new"), rules, to="sharded", threads=1, resume=resume)
+    assert isinstance(report, sw.store.WriteReport)
+    return report.bytes_resumed
+
+
 def put(folder: str, text: str) -> None:
     replace_file(Path(folder, "rules.toml"), text.encode())
 
@@ -544,3 +553,33 @@ def test_all_is_on_the_disk_before_it_has_its_name(bench: Bench, kind: str) -> N
     synced = [at for at, (how, path) in enumerate(before) if how == "fsync" and path.endswith("/data")]
     assert name == "new.safetensors" or max(synced) > max(at for at in made if "/data/" in before[at][1])
     assert operations[published + 1] == "fsync "
+
+
+FILES = 40  # More than are synced one after the other.
+
+
+def test_every_file_is_synced_once(bench: Bench) -> None:
+    """Each wait for the disk is a few milliseconds, and there may be thousands of files."""
+    expected, operations = bench.reference("new", "columns", str(bench.source), FILES, False)
+    files = sorted(name for name in expected if name.endswith(".safetensors"))
+    assert len(files) == FILES
+    data = [line.partition(" ")[::2] for line in operations[: operations.index("rename new")]]
+    for file in files:
+        done = [how for how, path in data if path.endswith(f"/data/{file}")]
+        assert done[-1] == "fsync", file
+        assert done.count("fsync") == 1, file
+
+
+def test_what_fails_at_the_end_goes_on_from_there(bench: Bench) -> None:
+    """Receipts that were not needed so far are written when headers cannot be, and not after a kill."""
+    arguments = str(bench.source), FILES
+    expected, operations = bench.reference("new", "columns", *arguments, False)
+    last = max(at for at, line in enumerate(operations, 1) if line.startswith("write ") and "/data/" in line)
+    for fault in ("fail", "kill"):
+        with bench.folder() as folder:
+            done = bench.machine.run("columns", folder, *arguments, False, at=last, fault=fault, error=errno.ENOSPC)
+            assert done.killed == (fault == "kill")
+            assert done.killed or done.error == "OSError"
+            going_on = bench.settled(folder / "new", expected, "columns", *arguments, True)
+            # Those of 64 x 640 and 48 x 320, of 4 and 8 bytes; the tied ones, once; three rows of five; and one.
+            assert (going_on.done == 64 * 640 * 4 + 48 * 320 * 8 + 160 + 15 + 8) == (fault == "fail")

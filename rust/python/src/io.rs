@@ -368,7 +368,7 @@ impl FileLock {
 #[pyfunction]
 #[pyo3(signature = (paths, /))]
 pub(crate) fn sync_files(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<()> {
-    guard(|| py.detach(|| commit::sync(&paths)).map_err(to_py))
+    guard(|| watched(py, None, |poll| commit::sync(&paths, &mut || poll(0, 1))))
 }
 
 /// Renames, and brings the names to the disk. With the descriptor of the folder that `source` is in, it is found there.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,7 @@ def _run_tasks(
     *,
     hint: str = "",
 ) -> int:
-    """Run the tasks with these numbers, and give how many were run.
+    """Run the tasks with these numbers, and give how many were run; if one fails, the receipts of the others are kept.
 
     Args:
         plan: The plan.
@@ -98,7 +98,8 @@ def _run_tasks(
         numbers: The numbers.
         crew: What runs them.
         ledger: Gets their receipts.
-        recorder: Keeps their receipts; without it, tasks only see that what is there is right.
+        recorder: Keeps their receipts, some of which it may still hold afterwards; without it, tasks only see that what
+            is there is right.
         work: How they are run.
         hint: How another run continues.
     """
@@ -122,11 +123,12 @@ def _run_tasks(
     try:
         order = _spread(numbers, sizes, crew.workers)
         return flight.run(map(plan.task, order), len(numbers), lambda task: shown.end(task.nbytes))
-    except _Stopped as stopped:
-        raise stopped.error from None
-    finally:
+    except BaseException as error:
         if recorder is not None:
             recorder.flush()
+        if isinstance(error, _Stopped):
+            raise error.error from None
+        raise
 
 
 def _spread(numbers: Sequence[int], sizes: npt.NDArray[np.int64], workers: int) -> Sequence[int]:
@@ -160,7 +162,9 @@ def run_part(plan: WritePlan, part: tuple[int, int] | None, tasks: Sequence[int]
                 ledger.add(receipt)
             numbers = [number for number in numbers if number not in ledger]
         recorder = place.recorder(span, work, "" if part is None else f"{part[0]}/{part[1]}", crew)
-        return _run_tasks(plan, place, numbers, crew, ledger, recorder, work)
+        done = _run_tasks(plan, place, numbers, crew, ledger, recorder, work)
+        recorder.flush()
+        return done
 
 
 def numbers_of(
@@ -237,10 +241,16 @@ def run_whole(plan: WritePlan, work: Work) -> WriteReport:
             numbers = [number for number in range(len(plan.tasks)) if number not in ledger]
             recorder = place.recorder(None, work, "", crew)
             _run_tasks(plan, place, numbers, crew, ledger, recorder, work, hint=" (resume=True)")
-            ledger.check_complete()
-            mapped.check()
-            files.check()
-            place.finish(ledger, sync=work.sync)
+            try:
+                ledger.check_complete()
+                mapped.check()
+                files.check()
+                # The last receipts are needed only if this fails: with them every file would be synced once more.
+                place.finish(ledger, sync=work.sync)
+            except BaseException:
+                with suppress(OSError, ParseError):
+                    recorder.flush()
+                raise
         except (ParseError, LayoutError):
             place.discard(ledger)  # Another run would end in the same way.
             raise

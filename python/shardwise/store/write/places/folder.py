@@ -252,12 +252,12 @@ class FolderPlace:
             self.begin(parts=True)  # Tensors without elements have no tasks.
         digests = self._digests(ledger)
         with opened_below(self.folder, 3) as folder:
-            self._write_frames(folder, ledger, sync)
+            self._write_frames(folder, ledger)
+            for name, text in self._texts(digests).items() if plan.is_folder else ():
+                folder.write(name, text, sync=sync)
+            if sync:
+                _core.sync_files([self.folder / file.name for file in plan.files])
             if plan.is_folder:
-                for name, text in self._texts(digests).items():
-                    folder.write(name, text, sync=sync)
-                if sync:
-                    _core.sync_files([self.folder / file.name for file in plan.files])
                 with opened_below(self.root, 2) as root:
                     self._publish(self.folder, root)
             else:
@@ -289,7 +289,7 @@ class FolderPlace:
         manifest = manifest_text(plan.manifest, list(plan.tensors), digests, plan.files, plan.sizes, plan.texts)
         return {MANIFEST: manifest, **plan.texts}
 
-    def _write_frames(self, folder: OpenFolder, ledger: Ledger, sync: bool) -> None:
+    def _write_frames(self, folder: OpenFolder, ledger: Ledger) -> None:
         """Write what surrounds the tensors of each file.
 
         Raises:
@@ -309,8 +309,6 @@ class FolderPlace:
                 for at, text in self._frame(number, ledger):
                     stream.seek(at)
                     write_all(stream, text)
-                if sync:
-                    os.fsync(stream.fileno())
 
     def _publish(self, made: Path, folder: OpenFolder) -> None:
         """Give what was made its name, as it is in this folder of ours."""

@@ -195,9 +195,10 @@ def _targets(files: Sequence[TargetFile], tensors: int) -> tuple[Section, npt.ND
         at = order[begin:end]
         rows = np.empty((len(at), 3), np.int64)
         rows[:, 0] = np.searchsorted(ends, at, side="right")
-        for number in np.unique(rows[:, 0]).tolist():
+        by_file = np.argsort(rows[:, 0], kind="stable")
+        for here in np.split(by_file, np.flatnonzero(np.diff(rows[by_file, 0])) + 1) if len(at) else ():
+            number = int(rows[here[0], 0])
             file, chosen = files[number], chosen_of[number]
-            here = np.flatnonzero(rows[:, 0] == number)
             inner = at[here] - (ends[number - 1] if number else 0)
             inner = inner if chosen is None else chosen[inner]
             rows[here, 1] = file.start + file.slots.begins[inner]
