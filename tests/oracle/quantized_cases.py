@@ -33,6 +33,7 @@ FORMS = {
     "gptq": "gptq",
     "awq": "awq",
     "int4": "int4",
+    "int8": "int8",
 }
 #: Messages that are the words of an engine.
 WORDS = ("Weight", "The output_size", "The input_size", "size_n")
@@ -61,6 +62,9 @@ def written(form: str, name: str, out: int, columns: int, unit: int) -> tuple[Ou
             f"{name}.weight_scale": ("BF16", (out, columns // unit)),
         }
         return tensors, scheme(form="pack-quantized", strategy="group", group_size=unit, num_bits=4)
+    if form == "int8":
+        tensors = {f"{name}.weight_packed": ("I32", (out, columns // 4)), f"{name}.weight_scale": ("BF16", (out, 1))}
+        return tensors, scheme(form="pack-quantized", strategy="channel", num_bits=8)
     if form.startswith("nvfp4"):
         packed = "weight" if form == "nvfp4" else "weight_packed"
         tensors = {
