@@ -1,0 +1,319 @@
+"""The names and shapes of a model's tensors in Hugging Face's format, worked out from its configuration alone.
+
+The families are those of transformers; `tests/data/families` has models that transformers wrote, which are compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from .._expressions import parse_expression
+from .._text import shown
+from ..errors import ParseError
+from .numbers import Config, Numbers, read_config
+
+__all__ = ["model_shapes"]
+
+#: Names in a layer, with the sizes of their dims.
+_Shapes = dict[str, str]
+
+_NUMBERS: dict[str, Any] = {
+    "hidden": ["hidden_size", "n_embd"],
+    "inner": ["intermediate_size", "n_inner", "4 * n_embd"],
+    "heads": ["num_attention_heads", "n_head"],
+    "groups": ["num_key_value_heads", "num_attention_heads"],
+    "d": ["head_dim", "hidden_size // num_attention_heads"],
+    "words": "vocab_size",
+    "places": ["n_positions", "max_position_embeddings"],
+    "layers": ["num_hidden_layers", "n_layer"],
+    "experts": ["n_routed_experts", "num_experts", "num_local_experts"],
+    "width": ["moe_intermediate_size", "intermediate_size"],
+    "common": ["shared_expert_intermediate_size", "moe_intermediate_size * n_shared_experts", "intermediate_size"],
+    "q_rank": "q_lora_rank",
+    "kv_rank": "kv_lora_rank",
+    "rope": "qk_rope_head_dim",
+    "nope": "qk_nope_head_dim",
+    "v": "v_head_dim",
+    "dense": ["intermediate_size_mlp", "intermediate_size"],
+    "keys": "linear_num_key_heads",
+    "values": "linear_num_value_heads",
+    "kd": "linear_key_head_dim",
+    "vd": "linear_value_head_dim",
+    "kernel": ["linear_conv_kernel_dim", 4],
+}
+#: More tensors than any model has.
+_MOST = 1 << 22
+
+_QKV = {
+    "self_attn.q_proj.weight": "heads*d,hidden",
+    "self_attn.k_proj.weight": "groups*d,hidden",
+    "self_attn.v_proj.weight": "groups*d,hidden",
+}
+_ATTENTION = {**_QKV, "self_attn.o_proj.weight": "hidden,heads*d"}
+_QKV_BIAS = {
+    "self_attn.q_proj.bias": "heads*d",
+    "self_attn.k_proj.bias": "groups*d",
+    "self_attn.v_proj.bias": "groups*d",
+}
+_QK_NORM = {"self_attn.q_norm.weight": "d", "self_attn.k_norm.weight": "d"}
+_NORMS = {"input_layernorm.weight": "hidden", "post_attention_layernorm.weight": "hidden"}
+_FOUR_NORMS = {**_NORMS, "pre_feedforward_layernorm.weight": "hidden", "post_feedforward_layernorm.weight": "hidden"}
+_LATENT = {
+    "self_attn.kv_a_proj_with_mqa.weight": "kv_rank+rope,hidden",
+    "self_attn.kv_a_layernorm.weight": "kv_rank",
+    "self_attn.kv_b_proj.weight": "heads*(nope+v),kv_rank",
+    "self_attn.o_proj.weight": "hidden,heads*v",
+}
+_Q_LATENT = {
+    "self_attn.q_a_proj.weight": "q_rank,hidden",
+    "self_attn.q_a_layernorm.weight": "q_rank",
+    "self_attn.q_b_proj.weight": "heads*(nope+rope),q_rank",
+}
+_LINEAR_ATTENTION = {
+    "linear_attn.in_proj_qkvz.weight": "2*keys*kd+2*values*vd,hidden",
+    "linear_attn.in_proj_ba.weight": "2*values,hidden",
+    "linear_attn.conv1d.weight": "2*keys*kd+values*vd,1,kernel",
+    "linear_attn.out_proj.weight": "hidden,values*vd",
+    **{"linear_attn.A_log": "values", "linear_attn.dt_bias": "values", "linear_attn.norm.weight": "vd"},
+}
+_GPT2 = {
+    **{"ln_1.weight": "hidden", "ln_1.bias": "hidden", "ln_2.weight": "hidden", "ln_2.bias": "hidden"},
+    **{"attn.c_attn.weight": "hidden,3*hidden", "attn.c_attn.bias": "3*hidden"},
+    **{"attn.c_proj.weight": "hidden,hidden", "attn.c_proj.bias": "hidden"},
+    **{"mlp.c_fc.weight": "hidden,inner", "mlp.c_fc.bias": "inner"},
+    **{"mlp.c_proj.weight": "inner,hidden", "mlp.c_proj.bias": "hidden"},
+}
+_GPT_OSS = {
+    **{**_ATTENTION, **_QKV_BIAS, "self_attn.o_proj.bias": "hidden", "self_attn.sinks": "heads", **_NORMS},
+    **{"mlp.router.weight": "experts,hidden", "mlp.router.bias": "experts"},
+    **{"mlp.experts.gate_up_proj": "experts,hidden,2*inner", "mlp.experts.gate_up_proj_bias": "experts,2*inner"},
+    **{"mlp.experts.down_proj": "experts,inner,hidden", "mlp.experts.down_proj_bias": "experts,hidden"},
+}
+_LLAMA4_EXPERTS = {
+    "feed_forward.experts.gate_up_proj": "experts,hidden,2*width",
+    "feed_forward.experts.down_proj": "experts,width,hidden",
+    "feed_forward.router.weight": "experts,hidden",
+}
+_PHI3 = {
+    "self_attn.qkv_proj.weight": "(heads+2*groups)*d,hidden",
+    "self_attn.o_proj.weight": "hidden,heads*d",
+    **{"mlp.gate_up_proj.weight": "2*inner,hidden", "mlp.down_proj.weight": "hidden,inner", **_NORMS},
+}
+
+
+def _gated(prefix: str, size: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> _Shapes:
+    gate, up, down = (f"{prefix}.{name}.weight" for name in names)
+    return {gate: f"{size},hidden", up: f"{size},hidden", down: f"hidden,{size}"}
+
+
+def _is(config: Mapping[str, Any], key: str, otherwise: bool = False) -> bool:
+    value = config.get(key)
+    if value is None:
+        return otherwise
+    if not isinstance(value, bool):
+        raise ParseError(f"the configuration: {key} is {shown(value)}; it must be true or false")
+    return value
+
+
+def _llama(config: Mapping[str, Any], _: int) -> _Shapes:
+    bias = {**_QKV_BIAS, "self_attn.o_proj.bias": "hidden"} if _is(config, "attention_bias") else {}
+    more = {"mlp.gate_proj.bias": "inner", "mlp.up_proj.bias": "inner", "mlp.down_proj.bias": "hidden"}
+    return {**_ATTENTION, **bias, **_NORMS, **_gated("mlp", "inner"), **(more if _is(config, "mlp_bias") else {})}
+
+
+def _qwen2(config: Mapping[str, Any], _: int) -> _Shapes:
+    return {**_ATTENTION, **_QKV_BIAS, **_NORMS, **_gated("mlp", "inner")}
+
+
+def _qwen3(config: Mapping[str, Any], layer: int) -> _Shapes:
+    return {**_llama(config, layer), **_QK_NORM}
+
+
+def _sparse(config: Mapping[str, Any], layer: int) -> bool:
+    step = config.get("decoder_sparse_step") or 1
+    only = config.get("mlp_only_layers") or []
+    if not isinstance(step, int) or not isinstance(only, list):
+        raise ParseError("the configuration: decoder_sparse_step and mlp_only_layers are not a number and a list")
+    return layer not in only and (layer + 1) % step == 0
+
+
+def _qwen3_moe(config: Mapping[str, Any], layer: int) -> _Shapes:
+    attention = {name: size for name, size in _qwen3(config, layer).items() if not name.startswith("mlp.")}
+    if not _sparse(config, layer):
+        return {**attention, **_gated("mlp", "inner")}
+    return {**attention, "mlp.gate.weight": "experts,hidden", **_gated("mlp.experts.{e}", "width")}
+
+
+def _qwen3_next(config: Mapping[str, Any], layer: int) -> _Shapes:
+    kinds = config.get("layer_types")
+    interval = config.get("full_attention_interval") or 4
+    is_linear = (
+        kinds[layer] == "linear_attention"
+        if isinstance(kinds, list) and layer < len(kinds)
+        else bool((layer + 1) % interval)
+    )
+    full = {**_ATTENTION, "self_attn.q_proj.weight": "2*heads*d,hidden", **_QK_NORM}
+    mlp = _gated("mlp", "inner")
+    if _sparse(config, layer):
+        mlp = {
+            **{"mlp.gate.weight": "experts,hidden", **_gated("mlp.experts.{e}", "width")},
+            **{"mlp.shared_expert_gate.weight": "1,hidden", **_gated("mlp.shared_expert", "common")},
+        }
+    return {**(_LINEAR_ATTENTION if is_linear else full), **_NORMS, **mlp}
+
+
+def _mixtral(config: Mapping[str, Any], _: int) -> _Shapes:
+    experts = _gated("block_sparse_moe.experts.{e}", "inner", ("w1", "w3", "w2"))
+    return {**_ATTENTION, **_NORMS, "block_sparse_moe.gate.weight": "experts,hidden", **experts}
+
+
+def _is_dense(config: Mapping[str, Any], layer: int) -> bool:
+    first = config.get("first_k_dense_replace", 0)
+    step = config.get("moe_layer_freq") or 1
+    if not isinstance(first, int) or not isinstance(step, int):
+        raise ParseError("the configuration: first_k_dense_replace and moe_layer_freq are not both numbers")
+    return config.get("n_routed_experts") is None or layer < first or layer % step != 0
+
+
+def _deepseek_mlp(config: Mapping[str, Any], layer: int, *, bias: bool) -> _Shapes:
+    if _is_dense(config, layer):
+        return _gated("mlp", "inner")
+    router = {"mlp.gate.weight": "experts,hidden"}
+    if bias:
+        router["mlp.gate.e_score_correction_bias"] = "experts"
+    shared = _gated("mlp.shared_experts", "common") if config.get("n_shared_experts") else {}
+    return {**router, **_gated("mlp.experts.{e}", "width"), **shared}
+
+
+def _deepseek(config: Mapping[str, Any], layer: int) -> _Shapes:
+    q = {"self_attn.q_proj.weight": "heads*(nope+rope),hidden"} if config.get("q_lora_rank") is None else _Q_LATENT
+    bias = config.get("topk_method", "noaux_tc") == "noaux_tc" and config.get("model_type") != "deepseek_v2"
+    return {**q, **_LATENT, **_NORMS, **_deepseek_mlp(config, layer, bias=bias)}
+
+
+def _glm4_moe(config: Mapping[str, Any], layer: int) -> _Shapes:
+    bias = _QKV_BIAS if _is(config, "attention_bias") else {}
+    norm = _QK_NORM if _is(config, "use_qk_norm") else {}
+    return {**_ATTENTION, **bias, **norm, **_NORMS, **_deepseek_mlp(config, layer, bias=True)}
+
+
+def _gemma2(config: Mapping[str, Any], _: int) -> _Shapes:
+    return {**_ATTENTION, **_FOUR_NORMS, **_gated("mlp", "inner")}
+
+
+def _gemma3(config: Mapping[str, Any], layer: int) -> _Shapes:
+    return {**_gemma2(config, layer), **_QK_NORM}
+
+
+def _llama4(config: Mapping[str, Any], layer: int) -> _Shapes:
+    step = config.get("interleave_moe_layer_step") or 1
+    sparse = config.get("moe_layers")
+    if not isinstance(step, int) or not isinstance(sparse, (list, type(None))):
+        raise ParseError("the configuration: interleave_moe_layer_step and moe_layers are not a number and a list")
+    is_sparse = layer in sparse if sparse is not None else (layer + 1) % step == 0
+    shared = {**_LLAMA4_EXPERTS, **_gated("feed_forward.shared_expert", "width")}
+    return {**_ATTENTION, **_NORMS, **(shared if is_sparse else _gated("feed_forward", "dense"))}
+
+
+#: By `model_type`: the tensors of a layer, and whether the output has the weights of the embedding if nothing is said.
+_FAMILIES: dict[str, tuple[Callable[[Mapping[str, Any], int], _Shapes], bool]] = {
+    **dict.fromkeys(("llama", "mistral"), (_llama, False)),
+    "qwen2": (_qwen2, False),
+    "qwen3": (_qwen3, False),
+    "qwen3_moe": (_qwen3_moe, False),
+    "qwen3_next": (_qwen3_next, False),
+    "mixtral": (_mixtral, False),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), (_deepseek, False)),
+    "glm4_moe": (_glm4_moe, False),
+    "gpt_oss": (lambda config, layer: _GPT_OSS, False),
+    "gemma2": (_gemma2, True),
+    **dict.fromkeys(("gemma3", "gemma3_text"), (_gemma3, True)),
+    "phi3": (lambda config, layer: _PHI3, False),
+    "llama4_text": (_llama4, False),
+    "gpt2": (lambda config, layer: _GPT2, True),
+}
+#: The embedding, what follows the layers, the output, and what comes before the number of a layer.
+_USUAL = (
+    {"model.embed_tokens.weight": "words,hidden"},
+    {"model.norm.weight": "hidden"},
+    {"lm_head.weight": "words,hidden"},
+    "model.layers",
+)
+_AROUND = {
+    "gpt2": (
+        {"transformer.wte.weight": "words,hidden", "transformer.wpe.weight": "places,hidden"},
+        {"transformer.ln_f.weight": "hidden", "transformer.ln_f.bias": "hidden"},
+        {"lm_head.weight": "words,hidden"},
+        "transformer.h",
+    )
+}
+
+
+def model_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Give the names and shapes of a model's tensors, as transformers stores them before they are quantized.
+
+    Args:
+        config: The model's `config.json`, or what it says. Of a model with images or sound it is the text model's part
+            that counts. Layers that predict further tokens are left out.
+
+    Raises:
+        ParseError: if the family is not known, or a number that it needs is missing.
+        OSError: if the file cannot be read.
+
+    >>> config = {"model_type": "qwen3", "hidden_size": 64, "intermediate_size": 96, "vocab_size": 100, "head_dim": 32}
+    >>> config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    >>> shapes = model_shapes(config)
+    >>> shapes["model.layers.1.self_attn.q_proj.weight"], shapes["model.layers.1.self_attn.k_proj.weight"]
+    ((128, 64), (64, 64))
+    """
+    said = read_config(config)
+    if said.get("model_type") not in _FAMILIES and isinstance(said.get("text_config"), Mapping):
+        said = said["text_config"]
+    family = said.get("model_type")
+    if not isinstance(family, str) or family not in _FAMILIES:
+        known = ", ".join(sorted(_FAMILIES))
+        raise ParseError(f"the configuration: model_type is {shown(family)}; the tensors are known of {known}")
+    layer_of, is_tied = _FAMILIES[family]
+    before, after, output, prefix = _AROUND.get(family, _USUAL)
+    numbers = Numbers(_NUMBERS, said, "the family's tensors")
+    sizes = _Sizes(numbers)
+    found = dict(sizes.of(before))
+    for layer in range(sizes.number("layers")):
+        for name, shape in sizes.of(layer_of(said, layer)):
+            found[f"{prefix}.{layer}.{name}"] = shape
+            if len(found) > _MOST:
+                raise ParseError(f"the configuration: it describes more than {_MOST} tensors")
+    found.update(sizes.of(after))
+    if not _is(said, "tie_word_embeddings", is_tied):
+        found.update(sizes.of(output))
+    return found
+
+
+class _Sizes:
+    """Shapes worked out from the numbers of a model."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        self._numbers = numbers
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def number(self, text: str) -> int:
+        size = parse_expression(text).value(self._numbers)
+        if not 0 < size < 2**40:
+            raise ParseError(f"the configuration: {text} is {shown(size)}; it must be at least 1")
+        return size
+
+    def of(self, shapes: _Shapes) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The names with their shapes; of experts each."""
+        for name, text in shapes.items():
+            if text not in self._shapes:
+                self._shapes[text] = tuple(self.number(size) for size in text.split(","))
+                if math.prod(self._shapes[text]) >= 2**60:
+                    raise ParseError(f"the configuration: {name} would have the shape {self._shapes[text]}")
+            if "{e}" not in name:
+                yield name, self._shapes[text]
+                continue
+            head, tail = name.split("{e}")
+            for expert in range(min(self.number("experts"), _MOST + 1)):
+                yield f"{head}{expert}{tail}", self._shapes[text]
