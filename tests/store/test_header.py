@@ -249,3 +249,21 @@ def test_a_tensor_has_at_most_64_dims(tmp_path: Path) -> None:
     path.write_bytes(encode({"w": tensor(shape=(1,) * 65)}, b"x"))
     with pytest.raises(ParseError, match="tensor 'w': has 65 dims, over the limit of 64"):
         open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "offsets"),
+    [([1.0], [1, 2]), ([True], [1, 2]), ({}, [1, 2]), ("", [1, 2]), ([1], [1.0, 2]), ([1], [True, 2]), ([1], "12")]
+    + [([1], {"1": 0, "2": 0}), ([1], [2, 1]), ([1], [1, 2, 3]), ([1], [-1, 0]), ([1], [2**63, 2**63 + 1]), ([1], [2, 3])],
+)  # fmt: skip
+def test_a_tensor_after_one_like_it_is_looked_at_as_closely(shape: Any, offsets: Any, tmp_path: Path) -> None:
+    scalar = {"dtype": "U8", "shape": [], "data_offsets": [0, 1]}
+    header = {"a": {**scalar, "shape": [1]}, "b": {**scalar, "data_offsets": [1, 2]}}
+    path = tmp_path / "file.safetensors"
+    path.write_bytes(encode(header, b"\0\0"))
+    with open_checkpoint(path) as checkpoint:
+        assert len(checkpoint) == 2
+    for first in (header["a"], {**scalar, "data_offsets": [0, 1]}):
+        path.write_bytes(encode({"a": first, "b": {"dtype": "U8", "shape": shape, "data_offsets": offsets}}, b"\0\0"))
+        with pytest.raises(ParseError, match="tensor 'b'"):
+            open_checkpoint(path)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .._arguments import integer
+from .._garbage import uncollected
 from .._text import shown
 from ..errors import LayoutError
 from ..quantized import LogicalTensor
@@ -65,7 +66,7 @@ def fits(
     '12 elements do not divide into 8'
     """
     path = place_of(model)
-    with open_checkpoint(path) as checkpoint:
+    with uncollected(), open_checkpoint(path) as checkpoint:
         outline = {name: (dtype.code or dtype.name, shape) for name, dtype, shape in checkpoint._described()}
         given = config_of(path) if config is None else read_config(config)
         return fits_tensors(outline, given, tp, ep, read=_reader(checkpoint))

@@ -1,15 +1,20 @@
 """Checkpoints on disk and in stores: opened, whatever their format, written, verified and compared."""
 
-from .digests import tensor_digests
-from .objects import ObjectPath
-from .open import open_checkpoint
-from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
-from .prove import Damage, DamageError, Difference, VerifyReport, diff_checkpoints, verify_checkpoint
-from .write.plans.checkpoint_plan import CheckpointPlan
-from .write.receipts import TaskReceipt
-from .write.reports import WriteOutline, WriteReport
-from .write.reshape import plan_checkpoint, reshard_checkpoint, save_checkpoint
-from .write.task import CheckpointTask
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy
+
+if TYPE_CHECKING:
+    from .digests import tensor_digests
+    from .objects import ObjectPath
+    from .open import open_checkpoint
+    from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
+    from .prove import Damage, DamageError, Difference, VerifyReport, diff_checkpoints, verify_checkpoint
+    from .write.plans.checkpoint_plan import CheckpointPlan
+    from .write.receipts import TaskReceipt
+    from .write.reports import WriteOutline, WriteReport
+    from .write.reshape import plan_checkpoint, reshard_checkpoint, save_checkpoint
+    from .write.task import CheckpointTask
 
 __all__ = [
     "CheckpointPlan",
@@ -34,3 +39,19 @@ __all__ = [
     "tensor_digests",
     "verify_checkpoint",
 ]
+
+__getattr__, __dir__ = lazy(
+    globals(),
+    {
+        "digests": ("tensor_digests",),
+        "objects": ("ObjectPath",),
+        "open": ("open_checkpoint",),
+        "protocol": ("StoredCheckpoint", "StoredObject", "StoredPiece", "StoredTensor"),
+        "prove": ("Damage", "DamageError", "Difference", "VerifyReport", "diff_checkpoints", "verify_checkpoint"),
+        "write.plans.checkpoint_plan": ("CheckpointPlan",),
+        "write.receipts": ("TaskReceipt",),
+        "write.reports": ("WriteOutline", "WriteReport"),
+        "write.reshape": ("plan_checkpoint", "reshard_checkpoint", "save_checkpoint"),
+        "write.task": ("CheckpointTask",),
+    },
+)

@@ -30,6 +30,7 @@ from ..text import MAX_DIMS, MAX_JSON, are_sizes, checked_name, strict_json
 __all__ = ["Entry", "read_header"]
 
 _LENGTH = 8
+_INT = frozenset([int])
 
 
 class Entry(NamedTuple):
@@ -94,7 +95,8 @@ def read_header(file: DataFile) -> tuple[dict[str, Entry], dict[str, str]]:
     if not isinstance(header, dict):
         raise ParseError(f"{file.path}: byte {_LENGTH}: the header is not a JSON object")
     metadata = _metadata(header.pop("__metadata__", None), file.path)
-    entries = {name: _entry(checked_name(name, file.path), info, begin, file) for name, info in header.items()}
+    known: _Known = {}
+    entries = {name: _entry(checked_name(name, file.path), info, begin, file, known) for name, info in header.items()}
     _check_coverage(entries, begin, file)
     return entries, metadata
 
@@ -118,7 +120,25 @@ def _error(file: DataFile, name: str, problem: str) -> ParseError:
     return ParseError(f"{file.path}: tensor {shown(name)}: {problem}")
 
 
-def _entry(name: str, info: object, begin: int, file: DataFile) -> Entry:
+#: The bytes of tensors by dtype and shape, which most tensors of a model have in common with others.
+_Known = dict[tuple[str, tuple[int, ...]], int]
+
+
+def _entry(name: str, info: Any, begin: int, file: DataFile, known: _Known) -> Entry:
+    # What is not exactly like a tensor before it is looked at more closely.
+    try:
+        dtype, shape, (first, last) = info["dtype"], tuple(info["shape"]), info["data_offsets"]
+        is_like = type(info["shape"]) is list and _INT.issuperset(map(type, shape))
+        if is_like and known.get((dtype, shape)) == last - first and type(first) is type(last) is int and 0 <= first <= last <= file.size - begin:
+            return Entry(name, dtype, shape, begin + first, begin + last, file.path)
+    except (KeyError, TypeError, ValueError):
+        pass
+    entry = _checked(name, info, begin, file)
+    known[entry.dtype, entry.shape] = entry.nbytes
+    return entry
+
+
+def _checked(name: str, info: object, begin: int, file: DataFile) -> Entry:
     if not isinstance(info, dict):
         raise _error(file, name, "is not described by a JSON object")
     try:

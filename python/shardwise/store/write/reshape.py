@@ -16,6 +16,7 @@ import numpy as np
 
 from ..._arguments import instance, is_true
 from ..._dtypes import Dtype, find_dtype
+from ..._garbage import uncollected
 from ..._text import shown
 from ...array.replicas import check_replicas
 from ...array.sharded import ShardedArray
@@ -30,7 +31,7 @@ from .formats.carried import carried_files
 from .places.place import check_writable, claim_name, is_store, locked, place_of_plan, refuse_source
 from .plans.checkpoint_plan import CheckpointPlan
 from .plans.forms import Target, chosen_form, plan_form
-from .plans.plan import LEAST_ASKED, uncollected
+from .plans.plan import LEAST_ASKED
 from .reports import WriteReport
 from .run import run_whole
 from .tensors.components import component_partitions

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import json
 import math
@@ -31,7 +30,7 @@ from ..task import CheckpointTask, Places, SourceFile, program_of, source_of
 from .grid import FileGrid, TaskGrid
 from .sections import Section, block_digests, numbers
 
-__all__ = ["PlannedTensor", "WritePlan", "uncollected", "workplace_of"]
+__all__ = ["PlannedTensor", "WritePlan", "workplace_of"]
 
 
 #: The columns of a tensor in a plan: where its name, shape, sources, replicas and targets end, each in its section, its
@@ -519,22 +518,6 @@ class WritePlan:
 def workplace_of(path: Path) -> Path:
     """The folder beside a checkpoint in which each of its plans has a folder."""
     return path.with_name(f"{hidden_name(path.name)}.partial")
-
-
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Suspend the collection of cyclic garbage, which would take as long as making hundreds of thousands of slots.
-
-    None of them is in a cycle, nor is what a checkpoint of as many tensors is opened as; garbage from other threads is
-    collected afterwards.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class _Making:
