@@ -253,9 +253,12 @@ def test_a_tensor_has_at_most_64_dims(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "offsets"),
-    [([1.0], [1, 2]), ([True], [1, 2]), ({}, [1, 2]), ("", [1, 2]), ([1], [1.0, 2]), ([1], [True, 2]), ([1], "12")]
-    + [([1], {"1": 0, "2": 0}), ([1], [2, 1]), ([1], [1, 2, 3]), ([1], [-1, 0]), ([1], [2**63, 2**63 + 1]), ([1], [2, 3])],
-)  # fmt: skip
+    [
+        *(([1.0], [1, 2]), ([True], [1, 2]), ({}, [1, 2]), ("", [1, 2]), ([1], [1.0, 2]), ([1], [True, 2])),
+        *(([1], "12"), ([1], {"1": 0, "2": 0}), ([1], [2, 1]), ([1], [1, 2, 3]), ([1], [-1, 0])),
+        *(([1], [2**63, 2**63 + 1]), ([1], [2, 3])),
+    ],
+)
 def test_a_tensor_after_one_like_it_is_looked_at_as_closely(shape: Any, offsets: Any, tmp_path: Path) -> None:
     scalar = {"dtype": "U8", "shape": [], "data_offsets": [0, 1]}
     header = {"a": {**scalar, "shape": [1]}, "b": {**scalar, "data_offsets": [1, 2]}}

@@ -282,14 +282,15 @@ def _add_fits(commands: "argparse._SubParsersAction[_Parser]") -> None:
         description=(
             "Say for each size of tensor and expert parallelism whether a model fits, also a quantized one: fits, fits "
             "with shared tiles, fits with padding, or does not, because of which tensor and which blocks; and what "
-            "engines refuse beside. Only headers are read."
+            "engines refuse beside. Only headers are read; of known families config.json alone will do."
         ),
     )
-    fits.add_argument("model", metavar="MODEL", type=str, help="a checkpoint of any format")
+    fits.add_argument("model", metavar="MODEL", type=str, help="a checkpoint of any format, or a model's config.json")
     fits.add_argument("--tp", metavar="SIZES", default="1,2,4,8,16", help="sizes of tensor parallelism: 1,2,4,8,16")
     fits.add_argument(
         "--ep", metavar="SIZES", default="1", help="sizes of expert parallelism: 1; features are cut over tp / ep"
     )
+    fits.add_argument("--rules", metavar="TOML", type=_rules_file, help=f"{_RULES_HELP}; names say what is cut without")
     _add_config(fits)
     _add_json(fits)
 

@@ -24,7 +24,8 @@ _NAMED = 6
 
 def run_fits(screen: Screen, options: argparse.Namespace) -> int:
     """Print the answer for each size, and give the exit status, 0."""
-    answer = fits(options.model, _sizes("--tp", options.tp), _sizes("--ep", options.ep), config=options.config)
+    sizes = _sizes("--tp", options.tp), _sizes("--ep", options.ep)
+    answer = fits(options.model, *sizes, config=options.config, rules=options.rules)
     if options.json:
         print(json.dumps(answer.as_json(), indent=2))
         return 0

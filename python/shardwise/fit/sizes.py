@@ -9,19 +9,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .._arguments import integer
-from .._garbage import uncollected
 from .._text import shown
 from ..errors import LayoutError
 from ..quantized import LogicalTensor
 from ..quantized.cut import padded_size, sizes_that_fit
 from ..quantized.forms import Kind, find_kinds
-from ..rules.numbers import read_config
-from ..store.model_config import config_of
-from ..store.objects import place_of
-from ..store.open import open_checkpoint
-from ..store.protocol import StoredCheckpoint
+from ..rules.numbers import Config
+from ..rules.shipped import rules_named
 from .answer import Cut, Fits, SizeFit, Verdict
+from .by_rules import fits_by_rules
 from .engines import limits_of
+from .model import opened_model
 from .roles import Heads, Role, heads_of, role_of
 
 __all__ = ["fits", "fits_tensors"]
@@ -30,46 +28,46 @@ _ORDER: tuple[Verdict, ...] = ("fits", "shared", "padded", "refused")
 #: The numbers of ranks that are looked at for sizes that would do.
 _ASKED = range(1, 65)
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
-#: Of tensors of more bytes no values are read.
-_LARGEST_INDEX = 2**24
 
 
 def fits(
-    model: str | os.PathLike[str],
+    model: str | os.PathLike[str] | Mapping[str, Any],
     tp: Sequence[int] = (1, 2, 4, 8, 16),
     ep: Sequence[int] = (1,),
     *,
-    config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    config: Config | None = None,
+    rules: str | os.PathLike[str] | None = None,
 ) -> Fits:
     """Say for each size of tensor and expert parallelism whether a model fits, and why not.
 
     Args:
-        model: a checkpoint, as `open_checkpoint` takes it. Only headers are read, and small tensors that say what
-            shapes do not: the order of groups (`g_idx`), if the configuration says that it may be another one.
-        tp: the sizes of tensor parallelism.
-        ep: the sizes of expert parallelism; the experts are cut over these, and the features of each over `tp // ep`.
-        config: the model's `config.json`, or what it says; the one beside the checkpoint if left out.
+        model: A checkpoint, as `open_checkpoint` takes it; or the model's `config.json`, a folder that has nothing
+            else, or what it says, of the families that `model_shapes` knows. Of a checkpoint only headers are read, and
+            small tensors that say what shapes do not: the order of groups (`g_idx`), if the configuration says that it
+            may be another one.
+        tp: The sizes of tensor parallelism.
+        ep: The sizes of expert parallelism; the experts are cut over these, and the features of each over `tp // ep`.
+        config: The model's `config.json`, or what it says; the one beside the checkpoint if left out.
+        rules: A rules file, or the name of one that comes with the package, which says what is cut over the axes `tp`
+            and `ep`, also of fused weights; names of weights say it if left out.
 
     Raises:
         OSError: if a file cannot be read.
         ParseError: if a file does not follow its format, or scales do not agree with their weights.
-        LayoutError: if a size is less than 1.
+        LayoutError: if a size is less than 1, or rewrites of the rules do not apply.
 
-    >>> import tempfile, numpy as np
-    >>> import shardwise as sw
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = sw.save_checkpoint(f"{folder}/m", {"mlp.down_proj.weight": np.zeros((4, 12), "float32")})
-    ...     answer = fits(f"{folder}/m", tp=(1, 2, 8))
+    >>> config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "vocab_size": 99}
+    >>> config |= {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2}
+    >>> answer = fits(config, tp=(1, 8, 16))
     >>> [(size.tp, size.verdict) for size in answer.sizes]
-    [(1, 'fits'), (2, 'fits'), (8, 'padded')]
+    [(1, 'fits'), (8, 'fits'), (16, 'refused')]
     >>> answer.sizes[2].problems[0].why
-    '12 elements do not divide into 8'
+    '8 heads do not divide into 16'
     """
-    path = place_of(model)
-    with uncollected(), open_checkpoint(path) as checkpoint:
-        outline = {name: (dtype.code or dtype.name, shape) for name, dtype, shape in checkpoint._described()}
-        given = config_of(path) if config is None else read_config(config)
-        return fits_tensors(outline, given, tp, ep, read=_reader(checkpoint))
+    with opened_model(model, config) as (outline, given, read):
+        if rules is not None:
+            return fits_by_rules(outline, given, rules_named(os.fspath(rules), None), _sizes(tp, ep), read)
+        return fits_tensors(outline, given, tp, ep, read=read)
 
 
 def fits_tensors(
@@ -89,7 +87,7 @@ def fits_tensors(
     4 fits
     8 shared 1024
     """
-    sizes = [(_size("tp", one), _size("ep", other)) for one in tp for other in ep]
+    sizes = _sizes(tp, ep)
     method, kinds = find_kinds(tensors, config, read)
     heads = heads_of(config)
     roles = [(kind, _role(kind.tensor, config)) for kind in kinds]
@@ -121,20 +119,12 @@ def _is_large(kind: Kind) -> bool:
     return sum(size > 1 for size in kind.tensor.shape) > 1
 
 
-def _size(name: str, given: Any) -> int:
-    size = integer(name, given)
-    if size < 1:
-        raise LayoutError(f"{name} is {shown(size)}; it must be at least 1")
-    return size
-
-
-def _reader(checkpoint: StoredCheckpoint) -> Callable[[str], bytes | None]:
-    """Reads small tensors: `quant_state` and, where they are asked for, orders and shapes."""
-
-    def read(name: str) -> bytes | None:
-        return None if checkpoint[name].nbytes > _LARGEST_INDEX else checkpoint.read(name).tobytes()
-
-    return read
+def _sizes(tp: Iterable[Any], ep: Iterable[Any]) -> list[tuple[int, int]]:
+    ranks, experts = ([integer(name, one) for one in given] for name, given in (("tp", tp), ("ep", ep)))
+    for name, given in (("tp", ranks), ("ep", experts)):
+        if least := [one for one in given if one < 1]:
+            raise LayoutError(f"{name} is {shown(least[0])}; it must be at least 1")
+    return [(one, other) for one in ranks for other in experts]
 
 
 def _experts(roles: Iterable[tuple[Kind, Role]]) -> int:

@@ -16,7 +16,7 @@ from .component import Along, LogicalTensor
 from .parts import WHOLE, Given, Group
 from .scaled import block_size, four_bits, singles, values
 
-__all__ = ["awq", "compressed", "gptq"]
+__all__ = ["Schemes", "awq", "compressed", "gptq"]
 
 _WORD = 32
 #: The names of the integers and floats that are stored one to an element.
@@ -112,7 +112,7 @@ def _stated_shape(group: Group, said: bytes, shape: tuple[int, ...]) -> tuple[in
     return found
 
 
-class _Schemes:
+class Schemes:
     """The configuration of weights, and which of it a module gets."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -129,6 +129,7 @@ class _Schemes:
                 self._all.append((form if isinstance(form, str) else "", Given(weights, None)))
         # A target is a class of modules, the end of a name, or a regular expression, which is not to run for ever.
         self._owners = [owner for owner, _ in targets]
+        self._linear = {owner for owner, text in targets if text == "Linear"}
         patterns = [text[3:] if text.startswith("re:") else rf"(?:.*\.)?{re.escape(text)}$" for _, text in targets]
         try:
             self._rules = RuleSet(tuple(patterns), "match")
@@ -136,13 +137,22 @@ class _Schemes:
         except ValueError as error:
             raise ParseError(f"quantization_config: targets: {error}") from None
 
+    def named(self, module: str) -> tuple[str, Given] | None:
+        """Give the form of the weights of a module that is a linear layer, and what is said of it; `None` for none."""
+        self._refuse_slow()
+        named = {self._owners[at] for at in self._rules.find(module)[0]} | self._linear
+        return self._all[min(named)] if named else None
+
+    def _refuse_slow(self) -> None:
+        if self._backtracking:
+            target = shown(self._backtracking[0])
+            raise ParseError(f"quantization_config: the target {target} needs a search that may take for ever")
+
     def of(self, module: str, form: str) -> Given:
         """Give what it says of a module in a form: of several, what targets it by its name."""
         fitting = [at for at, (own, _) in enumerate(self._all) if form in own or not own]
         if len(fitting) > 1:
-            if self._backtracking:
-                target = shown(self._backtracking[0])
-                raise ParseError(f"quantization_config: the target {target} needs a search that may take for ever")
+            self._refuse_slow()
             named = {self._owners[at] for at in self._rules.find(module)[0]}
             fitting = [at for at in fitting if at in named] or fitting
         return self._all[fitting[0]][1] if fitting else Given({}, None)
@@ -151,7 +161,7 @@ class _Schemes:
 def _scheme(group: Group, form: str) -> Given:
     schemes = group.given.kept.get("schemes")
     if schemes is None:
-        schemes = group.given.kept["schemes"] = _Schemes(group.given.config)
+        schemes = group.given.kept["schemes"] = Schemes(group.given.config)
     scheme: Given = schemes.of(group.name.removesuffix(".weight"), form)
     return scheme
 

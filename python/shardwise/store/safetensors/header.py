@@ -129,7 +129,12 @@ def _entry(name: str, info: Any, begin: int, file: DataFile, known: _Known) -> E
     try:
         dtype, shape, (first, last) = info["dtype"], tuple(info["shape"]), info["data_offsets"]
         is_like = type(info["shape"]) is list and _INT.issuperset(map(type, shape))
-        if is_like and known.get((dtype, shape)) == last - first and type(first) is type(last) is int and 0 <= first <= last <= file.size - begin:
+        if (
+            is_like
+            and known.get((dtype, shape)) == last - first
+            and type(first) is type(last) is int
+            and 0 <= first <= last <= file.size - begin
+        ):
             return Entry(name, dtype, shape, begin + first, begin + last, file.path)
     except (KeyError, TypeError, ValueError):
         pass

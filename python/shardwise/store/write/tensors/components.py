@@ -15,8 +15,9 @@ from ....quantized.forms import METHODS, Components, find_components, quantizati
 from ...protocol import StoredCheckpoint
 from .assembled import Assembled
 from .wanted import Layouts
+from .weights import Reader
 
-__all__ = ["component_partitions", "quantized_tensors", "weights_after"]
+__all__ = ["component_partitions", "quantized_tensors", "reader_of", "weights_after"]
 
 #: Of larger tensors no values are read.
 _LARGEST_INDEX = 2**24
@@ -37,14 +38,20 @@ def quantized_tensors(
     if quantization_of(config).get("quant_method") not in METHODS:
         return None
 
+    outline = {name: (_code(made.dtype), made.shape) for name, made in tensors.items()}
+    return find_components(outline, config, reader_of(checkpoint, tensors))
+
+
+def reader_of(checkpoint: StoredCheckpoint, tensors: Mapping[str, Assembled]) -> Reader:
+    """What gives the bytes of a small tensor that is stored as it is, by its new name; `None` of others."""
+
     def read(name: str) -> bytes | None:
         stored = tensors[name].stored
         if stored is None or checkpoint[stored].nbytes > _LARGEST_INDEX:
             return None
         return checkpoint.read(stored).tobytes()
 
-    outline = {name: (_code(made.dtype), made.shape) for name, made in tensors.items()}
-    return find_components(outline, config, read)
+    return read
 
 
 def weights_after(

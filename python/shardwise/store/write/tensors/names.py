@@ -19,7 +19,7 @@ from ...protocol import StoredCheckpoint, UnsupportedError
 from ...text import MAX_NAME
 from ..formats.dcp import KeyPath
 from .assembled import Assembled
-from .components import quantized_tensors, weights_after
+from .components import quantized_tensors, reader_of, weights_after
 from .rewrite import kept_objects, rewritten
 from .spool import is_converted
 from .wanted import Wanted
@@ -57,7 +57,8 @@ def renamed_tensors(
         made[new] = Assembled.of_stored(old, tensor.shape, dtype, partial(stored, old, old, None))
     weights = quantized_tensors(checkpoint, made, config)
     if rewrites is not None:
-        made, carried = rewritten(made, rewrites, None if weights is None else weights.tensors)
+        known = {} if weights is None else weights.tensors
+        made, carried = rewritten(made, rewrites, known, reader_of(checkpoint, made))
         weights = weights_after(checkpoint, made, config, carried) if weights is not None else None
     for new in made:
         check_name(new)

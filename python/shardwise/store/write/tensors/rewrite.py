@@ -18,7 +18,7 @@ from ....reshard.orders import segments_of
 from ....rules.rewrites import Rewrite, Rewrites, RewriteSet, Side
 from ...pieces import Stretches
 from .assembled import Assembled
-from .weights import Tensor, Weight, arranged, packed, repeated, stacked
+from .weights import Reader, Tensor, Weight, arranged, packed, repeated, stacked
 
 __all__ = ["kept_objects", "rewritten"]
 
@@ -37,7 +37,10 @@ _Parts = dict[str, Tensor]
 
 
 def rewritten(
-    tensors: Mapping[str, Assembled], rewrites: Rewrites, weights: Mapping[str, LogicalTensor] | None = None
+    tensors: Mapping[str, Assembled],
+    rewrites: Rewrites,
+    weights: Mapping[str, LogicalTensor] | None = None,
+    read: Reader = lambda name: None,
 ) -> tuple[dict[str, Assembled], dict[str, LogicalTensor]]:
     """The tensors of a checkpoint as the rewrites name and store them, and the quantized weights among them.
 
@@ -49,7 +52,7 @@ def rewritten(
             sizes of parts do not add up; two tensors get the same name; a tensor is left that `unmatched` refuses; a
             rewrite would take a block of a quantized weight apart.
     """
-    found = _grouped(tensors, weights or {})
+    found = _grouped(tensors, weights or {}, read)
     for one in rewrites.sets:
         found = _apply_set(_apart(found, one), one)
     made: dict[str, Assembled] = {}
@@ -67,7 +70,7 @@ def rewritten(
     return made, logical
 
 
-def _grouped(tensors: Mapping[str, Assembled], weights: Mapping[str, LogicalTensor]) -> _Tensors:
+def _grouped(tensors: Mapping[str, Assembled], weights: Mapping[str, LogicalTensor], read: Reader) -> _Tensors:
     """The tensors with quantized weights in place of their components, each where its first one is."""
     owners: dict[str, LogicalTensor] = {}
     for name, weight in weights.items():
@@ -81,7 +84,7 @@ def _grouped(tensors: Mapping[str, Assembled], weights: Mapping[str, LogicalTens
         if weight_of is None:
             found[name] = tensor
         elif weight_of.name not in found:
-            found[weight_of.name] = Weight.of_stored(weight_of, tensors)
+            found[weight_of.name] = Weight.of_stored(weight_of, tensors, read)
     return found
 
 

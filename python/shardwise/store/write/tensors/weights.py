@@ -22,7 +22,7 @@ from ...pieces import Stretches
 from . import arrange
 from .assembled import Assembled
 
-__all__ = ["Tensor", "Weight", "arranged", "packed", "repeated", "stacked"]
+__all__ = ["Reader", "Tensor", "Weight", "arranged", "packed", "repeated", "stacked"]
 
 #: What speaks of the whole weight: its shape, which is stated anew, and the order of its groups.
 _SHAPE, _ORDERS = "weight_shape", ("g_idx", "weight_g_idx")
@@ -30,17 +30,19 @@ _SHAPE, _ORDERS = "weight_shape", ("g_idx", "weight_g_idx")
 _ACTIVATIONS = frozenset(["input_scale", "input_global_scale", "input_zero_point", "activation_scale"])
 #: The block of a dim that has one element for all of the weight's: `Along` has no dim for these.
 _ALL = 0
-#: The dims of the tensor that is made of stored ones, as `arrange.arranged` takes them.
 _Sizes = Sequence[int]
+#: Gives the bytes of a small tensor, or `None`.
+Reader = Callable[[str], bytes | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A component: the end of its name, what it is made of, and what its dims stand for."""
+    """A component: the end of its name, what it is made of, what its dims stand for, and its value if that is known."""
 
     tail: str
     made: Assembled
     along: tuple[Along, ...]
+    value: bytes | None = None
 
     def position(self, dim: int) -> int | None:
         """The dim that stands for a dim of the weight; `None` if none does."""
@@ -68,8 +70,8 @@ class Weight:
     is_whole: bool = True
 
     @classmethod
-    def of_stored(cls, tensor: LogicalTensor, made: Mapping[str, Assembled]) -> Weight:
-        """The weight of these stored components."""
+    def of_stored(cls, tensor: LogicalTensor, made: Mapping[str, Assembled], read: Reader) -> Weight:
+        """The weight of these stored components; orders of groups that are not in order are read."""
         rank = len(tensor.shape)
         held = []
         for one in tensor.components:
@@ -78,7 +80,8 @@ class Weight:
             whole = [at for at, each in enumerate(along) if each.of is None]
             if len(along) == rank and len(missing) == 1 and len(whole) == 1 and one.shape[whole[0]] == 1:
                 along = tuple(Along(missing[0], _ALL) if at in whole else each for at, each in enumerate(along))
-            held.append(Held(_tail(tensor.name, one.name), made[one.name], along))
+            tail = _tail(tensor.name, one.name)
+            held.append(Held(tail, made[one.name], along, read(one.name) if tensor.uncut and tail in _ORDERS else None))
         return cls(tensor.name, tensor.shape, tensor.form, tuple(held), tensor.uncut)
 
     def named(self, name: str) -> tuple[LogicalTensor, dict[str, Assembled]]:
@@ -167,7 +170,7 @@ class Weight:
                 return replace(held, along=along, made=held.made.apart())
             if held.position(0) != 0 or held.along[0].block != 1:
                 raise LayoutError(f"{self._said(held)} has blocks in dim 0, which cannot be taken apart")
-            return replace(held, made=held.made.unstacked(place), along=along[1:])
+            return Held(held.tail, held.made.unstacked(place), along[1:])
 
         uncut = tuple((dim - 1, why) for dim, why in self.uncut if dim)
         return self._changed(self.shape[1:], change, uncut)
@@ -313,10 +316,12 @@ def _packed(weights: Sequence[Weight], index: int, dim: int, stretches: Sequence
         return replace(held, made=Assembled.packed(last, rows), along=(*first._lead(held), WHOLE))
     at = held.position(dim)
     if at is None:
-        # Of all parts the same, which is seen to when they are copied.
-        if any(weight.uncut for weight in weights) and not _are_equal(ours):
+        # Of all parts the same, which is seen to when they are copied; an order decides which scale is whose.
+        values = {one.value for one in ours}
+        if any(weight.uncut for weight in weights) and (None in values or len(values) > 1):
             names = " and ".join(shown(weight.origin) for weight in weights[:2])
-            raise LayoutError(f"{names} have groups in different orders ({held.tail}); a fused weight has one order")
+            known = "that were not read" if None in values else "in different orders"
+            raise LayoutError(f"{names} have groups {known} ({held.tail}); a fused weight has one order")
         return replace(held, made=held.made.repeated([other.made for other in ours[1:]]))
     each = held.along[at]
     if each.block == _ALL or held.tail in _ORDERS:
@@ -336,11 +341,6 @@ def _in_a_row(weight: Weight, held: Held) -> Assembled:
     made, lead = held.made, len(weight._lead(held))
     rest = list(range(lead, len(made.shape)))
     return arrange.arranged(made, [[size] for size in made.shape], [*([dim] for dim in range(lead)), rest])
-
-
-def _are_equal(ours: Sequence[Held]) -> bool:
-    values = {one.made.read(tuple((0, size) for size in one.made.shape)).tobytes() for one in ours}
-    return len(values) == 1
 
 
 def arranged(tensor: Tensor, split: Sequence[_Sizes], merged: Sequence[Sequence[int]]) -> Tensor:

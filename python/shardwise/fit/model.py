@@ -1,0 +1,71 @@
+"""What is known of a model: the headers of its checkpoint, or its configuration alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from .._garbage import uncollected
+from ..quantized.stated import stated_tensors
+from ..rules.model_shapes import model_shapes
+from ..rules.numbers import Config, read_config
+from ..store.model_config import config_of
+from ..store.objects import place_of
+from ..store.open import open_checkpoint
+from ..store.protocol import StoredCheckpoint, UnsupportedError
+
+__all__ = ["Known", "Reader", "opened_model"]
+
+#: Of tensors of more bytes no values are read.
+_LARGEST_INDEX = 2**24
+
+#: The bytes of a small tensor; `None` for what is not known.
+Reader = Callable[[str], bytes | None]
+#: Dtype and shape of each stored tensor, what the configuration says, and how values are read.
+Known = tuple[dict[str, tuple[str, tuple[int, ...]]], Mapping[str, Any], Reader]
+
+
+@contextmanager
+def opened_model(model: str | os.PathLike[str] | Mapping[str, Any], config: Config | None) -> Iterator[Known]:
+    """Give what is known of a model: of a checkpoint what its headers say, else what its configuration says.
+
+    Raises:
+        OSError: if a file cannot be read.
+        ParseError: if a file does not follow its format, or the tensors of the model's family are not known.
+    """
+    if isinstance(model, Mapping):
+        yield _configured(model)
+        return
+    path = place_of(model)
+    if path.name.endswith(".json") and not path.name.endswith(".index.json") and path.is_file():
+        yield _configured(config_of(path) if path.name == "config.json" else read_config(path))
+        return
+    with uncollected():
+        try:
+            opened = open_checkpoint(path)
+        except UnsupportedError:
+            given = config_of(path) if config is None else read_config(config)
+            if not given or not path.is_dir():
+                raise
+            yield _configured(given)
+            return
+        with opened as checkpoint:
+            outline = {name: (dtype.code or dtype.name, shape) for name, dtype, shape in checkpoint._described()}
+            given = config_of(path) if config is None else read_config(config)
+            yield outline, given, _reader(checkpoint)
+
+
+def _configured(config: Mapping[str, Any]) -> Known:
+    outline, read = stated_tensors(model_shapes(config), config)
+    return outline, config, read
+
+
+def _reader(checkpoint: StoredCheckpoint) -> Reader:
+    """Reads small tensors: `quant_state` and, where they are asked for, orders and shapes."""
+
+    def read(name: str) -> bytes | None:
+        return None if checkpoint[name].nbytes > _LARGEST_INDEX else checkpoint.read(name).tobytes()
+
+    return read

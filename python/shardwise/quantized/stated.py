@@ -1,0 +1,276 @@
+"""Quantized weights that a configuration describes: the tensors in which each is stored, before there is a file."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from .._core import RuleSet
+from .._text import shown
+from ..errors import ParseError
+from .forms import METHODS, quantization_of
+from .integers import Schemes
+from .parts import Given
+from .scaled import block_size
+
+__all__ = ["stated_tensors"]
+
+_WORD = 32
+#: Two-dim tensors that no method quantizes: embeddings, routers, gates of one column, and the output unless it is said.
+_PLAIN = re.compile(r"(?:^|\.)(?:embed_tokens|wte|wpe|lm_head|gate|router|shared_expert_gate|in_proj_ba)\.weight$")
+_EXPERTS = re.compile(r"\.experts\.(?:gate_up_proj|down_proj)$")
+
+_Outline = dict[str, tuple[str, tuple[int, ...]]]
+
+
+def stated_tensors(
+    shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]
+) -> tuple[_Outline, Callable[[str], bytes | None]]:
+    """Give the dtypes and shapes of the stored tensors of a model, and what is known of their values.
+
+    Linear layers are quantized as the `quantization_config` says, but for those that it leaves out, embeddings,
+    routers and the output.
+
+    Args:
+        shapes: The tensors before they are quantized, as `rules.model_shapes` gives them.
+        config: What the model's `config.json` says.
+
+    Raises:
+        ParseError: if the method is not known, or says what it cannot.
+
+    >>> shapes = {"mlp.down_proj.weight": (2048, 576), "norm.weight": (2048,)}
+    >>> config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    >>> for name, stored in stated_tensors(shapes, config)[0].items():
+    ...     print(name, stored)
+    mlp.down_proj.weight ('F8_E4M3', (2048, 576))
+    mlp.down_proj.weight_scale_inv ('F32', (16, 5))
+    norm.weight ('BF16', (2048,))
+    """
+    given = quantization_of(config)
+    method = given.get("quant_method")
+    if method is not None and (not isinstance(method, str) or method not in METHODS):
+        raise ParseError(
+            f"quantization_config: quant_method is {shown(method)}; known are {', '.join(sorted(METHODS))}"
+        )
+    dtype = _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), "BF16")
+    made = None if method is None else _MAKERS[method](Given(given, None), dtype)
+    skipped = _Skipped(given)
+    found: _Outline = {}
+    states: dict[str, bytes] = {}
+    for name, shape in shapes.items():
+        parts = None
+        if made is not None and _is_linear(name, shape, method) and not skipped.has(name.removesuffix(".weight")):
+            parts = made(name, shape)
+        if parts is None:
+            found[name] = (dtype, shape)
+            continue
+        for tail, kind, own in parts:
+            component = name + tail[1:] if tail.startswith("+") else name.removesuffix("weight") + tail
+            found[component] = (kind, own)
+            if "quant_state" in component:
+                states[component] = json.dumps({"shape": shape, "blocksize": 64}).encode()
+            if tail == "weight_shape":
+                states[component] = b"".join(size.to_bytes(8, "little") for size in shape)
+    return found, states.get
+
+
+_DTYPES = {"float16": "F16", "float32": "F32", "bfloat16": "BF16"}
+#: The ends of the names of components, their dtypes and shapes; a plus comes before what is put after the whole name.
+_Parts = Iterable[tuple[str, str, tuple[int, ...]]]
+_Maker = Callable[[str, tuple[int, ...]], _Parts | None]
+
+
+def _is_linear(name: str, shape: tuple[int, ...], method: str | None) -> bool:
+    if method == "mxfp4":  # Experts only, which gpt-oss has stacked.
+        return _EXPERTS.search(name) is not None
+    return len(shape) == 2 and name.endswith(".weight") and _PLAIN.search(name) is None
+
+
+class _Skipped:
+    """The modules that a configuration leaves out: by name, by the end or a part of it, or by a pattern."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        patterns: list[str] = []
+        for key in ("modules_to_not_convert", "ignore", "exclude_modules", "llm_int8_skip_modules", "ignored_layers"):
+            texts = given.get(key)
+            for text in texts if isinstance(texts, list) else ():
+                if not isinstance(text, str):
+                    continue
+                if text.startswith("re:"):
+                    patterns.append(rf"(?:{text[3:]})")
+                else:
+                    inner = ".*".join(re.escape(part) for part in text.removesuffix(".weight").split("*"))
+                    patterns.append(rf"(?:.*\.)?{inner}(?:\..*)?$")
+        try:
+            self._rules = RuleSet(tuple(patterns), "match")
+        except ValueError as error:
+            raise ParseError(f"quantization_config: modules that are left out: {error}") from None
+        if which := self._rules.backtracking():
+            raise ParseError(f"quantization_config: {shown(patterns[which[0]])} needs a search that may take for ever")
+
+    def has(self, module: str) -> bool:
+        return bool(self._rules.find(module)[0])
+
+
+def _up(n: int, size: int) -> int:
+    return -(-n // size)
+
+
+def _fp8(given: Given, dtype: str) -> _Maker:
+    blocks = given.config.get("weight_block_size")
+    size = None if blocks is None else block_size(blocks, "weight_block_size")
+    kind = "F8_E8M0" if given.config.get("scale_fmt") == "ue8m0" else "F32"
+
+    def made(name: str, shape: tuple[int, ...]) -> _Parts:
+        yield "weight", "F8_E4M3", shape
+        if size is None:
+            yield "weight_scale", "F32", ()
+        else:
+            yield "weight_scale_inv", kind, (_up(shape[0], size[0]), _up(shape[1], size[1]))
+
+    return made
+
+
+def _modelopt(given: Given, dtype: str) -> _Maker:
+    algorithm = given.config.get("quant_algo")
+    if algorithm not in ("FP8", "NVFP4"):
+        raise ParseError(f"quantization_config: quant_algo is {shown(algorithm)}; known are FP8 and NVFP4")
+
+    def made(name: str, shape: tuple[int, ...]) -> _Parts:
+        if algorithm == "FP8":
+            yield "weight", "F8_E4M3", shape
+            yield "weight_scale", "F32", ()
+        else:
+            yield "weight", "U8", (shape[0], _whole(name, shape[1], 2))
+            yield "weight_scale", "F8_E4M3", (shape[0], _up(shape[1], 16))
+            yield "weight_scale_2", "F32", ()
+        yield "input_scale", "F32", ()
+
+    return made
+
+
+def _compressed(given: Given, dtype: str) -> _Maker:
+    schemes = Schemes(given.config)
+
+    def made(name: str, shape: tuple[int, ...]) -> _Parts | None:
+        found = schemes.named(name.removesuffix(".weight"))
+        return None if found is None else list(_scheme_parts(name, shape, *found, dtype))
+
+    return made
+
+
+def _scheme_parts(name: str, shape: tuple[int, ...], form: str, scheme: Given, dtype: str) -> Iterator[Any]:
+    rows, columns = shape
+    strategy, bits = scheme.config.get("strategy"), scheme.integer("num_bits") or 8
+    group = scheme.integer("group_size", least=-1)
+    if strategy is None:
+        strategy = "group" if group is not None and group > 0 else "channel"
+    if form.startswith(("nvfp4", "mxfp4")):
+        size = group or (16 if form.startswith("nvfp4") else 32)
+        yield "weight_packed", "U8", (rows, _whole(name, columns, 2))
+        yield "weight_scale", "F8_E4M3" if form.startswith("nvfp4") else "U8", (rows, _up(columns, size))
+        if form.startswith("nvfp4"):
+            yield "weight_global_scale", "F32", (1,)
+        return
+    scales: tuple[int, ...] = (1,)
+    if strategy == "block":
+        block = block_size(scheme.config.get("block_structure"), "block_structure")
+        scales = _up(rows, block[0]), _up(columns, block[1])
+    elif strategy != "tensor":
+        scales = rows, _up(columns, group) if group is not None and group > 0 else 1
+    if form.startswith("pack"):
+        yield "weight_packed", "I32", (rows, _up(columns * bits, _WORD))
+        yield "weight_scale", dtype, scales
+        yield "weight_shape", "I64", (2,)
+        if scheme.config.get("symmetric") is False:
+            yield "weight_zero_point", "I32", (_up(rows * bits, _WORD), *scales[1:])
+    else:
+        yield "weight", "F8_E4M3" if scheme.config.get("type", "float") == "float" else "I8", shape
+        yield "weight_scale", dtype, scales
+
+
+def _words(given: Given) -> tuple[int, Callable[[int], int]]:
+    """The bits of a value, and the number of groups of so many columns."""
+    bits = given.integer("bits", "w_bit") or 4
+    size = given.integer("group_size", "q_group_size", least=-1)
+    if size is None or size == 0 or bits > 8:
+        raise ParseError("quantization_config: group_size is missing or 0, or bits is over 8")
+    return bits, lambda columns: _up(columns, size) if size > 0 else 1
+
+
+def _awq(given: Given, dtype: str) -> _Maker:
+    bits, groups = _words(given)
+
+    def made(name: str, shape: tuple[int, ...]) -> _Parts:
+        rows, columns = shape
+        words = _whole(name, rows * bits, _WORD)
+        yield "qweight", "I32", (columns, words)
+        if given.config.get("zero_point", True):
+            yield "qzeros", "I32", (groups(columns), words)
+        yield "scales", "F16", (groups(columns), rows)
+
+    return made
+
+
+def _gptq(given: Given, dtype: str) -> _Maker:
+    bits, groups = _words(given)
+
+    def made(name: str, shape: tuple[int, ...]) -> _Parts:
+        rows, columns = shape
+        yield "qweight", "I32", (_whole(name, columns * bits, _WORD), rows)
+        yield "qzeros", "I32", (groups(columns), _whole(name, rows * bits, _WORD))
+        yield "scales", "F16", (groups(columns), rows)
+        yield "g_idx", "I32", (columns,)
+
+    return made
+
+
+def _mxfp4(given: Given, dtype: str) -> _Maker:
+    def made(name: str, shape: tuple[int, ...]) -> _Parts:
+        experts, columns, rows = shape  # Where it is not quantized it is stored transposed.
+        yield "+_blocks", "U8", (experts, rows, _whole(name, columns, 32), 16)
+        yield "+_scales", "U8", (experts, rows, _whole(name, columns, 32))
+
+    return made
+
+
+def _bitsandbytes(given: Given, dtype: str) -> _Maker:
+    four, double = given.config.get("load_in_4bit", True), given.config.get("bnb_4bit_use_double_quant")
+
+    def made(name: str, shape: tuple[int, ...]) -> _Parts:
+        if not four:
+            yield "weight", "I8", shape
+            yield "SCB", "F32", (shape[0],)
+            return
+        count = math.prod(shape)
+        yield "weight", "U8", (_up(count, 2), 1)
+        yield "+.absmax", "U8" if double else "F32", (_up(count, 64),)
+        yield "+.quant_map", "F32", (16,)
+        if double:
+            yield "+.nested_absmax", "F32", (_up(_up(count, 64), 256),)
+            yield "+.nested_quant_map", "F32", (256,)
+        yield "+.quant_state.bitsandbytes__nf4", "U8", (1,)
+
+    return made
+
+
+_MAKERS: dict[str, Callable[[Given, str], _Maker]] = {
+    "fp8": _fp8,
+    "compressed-tensors": _compressed,
+    "modelopt": _modelopt,
+    "awq": _awq,
+    "gptq": _gptq,
+    "mxfp4": _mxfp4,
+    "bitsandbytes": _bitsandbytes,
+}
+
+
+def _whole(name: str, n: int, size: int) -> int:
+    if n % size:
+        raise ParseError(
+            f"{shown(name)} would have {n} elements or bits, which {size} does not divide: the form cannot be"
+        )
+    return n // size

@@ -1,0 +1,105 @@
+"""Sizes that fit, from a configuration alone and by the rules of a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardwise as sw
+from shardwise.cli import main
+from shardwise.fit import fits
+
+from ..checks import refused
+from ..oracle.quantized import folders
+
+DATA = Path(__file__).parents[1] / "data" / "quantized"
+FOLDERS = [folder for folder in folders(DATA) if folder.name != "st-low-bit"]
+#: Qwen/Qwen3-30B-A3B-FP8 of vllm-project/vllm 25292, as its config.json says.
+QWEN = {
+    **{"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32},
+    **{
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "moe_intermediate_size": 768,
+        "vocab_size": 151936,
+    },
+    **{"intermediate_size": 6144, "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": False},
+    "quantization_config": {
+        **{"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"},
+        "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"],
+    },
+}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_configuration_answers_as_the_headers_do(folder: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "config.json"
+    alone.write_bytes((folder / "config.json").read_bytes())
+    if json.loads(alone.read_text())["quantization_config"].get("desc_act"):
+        pytest.skip("a configuration does not say which order the groups are in")
+    by_headers = fits(folder, (1, 2, 3, 4), (1, 2))
+    for given in (alone, tmp_path, json.loads(alone.read_text())):
+        by_config = fits(given, (1, 2, 3, 4), (1, 2))
+        assert [size._replace(cuts=()) for size in by_config.sizes] == [
+            size._replace(cuts=()) for size in by_headers.sizes
+        ]
+        assert {(cut.name, cut.why) for size in by_config.sizes for cut in size.cuts} == {
+            (cut.name, cut.why) for size in by_headers.sizes for cut in size.cuts
+        }
+        assert dict(by_config.forms) == dict(by_headers.forms)
+
+
+def test_a_public_model_from_its_configuration() -> None:
+    """The thread: tp 4 is refused, 768 / 4 = 192; tp 2 loads, 384."""
+    answer = fits(QWEN, (1, 2, 4, 8), (1, 8))
+    verdicts = {(size.tp, size.ep): size.verdict for size in answer.sizes}
+    assert (verdicts[1, 1], verdicts[2, 1]) == ("fits", "fits")
+    assert verdicts[4, 1] != "fits"
+    assert verdicts[8, 8] == "fits"
+    four = next(size for size in answer.sizes if (size.tp, size.ep) == (4, 1))
+    assert {cut.tensors for cut in four.problems} == {48 * 128}
+    said = "The output_size of gate's and up's weight = 192 is not divisible by weight quantization block_n = 128"
+    assert said in {limit.why for _, limit in four.limits}
+
+
+def test_by_the_rules_of_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN, "num_hidden_layers": 1, "num_experts": 8}))
+    answer = fits(tmp_path / "config.json", (1, 2, 4), rules="vllm/qwen3-moe")
+    assert [size.verdict for size in answer.sizes] == ["fits", "fits", "refused"]
+    wrong = {cut.name: cut.why for cut in answer.sizes[2].problems}
+    assert wrong.keys() == {f"model.layers.*.mlp.experts.routed_experts.w{which}_weight" for which in ("13", "2")}
+    assert all("within a block of 128" in why for why in wrong.values())
+    assert main(["fits", str(tmp_path / "config.json"), "--rules", "vllm/qwen3-moe", "--tp", "4", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["sizes"][0]["verdict"] == "refused"
+
+
+def test_rules_of_ones_own_with_experts(tmp_path: Path) -> None:
+    rules = tmp_path / "own.toml"
+    rules.write_text(
+        "[rules]\n'experts.*(gate|up)_proj' = { axes = ['tp', []], shared = true }\n'q_proj' = ['ep', []]\n"
+    )
+    config = {**QWEN, "num_hidden_layers": 1, "num_experts": 2}
+    answer = fits(config, (4, 8), (2,), rules=rules)
+    # 768 in 4 and in 8 is 192 and 96, which are no equal shares of blocks of 128.
+    assert [size.verdict for size in answer.sizes] == ["padded", "padded"]
+    assert {cut.padded for size in answer.sizes for cut in size.problems} == {1024}
+    assert {cut.name.split(".")[-2] for cut in answer.sizes[0].cuts} == {"gate_proj", "up_proj", "q_proj"}
+    assert "model.layers.*.self_attn.o_proj.weight" in answer.whole
+
+
+@pytest.mark.parametrize("given", ["missing.json", "empty"])
+def test_what_says_nothing_is_refused(given: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises((FileNotFoundError, sw.ParseError)):
+        fits(tmp_path / given)
+
+
+def test_an_unknown_family_is_named(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"model_type": "other"}
+    with refused(sw.ParseError, "model_type is 'other'"):
+        fits(config)

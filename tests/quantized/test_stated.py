@@ -1,0 +1,72 @@
+"""Stored tensors worked out from configurations, beside those of files that the formats' own packages wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardwise as sw
+from shardwise.quantized.stated import stated_tensors
+from shardwise.rules.model_shapes import model_shapes
+
+from ..checks import refused
+from ..oracle.quantized import folders, read_raw
+
+DATA = Path(__file__).parents[1] / "data" / "quantized"
+#: Calibrated scales of activations are in files, and nothing of them in some configurations.
+ACTIVATIONS = ("input_global_scale",)
+
+
+@pytest.mark.parametrize(
+    "folder", [one for one in folders(DATA) if one.name != "st-low-bit"], ids=lambda folder: folder.name
+)
+def test_as_the_packages_write_them(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    stored = read_raw(folder / "model.safetensors").outline()
+    stated, _ = stated_tensors(model_shapes(config), config)
+    expected = {name for name in stored if not name.endswith(ACTIVATIONS)}
+    assert stated.keys() == expected
+    for name in expected:
+        if ".quant_state." not in name:
+            assert stated[name][1] == stored[name][1], name
+            # Scales in bfloat16 where float16 is usual, and the other way round.
+            assert stated[name][0] == stored[name][0] or name.endswith(("scales", "scale")), name
+
+
+SHAPES = {"a.up_proj.weight": (64, 96), "a.gate.weight": (4, 96), "lm_head.weight": (100, 96), "norm.weight": (96,)}
+
+
+def named(**given: Any) -> set[str]:
+    return {
+        name for name, (code, _) in stated_tensors(SHAPES, {"quantization_config": given})[0].items() if code != "BF16"
+    }
+
+
+def test_what_is_left_out() -> None:
+    fp8: dict[str, Any] = {"quant_method": "fp8"}
+    assert named(**fp8) == {"a.up_proj.weight", "a.up_proj.weight_scale"}
+    for key, text in (
+        ("modules_to_not_convert", "a.up_proj"),
+        ("modules_to_not_convert", "up_proj"),
+        ("ignore", "re:.*up_proj"),
+        ("exclude_modules", "a.*"),
+        ("ignored_layers", "a"),
+    ):
+        assert named(**fp8, **{key: [text]}) == set(), text
+    assert named(**fp8, modules_to_not_convert=["p_proj", "b"]) == named(**fp8)
+
+
+def test_what_cannot_be() -> None:
+    with refused(sw.ParseError, "quant_method is 'other'"):
+        named(quant_method="other")
+    with refused(sw.ParseError, "quant_algo is 'W4'"):
+        named(quant_method="modelopt", quant_algo="W4")
+    with refused(sw.ParseError, "'a.up_proj.weight'", "32 does not divide"):
+        stated_tensors(
+            {"a.up_proj.weight": (60, 96)}, {"quantization_config": {"quant_method": "awq", "group_size": 32}}
+        )
+    with refused(sw.ParseError, "needs a search that may take for ever"):
+        named(quant_method="fp8", ignore=["re:(a+)+b\\1"])
