@@ -1,6 +1,6 @@
-// Wide tables and pictures scroll within their own frames; the keyboard reaches those that have something to scroll.
+// Wide tables scroll within their own frames; the keyboard reaches those that have something to scroll.
 const reach = () => {
-  for (const frame of document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset table:not([class]), .md-typeset p:has(> img)"))
+  for (const frame of document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset table:not([class])"))
     if (frame.scrollWidth > frame.clientWidth) frame.tabIndex = 0;
     else frame.removeAttribute("tabindex");
 };

@@ -1,11 +1,13 @@
 """The charts of the benchmarks, as SVG: the ratios against the goals, and the curves of the cost.
 
-They have no background, and colours that can be read on white and on black. Each carries the digest of the figures
-that it shows, so that a chart left over from other results is known for what it is.
+They have the colours of the pictures: of one lightness that can be read on white, and where the page is dark the fills
+of the pictures, on the background of those. Each carries the digest of the figures that it shows, so that a chart left
+over from other results is known for what it is.
 """
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +16,39 @@ from page import Results, digest, shown
 
 __all__ = ["draw", "stale"]
 
-INK, FAINT = "#7d8590", "#7d859055"
-OURS, MISSED = "#3b82d0", "#d9772b"
+PAGE, INK, FAINT = "#ffffff", "#57606a", "#d0d7de"
+OURS, MISSED = "#4a71b3", "#9d6300"
 LIBRARIES = {
     "shardwise": OURS,
-    "numpy": "#3fa066",
-    "dask": "#9a6fd0",
-    "JAX": "#d05a6e",
-    "TensorFlow": "#d9772b",
+    "numpy": "#4b8322",
+    "dask": "#995398",
+    "JAX": "#098474",
+    "TensorFlow": "#9d6300",
     "fill": INK,
+}
+#: What each colour is where the page is dark: the fills of shardwise.show.colours, which have the same hues.
+DARK = {
+    PAGE: "#14181d",
+    INK: "#9aa5b1",
+    FAINT: "#30363d",
+    "#4a71b3": "#8db8ff",
+    "#4b8322": "#8fcb6c",
+    "#995398": "#e499e2",
+    "#098474": "#0fd4bb",
+    "#9d6300": "#f3a539",
 }
 #: The blocks of the ratios, by what the peer's name begins with; the last is for all others.
 PEERS = ("JAX", "TensorFlow", "PyTorch", "Keras", "dask", "numpy")
 BARE = "the bare work"
+#: The most letters in a line of a label: what can be read on a telephone.
+_WIDEST = 38
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "shardwise",  # the names of parts do not change from one drawing to the next
     "font.sans-serif": ["Helvetica Neue", "Helvetica", "Arial", "Liberation Sans", "DejaVu Sans"],
     "font.size": 9,
+    "figure.facecolor": PAGE,
+    "axes.facecolor": "none",
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": FAINT,
@@ -64,11 +81,22 @@ def draw(results: Results, folder: Path) -> list[Path]:
                 figure = _ratios(items) if name == "ratios" else _curves(items)
                 path = folder / f"{name}.svg"
                 about = {"Date": None, "Creator": None, "Description": f"figures {digest(results)}"}
-                figure.savefig(path, transparent=True, metadata=about)
+                figure.savefig(path, metadata=about)
                 # Without the blanks that it leaves at the ends of lines.
-                path.write_text("\n".join(map(str.rstrip, path.read_text("utf-8").splitlines())) + "\n", "utf-8")
+                text = "\n".join(map(str.rstrip, path.read_text("utf-8").splitlines())) + "\n"
+                path.write_text(text.replace("</style>", f"{_dark()}</style>", 1), "utf-8")
                 written.append(path)
     return written
+
+
+def _dark() -> str:
+    """The style of a dark page: it goes before the colours that each part has of its own."""
+    rules = (
+        f'[style*="{kind}: {light}"]{{{kind}:{dark}!important}}'
+        for light, dark in DARK.items()
+        for kind in ("fill", "stroke")
+    )
+    return f"@media (prefers-color-scheme:dark){{{''.join(rules)}}}"
 
 
 def stale(results: Results, folder: Path) -> list[Path]:
@@ -85,8 +113,9 @@ def _ratios(rows: list[Any]) -> Any:
     for row in sorted(rows, key=lambda row: -row.ratio):
         blocks[next((name for name in PEERS if row.peer.startswith(name)), BARE)].append(row)
     blocks = {name: block for name, block in blocks.items() if block}
-    lines = len(rows) + 1.6 * len(blocks)
-    figure = Figure(figsize=(9.2, 0.7 + 0.215 * lines), layout="constrained")
+    labels = {row.work: textwrap.wrap(_plain(row.work), _WIDEST) for row in rows}
+    lines = sum(_height(labels[row.work]) for row in rows) + 1.6 * len(blocks)
+    figure = Figure(figsize=(5.8, 0.7 + 0.215 * lines), layout="constrained")
     axes = figure.subplots()
     axes.set_xscale("log")
     axes.axvline(1, color=INK, linewidth=0.8)
@@ -96,8 +125,9 @@ def _ratios(rows: list[Any]) -> Any:
         ticks[y] = name
         for row in block:
             ratio, target = row.ratio or 1.0, row.target or 1.0
-            y -= 1
-            ticks[y] = _plain(row.work)
+            half = _height(labels[row.work]) / 2
+            y -= half + 0.5
+            ticks[y] = "\n".join(labels[row.work])
             colour = OURS if row.verdict == "met" else MISSED
             axes.barh(y, ratio - 1, left=1, height=0.62, color=colour, linewidth=0)
             axes.plot([target, target], [y - 0.42, y + 0.42], color=INK, linewidth=1.6, solid_capstyle="butt")
@@ -105,21 +135,29 @@ def _ratios(rows: list[Any]) -> Any:
             axes.annotate(
                 ratio_text(ratio), place, shift, textcoords="offset points", va="center", color=colour, weight="bold"
             )
+            y -= half - 0.5
         y -= 1.6
     axes.set_yticks(list(ticks), list(ticks.values()))
     for label in axes.get_yticklabels():
         label.set_fontweight("bold" if label.get_text() in blocks else "normal")
+        label.set_multialignment("right")
+        label.set_linespacing(1.0)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(y + 0.8, 0.8)
     axes.spines["left"].set_visible(False)
     least, greatest = (pick(row.ratio for row in rows) for pick in (min, max))
-    powers = [10.0**power for power in range(7) if 10**power <= greatest * 2]
+    powers = [10.0**power for power in range(0, 7, 2) if 10**power <= greatest * 2]
     axes.set_xticks(powers, [f"{power:,.0f}×" for power in powers])
     axes.set_xticks([], minor=True)
-    axes.set_xlim(min(least, 0.8) * 0.9, max(greatest, 10) * 8)
-    title = "How many times as fast as the peer. The mark is the goal; orange where it is missed."
+    axes.set_xlim(min(least, 0.8) * 0.9, max(greatest, 10) * 40)
+    title = "How many times as fast as the peer.\nThe mark is the goal; orange where it is missed."
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, color=INK)
     return figure
+
+
+def _height(lines: list[str]) -> float:
+    """The height of a row: of two lines it is not twice that of one."""
+    return 1 + 0.75 * (len(lines) - 1)
 
 
 def _curves(points: list[Any]) -> Any:
@@ -127,9 +165,9 @@ def _curves(points: list[Any]) -> Any:
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(point.curve for point in points))
-    rows = max(1, -(-len(names) // 3))
-    figure = Figure(figsize=(9.2, 2.75 * rows), layout="constrained")
-    panels = figure.subplots(rows, 3, sharex=True, sharey=True, squeeze=False).flat
+    rows = max(1, -(-len(names) // 2))
+    figure = Figure(figsize=(5.8, 2.35 * rows), layout="constrained")
+    panels = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False).flat
     low, high = min(point.seconds for point in points) / 2, max(point.seconds for point in points) * 2
     for panel, name in zip(panels, names, strict=False):
         panel.set(xscale="log", yscale="log", xlim=(5, 2**20 * 150), ylim=(low, high))
