@@ -173,9 +173,30 @@ def small_report(**more: object) -> sw.rules.LayoutReport:
 
 
 def test_the_figures_of_a_page() -> None:
-    assert figures_of(small_report()) == ["3", "139 B", "37 B", "2.16%", "1", "0"]
-    assert figures_of(small_report(**{"w.2": (8, 8)})) == ["4", "?", "?", "?", "1", "0"]
-    assert figures_of(small_report(**{"b.2": ((6,), "int8")})) == ["4", "145 B", "37 B", "2.16%", "1", "1"]
+    """On each of 8 devices are 32 + 2 + 3 bytes."""
+    assert figures_of(small_report()) == ["3", "139 B", "37 B", "296 B", "2.16%", "1", "0"]
+    assert figures_of(small_report(**{"w.2": (8, 8)})) == ["4", "?", "?", "?", "?", "1", "0"]
+    assert figures_of(small_report(**{"b.2": ((6,), "int8")})) == ["4", "145 B", "37 B", "296 B", "2.16%", "1", "1"]
+
+
+def test_nothing_is_said_twice_and_checks_that_found_nothing_are_one_line() -> None:
+    page = small_report().to_html()
+    texts = "".join(Reader(page).texts)
+    assert texts.count("139 B") == texts.count("296 B") == 1
+    assert re.findall(r"<summary>(.*?)</summary>", page) == [
+        "Replicated on every device: 1",
+        "No rule matches: 1",
+        "5 checks found nothing",
+    ]
+    assert "<li>Does not divide</li></ul></details>" in page
+
+
+def test_64_shards_are_drawn_and_listed_one_by_one() -> None:
+    rules = sw.LayoutMap(sw.DeviceMesh((64,), ("tp",)))
+    rules["w"] = (None, "tp")
+    data = json.loads(Reader(rules.report({"w": ((2, 128), "int8")}).to_html()).data)
+    assert data["cuts"][0]["ranges"][1] == [f"{2 * i}:{2 * i + 2}" for i in range(64)]
+    assert data["held"][0] == [f"cpu:{i}" for i in range(64)]
 
 
 def figures_of(report: sw.rules.LayoutReport) -> list[str]:
@@ -242,7 +263,8 @@ def test_long_lists_are_cut_and_counted() -> None:
         assert re.findall(r"<p>and (\d+) more</p>", report.to_html()) == more * 2
         assert re.findall(r"<p>and (\d+) more</p>", report._repr_html_()) == more
         page = Reader(report.to_html())
-        assert page.count["li"] == 6 + 2 * min(count, 200)
+        # Seven figures, and five checks that found nothing.
+            assert page.count["li"] == 7 + 5 + 2 * min(count, 200)
         assert "None" not in page.texts
     rules = sw.LayoutMap(MESH, default=("tp",))
     page = Reader(rules.report({"a": ((8,), "int8")}).to_html())
@@ -254,7 +276,7 @@ def test_a_large_mesh_and_large_tensors() -> None:
     rules["w"] = ("x", None)
     data = json.loads(Reader(rules.report({"w": ((2**40, 2**20), "int8")}).to_html()).data)
     assert data["cuts"][0]["ranges"][0][-1].endswith(f":{2**40}")
-    assert len(data["cuts"][0]["ranges"][0]) <= 32
+    assert len(data["cuts"][0]["ranges"][0]) <= 64
 
 
 def test_many_shapes_stay_small() -> None:

@@ -69,7 +69,7 @@
   }
 
   function element(name, attributes, text) {
-    const made = /^(svg|rect|text|title)$/.test(name)
+    const made = /^(svg|rect|text|title|pattern|path)$/.test(name)
       ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
     for (const [key, value] of Object.entries(attributes || {})) made.setAttribute(key, value);
     if (text !== undefined) made.textContent = text;
@@ -87,14 +87,22 @@
       .filter(tile => tile.box.every(range => { const [a, b] = range.split(":"); return a !== b; }));
   }
 
-  // Colours tell holders apart as long as no two share one; beyond that the labels do.
-  function fill(number, count) {
-    return count > data.fills.length ? data.neutral : data.fills[number];
+  // Colours with patterns tell shards apart as long as no two share one; beyond that the labels do.
+  function fill(svg, number, count) {
+    if (count > data.most) return data.neutral;
+    const colour = data.fills[number % data.fills.length], pattern = data.patterns[Math.floor(number / data.fills.length)];
+    if (!pattern) return colour;
+    if (!svg.querySelector(`#look${number}`)) {
+      const made = element("pattern", { id: `look${number}`, width: 8, height: 8, patternUnits: "userSpaceOnUse" });
+      made.append(element("path", { d: "M0 0h8v8h-8z", fill: colour }), element("path", { d: pattern, stroke: data.ink, "stroke-opacity": 0.5, "stroke-width": 1.25 }));
+      svg.append(made);
+    }
+    return `url(#look${number})`;
   }
 
   const bounds = range => range.split(":").map(Number);
   function draw(cut, all) {
-    const list = Boolean(cut.pieces), margin = list ? 200 : 0, width = 640 - margin;
+    const list = Boolean(cut.pieces), margin = list ? 200 : 0, width = 768 - margin;
     const rows = new Map();
     if (list) for (const tile of all) if (!rows.has(tile.row)) rows.set(tile.row, rows.size);
     const [down, across] = cut.plane;
@@ -114,7 +122,7 @@
       const panel = list ? 0 : deep.indexOf(slice(tile)) * step + (deep.length > 1 ? 20 : 0);
       const x = margin + width * left / size(across), y = panel + each * top / high;
       const w = width * (right - left) / size(across), h = each * (bottom - top) / high;
-      const rect = element("rect", { x, y, width: w, height: h, fill: list ? fill(rows.get(tile.row), rows.size) : fill(number, all.length), stroke: "#111111", "stroke-width": 0.75 });
+      const rect = element("rect", { x, y, width: w, height: h, fill: list ? fill(svg, rows.get(tile.row), rows.size) : fill(svg, number, all.length), class: "tile" });
       rect.append(element("title", {}, `${tile.place}: ${tile.held}`));
       svg.append(rect);
       if (list && all.findIndex(each => each.row === tile.row) === number) {
@@ -122,10 +130,12 @@
         svg.append(element("text", { x: margin - 6, y: y + 13, "text-anchor": "end", fill: "currentColor" }, label));
       }
       for (const label of list ? [tile.range] : [tile.held, tile.held.split(" ")[0]]) {
-        if (label.length * 6.7 + 6 <= w && h >= 14) {
-          svg.append(element("text", { x: x + w / 2, y: y + h / 2 + 4, "text-anchor": "middle", fill: "#111111" }, label));
-          break;
-        }
+        const length = label.length * 6.7 + 4, upright = length > w || h < 14;
+        if (upright && (length > h || w < 11)) continue;
+        const place = upright ? { x: x + w / 2 + 4, y: y + h / 2, transform: `rotate(-90 ${x + w / 2 + 4} ${y + h / 2})` } : { x: x + w / 2, y: y + h / 2 + 4 };
+        // On a pattern a rim keeps the letters clear.
+        svg.append(element("text", { ...place, "text-anchor": "middle", fill: data.ink, class: rect.getAttribute("fill")[0] === "u" ? "on" : "" }, label));
+        break;
       }
     });
     if (deep.length > 1) deep.forEach((name, number) => svg.append(element("text", { x: 0, y: number * step + 14, fill: "currentColor" }, `slice ${name}`)));
@@ -153,7 +163,9 @@
       for (const note of cut.notes || []) who.append(element("p", { class: "warn" }, note));
       const all = tiles(cut);
       if (all.length) {
-        who.append(draw(cut, all));
+        const drawn = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "the shards at their places" });
+        drawn.append(draw(cut, all));
+        who.append(drawn);
         const scroll = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "who holds what" });
         const table = element("table"), head = element("tr"), rows = element("tbody");
         for (const title of ["elements", "held by"]) head.append(element("th", { scope: "col" }, title));

@@ -13,7 +13,7 @@ from typing import Any
 from .._text import bytes_text
 from ..layout import TensorLayout
 from ..show.cells import Block, ShardCells, held_in, plane_of, ranges_of
-from ..show.colours import FILLS, NEUTRAL
+from ..show.colours import FILLS, INK, NEUTRAL, PATTERNS
 from ..show.html import html_of
 from ..show.lanes import packed_view
 from ..show.names import group_names
@@ -24,6 +24,8 @@ from .drawn import KINDS, kind_of, report_picture
 __all__ = ["notebook_of", "page_of"]
 
 _LONGEST, _MOST_NAMES = 400, 200
+#: How many blocks the page draws of a tensor: for each there is room for a name, if it stands upright.
+_MOST_BLOCKS = 64
 #: If there are more packed cuts, the page only names them: their pieces would make it large.
 _MOST_PACKED = 64
 _COLUMNS = (
@@ -43,7 +45,8 @@ def page_of(report: Any, title: str) -> str:
     """Give the page of a report: `LayoutReport.to_html` lists what is on it."""
     page = _Page(report)
     rows = "\n".join(page.rows())
-    data = {"cuts": page.cuts, "held": page.held, "fills": FILLS, "neutral": NEUTRAL}
+    looks = {"fills": FILLS, "patterns": PATTERNS, "neutral": NEUTRAL, "ink": INK, "most": MOST_KEYS}
+    data = {"cuts": page.cuts, "held": page.held, **looks}
     style, script = ((files(__package__) / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     name = _text(title)
     return "\n".join(
@@ -57,7 +60,7 @@ def page_of(report: Any, title: str) -> str:
             _figures(report),
             *_problems(report),
             "<section>\n<h2>What the devices hold</h2>",
-            *(f"<p>{_text(line)}</p>" for line in report.totals),
+            "<p>Without the tensors that cannot be placed.</p>" if report.unplaced else "",
             f'<div class="scroll" tabindex="0" role="region" aria-label="bars">{_bars(report)}</div>',
             '</section>\n<section id="table">\n<h2>Tensors</h2>',
             _tools(report),
@@ -134,6 +137,7 @@ def _figures(report: Any) -> str:
         (f"{len(report.tensors):,}", "tensors"),
         ("?" if report.nbytes is None else bytes_text(report.nbytes), "in all"),
         ("?" if each is None else bytes_text(int(each.max())), "on the fullest device"),
+        ("?" if each is None else bytes_text(sum(each.tolist())), "on all devices together"),
         ("?" if share is None else f"{100 * share:.3g}%", "of the bytes are on every device"),
         (f"{len(report.unmatched):,}", "match no rule"),
         (f"{len(report.unplaced):,}", "cannot be placed"),
@@ -154,38 +158,46 @@ def _problems(report: Any) -> Iterator[str]:
     ]
     yield "<section>\n<h2>What to look at</h2>"
     for title, texts, kind in lists:
-        yield from _names(title, texts, kind)
+        if texts:
+            yield from _names(title, texts, kind)
+    if report.indivisible:
+        yield from _indivisible(report)
+    empty = [title for title, texts, _ in lists if not texts] + ["Does not divide"] * (not report.indivisible)
+    if empty:
+        items = "".join(f"<li>{title}</li>" for title in empty)
+        checks = "1 check" if len(empty) == 1 else f"{len(empty)} checks"
+        yield f"<details><summary>{checks} found nothing</summary><ul>{items}</ul></details>"
+    yield "</section>"
+
+
+def _indivisible(report: Any) -> Iterator[str]:
     hindering = {(problem.name, problem.dim) for problem in report.hindering}
     dims = report.indivisible
     yield f"<details{' open' if hindering else ''}><summary>Does not divide: {len(dims):,}</summary>"
-    if dims:
-        yield (
-            '<div class="scroll" tabindex="0" role="region" aria-label="dims that do not divide"><table><thead><tr>'
-            "<th>tensor</th><th>dim</th><th>elements</th><th>shards</th><th>rule</th><th>so it is</th></tr></thead>"
-            "<tbody>"
-        )
-        found = group_names(
-            (dim.name, (dim.dim, dim.size, dim.num_shards, dim.rule, (dim.name, dim.dim) in hindering)) for dim in dims
-        )
-        for name, _, (dim, size, shards, rule, hinders) in found[:_MOST_NAMES]:
-            fate = '<span class="bad">not placed</span>' if hinders else "cut unevenly"
-            cells = (_text(name), dim, size, shards, _text(str(rule)), fate)
-            yield "<tr>" + "".join(f'<td class="code">{cell}</td>' for cell in cells) + "</tr>"
-        yield f"</tbody></table></div>{_more(len(found))}"
-    yield "</details>\n</section>"
+    yield (
+        '<div class="scroll" tabindex="0" role="region" aria-label="dims that do not divide"><table><thead><tr>'
+        "<th>tensor</th><th>dim</th><th>elements</th><th>shards</th><th>rule</th><th>so it is</th></tr></thead>"
+        "<tbody>"
+    )
+    found = group_names(
+        (dim.name, (dim.dim, dim.size, dim.num_shards, dim.rule, (dim.name, dim.dim) in hindering)) for dim in dims
+    )
+    for name, _, (dim, size, shards, rule, hinders) in found[:_MOST_NAMES]:
+        fate = '<span class="bad">not placed</span>' if hinders else "cut unevenly"
+        cells = (_text(name), dim, size, shards, _text(str(rule)), fate)
+        yield "<tr>" + "".join(f'<td class="code">{cell}</td>' for cell in cells) + "</tr>"
+    yield f"</tbody></table></div>{_more(len(found))}</details>"
 
 
 def _names(title: str, texts: Sequence[str], kind: str) -> Iterator[str]:
     """Names that have something in common, one line for those that differ only in numbers; open if it is a problem."""
     found = group_names((text, None) for text in texts)
-    yield f"<details{' open' if kind == 'bad' and texts else ''}><summary>{title}: {len(texts):,}</summary>"
-    if texts:
-        items = "".join(
-            f'<li class="{kind}">{_text(name)}{f" ({len(members)})" if len(members) > 1 else ""}</li>'
-            for name, members, _ in found[:_MOST_NAMES]
-        )
-        yield f'<ul class="names">{items}</ul>{_more(len(found))}'
-    yield "</details>"
+    yield f"<details{' open' if kind == 'bad' else ''}><summary>{title}: {len(texts):,}</summary>"
+    items = "".join(
+        f'<li class="{kind}">{_text(name)}{f" ({len(members)})" if len(members) > 1 else ""}</li>'
+        for name, members, _ in found[:_MOST_NAMES]
+    )
+    yield f'<ul class="names">{items}</ul>{_more(len(found))}</details>'
 
 
 def _more(count: int) -> str:
@@ -290,7 +302,7 @@ class _Page:
     def _regular_cut(self, layout: TensorLayout, shape: tuple[int, ...], uneven: Any) -> dict[str, Any]:
         cells = ShardCells(layout.partition(shape, uneven))
         plane = plane_of([cells.counts])
-        parts = ranges_of(cells, plane, MOST_KEYS)
+        parts = ranges_of(cells, plane, _MOST_BLOCKS)
         ranges = [["{}:{}".format(*cells.span(dim, *each)) for each in part] for dim, part in enumerate(parts)]
         key = layout, cells.counts
         if key not in self._held:
