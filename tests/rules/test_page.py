@@ -264,7 +264,7 @@ def test_long_lists_are_cut_and_counted() -> None:
         assert re.findall(r"<p>and (\d+) more</p>", report._repr_html_()) == more
         page = Reader(report.to_html())
         # Seven figures, and five checks that found nothing.
-            assert page.count["li"] == 7 + 5 + 2 * min(count, 200)
+        assert page.count["li"] == 7 + 5 + 2 * min(count, 200)
         assert "None" not in page.texts
     rules = sw.LayoutMap(MESH, default=("tp",))
     page = Reader(rules.report({"a": ((8,), "int8")}).to_html())
