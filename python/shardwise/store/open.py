@@ -107,6 +107,9 @@ def _file(*suffixes: str, magic: bytes = b"") -> Callable[[Target], object]:
 
 #: A file of `HuggingFaceStorageWriter`.
 _SHARD = r"shard-\d+-model-\d+-of-\d+\.safetensors"
+#: Files for ranks, as we name them, and as engines do.
+_RANK = r"rank-\d{5,}(?:-[A-Za-z0-9_.]+-\d+)*\.safetensors"
+_ENGINE_RANK = r"model-(?:rank-\d+|pp-\d+-tp-\d+)-part-\d+\.safetensors"
 _STEP = r"(?:[A-Za-z][A-Za-z0-9]*_)?\d+"
 
 #: The formats, in the order in which they are tried.
@@ -161,9 +164,17 @@ FORMS: list[Form] = [
     ),
     Form("orbax", _named("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "orbax.checkpoint"), "orbax.form"),
     Form("orbax", lambda target: any(_is_step(target.path / name) for name in target.matching(_STEP)), "orbax.form"),
+    Form("ranks", lambda target: "shardwise.json" in target.names and target.matching(_RANK), "sharded"),
+    Form("vllm", lambda target: "shardwise.json" in target.names and target.matching(_ENGINE_RANK), "sharded"),
+    Form(
+        "ranks (unfinished)",
+        lambda target: "shardwise.json" not in target.names and target.matching(_RANK),
+        refusal="has files for ranks but no shardwise.json, which is written last: the run that made it was interrupted, "
+        "or the copy was",
+    ),
     Form(
         "vllm",
-        _matching(r"model-rank-\d+-part-\d+\.safetensors"),
+        _matching(_ENGINE_RANK),
         refusal="is an engine's sharded state: shards in the engine's own order and perhaps quantised, without the "
         "shapes of whole tensors; open the model that it was made from",
     ),

@@ -13,12 +13,26 @@ from .._text import shown
 from ..errors import ParseError
 from .text import are_sizes
 
-__all__ = ["MANIFEST", "MARK", "SHARDING_INFO", "check_whole", "complete_set", "part_mark", "said_files"]
+__all__ = [
+    "MANIFEST",
+    "MARK",
+    "PIECES",
+    "RANKS",
+    "SHARDING_INFO",
+    "check_whole",
+    "complete_set",
+    "part_mark",
+    "said_files",
+]
 
 #: The file that says what a folder of ours holds.
 MANIFEST = "shardwise.json"
 #: The key of a header's metadata in which PyTorch's files have the offsets of their tensors in the whole ones.
 SHARDING_INFO = "DCP_SHARDING_INFO"
+#: The key in which a file of ours for a rank says which boxes of tensors its arrays are made of.
+PIECES = "shardwise.pieces"
+#: The file that says which rank has which file.
+RANKS = "ranks.json"
 #: The key in which a file of ours says of what it is a part.
 MARK = "shardwise.part"
 _NUMBERED = re.compile(r"(.*?)(\d{5,18})-of-(\d{5,18})(\.[a-z.]+)")

@@ -13,7 +13,7 @@ from .. import _core
 from ..errors import SizeOverflowError
 from .boxes import Bounds
 
-__all__ = ["NO_PIECES", "Piece", "Pieces", "Stretches", "dense_strides", "shared_box", "within"]
+__all__ = ["NO_PIECES", "Piece", "Pieces", "Stretches", "dense_strides", "repeated", "shared_box", "within"]
 
 Numbers = npt.NDArray[np.int64]
 #: Stretches of a dim, int64 (stretches, 3): where each begins in the old dim, where in the new one, and its length.
@@ -94,19 +94,23 @@ class Pieces(Sequence[Piece]):
         return cls(np.column_stack([numbers, offsets, boxes[..., 0], boxes[..., 1], strides]), holders)
 
     @classmethod
-    def dense(cls, places: Numbers, sides: Numbers, itemsize: int, holders: Sequence[Any] = ()) -> Pieces:
-        """Pieces whose elements lie in C order without gaps.
+    def dense(
+        cls, places: Numbers, sides: Numbers, itemsize: int, holders: Sequence[Any] = (), arrays: Numbers | None = None
+    ) -> Pieces:
+        """Pieces whose elements lie in C order without gaps; or in that of arrays of which they are parts.
 
         Args:
             places: Holder and offset of each: int64 of shape (pieces, 2).
             sides: The boxes: int64 of shape (pieces, 2, dims).
             itemsize: Bytes per element.
             holders: What the numbers of holders stand for.
+            arrays: The shapes of these arrays, int64 of shape (pieces, 1, dims), if there are any.
         """
         count, _, rank = sides.shape
+        extents = sides[:, 1] - sides[:, 0] if arrays is None or not arrays.shape[1] else arrays[:, 0]
         rows = np.empty((count, 2 + 3 * rank), np.int64)
         rows[:, :2], rows[:, 2 : 2 + 2 * rank] = places, sides.reshape(count, 2 * rank)
-        rows[:, 2 + 2 * rank :] = dense_strides(sides[:, 1] - sides[:, 0], itemsize)
+        rows[:, 2 + 2 * rank :] = dense_strides(extents, itemsize)
         return cls(rows, holders)
 
     @classmethod
@@ -363,6 +367,20 @@ def dense_strides(extents: Numbers, itemsize: int) -> Numbers:
     for dim in reversed(range(extents.shape[1] - 1)):
         strides[:, dim] = strides[:, dim + 1] * extents[:, dim + 1]
     return strides
+
+
+def repeated(pieces: Pieces) -> npt.NDArray[np.bool_]:
+    """Of each piece whether an earlier one has the same box.
+
+    >>> repeated(Pieces.boxed(np.array([[[0, 2]], [[2, 4]], [[0, 2]]]))).tolist()
+    [False, False, True]
+    """
+    found = np.ones(len(pieces), np.bool_)
+    if pieces.rank:
+        found[np.unique(pieces.rows[:, 2 : 2 + 2 * pieces.rank], axis=0, return_index=True)[1]] = False
+    else:
+        found[:1] = False
+    return found
 
 
 def shared_box(first: Bounds, second: Bounds) -> Bounds:

@@ -393,7 +393,8 @@ class StoredTensor(Drawn, ReadsFiles):
 
             def locate() -> Extent:
                 extent = piece.extent()
-                return Extent(extent.file, extent.start, contiguous_strides([b - a for a, b in bounds], 1))
+                dense = contiguous_strides([b - a for a, b in bounds], 1)
+                return Extent(extent.file, extent.start, extent.strides if any(extent.strides) else dense)
 
             return StoredPiece(bounds, piece.path, key=piece.key, locate=locate)
 

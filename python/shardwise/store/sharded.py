@@ -12,6 +12,7 @@ from typing import Any
 
 from .._text import shown
 from ..errors import ParseError
+from . import ranks
 from .object_files import open_file
 from .objects import ObjectPath, entries_of
 from .parts import MANIFEST
@@ -55,7 +56,11 @@ def open_form(path: Path) -> StoredCheckpoint:
         return StoredCheckpoint(path, "sharded", {}, [], metadata=manifest)
     is_remote = isinstance(path, ObjectPath)
     names = manifest["files"] if is_remote else (name for name, _ in entries_of(path))
-    inner = dcp_safetensors.open_names(path, names)
+    form = manifest.get("form")
+    if form in ("ranks", "vllm"):
+        inner = ranks.open_names(path, [name for name in manifest["files"] if name.endswith(".safetensors")], form)
+    else:
+        form, inner = "sharded", dcp_safetensors.open_names(path, names)
     try:
         said: dict[str, Any] = manifest["tensors"]
         tensors: dict[str, StoredTensor] = {}
@@ -83,7 +88,7 @@ def open_form(path: Path) -> StoredCheckpoint:
     except BaseException:
         inner.close()
         raise
-    return StoredCheckpoint(path, "sharded", tensors, inner._files, metadata=manifest)
+    return StoredCheckpoint(path, form, tensors, inner._files, metadata=manifest)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import functools
 import hashlib
 from bisect import bisect_left
 from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,20 +23,30 @@ __all__ = ["Ledger", "joined_crc", "written_by"]
 _MOST_PARTS = 20
 
 
-#: What a task writes: for each range the file's number, the tensor's number, the first byte and the end.
-Written = tuple[tuple[int, int, int, int], ...]
+class Written(NamedTuple):
+    """What a task writes.
+
+    Attributes:
+        ranges: The file's number, the tensor's number, the first byte and the end of each range.
+        again: The positions of those that hold what others hold.
+    """
+
+    ranges: tuple[tuple[int, int, int, int], ...]
+    again: frozenset[int]
 
 
 def written_by(plan: WritePlan, number: int) -> Written:
     """The part of a plan that a task writes."""
     if isinstance(plan.grid, FileGrid):  # Without a look at its sources, as making the task would take.
         file = plan.files[number]
-        return tuple(
+        ranges = tuple(
             (number, slot.tensor, file.start + slot.begin, file.start + slot.end)
             for slot in file.slots
             if slot.end > slot.begin
         )
-    return plan.task(number).written
+        return Written(ranges, plan.repeated_in(number))
+    task = plan.task(number)
+    return Written(task.written, task.again)
 
 
 class Ledger:
@@ -53,6 +64,7 @@ class Ledger:
         # For each finished task a number made from its contents, to compare with a second receipt.
         self._seen = np.zeros(len(plan.tasks), np.uint64)
         self._digests: dict[tuple[int, int], int] = {}
+        self._whole = [0] * len(plan.tensors)
         self._crcs: dict[int, list[tuple[int, int, int]]] = {}
         self._parts: Counter[str] = Counter()
         self.made: dict[int, tuple[int, str]] = {}
@@ -78,7 +90,7 @@ class Ledger:
         if not 0 <= number < len(self._seen):
             raise ParseError(f"a receipt is of task {number}; the plan has {len(self._seen)}")
         written = written_by(self._plan, number) if written is None else written
-        if receipt.ranges != tuple((file, begin, end) for file, _, begin, end in written):
+        if receipt.ranges != tuple((file, begin, end) for file, _, begin, end in written.ranges):
             raise ParseError(f"the receipt of task {number} says that it wrote ranges that are not the plan's")
         if len(receipt.digests) != len(receipt.ranges):
             raise ParseError(f"the receipt of task {number} has {len(receipt.digests)} digests for its ranges")
@@ -99,9 +111,11 @@ class Ledger:
             return False
         self._seen[number] = mark
         self._parts[receipt.part] += 1
-        for (file, tensor, _, _), digest in zip(written, receipt.digests, strict=True):
+        for at, ((file, tensor, _, _), digest) in enumerate(zip(written.ranges, receipt.digests, strict=True)):
             key = file, tensor
             self._digests[key] = add_digests([self._digests.get(key, 0), digest])
+            if at not in written.again:
+                self._whole[tensor] = add_digests([self._whole[tensor], digest])
         for (file, begin, end), crc in zip(receipt.ranges, receipt.crcs, strict=False):
             self._crcs.setdefault(file, []).append((begin, end, crc))
         self.bytes_read += receipt.bytes_read
@@ -137,6 +151,11 @@ class Ledger:
                 crc = joined_crc(crc, more, stop - begin)
             crcs[position] = crc
         return crcs
+
+    @property
+    def digests(self) -> list[int]:
+        """The digest of each tensor, of which every element counts once."""
+        return self._whole
 
     def digest(self, file: int, tensor: int) -> int:
         """The digest of what a file has of a tensor."""

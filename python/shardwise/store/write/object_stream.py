@@ -8,18 +8,19 @@ it is held back until it is known, so that everything is read once; otherwise ev
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from ..._boxes import consecutive
-from ..boxes import Bounds
+from ..boxes import contiguous_strides
 from ..engine import add_digests
 from ..objects import ObjectPath
 from .formats.files import TargetFile
 from .ledger import joined_crc
-from .tensors.gather import Gatherer
+from .tensors.gather import Block, Gatherer
 from .tensors.wanted import Wanted
 
 __all__ = ["Stream", "stream_of"]
@@ -95,8 +96,8 @@ class Stream:
         file.crcs = self.crcs if known is None else known.crcs
         self._number = self._filled = 0
         self._texts: list[_Text] = []
-        #: The number of a slot, the box, and where it is in the part.
-        self._blocks: list[tuple[int, Bounds, int]] = []
+        #: Boxes of slots, and where they are in the part.
+        self._blocks: list[Block] = []
         self._held: tuple[int, bytearray, _Text] | None = None
         self._cache: tuple[int, bytes] | None = None
 
@@ -126,33 +127,38 @@ class Stream:
             yield self._released()
 
     def _elements(self, number: int) -> Iterator[tuple[int, bytearray]]:
-        slot = self._file.slots[number]
-        if slot.end == slot.begin:
+        array = self._file.array_at(number)
+        if array is None or 0 in array.shape:
             return
-        itemsize = self._wanted[slot.tensor].itemsize
-        extents = tuple(stop - start for start, stop in slot.box)
-        for block in consecutive(extents, max(self._part_bytes // 4 // itemsize, 1)):
-            nbytes = itemsize
-            for side in block:
-                nbytes *= side.stop - side.start
+        itemsize = self._wanted[array.tensor].itemsize
+        for block in consecutive(array.shape, max(self._part_bytes // 4 // itemsize, 1)):
+            extents = tuple(side.stop - side.start for side in block)
+            nbytes = itemsize * math.prod(extents)
             if self._filled and self._filled + nbytes > self._part_bytes:
                 yield from self._flush(number)
-            box = tuple(
-                (start + side.start, start + side.stop) for (start, _), side in zip(slot.box, block, strict=True)
-            )
-            self._blocks.append((number, box, self._filled))
+            strides = contiguous_strides(extents, itemsize)
+            for slot, box, begins in array.parts:
+                # The part of the box that is in the block: in the tensor, and where it begins in the block.
+                sides = [
+                    (max(side.start, at), min(side.stop, at + stop - start), start - at, side.start)
+                    for (start, stop), at, side in zip(box, begins, block, strict=True)
+                ]
+                if all(low < high for low, high, _, _ in sides):
+                    own = tuple((low + shift, high + shift) for low, high, shift, _ in sides)
+                    begin = sum((low - first) * step for (low, _, _, first), step in zip(sides, strides, strict=True))
+                    self._blocks.append(Block(slot, own, self._filled + begin, strides))
             self._filled += nbytes
 
     def _flush(self, at: int) -> Iterator[tuple[int, bytearray]]:
         """Fill the part that was put together, when the slots before the one at hand have all of their blocks."""
         file, data = self._file, bytearray(self._filled)
         if self._blocks:
-            blocks = [(file.slots[number].tensor, box, begin) for number, box, begin in self._blocks]
+            blocks = [block._replace(tensor=file.slots[block.tensor].tensor) for block in self._blocks]
             digests, crcs = self._gatherer.fill(np.frombuffer(data, np.uint8), blocks, crc=file.needs_crcs)
-            for (number, _, _), (tensor, _, _), digest in zip(self._blocks, blocks, digests, strict=True):
+            for (number, *_), (tensor, *_), digest in zip(self._blocks, blocks, digests, strict=True):
                 self.digests[tensor] = add_digests([self.digests.get(tensor, 0), digest])
                 self.slots[number] = add_digests([self.slots.get(number, 0), digest])
-            for (number, box, _), crc in zip(self._blocks, crcs, strict=False):
+            for (number, box, *_), crc in zip(self._blocks, crcs, strict=False):
                 nbytes = self._wanted[file.slots[number].tensor].itemsize
                 for start, stop in box:
                     nbytes *= stop - start

@@ -47,6 +47,7 @@ class ObjectTask:
     #: Which file of the plan it is; and by their positions, the tensors that it has something of.
     _file: TargetFile
     _wanted: dict[int, Wanted]
+    _again: frozenset[int] = frozenset()
 
     @property
     def nbytes(self) -> int:
@@ -62,6 +63,11 @@ class ObjectTask:
             for slot in self._file.slots
             if slot.end > slot.begin
         )
+
+    @property
+    def again(self) -> frozenset[int]:
+        """The positions of ranges that hold what ranges of other tasks hold."""
+        return self._again
 
     def __repr__(self) -> str:
         return f"<ObjectTask {self.number}: {bytes_text(self.nbytes)}>"
@@ -157,7 +163,7 @@ def object_task(plan: WritePlan, number: int) -> ObjectTask:
         replicas = _within(tensor.replicas, boxes) if tensor.has_replicas else NO_PIECES
         wanted[position] = Wanted(tensor.name, tensor.dtype, tensor.shape, pieces, replicas, is_object=tensor.is_object)
     place = path / file.name if plan.is_folder else path
-    return ObjectTask(plan.digest, number, place, file.of(wanted), wanted)
+    return ObjectTask(plan.digest, number, place, file.of(wanted), wanted, plan.repeated_in(number))
 
 
 def _within(pieces: Pieces, boxes: Sequence[Bounds]) -> Pieces:

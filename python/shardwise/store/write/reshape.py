@@ -28,6 +28,7 @@ from ..model_config import config_of
 from ..objects import ObjectPath, place_of
 from ..open import open_checkpoint
 from .formats.carried import carried_files
+from .formats.form_files import WITH_FILES
 from .places.place import check_writable, claim_name, is_store, locked, place_of_plan, refuse_source
 from .plans.checkpoint_plan import CheckpointPlan
 from .plans.forms import Target, chosen_form, plan_form
@@ -71,15 +72,17 @@ def save_checkpoint(
         path: The new file or folder, or a URL (`s3://`, `gs://`, `memory://`); nothing may be there.
         tensors: Arrays by name, with any strides, and `ShardedArray`s. Names that share one array, with the same shape
             and strides, are tied: the elements are written once.
-        layouts: How the tensors are cut, for `"sharded"` and `"dcp"`: a `LayoutMap`, a `Deployment` or a mapping by
-            name. A `ShardedArray` that it does not name keeps its own partition; any other tensor is written whole.
-        to: `"safetensors"`, a file; `"hf"`, a folder in Hugging Face's format; `"sharded"`, a folder with a file for
-            each device that owns shards, which PyTorch's `HuggingFaceStorageReader` also loads; `"dcp"`, the same in
-            the format of `torch.distributed.checkpoint`, which loads it onto any mesh. By default a file if the path
+        layouts: How the tensors are cut, but for `"safetensors"` and `"hf"`: a `LayoutMap`, a `Deployment` or a mapping
+            by name. A `ShardedArray` that it does not name keeps its own partition; any other tensor is written whole.
+        to: `"safetensors"`, a file; `"hf"`, a folder in Hugging Face's format; `"sharded"`, a folder in which
+            every shard is once, in a file of a device that owns it, which PyTorch's `HuggingFaceStorageReader` also
+            loads; `"dcp"`, the same in the format of `torch.distributed.checkpoint`, which loads it onto any mesh;
+            `"ranks"`, a folder with a file for each device, with all that the device holds, and `ranks.json`, which
+            says which file; `"vllm"`, the same as vLLM and SGLang load it with `--load-format sharded_state`. By default a file if the path
             ends in `.safetensors`, else sharded if anything is cut, else `"hf"`.
         uneven: How a dim that does not divide is cut.
         metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
-        max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
+        max_file_bytes: Of `"hf"` and `"vllm"`, how many bytes of tensors a file may have.
         memory: Bytes for the buffers of all threads.
         threads: How many; one per core if left out.
         sync: Whether the data is on the disk before the checkpoint has its name.
@@ -113,7 +116,7 @@ def save_checkpoint(
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
     work = Work(memory=memory, threads=threads, sync=is_true("sync", sync), progress=progress)
     target = place_of(path)
-    made = plan_form(target, wanted, to, metadata, max_file_bytes, {}, {}, compare=False)
+    made = plan_form(target, wanted, to, metadata, max_file_bytes, {}, {}, compare=False, layouts=layouts)
     with locked(target):
         return replace(run_whole(made, work), path=target)  # As given; a plan's path is absolute.
 
@@ -143,6 +146,7 @@ def reshard_checkpoint(
     retries: int = RETRIES,
     timeout: float | None = None,
     strict: bool = False,
+    rank: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> WriteReport:
     """Reshard a checkpoint: merge it, split it, or go from one layout to another, within a memory limit.
@@ -166,7 +170,7 @@ def reshard_checkpoint(
         rewrites: What is named, packed, stacked, transposed or padded differently, after `rename`.
         only: A regular expression: the tensors in whose (new) names it is found.
         metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
-        max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
+        max_file_bytes: Of `"hf"` and `"vllm"`, how many bytes of tensors a file may have.
         memory: Bytes for the buffers of all threads, or of all workers of a host.
         threads: How many; one per core if left out.
         sync: Whether the data is on the disk before the checkpoint has its name.
@@ -184,6 +188,7 @@ def reshard_checkpoint(
         timeout: Seconds after which workers of an executor are given up that have ended no task.
         strict: Whether to refuse what the report would warn of: rules that apply to no name, tensors that match no
             rule, layouts that cut nothing since the format holds tensors whole.
+        rank: With `to="ranks"`, the only rank whose file is written: `dst` is that file.
 
     Returns:
         What was written; `plan_checkpoint(...).outline()` says before what it would take.
@@ -219,7 +224,7 @@ def reshard_checkpoint(
     target = place_of(dst)
     planned = _planning(
         src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, metadata, max_file_bytes, memory,
-        replicas, task_bytes, strict,
+        replicas, task_bytes, strict, rank,
         is_written=True, resume=work.resume,
     )  # fmt: skip
     with planned as (made, warnings, left_out):
@@ -244,6 +249,7 @@ def plan_checkpoint(
     memory: int = MEMORY,
     task_bytes: int | None = None,
     strict: bool = False,
+    rank: int | None = None,
 ) -> CheckpointPlan:
     """Plan what `reshard_checkpoint` does, as tasks that can be run anywhere, and write nothing.
 
@@ -259,12 +265,13 @@ def plan_checkpoint(
         rewrites: What is named, packed, stacked, transposed or padded differently.
         only: A regular expression: the tensors in whose (new) names it is found.
         metadata: Texts for the headers' `__metadata__`.
-        max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
+        max_file_bytes: Of `"hf"` and `"vllm"`, how many bytes of tensors a file may have.
         replicas: `"check"` compares pieces that are stored more than once, `"first"` takes the first of them.
         memory: Bytes that `reshard_checkpoint` would have to convert and decode in; tasks are told when they run.
         task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints. In a store
             a task makes an object: then `max_file_bytes` limits those of `"hf"`.
         strict: Whether to refuse what the plan's `warnings` would say.
+        rank: With `to="ranks"`, the only rank whose file is written.
 
     If a tensor is converted, compressed in the source, or in very many short stretches, `reshard_checkpoint` has to put
     it together first. The plan then only has an outline: `save`, `run` and `commit` raise a TypeError that names the
@@ -291,7 +298,7 @@ def plan_checkpoint(
     target = place_of(dst)
     planned = _planning(
         src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, metadata, max_file_bytes, memory,
-        replicas, task_bytes, strict,
+        replicas, task_bytes, strict, rank,
         is_written=False,
     )  # fmt: skip
     with planned as (made, warnings, _):
@@ -319,6 +326,7 @@ def _planning(
     replicas: str,
     task_bytes: int | None,
     strict: bool,
+    rank: int | None,
     *,
     is_written: bool,
     resume: bool = False,
@@ -391,7 +399,12 @@ def _planning(
                 left_out.extend(old for old in values if old not in copied)
                 if left_out:
                     doubts.append(left_out_text(left_out, form))
-                if form == "hf" and checkpoint.format in _FOLDERS and (folder := _folder_of(source)) is not None:
+                if (
+                    form in WITH_FILES
+                    and rank is None
+                    and checkpoint.format in _FOLDERS
+                    and (folder := _folder_of(source)) is not None
+                ):
                     found, left = carried_files(folder)
                     along.update(found)
                     doubts.extend(left)
@@ -405,7 +418,7 @@ def _planning(
             with uncollected():
                 return plan_form(
                     target, wanted, to, metadata, max_file_bytes, aliases, paths, task_bytes,
-                    compare=replicas == "check", beside=along,
+                    compare=replicas == "check", beside=along, layouts=layouts, rank=rank,
                 )  # fmt: skip
 
         # What must be written to a file first is counted before anything is.
@@ -431,7 +444,7 @@ def _folder_of(source: Path) -> Path | None:
 
 
 #: The formats of folders whose files beside the tensors say what model it is.
-_FOLDERS = ("safetensors", "torch", "sharded")
+_FOLDERS = ("safetensors", "torch", "sharded", "ranks", "vllm")
 
 
 def _not_in_tasks(name: str) -> str:

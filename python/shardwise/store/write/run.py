@@ -16,7 +16,7 @@ from ..mapped import MappedFiles
 from ..same_files import SameFiles
 from .crew import Crew, Flight
 from .formats.carried import carried_names
-from .ledger import Ledger
+from .ledger import Ledger, Written
 from .places.place import Place, Recorder, place_of_plan
 from .plans.plan import WritePlan
 from .receipts import TaskReceipt
@@ -113,7 +113,7 @@ def _run_tasks(
         return receipt
 
     def keep(task: Any, receipt: TaskReceipt) -> None:
-        ledger.add(receipt, task.written)
+        ledger.add(receipt, Written(task.written, task.again))
         if recorder is not None:
             recorder.add(receipt)
 

@@ -146,10 +146,12 @@ class CheckpointTask:
     _numbers: tuple[int, ...]
     #: The numbers of a `CopyJob`.
     _program: bytes
+    #: The positions of ranges that hold what earlier ones hold.
+    _again: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self, plan=str, number=int, folder=str, files=tuple, ranges=tuple, _sources=tuple)
-        check_fields(self, _compared=tuple, _replicas=tuple, _numbers=tuple, _program=bytes)
+        check_fields(self, _compared=tuple, _replicas=tuple, _numbers=tuple, _program=bytes, _again=tuple)
         for row in self.ranges:
             if not (isinstance(row, tuple) and len(row) == 4 and isinstance(row[2], int) and isinstance(row[3], int)):
                 raise TypeError(f"ranges must be tuples of four integers, got {shown(row)}")
@@ -163,6 +165,11 @@ class CheckpointTask:
     def written(self) -> tuple[tuple[int, int, int, int], ...]:
         """The ranges that it writes: the file's number in the plan, the tensor's number, first byte, end."""
         return tuple((self.files[file][0], tensor, begin, end) for file, tensor, begin, end in self.ranges)
+
+    @property
+    def again(self) -> frozenset[int]:
+        """The positions of ranges that hold what earlier ones hold."""
+        return frozenset(self._again)
 
     def __repr__(self) -> str:
         files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"

@@ -12,6 +12,7 @@ from pathlib import Path
 from ...._text import bytes_text, shown
 from ...object_files import open_file
 from ...objects import ObjectPath, entries_of
+from ...parts import MANIFEST, RANKS
 
 __all__ = ["carried_files", "carried_names", "is_carried"]
 
@@ -34,7 +35,7 @@ def is_carried(name: str) -> bool:
     return (
         _CARRIED.fullmatch(name) is not None
         and not name.endswith((".index.json", ".weights.json"))
-        and name != "shardwise.json"
+        and name not in (MANIFEST, RANKS)
     )
 
 

@@ -8,7 +8,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,15 +23,19 @@ from ...parts import SHARDING_INFO, part_mark
 from .slots import BoxPool, Cut, Shaped, Slots, SlotTable, digits_of
 
 __all__ = [
+    "FileArray",
     "HeaderLengths",
     "Named",
     "Placed",
     "SafetensorsFile",
     "TargetFile",
+    "begins_of",
+    "file_order",
     "hugging_face_files",
     "index_of",
     "sharded_files",
     "single_file",
+    "slots_by_file",
     "slots_of",
 ]
 
@@ -69,6 +73,20 @@ class Placed(Named, Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of the whole tensor."""
+
+
+class FileArray(NamedTuple):
+    """An array of a file, in C order.
+
+    Attributes:
+        tensor: The position of the tensor of which it has boxes.
+        shape: Its shape.
+        parts: For each of its slots the position, the box, and where that begins in the array.
+    """
+
+    tensor: int
+    shape: tuple[int, ...]
+    parts: Sequence[tuple[int, Bounds, Sequence[int]]]
 
 
 class TargetFile(ABC):
@@ -120,6 +138,11 @@ class TargetFile(ABC):
         """The bytes besides the tensors, with the byte at which each stretch begins."""
         stretches = map(self.before, range(len(self.slots) + 1))
         return (stretch for stretch in stretches if stretch[1])
+
+    def array_at(self, number: int) -> FileArray | None:
+        """The array that begins with a slot; None if it began with an earlier one."""
+        slot = self.slots[number]
+        return FileArray(slot.tensor, tuple(b - a for a, b in slot.box), [(number, slot.box, (0,) * len(slot.box))])
 
     def boxes(self) -> dict[int, list[Bounds]]:
         """The boxes that it holds of each tensor, by the tensor's position."""
@@ -194,7 +217,7 @@ class SafetensorsFile(TargetFile):
 
     def placed(self, slots: Slots) -> Slots:
         """Say of slots where they begin: without gaps."""
-        slots.begins = _begins(slots.nbytes)
+        slots.begins = begins_of(slots.nbytes)
         return slots
 
     def before(self, number: int) -> tuple[int, bytes]:
@@ -241,10 +264,13 @@ class SafetensorsFile(TargetFile):
                 "shape": tensor.dtype.element_shape([stop - start for start, stop in box]),
                 "data_offsets": (begin, end),
             }
+        return self._as_header(entries)
+
+    def _as_header(self, entries: Mapping[str, Any]) -> bytes:
         text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-len(text) % 8)
         if len(text) > _MOST_HEADER:
-            raise _too_long(self.name, len(text), len(slots))
+            raise _too_long(self.name, len(text), len(entries) - 1)
         return len(text).to_bytes(8, "little") + text
 
     def _digest(self, tensor: int) -> str:
@@ -262,7 +288,7 @@ def _too_long(name: str, length: int, count: int) -> LayoutError:
     )
 
 
-def _order(wanted: Sequence[Named]) -> list[int]:
+def file_order(wanted: Sequence[Named]) -> list[int]:
     """The order of tensors in a file: those with the largest elements first, so that all are aligned; then by name."""
     return sorted(range(len(wanted)), key=lambda i: (-wanted[i].itemsize, wanted[i].name))
 
@@ -273,15 +299,15 @@ def _whole_files(wanted: Sequence[Placed], groups: Sequence[Sequence[int]]) -> l
     places = np.array([int(pool.whole(tensor.shape).places[0]) for tensor in wanted], np.int64)
     table = SlotTable.of(pool.numbers, wanted)
     ranks = np.empty(len(wanted), np.int64)
-    ranks[np.array(_order(wanted), np.int64)] = np.arange(len(wanted))
+    ranks[np.array(file_order(wanted), np.int64)] = np.arange(len(wanted))
     found = []
     for group in groups:
         tensors = np.array(sorted(group, key=lambda i: int(ranks[i])), np.int64)
-        found.append(Slots(table, tensors, places[tensors], _begins(table.bytes(tensors, places[tensors]))))
+        found.append(Slots(table, tensors, places[tensors], begins_of(table.bytes(tensors, places[tensors]))))
     return found
 
 
-def _begins(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def begins_of(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Where parts begin that follow one another."""
     ends: npt.NDArray[np.int64] = np.cumsum(sizes)
     if (ends < 0).any() or float(np.sum(sizes, dtype=float)) > 2.0**63:
@@ -289,10 +315,12 @@ def _begins(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return ends - sizes
 
 
-def single_file(name: str, wanted: Sequence[Placed], metadata: Mapping[str, str]) -> list[SafetensorsFile]:
+def single_file(
+    name: str, wanted: Sequence[Placed], metadata: Mapping[str, str], *, has_digests: bool = True
+) -> list[SafetensorsFile]:
     """All tensors whole, in one file."""
     (slots,) = _whole_files(wanted, [range(len(wanted))])
-    return [SafetensorsFile(name, slots, wanted, metadata, has_digests=True)]
+    return [SafetensorsFile(name, slots, wanted, metadata, has_digests=has_digests)]
 
 
 def hugging_face_files(wanted: Sequence[Placed], most: int, metadata: Mapping[str, str]) -> list[SafetensorsFile]:
@@ -327,7 +355,7 @@ def sharded_files(wanted: Sequence[Placed], metadata: Mapping[str, str]) -> list
     `HuggingFaceStorageWriter`, which has one box of a tensor per file: further boxes of a device are in further files
     of that device.
     """
-    held = slots_of(wanted, _order(wanted))
+    held = slots_of(wanted, file_order(wanted))
     parts: dict[int, int] = {}
     for device, number in held:
         parts[device] = max(parts.get(device, 0), number + 1)
@@ -336,7 +364,7 @@ def sharded_files(wanted: Sequence[Placed], metadata: Mapping[str, str]) -> list
     files = []
     for (device, number), slots in held.items():
         sizes = slots.nbytes
-        slots.begins = _begins(sizes)
+        slots.begins = begins_of(sizes)
         name = f"shard-{ranks[device]:05}-model-{number + 1:05}-of-{parts[device]:05}.safetensors"
         start = lengths.header(name, slots, metadata)
         known = start, start + int(sizes.sum())
@@ -443,10 +471,28 @@ def slots_of(wanted: Sequence[Placed], order: Sequence[int]) -> dict[tuple[int, 
                 renumbered[id(cut), mesh] = cut._replace(devices=numbers[mesh][cut.devices])
             cut = renumbered[id(cut), mesh]
         cuts.append(cut)
-    distinct = {id(cut): cut for cut in cuts}
     keys = sorted(
-        {key for cut in distinct.values() for key in zip(cut.devices.tolist(), cut.numbers.tolist(), strict=True)}
+        {
+            key
+            for cut in {id(cut): cut for cut in cuts}.values()
+            for key in zip(cut.devices.tolist(), cut.numbers.tolist(), strict=True)
+        }
     )
+    return slots_by_file(keys, cuts, order, SlotTable.of(pool.numbers, wanted))
+
+
+def slots_by_file(
+    keys: Sequence[tuple[int, int]], cuts: Sequence[Cut], order: Sequence[int], table: SlotTable
+) -> dict[tuple[int, int], Slots]:
+    """The slots of each file, by its device and number.
+
+    Args:
+        keys: The devices and numbers.
+        cuts: How tensors are cut.
+        order: The positions of these tensors.
+        table: What all slots share.
+    """
+    distinct = {id(cut): cut for cut in cuts}
     numbered = {key: number for number, key in enumerate(keys)}
     files = {
         which: np.array(
@@ -454,7 +500,7 @@ def slots_of(wanted: Sequence[Placed], order: Sequence[int]) -> dict[tuple[int, 
         )
         for which, cut in distinct.items()
     }
-    places = {which: cut.places.astype(_small(len(pool.numbers))) for which, cut in distinct.items()}
+    places = {which: cut.places.astype(_small(len(table.pool))) for which, cut in distinct.items()}
     counts = [len(cut.places) for cut in cuts]
     none = np.zeros(0, np.int32)
     of_file = np.concatenate([none, *(files[id(cut)] for cut in cuts)])
@@ -463,7 +509,6 @@ def slots_of(wanted: Sequence[Placed], order: Sequence[int]) -> dict[tuple[int, 
     del of_file
     tensors = np.repeat(np.array(order, np.int32), counts)[by_file]
     at = np.concatenate([none, *(places[id(cut)] for cut in cuts)])[by_file]
-    table = SlotTable.of(pool.numbers, wanted)
     found, begin = {}, 0
     for key, end in zip(keys, ends, strict=True):
         found[key] = Slots(table, tensors[begin:end], at[begin:end], np.zeros(end - begin, np.int64))

@@ -11,19 +11,30 @@ from ....errors import ParseError
 from ...parts import MANIFEST
 from .dcp import INDEX, DcpFile, KeyPath, dcp_index
 from .files import Placed, SafetensorsFile, TargetFile, index_of
+from .rank_files import RankFile
 from .slots import Slots
 
-__all__ = ["HF_INDEX", "Target", "Texts", "check_names", "target_file"]
+__all__ = ["ARRAY_FORMS", "HF_INDEX", "ONE_FILE", "WITH_FILES", "Target", "Texts", "check_names", "target_file"]
 
 #: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's format; a folder with a safetensors file
-#: per device; PyTorch's distributed checkpoint.
-Target = Literal["safetensors", "hf", "sharded", "dcp"]
+#: for each owner of shards; one with a file for each rank, of all that it holds; the same as vLLM and SGLang name them;
+#: PyTorch's distributed checkpoint.
+Target = Literal["safetensors", "hf", "sharded", "ranks", "vllm", "dcp"]
+
+#: The forms in whose files boxes are parts of arrays, and are as often as there are devices that hold them.
+ARRAY_FORMS = ("ranks", "vllm")
+#: The forms in whose folders the other files of a Hugging Face folder go along.
+WITH_FILES = ("hf", "ranks", "vllm")
+#: The forms that are one file: of all tensors, or of what one rank holds.
+ONE_FILE = ("safetensors", "rank")
 
 HF_INDEX = "model.safetensors.index.json"
 
 _NAMES = {
     "hf": re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors"),
     "sharded": re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors"),
+    "ranks": re.compile(r"rank-\d{5,}(-[A-Za-z0-9_.]+-\d+)*\.safetensors"),
+    "vllm": re.compile(r"model-(rank-\d+|pp-\d+-tp-\d+)-part-\d+\.safetensors"),
     "dcp": re.compile(r"__\d+_0\.distcp"),
 }
 
@@ -40,6 +51,8 @@ def target_file(
     """Make one of `count` files of a checkpoint of this form; `known` are the first byte of its data, and its size."""
     if form == "dcp":
         return DcpFile(name, slots, wanted, known)
+    if form in ARRAY_FORMS:
+        return RankFile(name, slots, wanted, metadata, count=count, known=known)
     return SafetensorsFile(
         name,
         slots,
@@ -61,9 +74,9 @@ def check_names(form: str, path: str, names: Sequence[str]) -> None:
     """
     own = path.rpartition("/")[2]
     for name in names:
-        if name != own if form == "safetensors" else _NAMES[form].fullmatch(name) is None:
+        if name != own if form in ONE_FILE else _NAMES[form].fullmatch(name) is None:
             raise ParseError(f"it has the file {name[:80]!r}, which no checkpoint of the form {form} has")
-    if len(set(names)) < len(names) or (form == "safetensors" and len(names) != 1):
+    if len(set(names)) < len(names) or (form in ONE_FILE and len(names) != 1):
         raise ParseError("two of its files have one name, or it has none")
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ....errors import SizeOverflowError
 from ....partition import Partition
 from ...boxes import Bounds
+from ...pieces import dense_strides
 
 __all__ = ["BoxPool", "Cut", "Slot", "SlotTable", "Slots", "digits_of", "joined"]
 
@@ -108,6 +109,32 @@ class BoxPool:
             found = self._cuts[partition] = self._owned(partition)
         return found
 
+    def arrays(self, partition: Partition | None, shape: tuple[int, ...], devices: Numbers) -> Cut:
+        """Add the boxes of all devices, each with its array: `start…, stop…`, where it begins there, the array's shape.
+
+        Args:
+            partition: How the tensor is cut; `None` if each device has all of it.
+            shape: Its shape.
+            devices: The number of each device of the partition, or of all devices if there is none.
+        """
+        rank = len(shape)
+        if partition is None:
+            own, boxes = devices, np.zeros((1, 4, rank), np.int64)
+            boxes[:, 1] = boxes[:, 3] = shape
+            return Cut(own, np.zeros_like(own), np.repeat(self._add(boxes), len(own)))
+        begins, rows = partition.all_pieces()
+        arrays = np.array(partition._shapes(), np.int64).reshape(len(begins) - 1, rank)
+        filled = (rows[:, :, 0] < rows[:, :, 1]).all(axis=1)
+        of = np.repeat(np.arange(len(arrays)), np.diff(begins))[filled]
+        boxes = np.concatenate([rows[filled].transpose(0, 2, 1), arrays[of][:, None]], axis=1)
+        # A device without elements has an array nevertheless.
+        none = np.setdiff1d(np.arange(len(arrays)), of)
+        empty = np.zeros((len(none), 4, rank), np.int64)
+        empty[:, 3] = arrays[none]
+        of, boxes = np.concatenate([of, none]), np.concatenate([boxes, empty])
+        order = np.argsort(of, kind="stable")
+        return Cut(devices[of[order]], np.zeros(len(of), np.int64), self._add(boxes[order]))
+
     def _owned(self, partition: Partition) -> Cut:
         if 0 in partition.shape:
             return self.whole(partition.shape)  # Without elements; it belongs to the first device.
@@ -123,29 +150,77 @@ class BoxPool:
         return Cut(devices, numbers, self._add(sides[kept][firsts]))
 
     def _add(self, sides: Numbers) -> Numbers:
-        """Add boxes, int64 of shape (boxes, 2, dims), and give their places."""
-        count, _, rank = sides.shape
-        first, self._length = self._length, self._length + 2 * rank * count
+        """Add boxes, int64 of shape (boxes, 2, dims), or 4 with their arrays, and give their places."""
+        count, width, rank = sides.shape
+        first, self._length = self._length, self._length + width * rank * count
         self._parts.append(np.ascontiguousarray(sides).reshape(-1))
-        return np.arange(first, self._length, 2 * rank) if rank else np.full(count, first)
+        return np.arange(first, self._length, width * rank) if rank else np.full(count, first)
 
 
 class SlotTable:
-    """What slots of all files share: the numbers of boxes, and of each tensor its dims and the bytes of an element."""
+    """What slots of all files share: the numbers of boxes, and of each tensor its dims and the bytes of an element.
 
-    def __init__(self, pool: Numbers, ranks: Numbers, itemsizes: Numbers) -> None:
-        self.pool, self.ranks, self.itemsizes = pool, ranks, itemsizes
+    Args:
+        pool: Of each box `start…, stop…`; with arrays, then where it begins in its array, and the array's shape.
+        ranks: The dims of each tensor.
+        itemsizes: The bytes of its elements.
+        has_arrays: Whether boxes are parts of arrays; else each is dense by itself.
+    """
+
+    def __init__(self, pool: Numbers, ranks: Numbers, itemsizes: Numbers, has_arrays: bool = False) -> None:
+        self.pool, self.ranks, self.itemsizes, self.has_arrays = pool, ranks, itemsizes, has_arrays
 
     @classmethod
-    def of(cls, pool: Numbers, tensors: Iterable[Shaped]) -> SlotTable:
+    def of(cls, pool: Numbers, tensors: Iterable[Shaped], has_arrays: bool = False) -> SlotTable:
         """Make the table of these tensors."""
         facts = np.array([(len(each.shape), each.itemsize) for each in tensors], np.int64).reshape(-1, 2)
-        return cls(pool, facts[:, 0], facts[:, 1])
+        return cls(pool, facts[:, 0], facts[:, 1], has_arrays)
+
+    @property
+    def width(self) -> int:
+        """The numbers of a box in the pool, for each dim."""
+        return 4 if self.has_arrays else 2
 
     def sides(self, places: npt.NDArray[Any], rank: int) -> Numbers:
         """Boxes of this rank at these places: int64 of shape (boxes, 2, dims)."""
         at = places.astype(np.int64)[:, None] + np.arange(2 * rank)
         found: Numbers = self.pool[at].reshape(len(places), 2, rank)
+        return found
+
+    def held(self, places: npt.NDArray[Any], rank: int) -> Numbers:
+        """Where boxes begin in their arrays, and the arrays' shapes: int64 of shape (boxes, 2, dims)."""
+        if self.has_arrays:
+            return self.sides(places.astype(np.int64) + 2 * rank, rank)
+        sides = self.sides(places, rank)
+        return np.stack([np.zeros_like(sides[:, 0]), sides[:, 1] - sides[:, 0]], axis=1)
+
+    def strides(self, tensors: npt.NDArray[Any], places: npt.NDArray[Any], rank: int) -> Numbers:
+        """The bytes from one element of a box to the next, per dim: int64 of shape (boxes, dims)."""
+        found = dense_strides(self.held(places, rank)[:, 1], 1)
+        found *= self.itemsizes[tensors][:, None]
+        return found
+
+    def array_offsets(self, tensors: npt.NDArray[Any], places: npt.NDArray[Any]) -> Numbers:
+        """The byte of its array at which each box begins."""
+        found = np.zeros(len(tensors), np.int64)
+        for rank, chosen in self.by_rank(tensors):
+            begins = self.held(places[chosen], rank)[:, 0]
+            found[chosen] = (begins * self.strides(tensors[chosen], places[chosen], rank)).sum(axis=1)
+        return found
+
+    def array_bytes(self, tensors: npt.NDArray[Any], places: npt.NDArray[Any]) -> Numbers:
+        """The bytes of the array of each box.
+
+        Raises:
+            SizeOverflowError: if those of one are over 2**63 - 1.
+        """
+        found = np.zeros(len(tensors), np.int64)
+        for rank, chosen in self.by_rank(tensors):
+            shapes = self.held(places[chosen], rank)[:, 1]
+            sizes = self.itemsizes[tensors[chosen]]
+            if (shapes.astype(float).prod(axis=1) * sizes > 2.0**62).any():
+                raise SizeOverflowError("an offset of a file is over 2**63 - 1")
+            found[chosen] = shapes.prod(axis=1) * sizes
         return found
 
     def by_rank(self, tensors: npt.NDArray[Any]) -> Iterator[tuple[int, Numbers]]:
@@ -198,6 +273,12 @@ class Slots(Sequence[Slot]):
         """The bytes of each."""
         return self.table.bytes(self.tensors, self.places)
 
+    def strides(self, index: int) -> tuple[int, ...]:
+        """The bytes from one element of a slot to the next, per dim."""
+        tensors, places = self.tensors[index : index + 1], self.places[index : index + 1]
+        found = self.table.strides(tensors, places, int(self.table.ranks[tensors[0]]))
+        return tuple(found[0].tolist())
+
     def __len__(self) -> int:
         return len(self.tensors)
 
@@ -240,10 +321,11 @@ class Slots(Sequence[Slot]):
         tensors, inner = np.unique(self.tensors, return_inverse=True)
         places, pool, end = np.zeros(len(self), np.int64), [np.zeros(0, np.int64)], 0
         for rank, chosen in self.table.by_rank(self.tensors):
-            pool.append(self.table.sides(self.places[chosen], rank).reshape(-1))
-            places[chosen] = end + 2 * rank * np.arange(len(chosen))
-            end += 2 * rank * len(chosen)
-        table = self.table.ranks[tensors], self.table.itemsizes[tensors]
+            own, width = self.places[chosen].astype(np.int64), self.table.width * rank
+            pool.append(self.table.pool[own[:, None] + np.arange(width)].reshape(-1))
+            places[chosen] = end + width * np.arange(len(chosen))
+            end += width * len(chosen)
+        table = self.table.ranks[tensors], self.table.itemsizes[tensors], self.table.has_arrays
         return _again, (tensors, inner.reshape(-1), *table, np.concatenate(pool), places, self.begins)
 
 
@@ -252,12 +334,13 @@ def _again(
     inner: Numbers,
     ranks: Numbers,
     itemsizes: Numbers,
+    has_arrays: bool,
     pool: Numbers,
     places: Numbers,
     begins: Numbers,
 ) -> Slots:
     count = int(tensors.max(initial=-1)) + 1
-    table = SlotTable(pool, np.zeros(count, np.int64), np.zeros(count, np.int64))
+    table = SlotTable(pool, np.zeros(count, np.int64), np.zeros(count, np.int64), has_arrays)
     table.ranks[tensors], table.itemsizes[tensors] = ranks, itemsizes
     return Slots(table, tensors[inner], places, begins)
 

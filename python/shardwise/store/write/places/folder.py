@@ -267,14 +267,12 @@ class FolderPlace:
 
     def _digests(self, ledger: Ledger) -> list[int]:
         """The digests of the tensors; those of what each file has of them are noted in the file."""
-        parts: list[list[int]] = [[] for _ in self.plan.tensors]
         for number, file in enumerate(self.plan.files):
             file.digests = {}
             for slot in file.slots:
                 if slot.tensor not in file.digests:
                     file.digests[slot.tensor] = ledger.digest(number, slot.tensor)
-                    parts[slot.tensor].append(file.digests[slot.tensor])
-        return [add_digests(each) for each in parts]
+        return ledger.digests
 
     def _frame(self, number: int, ledger: Ledger) -> Iterable[tuple[int, bytes]]:
         """What surrounds the tensors of a file."""
@@ -353,11 +351,11 @@ class FolderPlace:
         nowhere = job.discard()
         for number, (file, size) in enumerate(zip(plan.files, plan.sizes, strict=True)):
             holder = job.read_file(self.folder / file.name, size)
-            for slot in file.slots:
+            for at, slot in enumerate(file.slots):
                 if slot.end > slot.begin:
                     tensor = plan.tensors[slot.tensor]
                     start, stop = ([side[i] for side in slot.box] for i in (0, 1))
-                    piece = HeldPiece(holder, file.start + slot.begin, start, stop)
+                    piece = HeldPiece(holder, file.start + slot.begin, start, stop, file.slots.strides(at))
                     kept = HeldPiece(nowhere, 0, start, stop)
                     job.add_tensor(tensor.shape, tensor.itemsize, [piece], [kept], digest=True)
                     slots.append((number, slot.tensor))

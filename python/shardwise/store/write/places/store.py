@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ....errors import ParseError
-from ...engine import add_digests
 from ...objects import ATTEMPTS, ObjectPath
 from ...sharded import MANIFEST
 from ..crew import Crew, crew_of, one_worker
@@ -254,18 +253,15 @@ class StorePlace:
     def _texts(self, ledger: Ledger) -> dict[str, bytes]:
         """The manifest, and what else is beside the objects with tensors."""
         plan = self.plan
-        parts: list[list[int]] = [[] for _ in plan.tensors]
         for number, file in enumerate(plan.files):
             file.digests, file.crcs = {}, ledger.crcs(number) if file.needs_crcs else {}
             for slot in file.slots:
                 if slot.tensor not in file.digests and slot.end > slot.begin:
                     file.digests[slot.tensor] = ledger.digest(number, slot.tensor)
-                    parts[slot.tensor].append(file.digests[slot.tensor])
-        digests = [add_digests(each) for each in parts]
         texts: Mapping[str, bytes] = plan.texts
         return {
             **texts,
-            MANIFEST: manifest_text(plan.manifest, list(plan.tensors), digests, plan.files, plan.sizes, texts),
+            MANIFEST: manifest_text(plan.manifest, list(plan.tensors), ledger.digests, plan.files, plan.sizes, texts),
         }
 
 

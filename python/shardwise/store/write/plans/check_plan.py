@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ...._text import shown
 from ....layout import UnevenRule
-from ...pieces import Pieces
+from ...pieces import Pieces, repeated
 from ..formats.files import HeaderLengths
 from .grid import task_runs
 from .plan import (
@@ -108,7 +108,8 @@ def _check_tensors(plan: WritePlan) -> set[str]:
             raise ValueError(f"it has a tensor of shape {shown(tensor.shape)}")
         for rows in (tensor.sources, tensor.replicas):
             check_pieces(rows, tensor.shape, len(plan.sources))
-        for rows in (tensor.sources, tensor.targets):
+        targets = tensor.targets
+        for rows in (tensor.sources, targets.chosen(~repeated(targets)) if plan.has_arrays else targets):
             _check_volume(tensor, rows)
     return names
 
@@ -152,7 +153,7 @@ def _check_files(plan: WritePlan, tensors: Numbers) -> None:
     _table(plan, "boxes", 1)
     if (slots < 0).any() or (slots[:, 0] >= len(tensors)).any():
         raise ValueError("it has a file with a part of no tensor")
-    if (slots[:, 1] + 2 * plan.slot_table.ranks[slots[:, 0]] > len(plan.slot_table.pool)).any():
+    if (slots[:, 1] + plan.slot_table.width * plan.slot_table.ranks[slots[:, 0]] > len(plan.slot_table.pool)).any():
         raise ValueError("it has a file with a box that it does not list")
     _check_boxes(plan, slots)
     lengths = HeaderLengths(plan.tensors, len(rows)) if plan.form == "sharded" else None
@@ -192,9 +193,13 @@ def _check_boxes(plan: WritePlan, slots: Numbers) -> None:
         is_inside = (sides[:, 0] >= 0) & (sides[:, 0] <= sides[:, 1]) & (sides[:, 1] <= whole)
         empty = (whole == 0).any(axis=1)
         is_whole = ((sides[:, 0] == 0) & (sides[:, 1] == whole)).all(axis=1)
-        if not is_inside.all() or not is_whole[empty].all():
+        if not is_inside.all() or not (table.has_arrays or is_whole[empty].all()):
             raise ValueError("a file has a part of a tensor that is not in it")
+        if table.has_arrays:
+            begins, shapes_of = table.held(slots[chosen, 1], rank).transpose(1, 0, 2)
+            if (begins < 0).any() or (begins + sides[:, 1] - sides[:, 0] > shapes_of).any():
+                raise ValueError("a file has a part of a tensor that is not in its array")
         is_empty[tensors[empty]] = True
     counts = np.bincount(slots[:, 0], minlength=len(table.ranks)) if len(slots) else np.zeros(len(table.ranks), int)
-    if (counts == 0).any() or (counts[is_empty] != 1).any():
+    if (counts == 0).any() or (not table.has_arrays and (counts[is_empty] != 1).any()):
         raise ValueError("it does not write all of its tensors, or some of them twice")

@@ -11,11 +11,14 @@ from ...._arguments import instance, integer, optional
 from ...._text import shown
 from ....errors import LayoutError
 from ....partition import Partition
+from ...parts import RANKS
 from ..formats.dcp import KeyPath, dcp_files, is_writable
 from ..formats.files import TargetFile, hugging_face_files, sharded_files, single_file
-from ..formats.form_files import Target
-from ..tensors.wanted import Wanted
+from ..formats.form_files import ARRAY_FORMS, Target
+from ..formats.rank_files import rank_files
+from ..tensors.wanted import Layouts, Wanted
 from .checkpoint_plan import CheckpointPlan
+from .one_rank import one_rank, ranks_of
 from .planning import make_plan
 
 __all__ = ["Target", "chosen_form", "only_read", "plan_form"]
@@ -39,6 +42,8 @@ def plan_form(
     *,
     compare: bool,
     beside: Mapping[str, bytes] | None = None,
+    layouts: Layouts | None = None,
+    rank: int | None = None,
 ) -> CheckpointPlan:
     """Plan a checkpoint of these tensors, in the given format or the one that the path and the cuts suggest.
 
@@ -53,6 +58,8 @@ def plan_form(
         task_bytes: How many bytes a task writes at most.
         compare: Whether pieces that are stored more than once are compared.
         beside: Further files of a folder; they replace none of its own.
+        layouts: For files for ranks, the layouts, which say what ranks there are.
+        rank: The only rank whose file is written.
 
     Raises:
         LayoutError: if the form is not one that is written, or does not go with the metadata; two tensors have one
@@ -68,22 +75,33 @@ def plan_form(
     metadata = optional("metadata", metadata, Mapping) or {}  # type: ignore[type-abstract]
     if to == "dcp" and metadata:
         raise LayoutError("metadata is given, but PyTorch's distributed checkpoint has no place for it")
-    kept = _without_ties(wanted, aliases)
+    kept = _without_ties(wanted, aliases, to)
     said = dict(metadata)
     if aliases:
         said["shardwise.aliases"] = json.dumps(aliases)
+    max_file_bytes = integer("max_file_bytes", max_file_bytes)
+    if max_file_bytes < 1:
+        raise LayoutError(f"max_file_bytes is {shown(max_file_bytes)}; it must be a positive integer")
+    if rank is not None and to != "ranks":
+        raise LayoutError(f"rank is {shown(rank)}, but {to!r} has no files for ranks; 'ranks' has")
     files: Sequence[TargetFile]
     if to == "safetensors":
         files = single_file(path.name, kept, said)
     elif to == "hf":
-        max_file_bytes = integer("max_file_bytes", max_file_bytes)
-        if max_file_bytes < 1:
-            raise LayoutError(f"max_file_bytes is {shown(max_file_bytes)}; it must be a positive integer")
         files = hugging_face_files(kept, max_file_bytes, said)
+    elif to in ARRAY_FORMS:
+        ranks = ranks_of(layouts, kept)
+        if rank is None:
+            files, text = rank_files(kept, ranks, said, to, max_file_bytes)
+            beside = {**(beside or {}), RANKS: text}
+        else:
+            kept, said = one_rank(kept, ranks, said, rank)
+            files, aliases, to = single_file(path.name, kept, said, has_digests=False), {}, "rank"
     else:
         files = dcp_files(kept) if to == "dcp" else sharded_files(kept, said)
     said_of: dict[Any, dict[str, Any]] = {}
-    cuts = [_cut(tensor.partition, said_of) if to in ("sharded", "dcp") else {} for tensor in kept]
+    are_cut = to in ("sharded", "dcp", *ARRAY_FORMS)
+    cuts = [_cut(tensor.partition, said_of) if are_cut else {} for tensor in kept]
     return make_plan(
         path,
         kept,
@@ -144,8 +162,12 @@ def _cut(partition: Partition | None, known: dict[Any, dict[str, Any]]) -> dict[
     return found
 
 
-def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str]) -> list[Wanted]:
-    """The tensors, each once; records which names are tied to which."""
+def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str], to: Target) -> list[Wanted]:
+    """The tensors, each once; records which names are tied to which.
+
+    Of tied tensors the engines' loaders look for the first by name. In files for ranks they are cut alike.
+    """
+    wanted = sorted(wanted, key=lambda tensor: tensor.name) if to == "vllm" else wanted
     first: dict[Any, Wanted] = {}
     kept, names = [], set()
     for tensor in wanted:
@@ -153,6 +175,7 @@ def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str]) -> list[Wan
             raise LayoutError(f"two values would be called {shown(tensor.name)}")
         names.add(tensor.name)
         key = tensor.identity
+        key = key if key is None or to not in ARRAY_FORMS else (key, tensor.partition)
         other = first.setdefault(key, tensor) if key is not None and tensor.pieces else tensor
         if other is tensor:
             kept.append(tensor)

@@ -21,10 +21,10 @@ from ....errors import LayoutError, ParseError
 from ...boxes import Bounds
 from ...files import hidden_name
 from ...objects import ObjectPath
-from ...pieces import NO_PIECES, Pieces
+from ...pieces import NO_PIECES, Pieces, repeated
 from ..fetch import SourceObject
 from ..formats.files import TargetFile
-from ..formats.form_files import Texts, check_names, target_file
+from ..formats.form_files import ARRAY_FORMS, ONE_FILE, Texts, check_names, target_file
 from ..formats.slots import Slots, SlotTable
 from ..task import CheckpointTask, Places, SourceFile, program_of, source_of
 from .grid import FileGrid, TaskGrid
@@ -119,8 +119,8 @@ class PlannedTensor:
         """Where they go, in C order; holders are the files."""
         begin, end = self._before[TARGETS], self._row[TARGETS]
         held = self._plan.numbers("targets", 3 * begin, 3 * end).reshape(-1, 3)
-        sides = self._plan.boxes_at(held[:, _PLACE], len(self.shape))
-        return Pieces.dense(held[:, :_PLACE], sides, self.itemsize)
+        boxes = self._plan.boxes_at(held[:, _PLACE], len(self.shape))
+        return Pieces.dense(held[:, :_PLACE], boxes[:, :2], self.itemsize, arrays=boxes[:, 3:])
 
     def _rows(self, section: str, column: int) -> Pieces:
         rows = self._plan.numbers(section, self._before[column], self._row[column])
@@ -303,7 +303,7 @@ class WritePlan:
         self.head, self.sections = head, sections
         self.path = Places().of(head["path"]) if path is None else path
         self.form, self.task_bytes = head["form"], head["task_bytes"]
-        self.is_folder = self.form != "safetensors"
+        self.is_folder = self.form not in ONE_FILE
         self.dtypes = [known for name in head["dtypes"] if (known := dtype_named(name)) is not None]
         self.tensors = _Tensors(self)
         self.sources = _Sources(self) if sources is None else sources
@@ -327,13 +327,19 @@ class WritePlan:
             found[begin:end] = numbers(held, begin * width, end * width).reshape(-1, width)[:, column]
         return found
 
+    @property
+    def has_arrays(self) -> bool:
+        """Whether the boxes in its files are parts of arrays, and may be in several files: see `SlotTable`."""
+        return self.form in ARRAY_FORMS
+
     def boxes_at(self, places: Numbers, rank: int) -> Numbers:
-        """Give boxes by their places: int64 of shape (boxes, 2, dims)."""
+        """Give boxes by their places, with their arrays if they have some: int64 of shape (boxes, 2 or 4, dims)."""
+        width = 4 if self.has_arrays else 2
         if not len(places) or not rank:
-            return np.zeros((len(places), 2, rank), np.int64)
+            return np.zeros((len(places), width, rank), np.int64)
         first = int(places.min())
-        pool = self.numbers("boxes", first, int(places.max()) + 2 * rank)
-        found: Numbers = pool[(places - first)[:, None] + np.arange(2 * rank)].reshape(len(places), 2, rank)
+        pool = self.numbers("boxes", first, int(places.max()) + width * rank)
+        found: Numbers = pool[(places - first)[:, None] + np.arange(width * rank)].reshape(len(places), width, rank)
         return found
 
     @property
@@ -342,7 +348,8 @@ class WritePlan:
         if self._slot_table is None:
             pool = self.numbers("boxes", 0, self.sections["boxes"].nbytes // 8)
             itemsizes = np.array([dtype.bits // 8 for dtype in self.dtypes], np.int64)[self.column("tensors", 8, DTYPE)]
-            self._slot_table = SlotTable(pool, np.diff(self.column("tensors", 8, SHAPE), prepend=0), itemsizes)
+            ranks = np.diff(self.column("tensors", 8, SHAPE), prepend=0)
+            self._slot_table = SlotTable(pool, ranks, itemsizes, self.has_arrays)
         return self._slot_table
 
     @property
@@ -415,6 +422,20 @@ class WritePlan:
 
     def _boxes_of_file(self, number: int) -> list[tuple[int, Bounds]]:
         return [(slot.tensor, slot.box) for slot in self.files[number].slots if slot.end > slot.begin]
+
+    def repeated_in(self, number: int) -> frozenset[int]:
+        """Of the boxes with elements in a file, the positions of those that an earlier file has too."""
+        if not self.has_arrays:
+            return frozenset()
+        slots = self.files[number].slots
+        kept = np.flatnonzero(slots.nbytes)
+        found = []
+        for tensor in np.unique(slots.tensors[kept]).tolist():
+            targets = self.tensors[tensor].targets
+            here = targets.numbers == number
+            again = repeated(targets)[here]
+            found += np.flatnonzero(slots.tensors[kept] == tensor)[again].tolist()
+        return frozenset(found)
 
     def _written(self, number: int) -> tuple[Pieces, int]:
         tensor = self.tensors[number]
@@ -530,6 +551,7 @@ class _Making:
         self._files: dict[int, int] = {}
         self._parts: list[tuple[PlannedTensor, Pieces, Pieces, Pieces]] = []
         self._ranges: list[tuple[int, int, int, int]] = []
+        self._again: list[int] = []
 
     def add(self, number: int, box: Bounds) -> None:
         tensor = self._plan.tensors[number]
@@ -538,6 +560,8 @@ class _Making:
         replicas = tensor.replicas.clipped(box).numbered(self._compared) if tensor.has_replicas else NO_PIECES
         begins, ends = targets.offsets, targets.offsets + targets.volumes * tensor.itemsize
         ranges = zip(targets.numbers.tolist(), begins.tolist(), ends.tolist(), strict=True)
+        if self._plan.has_arrays:
+            self._again += (np.flatnonzero(repeated(targets)) + len(self._ranges)).tolist()
         self._ranges += [(file, number, begin, end) for file, begin, end in ranges]
         self._parts.append((tensor, sources, targets, replicas))
 
@@ -571,4 +595,5 @@ class _Making:
             tuple(replicas),
             tuple(numbers),
             np.concatenate(program).tobytes(),
+            tuple(self._again),
         )

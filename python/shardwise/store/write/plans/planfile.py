@@ -20,8 +20,9 @@ from ...._dtypes import dtype_named
 from ...._text import shown
 from ....errors import ParseError
 from ...files import DataFile
+from ...parts import RANKS
 from ..formats.carried import is_carried
-from ..formats.form_files import Target
+from ..formats.form_files import ARRAY_FORMS, WITH_FILES, Target
 from .check_plan import check_cut, check_plan
 from .plan import LEAST_ASKED, WritePlan, said_by
 from .sections import BLOCK, Stored, blocks_of, packed
@@ -107,7 +108,11 @@ def load_plan(path: Path, kind: type[Plan]) -> Plan:
 def _check_head(head: Any) -> None:
     if not isinstance(head, dict) or set(head) != _KEYS:
         raise ValueError("its head has not the entries of a plan")
-    if not isinstance(head["path"], str) or not isinstance(head["form"], str) or head["form"] not in get_args(Target):
+    if (
+        not isinstance(head["path"], str)
+        or not isinstance(head["form"], str)
+        or head["form"] not in (*get_args(Target), "rank")
+    ):
         raise ValueError(f"its form {shown(head['form'])} is none that is written")
     if type(head["task_bytes"]) is not int or not LEAST_ASKED <= head["task_bytes"] < 1 << 63:
         raise ValueError(f"its task_bytes is {shown(head['task_bytes'])}; it must be at least {LEAST_ASKED}")
@@ -120,10 +125,11 @@ def _check_head(head: Any) -> None:
             raise ValueError(f"its dtype {shown(name)} is unknown")
     for cut in cuts:
         check_cut(cut)
-    if cuts and head["form"] not in ("sharded", "dcp"):
+    if cuts and head["form"] not in ("sharded", "dcp", *ARRAY_FORMS):
         raise ValueError(f"it cuts tensors, which the form {head['form']} does not hold")
     for name, length in head["beside"].items():
-        if head["form"] != "hf" or not is_carried(name) or type(length) is not int or length < 0:
+        goes_along = is_carried(name) if head["form"] in WITH_FILES else False
+        if not (goes_along or (name == RANKS and head["form"] in ARRAY_FORMS)) or type(length) is not int or length < 0:
             raise ValueError(f"it has the file {shown(name)}, which does not go along with a checkpoint")
     if tuple(head["sections"]) != _SECTIONS:
         raise ValueError("it has not the sections of a plan")

@@ -10,6 +10,7 @@ from ....errors import LayoutError
 from ....layout import UnevenRule
 from ....quantized.forms import Components
 from ....rules.layout_map import LayoutMap
+from ..formats.form_files import ARRAY_FORMS
 from .assembled import Assembled
 from .wanted import Layouts, Wanted
 
@@ -63,10 +64,10 @@ def doubts_about(
     """
     found: list[str] = []
     cut = [each.name for each in wanted if each.partition is not None and each.partition.total_shards > 1]
-    if cut and form not in ("sharded", "dcp"):
+    if cut and form not in ("sharded", "dcp", "rank", *ARRAY_FORMS):
         found.append(
             f"the layouts cut {len(cut)} tensor{'s' * (len(cut) != 1)}, but {form!r} holds tensors whole, so nothing "
-            "is cut; 'sharded' and 'dcp' hold them in pieces"
+            "is cut; 'sharded', 'ranks' and 'dcp' hold them in pieces"
         )
     if isinstance(layouts, (LayoutMap, Deployment)):
         report = layouts.report(_named(kept, weights), uneven=uneven)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,26 @@ from ...same_files import SameFiles
 from ..formats.manifest import differing_replica
 from .wanted import Wanted
 
-__all__ = ["Gatherer", "compare_replicas"]
+__all__ = ["Block", "Gatherer", "compare_replicas"]
 
 #: Bytes of the engine's own buffers, besides what it fills.
 _BUDGET = 4 * 2**20
+
+
+class Block(NamedTuple):
+    """A box of a tensor, and where it goes in a buffer.
+
+    Attributes:
+        tensor: The position of the tensor; in a stream, of its slot.
+        box: The box.
+        at: The byte at which it begins.
+        strides: The bytes from one element to the next, per dim; None for C order without gaps.
+    """
+
+    tensor: int
+    box: Bounds
+    at: int
+    strides: tuple[int, ...] | None
 
 
 class Gatherer:
@@ -43,13 +59,13 @@ class Gatherer:
         self.compares = True
 
     def fill(
-        self, buffer: npt.NDArray[np.uint8], blocks: Sequence[tuple[int, Bounds, int]], *, crc: bool = False
+        self, buffer: npt.NDArray[np.uint8], blocks: Sequence[Block], *, crc: bool = False
     ) -> tuple[list[int], list[int]]:
         """Put boxes into a buffer, and give their digests and, if asked for, their CRC-32.
 
         Args:
             buffer: Bytes.
-            blocks: For each box the position of its tensor, the box, and the byte of the buffer where it begins.
+            blocks: The boxes, and where each goes.
             crc: Whether to compute the CRC-32.
 
         Raises:
@@ -77,20 +93,20 @@ class Gatherer:
                     arrays.append(holder)
             return HeldPiece(holders[id(holder)], piece.offset, *_corners(piece.box), piece.strides)
 
-        for position, box, at in blocks:
+        for position, box, at, strides in blocks:
             tensor = self._wanted[position]
             pieces = [source(tensor, piece) for piece in tensor.pieces.clipped(box)]
-            wanted = HeldPiece(target, at, *_corners(box))
+            wanted = HeldPiece(target, at, *_corners(box), strides)
             job.add_tensor(tensor.shape, tensor.itemsize, pieces, [wanted], digest=True, crc=crc)
         self._mapped.add(arrays)
         self._fetch(fetched)
         done = job.run(budget=_BUDGET, threads=self._threads)
         self._mapped.check()
         self.bytes_read += done.bytes_read + sum(values.nbytes for _, values in fetched)
-        for position, box, at in blocks if self.compares else ():
+        for position, box, at, strides in blocks if self.compares else ():
             tensor = self._wanted[position]
             extents = [stop - start for start, stop in box]
-            values = np.ndarray(extents, f"V{tensor.itemsize}", buffer, at)
+            values: npt.NDArray[Any] = np.ndarray(extents, f"V{tensor.itemsize}", buffer, at, strides)
             self.bytes_read += compare_replicas(tensor.name, tensor.shape, tensor.replicas, box, values)
             self._files.add([piece.path for piece in tensor.replicas.holders if not isinstance(piece, ObjectFile)])
         return done.digests, done.crcs
