@@ -1,7 +1,7 @@
 """The command line.
 
-For checkpoints: `report`, `reshard`, `plan`, `run`, `commit`, `verify`, `diff`, `inspect`, `fits`; for layouts:
-`show`, `translate`.
+For checkpoints: `report`, `reshard`, `extract`, `plan`, `run`, `commit`, `verify`, `diff`, `inspect`, `fits`; for
+layouts: `show`, `translate`.
 
 Without a command it prints its help. `rules` prints the rules files that come with the package, `completion` the script
 for shell completion.
@@ -104,10 +104,10 @@ def _run(options: argparse.Namespace) -> int:
         from .completion import run_completion
 
         return run_completion(options)
-    if options.command in ("reshard", "verify", "diff", "inspect"):
+    if options.command in ("reshard", "extract", "verify", "diff", "inspect"):
         from . import checkpoints
 
-        run = getattr(checkpoints, f"run_{options.command}")
+        run = getattr(checkpoints, f"run_{'reshard' if options.command == 'extract' else options.command}")
         status: int = run(Screen(), options)
         return status
     if options.command == "fits":

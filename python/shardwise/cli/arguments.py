@@ -53,6 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_show(commands)
     _add_translate(commands)
     _add_reshard(commands)
+    _add_extract(commands)
     _add_plan(commands)
     _add_run(commands)
     _add_commit(commands)
@@ -138,6 +139,20 @@ def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
     _add_work(reshard)
 
 
+def _add_extract(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    extract = commands.add_parser(
+        "extract",
+        help="write what one rank holds, as a file of its own",
+        description=(
+            "Write one safetensors file with all that one device of the mesh holds of a checkpoint, in the shapes that "
+            "it holds: the file that reshard --to ranks makes for this rank, to the byte."
+        ),
+    )
+    _add_contents(extract, is_rank=True)
+    extract.add_argument("--resume", action="store_true", help="continue an interrupted run of the same command")
+    _add_work(extract)
+
+
 def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
     plan = commands.add_parser(
         "plan",
@@ -156,7 +171,7 @@ def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
     _add_json(plan)
 
 
-def _add_contents(command: _Parser) -> None:
+def _add_contents(command: _Parser, *, is_rank: bool = False) -> None:
     """Add what says what is written, and how."""
     command.add_argument("source", metavar="SRC", type=str, help="the checkpoint; it is only read")
     command.add_argument("target", metavar="DST", type=str, help="the new file or folder, which must not exist")
@@ -172,14 +187,22 @@ def _add_contents(command: _Parser) -> None:
     )
     _add_config(command)
     command.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
-    command.add_argument(
-        "--to",
-        metavar="FORMAT",
-        type=_form,
-        choices=("safetensors", "hf", "sharded", "dcp"),
-        help="safetensors, a file; hf, a folder in Hugging Face's format; sharded, a folder with a file per device; "
-        "dcp, PyTorch's distributed checkpoint",
-    )
+    if is_rank:
+        command.add_argument(
+            "--rank", metavar="N", type=int, required=True, help="the rank, counted from 0 in the order of the mesh"
+        )
+        command.set_defaults(to="ranks")
+    else:
+        command.set_defaults(rank=None)
+        command.add_argument(
+            "--to",
+            metavar="FORMAT",
+            type=_form,
+            choices=("safetensors", "hf", "sharded", "ranks", "vllm", "dcp"),
+            help="safetensors, a file; hf, a folder in Hugging Face's format; sharded, a folder with each shard once; "
+            "ranks, one with a file for each device, of all that it holds; vllm, the same for the sharded loaders of "
+            "vLLM and SGLang; dcp, PyTorch's distributed checkpoint",
+        )
     command.add_argument("--dtype", metavar="DTYPE", help="convert floating-point tensors; bfloat16, float32, ...")
     command.add_argument(
         "--overflow",

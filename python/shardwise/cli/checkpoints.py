@@ -1,4 +1,4 @@
-"""`shardwise reshard`, `verify`, `diff` and `inspect`: checkpoints on disk."""
+"""`shardwise reshard`, `extract`, `verify`, `diff` and `inspect`: checkpoints on disk."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _DAMAGED = 3
 
 
 def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
-    """Reshard a checkpoint, and give the exit status."""
+    """Reshard a checkpoint, or write what one rank holds of it, and give the exit status."""
     layouts, settings = contents_of(options)
     settings |= {
         "memory": parse_memory(options.memory),
@@ -73,6 +73,7 @@ def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | N
         "only": options.only,
         "replicas": options.replicas,
         "strict": options.strict,
+        "rank": options.rank,
         "task_bytes": None if options.task_bytes is None else parse_memory(options.task_bytes),
     }
 

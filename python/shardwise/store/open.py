@@ -169,8 +169,8 @@ FORMS: list[Form] = [
     Form(
         "ranks (unfinished)",
         lambda target: "shardwise.json" not in target.names and target.matching(_RANK),
-        refusal="has files for ranks but no shardwise.json, which is written last: the run that made it was interrupted, "
-        "or the copy was",
+        refusal="has files for ranks but no shardwise.json, which is written last: the run that made it was "
+        "interrupted, or the copy was",
     ),
     Form(
         "vllm",

@@ -91,7 +91,8 @@ def _held(file: DataFile, entry: Entry, said: Any) -> _Held:
     own = np.array(entry.shape, np.int64)
     if said is None:
         return _Held(entry, file, entry.shape, np.stack([np.zeros_like(own), own, np.zeros_like(own)])[None])
-    shape, listed = (said.get("shape"), said.get("pieces")) if isinstance(said, dict) else (None, None)
+    shape: Any = said.get("shape") if isinstance(said, dict) else None
+    listed = said.get("pieces") if isinstance(said, dict) else None
     if not are_sizes(shape) or len(shape) != rank:
         raise ParseError(f"{name}: its whole shape is {shown(shape)}; the file has {shown(entry.shape)} of it")
     if not isinstance(listed, list) or not all(are_sizes(row) and len(row) == 3 * rank for row in listed):
@@ -101,8 +102,8 @@ def _held(file: DataFile, entry: Entry, said: Any) -> _Held:
     extents = rows[:, 1] - rows[:, 0]
     if (extents < 0).any() or (rows[:, 1] > np.array(whole, np.int64)).any() or (extents > own - rows[:, 2]).any():
         raise ParseError(f"{name}: a piece is not within the tensor, or not within the file's array of {entry.shape}")
-    if sum(math.prod(row) for row in extents.tolist()) != math.prod(entry.shape):
-        raise ParseError(f"{name}: its pieces are not all of the file's array of {shown(entry.shape)}")
+    if sum(math.prod(row) for row in extents.tolist()) > math.prod(entry.shape):  # What is not in one is padding.
+        raise ParseError(f"{name}: its pieces are more than the file's array of {shown(entry.shape)}")
     return _Held(entry, file, whole, rows)
 
 
@@ -113,13 +114,14 @@ def _tensor(path: Path, name: str, held: list[_Held]) -> StoredTensor:
         if (other.entry.dtype, other.shape) != (first.entry.dtype, first.shape):
             raise ParseError(
                 f"{path}: tensor {shown(name)} is {first.entry.dtype} of shape {shown(first.shape)} by "
-                f"{first.file.path.name}, but {other.entry.dtype} of shape {shown(other.shape)} by {other.file.path.name}"
+                f"{first.file.path.name}, but {other.entry.dtype} of shape {shown(other.shape)} by "
+                f"{other.file.path.name}"
             )
     rows = np.concatenate([each.rows for each in held])
     of = np.repeat(np.arange(len(held)), [len(each.rows) for each in held])
     boxes = rows[:, :2].transpose(0, 2, 1)
     if 0 in first.shape:
-        kept, again = [0], []
+        kept, again = [0], list[int]()
         boxes = np.stack([np.zeros_like(rows[:, 0]), np.array([first.shape] * len(rows), np.int64)], axis=2)
     else:
         kept, again = tile(name, first.shape, boxes, lambda at: held[of[at]].file.path.name, path)

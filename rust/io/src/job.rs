@@ -9,7 +9,10 @@
 
 use std::{fs::File, path::PathBuf, sync::Arc};
 
-use shardwise_core::tiling::Poll;
+use shardwise_core::{
+    region::{Region, Regions},
+    tiling::Poll,
+};
 
 use crate::{
     check::{check_box, check_span, listed, problem_of_cover, short},
@@ -272,24 +275,31 @@ impl Job {
         Ok(())
     }
 
-    /// Pieces whose spans interleave are apart if they are disjoint boxes of one array.
+    /// Pieces whose spans interleave are apart if they are disjoint boxes of one array: that of the tensor, or one in
+    /// which they lie otherwise, as the parts of a dim that one device holds do.
     fn check_cluster(&self, spans: &[(usize, i64, i64, usize, usize)], poll: Poll<'_>) -> Result<()> {
         let piece = |at: usize| self.tensors[spans[at].3].destinations.get(spans[at].4);
         let first = piece(0);
-        let same = |other: &Piece<'_>| {
-            // The stride of a dim of one position says nothing.
-            other.origin() == first.origin() && other.strides == first.strides
-        };
-        let other = (1..spans.len()).find(|&at| spans[at].3 != spans[0].3 || !same(&piece(at)));
+        // The stride of a dim of one position says nothing.
+        let other = (1..spans.len()).find(|&at| spans[at].3 != spans[0].3 || piece(at).strides != first.strides);
         let clash = match other {
             Some(at) => Some((at - 1, at)),
             None => {
-                let regions = (0..spans.len()).map(|at| piece(at).region);
+                let memory = || Error::Memory { what: "the boxes of the pieces" };
+                let is_tensor = (1..spans.len()).all(|at| piece(at).origin() == first.origin());
+                let mut regions = Regions::new(first.region.rank());
+                regions.reserve(spans.len()).map_err(|_| memory())?;
+                for at in 0..spans.len() {
+                    let piece = piece(at);
+                    let start = if is_tensor { piece.region.start().to_vec() } else { piece.steps_from(first.offset) };
+                    let stop: Vec<i64> = start.iter().zip(piece.region.extents()).map(|(at, size)| at + size).collect();
+                    regions.push(Region::new(&start, &stop)).map_err(|_| memory())?;
+                }
                 // Boxes that are apart are bytes that are apart only if the array that holds them does not overlap itself.
-                let mut around = first.region.to_buf();
-                regions.clone().for_each(|region| around.include(region));
+                let mut around = regions.get(0).to_buf();
+                regions.iter().for_each(|region| around.include(region));
                 let whole = Piece { region: around.region(), ..first };
-                match listed(regions, first.region.rank(), poll)? {
+                match listed(regions.iter(), first.region.rank(), poll)? {
                     Err((a, b)) => Some((a as usize, b as usize)),
                     Ok(_) => whole.overlaps_itself().then_some((0, 1)),
                 }

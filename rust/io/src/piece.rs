@@ -54,6 +54,19 @@ impl Piece<'_> {
         steps.fold(i128::from(self.offset), |at, (&start, &stride)| at - i128::from(start) * i128::from(stride))
     }
 
+    /// How many steps of each stride, the longest first, lead from a byte of the holder to the piece's first; those of the
+    /// shortest one, which is that of bytes, lead over the rest.
+    pub(crate) fn steps_from(&self, byte: i64) -> Vec<i64> {
+        let mut dims: Vec<usize> = (0..self.strides.len()).filter(|&dim| self.strides[dim] != 0).collect();
+        dims.sort_by_key(|&dim| std::cmp::Reverse(self.strides[dim].unsigned_abs()));
+        let (mut rest, mut steps) = (self.offset - byte, vec![0; self.strides.len()]);
+        for dim in dims {
+            steps[dim] = rest.div_euclid(self.strides[dim]);
+            rest = rest.rem_euclid(self.strides[dim]);
+        }
+        steps
+    }
+
     /// Whether two elements may share a byte: whether a stride is within the reach of the smaller ones.
     pub(crate) fn overlaps_itself(&self) -> bool {
         let mut dims: Vec<(i128, i128)> = (self.region.extents().zip(self.strides).filter(|(extent, _)| *extent > 1))

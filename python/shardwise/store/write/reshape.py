@@ -78,8 +78,8 @@ def save_checkpoint(
             every shard is once, in a file of a device that owns it, which PyTorch's `HuggingFaceStorageReader` also
             loads; `"dcp"`, the same in the format of `torch.distributed.checkpoint`, which loads it onto any mesh;
             `"ranks"`, a folder with a file for each device, with all that the device holds, and `ranks.json`, which
-            says which file; `"vllm"`, the same as vLLM and SGLang load it with `--load-format sharded_state`. By default a file if the path
-            ends in `.safetensors`, else sharded if anything is cut, else `"hf"`.
+            says which file; `"vllm"`, the same as the sharded loaders of vLLM and SGLang read it. By default a file if
+            the path ends in `.safetensors`, else sharded if anything is cut, else `"hf"`.
         uneven: How a dim that does not divide is cut.
         metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
         max_file_bytes: Of `"hf"` and `"vllm"`, how many bytes of tensors a file may have.

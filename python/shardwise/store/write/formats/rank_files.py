@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from ....errors import LayoutError
 from ....mesh import DeviceMesh
+from ....partition import Partition
 from ...parts import PIECES, part_mark
 from .files import FileArray, Placed, SafetensorsFile, begins_of, file_order, slots_by_file
 from .slots import BoxPool, Cut, Slots, SlotTable
@@ -28,6 +30,10 @@ __all__ = ["RankFile", "Ranks", "arrays_of", "rank_files", "rank_slots"]
 #: What a name of an axis is in the name of a file.
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.]")
 _LONGEST = 200
+#: What vLLM adds once although it is not cut, so that all ranks of tensor parallelism but the first have zeros; and the
+#: names of the files of the first.
+_ADDED_ONCE = re.compile(r"\.experts\..*\bw2_bias$")
+_FIRST = re.compile(r"(rank|tp)-0-part-")
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +128,8 @@ class RankFile(SafetensorsFile):
         for first, stop in arrays_of(self.slots):
             tensor = self._wanted[int(self.slots.tensors[first])]
             sides, held = self._held(first, stop, len(tensor.shape))
-            if tuple(held[0][1]) == tuple(tensor.shape):
+            shape = list(tensor.shape)
+            if sides[0] == [[0] * len(shape), shape] and held[0][1] == shape:
                 continue
             start = tensor.dtype.element_start
             boxes = [[*start(low), *start(high), *start(at)] for (low, high), (at, _) in zip(sides, held, strict=True)]
@@ -134,7 +141,7 @@ def arrays_of(slots: Slots) -> list[tuple[int, int]]:
     """For each tensor of a file its first slot, and one past its last."""
     changes = np.flatnonzero(np.diff(slots.tensors)) + 1
     edges = [0, *changes.tolist(), len(slots)] if len(slots) else [0]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))
 
 
 def _array_bytes(slots: Slots) -> npt.NDArray[np.int64]:
@@ -163,10 +170,12 @@ def rank_files(
         form: `"ranks"` or `"vllm"`.
         most: Of `"vllm"`, how many bytes of tensors a file may have.
     """
-    held = rank_slots(wanted, ranks)
+    pattern = _vllm_names(ranks) if form == "vllm" else None
+    beginnings = [] if pattern is None else [pattern(rank) for rank in range(len(ranks.labels))]
+    others = [rank for rank, name in enumerate(beginnings) if _FIRST.search(name) is None]
+    held = rank_slots(wanted, ranks, np.array(others, np.int64) if others else None)
     parts: list[tuple[str, Slots]] = []
     names: list[list[str]] = []
-    pattern = _vllm_names(ranks) if form == "vllm" else None
     for rank, slots in enumerate(held):
         cut = [slots] if pattern is None else _cut(slots, most)
         names.append(
@@ -180,8 +189,8 @@ def rank_files(
     return files, ranks.described(names, {file.name: file.size for file in files})
 
 
-def rank_slots(wanted: Sequence[Placed], ranks: Ranks) -> list[Slots]:
-    """What each rank holds, as in one file."""
+def rank_slots(wanted: Sequence[Placed], ranks: Ranks, zeros: npt.NDArray[np.int64] | None = None) -> list[Slots]:
+    """What each rank holds, as in one file; `zeros` are the ranks that have zeros in place of what is added once."""
     pool, order = BoxPool(), file_order(wanted)
     known: dict[Any, Cut] = {}
     numbers: dict[DeviceMesh | None, npt.NDArray[np.int64]] = {}
@@ -191,9 +200,12 @@ def rank_slots(wanted: Sequence[Placed], ranks: Ranks) -> list[Slots]:
         mesh = None if partition is None else partition.device_mesh
         if mesh not in numbers:
             numbers[mesh] = ranks.numbers(mesh)
-        key = shape if partition is None else partition
+        own = None
+        if zeros is not None and _ADDED_ONCE.search(wanted[number].name) and not _is_cut(partition):
+            partition, own = None, zeros
+        key = (shape, own is None) if partition is None else partition
         if key not in known:
-            known[key] = pool.arrays(partition, shape, numbers[mesh])
+            known[key] = pool.arrays(partition, shape, numbers[mesh], own)
         cuts.append(known[key])
     keys = [(rank, 0) for rank in range(len(ranks.labels))]
     table = SlotTable.of(pool.numbers, wanted, has_arrays=True)
@@ -201,6 +213,10 @@ def rank_slots(wanted: Sequence[Placed], ranks: Ranks) -> list[Slots]:
     for slots in found:
         slots.begins = _array_begins(slots)
     return found
+
+
+def _is_cut(partition: Partition | None) -> bool:
+    return partition is not None and partition.total_shards > 1
 
 
 def _name(ranks: Ranks, rank: int) -> str:
@@ -225,8 +241,8 @@ def _vllm_names(ranks: Ranks) -> Any:
     axes = () if mesh is None else tuple(a for a, n in zip(mesh.axis_names, mesh.shape, strict=True) if n > 1)
     if mesh is None or len([axis for axis in axes if axis != "pp"]) > 1:
         raise LayoutError(
-            f"the mesh has the axes {', '.join(axes) or 'none of all devices'}; the loaders of vLLM and SGLang ask for the "
-            "rank of tensor parallelism and, in vLLM, of the pipeline: a mesh of one axis, or of pp and another"
+            f"the mesh has the axes {', '.join(axes) or 'none of all devices'}; the loaders of vLLM and SGLang ask for "
+            "the rank of tensor parallelism and, in vLLM, of the pipeline: a mesh of one axis, or of pp and another"
         )
     labels = mesh._all_labels()
 

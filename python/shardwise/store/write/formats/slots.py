@@ -109,19 +109,23 @@ class BoxPool:
             found = self._cuts[partition] = self._owned(partition)
         return found
 
-    def arrays(self, partition: Partition | None, shape: tuple[int, ...], devices: Numbers) -> Cut:
+    def arrays(
+        self, partition: Partition | None, shape: tuple[int, ...], devices: Numbers, zeros: Numbers | None = None
+    ) -> Cut:
         """Add the boxes of all devices, each with its array: `start…, stop…`, where it begins there, the array's shape.
 
         Args:
             partition: How the tensor is cut; `None` if each device has all of it.
             shape: Its shape.
             devices: The number of each device of the partition, or of all devices if there is none.
+            zeros: Without a partition, the devices whose arrays have nothing of it, and are zeros.
         """
         rank = len(shape)
         if partition is None:
-            own, boxes = devices, np.zeros((1, 4, rank), np.int64)
-            boxes[:, 1] = boxes[:, 3] = shape
-            return Cut(own, np.zeros_like(own), np.repeat(self._add(boxes), len(own)))
+            own, boxes = devices, np.zeros((2, 4, rank), np.int64)
+            boxes[0, 1] = boxes[:, 3] = shape
+            whole, none = self._add(boxes)
+            return Cut(own, np.zeros_like(own), np.where(np.isin(own, [] if zeros is None else zeros), none, whole))
         begins, rows = partition.all_pieces()
         arrays = np.array(partition._shapes(), np.int64).reshape(len(begins) - 1, rank)
         filled = (rows[:, :, 0] < rows[:, :, 1]).all(axis=1)

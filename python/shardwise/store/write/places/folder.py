@@ -162,7 +162,7 @@ class FolderPlace:
         """The bytes that each of these tasks writes."""
         if not len(numbers):
             return np.zeros(0, np.int64)
-        found: npt.NDArray[np.int64] = self.plan.grid.bytes[np.asarray(numbers, np.int64)]
+        found: npt.NDArray[np.int64] = self.plan.written_bytes[np.asarray(numbers, np.int64)]
         return found
 
     def claim(self, resume: bool) -> None:

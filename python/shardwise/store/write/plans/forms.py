@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 from ...._arguments import instance, integer, optional
 from ...._text import shown
+from ....deploy.deployment import Deployment
 from ....errors import LayoutError
 from ....partition import Partition
+from ....rules.layout_map import LayoutMap
 from ...parts import RANKS
 from ..formats.dcp import KeyPath, dcp_files, is_writable
 from ..formats.files import TargetFile, hugging_face_files, sharded_files, single_file
@@ -28,6 +31,9 @@ _ONLY_READ = {
     "orbax": "write safetensors or hf, load that into JAX, and save it with Orbax",
     "keras": "write safetensors or hf, set a model's weights from it, and save them with Keras",
 }
+
+#: The output layer, as vLLM and SGLang call it.
+_HEAD = "lm_head.weight"
 
 
 def plan_form(
@@ -75,6 +81,8 @@ def plan_form(
     metadata = optional("metadata", metadata, Mapping) or {}  # type: ignore[type-abstract]
     if to == "dcp" and metadata:
         raise LayoutError("metadata is given, but PyTorch's distributed checkpoint has no place for it")
+    if to == "vllm":
+        wanted = _with_head(wanted, layouts)
     kept = _without_ties(wanted, aliases, to)
     said = dict(metadata)
     if aliases:
@@ -84,6 +92,7 @@ def plan_form(
         raise LayoutError(f"max_file_bytes is {shown(max_file_bytes)}; it must be a positive integer")
     if rank is not None and to != "ranks":
         raise LayoutError(f"rank is {shown(rank)}, but {to!r} has no files for ranks; 'ranks' has")
+    form: str = to
     files: Sequence[TargetFile]
     if to == "safetensors":
         files = single_file(path.name, kept, said)
@@ -96,17 +105,17 @@ def plan_form(
             beside = {**(beside or {}), RANKS: text}
         else:
             kept, said = one_rank(kept, ranks, said, rank)
-            files, aliases, to = single_file(path.name, kept, said, has_digests=False), {}, "rank"
+            files, aliases, form = single_file(path.name, kept, said, has_digests=False), {}, "rank"
     else:
         files = dcp_files(kept) if to == "dcp" else sharded_files(kept, said)
     said_of: dict[Any, dict[str, Any]] = {}
-    are_cut = to in ("sharded", "dcp", *ARRAY_FORMS)
+    are_cut = form in ("sharded", "dcp", *ARRAY_FORMS)
     cuts = [_cut(tensor.partition, said_of) if are_cut else {} for tensor in kept]
     return make_plan(
         path,
         kept,
         files,
-        form=to,
+        form=form,
         metadata=said,
         aliases=aliases,
         paths=paths,
@@ -160,6 +169,18 @@ def _cut(partition: Partition | None, known: dict[Any, dict[str, Any]]) -> dict[
         "mesh": {"shape": list(mesh.shape), "axis_names": list(mesh.axis_names)},
     }
     return found
+
+
+def _with_head(wanted: list[Wanted], layouts: Layouts | None) -> list[Wanted]:
+    """The tensors, and the output layer if it is tied with the embedding: under its own name the engines look for both.
+
+    It is, if there is none, and the rule of another tensor is for its name too.
+    """
+    if not isinstance(layouts, (LayoutMap, Deployment)) or any(tensor.name == _HEAD for tensor in wanted):
+        return wanted
+    rules = set(layouts.matching_rules(_HEAD))
+    embeddings = [tensor for tensor in wanted if rules and rules == set(layouts.matching_rules(tensor.name))]
+    return [*wanted, *(replace(tensor, name=_HEAD) for tensor in embeddings)] if len(embeddings) == 1 else wanted
 
 
 def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str], to: Target) -> list[Wanted]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise, product
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +15,16 @@ from ....deploy.deployment import Deployment
 from ....errors import LayoutError
 from ....rules.layout_map import LayoutMap
 from ...parts import PIECES, part_mark
-from ...pieces import NO_PIECES, Pieces
+from ...pieces import NO_PIECES, Piece, Pieces
 from ..formats.files import Placed
 from ..formats.rank_files import RankFile, Ranks, arrays_of, rank_slots
+from ..tensors.assembled import zero_element
 from ..tensors.wanted import Layouts, Wanted
 
 __all__ = ["one_rank", "ranks_of"]
+
+#: A box, start and stop, and where it begins in an array.
+_Box = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
 def ranks_of(layouts: Layouts | None, wanted: Sequence[Placed]) -> Ranks:
@@ -62,11 +68,28 @@ def one_rank(
         boxes = list(zip(slots.table.sides(places, dims), held[:, 0], strict=True))
         pieces, replicas = (_moved(table, boxes) for table in (tensor.pieces, tensor.replicas))
         shape = tuple(held[0, 1].tolist())
+        pieces = Pieces.joined([pieces, _zeros(shape, boxes, tensor.itemsize)], dims)
         found.append(replace(tensor, shape=shape, pieces=pieces, replicas=replicas, partition=None, identity=None))
     return found, {**metadata, **part_mark(len(ranks.labels)), PIECES: file.pieces_text()}
 
 
-def _moved(pieces: Pieces, boxes: Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]) -> Pieces:
+def _zeros(shape: tuple[int, ...], boxes: Sequence[_Box], itemsize: int) -> Pieces:
+    """What is of no box in an array, which is padding, as zeros."""
+    rank = len(shape)
+    starts = np.array([at for _, at in boxes], np.int64).reshape(len(boxes), rank)
+    stops = starts + np.array([stop - start for (start, stop), _ in boxes], np.int64).reshape(len(boxes), rank)
+    if 0 in shape or int((stops - starts).prod(axis=1).sum()) == math.prod(shape):
+        return NO_PIECES
+    edges = (sorted({0, size, *starts[:, dim].tolist(), *stops[:, dim].tolist()}) for dim, size in enumerate(shape))
+    found = []
+    for box in product(*map(pairwise, edges)):
+        low, high = np.array(box, np.int64).reshape(rank, 2).T
+        if not ((starts <= low) & (high <= stops)).all(axis=1).any():
+            found.append(Piece(box, zero_element(itemsize), 0, (0,) * rank))
+    return Pieces.of(found, rank)
+
+
+def _moved(pieces: Pieces, boxes: Sequence[_Box]) -> Pieces:
     """What pieces hold of boxes, (start, stop) and where it begins in an array, as pieces of that array."""
     tables = []
     for (start, stop), at in boxes:

@@ -274,6 +274,7 @@ class WritePlan:
     _grid: TaskGrid | FileGrid | None
     _slot_table: SlotTable | None
     _cut: dict[int, list[int]]
+    _written_bytes: npt.NDArray[np.int64] | None
 
     def __init__(self) -> None:
         raise TypeError(f"a {type(self).__name__} is made by plan_checkpoint, or read from a file by its load")
@@ -312,6 +313,7 @@ class WritePlan:
         self._grid = None
         self._slot_table = None
         self._cut = {}
+        self._written_bytes = None
         return self
 
     def numbers(self, section: str, begin: int, end: int) -> Numbers:
@@ -420,6 +422,18 @@ class WritePlan:
                 self._grid = TaskGrid(runs, lambda number: (self.tensors[number].shape, self.tensors[number].itemsize))
         return self._grid
 
+    @property
+    def written_bytes(self) -> npt.NDArray[np.int64]:
+        """The bytes of tensors that each task writes, as often as files hold them."""
+        if not self.has_arrays or self.is_in_store:
+            return self.grid.bytes
+        if self._written_bytes is None:
+            self._written_bytes = np.zeros(len(self.grid), np.int64)
+            for number, tensor in enumerate(self.tensors):
+                if 0 not in tensor.shape:
+                    self.grid.add_overlaps(number, tensor.targets, self._written_bytes)
+        return self._written_bytes
+
     def _boxes_of_file(self, number: int) -> list[tuple[int, Bounds]]:
         return [(slot.tensor, slot.box) for slot in self.files[number].slots if slot.end > slot.begin]
 
@@ -517,8 +531,7 @@ class WritePlan:
         """
         if integer("parts", parts) < 1:
             raise LayoutError(f"parts is {parts}; it must be at least 1")
-        written = self.grid.bytes
-        read = written.copy()
+        written, read = self.written_bytes, self.grid.bytes.copy()
         for number in np.flatnonzero(np.diff(self.column("tensors", 8, REPLICAS), prepend=0)).tolist():
             tensor = self.tensors[number]
             if 0 not in tensor.shape:

@@ -23,7 +23,7 @@ from ...files import DataFile
 from ...pieces import NO_PIECES, Piece, Pieces, Stretches, within
 from .wanted import Wanted
 
-__all__ = ["MOST_STRETCHES", "SHORT", "Assembled"]
+__all__ = ["MOST_STRETCHES", "SHORT", "Assembled", "zero_element"]
 
 _LARGEST = 2**63 - 1
 #: With at least this many stretches, of fewer bytes than this on average, an order is too fine to copy piece by piece.
@@ -162,7 +162,7 @@ class Assembled:
             return self
         shape = (*self.shape[:dim], size, *self.shape[dim + 1 :])
         box = tuple((have if i == dim else 0, extent) for i, extent in enumerate(shape))
-        zeros = Pieces.of([Piece(box, _zero(self.dtype.bits // 8), 0, (0,) * len(shape))], len(shape))
+        zeros = Pieces.of([Piece(box, zero_element(self.dtype.bits // 8), 0, (0,) * len(shape))], len(shape))
 
         def tables() -> _Tables:
             pieces, replicas = self._make()
@@ -342,6 +342,6 @@ _ZEROS: dict[int, npt.NDArray[Any]] = {}
 _VALUES: dict[tuple[bytes, tuple[int, ...], str], _Array] = {}
 
 
-def _zero(itemsize: int) -> npt.NDArray[Any]:
+def zero_element(itemsize: int) -> npt.NDArray[Any]:
     """One element of zero bytes, the same at each call, so that tied tensors stay tied when they are padded."""
     return _ZEROS.setdefault(itemsize, np.zeros(1, f"V{itemsize}"))

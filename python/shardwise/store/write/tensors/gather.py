@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,11 +94,12 @@ class Gatherer:
                     arrays.append(holder)
             return HeldPiece(holders[id(holder)], piece.offset, *_corners(piece.box), piece.strides)
 
-        for position, box, at, strides in blocks:
-            tensor = self._wanted[position]
-            pieces = [source(tensor, piece) for piece in tensor.pieces.clipped(box)]
-            wanted = HeldPiece(target, at, *_corners(box), strides)
-            job.add_tensor(tensor.shape, tensor.itemsize, pieces, [wanted], digest=True, crc=crc)
+        # The parts of one array may interleave there, as those of one tensor may.
+        for position, together in groupby(blocks, lambda block: block.tensor):
+            tensor, parts = self._wanted[position], list(together)
+            pieces = [source(tensor, piece) for part in parts for piece in tensor.pieces.clipped(part.box)]
+            wanted = [HeldPiece(target, part.at, *_corners(part.box), part.strides) for part in parts]
+            job.add_tensor(tensor.shape, tensor.itemsize, pieces, wanted, digest=True, crc=crc)
         self._mapped.add(arrays)
         self._fetch(fetched)
         done = job.run(budget=_BUDGET, threads=self._threads)
@@ -145,7 +147,8 @@ def compare_replicas(name: str, shape: tuple[int, ...], replicas: Pieces, box: B
     """
     read, itemsize = 0, values.dtype.itemsize
     for replica in replicas.clipped(box):
-        ours = np.ascontiguousarray(values[within(replica.box, box)])
+        # A scalar stays one, which numpy's ascontiguousarray makes an array of one element.
+        ours = np.array(values[within(replica.box, box)], order="C")
         theirs = np.empty(ours.shape, f"V{itemsize}")
         read_extent(Extent(replica.holder, replica.offset, replica.strides), (0,) * ours.ndim, theirs)
         replica.holder.check()
