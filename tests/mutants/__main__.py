@@ -47,11 +47,14 @@ VALUES = ["tests/laws/test_values.py", "tests/test_hard_arguments.py", "tests/te
 TESTS = {
     "array": ["tests/array", "tests/test_arrays.py", "tests/test_replicas.py", "tests/laws"],
     "cli": ["tests/cli", "tests/store/test_tasks.py"],
+    "deploy": ["tests/deploy", "tests/rules"],
     "dtensor": ["tests/dtensor", *VALUES],
     "execute": ["tests/execute"],
+    "fit": ["tests/fit"],
     "interop": ["tests/interop", "tests/test_packed.py", *VALUES],
     "model": ["tests/model", "tests/array", *VALUES],
     "packed": ["tests/test_packed.py", "tests/laws", "tests/reshard", "tests/test_edges.py"],
+    "quantized": ["tests/quantized", "tests/fit", "tests/store/test_quantized.py"],
     "reshard": [
         "tests/reshard",
         "tests/laws",

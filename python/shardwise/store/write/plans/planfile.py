@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar, get_args
 
 import numpy as np
@@ -114,6 +114,8 @@ def _check_head(head: Any) -> None:
         or head["form"] not in (*get_args(Target), "rank")
     ):
         raise ValueError(f"its form {shown(head['form'])} is none that is written")
+    if PurePath(head["path"]).name in ("", ".."):
+        raise ValueError(f"its path {shown(head['path'])} ends in no name")
     if type(head["task_bytes"]) is not int or not LEAST_ASKED <= head["task_bytes"] < 1 << 63:
         raise ValueError(f"its task_bytes is {shown(head['task_bytes'])}; it must be at least {LEAST_ASKED}")
     metadata, dtypes, cuts = head["metadata"], head["dtypes"], head["cuts"]

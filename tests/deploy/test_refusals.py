@@ -1,0 +1,95 @@
+"""What deployments refuse, each with its message, and the sizes beside those that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardwise import DeviceMesh, LayoutError, MeshError
+from shardwise.deploy import Deployment, ExpertMap, Stages, fsdp2, megatron
+from shardwise.deploy.stages import Chunk
+
+from ..checks import refused
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "vpp", "why"),
+    [
+        (8, 2, 2, ""),
+        (6, 2, 2, "3 layers on each stage are not divisible by vpp, 2"),
+        (12, 4, 2, "3 layers on each stage are not divisible by vpp, 2"),
+        (7, 2, None, "7 layers are not divisible by pp, 2"),
+    ],
+)
+def test_chunks_of_equal_stages(layers: int, pp: int, vpp: int | None, why: str) -> None:
+    """Megatron's `TransformerConfig`: `num_layers / pipeline_model_parallel_size` must divide by the chunks."""
+    if why:
+        with refused(LayoutError, why):
+            megatron.pipeline(layers, pp, vpp=vpp)
+    else:
+        assert [len(stage) for stage in megatron.pipeline(layers, pp, vpp=vpp).chunks] == [vpp] * pp
+
+
+@pytest.mark.parametrize("counts", [{"embedding_counts": True}, {"loss_counts": True}])
+def test_chunks_where_the_embedding_or_the_loss_counts(counts: Any) -> None:
+    """Five layers and one that counts are three places on each of two stages."""
+    with refused(
+        LayoutError, "3 layers, with the embedding or the loss counted, on each stage are not divisible by vpp, 2"
+    ):
+        megatron.pipeline(5, 2, vpp=2, **counts)
+    assert [len(stage) for stage in megatron.pipeline(7, 2, vpp=2, **counts).chunks] == [2, 2]
+
+
+def test_layers_of_multi_token_prediction_come_last() -> None:
+    assert megatron.pipeline(2, 2, layout="Et|tmL", mtp=1).stage == (0, 1)
+    assert megatron.pipeline(2, 2, layout="Et|tL").stage == (0, 1)
+    with refused(LayoutError, "has layers after those of multi-token prediction"):
+        megatron.pipeline(2, 2, layout="Et|mtL", mtp=1)
+
+
+@pytest.mark.parametrize("chunks", ["t", 3, [Chunk((0,)), "t"], {0}])
+def test_a_stage_that_is_none(chunks: Any) -> None:
+    with refused(TypeError, "chunks[1] must be chunks or a list of layers"):
+        Stages([[0], chunks])
+
+
+def test_layers_are_counted_from_0_and_lie_on_one_stage() -> None:
+    with refused(LayoutError, "layers is [1, -1]; layers are counted from 0"):
+        Chunk((1, -1))
+    with refused(LayoutError, "mtp is [-1]; layers are counted from 0"):
+        Chunk((), mtp=(-1,))
+    with refused(LayoutError, "layer 0 is on no stage, of 1 layers"):
+        _ = Stages([[1], []]).stage
+    with refused(LayoutError, "layer 1 is on stage 0 and on stage 1"):
+        _ = Stages([[0, 1], [1]]).stage
+    assert Stages([[0], [2, 1]]).stage == (0, 1, 1)
+
+
+def test_worlds_by_number_label_and_mesh() -> None:
+    def world(given: Any) -> DeviceMesh:
+        return Deployment(given, {"m": DeviceMesh((2,), ("tp",), ["a", "b"])}, {}).world
+
+    assert list(world(["a", "b"]).devices.flat) == ["a", "b"]
+    assert list(world(np.array(["a", "b"])).devices.flat) == ["a", "b"]
+    assert Deployment(2, {"m": DeviceMesh((2,), ("tp",))}, {}).world.size == 2
+    for given in ("ab", b"ab", 2.5, None):
+        with refused(TypeError, "world must be a number of devices, their labels or a mesh"):
+            world(given)
+
+
+@pytest.mark.parametrize("name", ["", "world", 3])
+def test_names_that_no_mesh_can_have(name: Any) -> None:
+    with refused(LayoutError, "cannot be the name of a mesh"):
+        Deployment(2, {name: DeviceMesh((2,), ("tp",))}, {})
+
+
+def test_the_least_sizes() -> None:
+    assert fsdp2(1).partition("norm.weight", (6,)).num_shards == (1,)
+    sizes: Any
+    for sizes, name in (((0,), "shard"), ((2, 0), "replicate"), ((2, 1, -1), "tp")):
+        with refused(MeshError, f"{name} is {min(sizes)}; it must be at least 1"):
+            fsdp2(sizes[0], **dict(zip(("replicate", "tp"), sizes[1:], strict=False)))
+    assert ExpertMap(((), ())).num_experts == 0
+    assert ExpertMap(((0,), (1, 0))).num_experts == 2
