@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import numpy as np
 
-from .._arguments import check_items, instance, integer, sizes_of
+from .._arguments import check_items, instance, integer, optional, sizes_of
 from .._dtypes import find_dtype
 from .._fork import importing
 from .._text import shown
@@ -563,12 +563,16 @@ class Deployment:
             held[name] = Held(partition, found.known.mesh)
         return local_parameters(self._parameters, device, held, self._numbers)
 
-    def manifest(self, tensors: Mapping[str, Any], uneven: UnevenRule = "even") -> Manifest:
+    def manifest(
+        self, tensors: Mapping[str, Any], uneven: UnevenRule = "even", digests: Mapping[str, str] | None = None
+    ) -> Manifest:
         """Give where each of these tensors is, as data that can be written as JSON.
 
         Args:
             tensors: the shape and the dtype of each tensor, as `plan_model` takes them.
             uneven: how dims that do not divide are cut, unless the rule says so.
+            digests: a digest of each tensor that has one, such as the numbers of `shardwise.store.tensor_digests` as
+                text.
 
         Raises:
             LayoutError: as `partition`, for any of the tensors; if a dtype is not known.
@@ -583,7 +587,9 @@ class Deployment:
                 raise LayoutError(f"tensor {shown(name)} has no known dtype, got {shown(dtype)}")
             layout = self.layout_of(name, len(shape))
             assert layout is not None
-            found[name] = ManifestTensor(partition.shape, known.name, layout, self.uneven_of(name) or uneven)
+            digest = None if digests is None else digests.get(name)
+            rule = self.uneven_of(name) or uneven
+            found[name] = ManifestTensor(partition.shape, known.name, layout, rule, optional("digest", digest, str))
         return Manifest(found)
 
     def __eq__(self, other: object) -> bool:

@@ -21,22 +21,26 @@ The rules are those of `torch/distributed/tensor/_utils.py` and `placement_types
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import INTEGER, array_like, check_fields, instance, int64_array, refuse_mask
+from .._arguments import INTEGER, array_like, check_fields, instance, int64_array, refuse_mask, sizes_of
+from .._dtypes import find_dtype
 from .._frozen import frozen
 from .._strided import Ranges, strided_pieces
 from .._text import shown
 from ..array.sharded import ShardedArray
+from ..deploy.manifest import Manifest, ManifestTensor
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from ..piece import Piece
 from ..sub_axis import is_sub_axis
+from ..tiling import Tiling
 from ._axes import checked_layout, checked_mesh, checked_rank
 from ._strides import Cut, cut_of, read_factors, spec_of, split_factors
 from ._tensors import array_of_tensor, tensor_of_array
@@ -51,6 +55,7 @@ __all__ = [
     "from_local_tensors",
     "from_placements",
     "local_shards",
+    "manifest_of",
     "mesh_from_torch",
     "mesh_to_torch",
     "read_placements",
@@ -504,3 +509,85 @@ def _joined(ranges: Ranges) -> Ranges:
         else:
             joined.append((start, stop))
     return joined
+
+
+def manifest_of(tensors: Mapping[str, Any], world: DeviceMesh | None = None) -> Manifest:
+    """Say where the tensors of a running model are, as a manifest that other programs can read and plan with.
+
+    Args:
+        tensors: `DTensor`s and other tensors by name: `model.state_dict()`.
+        world: the devices that hold tensors that are no `DTensor`s, each all of them; by default all devices of the
+            others' meshes.
+
+    Raises:
+        LayoutError: if no tensor is a `DTensor`, and `world` is not given; if a dtype is not known; if there are
+            partial sums of another operation than the sum.
+        MeshError: if a mesh has no `mesh_dim_names`.
+
+    Any rank can make it: it asks for placements, shapes and dtypes, and for no values.
+
+    >>> manifest_of(model.state_dict()).save("trainer.json")  # doctest: +SKIP
+    """
+    instance("tensors", tensors, Mapping)  # type: ignore[type-abstract]
+    meshes: dict[int, tuple[Any, DeviceMesh]] = {}
+    kinds: dict[Any, TensorLayout | Tiling] = {}
+    for tensor in tensors.values():
+        if hasattr(tensor, "placements") and id(tensor.device_mesh) not in meshes:
+            meshes[id(tensor.device_mesh)] = tensor.device_mesh, mesh_from_torch(tensor.device_mesh)
+    if world is None and meshes:
+        labels = dict.fromkeys(label for _, mesh in meshes.values() for label in mesh._all_labels())
+        world = DeviceMesh((len(labels),), ("world",), list(labels))
+    found = {}
+    for name, tensor in tensors.items():
+        shape, dtype = sizes_of(f"the shape of {shown(name)}", tuple(tensor.shape)), find_dtype(tensor.dtype)
+        if dtype is None:
+            raise LayoutError(f"tensor {shown(name)} has the dtype {shown(tensor.dtype)}, which is not known")
+        if hasattr(tensor, "placements"):
+            mesh = meshes[id(tensor.device_mesh)][1]
+            key: Any = id(mesh), tuple(tensor.placements), shape
+        else:
+            if world is None:
+                raise LayoutError(f"tensor {shown(name)} is no DTensor, and world is not given, which would hold it")
+            mesh, key = world, len(shape)
+        if key not in kinds:
+            placements = getattr(tensor, "placements", None)
+            try:
+                kinds[key] = (
+                    TensorLayout([None] * len(shape), mesh) if placements is None else _held(placements, mesh, shape)
+                )
+            except LayoutError as error:
+                raise LayoutError(f"tensor {shown(name)}: {error}") from None
+        found[name] = ManifestTensor(shape, dtype.name, kinds[key], "chunk")
+    return Manifest(found)
+
+
+def _held(placements: Iterable[Any], mesh: DeviceMesh, shape: tuple[int, ...]) -> TensorLayout | Tiling:
+    """What PyTorch gives the ranks: a layout with the uneven rule `"chunk"`, or boxes where none says that."""
+    read = read_placements(placements, mesh, len(shape))
+    if not any(isinstance(one, StridedShard) for one in read):
+        return from_placements(read, mesh, len(shape))
+    if any(isinstance(one, Partial) for one in read):
+        raise LayoutError(f"placements {shown(read)} have partial sums and strided shards, which no layout expresses")
+    shards = local_shards(read, mesh, shape)
+    try:
+        layout = from_placements(read, mesh, len(shape))
+        partition = layout.partition(shape, "chunk")
+    except LayoutError:
+        pass
+    else:
+        stops = shards.offsets + shards.shapes
+        boxes = partition.boxes() if not partition.is_packed else None
+        if boxes is not None and shards.is_box.all() and np.array_equal(boxes, np.stack([shards.offsets, stops], 2)):
+            return layout
+    along = [_pieces_along(dim, size, read, mesh) for dim, size in enumerate(shape)]
+    held, arrays = {}, {}
+    for rank, label in enumerate(mesh._all_labels()):
+        ranges = [pieces[ids[rank]] for ids, pieces in along]
+        starts = [np.cumsum([0, *(stop - start for start, stop in own)]).tolist() for own in ranges]
+        arrays[label] = tuple(begins[-1] for begins in starts)
+        held[label] = [
+            Piece(tuple(slice(*ranges[dim][at]) for dim, at in enumerate(index)),
+                  tuple(starts[dim][at] for dim, at in enumerate(index)))
+            for index in np.ndindex(*map(len, ranges))
+        ]  # fmt: skip
+    return Tiling.from_boxes(shape, held, replicas=True, arrays=arrays)

@@ -6,6 +6,7 @@ from .._lazy import lazy
 
 if TYPE_CHECKING:
     from .digests import tensor_digests
+    from .held import manifest_of
     from .objects import ObjectPath
     from .open import open_checkpoint
     from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
@@ -32,6 +33,7 @@ __all__ = [
     "WriteOutline",
     "WriteReport",
     "diff_checkpoints",
+    "manifest_of",
     "open_checkpoint",
     "plan_checkpoint",
     "reshard_checkpoint",
@@ -44,6 +46,7 @@ __getattr__, __dir__ = lazy(
     globals(),
     {
         "digests": ("tensor_digests",),
+        "held": ("manifest_of",),
         "objects": ("ObjectPath",),
         "open": ("open_checkpoint",),
         "protocol": ("StoredCheckpoint", "StoredObject", "StoredPiece", "StoredTensor"),
