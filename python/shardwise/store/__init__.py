@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .open import open_checkpoint
     from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
     from .prove import Damage, DamageError, Difference, VerifyReport, diff_checkpoints, verify_checkpoint
+    from .ranges import ReadArray, ReadPlan, read_plan
     from .write.plans.checkpoint_plan import CheckpointPlan
     from .write.receipts import TaskReceipt
     from .write.reports import WriteOutline, WriteReport
@@ -24,6 +25,8 @@ __all__ = [
     "DamageError",
     "Difference",
     "ObjectPath",
+    "ReadArray",
+    "ReadPlan",
     "StoredCheckpoint",
     "StoredObject",
     "StoredPiece",
@@ -36,6 +39,7 @@ __all__ = [
     "manifest_of",
     "open_checkpoint",
     "plan_checkpoint",
+    "read_plan",
     "reshard_checkpoint",
     "save_checkpoint",
     "tensor_digests",
@@ -51,6 +55,7 @@ __getattr__, __dir__ = lazy(
         "open": ("open_checkpoint",),
         "protocol": ("StoredCheckpoint", "StoredObject", "StoredPiece", "StoredTensor"),
         "prove": ("Damage", "DamageError", "Difference", "VerifyReport", "diff_checkpoints", "verify_checkpoint"),
+        "ranges": ("ReadArray", "ReadPlan", "read_plan"),
         "write.plans.checkpoint_plan": ("CheckpointPlan",),
         "write.receipts": ("TaskReceipt",),
         "write.reports": ("WriteOutline", "WriteReport"),
