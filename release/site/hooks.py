@@ -1,22 +1,37 @@
-"""What the pages of docs/ need to become pages of the site: links out of docs/, and the help of the command line."""
+"""What the pages of docs/ need to become pages of the site: links out of docs/, help of the command line, notebooks."""
 
 from __future__ import annotations
 
 import argparse
+import base64
+import html
+import json
 import re
 from pathlib import Path
 from typing import Any
 
-__all__ = ["command_line", "on_page_markdown", "on_post_page", "outward"]
+__all__ = ["command_line", "notebook_page", "on_files", "on_page_markdown", "on_post_page", "outward"]
 
 ROOT = Path(__file__).parents[2]
 _TEST = re.compile(r"(?<=<code>)[\w./]+::\w+(?=</code>)")
+_SVG = re.compile(r"<svg .*?</svg>", re.DOTALL)
+_NOTEBOOK = re.compile(r"(?<=\]\()(?P<path>[./]*notebooks/[-\w]+)\.ipynb(?=\))")
 _LINK = re.compile(r"(?<=\]\()(?P<up>(?:\.\./)+)(?P<path>[^)#\s]+)")
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add a page for each notebook, beside the notebook itself; MkDocs calls it by its name."""
+    from mkdocs.structure.files import File
+
+    for path in sorted(Path(config["docs_dir"], "notebooks").glob("*.ipynb")):
+        place = f"notebooks/{path.stem}.md"
+        files.append(File.generated(config, place, content=notebook_page(path)))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Rewrite a page before it becomes HTML; MkDocs calls it by its name."""
-    text = outward(markdown, page.file.src_uri, config["repo_url"])
+    text = outward(_NOTEBOOK.sub(r"\g<path>.md", markdown), page.file.src_uri, config["repo_url"])
     return text.replace("<!-- the help of each command -->", command_line())
 
 
@@ -57,3 +72,30 @@ def command_line() -> str:
         command.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=100)
         parts.append(f"## shardwise {name}\n\n```text\n{command.format_help().rstrip()}\n```\n")
     return "\n".join(parts)
+
+
+def notebook_page(path: Path) -> str:
+    """Give a notebook, with what its cells showed when they were run, as a page."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            if "text/html" in data:
+                parts.append(_SVG.sub(_as_image, "".join(data["text/html"])))
+            else:
+                parts.append(f"```text\n{''.join(data['text/plain']).rstrip()}\n```")
+    parts.append(f"This page is a notebook: [{path.name}]({path.name}) is its file, which a test runs.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _as_image(svg: re.Match[str]) -> str:
+    """A picture as an image, which is light or dark as its page is."""
+    title = re.search(r"<title[^>]*>(.*?)</title>", svg[0], re.DOTALL)
+    alternative = html.unescape(title[1]) if title else "a picture"
+    data = base64.b64encode(svg[0].encode()).decode()
+    return f'<p><img alt="{html.escape(alternative)}" src="data:image/svg+xml;base64,{data}"></p>'
