@@ -86,6 +86,8 @@ def kinds_panel(report: Reported) -> list[Panel]:
         sizes[kind] += tensor.nbytes
         counts[kind] += 1
     rows = [
-        (f"{name} ({count:,})", size, bytes_text(size)) for name, size, count in zip(KINDS, sizes, counts, strict=True)
+        (f"{name} ({count:,})", size, bytes_text(size))
+        for name, size, count in zip(KINDS, sizes, counts, strict=True)
+        if count
     ]
-    return [bars("bytes of the tensors, each counted once", rows)]
+    return [bars("bytes of the tensors, each counted once", rows)] if rows else []
