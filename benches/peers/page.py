@@ -63,6 +63,7 @@ PARTS = (
     Part("checkpoint", ("safetensors",)),
     Part("merge", ("torch",)),
     Part("bounds", ("ml_dtypes",)),
+    Part("files"),
     Part("tasks", ("distributed",)),
     Part("scope", ("keras", "jax", "tensorflow")),
     Part("package", ("abi3audit", "auditwheel", "maturin")),

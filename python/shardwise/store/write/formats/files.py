@@ -188,6 +188,8 @@ class SafetensorsFile(TargetFile):
         known: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(name, slots, wanted)
+        #: The digest of the header that was made last, and the digests that it has.
+        self._made: tuple[dict[int, int], str] | None = None
         self._metadata = metadata
         self.has_digests, self._has_offsets, self._count = has_digests, has_offsets, count
         if known is None:
@@ -234,31 +236,38 @@ class SafetensorsFile(TargetFile):
         yield self.before(0)
 
     def facts(self) -> dict[str, Any]:
-        """A digest of the header."""
-        return {"header_sha256": hashlib.sha256(self._header()).hexdigest()}
+        """A digest of the header, which is not made once more for it."""
+        if self._made is None or self._made[0] != self._digests_within():
+            self._header()
+        assert self._made is not None
+        return {"header_sha256": self._made[1]}
+
+    def _digests_within(self) -> dict[int, int]:
+        return self.digests if self.has_digests else {}
 
     def _header(self) -> bytes:
         slots = list(self.slots)
+        wanted = {number: self._wanted[number] for number in {slot.tensor for slot in slots}}
         metadata = {"format": "pt", **self._metadata}
         if self._has_offsets:
             offsets = {
                 tensor.name: {"saved_offsets": tensor.dtype.element_start([start for start, _ in slot.box])}
                 for slot in slots
-                for tensor in [self._wanted[slot.tensor]]
+                for tensor in [wanted[slot.tensor]]
             }
-            whole = {slot.tensor: self._wanted[slot.tensor].shape for slot in slots}
+            whole = {slot.tensor: wanted[slot.tensor].shape for slot in slots}
             parts = (slot for slot in slots if slot.box != tuple((0, size) for size in whole[slot.tensor]))
-            cut = [self._wanted[slot.tensor] for slot in parts]
+            cut = [wanted[slot.tensor] for slot in parts]
             shapes = {tensor.name: tuple(tensor.dtype.element_shape(tensor.shape)) for tensor in cut}
             metadata |= _sharding(json.dumps(offsets)) | part_mark(self._count, shapes)
         elif self._count > 1:
             metadata |= part_mark(self._count)
         if self.has_digests:
-            digests = {self._wanted[slot.tensor].name: self._digest(slot.tensor) for slot in slots}
+            digests = {wanted[slot.tensor].name: self._digest(slot.tensor) for slot in slots}
             metadata["shardwise.digests"] = json.dumps(digests, separators=(",", ":"))
         entries: dict[str, Any] = {"__metadata__": metadata}
         for number, box, begin, end in slots:
-            tensor = self._wanted[number]
+            tensor = wanted[number]
             entries[tensor.name] = {
                 "dtype": tensor.dtype.code,
                 "shape": tensor.dtype.element_shape([stop - start for start, stop in box]),
@@ -271,7 +280,9 @@ class SafetensorsFile(TargetFile):
         text += b" " * (-len(text) % 8)
         if len(text) > _MOST_HEADER:
             raise _too_long(self.name, len(text), len(entries) - 1)
-        return len(text).to_bytes(8, "little") + text
+        header = len(text).to_bytes(8, "little") + text
+        self._made = dict(self._digests_within()), hashlib.sha256(header).hexdigest()
+        return header
 
     def _digest(self, tensor: int) -> str:
         return f"{self.digests[tensor]:032x}" if tensor in self.digests else _NO_DIGEST
