@@ -1,5 +1,6 @@
 """What lies beside the tensors of a Hugging Face folder goes along; what is not a tensor is not dropped silently."""
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -79,6 +80,46 @@ def test_links_and_large_files_stay_and_are_named(tmp_path: Path) -> None:
     said = " ".join(report.warnings)
     assert "'linked.json' is not copied along: it is a link" in said
     assert "'large.json' is not copied along" in said
+
+
+def test_of_hugging_faces_cache_the_blobs_go_along(tmp_path: Path) -> None:
+    """A snapshot holds links to blobs, as `huggingface_hub` makes them; any other link stays."""
+    plain = source(tmp_path / "plain")
+    (plain / "shardwise.json").unlink()
+    snapshot = tmp_path / "hub" / "models--org--name" / "snapshots" / ("c" * 40)
+    snapshot.mkdir(parents=True)
+    blobs = snapshot.parents[1] / "blobs"
+    blobs.mkdir()
+    for path in plain.iterdir():
+        blob = hashlib.sha256(path.read_bytes()).hexdigest()[: 64 if path.suffix == ".safetensors" else 40]
+        path.rename(blobs / blob)
+        (snapshot / path.name).symlink_to(f"../../blobs/{blob}")
+    secret = tmp_path / "secret.json"
+    secret.write_text("secret")
+    (blobs / ("d" * 40)).symlink_to(secret)
+    (snapshot / "a.json").symlink_to("../../blobs/" + "d" * 40)
+    (snapshot / "b.json").symlink_to("../../../../secret.json")
+    (snapshot / "c.json").symlink_to("../../blobs/../../../secret.json")
+    (snapshot / "d.json").symlink_to("../../blobs/" + "e" * 40)
+    for number, given in enumerate((snapshot, snapshot / "model.safetensors.index.json")):
+        report = sw.reshard_checkpoint(given, tmp_path / f"new{number}", to="hf")
+        assert isinstance(report, sw.store.WriteReport)
+        assert report.carried == tuple(sorted(BESIDE))
+        assert others(tmp_path / f"new{number}") == BESIDE
+        assert not any(path.is_symlink() for path in (tmp_path / f"new{number}").iterdir())
+        assert [warning.partition(" is ")[0] for warning in report.warnings] == [
+            "'a.json'",
+            "'b.json'",
+            "'c.json'",
+            "'d.json'",
+        ]
+    # The same links elsewhere are any links.
+    elsewhere = tmp_path / "hub" / "models--org--name" / "copies" / "x"
+    snapshot.parent.rename(elsewhere.parent)
+    (elsewhere.parent / ("c" * 40)).rename(elsewhere)
+    report = sw.reshard_checkpoint(elsewhere, tmp_path / "new", to="hf")
+    assert isinstance(report, sw.store.WriteReport)
+    assert report.carried == ()
 
 
 def test_they_replace_nothing_of_the_plan(tmp_path: Path) -> None:

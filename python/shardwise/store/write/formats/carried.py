@@ -23,6 +23,8 @@ _CARRIED = re.compile(
 _MOST_BYTES = 64 * 2**20
 _MOST_IN_ALL = 256 * 2**20
 _MOST_FILES = 256
+#: What a file in a snapshot of Hugging Face's cache, `models--ORG--NAME/snapshots/COMMIT/`, is a link to.
+_BLOB = re.compile(r"\.\.[/\\]\.\.[/\\]blobs[/\\]([0-9a-f]{40}|[0-9a-f]{64})")
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
@@ -48,7 +50,8 @@ def carried_files(folder: Path) -> tuple[dict[str, bytes], list[str]]:
     """Read what goes along, and say what does not although it might.
 
     Args:
-        folder: The folder of the source; its own files only, no links, and nothing below it.
+        folder: The folder of the source; its own files only, and nothing below it. Links are not followed, but for those
+            that Hugging Face's cache is made of: from a snapshot to the same model's blobs.
 
     Returns:
         The files by name, and a sentence for each that is left out.
@@ -60,7 +63,7 @@ def carried_files(folder: Path) -> tuple[dict[str, bytes], list[str]]:
         if is_folder or not is_carried(name):
             continue
         most = min(_MOST_BYTES, room)
-        data = None if len(found) >= _MOST_FILES else _read(folder / name, most)
+        data = None if len(found) >= _MOST_FILES else _read(_in_cache(folder / name), most)
         if data is None:
             left.append(
                 f"{shown(name)} is not copied along: it is a link, no regular file, or of more than "
@@ -70,6 +73,16 @@ def carried_files(folder: Path) -> tuple[dict[str, bytes], list[str]]:
         found[name] = data
         room -= len(data)
     return found, left
+
+
+def _in_cache(path: Path) -> Path:
+    """The blob that a file of a snapshot in Hugging Face's cache stands for; any other path as it is."""
+    if isinstance(path, ObjectPath) or not path.is_symlink():
+        return path
+    model = path.parent.resolve().parent.parent
+    blob = _BLOB.fullmatch(str(path.readlink()))
+    is_snapshot = path.parent.resolve().parent.name == "snapshots" and model.name.startswith("models--")
+    return model / "blobs" / blob[1] if blob and is_snapshot else path
 
 
 def _read(path: Path, most: int) -> bytes | None:
@@ -83,7 +96,7 @@ def _read(path: Path, most: int) -> bytes | None:
     try:
         number = os.open(path, _FLAGS)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO):
+        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.ENOENT):
             return None
         raise
     with os.fdopen(number, "rb") as stream:
