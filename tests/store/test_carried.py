@@ -82,6 +82,29 @@ def test_links_and_large_files_stay_and_are_named(tmp_path: Path) -> None:
     assert "'large.json' is not copied along" in said
 
 
+@pytest.mark.parametrize("text", [b"{", b"[]", b"\xff\xfe", b"key = value"])
+def test_a_configuration_of_something_else_stops_no_single_file(tmp_path: Path, text: bytes) -> None:
+    """Of a model's folder it must be read, since scales of quantized weights are cut by what it says."""
+    sw.save_checkpoint(tmp_path / "one.safetensors", {"a": np.arange(8.0)}, sync=False)
+    Dcp().write(tmp_path / "dcp")
+    (tmp_path / "hf").mkdir()
+    sw.save_checkpoint(tmp_path / "hf" / "model.safetensors", {"a": np.arange(8.0)}, sync=False)
+    for folder in ("", "dcp", "hf"):
+        (tmp_path / folder / "config.json").write_bytes(text)
+    for source in ("one.safetensors", "dcp"):
+        report = sw.reshard_checkpoint(tmp_path / source, tmp_path / f"new {source}", to="hf", sync=False)
+        assert isinstance(report, sw.store.WriteReport)
+        (warning,) = report.warnings
+        assert "config.json" in warning
+        assert "it is left aside" in warning
+        assert sw.diff_checkpoints(tmp_path / source, tmp_path / f"new {source}") == []
+    with pytest.raises(sw.LayoutError, match="left aside"):
+        sw.reshard_checkpoint(tmp_path / "one.safetensors", tmp_path / "strict", to="hf", strict=True)
+    with pytest.raises(sw.ParseError, match=r"config\.json"):
+        sw.reshard_checkpoint(tmp_path / "hf", tmp_path / "new", to="hf")
+    assert not (tmp_path / "new").exists()
+
+
 def test_of_hugging_faces_cache_the_blobs_go_along(tmp_path: Path) -> None:
     """A snapshot holds links to blobs, as `huggingface_hub` makes them; any other link stays."""
     plain = source(tmp_path / "plain")

@@ -20,7 +20,7 @@ from ..._garbage import uncollected
 from ..._text import shown
 from ...array.replicas import check_replicas
 from ...array.sharded import ShardedArray
-from ...errors import LayoutError
+from ...errors import LayoutError, ParseError
 from ...layout import UnevenRule
 from ...partition import Partition
 from ...rules.rewrites import Rewrites
@@ -354,8 +354,8 @@ def _planning(
         def value(old: str, name: str) -> Wanted:
             return wanted_object(name, checkpoint.objects[old], is_read=not is_store(target))
 
-        configuration = config_of(source)
         doubts: list[str] = []
+        configuration = _configuration(source, checkpoint.format, doubts)
         left_out: list[str] = []
         along: dict[str, bytes] = {}
         #: Why no task can be run by itself.
@@ -441,6 +441,21 @@ def _folder_of(source: Path) -> Path | None:
     if source.is_dir():
         return source
     return source.parent if source.name.endswith(".index.json") else None
+
+
+def _configuration(source: Path, form: str, doubts: list[str]) -> Mapping[str, Any]:
+    """What the configuration in a model's folder says; around anything else `config.json` may be of something else.
+
+    Raises:
+        ParseError: if that of a model's folder is not an object of JSON.
+    """
+    try:
+        return config_of(source)
+    except (ParseError, PermissionError) as error:
+        if form in _FOLDERS and _folder_of(source) is not None:
+            raise
+        doubts.append(f"{error}; it is left aside")
+        return {}
 
 
 #: The formats of folders whose files beside the tensors say what model it is.

@@ -50,7 +50,7 @@ def carried_files(folder: Path) -> tuple[dict[str, bytes], list[str]]:
     """Read what goes along, and say what does not although it might.
 
     Args:
-        folder: The folder of the source; its own files only, and nothing below it. Links are not followed, but for those
+        folder: The folder of the source; its own files only, and nothing below it. Links are not followed, but those
             that Hugging Face's cache is made of: from a snapshot to the same model's blobs.
 
     Returns:
