@@ -62,6 +62,7 @@ PARTS = (
     Part("index"),
     Part("checkpoint", ("safetensors",)),
     Part("merge", ("torch",)),
+    Part("readers", ("s3fs",)),
     Part("bounds", ("ml_dtypes",)),
     Part("files"),
     Part("tasks", ("distributed",)),

@@ -167,10 +167,10 @@ class ObjectFile(DataFile):
             pool.shutdown(cancel_futures=True)
 
     def _put(self, span: _Span) -> None:
-        data = self._object.read(span.start, span.stop, self._noted.mark)
         if span.strides is None:
-            span.part[...] = np.frombuffer(data, np.uint8)
+            self._object.read_into(memoryview(span.part), span.start, self._noted.mark)  # type: ignore[arg-type]
         else:
+            data = self._object.read(span.start, span.stop, self._noted.mark)
             span.part[...] = np.ndarray(span.part.shape, span.part.dtype, data, strides=span.strides)
 
 

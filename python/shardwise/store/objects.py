@@ -332,21 +332,27 @@ class ObjectPath:
         return (self / name for name, _ in self.names() if fnmatchcase(name, pattern))
 
     def read(self, start: int, stop: int, mark: str) -> bytes:
-        """Read a range of the object's bytes; on S3 only of the object with this mark.
+        """Read a range of the object's bytes; see `read_into`."""
+        data = bytearray(stop - start)
+        self.read_into(memoryview(data), start, mark)
+        return bytes(data)
+
+    def read_into(self, buffer: memoryview, start: int, mark: str) -> None:
+        """Fill a buffer of bytes with those from `start` on; on S3 only of the object with this mark.
 
         Raises:
             ParseError: if there is a different object than before, or none.
             OSError: if the store fails, or gives fewer bytes.
         """
 
-        def get() -> bytes:
-            data = self._get(start, stop, mark)
-            if len(data) != stop - start:
-                raise OSError(errno.EIO, f"bytes {start} to {stop} were needed, but {len(data)} came")
-            return data
+        def get() -> None:
+            came = self._get(buffer, start, mark)
+            if came != len(buffer):
+                stop = start + len(buffer)
+                raise OSError(errno.EIO, f"bytes {start} to {stop} were needed, but {came} came")
 
         try:
-            return self.ask(get)
+            self.ask(get)
         except FileNotFoundError:
             raise ParseError(f"{self}: no longer exists") from None
         except OSError as error:
@@ -356,22 +362,36 @@ class ObjectPath:
                 raise ParseError(f"{self}: is a different object than before: it was replaced") from None
             raise
 
-    def _get(self, start: int, stop: int, mark: str) -> bytes:
+    def _get(self, buffer: memoryview, start: int, mark: str) -> int:
+        """Make one request, and give the number of bytes that came."""
         if not self.is_s3:
-            data: bytes = self._filesystem.cat_file(self._asked, start=start, end=stop)
-            return data
+            data: bytes = self._filesystem.cat_file(self._asked, start=start, end=start + len(buffer))
+            if len(data) == len(buffer):
+                buffer[:] = data
+            return len(data)
         with importing:
             from fsspec.asyn import sync
 
         bucket, _, name = self._key.partition("/")
-        condition = {"IfMatch": mark} if mark else {}
-        span = f"bytes={start}-{stop - 1}"
-        body = self._filesystem.call_s3("get_object", Bucket=bucket, Key=name, Range=span, **condition)["Body"]
-        try:
-            got: bytes = sync(self._filesystem.loop, body.read)
-            return got
-        finally:
-            body.close()
+        asked = {"Bucket": bucket, "Key": name, "Range": f"bytes={start}-{start + len(buffer) - 1}"}
+        if mark:
+            asked["IfMatch"] = mark
+
+        async def fill() -> int:
+            # Block by block to where they belong: joined first, they would be touched twice.
+            body = (await self._filesystem._call_s3("get_object", **asked))["Body"]
+            at = 0
+            try:
+                while block := await body.read(len(buffer) - at if at < len(buffer) else 1):
+                    if at + len(block) <= len(buffer):
+                        buffer[at : at + len(block)] = block
+                    at += len(block)
+                return at
+            finally:
+                body.close()
+
+        came: int = sync(self._filesystem.loop, fill)
+        return came
 
 
 def _said_options(filesystem: Any) -> dict[str, Any]:
