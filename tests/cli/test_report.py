@@ -349,3 +349,83 @@ def test_a_page_that_cannot_be_written(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("shardwise: error: ")
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "num_hidden_layers": 3, "vocab_size": 100, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_from_a_configuration_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The same as from a checkpoint of these shapes, by the rules of any engine, with its rewrites."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    head, rows = 64 // 8, {"q": 64, "k": 16, "v": 16, "o": 64}
+    tensors: Tensors = {
+        **{f"self_attn.{part}_proj.weight": ("BF16", (size, 64)) for part, size in rows.items()},
+        **{f"mlp.{part}_proj.weight": ("BF16", (96, 64)) for part in ("gate", "up")},
+        "mlp.down_proj.weight": ("BF16", (64, 96)),
+        **{f"{norm}_layernorm.weight": ("BF16", (64,)) for norm in ("input", "post_attention")},
+    }
+    tensors = {f"model.layers.{i}.{name}": one for i in range(3) for name, one in tensors.items()}
+    tensors |= dict.fromkeys(("lm_head.weight", "model.embed_tokens.weight"), ("BF16", (100, 64)))
+    tensors["model.norm.weight"] = ("BF16", (64,))
+    (tmp_path / "hf").mkdir()
+    write_checkpoint(tmp_path / "hf" / "model.safetensors", tensors)
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(LLAMA))
+    for rules in ("hf/llama", "vllm/llama", "torch_dist/llama"):
+        arguments = "--rules", rules, "--mesh", "tp=4", "--devices", "--strict"
+        found = reported_json(capsys, tmp_path / "config.json", *arguments)
+        expected = reported_json(capsys, tmp_path / "hf", *arguments)
+        names = [one["name"] for one in found["tensors"]]
+        assert sorted(names) == sorted(one["name"] for one in expected["tensors"])
+        assert found["device_bytes"] == expected["device_bytes"]
+        if rules == "vllm/llama":
+            # Queries and one head each of keys and values, which two ranks share.
+            rows_of = {one["name"]: one["shard_shape"] for one in found["tensors"]}
+            assert rows_of["model.layers.2.self_attn.qkv_proj.weight"] == [2 * head + 2 * head, 64]
+    # Tensors that are named so already are not rewritten once more.
+    fused = {one["name"]: one["shape"] for one in reported_json(
+        capsys, tmp_path / "config.json", "--rules", "vllm/llama", "--mesh", "tp=2")["tensors"]}  # fmt: skip
+    (tmp_path / "fused.json").write_text(json.dumps(fused))
+    again = reported_json(
+        capsys, tmp_path / "fused.json", "--rules", "vllm/llama", "--mesh", "tp=2", "--config", tmp_path / "config.json"
+    )
+    assert {one["name"]: one["shape"] for one in again["tensors"]} == fused
+
+
+def test_from_a_list_of_shapes_by_rank(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "rules.toml").write_text('[rules]\na = ["x", []]\nb = [[]]\n')
+    (tmp_path / "list.json").write_text('{"a": [8, 4], "b": {"shape": [3], "dtype": "float32"}}')
+    (tmp_path / "list.toml").write_text('[tensors]\na = [8, 4]\nb = { shape = [3], dtype = "float32" }\n')
+    for name in ("list.json", "list.toml"):
+        arguments = tmp_path / name, "--rules", tmp_path / "rules.toml", "--mesh", "d=2,x=2", "--ranks"
+        # Half of 64 bytes, and all of 12.
+        assert reported_json(capsys, *arguments)["ranks"][3] == {
+            "rank": 3,
+            "device": "cpu:3",
+            "coordinates": {"mesh": {"d": 1, "x": 1}},
+            "bytes": 44,
+            "file": "rank-00003-d-1-x-1.safetensors",
+        }
+        assert reported(capsys, *arguments)[-1].split() == ["3", "cpu:3", "44", "rank-00003-d-1-x-1.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 8}', "'a' is 8; it must be a shape"),
+        ('{"a": [8, -1]}', "must be a shape"),
+        ('{"a": {"shape": [8], "type": 1}}', "must be a shape"),
+        ('{"a": {"shape": [8], "dtype": "float31"}}', "dtype 'float31', which is unknown"),
+        ('{"model_type": "nonesuch"}', "model_type is 'nonesuch'"),
+        ("[1]", "neither a model's configuration nor a list"),
+        ('{"tensors": 3}', "tensors must be a table"),
+        ("{", "JSON"),
+    ],
+)
+def test_what_is_no_list(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "rules.toml").write_text("[rules]\na = [[]]\n")
+    (tmp_path / "list.json").write_text(text)
+    assert main(["report", str(tmp_path / "list.json"), "--rules", str(tmp_path / "rules.toml"), "--mesh", "x=2"]) == 2
+    assert message in capsys.readouterr().err

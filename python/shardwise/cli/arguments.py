@@ -75,13 +75,20 @@ def _add_report(commands: "argparse._SubParsersAction[_Parser]") -> None:
             "would hold, and what looks wrong. No tensor is loaded."
         ),
     )
-    report.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any format")
+    report.add_argument(
+        "source",
+        metavar="CHECKPOINT",
+        type=str,
+        help="a checkpoint of any format; or a model's config.json alone, or a list of tensors in JSON or TOML: "
+        '{"NAME": SHAPE, ...}',
+    )
     report.add_argument("--mesh", metavar="AXES", help=f"{_MESH_HELP}; may be left out if the rules name a mesh")
     report.add_argument("--rules", metavar="TOML", type=_rules_file, required=True, help=_RULES_HELP)
     _add_config(report)
     report.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
     report.add_argument("--all", action="store_true", help="a row for each tensor, even where layers are alike")
     report.add_argument("--devices", action="store_true", help="also list the bytes of each device")
+    report.add_argument("--ranks", action="store_true", help="also list each rank with its bytes and its file")
     report.add_argument("--html", metavar="FILE", type=Path, help="also write a page to look at in a browser")
     _add_json(report)
     report.add_argument(

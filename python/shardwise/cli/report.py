@@ -11,12 +11,17 @@ from .._text import bytes_text
 from ..deploy.deployment import Deployment
 from ..layout import UnevenRule
 from ..mesh import DeviceMesh
+from ..rules.layout_map import LayoutMap
 from ..rules.numbers import config_beside
 from ..rules.report import LayoutReport, TensorReport
+from ..rules.rewrites import Rewrites
 from ..show.lines import Part
 from ..show.names import brief, group_names
 from ..show.table import table_lines
 from ..store import open_checkpoint
+from ..store.described import Outline, described_tensors, is_described, rewritten_outline
+from ..store.write.formats.rank_files import rank_name
+from ..store.write.plans.one_rank import ranks_of
 from .layouts import read_layouts
 from .notation import format_layout, format_mesh, format_shape, parse_mesh
 from .terminal import Screen, as_options
@@ -35,9 +40,10 @@ def run_report(screen: Screen, options: argparse.Namespace) -> int:
     if options.html is not None:
         applied.report.save_html(options.html, f"{applied.path.name} on {format_mesh(applied.mesh)}")
     if options.json:
-        print(json.dumps(_as_json(applied, options.devices, options.html), indent=2))
+        found = _as_json(applied, options.devices, options.html)
+        print(json.dumps(found | ({"ranks": _rank_rows(applied)} if options.ranks else {}), indent=2))
     else:
-        _print(screen, applied, apart=options.all, devices=options.devices)
+        _print(screen, applied, apart=options.all, devices=options.devices, ranks=options.ranks)
         if applied.report.warnings:
             screen.write("")
         for text in _grouped(applied.report):
@@ -57,30 +63,50 @@ class Applied(NamedTuple):
         path: Its place.
         mesh: The mesh.
         report: What each device would hold.
+        layouts: The layouts.
     """
 
     path: Path
     mesh: DeviceMesh
     report: LayoutReport
+    layouts: LayoutMap | Deployment
 
 
 def make_report(
     source: str, rules: Path, mesh: DeviceMesh | None, uneven: UnevenRule = "even", config: Path | None = None
 ) -> Applied:
-    """Apply a file of rules to a checkpoint.
+    """Apply a file of rules to a checkpoint, to a model's configuration alone, or to a list of tensors.
+
+    The rewrites of the file are applied first, unless the tensors are named as they name them already.
 
     Without a mesh, that of the rules is used; a ValueError if they have none either. The model's configuration is the
     one beside the checkpoint unless another is given.
     """
-    layouts = read_layouts(rules, mesh, config or config_beside(source))
+    given = config or config_beside(source)
+    if given is None and Path(source).name.endswith(".json") and is_described(Path(source)):
+        given = Path(source)  # Of a list, the numbers that its rules name are missing.
+    layouts = read_layouts(rules, mesh, given)
     mesh = layouts.world if isinstance(layouts, Deployment) else layouts.device_mesh
     if mesh is None:
         raise ValueError(f"--mesh is missing, and {rules} has no mesh of its own")
+    rewrites = Rewrites.from_toml(rules, config=given)
+    if is_described(Path(source)):
+        outline = rewritten_outline(described_tensors(Path(source)), rewrites)
+        return Applied(Path(source), mesh, layouts.report(_described(outline), uneven=uneven), layouts)
     with open_checkpoint(source) as checkpoint:
-        return Applied(checkpoint.path, mesh, layouts.report(checkpoint, uneven=uneven))
+        if rewrites:
+            outline = {name: (tensor.shape, tensor._dtype) for name, tensor in checkpoint.items()}
+            made = layouts.report(_described(rewritten_outline(outline, rewrites)), uneven=uneven)
+        else:
+            made = layouts.report(checkpoint, uneven=uneven)
+        return Applied(checkpoint.path, mesh, made, layouts)
 
 
-def _print(screen: Screen, applied: Applied, *, apart: bool, devices: bool) -> None:
+def _described(outline: Outline) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: (shape, dtype.name) for name, (shape, dtype) in outline.items()}
+
+
+def _print(screen: Screen, applied: Applied, *, apart: bool, devices: bool, ranks: bool) -> None:
     count, *totals = applied.report.totals
     screen.write(
         (str(applied.path), "bold"),
@@ -95,6 +121,11 @@ def _print(screen: Screen, applied: Applied, *, apart: bool, devices: bool) -> N
     if devices:
         screen.write("")
         for line in table_lines(("devices", ">bytes"), _device_rows(applied)):
+            screen.write(*line)
+    if ranks:
+        screen.write("")
+        rows = [[(str(row[key]), "") for key in ("rank", "device", "bytes", "file")] for row in _rank_rows(applied)]
+        for line in table_lines((">rank", "device", ">bytes", "file of --to ranks"), rows):
             screen.write(*line)
 
 
@@ -152,6 +183,24 @@ def _device_rows(applied: Applied) -> list[list[Part]]:
     for device, size in enumerate(each):
         holders.setdefault(size, []).append(str(applied.mesh.device(device)))
     return [[(brief(devices), ""), (f"{size:,}", "")] for size, devices in holders.items()]
+
+
+def _rank_rows(applied: Applied) -> list[dict[str, Any]]:
+    """Give for each rank its device, its coordinates in each mesh, the bytes that it holds, and the file of them."""
+    each = applied.report.to_dict()["device_bytes"]
+    if each is None:
+        raise ValueError(f"--ranks: {applied.mesh.size} devices are too many to list")
+    ranks = ranks_of(applied.layouts, ())
+    return [
+        {
+            "rank": rank,
+            "device": str(ranks.labels[rank]),
+            "coordinates": ranks.coordinates(rank),
+            "bytes": size,
+            "file": rank_name(ranks, rank),
+        }
+        for rank, size in enumerate(each)
+    ]
 
 
 def _grouped(report: LayoutReport) -> Iterator[str]:

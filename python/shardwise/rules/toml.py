@@ -29,6 +29,7 @@ __all__ = [
     "check_table",
     "checked_list",
     "located",
+    "parse_toml",
     "read_compared",
     "read_document",
     "read_layout",
@@ -109,7 +110,7 @@ def read_numbers(document: Mapping[str, Any], config: Config | None, source: str
 def read_document(file: str | os.PathLike[str] | TextIO) -> tuple[dict[str, Any], str]:
     """Read a rules file as tables, and give the name that messages call it."""
     source = repr(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else "the rules file"
-    document = _parse(_text(file, source), source)
+    document = parse_toml(_text(file, source), source)
     # A file of rewrites may have no rules.
     required = set() if _REWRITING & document.keys() else {"rules"}
     check_table(document, source, required=required, optional={*_CUTTING, *_REWRITING, *_BOTH, *PLACING})
@@ -179,7 +180,16 @@ def _text(file: str | os.PathLike[str] | TextIO, source: str) -> str:
         raise ParseError(f"{source}: byte {error.start} is not UTF-8") from None
 
 
-def _parse(text: str, source: str) -> dict[str, Any]:
+def parse_toml(text: str, source: str) -> dict[str, Any]:
+    """Parse a text of TOML.
+
+    Args:
+        text: The text.
+        source: What it is, for messages.
+
+    Raises:
+        ParseError: if it is not TOML.
+    """
     if sys.version_info >= (3, 11):
         with importing:
             import tomllib

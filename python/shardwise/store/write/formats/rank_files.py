@@ -25,7 +25,7 @@ from ...parts import PIECES, part_mark
 from .files import FileArray, Placed, SafetensorsFile, begins_of, file_order, slots_by_file
 from .slots import BoxPool, Cut, Slots, SlotTable
 
-__all__ = ["RankFile", "Ranks", "arrays_of", "rank_files", "rank_slots"]
+__all__ = ["RankFile", "Ranks", "arrays_of", "rank_files", "rank_name", "rank_slots"]
 
 #: What a name of an axis is in the name of a file.
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.]")
@@ -179,7 +179,10 @@ def rank_files(
     for rank, slots in enumerate(held):
         cut = [slots] if pattern is None else _cut(slots, most)
         names.append(
-            [_name(ranks, rank) if pattern is None else f"{pattern(rank)}{at}.safetensors" for at in range(len(cut))]
+            [
+                rank_name(ranks, rank) if pattern is None else f"{pattern(rank)}{at}.safetensors"
+                for at in range(len(cut))
+            ]
         )
         parts += zip(names[-1], cut, strict=True)
     files = []
@@ -219,7 +222,7 @@ def _is_cut(partition: Partition | None) -> bool:
     return partition is not None and partition.total_shards > 1
 
 
-def _name(ranks: Ranks, rank: int) -> str:
+def rank_name(ranks: Ranks, rank: int) -> str:
     """The name of a rank's file: its number and its coordinates in the first mesh that has all devices."""
     mesh = next((mesh for mesh in ranks.meshes.values() if mesh.size == len(ranks.labels)), None)
     at = (
