@@ -81,7 +81,7 @@ def read_raw(file: Path) -> Raw:
     )
 
 
-def check_checkpoint(folder: Path, sizes: Sequence[int] = (1, 2, 4)) -> Found:
+def check_checkpoint(folder: Path, sizes: Sequence[int] = (1, 2, 4, 8)) -> Found:
     """Compare all that is said of a checkpoint, and cut each of its weights along each dim.
 
     Raises:

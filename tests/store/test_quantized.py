@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise.deploy import Deployment, DeploymentRule
 from shardwise.quantized import component_layouts, find_components
 
 from ..checks import refused
@@ -50,7 +51,7 @@ def fitting(folder: Path, size: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
 @pytest.mark.parametrize("folder", QUANTIZED, ids=lambda folder: folder.name)
 def test_cut_and_merged_again(folder: Path, size: int, tmp_path: Path) -> None:
     cut, merged = tmp_path / "cut", tmp_path / "merged"
@@ -148,3 +149,60 @@ def test_a_mapping_names_weights_or_components(tmp_path: Path) -> None:
                 f"{name}_scale_2": 1,
                 name.replace("weight", "input_scale"): 1,
             }
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_stacked_experts_are_cut_over_expert_ranks(size: int, tmp_path: Path) -> None:
+    folder = DATA / "mxfp4-gptoss"
+    layouts = sw.LayoutMap(sw.DeviceMesh((size,), ("ep",)), default="replicated")
+    layouts[r"experts\.(gate_up|down)_proj$"] = ("ep", None, None)
+    sw.reshard_checkpoint(folder, tmp_path / "cut", layouts, to="sharded", sync=False)
+    with sw.open_checkpoint(tmp_path / "cut") as checkpoint:
+        for tail in ("blocks", "scales"):
+            boxes = checkpoint[f"model.layers.0.mlp.experts.down_proj_{tail}"].boxes
+            assert sorted(boxes[:, 0].tolist()) == [[rank * 4 // size, (rank + 1) * 4 // size] for rank in range(size)]
+    sw.reshard_checkpoint(tmp_path / "cut", tmp_path / "merged", to="hf", sync=False)
+    assert read_raw(tmp_path / "merged" / "model.safetensors").tensors == read_raw(folder / "model.safetensors").tensors
+
+
+def test_more_expert_ranks_than_experts_are_refused(tmp_path: Path) -> None:
+    layouts = sw.LayoutMap(sw.DeviceMesh((8,), ("ep",)), default="replicated")
+    layouts[r"experts\.(gate_up|down)_proj$"] = ("ep", None, None)
+    with refused(sw.LayoutError, "4", "8"):
+        sw.reshard_checkpoint(DATA / "mxfp4-gptoss", tmp_path / "cut", layouts, to="sharded")
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("folder", QUANTIZED, ids=lambda folder: folder.name)
+def test_experts_one_by_one_are_on_their_rank_with_all_components(folder: Path, size: int, tmp_path: Path) -> None:
+    """Eight experts, each the weights of one layer's down projection."""
+    if folder.name == "mxfp4-gptoss":
+        return
+    raw = read_raw(folder / "model.safetensors").tensors
+    own = {name: one for name, one in raw.items() if ".mlp.down_proj." in name}
+    tensors = {name.replace("mlp.", f"mlp.experts.{expert}."): one for expert in range(8) for name, one in own.items()}
+    source = tmp_path / "source"
+    source.mkdir()
+    header: dict[str, Any] = {}
+    data = b""
+    for name, (dtype, shape, values) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(values)]}
+        data += values
+    text = json.dumps(header).encode()
+    (source / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    shutil.copy(folder / "config.json", source)
+    mesh = sw.DeviceMesh((size,), ("ep",))
+    rule = DeploymentRule((None, None), at={"ep": f"e // {8 // size}"})
+    deployment = Deployment(size, mesh, {r"experts\.{e}\.": rule})
+    sw.reshard_checkpoint(source, tmp_path / "cut", deployment, to="sharded", sync=False)
+    with sw.open_checkpoint(tmp_path / "cut") as checkpoint:
+        for name in tensors:
+            (piece,) = checkpoint[name].pieces
+            expert = int(name.split("experts.")[1].split(".")[0])
+            # One file for each rank that holds something, in order.
+            assert (
+                sorted(path.name for path in (tmp_path / "cut").glob("*.safetensors"))[expert * size // 8]
+                == Path(piece.path).name
+            )
+    sw.reshard_checkpoint(tmp_path / "cut", tmp_path / "merged", to="hf", sync=False)
+    assert read_raw(tmp_path / "merged" / "model.safetensors").tensors == tensors
