@@ -12,7 +12,8 @@ from ..deploy.deployment import Deployment
 from ..layout import UnevenRule
 from ..mesh import DeviceMesh
 from ..rules.layout_map import LayoutMap
-from ..rules.numbers import config_beside
+from ..quantized import followers
+from ..rules.numbers import config_beside, read_config
 from ..rules.report import LayoutReport, TensorReport
 from ..rules.rewrites import Rewrites
 from ..show.lines import Part
@@ -20,6 +21,7 @@ from ..show.names import brief, group_names
 from ..show.table import table_lines
 from ..store import open_checkpoint
 from ..store.described import Outline, described_tensors, is_described, rewritten_outline
+from ..store.quantized import components_in, reader_of
 from ..store.write.formats.rank_files import rank_name
 from ..store.write.plans.one_rank import ranks_of
 from .layouts import read_layouts
@@ -80,7 +82,7 @@ def make_report(
     The rewrites of the file are applied first, unless the tensors are named as they name them already.
 
     Without a mesh, that of the rules is used; a ValueError if they have none either. The model's configuration is the
-    one beside the checkpoint unless another is given.
+    one beside the checkpoint unless another is given. The components of quantized weights follow these.
     """
     given = config or config_beside(source)
     if given is None and Path(source).name.endswith(".json") and is_described(Path(source)):
@@ -90,16 +92,18 @@ def make_report(
     if mesh is None:
         raise ValueError(f"--mesh is missing, and {rules} has no mesh of its own")
     rewrites = Rewrites.from_toml(rules, config=given)
+    said = {} if given is None else read_config(given)
     if is_described(Path(source)):
-        outline = rewritten_outline(described_tensors(Path(source)), rewrites)
-        return Applied(Path(source), mesh, layouts.report(_described(outline), uneven=uneven), layouts)
-    with open_checkpoint(source) as checkpoint:
-        if rewrites:
-            outline = {name: (tensor.shape, tensor._dtype) for name, tensor in checkpoint.items()}
-            made = layouts.report(_described(rewritten_outline(outline, rewrites)), uneven=uneven)
-        else:
-            made = layouts.report(checkpoint, uneven=uneven)
-        return Applied(checkpoint.path, mesh, made, layouts)
+        stored: Outline = described_tensors(Path(source))
+        path, known = Path(source), rewritten_outline(stored, rewrites, components_in(stored, said))
+    else:
+        with open_checkpoint(source) as checkpoint:
+            stored = {name: (shape, dtype) for name, dtype, shape in checkpoint._described()}
+            read = reader_of(checkpoint)
+            path, known = checkpoint.path, rewritten_outline(stored, rewrites, components_in(stored, said, read), read)
+    outline, weights = known
+    following = followers(weights, layouts, uneven)
+    return Applied(path, mesh, layouts.report(_described(outline), uneven=uneven, followers=following), layouts)
 
 
 def _described(outline: Outline) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..partition import Partition
     from ..rules.numbers import Config
     from ..rules.report import LayoutReport
-    from ..rules.report_maker import Names
+    from ..rules.report_maker import Followers, Names
 
 __all__ = ["Deployment", "shapes_of"]
 
@@ -439,12 +439,13 @@ class Deployment:
         except LayoutError as error:
             raise LayoutError(f"tensor {shown(path)}: {error}") from None
 
-    def report(self, names: Names, *, uneven: UnevenRule = "even") -> LayoutReport:
+    def report(self, names: Names, *, uneven: UnevenRule = "even", followers: Followers | None = None) -> LayoutReport:
         """Report where tensors of these names are: layouts, bytes of each device and stage, and all that looks wrong.
 
         Args:
             names: the tensors, as `LayoutMap.report` takes them.
             uneven: how a dim that does not divide is cut, unless its rule says so.
+            followers: the tensors without rules of their own, as `LayoutMap.report` takes them.
 
         Raises:
             LayoutError: if a name is repeated, a size is negative, or there is no such uneven rule.
@@ -462,7 +463,15 @@ class Deployment:
         default = None if self._default is None else LayoutRule(self._default.layout, self._default.uneven)
         keys = {with_fields(key): key for key in self._rules}
         return make_report(
-            self._search, self._world, default, names, uneven, look_up=self.layout_of, keys=keys, meshes=self._meshes
+            self._search,
+            self._world,
+            default,
+            names,
+            uneven,
+            look_up=self.layout_of,
+            keys=keys,
+            meshes=self._meshes,
+            followers=followers,
         )
 
     @classmethod

@@ -14,12 +14,10 @@ from ..rules.numbers import Config, read_config
 from ..store.model_config import config_of
 from ..store.objects import place_of
 from ..store.open import open_checkpoint
-from ..store.protocol import StoredCheckpoint, UnsupportedError
+from ..store.protocol import UnsupportedError
+from ..store.quantized import reader_of
 
 __all__ = ["Known", "Reader", "opened_model"]
-
-#: Of tensors of more bytes no values are read.
-_LARGEST_INDEX = 2**24
 
 #: The bytes of a small tensor; `None` for what is not known.
 Reader = Callable[[str], bytes | None]
@@ -54,18 +52,9 @@ def opened_model(model: str | os.PathLike[str] | Mapping[str, Any], config: Conf
         with opened as checkpoint:
             outline = {name: (dtype.code or dtype.name, shape) for name, dtype, shape in checkpoint._described()}
             given = config_of(path) if config is None else read_config(config)
-            yield outline, given, _reader(checkpoint)
+            yield outline, given, reader_of(checkpoint)
 
 
 def _configured(config: Mapping[str, Any]) -> Known:
     outline, read = stated_tensors(model_shapes(config), config)
     return outline, config, read
-
-
-def _reader(checkpoint: StoredCheckpoint) -> Reader:
-    """Reads small tensors: `quant_state` and, where they are asked for, orders and shapes."""
-
-    def read(name: str) -> bytes | None:
-        return None if checkpoint[name].nbytes > _LARGEST_INDEX else checkpoint.read(name).tobytes()
-
-    return read

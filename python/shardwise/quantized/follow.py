@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from .._text import shown
-from ..errors import LayoutError
+from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout, UnevenRule
+from .component import LogicalTensor
 from .cut import component_layouts
 from .forms import Components
 
-__all__ = ["followed"]
+__all__ = ["followed", "followers"]
 
 
 def followed(found: Components, layouts: Any, uneven: UnevenRule = "even") -> dict[str, TensorLayout]:
@@ -34,6 +36,41 @@ def followed(found: Components, layouts: Any, uneven: UnevenRule = "even") -> di
     down.weight_scale_inv (None, 'tp')
     """
     answer: dict[str, TensorLayout] = {}
+    for logical, layout, own, shared in _with_rules(found, layouts, uneven):
+        answer.update(_cut(logical, layout, own, shared=shared))
+    return answer
+
+
+def followers(
+    found: Components, layouts: Any, uneven: UnevenRule = "even"
+) -> dict[str, tuple[str, TensorLayout | str]]:
+    """Give for each component the weight whose rule it follows, and its layout, or why it has none.
+
+    >>> from shardwise import DeviceMesh, LayoutMap
+    >>> from shardwise.quantized import find_components
+    >>> stored = {"down.weight": ("F8_E4M3", (256, 512)), "down.weight_scale_inv": ("F32", (2, 4))}
+    >>> rules = LayoutMap(DeviceMesh((8,), ("tp",)))
+    >>> rules["down"] = (None, "tp")
+    >>> weight, why = followers(find_components(stored, {}), rules)["down.weight_scale_inv"]
+    >>> print(weight, "|", why[:74])
+    down.weight | dim 1 has 512 elements, and is cut at 64, within a block of 128 of weight
+    """
+    answer: dict[str, tuple[str, TensorLayout | str]] = {}
+    for logical, layout, own, shared in _with_rules(found, layouts, uneven):
+        try:
+            made: dict[str, Any] = dict(_cut(logical, layout, own, shared=shared))
+        except ShardwiseError as error:
+            made = dict.fromkeys(
+                [one.name for one in logical.components], str(error).removeprefix(f"{shown(logical.name)}: ")
+            )
+        answer.update({name: (logical.name, one) for name, one in made.items()})
+    return answer
+
+
+def _with_rules(
+    found: Components, layouts: Any, uneven: UnevenRule
+) -> Iterator[tuple[LogicalTensor, TensorLayout, UnevenRule, bool]]:
+    """The weights for which there is a layout, with it, the rule for dims that do not divide, and whether to share."""
     for name, logical in found.tensors.items():
         own, shared = uneven, False
         if hasattr(layouts, "layout_of"):  # A layout map is a mapping too.
@@ -43,9 +80,12 @@ def followed(found: Components, layouts: Any, uneven: UnevenRule = "even") -> di
             continue
         else:
             layout = layouts.get(name)
-        if layout is None:
-            continue
-        if layout.unreduced:
-            raise LayoutError(f"{shown(name)}: values of quantized weights are no sums over {shown(layout.unreduced)}")
-        answer.update(component_layouts(logical, layout, own, shared=shared))
-    return answer
+        if layout is not None:
+            yield logical, layout, own, shared
+
+
+def _cut(logical: LogicalTensor, layout: TensorLayout, uneven: UnevenRule, *, shared: bool) -> dict[str, TensorLayout]:
+    if layout.unreduced:
+        said = shown(layout.unreduced)
+        raise LayoutError(f"{shown(logical.name)}: values of quantized weights are no sums over {said}")
+    return component_layouts(logical, layout, uneven, shared=shared)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..partition import Partition
     from .numbers import Config
     from .report import LayoutReport
-    from .report_maker import Names
+    from .report_maker import Followers, Names
 
 __all__ = ["LayoutMap"]
 
@@ -413,7 +413,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         LayoutMap.__init__(self, device_mesh, match=match, backtracking=backtracking, default=default)
         self.update(rules)
 
-    def report(self, names: Names, *, uneven: UnevenRule = "even") -> LayoutReport:
+    def report(self, names: Names, *, uneven: UnevenRule = "even", followers: Followers | None = None) -> LayoutReport:
         """Report what the rules do to tensors of these names: layouts, bytes per device, and all that looks wrong.
 
         Args:
@@ -421,6 +421,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
                 (and a `.dtype`); or tuples of `(name, shape)`, `(name, shape, dtype)` or `(name, array)`. A dtype is
                 what numpy accepts as one, or anything with an integer `.itemsize`.
             uneven: how a dim that does not divide is cut, unless its rule says so; see `TensorLayout.partition`.
+            followers: by name the tensors without rules of their own, each with the name of another, and the layout;
+                `shardwise.quantized.followers` gives those of quantized weights.
 
         Raises:
             LayoutError: if a name is repeated, a size is negative, or there is no such uneven rule.
@@ -438,7 +440,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         with importing:
             from .report_maker import make_report
 
-        return make_report(self._answers.search, self._device_mesh, self._default, names, uneven)
+        return make_report(self._answers.search, self._device_mesh, self._default, names, uneven, followers=followers)
 
     def apply(self, tree: Any, *, separator: str = "/") -> Any:
         """Give the same nested structure as a tree of arrays, with a layout in place of each array.

@@ -18,8 +18,11 @@ from .problems import Clash, IndivisibleDim, Misfit, RankMismatch
 from .report import LayoutReport, TensorReport, checked_size
 from .search import RuleSearch
 
-__all__ = ["Names", "make_report"]
+__all__ = ["Followers", "Names", "make_report"]
 
+Followers = Mapping[str, tuple[str, "TensorLayout | str"]]
+"""By name the tensors that are cut as others are, as the scales of a quantized weight: the name of the other, and the
+layout, or why there is none."""
 Names = Mapping[str, Any] | Iterable[tuple[Any, ...]]
 """Shapes, pairs of shape and dtype, or arrays, by name; or tuples of a name and its shape and dtype."""
 
@@ -34,6 +37,7 @@ def make_report(
     look_up: LookUp | None = None,
     keys: Mapping[str, str] | None = None,
     meshes: Mapping[str, DeviceMesh] | None = None,
+    followers: Followers | None = None,
 ) -> LayoutReport:
     """Make the report on tensors of these names, for the rules of a map with this mesh; see `LayoutMap.report`.
 
@@ -46,8 +50,11 @@ def make_report(
         look_up: the layout of a tensor of a deployment, by name and rank, in which the rule alone does not say it.
         keys: what the report calls the rules.
         meshes: the meshes of a deployment.
+        followers: the tensors that have no rules of their own.
     """
-    maker = _Maker(search, mesh, default, checked_uneven(uneven), look_up, keys or {}, meshes or {})
+    maker = _Maker(
+        search, mesh, default, checked_uneven(uneven), look_up, keys or {}, meshes or {}, followers or {}
+    )  # fmt: skip
     return maker.report(_tensors(names))
 
 
@@ -72,7 +79,9 @@ class _Maker:
         look_up: LookUp | None,
         keys: Mapping[str, str],
         meshes: Mapping[str, DeviceMesh],
+        followers: Followers,
     ) -> None:
+        self._followers = followers
         self._search = search
         self._look_up = look_up
         self._keys = keys
@@ -93,10 +102,14 @@ class _Maker:
         for tensor in tensors:
             if tensor.name in reports:
                 raise LayoutError(f"names holds {shown(tensor.name)} twice")
-            rules = self._search.matching(tensor.name)
+            leader, layout = self._followers.get(tensor.name, (tensor.name, None))
+            rules = self._search.matching(leader)
             for rule in rules:
                 unused.pop(rule, None)
-            reports[tensor.name] = self._tensor(tensor, rules)
+            if layout is None:
+                reports[tensor.name] = self._tensor(tensor, rules)
+            else:
+                reports[tensor.name] = self._follower(tensor, rules[0] if rules else None, layout)
         return LayoutReport(
             tensors=tuple(reports.values()),
             uneven=self._uneven,
@@ -135,6 +148,23 @@ class _Maker:
             num_shards = layout.num_shards
             shard_shape = self._largest_shard(layout, shape, uneven)
         return TensorReport(name, shape, dtype, bits, rule, layout, num_shards, shard_shape, uneven)
+
+    def _follower(self, tensor: _Tensor, leader: str, rule: str | None, layout: TensorLayout | str) -> TensorReport:
+        """A tensor that is cut as another is."""
+        name, shape, dtype, bits = tensor
+        said = None if rule is None else self._keys.get(rule, rule)
+        why = layout if isinstance(layout, str) else ""
+        if not isinstance(layout, str):
+            try:
+                shard_shape = self._largest_shard(layout, shape, self._uneven)
+                return TensorReport(
+                    name, shape, dtype, bits, said, layout, layout.num_shards, shard_shape, self._uneven
+                )  # fmt: skip
+            except LayoutError as error:
+                why = str(error)
+        self._misfits.append(Misfit(name, said, why))
+        own = None if rule is None else self._search.layouts[rule]
+        return TensorReport(name, shape, dtype, bits, said, own, None, None, self._uneven)
 
     def _placed(self, name: str, rule: str | None, rank: int) -> TensorLayout | None:
         """The layout of a tensor of a deployment; why it has none is recorded."""

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from .._dtypes import CODES, DTYPES, Dtype
 from .._text import shown
 from ..errors import LayoutError, ParseError
+from ..quantized import Components
 from ..quantized.stated import stated_tensors
 from ..rules.model_shapes import model_shapes
 from ..rules.rewrites import Rewrites
@@ -17,6 +18,7 @@ from ..rules.toml import parse_toml
 from .text import MAX_JSON, are_sizes, checked_name, strict_json
 from .write.tensors.assembled import Assembled
 from .write.tensors.rewrite import rewritten
+from .write.tensors.weights import Reader
 
 __all__ = ["Outline", "described_tensors", "is_described", "rewritten_outline"]
 
@@ -73,23 +75,25 @@ def _dtype(path: Path, name: str, value: Any) -> Dtype:
     return found
 
 
-def rewritten_outline(outline: Outline, rewrites: Rewrites) -> Outline:
-    """The names and shapes after rewrites; as they are, if the rewrites lead back from them.
+def rewritten_outline(
+    outline: Outline, rewrites: Rewrites, weights: Components, read: Reader = lambda name: None
+) -> tuple[Outline, Components]:
+    """The names and shapes after rewrites, and the quantized weights; as they are, if the rewrites lead back from them.
 
     Raises:
         LayoutError: if a rewrite does not fit the tensors.
     """
     if not rewrites:
-        return outline
+        return outline, weights
     stored = {name: Assembled.of_stored(name, shape, dtype, _unread) for name, (shape, dtype) in outline.items()}
     try:
-        made, _ = rewritten(stored, rewrites)
+        made, carried = rewritten(stored, rewrites, weights.tensors, read)
     except LayoutError:
         with suppress(LayoutError):
-            rewritten(stored, rewrites.inverse())
-            return outline
+            rewritten(stored, rewrites.inverse(), weights.tensors, read)
+            return outline, weights
         raise
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in made.items()}
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in made.items()}, weights._replace(tensors=carried)
 
 
 def _unread() -> NoReturn:

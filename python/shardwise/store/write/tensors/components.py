@@ -13,14 +13,12 @@ from ....quantized.component import Along, Component, LogicalTensor
 from ....quantized.follow import followed
 from ....quantized.forms import METHODS, Components, find_components, quantization_of
 from ...protocol import StoredCheckpoint
+from ...quantized import reader_of as stored_reader_of
 from .assembled import Assembled
 from .wanted import Layouts
 from .weights import Reader
 
 __all__ = ["component_partitions", "quantized_tensors", "reader_of", "weights_after"]
-
-#: Of larger tensors no values are read.
-_LARGEST_INDEX = 2**24
 
 
 def quantized_tensors(
@@ -44,14 +42,9 @@ def quantized_tensors(
 
 def reader_of(checkpoint: StoredCheckpoint, tensors: Mapping[str, Assembled]) -> Reader:
     """What gives the bytes of a small tensor that is stored as it is, by its new name; `None` of others."""
-
-    def read(name: str) -> bytes | None:
-        stored = tensors[name].stored
-        if stored is None or checkpoint[stored].nbytes > _LARGEST_INDEX:
-            return None
-        return checkpoint.read(stored).tobytes()
-
-    return read
+    read = stored_reader_of(checkpoint)
+    names = {name: made.stored for name, made in tensors.items()}
+    return lambda name: None if (stored := names[name]) is None else read(stored)
 
 
 def weights_after(

@@ -1,0 +1,42 @@
+"""The quantized weights of a checkpoint, stored or described."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .._dtypes import Dtype
+from ..quantized.forms import METHODS, Components, find_components, quantization_of
+from .protocol import StoredCheckpoint
+
+__all__ = ["components_in", "reader_of"]
+
+#: Of larger tensors no values are read.
+_LARGEST_INDEX = 2**24
+
+
+def components_in(
+    tensors: Mapping[str, tuple[tuple[int, ...], Dtype]],
+    config: Mapping[str, Any],
+    read: Callable[[str], bytes | None] | None = None,
+) -> Components:
+    """Find the quantized weights among tensors of these shapes and dtypes, as a configuration states them.
+
+    Without a `quantization_config`, or with one of a method that is not known here, all tensors are plain.
+
+    Raises:
+        ParseError: as `find_components`.
+    """
+    if quantization_of(config).get("quant_method") not in METHODS:
+        return Components(None, {}, tuple(tensors))
+    outline = {name: (dtype.code or dtype.name, shape) for name, (shape, dtype) in tensors.items()}
+    return find_components(outline, config, read)
+
+
+def reader_of(checkpoint: StoredCheckpoint) -> Callable[[str], bytes | None]:
+    """Give what reads small tensors: shapes, `quant_state` and orders; `None` for large ones."""
+
+    def read(name: str) -> bytes | None:
+        return None if checkpoint[name].nbytes > _LARGEST_INDEX else checkpoint.read(name).tobytes()
+
+    return read
