@@ -429,3 +429,19 @@ def test_what_is_no_list(capsys: pytest.CaptureFixture[str], tmp_path: Path, tex
     (tmp_path / "list.json").write_text(text)
     assert main(["report", str(tmp_path / "list.json"), "--rules", str(tmp_path / "rules.toml"), "--mesh", "x=2"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_components_of_quantized_weights_follow_their_weight(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = Path(__file__).parents[1] / "data" / "quantized" / "nvfp4-modelopt"
+    rules = tmp_path / "rules.toml"
+    rules.write_text("default = 'replicated'\n[rules]\n'down_proj\\.weight$' = [[], 'tp']\n'k_proj' = ['tp', []]\n")
+    assert main(["report", str(folder), "--rules", str(rules), "--mesh", "tp=3"]) == 1
+    output = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in output.splitlines() if line.startswith("model.layers")}
+    # 144 columns in groups of 16, two values to a byte: 48 for each rank.
+    assert "96 x 24" in rows["model.layers.0.mlp.down_proj.weight"]
+    assert "96 x 3" in rows["model.layers.0.mlp.down_proj.weight_scale"]
+    assert "cannot be placed" in rows["model.layers.0.self_attn.k_proj.weight_scale"]
+    assert "warning" not in output

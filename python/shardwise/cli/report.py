@@ -11,8 +11,8 @@ from .._text import bytes_text
 from ..deploy.deployment import Deployment
 from ..layout import UnevenRule
 from ..mesh import DeviceMesh
-from ..rules.layout_map import LayoutMap
 from ..quantized import followers
+from ..rules.layout_map import LayoutMap
 from ..rules.numbers import config_beside, read_config
 from ..rules.report import LayoutReport, TensorReport
 from ..rules.rewrites import Rewrites

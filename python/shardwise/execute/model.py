@@ -29,6 +29,7 @@ from .model_program import ModelProgram, program_of, view_of
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from ..quantized import Components
     from ..show.picture import Picture
     from .descriptors import Places
     from .sources import Described
@@ -105,6 +106,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         uneven: UnevenRule = "even",
         rewrites: Rewrites | None = None,
         source_rewrites: Rewrites | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(tensors, Mapping):
             raise TypeError(f"tensors must map names to (shape, dtype), got {type(tensors).__name__}")
@@ -114,15 +116,27 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         optional("source_rewrites", source_rewrites, Rewrites)
         listed: Any = ((name, *_described(name, tensor), None) for name, tensor in tensors.items())
         self._given, self._stored, sources = None, self._tensors, None
+        quantized: tuple[Components, Components] | None = None
+        if config is not None:
+            with importing:
+                from .sources import quantized_weights
+
+            listed = list(listed)
+            found = quantized_weights({name: (shape, dtype) for name, shape, dtype, _ in listed}, config)
+            quantized = found, found
         if rewrites or source_rewrites:
             with importing:
                 from .sources import Sources, rewritten_model
 
             given = {name: (shape, dtype) for name, shape, dtype, _ in listed}
-            self._stored, made = rewritten_model(given, rewrites, source_rewrites, ends[0].tiling)
+            self._stored, made, quantized = rewritten_model(
+                given, rewrites, source_rewrites, ends[0].tiling, quantized[0].tensors if quantized else {}
+            )
             sources = Sources(ends[0].tiling, self._stored)
             listed = [(name, one.shape, one.dtype.name, one) for name, one in made.items()]
-            self._given = src, dst, given, uneven, rewrites, source_rewrites
+            self._given = src, dst, given, uneven, rewrites, source_rewrites, config
+        for end, own in zip(ends, quantized or (), strict=False):
+            end.follow(own)
         bits: dict[Any, int] = {}
         #: By the two tilings: the position in `pairs`. They are looked up by identity, so they are kept.
         sorts: dict[Any, int] = {}
@@ -356,7 +370,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
 
     def __repr__(self) -> str:
         src, dst, *more = self._arguments()
-        names = "uneven", "rewrites", "source_rewrites"
+        names = "uneven", "rewrites", "source_rewrites", "config"
         given = [f"{name}={value!r}" for name, value in zip(names, more[1:], strict=False) if value is not None]
         return f"plan_model({', '.join([repr(src), repr(dst), repr(more[0]), *given])})"
 
@@ -367,8 +381,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         src, dst = ({name: ends[side] for name, ends in self._ends.items()} for side in (0, 1))
         if self._given is None:
             return src, dst, self._tensors
-        _, _, tensors, uneven, rewrites, source_rewrites = self._given
-        return self._before, dst, tensors, uneven, rewrites, source_rewrites
+        return self._before, dst, *self._given[2:]
 
 
 def plan_model(
@@ -379,6 +392,7 @@ def plan_model(
     uneven: UnevenRule = "even",
     rewrites: Rewrites | None = None,
     source_rewrites: Rewrites | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> ModelPlan:
     """Plan how to go from one layout of a model to another, with the load balanced over all tensors.
 
@@ -394,6 +408,8 @@ def plan_model(
             default as `tensors` has them.
         source_rewrites: how `src` names and stores them. So where both sides differ from `tensors`, such as those of a
             checkpoint from which both were made, each has its own rewrites.
+        config: what the model's `config.json` says of quantized weights: their scales and other components follow the
+            rules and the rewrites for the weights. By default all tensors have rules of their own.
 
     Raises:
         LayoutError: if a tensor has no layout, or its layout does not fit; see `plan_reshard`. If a rewrite matches
@@ -421,7 +437,7 @@ def plan_model(
     >>> {name: one[0].tolist() for name, one in plan.run({"qkv": np.arange(8, dtype="int8").reshape(4, 2)}).items()}
     {'q': [0, 1, 4, 5], 'k': [2, 6], 'v': [3, 7]}
     """
-    return ModelPlan(src, dst, tensors, uneven, rewrites, source_rewrites)
+    return ModelPlan(src, dst, tensors, uneven, rewrites, source_rewrites, config)
 
 
 def _described(name: str, tensor: Any) -> tuple[tuple[int, ...], Any]:
@@ -446,6 +462,14 @@ class _End:
         # A layout map or a deployment also has a default and uneven rules.
         self._placed = getattr(layouts, "_placed", None)
         self._known: dict[Any, Tiling] = {}
+        self._followed: dict[str, TensorLayout] = {}
+
+    def follow(self, weights: Components) -> None:
+        """Let the components of quantized weights have the layouts that follow from those of the weights."""
+        with importing:
+            from ..quantized.follow import followed
+
+        self._followed = followed(weights, self._layouts, self._uneven)
 
     def tiling(self, name: str, shape: tuple[int, ...]) -> Tiling:
         """Give the tiling of a tensor.
@@ -453,7 +477,10 @@ class _End:
         Raises:
             LayoutError: if it has none, or a layout does not fit.
         """
-        found, own = self._found(name, len(shape)) if self._placed is None else self._placed(name, len(shape))
+        found: Any = self._followed.get(name)
+        own = None
+        if found is None:
+            found, own = self._found(name, len(shape)) if self._placed is None else self._placed(name, len(shape))
         tiling = self._known.get((id(found), shape, own))
         if tiling is None:
             if found is None:

@@ -21,6 +21,7 @@ from .._dtypes import find_dtype
 from .._text import shown
 from ..errors import LayoutError
 from ..partition import Partition
+from ..quantized import Components, LogicalTensor, find_components
 from ..rules.rewrites import Rewrites
 from ..store.pieces import Pieces, dense_strides
 from ..store.write.tensors.assembled import Assembled
@@ -29,7 +30,7 @@ from ..store.write.tensors.wanted import Wanted
 from ..tiling import Tiling
 from .descriptors import ZEROS, Places
 
-__all__ = ["Described", "Sources", "rewritten_model"]
+__all__ = ["Described", "Sources", "quantized_weights", "rewritten_model"]
 
 Numbers = npt.NDArray[np.int64]
 #: The shape and the dtype of a tensor.
@@ -41,7 +42,8 @@ def rewritten_model(
     rewrites: Rewrites | None,
     source_rewrites: Rewrites | None,
     tiling: Callable[[str, tuple[int, ...]], Tiling],
-) -> tuple[dict[str, Described], dict[str, Assembled]]:
+    weights: Mapping[str, LogicalTensor],
+) -> tuple[dict[str, Described], dict[str, Assembled], tuple[Components, Components]]:
     """Give the tensors of the source, and those of the destination, made of them.
 
     Args:
@@ -49,16 +51,35 @@ def rewritten_model(
         rewrites: How the destination names and stores them.
         source_rewrites: How the source does.
         tiling: Who holds what of a tensor of the source, by its name and shape.
+        weights: The quantized weights among the tensors.
+
+    The last two are the quantized weights of the source and of the destination.
 
     Raises:
         LayoutError: as `rewritten`; if a dtype is not known.
     """
-    if not source_rewrites:
-        return dict(tensors), rewritten(_assembled(tensors, tiling), rewrites or Rewrites())[0]
-    there, _ = rewritten(_assembled(tensors, tiling), source_rewrites)
-    stored = {name: (one.shape, one.dtype.name) for name, one in there.items()}
-    back = source_rewrites.inverse()
-    return stored, rewritten(_assembled(stored, tiling), back if rewrites is None else back + rewrites)[0]
+    stored, before = dict(tensors), weights
+    way = rewrites or Rewrites()
+    if source_rewrites:
+        there, before = rewritten(_assembled(tensors, tiling), source_rewrites, weights)
+        stored = {name: (one.shape, one.dtype.name) for name, one in there.items()}
+        back = source_rewrites.inverse()
+        way = back if rewrites is None else back + rewrites
+    made, after = rewritten(_assembled(stored, tiling), way, before)
+    return stored, made, (Components(None, before, ()), Components(None, after, ()))
+
+
+def quantized_weights(tensors: Mapping[str, Described], config: Mapping[str, Any]) -> Components:
+    """Find the quantized weights among tensors in memory, of which no values are read.
+
+    Raises:
+        ParseError: as `find_components`.
+    """
+    outline = {}
+    for name, (shape, dtype) in tensors.items():
+        known = find_dtype(dtype)
+        outline[name] = "" if known is None else known.code or known.name, shape
+    return find_components(outline, config)
 
 
 def _assembled(

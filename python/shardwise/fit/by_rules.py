@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from .._dtypes import CODES
 from .._text import shown
@@ -14,12 +14,12 @@ from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
-from ..quantized import Along, Component, LogicalTensor, component_layouts, find_components
+from ..quantized import Along, Component, LogicalTensor, component_layouts
 from ..quantized.cut import padded_size, sizes_that_fit
 from ..rules.layout_map import LayoutMap
 from ..rules.rewrites import Rewrites
-from ..store.write.tensors.assembled import Assembled
-from ..store.write.tensors.rewrite import rewritten
+from ..store.described import rewritten_outline
+from ..store.quantized import components_in
 from .answer import Cut, Fits, SizeFit, Verdict
 from .model import Reader
 
@@ -71,23 +71,18 @@ def _kinds(
     outline: Mapping[str, tuple[str, tuple[int, ...]]], config: Mapping[str, Any], rewrites: Rewrites, read: Reader
 ) -> tuple[str | None, list[tuple[LogicalTensor, int]]]:
     """The tensors after the rewrites, of those that differ in numbers in their names one, and how many these are."""
-    found = find_components(outline, config, read)
-    stored = {name: Assembled.of_stored(name, shape, CODES[code], _unread) for name, (code, shape) in outline.items()}
-    made, logical = rewritten(stored, rewrites, found.tensors, read)
-    taken = {component.name for tensor in logical.values() for component in tensor.components}
-    tensors = list(logical.values())
-    for name, tensor in made.items():
+    stored = {name: (shape, CODES[code]) for name, (code, shape) in outline.items()}
+    made, found = rewritten_outline(stored, rewrites, components_in(stored, config, read), read)
+    taken = {component.name for tensor in found.tensors.values() for component in tensor.components}
+    tensors = list(found.tensors.values())
+    for name, (shape, dtype) in made.items():
         if name not in taken:
-            own = Component(name, tensor.dtype.code or "", tensor.shape, tuple(map(Along, range(len(tensor.shape)))))
-            tensors.append(LogicalTensor(name, tensor.shape, "plain", (own,)))
+            own = Component(name, dtype.code or "", shape, tuple(map(Along, range(len(shape)))))
+            tensors.append(LogicalTensor(name, shape, "plain", (own,)))
     kinds: dict[Any, list[LogicalTensor]] = {}
     for one in tensors:
         kinds.setdefault((_NUMBER.sub("*", one.name), one.shape, one.form, one.uncut), []).append(one)
     return found.method, [(alike[0], len(alike)) for alike in kinds.values()]
-
-
-def _unread() -> NoReturn:
-    raise AssertionError("the bytes of a tensor are not needed for its size")
 
 
 def _cut(tensor: LogicalTensor, count: int, layout: TensorLayout, layouts: LayoutMap, tp: int) -> Cut:

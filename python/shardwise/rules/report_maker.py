@@ -149,7 +149,7 @@ class _Maker:
             shard_shape = self._largest_shard(layout, shape, uneven)
         return TensorReport(name, shape, dtype, bits, rule, layout, num_shards, shard_shape, uneven)
 
-    def _follower(self, tensor: _Tensor, leader: str, rule: str | None, layout: TensorLayout | str) -> TensorReport:
+    def _follower(self, tensor: _Tensor, rule: str | None, layout: TensorLayout | str) -> TensorReport:
         """A tensor that is cut as another is."""
         name, shape, dtype, bits = tensor
         said = None if rule is None else self._keys.get(rule, rule)
