@@ -43,7 +43,7 @@ def test_scales_go_where_their_weights_do() -> None:
     plan = plan_model(src, dst, TENSORS, config=CONFIG)
     assert pickle.loads(pickle.dumps(plan)) == plan
     for name in ("gate.weight", "gate.weight_scale_inv"):
-        rows, columns = TENSORS[name][0]
+        rows, columns = values(name).shape
         (before,) = plan[name].src.pieces("b")
         (after,) = plan[name].dst.pieces("d")
         assert before.box[0] == slice(rows // 2, rows)

@@ -92,14 +92,14 @@ def make_report(
     if mesh is None:
         raise ValueError(f"--mesh is missing, and {rules} has no mesh of its own")
     rewrites = Rewrites.from_toml(rules, config=given)
-    said = {} if given is None else read_config(given)
     if is_described(Path(source)):
         stored: Outline = described_tensors(Path(source))
+        said = {} if given is None else read_config(given)
         path, known = Path(source), rewritten_outline(stored, rewrites, components_in(stored, said))
     else:
         with open_checkpoint(source) as checkpoint:
             stored = {name: (shape, dtype) for name, dtype, shape in checkpoint._described()}
-            read = reader_of(checkpoint)
+            read, said = reader_of(checkpoint), {} if given is None else read_config(given)
             path, known = checkpoint.path, rewritten_outline(stored, rewrites, components_in(stored, said, read), read)
     outline, weights = known
     following = followers(weights, layouts, uneven)
